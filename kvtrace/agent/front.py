@@ -1,0 +1,52 @@
+"""API server side: the engine's arguments as given, and the client's request ids."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from kvtrace.agent import facts
+from kvtrace.agent.state import AGENT
+from kvtrace.trace.format import Fact, Role
+
+
+def wrap_engine_args(module: ModuleType) -> None:
+    cls = module.EngineArgs
+    original = cls.create_engine_config
+
+    @functools.wraps(original)
+    def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            AGENT.fact(Fact.ENGINE_ARGS, {"given": facts.engine_args(self)}, Role.FRONT, standing="args")
+        except Exception:
+            AGENT.failed("create_engine_config")
+        return original(self, *args, **kwargs)
+
+    cls.create_engine_config = create_engine_config
+
+
+def wrap_input_processor(module: ModuleType) -> None:
+    """``InputProcessor.assign_request_id`` appends a random suffix to the client's id (0.14+)."""
+    cls = module.InputProcessor
+    original = cls.__dict__["assign_request_id"]
+    plain = getattr(original, "__func__", original)
+
+    @functools.wraps(plain)
+    def assign_request_id(*args: Any, **kwargs: Any) -> Any:
+        result = plain(*args, **kwargs)
+        try:
+            request = kwargs.get("request", args[-1] if args else None)
+            client, engine = getattr(request, "external_req_id", None), getattr(request, "request_id", None)
+            if client and engine:
+                AGENT.fact(Fact.CLIENT_ID, {"client": client, "engine": engine}, Role.FRONT)
+        except Exception:
+            AGENT.failed("assign_request_id")
+        return result
+
+    wrapped: Any = assign_request_id
+    if isinstance(original, staticmethod):
+        wrapped = staticmethod(assign_request_id)
+    elif isinstance(original, classmethod):
+        wrapped = classmethod(assign_request_id)
+    cls.assign_request_id = wrapped

@@ -1,0 +1,51 @@
+"""The entry point that vLLM loads in every process (group ``vllm.general_plugins``).
+
+Inert unless ``KVTRACE_CONFIG`` is set: installing kvtrace changes nothing for a user who
+does not run it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_MODEL_INSPECTION = "vllm.model_executor.models.registry"
+_active = False
+
+
+def activate() -> None:
+    """Called by vLLM without arguments, possibly more than once. Never raises."""
+    global _active
+    text = os.environ.get("KVTRACE_CONFIG")
+    if not text or _active:
+        return
+    if _MODEL_INSPECTION in sys.orig_argv:
+        # A short-lived helper of vLLM that only looks at a model class.
+        return
+    _active = True
+    try:
+        from kvtrace.agent.state import AGENT, Config
+        from kvtrace.agent.targets import install_all
+
+        AGENT.open(Config.from_text(text))
+        os.register_at_fork(after_in_child=AGENT.after_fork)
+        install_all()
+    except Exception as error:
+        # vLLM lets an exception of a plugin end the process: ours must not.
+        print(f"kvtrace: the agent did not start: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def retarget(run_dir: str | None) -> None:
+    """Go on recording in another run directory, or stop (None). For in-process engines.
+
+    Call it between engines: the connectors and schedulers that are alive stay instrumented,
+    but their facts stand in the directory in which they were made.
+    """
+    from dataclasses import replace
+    from pathlib import Path
+
+    from kvtrace.agent.state import AGENT
+
+    AGENT.close()
+    if run_dir is not None and AGENT.config is not None:
+        AGENT.open(replace(AGENT.config, dir=Path(run_dir), run=Path(run_dir).name))

@@ -1,0 +1,211 @@
+"""Scheduler side: steps, requests, prefill chunks, preemptions, finishes.
+
+Wraps ``vllm.v1.core.sched.scheduler.Scheduler`` (AsyncScheduler inherits). vLLM sends no
+step id to its workers: the one given here rides on the SchedulerOutput as an attribute and
+survives the pickle of the message queue (0.11.1 .. 0.33.0).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import secrets
+from array import array
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from kvtrace.agent import facts
+from kvtrace.agent.state import AGENT, clock
+from kvtrace.trace.format import STEP_SHIFT, Fact, Flag, Kind, Role, pack_head
+
+STEP_ATTRIBUTE = "_kvtrace_step"
+_STATE_ATTRIBUTE = "_kvtrace_state"
+_DIGEST_MASK = (1 << 63) - 1
+
+
+class _Steps:
+    """One Scheduler instance's tag, counter, and the requests still in prefill."""
+
+    def __init__(self) -> None:
+        self.tag = secrets.randbits(29) + 1
+        self.step = self.tag << STEP_SHIFT
+        self.prefilling: dict[str, int] = {}
+
+
+def _steps(scheduler: Any) -> _Steps:
+    state: _Steps | None = getattr(scheduler, _STATE_ATTRIBUTE, None)
+    if state is None:
+        state = _Steps()
+        setattr(scheduler, _STATE_ATTRIBUTE, state)
+    return state
+
+
+def wrap_scheduler(module: ModuleType) -> None:
+    """Instrument the Scheduler class; methods that a version lacks are left out."""
+    cls = module.Scheduler
+    for name, (before, after) in _WRAPS.items():
+        original = cls.__dict__.get(name)
+        if original is not None:
+            setattr(cls, name, _around(original, name, before, after))
+
+
+def _around(
+    original: Callable[..., Any],
+    name: str,
+    before: Callable[..., Any] | None,
+    after: Callable[..., Any] | None,
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        noted = None
+        t0 = clock()
+        if before is not None:
+            try:
+                noted = before(self, t0, *args, **kwargs)
+            except Exception:
+                AGENT.failed(name)
+        result = original(self, *args, **kwargs)
+        if after is not None:
+            try:
+                after(self, t0, noted, result, *args)
+            except Exception:
+                AGENT.failed(name)
+        return result
+
+    return wrapper
+
+
+def _created(self: Any, t0: int, noted: Any, result: Any, *args: Any) -> None:
+    state = _steps(self)
+    AGENT.scheduler.current = self
+    AGENT.set_role(Role.SCHEDULER, f"scheduler-dp{facts.dp_rank(self.vllm_config)}")
+    AGENT.fact(Fact.ENGINE, {"tag": state.tag, **facts.engine(self)}, Role.SCHEDULER)
+
+
+def _before_schedule(self: Any, t0: int, *args: Any, **kwargs: Any) -> None:
+    state = _steps(self)
+    state.step += 1
+    AGENT.scheduler.step = state.step
+    AGENT.scheduler.current = self
+
+
+def _after_schedule(self: Any, t0: int, noted: Any, output: Any, *args: Any) -> None:
+    t1 = clock()
+    state = _steps(self)
+    setattr(output, STEP_ATTRIBUTE, state.step)
+    scheduled = output.num_scheduled_tokens
+    preempted = getattr(output, "preempted_req_ids", None) or ()
+    thread = AGENT.thread()
+    head = pack_head(Kind.STEP, Role.SCHEDULER, 0, 0, 0, thread)
+    gone = len(preempted) << 32 | len(output.finished_req_ids or ())
+    new = len(output.scheduled_new_reqs)
+    AGENT.add((head, t0, t1, state.step, output.total_num_scheduled_tokens, len(scheduled), new, gone))
+    for req_id in preempted:
+        request = self.requests.get(req_id)
+        if request is not None:
+            state.prefilling[req_id] = request.num_prompt_tokens
+    if state.prefilling:
+        _chunks(self, state, scheduled, t1, thread)
+
+
+def _chunks(self: Any, state: _Steps, scheduled: dict[str, int], t: int, thread: int) -> None:
+    head = pack_head(Kind.CHUNK, Role.SCHEDULER, 0, 0, 0, thread)
+    done: list[str] = []
+    for req_id, prompt in state.prefilling.items():
+        tokens = scheduled.get(req_id)
+        if not tokens:
+            continue
+        request = self.requests[req_id]
+        # schedule() has already advanced num_computed_tokens by this step's tokens.
+        end = request.num_computed_tokens
+        start = max(0, end - tokens)
+        flags = Flag.RESUMED if getattr(request, "num_preemptions", 0) else 0
+        inside = max(0, min(end, prompt) - start)
+        AGENT.add(
+            (
+                head | flags << 32,
+                t,
+                AGENT.request_id(req_id),
+                state.step,
+                start,
+                inside,
+                prompt,
+                facts.block_size(self),
+            )
+        )
+        if end >= prompt:
+            done.append(req_id)
+    for req_id in done:
+        del state.prefilling[req_id]
+
+
+def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) -> None:
+    req_id = request.request_id
+    prompt = int(request.num_prompt_tokens)
+    _steps(self).prefilling[req_id] = prompt
+    digest, prefix = _digests(request.prompt_token_ids, facts.block_size(self))
+    head = pack_head(Kind.REQUEST, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
+    limit = int(getattr(request, "max_tokens", -1) or -1)
+    AGENT.add((head, t0, AGENT.request_id(req_id), 0, prompt, digest, prefix, limit))
+
+
+def _digests(tokens: Any, block: int) -> tuple[int, int]:
+    """Keyed digests of the whole prompt and of its longest block-aligned proper prefix.
+
+    Keyed BLAKE2b, 63 bits, with the run's random key, which is never written to disk:
+    equal prompts of one run can be told, nothing can be recovered.
+    """
+    if not tokens or AGENT.config is None:
+        return 0, 0
+    aligned = (len(tokens) - 1) // block * block if block else 0
+    hasher = hashlib.blake2b(array("q", tokens[:aligned]).tobytes(), key=AGENT.config.salt, digest_size=8)
+    prefix = int.from_bytes(hasher.digest(), "little") & _DIGEST_MASK if aligned else 0
+    hasher.update(array("q", tokens[aligned:]).tobytes())
+    return int.from_bytes(hasher.digest(), "little") & _DIGEST_MASK, prefix
+
+
+def _before_preempt(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) -> None:
+    head = pack_head(Kind.PREEMPT, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
+    step = AGENT.scheduler.step
+    computed = int(request.num_computed_tokens)
+    AGENT.add((head, t0, AGENT.request_id(request.request_id), step, computed, 0, 0, 0))
+    _steps(self).prefilling[request.request_id] = request.num_prompt_tokens
+
+
+def _before_free(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) -> None:
+    req_id = request.request_id
+    output = int(request.num_output_tokens)
+    computed = int(request.num_computed_tokens)
+    if output:
+        # The last sampled token was never fed back; steps in flight count ahead of that.
+        computed = min(computed, int(request.num_tokens) - 1)
+    status = getattr(request.status, "name", str(request.status))
+    head = pack_head(Kind.FINISH, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
+    step = AGENT.scheduler.step
+    ident = AGENT.request_id(req_id)
+    preemptions = int(getattr(request, "num_preemptions", 0))
+    AGENT.add((head, t0, ident, step, computed, output, AGENT.id(status), preemptions))
+    _steps(self).prefilling.pop(req_id, None)
+
+
+def _after_free(self: Any, t0: int, noted: Any, result: Any, request: Any, *args: Any) -> None:
+    recorder = AGENT.recorder
+    if recorder is not None:
+        recorder.forget_name(request.request_id)
+
+
+def _flush(self: Any, t0: int, noted: Any, result: Any, *args: Any) -> None:
+    AGENT.flush()
+
+
+# method -> (before the call, after it)
+_WRAPS: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {
+    "__init__": (None, _created),
+    "add_request": (_before_add_request, None),
+    "schedule": (_before_schedule, _after_schedule),
+    "update_from_output": (None, _flush),
+    "_preempt_request": (_before_preempt, None),
+    "_free_request": (_before_free, _after_free),
+    "finish_requests": (None, _flush),
+}

@@ -1,0 +1,314 @@
+"""The agent's one mutable object per process, and its rule: nothing of ours reaches vLLM.
+
+Every wrapper keeps to this order: clock, call, clock, record. Recording happens in a
+``try`` whose handler is :meth:`Agent.failed`; after a few failures the agent turns itself
+off in this process, and the report says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvtrace import __version__
+from kvtrace.trace import format as fmt
+from kvtrace.trace.format import Fact, Role, Stop
+from kvtrace.trace.mask import mask_argv, mask_text
+from kvtrace.trace.writer import Recorder
+
+CONFIG_VARIABLE = "KVTRACE_CONFIG"
+DEFAULT_LIMIT_BYTES = 1 << 30
+_MAX_FAILURES = 5
+_MAX_EXCEPTION_FACTS = 50
+
+clock = time.perf_counter_ns
+get_ident = threading.get_ident
+
+
+@dataclass(frozen=True)
+class Config:
+    """What ``kvtrace run`` hands down in :data:`CONFIG_VARIABLE`."""
+
+    dir: Path
+    salt: bytes
+    limit_bytes: int
+    run: str
+
+    @classmethod
+    def from_text(cls, text: str) -> Config:
+        """Raises ValueError or TypeError where the text is not such a document."""
+        value = json.loads(text)
+        if not isinstance(value, dict) or not isinstance(value.get("dir"), str):
+            raise ValueError("no object with a 'dir'")
+        return cls(
+            dir=Path(value["dir"]),
+            salt=bytes.fromhex(value.get("salt") or secrets.token_hex(16)),
+            limit_bytes=int(value.get("limit_bytes") or DEFAULT_LIMIT_BYTES),
+            run=str(value.get("run") or ""),
+        )
+
+
+class SchedulerState:
+    """The scheduler-side step that is being put together."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.current: Any = None
+        """The Scheduler whose ``schedule`` runs, or ran last."""
+
+
+class WorkerState:
+    """The worker-side step that is being executed. Read on every hook call."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.mode = fmt.UNKNOWN
+        self.store_slots = 0
+        self.store_entries = 0
+        self.load_slots = 0
+        self.load_entries = 0
+        self.bound = False
+        self.hooked_layer: str | None = None
+        """Layer whose ``wait_for_layer_load`` came last: its op body runs next."""
+        self.gathered: list[int] | None = None
+        """This step's records while the spool is past its size limit."""
+        self.direct_depth = 0
+        """Above 0 while an attention op was called as a Python function, not dispatched."""
+
+
+class Agent:
+    """Process-wide state of the agent."""
+
+    def __init__(self) -> None:
+        self.config: Config | None = None
+        self.recorder: Recorder | None = None
+        self.add: Callable[[Sequence[int]], None] = _drop
+        self.pid = os.getpid()
+        self.role: Role | None = None
+        self.scheduler = SchedulerState()
+        self.worker = WorkerState()
+        self.ids: dict[str, int] = {}
+        """Layer names and other long-lived strings -> NAME ids of the open spool."""
+        self.threads: dict[int, int] = {}
+        self.standing_facts: dict[tuple[int, object], tuple[Fact, dict[str, Any], int]] = {}
+        """Facts that hold until further notice; repeated into each spool that is opened."""
+        self._failures = 0
+        self._exceptions = 0
+        self._lock = threading.RLock()
+
+    # --- opening and closing -------------------------------------------------------------
+
+    def open(self, config: Config) -> None:
+        """Start a spool in ``config.dir``. Never raises; without a spool nothing is recorded."""
+        self.config = config
+        self.pid = os.getpid()
+        try:
+            folder = config.dir / fmt.SPOOL_DIR
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            name = f"process-{self.pid}-{secrets.token_hex(4)}{fmt.SPOOL_SUFFIX}"
+            self.recorder = Recorder(folder / name, self._header(config), config.limit_bytes)
+        except OSError as error:
+            self.recorder = None
+            self.add = _drop
+            _complain(f"cannot write to {config.dir} ({error.strerror}): this process is not traced")
+            return
+        # Emptied, never replaced: generated wrappers hold these two dictionaries.
+        self.ids.clear()
+        self.threads.clear()
+        self.threads[get_ident()] = 0
+        self.add = self.recorder.add
+        for fact, value, role in list(self.standing_facts.values()):
+            self.recorder.fact(fact, value, role)
+        self.recorder.flush()
+
+    def close(self) -> None:
+        if self.recorder is not None:
+            self.recorder.stop(Stop.CLEAN)
+        self.recorder = None
+        self.add = _drop
+
+    def after_fork(self) -> None:
+        """In a forked child: the parent's file is the parent's. A file of our own is opened
+        when there is something to write (most forked children are not vLLM's)."""
+        recorder, self.recorder = self.recorder, None
+        if recorder is None or self.config is None:
+            return
+        recorder.abandon()
+        self.role = None
+        self.ids.clear()
+        self.threads.clear()
+        self._lock = threading.RLock()
+        self.add = self._first_add
+
+    def _first_add(self, words: Sequence[int]) -> None:
+        with self._lock:
+            if self.recorder is None and self.config is not None:
+                self.open(self.config)
+        if words:
+            self.add(words)
+
+    def set_role(self, role: Role, label: str) -> None:
+        """Give the spool a telling name once this process knows what it is."""
+        recorder = self.live()
+        if recorder is None or self.role == Role.WORKER:
+            return
+        both = self.role == Role.SCHEDULER and role == Role.WORKER
+        self.role = role
+        stem = "engine-" + label if both else label
+        tail = recorder.path.name.split("-", 1)[1] if "-" in recorder.path.name else recorder.path.name
+        tail = "-".join(tail.split("-")[-2:])
+        target = recorder.path.with_name(f"{stem}-{tail}")
+        with contextlib.suppress(OSError):
+            os.rename(recorder.path, target)
+            recorder.path = target
+
+    def _header(self, config: Config) -> dict[str, object]:
+        return {
+            "kvtrace": __version__,
+            "run": config.run,
+            "pid": self.pid,
+            "ppid": os.getppid(),
+            "role": _guess_role(),
+            "process": multiprocessing.current_process().name,
+            "python": ".".join(str(part) for part in sys.version_info[:3]),
+            "executable": sys.executable,
+            "argv": mask_argv(list(sys.argv))[:64],
+            "host": socket.gethostname(),
+            "wall_ns": time.time_ns(),
+            "perf_ns": clock(),
+            "vllm": _vllm_version(),
+        }
+
+    # --- recording -----------------------------------------------------------------------
+
+    def live(self) -> Recorder | None:
+        """The open recorder; opens one in a forked child."""
+        if self.recorder is None and self.add is not _drop:
+            self._first_add(())
+        return self.recorder
+
+    def id(self, text: str) -> int:
+        """NAME id of a long-lived string (layers, statuses, types); cached."""
+        ident = self.ids.get(text)
+        if ident is None:
+            recorder = self.live()
+            if recorder is None:
+                return 0
+            ident = self.ids[text] = recorder.name(text)
+        return ident
+
+    def request_id(self, req_id: str) -> int:
+        """NAME id of a request; forgotten at its finish."""
+        recorder = self.live()
+        return 0 if recorder is None else recorder.name(req_id)
+
+    def thread(self) -> int:
+        """Small index of the calling thread; 0 is the one that opened the spool."""
+        ident = get_ident()
+        index = self.threads.get(ident)
+        if index is None:
+            index = self.threads[ident] = len(self.threads)
+        return index
+
+    def fact(self, fact: Fact, value: dict[str, Any], role: Role, standing: object = None) -> None:
+        """Write a JSON fact; ``standing`` is its identity where it must outlive this spool."""
+        if standing is not None:
+            self.standing_facts[(int(fact), standing)] = (fact, value, int(role))
+        recorder = self.live()
+        if recorder is not None:
+            recorder.fact(fact, value, int(role))
+            recorder.flush()
+
+    def flush(self) -> None:
+        recorder = self.recorder
+        if recorder is not None:
+            recorder.flush()
+
+    # --- trouble -------------------------------------------------------------------------
+
+    def exception(self, hook: str, layer: str | None, step: int, lane: int, error: BaseException) -> None:
+        """Note an exception that a connector raised out of a hook (it is re-raised as it is)."""
+        self._exceptions += 1
+        if self._exceptions > _MAX_EXCEPTION_FACTS:
+            return
+        self.fact(
+            Fact.EXCEPTION,
+            {
+                "hook": hook,
+                "layer": layer,
+                "step": step,
+                "connector": lane,
+                "type": type(error).__name__,
+                "message": mask_text(str(error))[:500],
+                "where": where_raised(error),
+                "count_so_far": self._exceptions,
+            },
+            Role.WORKER,
+        )
+
+    def failed(self, where: str, error: BaseException | None = None) -> None:
+        """The agent itself failed. Says so in the trace; after a few times it goes silent."""
+        with contextlib.suppress(Exception):
+            error = error or sys.exc_info()[1]
+            self._failures += 1
+            if self._failures > _MAX_FAILURES:
+                return
+            text = f"{type(error).__name__}: {error} at {where_raised(error)}" if error else "?"
+            self.fact(Fact.AGENT_ERROR, {"where": where, "error": text[:500]}, Role.FRONT)
+            if self._failures == _MAX_FAILURES:
+                self.fact(Fact.AGENT_ERROR, {"where": "agent", "error": "turned off"}, Role.FRONT)
+                if self.recorder is not None:
+                    self.recorder.stop(Stop.AGENT_ERROR)
+                self.add = _drop
+
+
+def _drop(words: Sequence[int]) -> None:
+    """Where records go while nothing is recorded."""
+
+
+def where_raised(error: BaseException | None) -> str:
+    """``file.py:12 in function`` of the innermost frame that is the connector's, not vLLM's,
+    torch's or ours."""
+    best = ""
+    trace = error.__traceback__ if error is not None else None
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        parts = code.co_filename.replace("\\", "/").split("/")
+        place = f"{'/'.join(parts[-2:])}:{trace.tb_lineno} in {code.co_name}"
+        foreign = not {"torch", "kvtrace"} & set(parts) and not code.co_filename.startswith("<")
+        if foreign or not best:
+            best = place
+        trace = trace.tb_next
+    return best
+
+
+def _guess_role() -> str:
+    name = multiprocessing.current_process().name.lower()
+    if "worker" in name:
+        return "worker"
+    return "scheduler" if "engine" in name or "core" in name else "front"
+
+
+def _vllm_version() -> str | None:
+    module = sys.modules.get("vllm")
+    version = getattr(module, "__version__", None)
+    return version if isinstance(version, str) else None
+
+
+def _complain(message: str) -> None:
+    with contextlib.suppress(Exception):
+        print(f"kvtrace: {message}", file=sys.stderr, flush=True)
+
+
+AGENT = Agent()

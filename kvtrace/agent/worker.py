@@ -1,0 +1,191 @@
+"""Worker side: which step runs, what the worker owns, and when its records go to disk.
+
+Wraps ``WorkerWrapperBase`` (``vllm/v1/worker/worker_base.py`` from 0.11.1,
+``vllm/worker/worker_base.py`` before), which every executor calls.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from types import ModuleType
+from typing import Any
+
+from kvtrace.agent import facts
+from kvtrace.agent.scheduler import STEP_ATTRIBUTE
+from kvtrace.agent.state import AGENT, clock
+from kvtrace.trace.format import (
+    QUIET_IS_OP,
+    UNKNOWN,
+    WORDS,
+    Fact,
+    Flag,
+    Kind,
+    Role,
+    pack_head,
+)
+
+_EXEC = pack_head(Kind.EXEC, Role.WORKER)
+_next_ordinal = 1
+
+
+def wrap_worker(module: ModuleType) -> None:
+    cls = module.WorkerWrapperBase
+    _wrap_execute(cls)
+    _wrap_initialize(cls)
+
+
+def _wrap_initialize(cls: Any) -> None:
+    original = cls.__dict__.get("initialize_from_config")
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def initialize_from_config(self: Any, kv_cache_configs: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, kv_cache_configs, *args, **kwargs)
+        try:
+            _ready(self, kv_cache_configs[self.global_rank])
+        except Exception:
+            AGENT.failed("initialize_from_config")
+        return result
+
+    cls.initialize_from_config = initialize_from_config
+
+
+def _ready(wrapper: Any, kv_cache_config: Any) -> None:
+    global _next_ordinal
+    value = facts.worker(wrapper, kv_cache_config)
+    AGENT.set_role(Role.WORKER, f"worker-r{value['rank']}")
+    AGENT.fact(Fact.WORKER, {"tag": 0, "ordinal": _next_ordinal, **value}, Role.WORKER)
+    _next_ordinal += 1
+    _wrap_sampling(wrapper.worker)
+
+
+def _wrap_sampling(worker: Any) -> None:
+    """``sample_tokens`` is the second half of a step (0.11.1+); wrapped on the instance,
+    because it may be any platform's worker class."""
+    original = getattr(worker, "sample_tokens", None)
+    if original is None or "sample_tokens" in vars(worker):
+        return
+
+    @functools.wraps(original)
+    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _end_of_step()
+
+    worker.sample_tokens = sample_tokens
+
+
+def _wrap_execute(cls: Any) -> None:
+    original = cls.__dict__.get("execute_model")
+    if original is None:
+        return
+    worker = AGENT.worker
+
+    @functools.wraps(original)
+    def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        step = 0
+        try:
+            step = getattr(scheduler_output, STEP_ATTRIBUTE, 0)
+            _begin_of_step(step)
+        except Exception:
+            AGENT.failed("execute_model")
+        t0 = clock()
+        flags = 0
+        result = None
+        try:
+            result = original(self, scheduler_output, *args, **kwargs)
+        except BaseException:
+            flags = int(Flag.RAISED)
+            raise
+        finally:
+            try:
+                t1 = clock()
+                tokens = scheduler_output.total_num_scheduled_tokens
+                if not step:
+                    flags |= Flag.DUMMY
+                if not tokens:
+                    flags |= Flag.NO_FORWARD
+                head = _EXEC | flags << 32 | AGENT.thread() << 48
+                requests = len(scheduler_output.num_scheduled_tokens)
+                AGENT.add((head, t0, t1, step, tokens, requests, worker.mode, 0))
+                if result is not None or flags & Flag.RAISED:
+                    _end_of_step()
+            except Exception:
+                AGENT.failed("execute_model")
+        return result
+
+    cls.execute_model = execute_model
+
+
+def _begin_of_step(step: int) -> None:
+    worker = AGENT.worker
+    if worker.step:
+        # The last step's sample_tokens never came (pooling, a runner that lacks it).
+        _end_of_step()
+    worker.step = step
+    worker.mode = UNKNOWN
+    worker.hooked_layer = None
+    recorder = AGENT.recorder
+    if step and recorder is not None and recorder.full:
+        # Past the size limit: gather the step, and write it whole only if it is not quiet.
+        worker.gathered = []
+        AGENT.add = worker.gathered.extend
+
+
+def _end_of_step() -> None:
+    worker = AGENT.worker
+    try:
+        worker.step = 0
+        gathered, worker.gathered = worker.gathered, None
+        recorder = AGENT.recorder
+        if recorder is None:
+            return
+        if gathered is not None:
+            AGENT.add = recorder.add
+            recorder.add(_collapse(gathered) if _quiet(gathered) else gathered)
+        recorder.flush()
+    except Exception:
+        AGENT.failed("end of step")
+
+
+# --- past the size limit: one record per hook and quiet step -------------------------------
+
+_ODD = int(Flag.RAISED | Flag.NO_METADATA)
+
+
+def _quiet(words: list[int]) -> bool:
+    """Nothing stored, loaded, raised or odd in this step's records."""
+    for at in range(0, len(words), WORDS):
+        head = words[at]
+        kind = head & 0xFF
+        if head >> 32 & _ODD or kind not in (Kind.HOOK, Kind.OP, Kind.EXEC):
+            return False
+        if kind == Kind.HOOK and (words[at + 5] > 0 or words[at + 6] > 0):
+            return False
+    return True
+
+
+def _collapse(words: list[int]) -> list[int]:
+    """QUIET records: count, sum, min and max of durations per hook or op, and its layers."""
+    groups: dict[tuple[int, int], list[list[int]]] = {}
+    out: list[int] = []
+    for at in range(0, len(words), WORDS):
+        row = words[at : at + WORDS]
+        kind = row[0] & 0xFF
+        if kind == Kind.EXEC:
+            out.extend(row)
+        else:
+            groups.setdefault((kind, row[0] >> 16 & 0xFFFF), []).append(row)
+    for (kind, code_lane), rows in groups.items():
+        durations = [row[2] - row[1] for row in rows]
+        layers = AGENT.id(json.dumps(sorted({row[4] for row in rows})))
+        code, lane = code_lane & 0xFF, code_lane >> 8
+        if kind == Kind.OP:
+            lane |= QUIET_IS_OP
+        head = pack_head(Kind.QUIET, Role.WORKER, code, lane)
+        spread = (len(rows), sum(durations), min(durations), max(durations))
+        out.extend((head, rows[0][1], layers, rows[0][3], *spread))
+    return out

@@ -1,0 +1,266 @@
+"""Read a spool: header, names, facts, and chunks of fixed records.
+
+Never dies on bad input: a cut file is a valid prefix, a damaged one is read up to the
+damage. Only :class:`SpoolError` leaves this module. Memory is bounded by one chunk, the
+names and the facts.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtrace.errors import KvtraceError
+from kvtrace.trace import format as fmt
+from kvtrace.trace.format import Fact, Kind
+
+Records = NDArray[np.int64]
+
+_MAX_HEADER = 1 << 20
+_MAX_TEXT = 1 << 24
+_LAST_KIND = max(Kind)
+
+
+class SpoolError(KvtraceError):
+    """A spool that cannot be read; the message is one line and names the file."""
+
+
+@dataclass(frozen=True)
+class SpoolInfo:
+    path: Path
+    header: dict[str, Any]
+    size: int
+    records: int
+    """Fixed records read (names and facts not counted)."""
+    end: str
+    """``trailer`` (recording was stopped on purpose), ``open`` (file ends on a record: the
+    process was killed or still runs), ``cut`` (in the middle of one), ``damaged``."""
+    stop: int | None
+    """:class:`~kvtrace.trace.format.Stop` of the trailer."""
+    lost: int
+    """Records that the process dropped after it stopped recording."""
+    detail: str
+
+
+def kind(w0: Records) -> Records:
+    return w0 & 0xFF
+
+
+def role(w0: Records) -> Records:
+    return (w0 >> 8) & 0xFF
+
+
+def code(w0: Records) -> Records:
+    return (w0 >> 16) & 0xFF
+
+
+def lane(w0: Records) -> Records:
+    return (w0 >> 24) & 0xFF
+
+
+def flags(w0: Records) -> Records:
+    return (w0 >> 32) & 0xFFFF
+
+
+def thread(w0: Records) -> Records:
+    return (w0 >> 48) & 0x7FFF
+
+
+class _Damage(Exception):
+    """The records up to here are good; what follows is not."""
+
+
+class Spool:
+    """One process's spool.
+
+    Iterate :meth:`chunks` once; ``names`` and ``facts`` fill as it goes, and everything a
+    chunk refers to is there when the chunk is.
+
+    Raises:
+        SpoolError: the file cannot be opened, or its header is not one of this version.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.names: dict[int, str] = {}
+        self.facts: list[tuple[Fact, int, dict[str, Any]]] = []
+        self.header: dict[str, Any] = {}
+        self._records = 0
+        self._end = "open"
+        self._stop: int | None = None
+        self._lost = 0
+        self._detail = ""
+        self._size = 0
+        self._data_start = 0
+        # The text that a NAME or FACT announced and whose BYTES are still to come:
+        # (kind, id or fact code, time, length, crc, bytes so far).
+        self._pending: tuple[int, int, int, int, int, bytearray] | None = None
+        try:
+            with self.path.open("rb") as file:
+                self._read_header(file)
+        except OSError as error:
+            raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+
+    def _read_header(self, file: BinaryIO) -> None:
+        try:
+            version, record_size, length, crc = fmt.unpack_header_block(file.read(fmt.RECORD_SIZE))
+        except ValueError as error:
+            raise SpoolError(f"{self.path}: {error}") from None
+        if version != fmt.VERSION:
+            raise SpoolError(
+                f"{self.path}: spool format {version}, this kvtrace reads {fmt.VERSION}: "
+                "use the kvtrace that recorded it"
+            )
+        if record_size != fmt.RECORD_SIZE or length > _MAX_HEADER:
+            raise SpoolError(f"{self.path}: damaged header")
+        body = file.read(length)
+        if len(body) != length or zlib.crc32(body) != crc:
+            raise SpoolError(f"{self.path}: damaged header")
+        try:
+            header = json.loads(body)
+        except (ValueError, RecursionError):
+            raise SpoolError(f"{self.path}: damaged header") from None
+        if not isinstance(header, dict):
+            raise SpoolError(f"{self.path}: damaged header")
+        self.header = header
+        self._data_start = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
+
+    def chunks(self, records: int = 65536) -> Iterator[Records]:
+        """Arrays of shape (n, 8), n <= ``records``: every record but NAME, BYTES, FACT, END.
+
+        Raises:
+            SpoolError: the file vanished or a read failed.
+        """
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._data_start)
+                while True:
+                    data = file.read(records * fmt.RECORD_SIZE)
+                    if not data:
+                        break
+                    whole = len(data) - len(data) % fmt.RECORD_SIZE
+                    self._size += len(data)
+                    table: Records = np.frombuffer(data[:whole], dtype="<i8").reshape(-1, fmt.WORDS)
+                    if whole < len(data):
+                        self._end = "cut"
+                        self._detail = "the last record is cut off"
+                    good, stop = self._digest(table)
+                    if len(good):
+                        self._records += len(good)
+                        yield good
+                    if stop:
+                        break
+        except OSError as error:
+            raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+        if self._pending is not None and self._end == "open":
+            self._end = "cut"
+            self._detail = "the last text is cut off"
+
+    def _digest(self, table: Records) -> tuple[Records, bool]:
+        """Split a chunk: texts go to names and facts, the rest is returned.
+
+        Stops at the first END record or at damage; the second value says so.
+        """
+        kinds = kind(table[:, 0])
+        stop = False
+        bad = np.flatnonzero((kinds == Kind.END) | (kinds > _LAST_KIND) | (table[:, 0] < 0))
+        if len(bad):
+            at = int(bad[0])
+            if kinds[at] != Kind.END or table[at].any():
+                self._damaged(f"record {self._records + at}: unknown kind {int(kinds[at])}")
+            table, kinds, stop = table[:at], kinds[:at], True
+        texts = np.flatnonzero(
+            (kinds == Kind.NAME) | (kinds == Kind.FACT) | (kinds == Kind.BYTES) | (kinds == Kind.TRAILER)
+        )
+        if self._pending is None and not len(texts):
+            return table, stop
+        limit = len(table)
+        for i in texts.tolist():
+            try:
+                if kinds[i] == Kind.TRAILER:
+                    self._end = "trailer"
+                    self._stop = int(code(table[i, 0]))
+                    self._lost = max(0, int(table[i, 2]))
+                else:
+                    self._text(table[i], int(kinds[i]))
+            except _Damage as damage:
+                self._damaged(str(damage))
+                limit, stop = i, True
+                break
+        if self._pending is not None:
+            # Nothing but BYTES may stand between a text's announcement and its end.
+            self._check_interrupted(kinds, texts)
+        table, kinds = table[:limit], kinds[:limit]
+        fixed = (kinds != Kind.NAME) & (kinds != Kind.FACT) & (kinds != Kind.BYTES)
+        return table[fixed], stop
+
+    def _check_interrupted(self, kinds: Records, texts: Records) -> None:
+        if len(texts) and texts[-1] != len(kinds) - 1:
+            self._damaged("a text is interrupted by another record")
+            self._pending = None
+
+    def _damaged(self, detail: str) -> None:
+        if self._end != "damaged":
+            self._end, self._detail = "damaged", detail
+
+    def _text(self, row: Records, row_kind: int) -> None:
+        if row_kind != Kind.BYTES:
+            if self._pending is not None:
+                raise _Damage("a text is interrupted by another")
+            length = int(row[2])
+            if not 0 <= length <= _MAX_TEXT:
+                raise _Damage(f"a text of {length} bytes")
+            ident = int(row[1]) if row_kind == Kind.NAME else int(code(row[0]))
+            self._pending = (row_kind, ident, int(row[1]), length, int(row[3]), bytearray())
+            if length == 0:
+                self._finish_text()
+            return
+        if self._pending is None:
+            raise _Damage("text bytes without a name or fact")
+        self._pending[5].extend(row[1:].astype("<i8").tobytes())
+        if len(self._pending[5]) >= self._pending[3]:
+            self._finish_text()
+
+    def _finish_text(self) -> None:
+        assert self._pending is not None
+        row_kind, ident, t, length, crc, buffer = self._pending
+        self._pending = None
+        text = bytes(buffer[:length])
+        if zlib.crc32(text) != crc:
+            raise _Damage("a text does not match its checksum")
+        if row_kind == Kind.NAME:
+            self.names[ident] = text.decode("utf-8", "replace")
+            return
+        try:
+            value = json.loads(text)
+            fact = Fact(ident)
+        except (ValueError, RecursionError):
+            raise _Damage("a fact is not readable") from None
+        if not isinstance(value, dict):
+            raise _Damage("a fact is not an object")
+        self.facts.append((fact, t, value))
+
+    def info(self) -> SpoolInfo:
+        """What was read so far; complete after :meth:`chunks` is exhausted."""
+        return SpoolInfo(
+            path=self.path,
+            header=self.header,
+            size=self._data_start + self._size,
+            records=self._records,
+            end=self._end,
+            stop=self._stop,
+            lost=self._lost,
+            detail=self._detail,
+        )
+
+
+def spool_paths(run_dir: Path) -> list[Path]:
+    """The spools of a run directory, in a stable order."""
+    return sorted((run_dir / fmt.SPOOL_DIR).glob(f"*{fmt.SPOOL_SUFFIX}"))

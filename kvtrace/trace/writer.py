@@ -1,0 +1,156 @@
+"""The in-process recorder: flat integers in a list, one ``write`` a step.
+
+Standard library only. The hot path is ``recorder.add((w0, w1, ..., w7))``: a bound
+``list.extend`` of eight integers, no allocation kept, atomic under the GIL. ``flush()``
+packs what is there and writes it; whoever ends a step calls it, so a killed process loses
+at most the open step. A failing write (disk full, quota, closed file) stops the recording
+for good and is never raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvtrace.trace import format as fmt
+from kvtrace.trace.format import Fact, Kind, Stop
+
+_FLUSH_WORDS = 512 * fmt.WORDS
+
+
+class Recorder:
+    """Writes one spool. ``add`` is the hot path; everything else is rare.
+
+    Args:
+        path: the file to create (must not exist).
+        header: process facts, written as JSON into the head.
+        limit_bytes: size at which ``full`` turns true; callers then collapse quiet steps.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
+
+    def __init__(self, path: Path, header: dict[str, object], limit_bytes: int) -> None:
+        self.path = path
+        self.limit_bytes = limit_bytes
+        self.size = 0
+        self.full = False
+        self.alive = True
+        self.lost = 0
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._buffer: list[int] = []
+        self._lock = threading.Lock()
+        self._names: dict[str, int] = {}
+        self._next_name = 1
+        self._ceiling = max(limit_bytes * 2, limit_bytes + (64 << 20))
+        self.add: Callable[[Sequence[int]], None] = self._buffer.extend
+        self._write(fmt.pack_header(header))
+
+    def name(self, text: str) -> int:
+        """The id of a string, given once and written before its first use."""
+        ident = self._names.get(text)
+        if ident is None:
+            with self._lock:
+                ident = self._names.get(text)
+                if ident is None:
+                    ident = self._next_name
+                    self._next_name += 1
+                    self._text(fmt.pack_head(Kind.NAME), ident, text.encode("utf-8", "replace"))
+                    self._names[text] = ident
+        return ident
+
+    def forget_name(self, text: str) -> None:
+        """Drop a string that will not come again (a finished request): memory stays bounded."""
+        self._names.pop(text, None)
+
+    def fact(self, fact: Fact, value: dict[str, Any], role: int = 0) -> None:
+        body = json.dumps(value, separators=(",", ":"), default=str).encode("utf-8", "replace")
+        self._text(fmt.pack_head(Kind.FACT, role, fact), time.perf_counter_ns(), body)
+
+    def _text(self, head: int, word1: int, body: bytes) -> None:
+        # One extend for all of it: no other thread's record can come between.
+        words = [head, word1, len(body), zlib.crc32(body), 0, 0, 0, 0]
+        words.extend(fmt.payload_words(body))
+        self._buffer.extend(words)
+
+    def maybe_flush(self) -> None:
+        if len(self._buffer) >= _FLUSH_WORDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what has been added. Safe from any thread; the loser of a race leaves its
+        records to the winner's next flush."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            buffer = self._buffer
+            count = len(buffer)
+            if not count:
+                return
+            words = buffer[:count]
+            del buffer[:count]
+            if not self.alive:
+                self.lost += count // fmt.WORDS
+                return
+            try:
+                data = struct.pack(f"<{count}q", *words)
+            except struct.error:
+                data = struct.pack(f"<{count}q", *(_clamp(word) for word in words))
+            self._write(data)
+        finally:
+            self._lock.release()
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            # What is on disk may end in half a record: the reader takes the whole ones.
+            self._stop(Stop.WRITE_FAILED)
+            return
+        self.size += len(data)
+        if self.size >= self.limit_bytes:
+            self.full = True
+            if self.size >= self._ceiling:
+                self._stop(Stop.SIZE_LIMIT)
+
+    def _stop(self, why: Stop) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        with contextlib.suppress(OSError):
+            whole = os.fstat(self._fd).st_size // fmt.RECORD_SIZE * fmt.RECORD_SIZE
+            os.ftruncate(self._fd, whole)
+            os.lseek(self._fd, whole, os.SEEK_SET)
+            head = fmt.pack_head(Kind.TRAILER, 0, why)
+            os.write(self._fd, struct.pack("<8q", head, time.perf_counter_ns(), self.lost, 0, 0, 0, 0, 0))
+        # The list stays the target of callers that hold ``add``; nothing may pile up in it.
+        self._buffer.clear()
+
+    def stop(self, why: Stop) -> None:
+        """Flush, write the trailer, record no more. Idempotent, never raises."""
+        self.flush()
+        with self._lock:
+            self._stop(why)
+
+    def abandon(self) -> None:
+        """After fork, in the child: leave the parent's file alone."""
+        self.alive = False
+        self._lock = threading.Lock()
+        self._buffer.clear()
+        with contextlib.suppress(OSError):
+            os.close(self._fd)
+        self._fd = -1
+
+
+def _clamp(word: int) -> int:
+    return min(max(int(word), -(1 << 63)), (1 << 63) - 1)
