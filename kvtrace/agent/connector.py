@@ -10,6 +10,7 @@ hooks are wrapped on the instance.
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import inspect
 from collections.abc import Callable
@@ -128,6 +129,9 @@ def _reduce_ex(base: type) -> Callable[[Any, Any], Any]:
             return reduced
         args = tuple(base if item is ours else item for item in reduced[1])
         made = base if reduced[0] is ours else reduced[0]
+        if made is copyreg.__newobj__:  # type: ignore[attr-defined]
+            # It insists on the instance's own class; __new__ called by name does not.
+            made = base.__new__
         return (made, args, *reduced[2:])
 
     return __reduce_ex__

@@ -207,11 +207,8 @@ def _entry(key: Any, item: Any, hint: int, known: Any, block_size: int, exclusiv
             return Entry(req_id=key, direction=hint, tokens=count, slots=count)
         return None
     entry = Entry(direction=0, req_id=key if isinstance(key, str) and key in known else None)
-    fields = (
-        _fields(item)
-        if not isinstance(item, (list, tuple)) or hasattr(item, "_fields")
-        else _unnamed(item, known)
-    )
+    unnamed = isinstance(item, (list, tuple)) and not hasattr(item, "_fields")
+    fields = _unnamed(item, known, entry.req_id is not None) if unnamed else _fields(item)
     if not fields:
         return None
     said = _read_fields(entry, fields, known, exclusive)
@@ -225,15 +222,20 @@ def _entry(key: Any, item: Any, hint: int, known: Any, block_size: int, exclusiv
     return entry
 
 
-def _unnamed(item: Any, known: Any) -> list[tuple[str, Any]]:
-    """Fields of a plain tuple: a known request id, and a list of integers as its blocks."""
+def _unnamed(item: Any, known: Any, keyed: bool) -> list[tuple[str, Any]]:
+    """Fields of a plain tuple: a known request id, and a list of integers as its blocks.
+
+    ``keyed``: the id was the key under which the tuple stood.
+    """
+    if keyed and item and all(type(number) is int for number in item):
+        return [("block_ids", item)]
     fields: list[tuple[str, Any]] = []
     for value in item:
         if isinstance(value, str) and value in known:
             fields.append(("req_id", value))
         elif isinstance(value, (list, tuple)) and all(type(number) is int for number in value):
             fields.append(("block_ids", value))
-    return fields if any(name == "req_id" for name, _ in fields) else []
+    return fields if keyed or any(name == "req_id" for name, _ in fields) else []
 
 
 def _read_fields(entry: Entry, fields: list[tuple[str, Any]], known: Any, exclusive: bool) -> bool:

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtrace.agent.state import AGENT, Config
+from kvtrace.trace.reader import Spool, spool_paths
+
+
+class Trace:
+    """The agent of this process, recording into a directory of the test's own."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+
+    def read(self) -> tuple[Spool, np.ndarray]:
+        AGENT.flush()
+        (path,) = spool_paths(self.run_dir)
+        spool = Spool(path)
+        chunks = list(spool.chunks())
+        return spool, np.concatenate(chunks) if chunks else np.empty((0, 8), dtype=np.int64)
+
+    def facts(self, kind: int) -> list[dict[str, Any]]:
+        return [value for fact, _, value in self.read()[0].facts if fact == kind]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Iterator[Trace]:
+    AGENT.open(Config(dir=tmp_path, salt=b"k" * 16, limit_bytes=1 << 20, run="test"))
+    AGENT.worker.__init__()  # type: ignore[misc]
+    AGENT._failures = AGENT._exceptions = 0
+    yield Trace(tmp_path)
+    AGENT.close()
+    AGENT.config = None
+    AGENT.standing_facts.clear()

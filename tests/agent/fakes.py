@@ -1,0 +1,78 @@
+"""A connector base with the names of vLLM's, for tests that need no vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class KVConnectorMetadata:
+    pass
+
+
+class KVConnectorBase_V1:
+    def __init__(self) -> None:
+        self._connector_metadata: Any = None
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        self._connector_metadata = connector_metadata
+
+    def clear_connector_metadata(self) -> None:
+        self._connector_metadata = None
+
+    def has_connector_metadata(self) -> bool:
+        return self._connector_metadata is not None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        return
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[Any, Any]:
+        return None, None
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra: dict[str, Any]) -> bool:
+        return bool(extra.get("piecewise"))
+
+
+class Storing(KVConnectorBase_V1):
+    """Keeps what it was asked to save."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved: list[Any] = []
+        self._unit = 256
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        if kv_layer == "bad":
+            raise ValueError("token=hunter2 no room")
+        self.saved.append((layer_name, kv_layer, attn_metadata, kwargs))
+
+
+class Slotted(KVConnectorBase_V1):
+    __slots__ = ("extra",)
+
+
+class Shadowing(KVConnectorBase_V1):
+    """Replaces its own hook on the instance, as wrappers around other connectors do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.save_kv_layer = self._really_save  # type: ignore[method-assign]
+
+    def _really_save(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        self.calls += 1
+
+
+class Parent(KVConnectorBase_V1):
+    def __init__(self, *children: Any) -> None:
+        super().__init__()
+        self._connectors = list(children)

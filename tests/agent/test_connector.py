@@ -1,0 +1,160 @@
+"""The proxy: every call is recorded, and the connector is to vLLM what it was before."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from kvtrace.agent.connector import traced
+from kvtrace.agent.state import AGENT
+from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role
+from kvtrace.trace.reader import code, flags, kind, lane
+
+from . import fakes
+
+
+def hook_rows(trace, hook):
+    _, rows = trace.read()
+    w0 = rows[:, 0]
+    return rows[(kind(w0) == Kind.HOOK) & (code(w0) == HOOK_CODE[hook])]
+
+
+def test_the_traced_connector_is_still_one_of_the_users_class(trace):
+    connector = fakes.Storing()
+    traced(connector, Role.WORKER, "Storing")
+    assert isinstance(connector, fakes.Storing)
+    assert isinstance(connector, fakes.KVConnectorBase_V1)
+    assert type(connector).__name__ == "Storing"
+    assert type(connector).__module__ == fakes.Storing.__module__
+    assert type(connector).requires_piecewise_for_cudagraph({"piecewise": 1}) is True
+    assert inspect.signature(connector.save_kv_layer) == inspect.signature(fakes.Storing().save_kv_layer)
+
+
+def test_a_traced_connector_pickles_as_the_users_own(trace):
+    connector = fakes.Storing()
+    traced(connector, Role.WORKER, "Storing")
+    connector.saved.append(1)
+    copy = pickle.loads(pickle.dumps(connector))
+    assert type(copy) is fakes.Storing
+    assert copy.saved == [1]
+
+
+def test_each_call_is_recorded_with_layer_step_and_the_bound_work(trace):
+    connector = fakes.Storing()
+    number = traced(connector, Role.WORKER, "Storing")
+    AGENT.worker.step = 7
+    AGENT.worker.store_slots, AGENT.worker.store_entries = 96, 2
+    connector.save_kv_layer("layer.0", "kv", "meta", more=1)
+    connector.save_kv_layer("layer.1", "kv", attn_metadata="meta")
+    assert connector.saved == [("layer.0", "kv", "meta", {"more": 1}), ("layer.1", "kv", "meta", {})]
+    spool, _ = trace.read()
+    rows = hook_rows(trace, "save_kv_layer")
+    assert [spool.names[row[4]] for row in rows.tolist()] == ["layer.0", "layer.1"]
+    assert rows[:, 3].tolist() == [7, 7]
+    assert rows[:, 5].tolist() == [96, 96]
+    assert (rows[:, 2] >= rows[:, 1]).all()
+    assert lane(rows[:, 0]).tolist() == [number, number]
+
+
+def test_the_connectors_exception_passes_untouched_and_is_noted_without_secrets(trace):
+    connector = fakes.Storing()
+    traced(connector, Role.WORKER, "Storing")
+    with pytest.raises(ValueError, match="hunter2") as caught:
+        connector.save_kv_layer("layer.0", "bad", None)
+    assert caught.value.args == ("token=hunter2 no room",)
+    (row,) = hook_rows(trace, "save_kv_layer").tolist()
+    assert flags(hook_rows(trace, "save_kv_layer")[:, 0])[0] & Flag.RAISED
+    assert trace.read()[0].names[row[7]] == "ValueError"
+    (fact,) = trace.facts(Fact.EXCEPTION)
+    assert (fact["type"], fact["hook"], fact["layer"]) == ("ValueError", "save_kv_layer", "layer.0")
+    assert "hunter2" not in fact["message"]
+    assert fact["where"].endswith("in save_kv_layer") and "fakes.py" in fact["where"]
+
+
+def test_tracing_twice_changes_nothing_more(trace):
+    connector = fakes.Storing()
+    first = traced(connector, Role.WORKER, "Storing")
+    assert traced(connector, Role.WORKER, "Storing") == first
+    connector.save_kv_layer("layer.0", "kv", None)
+    assert len(hook_rows(trace, "save_kv_layer")) == 1
+
+
+def test_a_hook_that_shadows_the_class_on_the_instance_is_recorded(trace):
+    connector = fakes.Shadowing()
+    traced(connector, Role.WORKER, "Shadowing")
+    connector.save_kv_layer("layer.0", "kv", None)
+    assert connector.calls == 1
+    assert len(hook_rows(trace, "save_kv_layer")) == 1
+
+
+def test_a_class_that_cannot_be_exchanged_is_wrapped_on_the_instance(trace, monkeypatch):
+    connector = fakes.Slotted()
+
+    class Frozen(fakes.Storing):
+        def __setattr__(self, name, value):
+            if name == "__class__":
+                raise TypeError("no")
+            super().__setattr__(name, value)
+
+    connector = Frozen()
+    traced(connector, Role.WORKER, "Frozen")
+    connector.save_kv_layer("layer.0", "kv", None)
+    assert len(hook_rows(trace, "save_kv_layer")) == 1
+    assert trace.facts(Fact.CONNECTOR)[0]["proxy"] == "instance"
+
+
+def test_a_method_patched_on_the_class_later_is_the_one_that_runs(trace, monkeypatch):
+    connector = fakes.Storing()
+    traced(connector, Role.WORKER, "Storing")
+    seen = []
+    monkeypatch.setattr(fakes.Storing, "save_kv_layer", lambda self, *a, **k: seen.append(a))
+    connector.save_kv_layer("layer.0", "kv", None)
+    assert seen == [("layer.0", "kv", None)]
+    assert len(hook_rows(trace, "save_kv_layer")) == 1
+
+
+def test_children_built_past_the_factory_are_traced_under_their_parent(trace):
+    child = fakes.Storing()
+    parent = fakes.Parent(child)
+    top = traced(parent, Role.WORKER, "MultiConnector")
+    child.save_kv_layer("layer.0", "kv", None)
+    facts = {fact["class"]: fact for fact in trace.facts(Fact.CONNECTOR)}
+    assert facts["Storing"]["parent"] == top
+    assert facts["Parent"]["parent"] is None
+    assert len(hook_rows(trace, "save_kv_layer")) == 1
+
+
+def test_what_the_class_does_not_do_is_known_from_its_bytecode(trace):
+    traced(fakes.Storing(), Role.WORKER, "Storing")
+    (fact,) = trace.facts(Fact.CONNECTOR)
+    assert "wait_for_save" in fact["noop"] and "save_kv_layer" not in fact["noop"]
+    assert fact["overrides"] == ["save_kv_layer"]
+    assert fact["ints"] == {"_unit": 256}
+    assert fact["file"].endswith("fakes.py")
+
+
+def test_nothing_is_bound_between_clear_and_bind(trace):
+    connector = fakes.Storing()
+    traced(connector, Role.WORKER, "Storing")
+    connector.wait_for_save()
+    connector.bind_connector_metadata(fakes.KVConnectorMetadata())
+    connector.wait_for_save()
+    connector.clear_connector_metadata()
+    connector.wait_for_save()
+    marks = [bool(mark & Flag.NO_METADATA) for mark in flags(hook_rows(trace, "wait_for_save")[:, 0])]
+    assert marks == [True, False, True]
+
+
+def test_an_agent_that_fails_leaves_the_connector_working_and_says_so(trace, monkeypatch):
+    connector = fakes.Storing()
+    traced(connector, Role.WORKER, "Storing")
+    monkeypatch.setattr(AGENT, "add", lambda words: 1 / 0)
+    for _ in range(20):
+        connector.save_kv_layer("layer.0", "kv", None)
+        connector.wait_for_save()
+    assert len(connector.saved) == 20
+    errors = trace.facts(Fact.AGENT_ERROR)
+    assert errors and "ZeroDivisionError" in errors[0]["error"]
+    assert errors[-1]["error"] == "turned off"

@@ -1,0 +1,171 @@
+"""Metadata of connectors that nobody here has seen: read by structure, or said to be unreadable."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass, field
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtrace.agent.metadata import Blocks, read, totals
+from kvtrace.trace.format import UNKNOWN, Flag
+
+from .fakes import KVConnectorMetadata
+
+BLOCK = 16
+
+
+def blocks(**req_blocks: list[int]) -> Blocks:
+    output = SimpleNamespace(
+        scheduled_new_reqs=[
+            SimpleNamespace(req_id=req, block_ids=(ids,)) for req, ids in req_blocks.items()
+        ]
+    )
+    scheduler = SimpleNamespace(block_size=BLOCK, requests=dict.fromkeys(req_blocks))
+    return Blocks(scheduler, output)
+
+
+def slots(*ids: int, tokens: int | None = None) -> np.ndarray:
+    every = np.concatenate([np.arange(i * BLOCK, (i + 1) * BLOCK) for i in ids]) if ids else np.arange(0)
+    return every[:tokens] if tokens is not None else every
+
+
+@dataclass
+class ReqMeta:
+    token_ids: Any
+    slot_mapping: Any
+    is_store: bool
+
+
+@dataclass
+class ExampleConnectorMetadata(KVConnectorMetadata):
+    requests: list[Any] = field(default_factory=list)
+
+
+def test_vllms_example_connector_by_blocks_and_by_order():
+    meta = ExampleConnectorMetadata(
+        [
+            ReqMeta(range(32), slots(4, 5), True),
+            ReqMeta([], slots(), True),
+            ReqMeta(range(16), slots(9), False),
+        ]
+    )
+    declared = read(meta, blocks(a=[4, 5, 6], b=[7], c=[9, 10]))
+    assert declared.readable
+    assert [(e.req_id, e.direction, e.slots, e.start) for e in declared.entries] == [
+        ("a", Flag.STORE, 32, 0),
+        ("b", Flag.STORE, 0, UNKNOWN),
+        ("c", Flag.LOAD, 16, 0),
+    ]
+    assert (declared.store_slots, declared.store_entries, declared.load_slots) == (32, 2, 16)
+
+
+def test_order_is_not_trusted_where_it_leaves_a_choice():
+    meta = ExampleConnectorMetadata([ReqMeta([], slots(), True)])
+    assert read(meta, blocks(a=[1], b=[2])).entries[0].req_id is None
+
+
+def test_a_shared_block_names_no_request():
+    meta = ExampleConnectorMetadata([ReqMeta(range(16), slots(4), True)])
+    assert read(meta, blocks(a=[4, 5], b=[4, 6])).entries[0].req_id is None
+
+
+def test_the_start_follows_from_the_first_slot():
+    meta = ExampleConnectorMetadata([ReqMeta(range(40), slots(5, 6, tokens=20), True)])
+    assert read(meta, blocks(a=[4, 5, 6])).entries[0].start == BLOCK
+
+
+SaveSpec = namedtuple("SaveSpec", "skip_leading_tokens can_save")
+LoadSpec = namedtuple("LoadSpec", "vllm_cached_tokens can_load")
+
+
+@dataclass
+class LMCacheReq:
+    req_id: str
+    token_ids: list[int]
+    slot_mapping: Any
+    save_spec: Any = None
+    load_spec: Any = None
+
+
+@pytest.mark.parametrize(
+    ("save", "load", "direction", "start"),
+    [
+        (SaveSpec(16, True), None, Flag.STORE, 16),
+        (SaveSpec(0, False), None, 0, 0),
+        (None, LoadSpec(0, True), Flag.LOAD, 0),
+        (None, LoadSpec(0, False), 0, 0),
+        (SaveSpec(0, True), LoadSpec(0, True), Flag.STORE | Flag.LOAD, 0),
+        (None, None, 0, 0),
+    ],
+)
+def test_lmcaches_specs(save, load, direction, start):
+    meta = SimpleNamespace(requests=[LMCacheReq("a", list(range(32)), slots(1, 2), save, load)])
+    declared = read(meta, blocks(a=[1, 2]))
+    assert declared.readable
+    (entry,) = declared.entries
+    assert (entry.req_id, entry.direction, entry.start) == ("a", direction, start)
+
+
+def test_containers_that_say_the_direction_by_name():
+    meta = SimpleNamespace(
+        reqs_to_save={"a": [3, 4]}, reqs_to_load={"b": SimpleNamespace(block_ids=[7])}, reqs_to_send={"c"}
+    )
+    declared = read(meta, blocks(a=[3, 4], b=[7], c=[9]))
+    assert {(e.req_id, int(e.direction)) for e in declared.entries} == {
+        ("a", Flag.STORE),
+        ("b", Flag.LOAD),
+        ("c", Flag.STORE),
+    }
+    assert declared.load_slots == BLOCK
+
+
+class Op(Enum):
+    STORE = 1
+    RETRIEVE = 2
+
+
+def test_an_enum_that_names_the_operation():
+    meta = SimpleNamespace(ops=[SimpleNamespace(request_id="a", direction=Op.STORE, block_ids=[3, 4])])
+    declared = read(meta, blocks(a=[3, 4, 5]))
+    assert [(e.direction, e.slots, e.start) for e in declared.entries] == [(Flag.STORE, 2 * BLOCK, 0)]
+
+
+def test_nested_metadata_of_a_wrapper_is_summed():
+    class Multi(KVConnectorMetadata):
+        def __init__(self) -> None:
+            self.metadata = (
+                ExampleConnectorMetadata([ReqMeta(range(16), slots(1), True)]),
+                ExampleConnectorMetadata([ReqMeta(range(16), slots(1), True)]),
+            )
+
+    declared = totals(Multi())
+    assert (declared.store_entries, declared.store_slots) == (2, 32)
+    assert declared.readable
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        SimpleNamespace(),
+        KVConnectorMetadata(),
+        SimpleNamespace(version=3),
+        SimpleNamespace(requests=[object()]),
+        SimpleNamespace(requests=[SimpleNamespace(blob=b"x")]),
+    ],
+)
+def test_what_cannot_be_read_is_not_taken_for_nothing(meta):
+    assert not read(meta, blocks(a=[1])).readable
+
+
+def test_an_empty_list_of_requests_is_nothing_to_do():
+    declared = read(SimpleNamespace(requests=[]), blocks(a=[1]))
+    assert declared.readable and not declared.entries
+
+
+def test_no_metadata_is_no_entry():
+    assert read(None, blocks()).entries == []
