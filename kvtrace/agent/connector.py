@@ -32,6 +32,7 @@ from kvtrace.trace.format import (
 from kvtrace.trace.mask import mask_text
 
 _MARK = "_kvtrace_lane"
+_PARENT = hooks.PARENT_ATTRIBUTE
 
 _next_lane = 1
 
@@ -50,7 +51,7 @@ def traced(connector: Any, role: Role, configured: str | None, parent: int | Non
         base = type(connector)
         names = [name for name in HOOKS if name and callable(getattr(base, name, None))]
         fact = describe(connector, base, role, configured, parent, lane)
-        fact["proxy"] = _install(connector, base, names, role, lane)
+        fact["proxy"] = _install(connector, base, names, role, lane, parent)
         AGENT.fact(Fact.CONNECTOR, fact, role)
         for child in _children(connector):
             traced(child, role, type(child).__name__, parent=lane)
@@ -96,7 +97,9 @@ def _children(connector: Any) -> list[Any]:
 # --- the proxy ---------------------------------------------------------------------------
 
 
-def _install(connector: Any, base: type, names: list[str], role: Role, lane: int) -> str:
+def _install(
+    connector: Any, base: type, names: list[str], role: Role, lane: int, parent: int | None
+) -> str:
     methods = {name: _wrapper(base, name, role, lane) for name in names}
     own = vars(connector) if hasattr(connector, "__dict__") else {}
     for name in names:
@@ -104,7 +107,7 @@ def _install(connector: Any, base: type, names: list[str], role: Role, lane: int
         if name in own and callable(own[name]):
             own[name] = _instance_wrapper(connector, own[name], name, role, lane)
     try:
-        namespace = {**methods, _MARK: lane, "__reduce_ex__": _reduce_ex(base)}
+        namespace = {**methods, _MARK: lane, _PARENT: parent, "__reduce_ex__": _reduce_ex(base)}
         subclass = type(base)(base.__name__, (base,), namespace)
         for attribute in ("__module__", "__qualname__", "__doc__"):
             setattr(subclass, attribute, getattr(base, attribute, None))
@@ -116,6 +119,7 @@ def _install(connector: Any, base: type, names: list[str], role: Role, lane: int
         if name not in own:
             setattr(connector, name, _instance_wrapper(connector, getattr(connector, name), name, role, lane))
     setattr(connector, _MARK, lane)
+    setattr(connector, _PARENT, parent)
     return "instance"
 
 

@@ -18,6 +18,7 @@ def wrap_engine_args(module: ModuleType) -> None:
     @functools.wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
+            AGENT.set_role(Role.FRONT, "front")
             AGENT.fact(Fact.ENGINE_ARGS, {"given": facts.engine_args(self)}, Role.FRONT, standing="args")
         except Exception:
             AGENT.failed("create_engine_config")

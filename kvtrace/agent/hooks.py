@@ -14,6 +14,15 @@ from kvtrace.agent.state import AGENT, clock
 from kvtrace.trace.format import HOOK_CODE, NONE_ANSWER, Flag, Kind, Role, pack_head
 
 
+PARENT_ATTRIBUTE = "_kvtrace_parent"
+
+
+def _is_child(connector: Any) -> bool:
+    """A connector inside another one (MultiConnector's): its calls are recorded, but the
+    step's books are kept by the outermost one alone."""
+    return getattr(connector, PARENT_ATTRIBUTE, None) is not None
+
+
 def raised(name: str, role: Role, lane: int, t0: int, layer: str | None, error: BaseException) -> None:
     try:
         step = AGENT.worker.step if role == Role.WORKER else AGENT.scheduler.step
@@ -82,15 +91,19 @@ def _wait_for_save(*_: Any) -> tuple[int, ...]:
 def _bind(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
     worker = AGENT.worker
     declared = metadata.totals(argument(args, kwargs, 0, "connector_metadata"))
+    flags = 0 if declared.readable else Flag.UNREADABLE
+    if _is_child(connector):
+        return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
     worker.store_slots, worker.store_entries = declared.store_slots, declared.store_entries
     worker.load_slots, worker.load_entries = declared.load_slots, declared.load_entries
     has_metadata = getattr(connector, "has_connector_metadata", None)
     worker.bound = has_metadata is None or bool(has_metadata())
-    flags = 0 if declared.readable else Flag.UNREADABLE
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 
 
-def _clear(*_: Any) -> tuple[int, ...]:
+def _clear(t0: int, t1: int, connector: Any, *_: Any) -> tuple[int, ...]:
+    if _is_child(connector):
+        return 0, 0, -1, -1, 0
     worker = AGENT.worker
     worker.store_slots = worker.store_entries = worker.load_slots = worker.load_entries = 0
     worker.bound = False
@@ -119,18 +132,20 @@ def _lookup(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: An
     answer, asynchronous = result if isinstance(result, tuple) else (result, False)
     flags = Flag.ASYNC if asynchronous else 0
     external = NONE_ANSWER if answer is None else int(answer)
-    head = pack_head(Kind.LOOKUP, Role.SCHEDULER, 0, 0, flags, AGENT.thread())
-    step, ident = AGENT.scheduler.step, AGENT.request_id(request.request_id)
-    AGENT.add((head, t0, t1, step, ident, int(local or 0), external, 0))
+    if not _is_child(connector):
+        head = pack_head(Kind.LOOKUP, Role.SCHEDULER, 0, 0, flags, AGENT.thread())
+        step, ident = AGENT.scheduler.step, AGENT.request_id(request.request_id)
+        AGENT.add((head, t0, t1, step, ident, int(local or 0), external, 0))
     return flags, 0, external if answer is not None else -1, 1, 0
 
 
 def _alloc(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
     request = argument(args, kwargs, 0, "request")
     external = int(argument(args, kwargs, 2, "num_external_tokens") or 0)
-    head = pack_head(Kind.ALLOC, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
-    ident = AGENT.request_id(request.request_id)
-    AGENT.add((head, t0, t1, AGENT.scheduler.step, ident, external, -1, 0))
+    if not _is_child(connector):
+        head = pack_head(Kind.ALLOC, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
+        ident = AGENT.request_id(request.request_id)
+        AGENT.add((head, t0, t1, AGENT.scheduler.step, ident, external, -1, 0))
     return 0, 0, external, 1, 0
 
 
@@ -138,7 +153,7 @@ def _build_meta(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result
     output = argument(args, kwargs, 0, "scheduler_output")
     declared = metadata.read(result, metadata.Blocks(AGENT.scheduler.current, output))
     step = AGENT.scheduler.step
-    for entry in declared.entries:
+    for entry in () if _is_child(connector) else declared.entries:
         head = pack_head(Kind.META, Role.SCHEDULER, 0, 0, entry.direction, AGENT.thread())
         ident = AGENT.request_id(entry.req_id) if entry.req_id else 0
         AGENT.add((head, t1, ident, step, entry.slots, entry.tokens, entry.start, 0))

@@ -95,7 +95,7 @@ class Agent:
         self.recorder: Recorder | None = None
         self.add: Callable[[Sequence[int]], None] = _drop
         self.pid = os.getpid()
-        self.role: Role | None = None
+        self.roles: set[Role] = set()
         self.scheduler = SchedulerState()
         self.worker = WorkerState()
         self.ids: dict[str, int] = {}
@@ -123,6 +123,7 @@ class Agent:
             self.add = _drop
             _complain(f"cannot write to {config.dir} ({error.strerror}): this process is not traced")
             return
+        self.roles.clear()
         # Emptied, never replaced: generated wrappers hold these two dictionaries.
         self.ids.clear()
         self.threads.clear()
@@ -145,7 +146,7 @@ class Agent:
         if recorder is None or self.config is None:
             return
         recorder.abandon()
-        self.role = None
+        self.roles.clear()
         self.ids.clear()
         self.threads.clear()
         self._lock = threading.RLock()
@@ -159,16 +160,20 @@ class Agent:
             self.add(words)
 
     def set_role(self, role: Role, label: str) -> None:
-        """Give the spool a telling name once this process knows what it is."""
+        """Give the spool a telling name once this process knows what it is.
+
+        An in-process engine is front, scheduler and worker at once: ``engine-...``.
+        """
         recorder = self.live()
-        if recorder is None or self.role == Role.WORKER:
+        if recorder is None or role in self.roles:
             return
-        both = self.role == Role.SCHEDULER and role == Role.WORKER
-        self.role = role
-        stem = "engine-" + label if both else label
-        tail = recorder.path.name.split("-", 1)[1] if "-" in recorder.path.name else recorder.path.name
-        tail = "-".join(tail.split("-")[-2:])
-        target = recorder.path.with_name(f"{stem}-{tail}")
+        self.roles.add(role)
+        if {Role.SCHEDULER, Role.WORKER} <= self.roles:
+            label = "engine"
+        elif role == Role.FRONT and len(self.roles) > 1:
+            return
+        tail = "-".join(recorder.path.name.split("-")[-2:])  # pid and random part
+        target = recorder.path.with_name(f"{label}-{tail}")
         with contextlib.suppress(OSError):
             os.rename(recorder.path, target)
             recorder.path = target

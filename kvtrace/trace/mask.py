@@ -15,61 +15,20 @@ from typing import Any
 
 MASK = "***"
 
-_STRONG = [
-    "password",
-    "passwd",
-    "passphrase",
-    "passcode",
-    "secret",
-    "credential",
-    "authorization",
-    "apikey",
-    "accesskey",
-    "privatekey",
-    "accountkey",
-    "signingkey",
-    "encryptionkey",
-    "masterkey",
-    "sharedkey",
-    "storagekey",
-    "sessionkey",
-    "authkey",
-    "licensekey",
-    "clientkey",
-    "bearer",
-    "jwt",
-]
+# fmt: off
+_STRONG = (
+    "password", "passwd", "passphrase", "passcode", "secret", "credential", "authorization", "apikey",
+    "accesskey", "privatekey", "accountkey", "signingkey", "encryptionkey", "masterkey", "sharedkey",
+    "storagekey", "sessionkey", "authkey", "licensekey", "clientkey", "bearer", "jwt",
+)
 """In a name without its separators: the value is a secret."""
 _TOKEN_KINDS = {"api", "hf", "auth", "access", "refresh", "bearer", "secret", "session"}
-_NO_SECRET_TOKENS = [
-    "eos",
-    "bos",
-    "pad",
-    "unk",
-    "sep",
-    "cls",
-    "mask",
-    "per",
-    "in",
-    "last",
-    "first",
-    "next",
-    "stop",
-    "start",
-    "end",
-    "special",
-    "image",
-    "video",
-    "audio",
-    "think",
-    "tool",
-    "new",
-    "num",
-    "max",
-    "min",
-    "by",
-]
+_NO_SECRET_TOKENS = {
+    "eos", "bos", "pad", "unk", "sep", "cls", "mask", "per", "in", "last", "first", "next", "stop", "start",
+    "end", "special", "image", "video", "audio", "think", "tool", "new", "num", "max", "min", "by",
+}
 """``<word>_token`` that is a piece of text or a unit, not a key."""
+# fmt: on
 _MAX_DEPTH = 64
 
 # Every repeat that could be tried at each position is bounded: masking stays linear.
@@ -91,17 +50,16 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?\.?\Z")
 def mask_argv(argv: list[str]) -> list[str]:
     """A command line of the same length, its secrets replaced by ``***``."""
     masked: list[str] = []
-    after = ""  # the option whose value may come next
+    after = ""  # the option whose secret may come next
     for arg in argv:
         if after and not arg.startswith("--"):
-            if _strength(after):
-                masked.append(MASK)
-                # `--api-key K1 K2`: vLLM takes several
-                after = after if _takes_several(after) and not arg.startswith("-") else ""
-                continue
+            masked.append(MASK)
+            # `--api-key K1 K2`: vLLM takes several
+            after = after if _takes_several(after) and not arg.startswith("-") else ""
+            continue
         after = ""
         if arg.startswith("-") and "=" not in arg:
-            after = arg
+            after = arg if _strength(arg) else ""
             masked.append(arg if not re.search(r"\s", arg) else mask_text(arg))
             continue
         masked.append(_mask_argument(arg))

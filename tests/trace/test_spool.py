@@ -206,7 +206,7 @@ def test_a_failing_write_stops_the_recording_and_is_not_raised(tmp_path):
         """
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    spool, rows = read(tmp_path / "a.kvt")
+    _, rows = read(tmp_path / "a.kvt")
     assert 50 <= len(rows) <= 62
     assert rows[:, 1].tolist() == list(range(len(rows)))
 
@@ -219,7 +219,7 @@ def test_past_the_size_limit_it_says_full_and_past_twice_that_it_stops(tmp_path)
         recorder.flush()
         if n == 120:
             assert recorder.full and recorder.alive
-    spool, rows = read(tmp_path / "a.kvt")
+    spool, _ = read(tmp_path / "a.kvt")
     assert spool.info().end == "trailer"
     assert spool.info().stop == Stop.SIZE_LIMIT
 
@@ -300,3 +300,12 @@ def test_the_header_is_json_that_survives_odd_values(tmp_path):
     recorder = Recorder(tmp_path / "a.kvt", {"argv": ["é", "\n"], "odd": Path("/x")}, 1 << 20)
     recorder.stop(Stop.CLEAN)
     assert Spool(tmp_path / "a.kvt").header == json.loads('{"argv": ["é", "\\n"], "odd": "/x"}')
+
+
+def test_the_format_page_is_up_to_date():
+    from kvtrace.trace.page import page
+
+    path = Path(__file__).parents[2] / "docs" / "trace-format.md"
+    assert path.read_text() == page(path.read_text()), (
+        "run: python -m kvtrace.trace.page docs/trace-format.md"
+    )

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Measure what tracing costs: a traced and an untraced vLLM, block by block in turn.
+
+    python scripts/overhead.py [--pairs N] [--batch N]
+
+Two engines of the same model are kept alive, one under `kvtrace run`. The driver lets them
+work in turn (A B, B A, A B, ...), one block of requests at a time, so that a drift of the
+machine meets both; the ratio is taken pair by pair. Only ratios are reported: absolute times
+of a shared machine prove nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "scripts"))
+
+OUT = ROOT / ".cache" / "overhead"
+PROMPT, OUTPUT = 96, 24
+
+
+def child(model: str, store: str, batch: int) -> None:
+    """One engine: a line on stdin is one block, a line on stdout its figures."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM's own prints must not mix with the figures
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        model=model,
+        enforce_eager=True,
+        max_model_len=512,
+        block_size=32,
+        enable_prefix_caching=False,
+        kv_transfer_config={
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": store},
+        },
+    )
+    rng = random.Random(0)
+    prompts = [{"prompt_token_ids": [rng.randrange(10, 500) for _ in range(PROMPT)]} for _ in range(batch)]
+    params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
+    for _ in sys.stdin:
+        wall, cpu = time.perf_counter(), time.process_time()
+        outputs = engine.generate(prompts, params, use_tqdm=False)
+        figures = {
+            "wall": time.perf_counter() - wall,
+            "cpu": time.process_time() - cpu,
+            "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        }
+        print(json.dumps(figures), file=answers, flush=True)
+
+
+def start(traced: bool, model: Path, batch: int) -> subprocess.Popen[str]:
+    from vllm_env import vllm_env
+
+    env = vllm_env() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    name = "traced" if traced else "untraced"
+    command = [
+        sys.executable, __file__, "--child", str(model), "--store", str(OUT / f"store-{name}"),
+        "--batch", str(batch),
+    ]  # fmt: skip
+    if traced:
+        command = [sys.executable, "-m", "kvtrace", "run", "-o", str(OUT / "run"), "--", *command]
+    log = (OUT / f"{name}.log").open("w")
+    return subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
+    )
+
+
+def block(process: subprocess.Popen[str]) -> dict[str, object]:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(f"an engine ended early: see the logs in {OUT}")
+    figures: dict[str, object] = json.loads(line)
+    return figures
+
+
+def quartiles(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.3f} [{low:.3f} - {high:.3f}], min {min(values):.3f}, max {max(values):.3f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.store, options.batch)
+        return
+    from tiny_model import make_tiny_model
+
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+    model = make_tiny_model(ROOT / ".cache" / "tiny-model")
+    engines = {"traced": start(True, model, options.batch), "untraced": start(False, model, options.batch)}
+    results: dict[str, list[dict[str, object]]] = {"traced": [], "untraced": []}
+    for pair in range(-3, options.pairs):
+        names = ["traced", "untraced"] if pair % 2 else ["untraced", "traced"]
+        figures = {name: block(engines[name]) for name in names}
+        if figures["traced"]["tokens"] != figures["untraced"]["tokens"]:
+            raise SystemExit("traced and untraced made different tokens")
+        if pair >= 0:  # the first three warm up
+            for name in names:
+                results[name].append(figures[name])
+    for engine in engines.values():
+        assert engine.stdin is not None
+        engine.stdin.close()
+        engine.wait()
+    report(options, results)
+
+
+def report(options: argparse.Namespace, results: dict[str, list[dict[str, object]]]) -> None:
+    report_json = json.loads((OUT / "run" / "report.json").read_text())
+    engine = report_json["run"]["engines"][0]
+    run, tracer = report_json["run"], report_json["limits"]["tracer"]
+    lines = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"vLLM {run['vllm']} (CPU build)",
+        "workload": f"{engine['kv_layers']} KV layers, batch {options.batch}, {PROMPT} prompt and "
+        f"{OUTPUT} output tokens a request, {options.pairs} pairs of blocks, in-process engine, eager",
+        "records": f"{tracer['records']} in {engine['steps']} steps, {tracer['spool_bytes']} bytes of spool",
+    }
+    for what, line in lines.items():
+        print(f"{what:30} {line}")
+    for clock in ("wall", "cpu"):
+        ratios = [
+            float(traced[clock]) / float(untraced[clock])  # type: ignore[arg-type]
+            for traced, untraced in zip(results["traced"], results["untraced"], strict=True)
+        ]
+        what = "throughput, untraced / traced" if clock == "wall" else "CPU time, traced / untraced"
+        print(f"{what:30} median {quartiles(ratios)}")
+
+
+if __name__ == "__main__":
+    main()

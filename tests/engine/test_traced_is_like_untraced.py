@@ -1,0 +1,111 @@
+"""Under kvtrace a vLLM does what it does without: tokens, answers, output, exit code."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtrace.report.load import load_report
+
+from .server import KVTRACE, Server
+
+pytestmark = pytest.mark.engine
+OFFLINE = Path(__file__).parent / "offline.py"
+
+
+def run_offline(
+    env: dict[str, str], model: Path, store: Path, *more: str, prefix: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    command = [*prefix, sys.executable, str(OFFLINE), str(model), str(store), *more]
+    return subprocess.run(
+        command,
+        env=env | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_a_script_prints_the_same_tokens_and_ends_with_the_same_code(tmp_path, vllm_env, tiny_model):
+    plain = run_offline(vllm_env, tiny_model, tmp_path / "a")
+    prefix = (*KVTRACE, "run", "-o", str(tmp_path / "run"), "--")
+    traced = run_offline(vllm_env, tiny_model, tmp_path / "b", prefix=prefix)
+    assert (plain.returncode, traced.returncode) == (3, 3), traced.stderr[-3000:]
+    lines = [line for line in plain.stdout.splitlines() if line.startswith("tokens")]
+    assert len(lines) == 6
+    assert [line for line in traced.stdout.splitlines() if line.startswith("tokens")] == lines
+    files = {
+        path.relative_to(tmp_path / "a"): path.read_bytes()
+        for path in (tmp_path / "a").rglob("*.safetensors")
+    }
+    assert files
+    for path, content in files.items():
+        assert (tmp_path / "b" / path).read_bytes() == content, "the connector stored the same bytes"
+
+    report = load_report(tmp_path / "run")
+    saves = report["ledger"]["saves"]
+    assert sum(saves["accounts"].values()) == saves["total"] > 0
+    # 600 + 97 new prompt tokens, 200 twice, 20 + 25; 4 decode tokens a request are computed.
+    assert saves["total_tokens"] == 200 + 20 + 25 + 200 + 600 + 97 + 6 * 4
+    assert (
+        traced.stderr.rstrip()
+        .splitlines()[-1]
+        .strip()
+        .endswith(f"kvtrace explain {tmp_path}/run/report.json")
+    )
+
+
+def test_a_killed_run_is_reported_from_what_is_on_disk(tmp_path, vllm_env, tiny_model):
+    prefix = (*KVTRACE, "run", "-o", str(tmp_path / "run"), "--")
+    killed = run_offline(vllm_env, tiny_model, tmp_path / "a", "kill", prefix=prefix)
+    assert killed.returncode == 128 + 9
+    report = load_report(tmp_path / "run" / "report.json")
+    assert report["requests"]["total"] == 6
+    assert {row["status"] for row in report["requests"]["rows"]} == {"FINISHED_LENGTH_CAPPED"}
+    saves = report["ledger"]["saves"]
+    assert sum(saves["accounts"].values()) == saves["total"]
+    assert report["run"]["signal"] == "SIGKILL"
+
+
+def converse(server: Server) -> list[tuple[int, Any]]:
+    """Short, long, repeated and wrong requests; what the client saw, without ids and clocks."""
+    rng = random.Random(7)
+    prompts = [[rng.randrange(10, 500) for _ in range(length)] for length in (200, 20, 40, 500)]
+    answers: list[tuple[int, Any]] = []
+    for prompt in (*prompts, prompts[0]):
+        status, body = server.complete(prompt)
+        answers.append((status, [body["choices"], body["usage"]]))
+    status, body = server.complete(prompts[3] * 4)
+    answers.append((status, body["error"]["type"]))
+    answers.append((server.call("GET", "/v1/nothing")[0], None))
+    return answers
+
+
+def test_a_server_answers_the_same_and_ends_with_the_same_code(tmp_path, vllm_env, tiny_model):
+    seen = {}
+    for name, prefix in (
+        ("plain", ()),
+        ("traced", (*KVTRACE, "run", "-o", str(tmp_path / "run"), "--")),
+    ):
+        log = tmp_path / f"{name}.log"
+        with Server(tiny_model, tmp_path / f"store-{name}", vllm_env, log, prefix) as server:
+            server.wait_until_ready()
+            answers = converse(server)
+            seen[name] = (answers, server.stop())
+    assert seen["traced"] == seen["plain"]
+    assert [status for status, _ in seen["plain"][0]] == [200, 200, 200, 200, 200, 400, 404]
+
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    roles = {process["role"] for process in report["run"]["processes"] if process["agent"]}
+    assert roles == {"front", "scheduler", "worker"}
+    assert report["requests"]["total"] == 5
+    assert all(row["client"] for row in report["requests"]["rows"]), "the client's ids are known"
+    summary = {row["hook"]: row for row in report["coverage"]["summary"]}
+    for hook in ("wait_for_layer_load", "save_kv_layer"):
+        assert summary[hook]["fired"] == summary[hook]["eligible"] > 0
