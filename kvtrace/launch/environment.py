@@ -1,0 +1,53 @@
+"""The child's environment: ours, plus what makes vLLM find and start the agent. Pure."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kvtrace.launch.interpreter import ENTRY_POINT_NAME
+
+CONFIG_VARIABLE = "KVTRACE_CONFIG"
+PLUGINS_VARIABLE = "VLLM_PLUGINS"
+RAY_VARIABLE = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
+_PREFIX = "KVTRACE_"
+
+
+def agent_config(run_dir: Path, salt: str, limit_bytes: int, run: str) -> str:
+    """The text of :data:`CONFIG_VARIABLE`. The salt goes nowhere else, least of all to disk."""
+    return json.dumps({"dir": str(run_dir), "salt": salt, "limit_bytes": limit_bytes, "run": run})
+
+
+def child_environment(
+    environ: Mapping[str, str], command: Sequence[str], config: str, overlay: Path | None
+) -> dict[str, str]:
+    """A copy of ``environ`` in which vLLM, wherever the command starts it, loads the agent."""
+    child = dict(environ)
+    child[CONFIG_VARIABLE] = config
+    # Unset loads every plugin; set, and also set empty, loads the named ones only.
+    if PLUGINS_VARIABLE in child:
+        child[PLUGINS_VARIABLE] = add_to_list(child[PLUGINS_VARIABLE], ENTRY_POINT_NAME)
+    # vLLM hashes this variable into the key of its compilation cache: setting it where no Ray is
+    # involved would make a traced start a cold one.
+    if RAY_VARIABLE in child or _speaks_of_ray(child, command):
+        child[RAY_VARIABLE] = add_to_list(child.get(RAY_VARIABLE, ""), _PREFIX)
+    if overlay is not None:
+        before = child.get("PYTHONPATH")
+        child["PYTHONPATH"] = f"{overlay}{os.pathsep}{before}" if before else str(overlay)
+    return child
+
+
+def add_to_list(text: str, item: str) -> str:
+    """A comma list with ``item`` in it; the user's own items stay as they are."""
+    if item in text.split(","):
+        return text
+    return f"{text},{item}" if text else item
+
+
+def _speaks_of_ray(environ: Mapping[str, str], command: Sequence[str]) -> bool:
+    return any(name.startswith("RAY_") for name in environ) or any(
+        re.search(r"(?i)(?<![a-z])ray(?![a-z])", word) for word in command
+    )

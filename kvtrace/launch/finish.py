@@ -1,0 +1,115 @@
+"""After the child: make the report, or say why there is nothing to report."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from kvtrace.errors import KvtraceError
+from kvtrace.launch.child import Outcome
+from kvtrace.launch.errors import reason
+from kvtrace.launch.processes import Process, ProcessTable
+from kvtrace.launch.rundir import REPORT_FILE, RunDir, shown
+from kvtrace.launch.say import say
+from kvtrace.trace.format import RECORD_SIZE, SPOOL_DIR, SPOOL_SUFFIX, unpack_header_block
+
+NOTHING_TRACED = 2
+_MANY = 6
+
+
+def traced_pids(run_dir: Path) -> dict[Path, int | None]:
+    """The spools of a run and the pid in each one's header (None where it is unreadable)."""
+    spools = sorted((run_dir / SPOOL_DIR).glob(f"*{SPOOL_SUFFIX}"))
+    return {spool: _pid_in(spool) for spool in spools}
+
+
+def make_report(rundir: RunDir) -> None:
+    """Write report.json and say what to do next. Never raises: the recording stays either way."""
+    again = f"the recording is kept, try: kvtrace explain {shlex.quote(rundir.shown)}"
+    try:
+        with interruptible():
+            from kvtrace.report.build import build_report  # pandas and all: only now
+
+            report = build_report(rundir.path)
+            path = rundir.write_json(REPORT_FILE, report)
+    except KeyboardInterrupt:
+        say(f"the report was interrupted; {again}")
+    except KvtraceError as error:
+        say(f"cannot make the report: {error}; {again}")
+    except OSError as error:
+        say(f"cannot write the report to {rundir.shown}: {reason(error)}; {again}")
+    except Exception as error:  # a fault of the analysis must not change what the command gave
+        text = " ".join(str(error).split())
+        say(f"cannot make the report: {type(error).__name__}: {text}; {again}")
+    else:
+        say(str(report.get("verdict") or "report written"))
+        say(f"next: kvtrace explain {shlex.quote(shown(path))}")
+
+
+def why_nothing(outcome: Outcome, table: ProcessTable) -> str:
+    """One line: why no process of the run loaded the agent, as far as that is known."""
+    ended = f"was ended by {outcome.signal}" if outcome.signal else f"ended with exit code {outcome.code}"
+    vllm = [process for process in table.processes if process.vllm]
+    suspects = vllm or [process for process in table.processes if process.python]
+    obstacle = next((process for process in suspects if process.obstacle), None)
+    if obstacle is not None:
+        kind = "vLLM" if obstacle.vllm else "Python"
+        return f"nothing was traced: {kind} ran as pid {obstacle.pid}, but {obstacle.obstacle}"
+    if not vllm:
+        line = f"nothing was traced: no vLLM process was seen among {_count(len(table.processes))}"
+        if outcome.code:
+            return f"{line}; the command {ended}, its own output says why"
+        return (
+            f"{line}; give the command that starts vLLM on this machine"
+            " (in a container or on another host, run kvtrace there)"
+        )
+    line = f"nothing was traced: vLLM was seen ({_pids(vllm)}) but loaded no plugin"
+    if outcome.code:
+        return f"{line} before the command {ended}; its own output says why"
+    return (
+        f"{line}; a client such as vllm bench serve has none (trace the server),"
+        " and the agent needs Python 3.10 or newer there; VLLM_LOGGING_LEVEL=DEBUG shows what vLLM loads"
+    )
+
+
+def _pid_in(spool: Path) -> int | None:
+    try:
+        with open(spool, "rb") as file:
+            _, _, length, _ = unpack_header_block(file.read(RECORD_SIZE))
+            pid = json.loads(file.read(min(length, 1 << 20)))["pid"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return pid if isinstance(pid, int) else None
+
+
+def _count(processes: int) -> str:
+    return "1 process" if processes == 1 else f"{processes} processes"
+
+
+def _pids(processes: list[Process]) -> str:
+    first = ", ".join(str(process.pid) for process in processes[:_MANY])
+    more = len(processes) - _MANY
+    return f"pid {first}" + (f" and {more} more" if more > 0 else "")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt like Ctrl-C does: the exit code stays the child's."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {}
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            before[signum] = signal.signal(signum, interrupt)
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

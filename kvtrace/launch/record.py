@@ -1,0 +1,54 @@
+"""run.json (``kvtrace.run/1``): what ran, with which processes, and how it ended."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import kvtrace
+from kvtrace.trace.mask import mask_argv
+
+SCHEMA = "kvtrace.run/1"
+
+
+@dataclass
+class RunRecord:
+    """Written at the start, whenever the processes change, and at the end.
+
+    ``exit_code`` is what ``kvtrace run`` takes from the child: 128 + N where ``signal`` N
+    ended it; null while it runs (or where kvtrace itself was killed).
+    """
+
+    name: str
+    command: Sequence[str]
+    cwd: str
+    started_wall_ns: int
+    plugins: str | None
+    overlay: str | None
+    ended_wall_ns: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    processes: list[dict[str, object]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON; secrets in the command are masked here."""
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "command": mask_argv(list(self.command)),
+            "cwd": self.cwd,
+            "started_wall_ns": self.started_wall_ns,
+            "ended_wall_ns": self.ended_wall_ns,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "host": socket.gethostname(),
+            "kvtrace": kvtrace.__version__,
+            "python": platform.python_version(),
+            "plugins": {"VLLM_PLUGINS": self.plugins, "overlay": self.overlay},
+            "processes": self.processes,
+            "notes": self.notes,
+        }

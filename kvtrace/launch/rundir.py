@@ -1,0 +1,172 @@
+"""The run directory: made once, private, never written over."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvtrace.launch.errors import LaunchError, reason
+from kvtrace.trace.format import SPOOL_DIR
+
+REPORTS = "reports"
+RUN_FILE = "run.json"
+REPORT_FILE = "report.json"
+_PRIVATE = 0o700
+
+
+def safe_name(text: str) -> str:
+    """``text`` as one path component: letters, digits, ``.``, ``_`` and ``-``; never empty."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:64] or "run"
+
+
+class RunDir:
+    """A directory of this run alone.
+
+    Attributes:
+        path: absolute.
+    """
+
+    def __init__(self, path: Path, created: list[Path]) -> None:
+        self.path = path
+        self._created = created  # outermost first; empty where the user's own directory is used
+        self._kept_before = set() if path in created else _entries(path)
+
+    @classmethod
+    def create(cls, name: str, output: Path | None = None, now: float | None = None) -> RunDir:
+        """``output``, or ``reports/<YYYYmmdd-HHMMSS>-<name>`` under the working directory.
+
+        Raises:
+            LaunchError: it exists and is not empty, is no directory, or cannot be written.
+        """
+        try:
+            wanted = Path(output) if output is not None else Path(REPORTS) / _stamped(name, now)
+            path = Path(os.path.abspath(wanted))
+        except OSError as error:
+            raise LaunchError("the working directory is gone", reason(error)) from error
+        created: list[Path] = []
+        try:
+            _make_parents(path.parent, created)
+            rundir = cls(_claim(path, fresh=output is None, created=created), created)
+            # whoever makes spool/ owns the directory: two runs never share one
+            os.mkdir(rundir.path / SPOOL_DIR, _PRIVATE)
+        except LaunchError:
+            _remove_empty(created)
+            raise
+        except OSError as error:
+            _remove_empty(created)
+            raise LaunchError(
+                f"cannot make the run directory {path}", reason(error), "choose another one with -o DIR"
+            ) from error
+        return rundir
+
+    @property
+    def shown(self) -> str:
+        """The path as a person would type it here."""
+        return shown(self.path)
+
+    def write_json(self, name: str, value: Any) -> Path:
+        """Write a file so that a reader sees the old one or the new one, never a part.
+
+        Raises:
+            OSError: disk full, no permission, ...; an older file of that name is as it was.
+        """
+        path = self.path / name
+        part = self.path / f".{name}.{os.getpid()}.part"
+        try:
+            with open(part, "w", encoding="ascii") as file:
+                json.dump(value, file, indent=1)
+                file.write("\n")
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        return path
+
+    def discard(self) -> None:
+        """Remove what :meth:`create` and this run made, and nothing else. Never raises."""
+        for entry in _entries(self.path) - self._kept_before:
+            target = self.path / entry
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target, ignore_errors=True)
+            else:
+                _quietly(target.unlink)
+        _remove_empty(self._created)
+
+
+def shown(path: Path) -> str:
+    """``path`` relative to the working directory where it lies below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return str(path)
+
+
+def _stamped(name: str, now: float | None) -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{name}"
+
+
+def _make_parents(path: Path, created: list[Path]) -> None:
+    if path.is_dir():
+        return
+    _make_parents(path.parent, created)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not path.is_dir():
+            raise NotADirectoryError(20, "Not a directory", str(path)) from None
+        return
+    created.append(path)
+
+
+def _claim(path: Path, fresh: bool, created: list[Path]) -> Path:
+    """Make ``path``; where ``fresh``, the first of ``path``, ``path-2``, ... that does not exist."""
+    attempt = 1
+    while True:
+        candidate = path if attempt == 1 else path.with_name(f"{path.name}-{attempt}")
+        try:
+            os.mkdir(candidate, _PRIVATE)
+        except FileExistsError:
+            if not fresh:
+                _require_empty(candidate)
+                return candidate
+            attempt += 1
+            continue
+        created.append(candidate)
+        return candidate
+
+
+def _require_empty(path: Path) -> None:
+    if not path.is_dir():
+        raise LaunchError(f"{shown(path)} is not a directory", "choose another one with -o DIR")
+    if os.listdir(path):
+        raise LaunchError(
+            f"{shown(path)} is not empty",
+            "a run is never written over another",
+            "choose another one with -o DIR",
+        )
+    _quietly(lambda: os.chmod(path, _PRIVATE))
+
+
+def _entries(path: Path) -> set[str]:
+    try:
+        return set(os.listdir(path))
+    except OSError:
+        return set()
+
+
+def _remove_empty(created: list[Path]) -> None:
+    for path in reversed(created):
+        _quietly(path.rmdir)
+
+
+def _quietly(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except OSError:
+        pass

@@ -1,0 +1,15 @@
+"""kvtrace's own few lines, on stderr only: stdout belongs to the command."""
+
+from __future__ import annotations
+
+import sys
+
+
+def say(text: str) -> None:
+    """One line. A closed or full stderr is no reason to fail."""
+    if sys.stderr is None:  # closed from the start: print would take stdout instead
+        return
+    try:
+        print(f"kvtrace: {text}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass

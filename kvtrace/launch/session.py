@@ -1,0 +1,159 @@
+"""``kvtrace run``: the order in which a run happens."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtrace.launch import environment, finish
+from kvtrace.launch.child import Outcome, run_child
+from kvtrace.launch.errors import LaunchError, reason
+from kvtrace.launch.interpreter import find_program, runs_in_our_environment
+from kvtrace.launch.overlay import make_overlay
+from kvtrace.launch.processes import ProcessTable
+from kvtrace.launch.record import RunRecord
+from kvtrace.launch.rundir import RUN_FILE, RunDir, safe_name
+from kvtrace.launch.say import say
+
+OVERLAY = "overlay"
+_GRACE_SECONDS = 2.0
+"""How long the processes of a run may outlive the command before the report is made without them."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What the user asked for. ``limit_bytes``: size of one process's spool from which quiet
+    steps are recorded as sums."""
+
+    command: Sequence[str]
+    output: Path | None = None
+    name: str | None = None
+    limit_bytes: int = 1 << 30
+
+
+def run(options: RunOptions) -> int:
+    """Run the command traced, make the report, return the exit code for ``kvtrace run``.
+
+    That is the child's own (128 + N where signal N ended it); 2 where the child succeeded but
+    nothing of it was traced.
+
+    Raises:
+        LaunchError: the command was not started. Nothing is left behind.
+    """
+    program = find_program(options.command, os.environ)
+    name = safe_name(options.name or os.path.basename(options.command[0]))
+    rundir = RunDir.create(name, options.output)
+    session: _Session | None = None
+    try:
+        session = _Session(rundir, program, name, options)
+        outcome = session.watch()
+    except BaseException as error:
+        if session is not None and session.started:
+            raise
+        rundir.discard()
+        if isinstance(error, OSError):
+            raise LaunchError(f"cannot prepare {rundir.shown}", reason(error)) from error
+        raise
+    return session.conclude(outcome)
+
+
+class _Session:
+    def __init__(self, rundir: RunDir, program: str, name: str, options: RunOptions) -> None:
+        self.rundir = rundir
+        self.started = False
+        self._save_failed = False
+        self._program = program
+        self._command = options.command
+        self._overlay = (
+            None
+            if runs_in_our_environment(program, options.command, os.environ)
+            else make_overlay(rundir.path / OVERLAY)
+        )
+        config = environment.agent_config(rundir.path, secrets.token_hex(16), options.limit_bytes, name)
+        self._environ = environment.child_environment(os.environ, options.command, config, self._overlay)
+        self._table = ProcessTable(config, self._overlay)
+        self._record = RunRecord(
+            name=name,
+            command=options.command,
+            cwd=os.getcwd(),
+            started_wall_ns=time.time_ns(),
+            plugins=self._environ.get(environment.PLUGINS_VARIABLE),
+            overlay=str(self._overlay) if self._overlay else None,
+        )
+        rundir.write_json(RUN_FILE, self._record.document())
+
+    def watch(self) -> Outcome:
+        """The child's life."""
+        return run_child(self._program, self._command, self._environ, self._on_start, self._on_tick)
+
+    def conclude(self, outcome: Outcome) -> int:
+        """Final run.json, then the report or the reason why there is none."""
+        self._record.ended_wall_ns = time.time_ns()
+        self._record.exit_code, self._record.signal = outcome.code, outcome.signal
+        self._wait_for_stragglers()
+        spools = finish.traced_pids(self.rundir.path)
+        traced = frozenset(pid for pid in spools.values() if pid is not None)
+        self._record.processes = self._table.rows(traced)
+        if self._table.overflow:
+            self._record.notes.append(f"{self._table.overflow} more processes are not listed")
+        left = [p.pid for p in self._table.living() if p.vllm or p.pid in traced]
+        if left:
+            pids = ", ".join(map(str, left))
+            line = f"vLLM still runs (pid {pids}): the report holds what was recorded so far"
+            self._record.notes.append(line)
+            say(line)
+        elif self._overlay and not self._table.living():
+            shutil.rmtree(self._overlay, ignore_errors=True)
+        nothing = None if spools else finish.why_nothing(outcome, self._table)
+        if nothing:
+            self._record.notes.append(nothing)
+        self._save()
+        if nothing:
+            say(nothing)
+            return outcome.code or finish.NOTHING_TRACED
+        finish.make_report(self.rundir)
+        return outcome.code
+
+    def _on_start(self, pid: int) -> None:
+        self.started = True
+        say(f"recording to {self.rundir.shown}")
+        self._look(lambda: self._table.start(pid, self._command))
+
+    def _on_tick(self) -> None:
+        self._look(self._table.scan)
+
+    def _look(self, at: Callable[[], bool]) -> None:
+        """Watching is a convenience: whatever fails in it, the child goes on."""
+        try:
+            if at():
+                self._record.processes = self._table.rows()
+                self._save()
+        except Exception as error:
+            note = f"processes were not all seen: {type(error).__name__}: {error}"
+            if note not in self._record.notes:
+                self._record.notes.append(note)
+
+    def _wait_for_stragglers(self) -> None:
+        """vLLM's engine and workers end a moment after their parent, and write until then."""
+        deadline = time.monotonic() + _GRACE_SECONDS
+        try:
+            with finish.interruptible():
+                self._on_tick()
+                while self._table.living() and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    self._on_tick()
+        except KeyboardInterrupt:
+            pass
+
+    def _save(self) -> None:
+        try:
+            self.rundir.write_json(RUN_FILE, self._record.document())
+        except OSError as error:
+            if not self._save_failed:
+                say(f"cannot update {self.rundir.shown}/{RUN_FILE}: {reason(error)}")
+            self._save_failed = True
