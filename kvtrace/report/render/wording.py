@@ -1,0 +1,160 @@
+"""Numbers, names and lines for people. Pure functions, shared by every renderer."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+
+from rich.cells import cell_len
+
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+MAX_TEXT = 2000
+"""Longest string of a report that is printed whole."""
+
+
+def clean(text: str, limit: int = MAX_TEXT) -> str:
+    """`text` on one line, with everything that a terminal would obey made visible.
+
+    Control characters, direction overrides, line separators and lone surrogates become
+    ``\\x1b``-like escapes; white space becomes one space.
+    """
+    cut = text[: limit + 1]
+    if len(text) > limit:
+        cut = cut[: limit - 1] + "…"
+    out = []
+    for char in cut:
+        if char in "\n\t\r":
+            out.append(" ")
+        elif char.isprintable() or unicodedata.category(char) == "Zs":
+            out.append(char)
+        else:
+            code = ord(char)
+            out.append(
+                f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+            )
+    return "".join(out)
+
+
+def count(value: float) -> str:
+    """58720 -> ``58 720``; tokens that are no whole number get one decimal."""
+    if abs(value - round(value)) < 0.05:
+        return f"{round(value):,}".replace(",", " ")
+    return f"{value:,.1f}".replace(",", " ")
+
+
+def percent(share: float) -> str:
+    """0.879 -> ``87.9 %``; never rounds a remainder away to 0 or to all."""
+    if 0 < share < 0.0005:
+        return "<0.1 %"
+    if 0.9995 <= share < 1:
+        return ">99.9 %"
+    return f"{share * 100:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """0.0123 -> ``12 ms``; 61.2 -> ``61 s``; 7300 -> ``2 h 1 min``."""
+    if seconds <= 0:
+        return "0 s"
+    for unit, scale in (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3)):
+        value = seconds / scale
+        if value < 9.95:
+            return f"{value:.1f} {unit}"
+        if value < 999.5:
+            return f"{value:.0f} {unit}"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{count(whole // 3600)} h {whole % 3600 // 60} min"
+
+
+def size(octets: int) -> str:
+    """Bytes with a binary unit."""
+    value = float(octets)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{count(round(value))} TiB"
+
+
+def plural(number: float, noun: str) -> str:
+    """``1 step``, ``212 steps``."""
+    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def bar(share: float, cells: int = 8) -> str:
+    """A bar of eighth blocks; anything above nothing shows."""
+    eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
+    if share > 0 and eighths == 0:
+        eighths = 1
+    full, rest = divmod(eighths, 8)
+    return "█" * full + (_BLOCKS[rest] if rest else "")
+
+
+def names(items: Iterable[str], most: int = 8) -> str:
+    """``engine core, worker 0, worker 1``; long rows of numbered names become ranges."""
+    unique = list(dict.fromkeys(clean(item, 80) for item in items))
+    if len(unique) > 3:
+        unique = _ranges(unique)
+    if len(unique) > most:
+        unique = [*unique[: most - 1], f"and {len(unique) - most + 1} more"]
+    return ", ".join(unique)
+
+
+def _ranges(items: list[str]) -> list[str]:
+    """Neighbours that differ by a number that counts up: ``worker 0 .. worker 7``."""
+    out: list[list[str]] = []
+    last: tuple[str, int] | None = None
+    for item in items:
+        match = re.fullmatch(r"(.*?)(\d{1,9})(\D*)", item)
+        this = (f"{match[1]}#{match[3]}", int(match[2])) if match else None
+        if this and last and this[0] == last[0] and this[1] == last[1] + 1:
+            out[-1].append(item)
+        else:
+            out.append([item])
+        last = this
+    flat: list[str] = []
+    for run in out:
+        flat.extend([f"{run[0]} .. {run[-1]}"] if len(run) > 2 else run)
+    return flat
+
+
+_GROUP = re.compile(r"(?<=\d) (?=\d{3}(?!\d))|(?<=\d) (?=%)")
+
+
+def glued(text: str) -> str:
+    """`text` as one word for :func:`wrap`."""
+    return text.replace(" ", "\0")
+
+
+def wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
+    """`text` in lines of `width` cells, broken between words only.
+
+    `first` stands before the first line, `rest` (default: as many spaces) before the others.
+    A word longer than the line is left whole, and ``58 720`` and ``6.1 %`` are one word.
+    """
+    rest = " " * cell_len(first) if rest is None else rest
+    words = [word.replace("\0", " ") for word in _GROUP.sub(glued(" "), text).split(" ") if word]
+    lines, line, used = [], first, cell_len(first)
+    empty = True
+    for word in words:
+        cells = cell_len(word)
+        if not empty and used + 1 + cells > width:
+            lines.append(line)
+            line, used, empty = rest, cell_len(rest), True
+        if not empty:
+            line, used = line + " ", used + 1
+        line, used, empty = line + word, used + cells, False
+    lines.append(line)
+    return lines
+
+
+def pad(text: str, width: int, right: bool = False) -> str:
+    """`text` in a column of `width` cells."""
+    fill = " " * max(0, width - cell_len(text))
+    return fill + text if right else text + fill

@@ -1,0 +1,111 @@
+"""A small JSON Schema checker, enough for the schemas that kvtrace itself publishes.
+
+Full ``jsonschema`` is a development dependency only; this one is driven by the same file, so
+that a report is checked on the user's machine by what is published. It knows ``type``,
+``const``, ``enum``, ``required``, ``properties``, ``additionalProperties``, ``items``,
+``maxItems``, ``minimum``, ``maximum`` and local ``$ref``; :func:`unsupported` finds any other.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from importlib.resources import files
+from typing import Any, cast
+
+_NAMES = {"$schema", "$id", "$ref", "$defs", "title", "description", "properties", "required"}
+_KNOWN = _NAMES | {"type", "const", "enum", "additionalProperties", "items", "maxItems", "minimum", "maximum"}
+
+
+@cache
+def packaged_schema(name: str = "kvtrace.report.1.json") -> dict[str, Any]:
+    """The published schema of that file name."""
+    text = (files("kvtrace.report") / "schema" / name).read_text(encoding="utf-8")
+    return cast("dict[str, Any]", json.loads(text))
+
+
+def _is(value: object, kind: str) -> bool:
+    if kind == "null":
+        return value is None
+    if kind == "boolean":
+        return isinstance(value, bool)
+    if kind == "string":
+        return isinstance(value, str)
+    if kind == "array":
+        return isinstance(value, list)
+    if kind == "object":
+        return isinstance(value, dict)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    return kind == "number" or isinstance(value, int) or value.is_integer()
+
+
+def _same(value: object, wanted: object) -> bool:
+    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "an array"
+    text = ascii(value) if not isinstance(value, int) or abs(value) < 10**30 else "a huge number"
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def problem(value: object, schema: dict[str, Any], root: dict[str, Any], at: str = "") -> str | None:
+    """What is wrong with `value` first, as ``where: what``, or None where it is valid."""
+    if "$ref" in schema:
+        return problem(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root, at)
+    here = at or "the top level"
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(_is(value, kind) for kind in kinds):
+        return f"{here} should be {' or '.join(kinds)}, found {_short(value)}"
+    if "const" in schema and not _same(value, schema["const"]):
+        return f"{here} should be {_short(schema['const'])}, found {_short(value)}"
+    if "enum" in schema and not any(_same(value, one) for one in schema["enum"]):
+        return f"{here} should be one of {', '.join(map(str, schema['enum']))}, found {_short(value)}"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if value < schema.get("minimum", value) or value > schema.get("maximum", value):
+            return f"{here} is out of range: {_short(value)}"
+    elif isinstance(value, list):
+        if len(value) > schema.get("maxItems", len(value)):
+            return f"{here} has {len(value)} items, more than {schema['maxItems']}"
+        for index, item in enumerate(value if "items" in schema else ()):
+            if found := problem(item, schema["items"], root, f"{at}[{index}]"):
+                return found
+    elif isinstance(value, dict):
+        return _object_problem(value, schema, root, at)
+    return None
+
+
+def _object_problem(
+    value: dict[str, object], schema: dict[str, Any], root: dict[str, Any], at: str
+) -> str | None:
+    here = at or "the top level"
+    known = schema.get("properties", {})
+    for key in schema.get("required", ()):
+        if key not in value:
+            return f"{here} lacks {key!r}"
+    others = schema.get("additionalProperties", True)
+    for key, item in value.items():
+        rule = known.get(key, others)
+        if rule is False:
+            return f"{here} has an unknown field {_short(key)}"
+        name = key if key in known else _short(key)
+        if isinstance(rule, dict) and (found := problem(item, rule, root, f"{at}.{name}" if at else name)):
+            return found
+    return None
+
+
+def unsupported(schema: object) -> set[str]:
+    """Keywords in a schema that :func:`problem` would ignore (a test asks that there are none)."""
+    if not isinstance(schema, dict):
+        return set()
+    found = set(schema) - _KNOWN
+    for group in ("properties", "$defs"):
+        for sub in schema.get(group, {}).values():
+            found |= unsupported(sub)
+    return found | unsupported(schema.get("items")) | unsupported(schema.get("additionalProperties"))

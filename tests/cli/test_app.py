@@ -1,0 +1,107 @@
+"""The command itself: help, version, usage errors, and errors nobody expected."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import kvtrace.report.load
+from kvtrace import __version__
+from kvtrace.cli.app import main
+from kvtrace.errors import KvtraceError
+
+
+def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(capsys, "--version") == (0, f"kvtrace {__version__}\n", "")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["explain", "--help"], ["docs", "--help"]])
+def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    code, out, err = call(capsys, *words)
+    assert code == 0 and "Usage: kvtrace" in out and err == ""
+
+
+def test_alone_it_shows_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, err = call(capsys)
+    assert all(verb in out + err for verb in ("run", "explain", "docs"))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--nope"], "--nope"),
+        (["nope"], "nope"),
+        (["explain"], "PATH"),
+        (["explain", "--nope", "x"], "--nope"),
+        (["explain", "x", "y"], "y"),
+        (["explain", "x", "--format", "pdf"], "pdf"),
+        (["explain", "a\nb\x1b[2J"], "a b\\x1b[2J"),
+        (["run"], "no command"),
+        (["run", "--"], "no command"),
+        (["run", "--nope", "--", "true"], "--nope"),
+        (["docs", "no-such-cause"], "no such cause"),
+        (["docs", "decode-not-offerd"], "did you mean decode-not-offered"),
+    ],
+)
+def test_usage_errors_are_one_line_and_exit_2(
+    capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    code, out, err = call(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("kvtrace: ") and err.count("\n") == 1 and says in err
+
+
+def test_docs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "docs")
+    assert code == 0 and err == "" and "below-save-granularity" in out
+    for line in out.splitlines():
+        code, page, err = call(capsys, "docs", line.split()[0])
+        assert code == 0 and err == "" and page.startswith(f"# {line.split()[0]}\n")
+        assert "## Seen as" in page and "## What to do" in page
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KvtraceError("what", "where", "", "do\nthis"), 2, "kvtrace: what: where: do this\n"),
+        (OSError(28, "No space left on device", "/x"), 2, "kvtrace: No space left on device: /x\n"),
+        (KeyboardInterrupt(), 130, None),
+        (RuntimeError("a\nb"), 2, None),
+    ],
+)
+def test_errors_become_codes(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    line: str | None,
+) -> None:
+    def fail(path: str) -> None:
+        raise error
+
+    monkeypatch.setattr(kvtrace.report.load, "load_report", fail)
+    monkeypatch.delenv("KVTRACE_DEBUG", raising=False)
+    got, out, err = call(capsys, "explain", "x")
+    assert got == code and out == "" and err.strip().count("\n") == 0 and "Traceback" not in err
+    if line is not None:
+        assert err == line
+    if isinstance(error, RuntimeError):
+        assert "internal error: RuntimeError: a b (test_app.py:" in err
+        monkeypatch.setenv("KVTRACE_DEBUG", "1")
+        assert "Traceback" in call(capsys, "explain", "x")[2]
+
+
+def test_starting_is_quick_and_loads_no_analysis() -> None:
+    heavy = ("pandas", "numpy", "psutil", "vllm", "torch")
+    code = f"import sys, kvtrace.cli.app; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]"

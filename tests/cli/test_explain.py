@@ -1,0 +1,161 @@
+"""``kvtrace explain`` and ``kvtrace docs`` as a user's shell sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvtrace.cli.app import main
+
+SAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "report" / "sample.py"))
+GOLDEN = Path(__file__).parents[1] / "report" / "golden"
+Shell = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(SAMPLE["sample"]()))
+    return path
+
+
+def test_text_is_the_default(shell: Shell, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    code, out, err = shell("explain", str(report))
+    assert (code, err) == (0, "")
+    assert out == (GOLDEN / "flagship.txt").read_text()
+
+
+def test_columns_set_the_width_of_a_pipe(shell: Shell, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {}
+    for columns in ("72", "400", "many", "-3", ""):
+        monkeypatch.setenv("COLUMNS", columns)
+        wide[columns] = max(map(len, shell("explain", str(report))[1].split("Coverage")[0].splitlines()))
+    assert wide["72"] <= 72 < 100 < wide["400"]
+    assert wide["many"] == wide["-3"] == wide[""] <= 100
+
+
+def test_json_is_the_report(shell: Shell, report: Path) -> None:
+    code, out, _ = shell("explain", "--format", "json", str(report))
+    assert code == 0 and json.loads(out) == SAMPLE["sample"]() and out.isascii()
+
+
+def test_markdown(shell: Shell, report: Path) -> None:
+    code, out, _ = shell("explain", str(report), "--format=markdown")
+    assert code == 0 and out == (GOLDEN / "flagship.md").read_text()
+
+
+def test_the_next_command_without_faults_names_the_path(shell: Shell, tmp_path: Path) -> None:
+    value = SAMPLE["sample"]()
+    value["findings"] = []
+    path = tmp_path / "my report.json"
+    path.write_text(json.dumps(value))
+    assert (
+        shell("explain", str(path))[1].splitlines()[-1] == f"Next  kvtrace explain '{path}' --format markdown"
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "empty"),
+        (b"{", "not JSON"),
+        (b"{}", "no kvtrace report"),
+        (b'{"schema": "kvtrace.report/2"}', "newer kvtrace"),
+        (b'{"schema": "kvtrace.report/1", "run": []}', "damaged report"),
+        (b"[" * 100_000, "nested too deep"),
+        (b"\xff\xfe\x00\x01", "not UTF-8"),
+        (b'{"schema": "\\u001b[2J\\ud800\\n"}', "another kind"),
+        (None, "no such file"),
+    ],
+)
+@pytest.mark.parametrize("format", ["text", "json", "markdown"])
+def test_bad_input_is_one_line_and_exit_2(
+    shell: Shell, tmp_path: Path, data: bytes | None, says: str, format: str
+) -> None:
+    path = tmp_path / "report.json"
+    if data is not None:
+        path.write_bytes(data)
+    code, out, err = shell("explain", str(path), "--format", format)
+    assert (code, out) == (2, "")
+    assert err.startswith("kvtrace: ") and err.count("\n") == 1 and err.endswith("\n") and says in err
+    assert "\x1b" not in err and "Traceback" not in err
+
+
+def test_empty_run_directory(shell: Shell, tmp_path: Path) -> None:
+    code, out, err = shell("explain", str(tmp_path))
+    assert (code, out, err.count("\n")) == (2, "", 1) and "no run in this directory" in err
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 64, b"KVTRACE\0" + b"\xff" * 200, os.urandom(4096)])
+def test_run_directory_of_broken_spools(shell: Shell, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "worker-1.kvt").write_bytes(content)
+    (tmp_path / "run.json").write_bytes(b"{not json")
+    code, out, err = shell("explain", str(tmp_path))
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("kvtrace: ") and "internal error" not in err
+
+
+def run_cli(*words: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "kvtrace", *words]
+    return subprocess.run(command, capture_output=True, timeout=60, env={**os.environ, **environment})
+
+
+def in_terminal(*words: str, **environment: str) -> bytes:
+    """What the command writes to a terminal."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "kvtrace", *words]
+    surroundings = {**os.environ, "TERM": "xterm-256color", **environment}
+    child = subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower, env=surroundings)
+    os.close(follower)
+    got = b""
+    try:
+        while part := os.read(leader, 65536):
+            got += part
+    except OSError:  # the last writer has gone
+        pass
+    assert child.wait(60) == 0
+    os.close(leader)
+    return got
+
+
+def test_colour_in_a_terminal_and_none_where_it_is_not_wanted(report: Path) -> None:
+    surroundings = dict.fromkeys(("NO_COLOR", "FORCE_COLOR", "COLORTERM"), "")
+    assert b"\x1b[" in in_terminal("explain", str(report), **surroundings)
+    assert b"\x1b" not in in_terminal("explain", str(report), **{**surroundings, "NO_COLOR": "1"})
+    assert b"\x1b" not in in_terminal("explain", "--no-color", str(report), **surroundings)
+    piped = run_cli("explain", str(report), FORCE_COLOR="1")
+    assert piped.returncode == 0 and b"\x1b" not in piped.stdout
+
+
+def test_a_terminal_without_unicode(report: Path) -> None:
+    done = run_cli("explain", str(report), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == 0 and done.stderr == b"" and b"58 720" in done.stdout
+
+
+def test_a_closed_pipe_is_quiet(report: Path) -> None:
+    command = f"'{sys.executable}' -m kvtrace explain --format json '{report}'"
+    code = "echo ${PIPESTATUS[0]}"
+    script = f"{command} | head -c 10 >/dev/null; {code}; {command} | true; {code}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=60)
+    assert done.stderr == b"" and done.stdout.split() == [b"0", b"0"]

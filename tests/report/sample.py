@@ -1,0 +1,415 @@
+"""A report by hand: the flagship case. Its numbers add up, and tests/report/test_sample.py says so."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from kvtrace.report.model import Report
+
+UNIT = 2048
+LAYERS = [f"model.layers.{number}.self_attn.attn" for number in range(4)]
+RANKS = [0, 1]
+LANES = len(LAYERS) * len(RANKS)
+STEPS = 212
+PROMPTS = [180, 910, *[1914] * 26, *[1913] * 4, 2210, 2100]
+OUTPUTS = [119] * 32 + [118] * 2  # the last token made has no KV
+
+PROMPT = sum(PROMPTS)
+SAVED = sum(prompt // UNIT * UNIT for prompt in PROMPTS)
+DECODE = sum(output - 1 for output in OUTPUTS)
+BELOW = PROMPT - SAVED
+TOTAL = PROMPT + DECODE
+
+WORKER_HOOKS = (
+    "bind_connector_metadata",
+    "start_load_kv",
+    "wait_for_save",
+    "get_finished",
+    "clear_connector_metadata",
+)
+
+
+def effect(unit: int) -> int:
+    """Share of the prompt tokens, in per cent, that a unit would have saved."""
+    return round(100 * sum(prompt // unit * unit for prompt in PROMPTS) / PROMPT)
+
+
+def _hooks() -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [
+        {
+            "process": "engine core",
+            "rank": None,
+            "layer": None,
+            "hook": "build_connector_meta",
+            "eligible": STEPS,
+            "fired": STEPS,
+            "with_work": 2,
+            "raised": 0,
+        }
+    ]
+    for hook in (*WORKER_HOOKS, "wait_for_layer_load", "save_kv_layer"):
+        stores = hook in ("bind_connector_metadata", "wait_for_save", "save_kv_layer")
+        for rank in RANKS:
+            for layer in [None] if hook in WORKER_HOOKS else LAYERS:
+                rows.append(
+                    {
+                        "process": f"worker {rank}",
+                        "rank": rank,
+                        "layer": layer,
+                        "hook": hook,
+                        "eligible": STEPS,
+                        "fired": STEPS,
+                        "with_work": 2 if stores else 0,
+                        "raised": 0,
+                    }
+                )
+    return rows
+
+
+def _ops() -> list[dict[str, Any]]:
+    return [
+        {
+            "process": f"worker {rank}",
+            "rank": rank,
+            "layer": layer,
+            "op": op,
+            "eligible": STEPS,
+            "fired": STEPS,
+            "direct": 0,
+        }
+        for op in ("unified_attention_with_output", "unified_kv_cache_update")
+        for rank in RANKS
+        for layer in LAYERS
+    ]
+
+
+def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    out: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        one = out.setdefault(
+            row["hook"], {"hook": row["hook"], "eligible": 0, "fired": 0, "with_work": 0, "share": 1.0}
+        )
+        for name in ("eligible", "fired", "with_work"):
+            one[name] += row[name]
+    return list(out.values())
+
+
+def _requests() -> list[dict[str, Any]]:
+    rows = []
+    for number, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True)):
+        saved = prompt // UNIT * UNIT
+        rows.append(
+            {
+                "id": f"cmpl-{number:04x}-0-a1b2",
+                "client": f"cmpl-{number:04x}",
+                "engine": 1,
+                "prompt": prompt,
+                "computed": prompt + output - 1,
+                "output": output,
+                "local": 0,
+                "external": 0,
+                "chunks": 1 + (prompt > UNIT),
+                "chunk_tokens": [min(prompt, UNIT), *([prompt - UNIT] if prompt > UNIT else [])],
+                "saved": float(saved),
+                "not_saved": float(prompt + output - 1 - saved),
+                "verdict": "below-save-granularity",
+                "status": "FINISHED_LENGTH_CAPPED",
+                "first_step": 1 + number * 2,
+                "last_step": min(STEPS, 1 + number * 2 + output),
+                "block": 32,
+            }
+        )
+    return sorted(rows, key=lambda row: -row["not_saved"])
+
+
+def _gate(number: int, name: str, note: str) -> dict[str, Any]:
+    return {
+        "gate": number,
+        "name": name,
+        "in": PROMPT if number <= 1 else SAVED,
+        "out": PROMPT if number == 0 else SAVED,
+        "note": note,
+    }
+
+
+def _finding(id: str, severity: str, gate: int, tokens: int, requests: int, **words: Any) -> dict[str, Any]:
+    return {
+        "id": id,
+        "severity": severity,
+        "gate": gate,
+        "tokens": float(tokens),
+        "share": tokens / TOTAL,
+        "requests": requests,
+        "evidence": [],
+        "events": [],
+        "remedy": [],
+        "versions": "0.8.5 .. 0.33.0",
+        "docs": f"docs/causes/{id}.md",
+        **words,
+    }
+
+
+def _process(pid: int, name: str, role: str, rank: int | None, records: int) -> dict[str, Any]:
+    spool = f"spool/{role}-{pid}.kvt"
+    return {
+        "pid": pid,
+        "name": name,
+        "role": role,
+        "rank": rank,
+        "spool": spool,
+        "records": records,
+        "end": "open",
+        "agent": True,
+    }
+
+
+def sample() -> Report:
+    """The flagship report; a fresh copy each time."""
+    hooks = _hooks()
+    report: dict[str, Any] = {
+        "schema": "kvtrace.report/1",
+        "run": {
+            "name": "vua",
+            "command": ["vllm", "serve", "tiny", "--max-num-batched-tokens", "2048", "--api-key", "***"],
+            "started": "2026-11-20T18:15:00+00:00",
+            "seconds": 61.2,
+            "exit_code": 0,
+            "signal": None,
+            "kvtrace": "0.1.0",
+            "vllm": "0.32.0",
+            "torch": "2.13.0+cpu",
+            "python": "3.11.7",
+            "host": "laptop",
+            "processes": [
+                _process(101, "engine core", "scheduler", None, 2210),
+                _process(102, "worker 0", "worker", 0, 5830),
+                _process(103, "worker 1", "worker", 1, 5830),
+            ],
+            "engines": [
+                {
+                    "tag": 1,
+                    "dp_rank": 0,
+                    "platform": "cpu",
+                    "model": "tiny",
+                    "connector": {
+                        "name": "ChunkStore",
+                        "class": "ChunkStore",
+                        "module": "my_store.connector",
+                        "file": "my_store/connector.py",
+                        "role": "kv_both",
+                    },
+                    "tp": 2,
+                    "pp": 1,
+                    "block_size": 32,
+                    "prefix_caching": False,
+                    "max_num_batched_tokens": UNIT,
+                    "chunked_prefill": True,
+                    "enforce_eager": True,
+                    "cudagraph_mode": "NONE",
+                    "kv_layers": len(LAYERS),
+                    "lanes": LANES,
+                    "ranks": RANKS,
+                    "steps": STEPS,
+                    "real_steps": STEPS,
+                    "requests": len(PROMPTS),
+                }
+            ],
+        },
+        "verdict": "7 % of the prompt KV computed here was saved: 32 of 34 prompts are shorter than this "
+        f"connector's unit of {UNIT} tokens.",
+        "instrumentation": {
+            "targets": [
+                {
+                    "id": "connector-factory",
+                    "module": "vllm.distributed.kv_transfer.kv_connector.factory",
+                    "attr": "KVConnectorFactory.create_connector",
+                    "status": "found",
+                    "processes": 3,
+                    "detail": "",
+                },
+                {
+                    "id": "op-unified-attention",
+                    "module": "vllm.attention.layer",
+                    "attr": "unified_attention",
+                    "status": "missing",
+                    "processes": 2,
+                    "detail": "gone from 0.20.0",
+                },
+            ],
+            "found": 1,
+            "missing": 1,
+            "failed": 0,
+        },
+        "coverage": {"hooks": hooks, "ops": _ops(), "summary": _summary(hooks)},
+        "road": [
+            _gate(0, "wiring", "connector live in the scheduler and in 2/2 workers"),
+            _gate(1, "schedule", ""),
+            _gate(2, "bind", ""),
+            _gate(3, "forward", "op body ran in 1 696/1 696 layer-steps (4 layers x 2 ranks x 212 steps)"),
+            _gate(4, "hook", "save_kv_layer called 1 696 times, 16 times with work"),
+            _gate(5, "effect", "measured: slots read from the KV tensors"),
+            _gate(6, "completion", ""),
+        ],
+        "ledger": {
+            "saves": {
+                "unit": "token-layers",
+                "total": TOTAL * LANES,
+                "accounts": {
+                    "saved": SAVED * LANES,
+                    "loaded": 0,
+                    "not-saved:below-save-granularity": BELOW * LANES,
+                    "not-saved:decode-not-offered": DECODE * LANES,
+                },
+                "lanes": LANES,
+                "tokens": {
+                    "saved": float(SAVED),
+                    "loaded": 0.0,
+                    "not-saved:below-save-granularity": float(BELOW),
+                    "not-saved:decode-not-offered": float(DECODE),
+                },
+                "total_tokens": float(TOTAL),
+                "trust": "measured",
+                "trust_note": "slots read from the KV tensors",
+            },
+            "loads": {
+                "unit": "token-layers",
+                "total": 0,
+                "accounts": {},
+                "lanes": LANES,
+                "tokens": {},
+                "total_tokens": 0.0,
+                "trust": "none",
+                "trust_note": "34 of 34 lookups answered 0",
+            },
+        },
+        "findings": [
+            _finding(
+                "below-save-granularity",
+                "fault",
+                1,
+                BELOW,
+                34,
+                title=f"This connector stores whole units of {UNIT} tokens only: 32 of 34 prompts are "
+                "shorter, 2 lose their tail. Prompts here have 180 to 2 210 tokens, median 1 914.",
+                evidence=[
+                    f"store sizes in the metadata: 0 (32 requests), 2 048 (2), and nothing in between; "
+                    f"{UNIT} = max_num_batched_tokens, set by --max-num-batched-tokens"
+                ],
+                events=[
+                    {
+                        "request": "cmpl-0001-0-a1b2",
+                        "step": 3,
+                        "rank": None,
+                        "layer": None,
+                        "text": "910 prompt tokens scheduled, a store of 0 slots in the metadata",
+                    }
+                ],
+                remedy=[
+                    f"lower --max-num-batched-tokens: 1024 would have saved {effect(1024)} % of these prompt "
+                    f"tokens, 512 {effect(512)} %, 256 {effect(256)} %; or change the rounding "
+                    "in my_store/connector.py"
+                ],
+            ),
+            _finding(
+                "decode-not-offered",
+                "limit",
+                1,
+                DECODE,
+                34,
+                title="this connector never offers tokens made in decode.",
+            ),
+        ],
+        "ruled_out": [
+            {"id": "full-cudagraph-replay", "evidence": "graph mode NONE in 212/212 steps (enforce_eager)"},
+            {
+                "id": "direct-call-bypass",
+                "evidence": "every op went through the hooked body; use_direct_call is False on all layers",
+            },
+            {
+                "id": "connector-not-created",
+                "evidence": "created in the scheduler and in 2/2 workers, from my_store/connector.py",
+            },
+            {
+                "id": "local-hit",
+                "evidence": "prefix caching is off; 0 tokens reused. With it on, fewer tokens would be "
+                "offered, not more",
+            },
+            {"id": "ranks-diverge", "evidence": "both ranks saved the same tokens"},
+        ],
+        "not_observed": [{"id": "device-time", "why": "CPU build of vLLM: there is no device clock"}],
+        "requests": {"total": len(PROMPTS), "shown": len(PROMPTS), "rows": _requests()},
+        "timing": [
+            {
+                "hook": "save_kv_layer",
+                "clock": "host",
+                "count": STEPS * LANES,
+                "p50_ns": 2100,
+                "p99_ns": 412_000,
+                "total_ns": 18_000_000,
+                "share_of_steps": 0.0041,
+            },
+            {
+                "hook": "wait_for_save",
+                "clock": "host",
+                "count": STEPS * len(RANKS),
+                "p50_ns": 900,
+                "p99_ns": 4_100,
+                "total_ns": 600_000,
+                "share_of_steps": 0.0001,
+            },
+        ],
+        "limits": {
+            "notes": ["completion is declared by wait_for_save: writes of background threads are not seen"],
+            "lost_records": 0,
+            "damaged": [],
+            "tracer": {"spool_bytes": 13870 * 64, "records": 13870},
+        },
+    }
+    return copy.deepcopy(report)  # type: ignore[return-value]
+
+
+def with_loads() -> Report:
+    """The same engine with a loads ledger, uneven layers and things that went wrong."""
+    report = sample()
+    report["run"]["exit_code"] = 1
+    report["ledger"]["loads"] = {
+        "unit": "token-layers",
+        "total": 1024 * LANES,
+        "accounts": {"loaded": 992 * LANES, "clamped:lookup-clamped": 32 * LANES},
+        "lanes": LANES,
+        "tokens": {"loaded": 992.0, "clamped:lookup-clamped": 32.0},
+        "total_tokens": 1024.0,
+        "trust": "declared",
+        "trust_note": "slots named in the connector's metadata",
+    }
+    for row in report["coverage"]["hooks"]:
+        if row["hook"] == "save_kv_layer" and row["layer"] == LAYERS[3]:
+            row["fired"] = row["with_work"] = 0
+    report["findings"].append(
+        _finding(  # type: ignore[arg-type]
+            "save-blocks-step",
+            "note",
+            6,
+            0,
+            0,
+            title="wait_for_save takes 12.0 % of the step.",
+            evidence=["median 1.2 ms in steps of 10 ms"],
+            remedy=["write in the background, and wait in get_finished"],
+        )
+    )
+    report["limits"]["lost_records"] = 12
+    report["limits"]["damaged"] = [{"spool": "spool/worker-103.kvt", "detail": "cut at record 5830"}]
+    report["run"]["processes"].append(
+        {
+            "pid": 104,
+            "name": "API server",
+            "role": "front",
+            "rank": None,
+            "spool": None,
+            "records": 0,
+            "end": "",
+            "agent": False,
+        }
+    )
+    return report

@@ -1,0 +1,205 @@
+"""From the analysis' tables to a report: plain values, caps, and nothing that breaks the schema."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kvtrace.causes import model as causes
+from kvtrace.ledger import model as ledger
+from kvtrace.report.build import assemble
+from kvtrace.report.load import check_report
+from kvtrace.report.model import MAX_COVERAGE_ROWS, MAX_REQUEST_ROWS
+
+ENDED = 1_000_000_005 * 10**9
+HEADER = {"python": "3.11"}
+
+
+def table(columns: tuple[str, ...], *rows: dict[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame(list(rows), columns=list(columns))
+
+
+def hook(layer: int, fired: int, pid: int = 11, engine: int = 1) -> dict[str, Any]:
+    return {
+        "engine": engine, "pid": pid, "process": "worker 0", "rank": np.int64(0), "layer": f"layers.{layer}",
+        "hook": "save_kv_layer", "eligible": np.int64(5), "fired": np.int64(fired), "with_work": 1,
+        "raised": 0,
+    }  # fmt: skip
+
+
+def request(number: int) -> dict[str, Any]:
+    return {
+        "id": f"r{number}", "client": "", "engine": np.int64(1), "prompt": np.int64(100), "computed": 104,
+        "output": 5, "local": 0, "external": -32, "offered": -1, "chunks": 1, "chunk_tokens": (100,),
+        "first_step": (1 << 32) | 7, "last_step": (1 << 32) | 9, "block": 32, "status": "FINISHED_STOPPED",
+        "finished": True, "digest": 1, "prefix": 1, "preemptions": 0, "looked_up": False, "t_first": 1,
+        "saved": 800, "unsaved": 32, "diverged": False, "verdict": "saved",
+        "saved_tokens": np.float64(100.0), "not_saved_tokens": 4.0,
+    }  # fmt: skip
+
+
+def book(total: int, **accounts: int) -> ledger.Book:
+    return ledger.Book(total, dict(accounts), 8, {name: n / 8 for name, n in accounts.items()}, total / 8)
+
+
+def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
+    facts = {
+        "vllm": "0.32.0",
+        "torch": "2.13.0",
+        "platform": "cpu",
+        "tp": 1,
+        "prefix_caching": True,
+        "block_size": 32,
+    }
+    facts["kv_transfer"] = {"connector": "Example", "role": "kv_both"}
+    connector = ledger.Connector(
+        10,
+        0,
+        "scheduler",
+        None,
+        "Example",
+        "ExampleConnector",
+        "m",
+        "m.py",
+        True,
+        None,
+        None,
+        "subclass",
+        (),
+        (),
+        {},
+        1,
+    )
+    engine = ledger.Engine(1, 10, "engine core", facts, connector, lanes=8, steps=9, real_steps=8, requests=1)
+    worker = ledger.Worker(
+        engine=1, pid=11, spool="w-11.kvt", process="worker 0", ordinal=1, rank=0,
+        kv_layers=("layers.0", "layers.1"), connector_live=True, connector=None, direct_call={}, facts={},
+    )  # fmt: skip
+    engine.workers.append(worker)
+    values: dict[str, Any] = {
+        "directory": tmp_path,
+        "run": {"name": "x", "command": ["vllm"], "started_wall_ns": 10**18, "ended_wall_ns": ENDED},
+        "processes": [
+            ledger.Process(10, 1, "engine core", "scheduler", None, "s-10.kvt", 50, "open", True, HEADER),
+            ledger.Process(12, 1, "sh", "shell", None, None, 0, "", False),
+        ],
+        "engines": [engine],
+        "connectors": [connector],
+        "spools": [ledger.SpoolState("s-10.kvt", 10, 6400, 50, "damaged", None, 3, "bad record 50")],
+        "targets": [ledger.Target("t", "m", "a", "found", 2, "")],
+        "exceptions": [],
+        "agent_errors": [(10, "recorder", "disk full")],
+        "hooks": table(ledger.HOOK_COLUMNS, hook(0, 5), hook(1, 4)),
+        "ops": table(ledger.OP_COLUMNS),
+        "skips": table(ledger.SKIP_COLUMNS),
+        "timing": table(
+            ledger.TIMING_COLUMNS,
+            {
+                "hook": "save_kv_layer", "kind": "hook", "clock": "host", "count": np.int64(9),
+                "p50_ns": np.float64(5.5), "p99_ns": 9, "total_ns": 60, "share_of_steps": float("nan"),
+            },
+        ),
+        "requests": table(ledger.REQUEST_COLUMNS),
+        "entries": table(ledger.ENTRY_COLUMNS),
+        "pieces": table(ledger.PIECE_COLUMNS),
+        "base": pd.DataFrame(),
+        "loads": book(0),
+        "total": 832,
+        **parts,
+    }  # fmt: skip
+    return ledger.Run(**values)
+
+
+def diagnosis(requests: int = 1) -> causes.Diagnosis:
+    found = causes.Finding(
+        "decode-not-offered",
+        "limit",
+        1,
+        "never",
+        4.0,
+        0.04,
+        1,
+        events=[causes.Event("r0", (1 << 32) | 7, "x")] * 9,
+    )
+    rows = table(
+        (*ledger.REQUEST_COLUMNS, "verdict", "saved_tokens", "not_saved_tokens"),
+        *map(request, range(requests)),
+    )
+    road = [causes.GateRow(0, "wiring", 100, 100, "")]
+    books = book(832, saved=800, **{"not-saved:decode-not-offered": 32})
+    return causes.Diagnosis("All was saved.", [found], [], [], books, book(0), road, rows)
+
+
+def built(run: ledger.Run, what: causes.Diagnosis) -> Any:
+    """Through JSON and the schema, as a user gets it."""
+    return check_report(json.loads(json.dumps(assemble(run, what))), "here")
+
+
+def test_a_run_becomes_a_report(tmp_path: Path) -> None:
+    report = built(run_of(tmp_path), diagnosis())
+    assert report["run"]["seconds"] == 5.0 and report["run"]["started"] == "2001-09-09T01:46:40+00:00"
+    assert report["run"]["vllm"] == "0.32.0" and report["run"]["python"] == "3.11"
+    assert report["run"]["engines"][0]["connector"]["class"] == "ExampleConnector"
+    assert report["run"]["engines"][0]["kv_layers"] == 2
+    assert [one["role"] for one in report["run"]["processes"]] == ["scheduler", "other"]
+    assert report["coverage"]["summary"] == [
+        {"hook": "save_kv_layer", "eligible": 10, "fired": 9, "with_work": 2, "share": 0.9}
+    ]
+    row = report["requests"]["rows"][0]
+    assert (row["first_step"], row["last_step"], row["external"], row["client"]) == (7, 9, 0, None)
+    assert report["findings"][0]["docs"] == "docs/causes/decode-not-offered.md"
+    assert [event["step"] for event in report["findings"][0]["events"]] == [7, 7, 7]
+    assert report["timing"][0]["share_of_steps"] is None
+    assert report["limits"]["lost_records"] == 3
+    assert report["limits"]["damaged"] == [{"spool": "spool/s-10.kvt", "detail": "bad record 50"}]
+    assert any("disk full" in note for note in report["limits"]["notes"])
+
+
+def test_a_run_about_which_little_is_known(tmp_path: Path) -> None:
+    engine = ledger.Engine(1, 10, "engine core", {}, None)
+    report = built(
+        run_of(tmp_path, run={}, processes=[], engines=[engine], spools=[], targets=[]), diagnosis(0)
+    )
+    assert report["run"]["name"] == tmp_path.name and report["run"]["vllm"] is None
+    assert report["run"]["engines"][0]["connector"] is None and report["run"]["engines"][0]["tp"] is None
+
+
+def test_configured_but_not_live(tmp_path: Path) -> None:
+    engine = ledger.Engine(
+        1, 10, "engine core", {"kv_transfer": {"connector": "Mine", "role": "kv_both"}}, None
+    )
+    connector = built(run_of(tmp_path, engines=[engine]), diagnosis())["run"]["engines"][0]["connector"]
+    assert connector == {"name": "Mine", "class": "", "module": "", "file": "", "role": "kv_both"}
+
+
+def test_lists_are_capped_and_say_so(tmp_path: Path) -> None:
+    layers = MAX_COVERAGE_ROWS + 50
+    hooks = table(ledger.HOOK_COLUMNS, *(hook(n, 4 if n == layers - 1 else 5) for n in range(layers)))
+    report = built(run_of(tmp_path, hooks=hooks), diagnosis(MAX_REQUEST_ROWS + 1))
+    rows = report["coverage"]["hooks"]
+    assert len(rows) == MAX_COVERAGE_ROWS
+    assert rows[-1]["fired"] == 4, "incomplete rows are kept first, in their order"
+    assert report["coverage"]["summary"][0]["eligible"] == 5 * layers
+    assert any("coverage rows" in note for note in report["limits"]["notes"])
+    assert (report["requests"]["total"], report["requests"]["shown"]) == (
+        MAX_REQUEST_ROWS + 1,
+        MAX_REQUEST_ROWS,
+    )
+
+
+def test_processes_of_two_engines_are_told_apart(tmp_path: Path) -> None:
+    hooks = table(ledger.HOOK_COLUMNS, hook(0, 5), hook(0, 5, pid=21, engine=2))
+    rows = built(run_of(tmp_path, hooks=hooks), diagnosis())["coverage"]["hooks"]
+    assert [row["process"] for row in rows] == ["worker 0 (engine 1, pid 11)", "worker 0 (engine 2, pid 21)"]
+
+
+def test_unbalanced_books_never_become_a_report(tmp_path: Path) -> None:
+    what = diagnosis()
+    what.saves.accounts["saved"] += 1
+    with pytest.raises(AssertionError, match="ledger off by"):
+        assemble(run_of(tmp_path), what)
