@@ -97,9 +97,7 @@ def _children(connector: Any) -> list[Any]:
 # --- the proxy ---------------------------------------------------------------------------
 
 
-def _install(
-    connector: Any, base: type, names: list[str], role: Role, lane: int, parent: int | None
-) -> str:
+def _install(connector: Any, base: type, names: list[str], role: Role, lane: int, parent: int | None) -> str:
     methods = {name: _wrapper(base, name, role, lane) for name in names}
     own = vars(connector) if hasattr(connector, "__dict__") else {}
     for name in names:

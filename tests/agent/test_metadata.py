@@ -21,9 +21,7 @@ BLOCK = 16
 
 def blocks(**req_blocks: list[int]) -> Blocks:
     output = SimpleNamespace(
-        scheduled_new_reqs=[
-            SimpleNamespace(req_id=req, block_ids=(ids,)) for req, ids in req_blocks.items()
-        ]
+        scheduled_new_reqs=[SimpleNamespace(req_id=req, block_ids=(ids,)) for req, ids in req_blocks.items()]
     )
     scheduler = SimpleNamespace(block_size=BLOCK, requests=dict.fromkeys(req_blocks))
     return Blocks(scheduler, output)

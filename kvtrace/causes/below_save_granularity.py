@@ -1,0 +1,161 @@
+"""below-save-granularity: less than the connector's unit is rounded away."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case, Piece, Request
+from kvtrace.causes.model import FAULT, LIMIT, Event, Finding, RuledOut
+from kvtrace.causes.unit import Unit
+from kvtrace.causes.words import count, of_all, percent, plural
+from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.model import Engine
+from kvtrace.ledger.values import text
+
+ID = "below-save-granularity"
+
+
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    unit = case.units.get(piece.engine)
+    if unit is None:
+        return []
+    request = case.requests[piece.request]
+    engine = case.engines[piece.engine]
+    if piece.phase == "decode":
+        if not engine.decode_entries:
+            return []
+        aligned = request.computed // unit.value * unit.value
+    else:
+        aligned = unit.aligned(request.prompt)
+        if engine.decode_entries and request.stored_end >= request.prompt:
+            return []
+    return [(max(start, aligned), end) for start, end in left if end > aligned]
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut]:
+    booked = case.booked.get(ID)
+    for tag, unit in case.units.items():
+        if booked and booked.amounts.get(tag) and unit:
+            yield _finding(case, tag, unit)
+            return
+    known = [(tag, unit) for tag, unit in case.units.items() if unit]
+    if known:
+        tag, unit = known[0]
+        stored = sum(bool(request.stored_end) for request in case.of_engine(tag))
+        yield RuledOut(
+            ID, f"units of {unit.value} tokens ({unit.where}); {plural(stored, 'prompt')} fill them"
+        )
+
+
+def _finding(case: Case, tag: int, unit: Unit) -> Finding:
+    """One finding for the run, told from its first engine that lost tokens so."""
+    engine = case.engines[tag]
+    lost = case.booked[ID].requests
+    # What was reused or loaded whole asks nothing of the unit.
+    prompts = [r for r in case.of_engine(tag) if r.row in lost or r.stored_end]
+    whole = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) == 0]
+    tails = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) > 0]
+    lengths = [r.prompt for r in prompts]
+    connector = engine.connector.cls if engine.connector else "This connector"
+    shorter = of_all(len(whole), len(prompts), "prompt")
+    if whole:
+        verb = "is" if len(whole) == 1 else "are"
+        title = f"{connector} stores whole units of {unit.value} tokens only: {shorter} {verb} shorter."
+    else:
+        title = (
+            f"{connector} stores whole units of {unit.value} tokens: a prompt's tail below that is cut off."
+        )
+    spread = (
+        f"{count(min(lengths))} to {count(max(lengths))} tokens, median {count(statistics.median(lengths))}"
+    )
+    evidence = [
+        f"prompts here have {spread}; {len(whole)} of {len(prompts)} fall below the unit whole, "
+        f"{len(tails)} by their tail",
+        f"{_stores(prompts)}; {unit.value} = {unit.where}",
+    ]
+    rounded = "prompt" if not unit.kept_back else "(prompt - 1)"
+    evidence.append(
+        f"every store is floor({rounded} / {unit.value}) x {unit.value} tokens, cut to what its chunk held"
+    )
+    return case.finding(
+        ID,
+        title,
+        severity=FAULT if whole else LIMIT,
+        evidence=evidence,
+        events=_events(case, whole or tails, unit),
+        remedy=_remedy(engine, unit, prompts),
+        headline=(
+            f"{shorter} {'is' if len(whole) == 1 else 'are'} shorter than this connector's unit of "
+            f"{unit.value} tokens"
+            if whole
+            else f"only the tails of prompts below the unit of {unit.value} tokens are left out"
+        ),
+    )
+
+
+def _stores(prompts: list[Request]) -> str:
+    """Store sizes in the metadata, with how many requests each."""
+    sizes = Counter(sum(max(0, e.slots) for e in r.entries) for r in prompts if r.entries)
+    silent = sum(not r.entries for r in prompts)
+    shown = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:5]
+    parts = [f"{count(size)} ({plural(n, 'request')})" for size, n in sorted(shown)]
+    if len(sizes) > len(shown):
+        parts.append(f"and {len(sizes) - len(shown)} other sizes")
+    if silent:
+        parts.append(f"no entry at all ({plural(silent, 'request')})")
+    return "store sizes in the metadata: " + ", ".join(parts)
+
+
+def _events(case: Case, requests: list[Request], unit: Unit) -> list[Event]:
+    events = []
+    for r in sorted(requests, key=lambda r: -r.prompt)[:3]:
+        step = r.entries[0].step if r.entries else r.chunk_step
+        slots = sum(max(0, e.slots) for e in r.entries)
+        entry = (
+            f"a store of {count(slots)} slots in the metadata" if r.entries else "no entry in the metadata"
+        )
+        events.append(Event(r.id, step, f"{count(r.prompt)} prompt tokens, {entry}"))
+    return events
+
+
+def _remedy(engine: Engine, unit: Unit, prompts: list[Request]) -> list[str]:
+    """The flag or key to change, with what half, a quarter and an eighth would have saved."""
+    total = sum(r.prompt for r in prompts)
+    if unit.kind == "block_size":
+        floor = 32 if text(engine.facts, "platform") == "cpu" else 16
+    else:
+        floor = max(1, engine.block_size)
+    effects: list[str] = []
+    for part in (2, 4, 8):
+        smaller = unit.value // part
+        if smaller < floor or unit.value % part:
+            break
+        saved = sum(max(0, r.prompt - unit.kept_back) // smaller * smaller for r in prompts)
+        share = percent(saved, total)
+        effects.append(
+            f"{smaller} would have saved {share} of these prompt tokens"
+            if not effects
+            else f"{smaller} {share}"
+        )
+    change = {
+        "max_num_batched_tokens": "lower --max-num-batched-tokens",
+        "block_size": "lower --block-size",
+        "extra": f'lower "{unit.name}" in kv_connector_extra_config',
+        "attribute": f"lower {unit.name} of the connector",
+    }[unit.kind]
+    lines = []
+    if effects:
+        lines.append(f"{change}: {', '.join(effects)}")
+    elif unit.kind == "block_size":
+        lines.append(
+            "the unit is a block of the KV cache already at its smallest: only longer prompts are stored"
+        )
+    else:
+        lines.append(f"{change} (here it is no more than a block already)")
+    file = engine.connector.file if engine.connector else ""
+    if unit.kind != "block_size" and file:
+        short = "/".join(file.replace("\\", "/").split("/")[-2:])
+        lines.append(f"or change the rounding in {short}")
+    return lines

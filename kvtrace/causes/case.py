@@ -1,0 +1,229 @@
+"""A run, prepared for the rules: requests with their store entries, units, and booked tokens."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvtrace.causes.catalogue import CATALOGUE
+from kvtrace.causes.model import Event, Finding
+from kvtrace.causes.tables import rows
+from kvtrace.causes.unit import Sample, Store, Unit, infer_unit
+from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.model import Engine, Run
+
+MAX_EVENTS = 3
+
+
+@dataclass
+class Piece:
+    """One row of Run.pieces."""
+
+    request: int
+    engine: int
+    start: int
+    end: int
+    lanes: int
+    phase: str
+    chunk: int
+    step: int
+    gate: str
+    live: bool
+
+
+@dataclass
+class Request:
+    """One row of Run.requests with its store entries."""
+
+    row: int
+    id: str
+    engine: int
+    prompt: int
+    computed: int
+    local: int
+    external: int
+    offered: int
+    chunks: int
+    chunk_step: int
+    first_step: int
+    digest: int
+    prefix: int
+    block: int
+    status: str
+    entries: list[Store] = field(default_factory=list)
+
+    @property
+    def stored_end(self) -> int:
+        """How far the declared stores reach, within what had KV."""
+        return max((min(e.end, e.available) for e in self.entries), default=0)
+
+    @property
+    def empty_entry(self) -> bool:
+        """In the metadata with nothing to store, and never with anything."""
+        return bool(self.entries) and all(e.slots == 0 for e in self.entries)
+
+
+@dataclass
+class Booked:
+    """What one cause explains: token-layers per engine and request."""
+
+    amounts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # engine -> token-layers
+    prompts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # of these, prompt positions
+    requests: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # request row -> token-layers
+    samples: list[tuple[Piece, int, int]] = field(default_factory=list)  # piece, start, end
+
+
+@dataclass
+class Case:
+    run: Run
+    engines: dict[int, Engine]
+    requests: list[Request]
+    units: dict[int, Unit | None]
+    empty_before: dict[int, tuple[int, int, int]]
+    """Engine -> (step, digest, prompt) of the first request that was offered with 0 slots."""
+    stored: dict[tuple[int, int], list[tuple[int, int, int]]]
+    """(engine, digest or prefix digest) -> (step, stored up to, request row), in order."""
+    booked: dict[str, Booked] = field(default_factory=lambda: defaultdict(Booked))
+
+    def tokens(self, ident: str) -> float:
+        """Tokens for people: token-layers by the lanes of their engine."""
+        if ident not in self.booked:
+            return 0.0
+        return sum(
+            amount / max(1, self.engines[tag].lanes) for tag, amount in self.booked[ident].amounts.items()
+        )
+
+    @property
+    def total_tokens(self) -> float:
+        """All positions that ever had KV."""
+        return float(sum(r.computed for r in self.requests if r.engine in self.engines))
+
+    def of_engine(self, tag: int) -> list[Request]:
+        return [request for request in self.requests if request.engine == tag]
+
+    def finding(self, ident: str, title: str, **more: object) -> Finding:
+        """A finding with the numbers of the books filled in; ``more`` are fields of Finding."""
+        cause = CATALOGUE[ident]
+        booked = self.booked.get(ident)
+        tokens, total = self.tokens(ident), self.total_tokens
+        values: dict[str, object] = {
+            "severity": cause.severity,
+            "tokens": tokens,
+            "share": min(1.0, tokens / total) if total else 0.0,
+            "requests": len(booked.requests) if booked else 0,
+            "remedy": [cause.remedy],
+            "versions": cause.versions,
+            "docs": f"docs/causes/{ident}.md",
+            **more,
+        }
+        return Finding(id=ident, gate=cause.gate, title=title, **values)  # type: ignore[arg-type]
+
+    def events(self, ident: str, text: str = "") -> list[Event]:
+        """Concrete moments of what was booked: the largest losses first, one a request."""
+        booked = self.booked.get(ident)
+        if booked is None:
+            return []
+        found: list[Event] = []
+        seen: set[int] = set()
+        for piece, start, end in sorted(booked.samples, key=lambda s: (s[1] - s[2], s[0].request)):
+            if piece.request in seen:
+                continue
+            seen.add(piece.request)
+            request = self.requests[piece.request]
+            what = text or f"positions {start} to {end} of {request.prompt} prompt tokens"
+            found.append(Event(request.id, piece.step or request.first_step, what))
+            if len(found) == MAX_EVENTS:
+                break
+        return found
+
+
+_SAMPLES = 512
+
+
+def add(case: Case, ident: str, piece: Piece, intervals: Iterable[Interval]) -> None:
+    """Book parts of a piece to a cause."""
+    booked = case.booked[ident]
+    prompt = case.requests[piece.request].prompt
+    for start, end in intervals:
+        size = (end - start) * piece.lanes
+        booked.amounts[piece.engine] += size
+        booked.prompts[piece.engine] += max(0, min(end, prompt) - start) * piece.lanes
+        booked.requests[piece.request] += size
+        if len(booked.samples) < _SAMPLES:
+            booked.samples.append((piece, start, end))
+
+
+def make_case(run: Run) -> Case:
+    """Read the tables of a run into what the rules ask for, with no token booked yet."""
+    requests = [
+        Request(
+            row=row, id=r.id, engine=r.engine, prompt=r.prompt, computed=r.computed, local=r.local,
+            external=r.external, offered=r.offered, chunks=r.chunks, chunk_step=r.chunk_step,
+            first_step=r.first_step, digest=r.digest, prefix=r.prefix, block=r.block, status=r.status,
+        )
+        for row, r in enumerate(rows(run.requests))
+    ]  # fmt: skip
+    for e in rows(run.entries):
+        if e.slots >= 0:
+            requests[e.request].entries.append(Store(e.step, e.slots, e.tokens, e.start, e.available))
+    engines = {engine.tag: engine for engine in run.engines}
+    case = Case(run, engines, requests, {}, {}, {})
+    stored: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+    for request in requests:
+        if request.empty_entry:
+            first = (request.entries[0].step, request.digest, request.prompt)
+            known = case.empty_before.get(request.engine)
+            if known is None or first[0] < known[0]:
+                case.empty_before[request.engine] = first
+        end = request.stored_end
+        if end > 0:
+            step = request.entries[0].step
+            for key in {request.digest, request.prefix} - {0}:
+                stored[(request.engine, key)].append((step, end, request.row))
+    case.stored = {key: sorted(known) for key, known in stored.items()}
+    by_engine: dict[int, list[Request]] = defaultdict(list)
+    for request in requests:
+        by_engine[request.engine].append(request)
+    for tag, engine in engines.items():
+        case.units[tag] = infer_unit(
+            engine, [_sample(case, request) for request in by_engine[tag]], list(run.run.get("command") or ())
+        )
+    return case
+
+
+def _sample(case: Case, request: Request) -> Sample:
+    reused = request.local + request.external > 0 or request.offered > 0
+    return Sample(
+        prompt=request.prompt,
+        stores=request.entries,
+        explained=reused or request.computed < request.prompt or stored_before(case, request) > 0,
+        after_empty=after_empty(case, request),
+        first_chunk=request.chunk_step if request.chunks >= 2 else None,
+    )
+
+
+def after_empty(case: Case, request: Request) -> bool:
+    """Left out of all metadata after a different prompt had been offered with 0 slots."""
+    first = case.empty_before.get(request.engine)
+    return (
+        first is not None
+        and not request.entries
+        and request.chunk_step >= first[0]
+        and (request.digest != first[1] or (not request.digest and request.prompt != first[2]))
+    )
+
+
+def stored_before(case: Case, request: Request) -> int:
+    """Leading positions that an earlier request with the same tokens had offered for storing."""
+    best = 0
+    aligned = (request.prompt - 1) // request.block * request.block if request.block > 0 else 0
+    for key, limit in ((request.digest, request.prompt), (request.prefix, aligned)):
+        if not key:
+            continue
+        for step, end, row in case.stored.get((request.engine, key), ()):
+            if step > request.chunk_step:
+                break
+            if row != request.row:
+                best = max(best, min(end, limit))
+    return best

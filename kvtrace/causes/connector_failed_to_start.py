@@ -1,0 +1,60 @@
+"""connector-failed-to-start: the connector's factory, constructor or registration raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.words import count, listed
+from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.model import Connector, Engine
+
+ID = "connector-failed-to-start"
+_START_HOOKS = ("register_kv_caches", "register_cross_layers_kv_cache")
+
+
+def failures(case: Case, engine: Engine) -> list[Connector]:
+    """Failed creations in the engine's processes."""
+    pids = {engine.pid, *(worker.pid for worker in engine.workers)}
+    return [c for c in case.run.connectors if not c.ok and c.pid in pids]
+
+
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    engine = case.engines[piece.engine]
+    failed = failures(case, engine)
+    if not failed:
+        return []
+    dead = engine.connector is None and any(c.role == "scheduler" for c in failed)
+    return left if dead or (not piece.live and any(c.role == "worker" for c in failed)) else []
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut]:
+    failed = [c for c in case.run.connectors if not c.ok]
+    refused = [e for e in case.run.exceptions if e.hook in _START_HOOKS]
+    if failed or refused:
+        where = {process.pid: process.name for process in case.run.processes}
+        evidence = [
+            f"{c.configured or c.cls or 'the connector'} in the {where.get(c.pid, c.role)}: "
+            f"{c.error_type or 'error'}: {c.error or 'no message'}"
+            for c in failed[:3]
+        ]
+        evidence += [
+            f"{e.hook} in the {where.get(e.pid, 'worker')}: {e.type}: {e.message} (at {e.where})"
+            for e in refused[:3]
+        ]
+        name = next((c.configured or c.cls for c in failed if c.configured or c.cls), "The connector")
+        kind = failed[0].error_type if failed else refused[0].type
+        places = len({*(c.pid for c in failed), *(e.pid for e in refused)})
+        yield case.finding(
+            ID,
+            f"{name} did not start in {places} process{'es' if places > 1 else ''}: {kind}.",
+            evidence=evidence,
+            headline=f"{name} did not start ({kind})",
+        )
+        return
+    made = [c for c in case.run.connectors if c.parent is None]
+    if made:
+        yield RuledOut(
+            ID, f"{listed(c.cls for c in made)} was made {count(len(made))} times without an error"
+        )

@@ -1,0 +1,68 @@
+"""connector-not-created: configured, and not live in the scheduler or in a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.model import Finding, NotObserved, RuledOut
+from kvtrace.causes.words import listed
+from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.model import Engine
+
+ID = "connector-not-created"
+
+
+def scheduler_without(engine: Engine) -> bool:
+    return bool(engine.configured) and engine.facts.get("connector_created") is False
+
+
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    engine = case.engines[piece.engine]
+    if not engine.configured:
+        return []
+    return left if scheduler_without(engine) or not piece.live else []
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+    engines = [engine for engine in case.run.engines if engine.configured]
+    if not engines:
+        return
+    bare = [engine.process or "engine core" for engine in engines if scheduler_without(engine)]
+    workers = [worker for engine in engines for worker in engine.workers]
+    dead = [worker for worker in workers if worker.connector_live is False]
+    live = [worker for worker in workers if worker.connector_live]
+    if bare or dead:
+        names = [*(f"the scheduler ({name})" for name in bare), *(w.process for w in dead)]
+        classes = [str(w.facts.get("worker_class")) for w in dead if w.facts.get("worker_class")]
+        configured = listed(str((e.configured or {}).get("connector")) for e in engines)
+        evidence = [
+            f"created in {len(engines) - len(bare)}/{len(engines)} schedulers and live in "
+            f"{len(live)}/{len(workers)} workers; not in: {listed(names)}"
+        ]
+        if classes:
+            evidence.append(f"worker class there: {listed(classes)}")
+        yield case.finding(
+            ID,
+            f"{configured} is configured, but was not created in {listed(names)}.",
+            evidence=evidence,
+            events=case.events(ID),
+            headline=f"the connector was not created in {listed(names)}",
+        )
+        return
+    if not workers:
+        yield NotObserved(ID, "no worker was seen, so it is unknown whether a connector is live there")
+        return
+    if len(live) < len(workers):
+        yield NotObserved(ID, f"only {len(live)} of {len(workers)} workers say whether a connector is live")
+        return
+    files = [engine.connector.file for engine in engines if engine.connector and engine.connector.file]
+    made = "the scheduler" if len(engines) == 1 else f"{len(engines)} schedulers"
+    source = f", from {listed(_short(file) for file in files)}" if files else ""
+    yield RuledOut(ID, f"created in {made} and in {len(live)}/{len(workers)} workers{source}")
+
+
+def _short(file: str) -> str:
+    """The end of a path: enough to know the file, nothing of where it is installed."""
+    parts = [part for part in file.replace("\\", "/").split("/") if part]
+    return "/".join(parts[-2:])

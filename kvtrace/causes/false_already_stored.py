@@ -1,0 +1,72 @@
+"""false-already-stored: prompts left out because another prompt's empty key was taken for theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case, Piece, Request, after_empty, stored_before
+from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.words import count, of_all, plural
+from kvtrace.ledger.intervals import Interval
+from kvtrace.trace.format import STEP_MASK
+
+ID = "false-already-stored"
+
+
+def taken_for_stored(case: Case, request: Request) -> bool:
+    """In no metadata at all, rounded to nothing, after a different prompt had been offered with
+    0 slots: both have the key of the empty prefix. Lookups round further down than stores in
+    some connectors: one token more than a unit counts too."""
+    unit = case.units.get(request.engine)
+    size = unit.value if unit else case.engines[request.engine].block_size
+    kept = max(1, unit.kept_back if unit else 1)
+    return (
+        after_empty(case, request) and 0 < request.prompt <= size + kept and not stored_before(case, request)
+    )
+
+
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    if piece.phase == "decode":
+        return []
+    return left if taken_for_stored(case, case.requests[piece.request]) else []
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut]:
+    booked = case.booked.get(ID)
+    if booked is None:
+        if case.empty_before:
+            yield RuledOut(ID, "prompts were offered with 0 slots, and no other one was left out after them")
+        elif any(r.entries for r in case.requests):
+            yield RuledOut(ID, "no prompt was offered with 0 slots: nothing was stored under an empty key")
+        return
+    victims = [case.requests[row] for row in booked.requests]
+    digests = {r.digest for r in victims if r.digest}
+    engine = case.engines[victims[0].engine]
+    first = case.empty_before[victims[0].engine]
+    same = case.of_engine(engine.tag)
+    holder = next((r for r in same if r.empty_entry and r.entries[0].step == first[0]), None)
+    affected = of_all(len(victims), len(same), "prompt")
+    name = engine.connector.cls if engine.connector else "The connector"
+    unit = case.units.get(engine.tag)
+    size = unit.value if unit else engine.block_size
+    evidence = [
+        f"step {first[0] & STEP_MASK}: a prompt of {count(first[2])} tokens, with a store of 0 slots"
+        + (f" (request {holder.id})" if holder else ""),
+        f"after it {plural(len(victims), 'prompt')} of {count(min(r.prompt for r in victims))} to "
+        f"{count(max(r.prompt for r in victims))} tokens got no entry; their digests differ "
+        f"({plural(len(digests), 'different prompt')}): they share the key, not the tokens",
+        f"all of them are rounded down to nothing: the unit is {size} tokens"
+        + (f" ({unit.where})" if unit else " (a block)"),
+    ]
+    yield case.finding(
+        ID,
+        f"{name} takes {affected} for stored that never were: rounded down to 0 tokens, they share the "
+        "key of the empty prefix.",
+        evidence=evidence,
+        events=[
+            Event(r.id, r.chunk_step, f"{count(r.prompt)} prompt tokens, no store entry in any step")
+            for r in sorted(victims, key=lambda r: -r.prompt)[:3]
+        ],
+        headline=f"{affected} {'was' if len(victims) == 1 else 'were'} taken for stored under the key of the "
+        "empty prefix",
+    )

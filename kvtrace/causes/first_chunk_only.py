@@ -1,0 +1,70 @@
+"""first-chunk-only: chunked prefill, and a store for the first chunk alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case, Piece, Request
+from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.words import count, of_all, plural
+from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.values import integer
+
+ID = "first-chunk-only"
+
+
+def only_first(request: Request) -> bool:
+    """Several chunks, and every store entry in the step of the first one."""
+    return (
+        request.chunks >= 2
+        and request.stored_end > 0
+        and all(entry.step <= request.chunk_step for entry in request.entries)
+    )
+
+
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    request = case.requests[piece.request]
+    if piece.phase == "decode" or not only_first(request):
+        return []
+    at = request.stored_end
+    return [(max(start, at), end) for start, end in left if end > at]
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut]:
+    booked = case.booked.get(ID)
+    if booked is not None:
+        rows = sorted((case.requests[row] for row in booked.requests), key=lambda r: -booked.requests[r.row])
+        engine = case.engines[rows[0].engine]
+        chunked = [r for r in case.of_engine(engine.tag) if r.chunks >= 2]
+        name = engine.connector.cls if engine.connector else "The connector"
+        affected = of_all(len(rows), len(chunked), "chunked prompt")
+        yield case.finding(
+            ID,
+            f"{name} stores the first chunk of a prompt only: {affected} lost all later chunks.",
+            evidence=[
+                f"{plural(sum(r.chunks for r in rows), 'prefill chunk')} of {plural(len(rows), 'prompt')}: "
+                f"store entries in the {plural(len(rows), 'first one')}, 0 in the "
+                f"{count(sum(r.chunks - 1 for r in rows))} later ones",
+                f"a step computes at most {integer(engine.facts, 'max_num_batched_tokens')} tokens "
+                "(--max-num-batched-tokens)",
+            ],
+            events=[
+                Event(
+                    r.id,
+                    r.chunk_step,
+                    f"{count(r.prompt)} prompt tokens in {r.chunks} chunks, a store of {count(r.stored_end)} "
+                    "tokens in the first chunk's step, none after",
+                )
+                for r in rows[:3]
+            ],
+            headline=f"{affected} had only the first chunk stored",
+        )
+        return
+    chunked = [r for r in case.requests if r.chunks >= 2]
+    later = [r for r in chunked if any(e.step > r.chunk_step for e in r.entries)]
+    if later:
+        yield RuledOut(
+            ID, f"{len(later)} of {plural(len(chunked), 'chunked prompt')} have store entries in later chunks"
+        )
+    elif case.requests and not chunked:
+        yield RuledOut(ID, f"each of {plural(len(case.requests), 'prompt')} was computed in one chunk")

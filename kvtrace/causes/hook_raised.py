@@ -1,0 +1,43 @@
+"""hook-raised: a connector hook raised an exception."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case
+from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.words import count, listed, plural
+
+ID = "hook-raised"
+_AT_START = ("register_kv_caches", "register_cross_layers_kv_cache", "__init__")
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut]:
+    run = case.run
+    raised = [e for e in run.exceptions if e.hook not in _AT_START]
+    steps = int(run.hooks["raised"].sum())
+    if ID in case.booked or raised or steps:
+        n = max(sum(e.count for e in raised), steps)
+        evidence = [
+            f"{e.hook}{f' of {e.layer}' if e.layer else ''}: {e.type}: {e.message} (at {e.where}), "
+            f"{plural(e.count, 'time')}"
+            for e in raised[:3]
+        ] or [f"{plural(steps, 'call')} raised; the exceptions were not recorded"]
+        hooks = listed(dict.fromkeys(e.hook for e in raised)) or "a hook"
+        kinds = listed(dict.fromkeys(e.type for e in raised)) or "an exception"
+        events = case.events(ID, "a store entry, and the hook raised in its step")
+        if not events:
+            events = [
+                Event("", e.step, f"{e.hook} raised {e.type}", layer=e.layer or None) for e in raised[:3]
+            ]
+        yield case.finding(
+            ID,
+            f"{hooks} raised {kinds}, {plural(n, 'time')}.",
+            evidence=evidence,
+            events=events,
+            headline=f"{hooks} raised {kinds}",
+        )
+        return
+    total = int(run.timing.loc[run.timing["kind"] == "hook", "count"].sum())
+    if total:
+        yield RuledOut(ID, f"0 of {count(total)} hook calls raised")

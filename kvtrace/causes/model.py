@@ -1,0 +1,79 @@
+"""What the rules yield: findings, rule-outs, things not observed, and the books."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from kvtrace.ledger.model import Book
+
+FAULT = "fault"
+LIMIT = "limit"
+NOTE = "note"
+SEVERITIES = (FAULT, LIMIT, NOTE)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One concrete moment. ``request`` is the engine's id, ``step`` as in the trace (tag << 32 | n)."""
+
+    request: str
+    step: int
+    text: str
+    rank: int | None = None
+    layer: str | None = None
+
+
+@dataclass
+class Finding:
+    id: str
+    severity: str
+    gate: int | None
+    title: str
+    tokens: float = 0.0  # of people: token-layers / lanes of their engine
+    share: float = 0.0  # of all tokens of the book that it concerns
+    requests: int = 0
+    evidence: list[str] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    remedy: list[str] = field(default_factory=list)
+    versions: str = ""
+    docs: str = ""
+    headline: str = ""  # the clause that the verdict uses
+
+
+@dataclass(frozen=True)
+class RuledOut:
+    id: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class NotObserved:
+    id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class GateRow:
+    """Prompt tokens into and out of a gate (sums over lanes, divided by lanes, rounded)."""
+
+    gate: int
+    name: str
+    into: int
+    out: int
+    note: str
+
+
+@dataclass
+class Diagnosis:
+    verdict: str
+    findings: list[Finding]
+    ruled_out: list[RuledOut]
+    not_observed: list[NotObserved]
+    saves: Book
+    loads: Book
+    road: list[GateRow]
+    requests: pd.DataFrame
+    """Run.requests plus ``verdict`` ("saved", "loaded", "local-hit", a cause id, ...), ``saved_tokens`` and
+    ``not_saved_tokens`` (floats), worst first."""

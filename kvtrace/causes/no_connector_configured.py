@@ -1,0 +1,44 @@
+"""no-connector-configured: the engine has no kv_transfer_config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.words import listed, plural
+from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.model import Engine
+
+ID = "no-connector-configured"
+
+
+def missing(engine: Engine) -> bool:
+    return bool(engine.facts) and "kv_transfer" in engine.facts and engine.configured is None
+
+
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    return left if missing(case.engines[piece.engine]) else []
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut]:
+    without = [engine for engine in case.run.engines if missing(engine)]
+    configured = [engine for engine in case.run.engines if engine.configured]
+    if without:
+        many = len(case.run.engines) > 1
+        which = f"{len(without)} of {len(case.run.engines)} engines have" if many else "This engine has"
+        yield case.finding(
+            ID,
+            f"{which} no KV connector: kv_transfer_config is not set, so nothing can be saved or loaded.",
+            evidence=[
+                f"kv_transfer_config is None in the {listed(e.process for e in without)}, seen as its "
+                f"scheduler was made; {plural(sum(e.requests for e in without), 'request')}, no lookup"
+            ],
+            events=case.events(ID),
+            headline="this engine has no KV connector",
+        )
+    elif configured:
+        names = [
+            f"{e.configured.get('connector')}, {e.configured.get('role')}" for e in configured if e.configured
+        ]
+        yield RuledOut(ID, f"kv_transfer_config names {listed(names)}")

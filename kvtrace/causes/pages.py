@@ -1,0 +1,71 @@
+"""``python -m kvtrace.causes.pages DIR``: one Markdown page a cause, from the catalogue."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from kvtrace.causes.catalogue import CATALOGUE, GATES, Cause
+
+_HEAD = "<!-- made by python -m kvtrace.causes.pages; edit kvtrace/causes/catalogue.py instead -->\n"
+_SEVERITY = {
+    "fault": "something to mend: configuration, connector or vLLM",
+    "limit": "works as built; the remedy says what to change if that is not wanted",
+    "note": "information",
+}
+
+
+def page(cause: Cause) -> str:
+    """The page of one cause."""
+    gate = (
+        "none (it takes no token off the road)"
+        if cause.gate is None
+        else f"{cause.gate} ({GATES[cause.gate]})"
+    )
+    books = {"saves": "the ledger of saves", "loads": "the ledger of loads", "note": "none"}[cause.ledger]
+    status = (
+        "A rule looks for it."
+        if cause.implemented
+        else "No rule looks for it yet: it is never found, never ruled out."
+    )
+    return (
+        f"{_HEAD}# {cause.id}\n\n"
+        f"{cause.meaning}\n\n"
+        f"| | |\n|---|---|\n"
+        f"| Severity | {cause.severity}: {_SEVERITY[cause.severity]} |\n"
+        f"| Gate | {gate} |\n"
+        f"| Books | {books} |\n"
+        f"| vLLM | {cause.versions} |\n"
+        f"| Rule | {status} |\n\n"
+        f"## How it shows\n\n{cause.seen_as}\n\n"
+        f"## What to do\n\n{cause.remedy}\n"
+    )
+
+
+def index() -> str:
+    lines = [_HEAD + "# Causes\n", "| gate | cause | severity | rule |", "|---|---|---|---|"]
+    for cause in CATALOGUE.values():
+        gate = "" if cause.gate is None else str(cause.gate)
+        rule = "yes" if cause.implemented else "not yet"
+        lines.append(f"| {gate} | [{cause.id}]({cause.id}.md) | {cause.severity} | {rule} |")
+    return "\n".join(lines) + "\n"
+
+
+def pages() -> dict[str, str]:
+    """File name -> text."""
+    return {"README.md": index(), **{f"{cause.id}.md": page(cause) for cause in CATALOGUE.values()}}
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        print("usage: python -m kvtrace.causes.pages DIR", file=sys.stderr)
+        return 2
+    folder = Path(arguments[0])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,32 @@
+"""ranks-diverge: lanes of one request that saved different amounts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case
+from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.words import of_all, plural
+
+ID = "ranks-diverge"
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut]:
+    requests = case.run.requests
+    if not len(requests):
+        return
+    apart = requests[requests["diverged"].astype(bool)]
+    ranks = max((len(engine.workers) for engine in case.run.engines), default=0)
+    if len(apart):
+        rows = [case.requests[int(i)] for i in apart.index[:3]]
+        yield case.finding(
+            ID,
+            f"Layers or ranks saved different amounts of {of_all(len(apart), len(requests), 'request')}.",
+            evidence=["the other findings name the gate at which single layers or ranks lost their tokens"],
+            events=[Event(r.id, r.chunk_step, "not the same positions saved in every lane") for r in rows],
+            headline="layers or ranks saved different amounts of the same request",
+            requests=len(apart),
+        )
+    elif ranks > 1:
+        both = "both ranks" if ranks == 2 else f"all {ranks} ranks"
+        yield RuledOut(ID, f"{both} saved the same tokens of {plural(len(requests), 'request')}")

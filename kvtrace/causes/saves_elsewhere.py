@@ -1,0 +1,24 @@
+"""saves-elsewhere: a note that save_kv_layer is empty by design."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case
+from kvtrace.causes.model import Finding
+from kvtrace.causes.words import listed
+
+ID = "saves-elsewhere"
+
+
+def rule(case: Case) -> Iterator[Finding]:
+    empty = [w.connector for w in case.run.workers() if w.connector and not w.connector.saves_per_layer]
+    if not empty:
+        return
+    also = ["wait_for_save"] if all("wait_for_save" in connector.noop for connector in empty) else []
+    place = "asynchronously, in neither of the save hooks" if also else "in wait_for_save"
+    yield case.finding(
+        ID,
+        f"save_kv_layer does nothing in {listed(c.cls for c in empty)}: it saves {place}.",
+        evidence=[f"empty body in {listed(c.module for c in empty)}: {listed(['save_kv_layer', *also])}"],
+    )

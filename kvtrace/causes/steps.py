@@ -1,0 +1,72 @@
+"""Counts over the workers' steps that several rules quote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtrace.causes.words import count
+from kvtrace.ledger.coverage import UPDATE_OPS
+from kvtrace.ledger.model import Run, Worker
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """Attention bodies over KV-owning layers: layer-steps."""
+
+    eligible: int
+    ran: int
+    direct: int
+
+
+def bodies(run: Run) -> Bodies:
+    ops = run.ops[~run.ops["op"].isin(UPDATE_OPS)]
+    best = ops.groupby(["engine", "pid", "rank", "layer"]).agg(
+        {"eligible": "max", "fired": "max", "direct": "max"}
+    )
+    owning = {(w.engine, w.pid, w.rank, layer) for w in run.workers() for layer in w.kv_layers}
+    mine = best[[key in owning for key in best.index]] if len(best) else best
+    return Bodies(int(mine["eligible"].sum()), int(mine["fired"].sum()), int(mine["direct"].sum()))
+
+
+def calls(run: Run, hook: str) -> tuple[int, int, int, int]:
+    """(eligible, fired, with work, raised) of a worker's hook, summed over ranks and layers."""
+    rows = run.hooks[(run.hooks["hook"] == hook) & (run.hooks["rank"] >= 0)]
+    return tuple(int(rows[name].sum()) for name in ("eligible", "fired", "with_work", "raised"))  # type: ignore[return-value]
+
+
+def real_steps(run: Run) -> int:
+    """Real forward steps, counted once per engine where its ranks agree."""
+    total = 0
+    for engine in run.engines:
+        total += max((worker.steps for worker in engine.workers), default=0)
+    return total
+
+
+def modes(workers: list[Worker]) -> dict[int, int]:
+    """Graph mode -> real worker-steps."""
+    found: dict[int, int] = {}
+    for worker in workers:
+        for mode, n in worker.modes.items():
+            found[mode] = found.get(mode, 0) + n
+    return found
+
+
+def skipped(run: Run, skip: str) -> int:
+    """Attention bodies in real steps around which the hooks did not run for this reason."""
+    rows = run.skips[run.skips["skip"] == skip]
+    return int(rows["layer_steps"].sum())
+
+
+def product(run: Run) -> str:
+    """``4 layers x 2 ranks x 212 steps`` where the numbers multiply, else ""."""
+    if len(run.engines) != 1 or not run.engines[0].workers:
+        return ""
+    engine = run.engines[0]
+    layers = {len(worker.kv_layers) for worker in engine.workers}
+    steps = {worker.steps for worker in engine.workers}
+    if len(layers) != 1 or len(steps) != 1:
+        return ""
+    ranks = len(engine.workers)
+    return (
+        f"{count(layers.pop())} layers x {ranks} rank{'s' if ranks > 1 else ''} x {count(steps.pop())} steps"
+    )

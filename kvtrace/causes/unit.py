@@ -1,0 +1,236 @@
+"""The unit in which a connector stores, inferred from what it stored.
+
+A unit must have a name: the engine's block size, ``max_num_batched_tokens``, a number of the
+connector's configuration or an integer that the connector keeps. It is accepted only where
+every store decision of the run equals ``floor((prompt - d) / unit) * unit`` with one ``d`` of 0 or 1
+(some connectors keep the last token back), and where no other reading is as good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvtrace.ledger.model import Engine
+
+_MAX_UNIT = 1 << 24
+
+
+@dataclass(frozen=True)
+class Store:
+    """One store entry of a request."""
+
+    step: int
+    slots: int
+    tokens: int
+    start: int
+    available: int
+
+    @property
+    def end(self) -> int:
+        return self.start + max(0, self.slots)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one request tells about the unit."""
+
+    prompt: int
+    stores: Sequence[Store]
+    explained: bool  # something else explains that it has no store
+    after_empty: bool  # left out of the metadata after another prompt had an empty entry
+    first_chunk: int | None  # step of its first chunk where several computed it
+
+    @property
+    def first_chunk_only(self) -> bool:
+        return self.first_chunk is not None and all(store.step <= self.first_chunk for store in self.stores)
+
+
+@dataclass(frozen=True)
+class Unit:
+    value: int
+    kept_back: int  # d
+    kind: str  # max_num_batched_tokens | block_size | extra | attribute
+    name: str  # what to change
+    where: str  # where the number comes from, for people
+    attributes: tuple[str, ...]  # the connector's integers with this value
+
+    def aligned(self, tokens: int) -> int:
+        """What of ``tokens`` positions fills units."""
+        return max(0, tokens - self.kept_back) // self.value * self.value
+
+
+@dataclass
+class _Candidate:
+    value: int
+    block: bool = False
+    batched: bool = False
+    extra: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+
+    @property
+    def related(self) -> bool:
+        """Whether the connector itself holds this number."""
+        return bool(self.extra or self.attributes)
+
+
+def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[object]) -> Unit | None:
+    """The unit of an engine's connector, None where the evidence is not unambiguous."""
+    if engine.connector is None or engine.unreadable_steps:
+        return None
+    candidates = _candidates(engine)
+    decided = [sample for sample in samples if sample.stores]
+    silent = [sample for sample in samples if not sample.stores and not sample.explained]
+    fits = []
+    for candidate in candidates.values():
+        for d in (0, 1):
+            if all(_fits(sample, candidate.value, d, engine.block_size) for sample in decided):
+                fits.append((candidate, d))
+                break
+    if any(store.slots > 0 for sample in decided for store in sample.stores):
+        chosen = _with_stores(fits, silent)
+    else:
+        chosen = _without_stores(fits, bool(decided), silent)
+    return None if chosen is None else _named(chosen[0], chosen[1], engine, command)
+
+
+def _candidates(engine: Engine) -> dict[int, _Candidate]:
+    found: dict[int, _Candidate] = {}
+
+    def get(value: int) -> _Candidate | None:
+        if not 1 < value <= _MAX_UNIT:
+            return None
+        return found.setdefault(value, _Candidate(value))
+
+    block = get(engine.block_size)
+    if block is not None:
+        block.block = True
+    batched = get(_int(engine.facts.get("max_num_batched_tokens")))
+    if batched is not None:
+        batched.batched = True
+    for name, value in _integers((engine.configured or {}).get("extra")):
+        candidate = get(value)
+        if candidate is not None:
+            candidate.extra += (name,)
+    for name, value in (engine.connector.ints if engine.connector else {}).items():
+        candidate = get(value)
+        if candidate is not None:
+            candidate.attributes += (name,)
+    return found
+
+
+def _int(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _integers(value: Any, path: str = "") -> list[tuple[str, int]]:
+    """Integers of a nested configuration with their dotted names; "256" counts as one."""
+    if isinstance(value, Mapping):
+        return [
+            pair
+            for key, item in value.items()
+            for pair in _integers(item, f"{path}.{key}" if path else str(key))
+        ]
+    if isinstance(value, str) and value.isdigit() and len(value) < 9:
+        value = int(value)
+    return [(path, value)] if path and isinstance(value, int) and not isinstance(value, bool) else []
+
+
+def _fits(sample: Sample, unit: int, d: int, block: int) -> bool:
+    """Whether a request's stores are its prompt rounded down to units.
+
+    A connector that stores the first chunk only can name no more than is there by then; some
+    name whole blocks, filled or not.
+    """
+    aligned = max(0, sample.prompt - d) // unit * unit
+    end = max(store.end for store in sample.stores)
+    if end > sample.prompt:
+        # Stores of decode tokens go on past the prompt in whole units.
+        return end % unit == 0
+    if end == aligned or not sample.first_chunk_only:
+        return end == aligned
+    available = max(store.available for store in sample.stores)
+    choices = {available, available // unit * unit}
+    if block > 0:
+        choices |= {available // block * block, -(-available // block) * block}
+    return any(end == min(aligned, choice) for choice in choices)
+
+
+def _below(sample: Sample, unit: int, d: int) -> bool:
+    return sample.prompt - d < unit or (sample.after_empty and sample.prompt <= unit + 1)
+
+
+def _with_stores(
+    fits: list[tuple[_Candidate, int]],
+    silent: list[Sample],
+) -> tuple[_Candidate, int] | None:
+    """Where several numbers fit what was stored, the one that also explains who is not in the
+    metadata at all; else the block, the plainest reading."""
+    if not fits:
+        return None
+
+    def explained(fit: tuple[_Candidate, int]) -> int:
+        return sum(_below(sample, fit[0].value, fit[1]) for sample in silent)
+
+    plain = min(fits, key=lambda fit: (not fit[0].block, not fit[0].related, -fit[0].value))
+    best = max(fits, key=lambda fit: (explained(fit), fit[0].block, fit[0].related, fit[0].value))
+    if best[0] is plain[0] or explained(best) == explained(plain):
+        return plain
+    # A larger number is claimed only where it explains all of them, or is the only one.
+    if len(fits) == 1 or explained(best) == len(silent):
+        return best
+    return plain
+
+
+def _without_stores(
+    fits: list[tuple[_Candidate, int]],
+    offered: bool,
+    silent: list[Sample],
+) -> tuple[_Candidate, int] | None:
+    """Nothing was ever stored: only a number of the connector's own that is larger than every
+    prompt can be the reason, and only if there is one such number."""
+    left = [
+        (candidate, d)
+        for candidate, d in fits
+        if candidate.related and all(_below(sample, candidate.value, d) for sample in silent)
+    ]
+    if not offered and not silent:
+        return None
+    if len({candidate.value for candidate, _ in left}) == 1:
+        return left[0]
+    if offered:
+        # Prompts in the metadata with 0 slots: they are rounded to nothing, and less than a
+        # block is less than any of the larger units too.
+        return next(((candidate, d) for candidate, d in left if candidate.block), None)
+    return None
+
+
+def _named(candidate: _Candidate, d: int, engine: Engine, command: Sequence[object]) -> Unit:
+    keeps = f"; the connector keeps it as {_quoted(candidate.attributes)}" if candidate.attributes else ""
+    if candidate.extra:
+        key = candidate.extra[0]
+        where = f'kv_connector_extra_config["{key}"]'
+        if candidate.batched:
+            where += ", and also max_num_batched_tokens"
+        kind, name = "extra", key
+    elif candidate.batched and not (candidate.block and engine.block_size == candidate.value):
+        given = "max_num_batched_tokens" in engine.args or any(
+            str(part).replace("_", "-").startswith("--max-num-batched-tokens") for part in command
+        )
+        source = "set by --max-num-batched-tokens" if given else "vLLM's default for --max-num-batched-tokens"
+        kind, name, where = (
+            "max_num_batched_tokens",
+            "--max-num-batched-tokens",
+            f"max_num_batched_tokens, {source}{keeps}",
+        )
+    elif candidate.block:
+        kind, name, where = "block_size", "--block-size", f"the engine's block size{keeps}"
+    else:
+        kind, name = "attribute", candidate.attributes[0]
+        where = f"the connector's own {_quoted(candidate.attributes)}"
+    return Unit(candidate.value, d, kind, name, where, candidate.attributes)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names[:3])

@@ -1,0 +1,193 @@
+"""A run directory, read into a :class:`~kvtrace.ledger.model.Run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from kvtrace.ledger import coverage as cov
+from kvtrace.ledger import facts, loads, tokens
+from kvtrace.ledger import requests as reqs
+from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, SpoolState
+from kvtrace.ledger.scan import Array, SpoolScan, scan
+from kvtrace.ledger.values import integer
+from kvtrace.trace.reader import SpoolError, spool_paths
+
+_MAX_RUN_JSON = 1 << 26
+_CHUNKS_SHOWN = 16
+
+
+def load(run_dir: Path) -> Run:
+    """Read every spool of a run and build the tables and the token ledger.
+
+    Raises:
+        RunError: there is no spool that can be read; one line that says why.
+    """
+    run_dir = Path(run_dir)
+    run, notes = _run_json(run_dir)
+    scans = _scan(run_dir, run, notes)
+    connectors = facts.connectors(scans)
+    engines = facts.engines(scans, connectors)
+    joined = facts.workers(scans, engines, connectors)
+    processes = facts.processes(scans, run, engines)
+    named = {process.pid: process.name for process in processes}
+    for engine in engines:
+        engine.process = named.get(engine.pid, "engine core")
+    book = reqs.collect(scans)
+    _count(engines, book, notes)
+    store_steps: Array = np.unique(
+        np.array([entry.step for r in book.requests for entry in r.entries], dtype=np.int64)
+    )
+    coverage = cov.cover(joined, engines, scans, store_steps)
+    notes.extend(coverage.notes)
+    executed = {
+        worker.key: own.executed[worker.engine] for own, worker in joined if worker.engine in own.executed
+    }
+    account = tokens.book(book.requests, engines, executed, coverage, book.unreadable)
+    return Run(
+        directory=run_dir,
+        run=run,
+        processes=processes,
+        engines=engines,
+        connectors=connectors,
+        spools=[_state(one) for one in scans],
+        targets=facts.targets(scans),
+        exceptions=facts.exceptions(scans),
+        agent_errors=facts.agent_errors(scans),
+        hooks=coverage.hooks,
+        ops=coverage.ops,
+        skips=coverage.skips,
+        timing=coverage.timing,
+        requests=_request_table(book.requests, account, facts.clients(scans)),
+        entries=account.entries,
+        pieces=account.pieces,
+        base=account.base,
+        loads=loads.book(book.requests, engines),
+        total=account.total,
+        notes=notes,
+    )
+
+
+def _run_json(run_dir: Path) -> tuple[dict[str, Any], list[str]]:
+    path = run_dir / "run.json"
+    if not run_dir.is_dir():
+        raise RunError(f"{run_dir}: no such run directory")
+    try:
+        if path.stat().st_size > _MAX_RUN_JSON:
+            return {}, ["run.json is too large to be one and was left out"]
+        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return {}, ["no run.json: the command and its processes are unknown"]
+    except (OSError, ValueError, RecursionError):
+        return {}, ["run.json cannot be read: the command and its processes are unknown"]
+    if not isinstance(value, dict):
+        return {}, ["run.json is not an object: the command and its processes are unknown"]
+    return value, []
+
+
+def _scan(run_dir: Path, run: dict[str, Any], notes: list[str]) -> list[SpoolScan]:
+    paths = spool_paths(run_dir)
+    scans = []
+    failures = []
+    for path in paths:
+        try:
+            scans.append(scan(path))
+        except SpoolError as error:
+            failures.append(str(error))
+    if scans:
+        notes.extend(f"spool left out: {failure}" for failure in failures)
+        return scans
+    if failures:
+        raise RunError(failures[0] + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""))
+    raise RunError(
+        f"{run_dir}: no spool in it, so no process of this run loaded the agent: "
+        "trace a vLLM command with 'kvtrace run -- ...'"
+    )
+
+
+def _state(one: SpoolScan) -> SpoolState:
+    return SpoolState(
+        name=one.path.name,
+        pid=one.pid,
+        size=one.info.size,
+        records=one.info.records,
+        end=one.info.end,
+        stop=one.info.stop,
+        lost=one.info.lost,
+        detail=one.info.detail,
+    )
+
+
+def _count(engines: list[Engine], book: reqs.Book, notes: list[str]) -> None:
+    """Requests, store entries and lanes of each engine."""
+    known = {engine.tag: engine for engine in engines}
+    for request in book.requests:
+        if request.engine not in known and len(engines) == 1:
+            request.engine = engines[0].tag
+        engine = known.get(request.engine)
+        if engine is None:
+            continue
+        engine.requests += 1
+        engine.store_entries += len(request.entries)
+        engine.decode_entries += sum(
+            1 for e in request.entries if min(e.start + e.slots, e.available) > request.prompt
+        )
+    lost = sum(1 for request in book.requests if request.engine not in known)
+    if lost:
+        notes.append(f"{lost} requests never reached a scheduler that is known: they are not in the books")
+    for step in book.unreadable:
+        if step >> 32 in known:
+            known[step >> 32].unreadable_steps += 1
+    for engine in engines:
+        engine.lanes = sum(len(worker.kv_layers) for worker in engine.workers)
+        ranks = max(1, integer(engine.facts, "tp", 1) * integer(engine.facts, "pp", 1))
+        if engine.lanes == 0:
+            engine.lanes_known = False
+            engine.lanes = max(1, _configured_layers(engine)) * max(1, integer(engine.facts, "tp", 1))
+            notes.append("no worker of one engine told its KV layers: its tokens are booked on assumed lanes")
+        elif len(engine.workers) < ranks:
+            notes.append(
+                f"{len(engine.workers)} of {ranks} workers of one engine were seen: the books hold those only"
+            )
+
+
+def _configured_layers(engine: Engine) -> int:
+    groups = engine.facts.get("kv_groups")
+    if not isinstance(groups, list):
+        return 0
+    layers = {
+        layer
+        for group in groups
+        if isinstance(group, dict) and isinstance(group.get("layers"), list)
+        for layer in group["layers"]
+        if isinstance(layer, str)
+    }
+    return len(layers)
+
+
+def _request_table(
+    requests: list[reqs.Request], account: tokens.Account, clients: dict[str, str]
+) -> pd.DataFrame:
+    rows: list[tuple[object, ...]] = []
+    for i, r in enumerate(requests):
+        lookup = r.looked_up
+        steps = [step for step in r.steps if step > 0]
+        rows.append(
+            (
+                r.id, clients.get(r.id, ""), r.engine, r.prompt, r.computed,
+                r.finish[2] if r.finish else max(0, r.computed - r.prompt),
+                account.local[i], account.external[i],
+                -1 if lookup is None else max(0, lookup.answer or 0),
+                len(r.chunks), tuple(c.end - c.start for c in r.chunks[:_CHUNKS_SHOWN]),
+                min(steps, default=0), max(steps, default=0), r.block,
+                r.finish[3] if r.finish else "", r.finish is not None, r.digest, r.prefix, r.preemptions,
+                bool(r.lookups), r.t_first, r.chunks[0].step if r.chunks else 0,
+                account.saved[i], account.unsaved[i], account.diverged[i],
+            )
+        )  # fmt: skip
+    table: pd.DataFrame = pd.DataFrame(rows, columns=list(REQUEST_COLUMNS))
+    return table

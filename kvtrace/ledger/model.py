@@ -1,0 +1,301 @@
+"""What the analysis knows about a run: plain dataclasses, and tables of fixed columns.
+
+Tables are pandas frames with exactly the columns named here (empty, not absent, where
+there is nothing). Units: *tokens* are positions of a request; a *lane* is one KV-owning
+layer on one rank; *token-layers* are positions times lanes and keep the books. Times are
+nanoseconds of the writing host's monotonic clock unless a name says ``wall``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kvtrace.errors import KvtraceError
+
+# --------------------------------------------------------------------------- accounts
+
+SAVED = "saved"
+LOADED = "loaded"
+LOCAL_HIT = "local-hit"
+PENDING = "pending"
+NOT_OBSERVED = "not-observed"
+NOT_SAVED = "not-saved:"
+"""Prefix of the accounts of lost tokens; the cause's id follows."""
+MISSED = "missed:"
+CLAMPED = "clamped:"
+
+UNIT = "token-layers"
+
+# ----------------------------------------------------------------------------- tables
+
+HOOK_COLUMNS = (
+    "engine", "pid", "process", "rank", "layer", "hook", "eligible", "fired", "with_work", "raised",
+)  # fmt: skip
+"""Run.hooks: one row per engine tag x process x layer x hook. ``layer`` is "" for hooks
+that run once a step. ``eligible``: distinct real forward steps in which it could have
+fired; ``fired``, ``with_work``, ``raised``: distinct ones of these in which it did, did with
+a store or load entry of more than 0 slots, and raised. fired <= eligible always. Scheduler rows
+(build_connector_meta) have rank -1 and count schedule() calls."""
+
+OP_COLUMNS = ("engine", "pid", "process", "rank", "layer", "op", "eligible", "fired", "direct")
+"""Run.ops: the same for attention and KV-cache update bodies; ``direct``: steps in which
+the body was reached through Road.DIRECT."""
+
+SKIP_COLUMNS = ("engine", "pid", "rank", "skip", "layer_steps")
+"""Run.skips: attention bodies in real steps, by why the connector's hooks did not run
+(the name of a :class:`kvtrace.trace.format.Skip`)."""
+
+TIMING_COLUMNS = ("hook", "kind", "clock", "count", "p50_ns", "p99_ns", "total_ns", "share_of_steps")
+"""Run.timing: ``kind`` is "hook" or "op"; ``share_of_steps`` is the share of the workers' execute_model
+time (None for hooks of the scheduler)."""
+
+REQUEST_COLUMNS = (
+    "id", "client", "engine", "prompt", "computed", "output", "local", "external", "offered", "chunks",
+    "chunk_tokens", "first_step", "last_step", "block", "status", "finished", "digest", "prefix",
+    "preemptions", "looked_up", "t_first", "chunk_step", "saved", "unsaved", "diverged",
+)  # fmt: skip
+"""Run.requests, one row a request in order of arrival. ``id`` is the engine's id, ``client`` the
+client's ("" unknown); ``computed`` counts positions with KV; ``local`` / ``external`` are the positions
+reused from the GPU prefix cache / taken from the connector, ``offered`` what the connector answered
+(>= 0; -1 = never asked); ``chunk_tokens`` is a tuple of at most 16, ``chunk_step`` the step of the first
+chunk (0 none); ``saved`` and ``unsaved`` are token-layers; ``diverged`` says that lanes saved different
+amounts; digests are 0 where unknown."""
+
+PIECE_COLUMNS = (
+    "request", "engine", "start", "end", "lanes", "phase", "chunk", "step", "gate", "live",
+)  # fmt: skip
+"""Run.pieces: the intervals of positions that were not saved, one row per request x
+interval x class of lanes with the same fate. ``request`` is the row in Run.requests, ``lanes`` how many lanes
+share the row, ``phase`` "prefill" or "decode", ``chunk`` the index of the prefill chunk that
+computed it (-1 for decode), ``step`` that chunk's step (0 for decode), ``gate`` the cause id of the
+first gate after the schedule that failed ("" where the metadata never held these positions),
+``live`` whether the worker had a connector."""
+
+ENTRY_COLUMNS = (
+    "request", "engine", "step", "slots", "tokens", "start", "available", "asynchronous",
+)  # fmt: skip
+"""Run.entries: store entries of the connector's metadata, in order. ``start`` is resolved to a
+position where possible; ``available``: positions of the request with KV at the end of that step."""
+
+
+class RunError(KvtraceError):
+    """A run directory that cannot be analysed: one line, what, where, what to do."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of the run. ``name`` is for people: "engine core", "worker 0", ..."""
+
+    pid: int
+    ppid: int
+    name: str
+    role: str  # front | scheduler | worker | other
+    rank: int | None
+    spool: str | None  # file name, None where the agent never wrote
+    records: int
+    end: str  # how the spool ends: trailer | open | cut | damaged | ""
+    vllm: bool
+    header: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def agent(self) -> bool:
+        return self.spool is not None
+
+
+@dataclass(frozen=True)
+class Connector:
+    """One connector object of one process (the CONNECTOR fact)."""
+
+    pid: int
+    ordinal: int
+    role: str  # scheduler | worker
+    parent: int | None
+    configured: str | None
+    cls: str
+    module: str
+    file: str
+    ok: bool
+    error_type: str | None
+    error: str | None
+    proxy: str
+    noop: tuple[str, ...]
+    overrides: tuple[str, ...]
+    ints: Mapping[str, int]
+    engine_tag: int | None
+    spool: str = ""
+
+    @property
+    def saves_per_layer(self) -> bool:
+        """False where ``save_kv_layer`` does nothing: saves are judged at ``wait_for_save``."""
+        return "save_kv_layer" not in self.noop
+
+
+@dataclass
+class Worker:
+    """One worker of one engine."""
+
+    engine: int  # tag
+    pid: int
+    spool: str  # file name
+    process: str
+    ordinal: int
+    rank: int
+    kv_layers: tuple[str, ...]
+    connector_live: bool | None
+    connector: Connector | None
+    direct_call: Mapping[str, bool]
+    facts: Mapping[str, Any]
+    steps: int = 0  # distinct real forward steps executed
+    no_forward_steps: int = 0
+    modes: dict[int, int] = field(default_factory=dict)  # graph mode -> real steps
+    exec_ns: int = 0
+    last_step: int = 0
+    stop_reason: int | None = None  # format.Stop of its spool where it stopped recording early
+    hooks_seen: bool = False
+    ops_seen: bool = False
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """One spool holds at most one worker of an engine."""
+        return self.engine, self.spool
+
+
+@dataclass
+class Engine:
+    """One scheduler instance and its workers. ``facts`` is its ENGINE fact ({} where unknown)."""
+
+    tag: int
+    pid: int
+    process: str
+    facts: Mapping[str, Any]
+    connector: Connector | None  # the scheduler's
+    workers: list[Worker] = field(default_factory=list)
+    steps: int = 0  # schedule() calls
+    real_steps: int = 0  # ... with tokens
+    requests: int = 0
+    lanes: int = 0  # sum over workers of KV-owning layers
+    lanes_known: bool = True  # False: no worker fact, lanes are assumed
+    store_entries: int = 0
+    unreadable_steps: int = 0
+    decode_entries: int = 0  # store entries that reach past the prompt
+    t_first: int = 0
+    t_last: int = 0
+    args: Mapping[str, Any] = field(default_factory=dict)  # ENGINE_ARGS.given of its process or its front
+
+    @property
+    def configured(self) -> Mapping[str, Any] | None:
+        """The kv_transfer part of the configuration, None without one."""
+        value = self.facts.get("kv_transfer")
+        return value if isinstance(value, dict) else None
+
+    @property
+    def block_size(self) -> int:
+        return int(self.facts.get("block_size") or 0)
+
+    @property
+    def layers(self) -> int:
+        """Distinct KV-owning layers over all ranks."""
+        return len({layer for worker in self.workers for layer in worker.kv_layers})
+
+
+@dataclass(frozen=True)
+class Target:
+    """One instrumentation target over all processes. ``processes``: how many report ``status``."""
+
+    id: str
+    module: str
+    attr: str
+    status: str  # worst of failed > missing > found > pending
+    processes: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class HookException:
+    pid: int
+    engine: int
+    hook: str
+    layer: str
+    step: int
+    type: str
+    message: str
+    where: str
+    count: int
+
+
+@dataclass
+class Book:
+    """A ledger: ``sum(accounts.values()) == total`` to the unit, no negative account."""
+
+    total: int
+    accounts: dict[str, int]
+    lanes: int | None
+    tokens: dict[str, float]
+    total_tokens: float
+    trust: str = "declared"
+    trust_note: str = ""
+    unit: str = UNIT
+
+    def check(self) -> None:
+        """Raises AssertionError where the books do not balance."""
+        short = self.total - sum(self.accounts.values())
+        assert short == 0, f"ledger off by {short} {self.unit} of {self.total}"
+        negative = {name: n for name, n in self.accounts.items() if n < 0}
+        assert not negative, f"negative accounts: {negative}"
+
+
+@dataclass
+class SpoolState:
+    """What was read of one spool file."""
+
+    name: str
+    pid: int
+    size: int
+    records: int
+    end: str
+    stop: int | None
+    lost: int
+    detail: str
+
+
+@dataclass
+class Run:
+    """Everything the rules and the report read."""
+
+    directory: Path
+    run: Mapping[str, Any]  # run.json, {} where absent
+    processes: list[Process]
+    engines: list[Engine]
+    connectors: list[Connector]
+    spools: list[SpoolState]
+    targets: list[Target]
+    exceptions: list[HookException]
+    agent_errors: list[tuple[int, str, str]]  # pid, where, error
+    hooks: pd.DataFrame
+    ops: pd.DataFrame
+    skips: pd.DataFrame
+    timing: pd.DataFrame
+    requests: pd.DataFrame
+    entries: pd.DataFrame
+    pieces: pd.DataFrame
+    base: pd.DataFrame
+    """Accounts that need no cause: request (row), engine, account, amount (token-layers), prompt (of
+    these, in positions of the prompt)."""
+    loads: Book
+    total: int  # token-layers of the saves ledger
+    notes: list[str] = field(default_factory=list)
+    """Facts about the reading itself, for the report's limits."""
+
+    def engine(self, tag: int) -> Engine:
+        for engine in self.engines:
+            if engine.tag == tag:
+                return engine
+        raise KeyError(tag)
+
+    def workers(self) -> list[Worker]:
+        return [worker for engine in self.engines for worker in engine.workers]

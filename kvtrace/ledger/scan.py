@@ -1,0 +1,173 @@
+"""First reading of the spools: facts, names, what the scheduler said, which steps ran.
+
+Rows about requests are kept (they grow with the requests, not with the steps); steps and
+executions become counts and one number a step; hook and op records are left to
+:mod:`kvtrace.ledger.coverage`, which needs the results of this reading.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtrace.ledger.values import integer
+from kvtrace.trace.format import HOOK_CODE, STEP_MASK, STEP_SHIFT, Fact, Flag, Kind
+from kvtrace.trace.reader import Records, Spool, SpoolInfo, code, flags, kind, lane
+
+Array = NDArray[np.int64]
+
+_REQUEST_KINDS = np.array(
+    [Kind.CHUNK, Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.PREEMPT, Kind.FINISH], dtype=np.int64
+)
+_KIND_IS_REQUEST = np.zeros(256, dtype=bool)
+_KIND_IS_REQUEST[_REQUEST_KINDS] = True
+_EMPTY: Array = np.empty(0, dtype=np.int64)
+
+
+def real_step(step: Array) -> NDArray[np.bool_]:
+    """Steps that are steps: 0 and what has no number within its engine are not."""
+    result: NDArray[np.bool_] = (step > 0) & ((step & STEP_MASK) > 0)
+    return result
+
+
+@dataclass
+class Executed:
+    """What the workers of one spool executed, for one engine tag."""
+
+    steps: Array  # sorted, distinct: real forward steps
+    modes: dict[int, int]  # graph mode -> real steps
+    full: Array  # of these, with mode FULL
+    idle: Array  # sorted, distinct: executed without a token
+    nanoseconds: int
+    first_t: int
+    last: int  # greatest step executed
+
+
+@dataclass
+class Scheduled:
+    """schedule() calls of one engine tag."""
+
+    steps: int = 0
+    real: int = 0
+    tokens: int = 0
+    first_t: int = 0
+    last_t: int = 0
+
+
+@dataclass
+class SpoolScan:
+    path: Path
+    pid: int
+    names: dict[int, str]
+    facts: list[tuple[Fact, int, dict[str, Any]]]
+    header: dict[str, Any]
+    info: SpoolInfo
+    rows: Records  # (n, 8): the request kinds, in file order
+    scheduled: dict[int, Scheduled] = field(default_factory=dict)
+    executed: dict[int, Executed] = field(default_factory=dict)
+    unreadable: list[tuple[int, int]] = field(default_factory=list)  # connector ordinal, step
+
+
+@dataclass
+class _Executions:
+    step: list[Array] = field(default_factory=list)
+    mode: list[Array] = field(default_factory=list)
+    idle: list[Array] = field(default_factory=list)
+    spent: dict[int, list[int]] = field(default_factory=dict)  # tag -> [ns, first t, last step]
+
+    def add(self, rows: Records) -> None:
+        step, marks = rows[:, 3], flags(rows[:, 0])
+        dummy = (marks & int(Flag.DUMMY)) != 0
+        rows, step, marks = (part[real_step(step) & ~dummy] for part in (rows, step, marks))
+        if not len(rows):
+            return
+        idle = (rows[:, 4] == 0) | ((marks & int(Flag.NO_FORWARD)) != 0)
+        self.step.append(step[~idle].copy())
+        self.mode.append(rows[~idle, 6].copy())
+        self.idle.append(step[idle].copy())
+        for tag in np.unique(step >> STEP_SHIFT).tolist():
+            mine = (step >> STEP_SHIFT) == tag
+            spans = np.clip(rows[mine, 2].astype(float) - rows[mine, 1].astype(float), 0, None)
+            spent = self.spent.setdefault(tag, [0, int(rows[mine, 1][0]), 0])
+            spent[0] += int(spans.sum())
+            spent[2] = max(spent[2], int(step[mine].max()))
+
+    def result(self) -> dict[int, Executed]:
+        step = np.concatenate([_EMPTY, *self.step])
+        mode = np.concatenate([_EMPTY, *self.mode])
+        idle = np.unique(np.concatenate([_EMPTY, *self.idle]))
+        step, first = np.unique(step, return_index=True)
+        mode = mode[first]
+        done = {}
+        for tag, (spent, first_t, last) in self.spent.items():
+            mine = (step >> STEP_SHIFT) == tag
+            kinds, counts = np.unique(mode[mine], return_counts=True)
+            own_idle = idle[(idle >> STEP_SHIFT) == tag]
+            done[tag] = Executed(
+                steps=step[mine],
+                modes=dict(zip(kinds.tolist(), counts.tolist(), strict=True)),
+                full=step[mine & (mode == 2)],
+                idle=own_idle[~np.isin(own_idle, step[mine])],
+                nanoseconds=spent,
+                first_t=first_t,
+                last=last,
+            )
+        return done
+
+
+def _add_schedules(scheduled: dict[int, Scheduled], rows: Records) -> None:
+    rows = rows[real_step(rows[:, 3])]
+    tags = rows[:, 3] >> STEP_SHIFT
+    for tag in np.unique(tags).tolist():
+        mine = rows[tags == tag]
+        tally = scheduled.setdefault(tag, Scheduled(first_t=int(mine[0, 1])))
+        tally.steps += len(mine)
+        tally.real += int(np.count_nonzero(mine[:, 4] > 0))
+        tally.tokens += int(np.clip(mine[:, 4], 0, None).sum())
+        tally.last_t = max(tally.last_t, int(mine[-1, 2]))
+
+
+def scan(path: Path) -> SpoolScan:
+    """Read one spool once.
+
+    Raises:
+        SpoolError: its header cannot be read.
+    """
+    spool = Spool(path)
+    kept: list[Records] = []
+    scheduled: dict[int, Scheduled] = {}
+    executions = _Executions()
+    unreadable: set[tuple[int, int]] = set()
+    for chunk in spool.chunks():
+        kinds = kind(chunk[:, 0])
+        head = chunk[:, 0]
+        dark = (kinds == Kind.HOOK) & (code(head) == HOOK_CODE["build_connector_meta"])
+        dark &= (flags(head) & int(Flag.UNREADABLE)) != 0
+        if dark.any():
+            unreadable.update(zip(lane(head[dark]).tolist(), chunk[dark, 3].tolist(), strict=True))
+        mine = _KIND_IS_REQUEST[kinds]
+        if mine.any():
+            kept.append(chunk[mine])
+        steps = kinds == Kind.STEP
+        if steps.any():
+            _add_schedules(scheduled, chunk[steps])
+        ran = kinds == Kind.EXEC
+        if ran.any():
+            executions.add(chunk[ran])
+    rows: Records = np.concatenate(kept) if kept else np.empty((0, 8), dtype=np.int64)
+    return SpoolScan(
+        path=path,
+        pid=integer(spool.header, "pid", -1),
+        names=spool.names,
+        facts=spool.facts,
+        header=spool.header,
+        info=spool.info(),
+        rows=rows,
+        scheduled=scheduled,
+        executed=executions.result(),
+        unreadable=sorted(unreadable),
+    )

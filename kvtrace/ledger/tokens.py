@@ -1,0 +1,425 @@
+"""The token ledger: every position of every request, in every lane, on exactly one account.
+
+A lane is one KV-owning layer on one rank. Lanes that fared alike in all steps of a request
+form a class and are booked together: intervals of positions times the number of lanes.
+Positions that were not saved leave here as *pieces*, with the facts that tell why; the
+rules in ``kvtrace.causes`` put a name to those that no gate after the schedule explains.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from kvtrace.ledger import coverage as cov
+from kvtrace.ledger.coverage import Coverage, GateBits
+from kvtrace.ledger.intervals import Interval, covers, subtract, union
+from kvtrace.ledger.model import (
+    ENTRY_COLUMNS,
+    LOADED,
+    LOCAL_HIT,
+    NOT_OBSERVED,
+    PENDING,
+    PIECE_COLUMNS,
+    SAVED,
+    Engine,
+    Worker,
+)
+from kvtrace.ledger.requests import Request
+from kvtrace.ledger.scan import Array, Executed
+from kvtrace.trace.format import Stop
+
+# How a store entry fared in one lane. From _CAUSES on, the gate that it failed.
+_SAVED, _PENDING, _NOT_OBSERVED = 0, 1, 2
+_CAUSES = (
+    "connector-not-created",
+    "metadata-not-bound",
+    "connector-gone",
+    "full-cudagraph-replay",
+    "direct-call-bypass",
+    "no-forward",
+    "layer-not-hooked",
+    "hook-raised",
+)
+_CODE = {name: i + 3 for i, name in enumerate(_CAUSES)}
+
+_DONE, _MISSING, _LATER = 0, 1, 2
+"""A chunk's step on a worker: executed; not recorded although later ones are, or after the
+recording stopped; not reached when the trace ends."""
+
+NATIVE = frozenset(
+    {
+        "NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector",
+        "P2pNcclConnector",
+    }
+)  # fmt: skip
+"""Built-in connectors whose transfers go past the step's metadata: what they send is not declared there."""
+
+Rows = list[tuple[object, ...]]
+
+
+@dataclass
+class Account:
+    """What the ledger says before the causes are named."""
+
+    total: int = 0
+    base: pd.DataFrame = field(default_factory=pd.DataFrame)
+    pieces: pd.DataFrame = field(default_factory=pd.DataFrame)
+    entries: pd.DataFrame = field(default_factory=pd.DataFrame)
+    saved: list[int] = field(default_factory=list)  # per request, token-layers
+    unsaved: list[int] = field(default_factory=list)
+    diverged: list[bool] = field(default_factory=list)
+    local: list[int] = field(default_factory=list)  # positions
+    external: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Lanes:
+    """One engine's lanes, and how every step that matters went in each."""
+
+    live: NDArray[np.bool_]
+    worker: Array  # lane -> index of its worker
+    outcome: dict[int, NDArray[np.int8]]  # store step -> outcome per lane
+    ran: dict[int, NDArray[np.int8]]  # chunk step -> state per worker
+    native: bool
+
+
+def book(
+    requests: list[Request],
+    engines: list[Engine],
+    executed: dict[tuple[int, str], Executed],
+    coverage: Coverage,
+    unreadable: set[int],
+) -> Account:
+    """Book all positions.
+
+    Args:
+        executed: what each worker (Worker.key) ran.
+        unreadable: steps whose metadata could not be read.
+
+    The sum over the accounts and the pieces equals the sum of positions x lanes, or this
+    raises AssertionError.
+    """
+    result = Account()
+    by_engine: dict[int, list[Request]] = {}
+    for request in requests:
+        by_engine.setdefault(request.engine, []).append(request)
+    lanes = {
+        engine.tag: _lanes(engine, by_engine.get(engine.tag, []), executed, coverage) for engine in engines
+    }
+    base: Rows = []
+    pieces: Rows = []
+    entries: Rows = []
+    for row, request in enumerate(requests):
+        own = lanes.get(request.engine)
+        for entry in request.entries:
+            entries.append(
+                (row, request.engine, entry.step, entry.slots, entry.tokens, entry.start, entry.available,
+                 entry.asynchronous)
+            )  # fmt: skip
+        if own is None:
+            result.saved.append(0)
+            result.unsaved.append(0)
+            result.diverged.append(False)
+            result.local.append(0)
+            result.external.append(0)
+            continue
+        _book_request(row, request, own, unreadable, result, base, pieces)
+    result.base = pd.DataFrame(base, columns=["request", "engine", "account", "amount", "prompt"])
+    result.pieces = pd.DataFrame(pieces, columns=list(PIECE_COLUMNS))
+    result.entries = pd.DataFrame(entries, columns=list(ENTRY_COLUMNS))
+    booked = int(result.base["amount"].sum()) + int(
+        ((result.pieces["end"] - result.pieces["start"]) * result.pieces["lanes"]).sum()
+    )
+    assert booked == result.total, f"token ledger: booked {booked} of {result.total} token-layers"
+    return result
+
+
+# ------------------------------------------------------------------------------ lanes
+
+
+def _lanes(
+    engine: Engine,
+    requests: list[Request],
+    executed: dict[tuple[int, str], Executed],
+    coverage: Coverage,
+) -> _Lanes:
+    store_steps = np.unique(np.array([e.step for r in requests for e in r.entries], dtype=np.int64))
+    chunk_steps = np.unique(np.array([c.step for r in requests for c in r.chunks], dtype=np.int64))
+    native = bool(engine.connector and engine.connector.cls in NATIVE and engine.store_entries == 0)
+    columns: list[NDArray[np.int8]] = []
+    states: list[NDArray[np.int8]] = []
+    live: list[bool] = []
+    owner: list[int] = []
+    for index, worker in enumerate(engine.workers):
+        key = worker.key
+        ran = executed.get(key)
+        states.append(_states(worker, ran, chunk_steps))
+        columns.append(_outcomes(worker, ran, store_steps, coverage.gates[key], coverage.seen[key]))
+        live.extend([worker.connector_live is not False] * len(worker.kv_layers))
+        owner.extend([index] * len(worker.kv_layers))
+    missing = engine.lanes - len(owner)
+    if missing > 0:
+        # No worker told its layers: the books still have lanes, and say that nothing was seen.
+        columns.append(np.full((len(store_steps), missing), _NOT_OBSERVED, dtype=np.int8))
+        states.append(np.full(len(chunk_steps), _MISSING, dtype=np.int8))
+        live.extend([True] * missing)
+        owner.extend([len(engine.workers)] * missing)
+    outcome = np.concatenate(columns, axis=1) if columns else np.empty((len(store_steps), 0), dtype=np.int8)
+    state = np.stack(states, axis=1) if states else np.empty((len(chunk_steps), 0), dtype=np.int8)
+    return _Lanes(
+        live=np.array(live, dtype=bool),
+        worker=np.array(owner, dtype=np.int64),
+        outcome={step: outcome[i] for i, step in enumerate(store_steps.tolist())},
+        ran={step: state[i] for i, step in enumerate(chunk_steps.tolist())},
+        native=native,
+    )
+
+
+def _in(steps: Array, wanted: Array) -> NDArray[np.bool_]:
+    return np.isin(wanted, steps, assume_unique=True)
+
+
+def _states(worker: Worker, ran: Executed | None, steps: Array) -> NDArray[np.int8]:
+    """How each step went on a worker."""
+    state = np.full(len(steps), _LATER, dtype=np.int8)
+    if ran is not None:
+        state[steps <= ran.last] = _MISSING
+        state[_in(ran.steps, steps) | _in(ran.idle, steps)] = _DONE
+    if worker.stop_reason in (Stop.SIZE_LIMIT, Stop.WRITE_FAILED, Stop.AGENT_ERROR):
+        state[state == _LATER] = _MISSING
+    return state
+
+
+def _outcomes(
+    worker: Worker, ran: Executed | None, steps: Array, gate: GateBits, seen: set[str]
+) -> NDArray[np.int8]:
+    """Outcome of each store step in each KV layer of a worker: the first gate that failed.
+
+    Shape (steps, layers).
+    """
+    shape = (len(steps), len(worker.kv_layers))
+    if not len(steps):
+        return np.zeros(shape, dtype=np.int8)
+    assert len(gate.steps) == len(steps), "store steps of the ledger and of the coverage differ"
+    lane, step = gate.layers, gate.step[:, None]
+
+    def every(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return np.broadcast_to(mask[:, None], shape)
+
+    state = _states(worker, ran, steps)
+    idle = every(_in(ran.idle, steps) if ran is not None else np.zeros(len(steps), bool))
+    full = every(_in(ran.full, steps) if ran is not None else np.zeros(len(steps), bool))
+    known = np.broadcast_to(np.array([layer in seen for layer in worker.kv_layers], dtype=bool), shape)
+    direct = np.broadcast_to(
+        np.array([worker.direct_call.get(layer) is True for layer in worker.kv_layers], dtype=bool), shape
+    )
+    per_layer = worker.connector is None or worker.connector.saves_per_layer
+    wait_ok, saved = (step & cov.WAIT_OK) != 0, (lane & cov.SAVE_OK) != 0
+    good = saved if per_layer else np.broadcast_to(wait_ok, shape)
+    raised = (lane & cov.SAVE_RAISED) != 0
+    if not per_layer:
+        raised = np.broadcast_to((step & cov.WAIT_RAISED) != 0, shape)
+    # An exception ends the step: the layers after the one that raised never ran.
+    raised = raised | np.broadcast_to(raised.any(axis=1, keepdims=True), shape)
+    not_bound = (lane & (cov.OP_NO_METADATA | cov.SAVE_NO_METADATA)) != 0
+    unbound = not_bound | ((step & cov.WAIT_NO_METADATA) != 0)
+    never_bound = ((step & cov.BOUND) == 0) & (lane == 0) & ((step & cov.WAIT_OK) == 0)
+    gone = (lane & cov.OP_NO_CONNECTOR) != 0
+    no_body = (lane & (cov.OP_RAN | cov.SAVE_OK)) == 0
+    yes = np.ones(shape, dtype=bool)
+    tests: list[tuple[NDArray[np.bool_], int]] = [
+        (yes & (worker.connector_live is False), _CODE["connector-not-created"]),
+        (raised & ~good, _CODE["hook-raised"]),
+        (every(state == _LATER), _PENDING),
+        (every(state == _MISSING), _NOT_OBSERVED),
+        (good, _SAVED),
+        # A worker of which no hook at all was seen: the agent did not get in there.
+        (yes & (not worker.hooks_seen and not worker.ops_seen), _NOT_OBSERVED),
+        (gone, _CODE["connector-gone"]),
+        (unbound, _CODE["metadata-not-bound"]),
+        (idle, _CODE["no-forward"]),
+        (full & no_body, _CODE["full-cudagraph-replay"]),
+        (no_body & direct, _CODE["direct-call-bypass"]),
+        (no_body & ~known, _CODE["layer-not-hooked"]),
+        (np.broadcast_to(never_bound, shape), _CODE["metadata-not-bound"]),
+        # The body was inside the hook's frame, and the call itself is not in the trace.
+        ((lane & cov.OP_HOOKED) != 0, _NOT_OBSERVED),
+    ]
+    return np.select(
+        [np.broadcast_to(test, shape) for test, _ in tests],
+        [np.int8(code) for _, code in tests],
+        default=np.int8(_CODE["layer-not-hooked"]),
+    ).astype(np.int8)
+
+
+# --------------------------------------------------------------------------- requests
+
+
+def _book_request(
+    row: int,
+    request: Request,
+    lanes: _Lanes,
+    unreadable: set[int],
+    result: Account,
+    base: Rows,
+    pieces: Rows,
+) -> None:
+    computed, prompt = request.computed, request.prompt
+    chunks = union((chunk.start, chunk.end) for chunk in request.chunks)
+    loaded = [(a, min(b, computed)) for a, b in union(request.external)]
+    local = subtract(subtract(union(request.reused), chunks), loaded)
+    result.local.append(sum(b - a for a, b in local))
+    result.external.append(sum(b - a for a, b in loaded))
+    amounts: Counter[str] = Counter()
+    prompts: Counter[str] = Counter()
+    unsaved = 0
+    saved_of: set[int] = set()
+    for count, representative in _classes(request, lanes):
+        saved_here = 0
+        for segment in _segments(request, lanes, representative, loaded, local, unreadable):
+            start, end, account, chunk, gate = segment
+            size = (end - start) * count
+            if account:
+                amounts[account] += size
+                prompts[account] += max(0, min(end, prompt) - start) * count
+                if account == SAVED:
+                    saved_here += end - start
+                continue
+            unsaved += size
+            live = bool(lanes.live[representative])
+            step = request.chunks[chunk].step if chunk >= 0 else 0
+            for low, high, phase in (
+                (start, min(end, prompt), "prefill"),
+                (max(start, prompt), end, "decode"),
+            ):
+                if low < high:
+                    pieces.append((row, request.engine, low, high, count, phase, chunk, step, gate, live))
+        saved_of.add(saved_here)
+    for account, amount in amounts.items():
+        base.append((row, request.engine, account, amount, prompts[account]))
+    result.total += computed * len(lanes.live)
+    result.saved.append(amounts[SAVED])
+    result.unsaved.append(unsaved)
+    result.diverged.append(len(saved_of) > 1)
+
+
+def _classes(request: Request, lanes: _Lanes) -> list[tuple[int, int]]:
+    """Lanes with the same fate in this request: (how many, one of them)."""
+    n = len(lanes.live)
+    if not n:
+        return []
+    rows: list[NDArray[np.int8]] = [lanes.live.astype(np.int8)]
+    rows += [lanes.outcome[step] for step in dict.fromkeys(entry.step for entry in request.entries)]
+    rows += [lanes.ran[step][lanes.worker] for step in dict.fromkeys(chunk.step for chunk in request.chunks)]
+    table = np.stack(rows)
+    if (table == table[:, :1]).all():
+        return [(n, 0)]
+    _, first, counts = np.unique(table, axis=1, return_index=True, return_counts=True)
+    return sorted(zip(counts.tolist(), first.tolist(), strict=True), key=lambda item: item[1])
+
+
+def _segments(
+    request: Request,
+    lanes: _Lanes,
+    lane: int,
+    loaded: list[Interval],
+    local: list[Interval],
+    unreadable: set[int],
+) -> list[tuple[int, int, str, int, str]]:
+    """(start, end, account or "" for unsaved, chunk index or -1, gate's cause or "")."""
+    computed, prompt = request.computed, request.prompt
+    worker = int(lanes.worker[lane])
+    by_outcome: dict[int, list[Interval]] = {}
+    for entry in request.entries:
+        end = min(entry.start + max(0, entry.slots), entry.available, computed)
+        if end > entry.start:
+            by_outcome.setdefault(int(lanes.outcome[entry.step][lane]), []).append((entry.start, end))
+    taken = {code: union(intervals) for code, intervals in by_outcome.items()}
+    done = taken.pop(_SAVED, [])
+    failed = sorted(taken.items())  # by gate: the codes are in the order of the gates
+    cuts = {0, computed, min(prompt, computed)}
+    for intervals in (loaded, local, done, *(taken.values())):
+        for a, b in intervals:
+            cuts.update((a, b))
+    # The chunk that computed a position is the first one that ran.
+    spans: list[tuple[int, int, int]] = []
+    for i, chunk in enumerate(request.chunks):
+        spans.append((chunk.start, min(chunk.end, computed), i))
+        cuts.update((chunk.start, chunk.end))
+    marks = sorted(cut for cut in cuts if 0 <= cut <= computed)
+    owner = _owners(marks, spans, request, lanes, worker)
+    decode_unreadable = any(step in unreadable for step in request.steps) or (
+        bool(unreadable) and request.finish is not None and _within(request, unreadable)
+    )
+    found: list[tuple[int, int, str, int, str]] = []
+    for at, (start, end) in enumerate(pairwise(marks)):
+        chunk_index, state = owner[at]
+        account, gate = "", ""
+        if covers(loaded, start):
+            account = LOADED
+        elif covers(done, start):
+            account = SAVED
+        elif covers(local, start):
+            account = LOCAL_HIT
+        elif chunk_index < 0 and start < prompt:
+            account = NOT_OBSERVED  # no chunk of the trace computed it
+        elif state == _LATER:
+            account = PENDING
+        elif state == _MISSING or lanes.native:
+            account = NOT_OBSERVED
+        else:
+            code = next((code for code, intervals in failed if covers(intervals, start)), None)
+            if code == _PENDING:
+                account = PENDING
+            elif code == _NOT_OBSERVED:
+                account = NOT_OBSERVED
+            elif code is not None:
+                gate = _CAUSES[code - 3]
+            elif chunk_index >= 0:
+                if request.chunks[chunk_index].step in unreadable:
+                    account = NOT_OBSERVED
+            elif decode_unreadable:
+                account = NOT_OBSERVED
+        if found and found[-1][1] == start and found[-1][2:] == (account, chunk_index, gate):
+            found[-1] = (found[-1][0], end, account, chunk_index, gate)
+        else:
+            found.append((start, end, account, chunk_index, gate))
+    return found
+
+
+def _within(request: Request, steps: set[int]) -> bool:
+    """Whether any of ``steps`` lies between the request's first and last."""
+    if not request.steps or request.finish is None:
+        return False
+    ordered = sorted(step for step in steps if step >> 32 == request.engine)
+    at = bisect_right(ordered, min(request.steps))
+    return at < len(ordered) and ordered[at] <= max(request.steps)
+
+
+def _owners(
+    marks: list[int],
+    spans: list[tuple[int, int, int]],
+    request: Request,
+    lanes: _Lanes,
+    worker: int,
+) -> list[tuple[int, int]]:
+    """Per elementary interval: (chunk index, state of its step); (-1, done) where none."""
+    at = {mark: i for i, mark in enumerate(marks)}
+    owner = [(-1, _DONE)] * max(0, len(marks) - 1)
+    best = {_DONE: 0, _MISSING: 1, _LATER: 2}
+    for start, end, index in spans:
+        state = int(lanes.ran[request.chunks[index].step][worker])
+        if end <= start:
+            continue
+        for i in range(at[start], at[end]):
+            chunk, known = owner[i]
+            if chunk < 0 or best[state] < best[known]:
+                owner[i] = (index, state)
+    return owner

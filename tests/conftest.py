@@ -1,0 +1,60 @@
+"""Fixtures for every test: the engine's environment, the tiny model, an empty place for a run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+for folder in (ROOT, ROOT / "scripts"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+import tiny_model as tiny  # noqa: E402
+from vllm_env import CACHE  # noqa: E402
+from vllm_env import vllm_env as make_vllm_env  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _engine_needs_vllm(request: pytest.FixtureRequest) -> None:
+    """A missing vLLM is a failure in one line: an engine test that is skipped proves nothing."""
+    if request.node.get_closest_marker("engine"):
+        try:
+            importlib.metadata.version("vllm")
+        except importlib.metadata.PackageNotFoundError:
+            pytest.fail(
+                "this test needs vLLM: run it by `make test`, which installs one into .venv", pytrace=False
+            )
+
+
+@pytest.fixture
+def vllm_env() -> dict[str, str]:
+    """The environment to start vLLM in: caches inside the clone, no network. A fresh copy for each test."""
+    return make_vllm_env()
+
+
+@pytest.fixture(scope="session")
+def tiny_model() -> Path:
+    """The folder of the tiny model with real random weights; one word of its vocabulary is one token."""
+    path = CACHE / "tiny-model"
+    if not tiny.is_made(path):  # in a process of its own: torch stays out of this one
+        made = subprocess.run(
+            [sys.executable, str(ROOT / "scripts" / "tiny_model.py"), str(path)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=make_vllm_env(),
+        )
+        if made.returncode:
+            pytest.fail(f"the tiny model could not be made: {made.stderr.strip()[-400:]}", pytrace=False)
+    return path
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """Where a run may go: not there yet, its parent is."""
+    return tmp_path / "run"

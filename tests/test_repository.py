@@ -1,0 +1,243 @@
+"""The repository keeps its own rules: what the package needs, who imports whom, what no file may name."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomllib
+
+import kvtrace
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "kvtrace"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+# --- the package ----------------------------------------------------------------------------------
+
+
+def requirement_names(lines: list[str]) -> set[str]:
+    return {re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0].lower() for line in lines}
+
+
+def test_the_package_depends_on_neither_vllm_nor_torch() -> None:
+    installed = [line for line in importlib.metadata.requires("kvtrace") or [] if "extra ==" not in line]
+    for names in (requirement_names(PROJECT["dependencies"]), requirement_names(installed)):
+        assert names == {"numpy", "pandas", "psutil", "rich", "typer"}
+
+
+def test_no_dependency_has_an_upper_bound() -> None:
+    # kvtrace goes into the user's vLLM environment and must change no version there
+    for line in PROJECT["dependencies"]:
+        assert not re.search(r"<|==|~=", line), line
+
+
+def test_versions_agree() -> None:
+    assert PROJECT["version"] == kvtrace.__version__ == importlib.metadata.version("kvtrace")
+    assert f"## [{kvtrace.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert PROJECT["requires-python"] == ">=3.10"
+
+
+def test_entry_points() -> None:
+    mine = {(e.group, e.name): e for e in importlib.metadata.distribution("kvtrace").entry_points}
+    assert mine["console_scripts", "kvtrace"].value == "kvtrace.cli.app:main"
+    assert mine["vllm.general_plugins", "kvtrace"].value == "kvtrace.agent.plugin:activate"
+    for entry in mine.values():
+        assert callable(entry.load())
+
+
+def test_the_wheel_holds_everything_and_nothing_else(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for path in PACKAGE.rglob("*"):
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
+            assert str(path.relative_to(ROOT)) in names
+    assert "kvtrace/py.typed" in names
+    assert "kvtrace/report/schema/kvtrace.report.1.json" in names
+    assert {name.split("/")[0] for name in names} == {"kvtrace", f"kvtrace-{kvtrace.__version__}.dist-info"}
+
+
+# --- who imports whom -----------------------------------------------------------------------------
+
+# Each piece may import itself, what stands here, and the modules at the top of the package (errors, version).
+MAY_IMPORT = {
+    "cli": {"launch", "report", "causes", "ledger", "trace"},
+    "launch": {"report", "causes", "ledger", "trace"},
+    "report": {"causes", "ledger", "trace"},
+    "causes": {"ledger", "trace"},
+    "ledger": {"trace"},
+    "trace": set(),
+    "agent": {"trace"},
+}
+OBSERVED = {"vllm", "torch"}
+# These run inside vLLM's processes: at load they import the standard library and each other.
+IN_VLLM = [
+    *sorted((PACKAGE / "agent").glob("*.py")),
+    PACKAGE / "trace" / "format.py",
+    PACKAGE / "trace" / "writer.py",
+]
+
+
+def imports(path: Path, at_load_only: bool = False) -> Iterator[str]:
+    """The absolute names of the modules that a file imports."""
+
+    def walk(node: ast.AST) -> Iterator[ast.AST]:
+        for child in ast.iter_child_nodes(node):
+            if at_load_only and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+                continue
+            yield child
+            yield from walk(child)
+
+    for node in walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                package = list(path.relative_to(ROOT).parent.parts)
+                base = package[: len(package) - node.level + 1]
+                module = ".".join([*base, *([node.module] if node.module else [])])
+            else:
+                module = node.module or ""
+            yield module
+            if module == "kvtrace":
+                yield from (f"kvtrace.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("piece", sorted(MAY_IMPORT))
+def test_imports_run_one_way(piece: str) -> None:
+    for path in (PACKAGE / piece).rglob("*.py"):
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "kvtrace" and len(parts) > 1 and parts[1] in MAY_IMPORT:
+                assert parts[1] in MAY_IMPORT[piece] | {piece}, f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("piece", sorted(set(MAY_IMPORT) - {"agent"}))
+def test_only_the_agent_may_import_what_it_observes(piece: str) -> None:
+    for path in (PACKAGE / piece).rglob("*.py"):
+        for name in imports(path):
+            assert name.split(".")[0] not in OBSERVED, f"{path.relative_to(ROOT)} imports {name}"
+
+
+@pytest.mark.parametrize("path", IN_VLLM, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_what_runs_inside_vllm_loads_the_standard_library_only(path: Path) -> None:
+    for name in imports(path, at_load_only=True):
+        top = name.split(".")[0]
+        assert top in sys.stdlib_module_names or top == "kvtrace", f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_loading_the_agent_loads_no_library() -> None:
+    """The same at run time, through everything that the agent's modules import in turn."""
+    modules = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in IN_VLLM if path.stem != "__init__"
+    ]
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        f"import {', '.join(modules)}\n"
+        "tops = {name.split('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(tops - set(sys.stdlib_module_names) - {'kvtrace', '__mp_main__'}))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "KVTRACE_CONFIG"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+# --- the files ------------------------------------------------------------------------------------
+
+
+def repository_files() -> list[Path]:
+    """What git knows or would take: no caches, no runs made here."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+# Put together here, so that this file does not name them itself.
+MACHINE = re.compile(r"(?<![\w.])/" + "(?:work|opt|root)" + r"/[\w.]")
+HOSTS = re.compile(
+    "|".join(["pypi" + r"\.org", "python" + r"hosted\.org", "download" + r"\.pytorch\.org"]), re.I
+)
+
+
+def test_no_file_names_a_machine_path_or_a_registry() -> None:
+    found = []
+    for path in repository_files():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            if MACHINE.search(line) or HOSTS.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()[:120]}")
+    assert not found, "\n".join(found)
+
+
+def test_no_file_is_large() -> None:
+    large = [str(path.relative_to(ROOT)) for path in repository_files() if path.stat().st_size > 1_000_000]
+    assert not large
+
+
+def test_the_readme_shows_the_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for command in ("make demo", "make test", "pip install", "kvtrace run", "kvtrace explain"):
+        assert command in text, f"README.md does not show `{command}`"
+
+
+def test_relative_links_in_the_docs_lead_somewhere() -> None:
+    dead = []
+    for path in repository_files():
+        if path.suffix == ".md":
+            for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+                if (
+                    "://" not in target
+                    and not target.startswith("mailto:")
+                    and not (path.parent / target).exists()
+                ):
+                    dead.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not dead
+
+
+def test_top_level() -> None:
+    for name in (
+        "pyproject.toml",
+        "Makefile",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        ".ci/run",
+    ):
+        assert (ROOT / name).is_file(), name
+    for name in ("kvtrace", "tests", "scenarios", "reports", "docs", "scripts"):
+        assert (ROOT / name).is_dir(), name
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text(encoding="utf-8")
