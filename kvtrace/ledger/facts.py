@@ -251,7 +251,7 @@ def processes(scans: list[SpoolScan], run: Mapping[str, Any], found: list[Engine
 def _role_of(name: str) -> str:
     if "Worker" in name:
         return "worker"
-    if "EngineCore" in name or "Engine_" in name:
+    if "EngineCor" in name:  # the kernel keeps 15 characters of a name
         return "scheduler"
     return "front" if "APIServer" in name else "other"
 

@@ -15,6 +15,7 @@ from kvtrace.ledger import requests as reqs
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, SpoolState
 from kvtrace.ledger.scan import Array, SpoolScan, scan
 from kvtrace.ledger.values import integer
+from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, spool_paths
 
 _MAX_RUN_JSON = 1 << 26
@@ -139,9 +140,16 @@ def _count(engines: list[Engine], book: reqs.Book, notes: list[str]) -> None:
     lost = sum(1 for request in book.requests if request.engine not in known)
     if lost:
         notes.append(f"{lost} requests never reached a scheduler that is known: they are not in the books")
-    for step in book.unreadable:
-        if step >> 32 in known:
-            known[step >> 32].unreadable_steps += 1
+    tags, counts = np.unique(book.unreadable.sorted >> STEP_SHIFT, return_counts=True)
+    for tag, n in zip(tags.tolist(), counts.tolist(), strict=True):
+        if tag in known:
+            known[tag].unreadable_steps = n
+    if book.negative_answers:
+        ident, step, answer = book.negative_answers[0]
+        notes.append(
+            f"{len(book.negative_answers)} lookups were answered with a negative number of tokens "
+            f"(first: {answer} for request {ident} in step {step & STEP_MASK}): counted as 0"
+        )
     for engine in engines:
         engine.lanes = sum(len(worker.kv_layers) for worker in engine.workers)
         ranks = max(1, integer(engine.facts, "tp", 1) * integer(engine.facts, "pp", 1))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvtrace.ledger.scan import SpoolScan
+import numpy as np
+
+from kvtrace.ledger.scan import Array, SpoolScan, Steps
 from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, STEP_SHIFT, Fact, Flag, Kind
 
 _SAME_STEP = 8
@@ -87,19 +89,21 @@ class Book:
     """All requests of a run, and the steps whose metadata could not be read."""
 
     requests: list[Request] = field(default_factory=list)
-    unreadable: set[int] = field(default_factory=set)
+    unreadable: Steps = field(default_factory=lambda: Steps(np.empty(0, dtype=np.int64)))
     negative_answers: list[tuple[str, int, int]] = field(default_factory=list)  # id, step, answer
 
 
 def collect(scans: list[SpoolScan]) -> Book:
     """Requests in order of arrival, the same whatever the order of the spools."""
     book = Book()
+    dark: list[Array] = []
     for scan in sorted(scans, key=lambda s: s.path.name):
         parents = {value.get("parent") for fact, _, value in scan.facts if fact == Fact.CONNECTOR}
         # A connector of connectors is read through its parts.
-        book.unreadable.update(step for ordinal, step in scan.unreadable if ordinal not in parents)
+        dark.extend(steps for ordinal, steps in scan.unreadable.items() if ordinal not in parents)
         if len(scan.rows):
-            _read(scan, book)
+            dark.append(np.array(_read(scan, book), dtype=np.int64))
+    book.unreadable = Steps(np.concatenate(dark) if dark else np.empty(0, dtype=np.int64))
     kept = []
     for request in book.requests:
         if request.prompt < 0 and not request.chunks and request.finish is None:
@@ -112,7 +116,9 @@ def collect(scans: list[SpoolScan]) -> Book:
     return book
 
 
-def _read(scan: SpoolScan, book: Book) -> None:
+def _read(scan: SpoolScan, book: Book) -> list[int]:
+    """Add a spool's requests to the book; returns steps with an entry that cannot be used."""
+    unreadable: list[int] = []
     open_requests: dict[str, Request] = {}
     own_tags = set(scan.scheduled)
     names = scan.names
@@ -147,7 +153,7 @@ def _read(scan: SpoolScan, book: Book) -> None:
             if c <= 0 or not c & STEP_MASK:
                 continue
             if marks & Flag.UNREADABLE:
-                book.unreadable.add(c)
+                unreadable.append(c)
             elif marks & Flag.STORE and b:
                 # A connector inside another one says the same again in the same step.
                 entry = (c, d, e, f, bool(marks & Flag.ASYNC))
@@ -155,7 +161,7 @@ def _read(scan: SpoolScan, book: Book) -> None:
                 if not any(old == entry for old in known[-_SAME_STEP:]):
                     known.append(entry)
             elif marks & Flag.STORE:
-                book.unreadable.add(c)  # an entry that no request can be given to
+                unreadable.append(c)  # an entry that no request can be given to
             elif marks & Flag.LOAD and b:
                 state(b, c, a).load_entries += 1
         elif kind == Kind.LOOKUP:
@@ -196,6 +202,7 @@ def _read(scan: SpoolScan, book: Book) -> None:
     for request in book.requests:
         if not request.engine and own_tags:
             request.engine = max(own_tags)
+    return unreadable
 
 
 def _chunk(request: Request, step: int, start: int, tokens: int, marks: int) -> None:

@@ -34,6 +34,24 @@ def real_step(step: Array) -> NDArray[np.bool_]:
     return result
 
 
+class Steps:
+    """A set of steps, eight bytes each."""
+
+    def __init__(self, steps: Array) -> None:
+        self.sorted: Array = np.unique(steps)
+
+    def __contains__(self, step: int) -> bool:
+        return self.any_within(step, step)
+
+    def __len__(self) -> int:
+        return len(self.sorted)
+
+    def any_within(self, low: int, high: int) -> bool:
+        """Whether a step of the set lies in [low, high]."""
+        at = int(np.searchsorted(self.sorted, low))
+        return at < len(self.sorted) and int(self.sorted[at]) <= high
+
+
 @dataclass
 class Executed:
     """What the workers of one spool executed, for one engine tag."""
@@ -69,7 +87,7 @@ class SpoolScan:
     rows: Records  # (n, 8): the request kinds, in file order
     scheduled: dict[int, Scheduled] = field(default_factory=dict)
     executed: dict[int, Executed] = field(default_factory=dict)
-    unreadable: list[tuple[int, int]] = field(default_factory=list)  # connector ordinal, step
+    unreadable: dict[int, Array] = field(default_factory=dict)  # connector ordinal -> steps
 
 
 @dataclass
@@ -141,14 +159,15 @@ def scan(path: Path) -> SpoolScan:
     kept: list[Records] = []
     scheduled: dict[int, Scheduled] = {}
     executions = _Executions()
-    unreadable: set[tuple[int, int]] = set()
+    unreadable: dict[int, list[Array]] = {}
     for chunk in spool.chunks():
         kinds = kind(chunk[:, 0])
         head = chunk[:, 0]
         dark = (kinds == Kind.HOOK) & (code(head) == HOOK_CODE["build_connector_meta"])
         dark &= (flags(head) & int(Flag.UNREADABLE)) != 0
         if dark.any():
-            unreadable.update(zip(lane(head[dark]).tolist(), chunk[dark, 3].tolist(), strict=True))
+            for ordinal in np.unique(lane(head[dark])).tolist():
+                unreadable.setdefault(ordinal, []).append(chunk[dark & (lane(head) == ordinal), 3])
         mine = _KIND_IS_REQUEST[kinds]
         if mine.any():
             kept.append(chunk[mine])
@@ -169,5 +188,5 @@ def scan(path: Path) -> SpoolScan:
         rows=rows,
         scheduled=scheduled,
         executed=executions.result(),
-        unreadable=sorted(unreadable),
+        unreadable={ordinal: np.concatenate(parts) for ordinal, parts in unreadable.items()},
     )

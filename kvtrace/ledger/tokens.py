@@ -8,7 +8,6 @@ rules in ``kvtrace.causes`` put a name to those that no gate after the schedule 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -32,7 +31,7 @@ from kvtrace.ledger.model import (
     Worker,
 )
 from kvtrace.ledger.requests import Request
-from kvtrace.ledger.scan import Array, Executed
+from kvtrace.ledger.scan import Array, Executed, Steps
 from kvtrace.trace.format import Stop
 
 # How a store entry fared in one lane. From _CAUSES on, the gate that it failed.
@@ -95,7 +94,7 @@ def book(
     engines: list[Engine],
     executed: dict[tuple[int, str], Executed],
     coverage: Coverage,
-    unreadable: set[int],
+    unreadable: Steps,
 ) -> Account:
     """Book all positions.
 
@@ -266,7 +265,7 @@ def _book_request(
     row: int,
     request: Request,
     lanes: _Lanes,
-    unreadable: set[int],
+    unreadable: Steps,
     result: Account,
     base: Rows,
     pieces: Rows,
@@ -331,7 +330,7 @@ def _segments(
     lane: int,
     loaded: list[Interval],
     local: list[Interval],
-    unreadable: set[int],
+    unreadable: Steps,
 ) -> list[tuple[int, int, str, int, str]]:
     """(start, end, account or "" for unsaved, chunk index or -1, gate's cause or "")."""
     computed, prompt = request.computed, request.prompt
@@ -355,9 +354,8 @@ def _segments(
         cuts.update((chunk.start, chunk.end))
     marks = sorted(cut for cut in cuts if 0 <= cut <= computed)
     owner = _owners(marks, spans, request, lanes, worker)
-    decode_unreadable = any(step in unreadable for step in request.steps) or (
-        bool(unreadable) and request.finish is not None and _within(request, unreadable)
-    )
+    # Decode steps name no request: all steps of its life count.
+    decode_unreadable = bool(request.steps) and unreadable.any_within(min(request.steps), max(request.steps))
     found: list[tuple[int, int, str, int, str]] = []
     for at, (start, end) in enumerate(pairwise(marks)):
         chunk_index, state = owner[at]
@@ -392,15 +390,6 @@ def _segments(
         else:
             found.append((start, end, account, chunk_index, gate))
     return found
-
-
-def _within(request: Request, steps: set[int]) -> bool:
-    """Whether any of ``steps`` lies between the request's first and last."""
-    if not request.steps or request.finish is None:
-        return False
-    ordered = sorted(step for step in steps if step >> 32 == request.engine)
-    at = bisect_right(ordered, min(request.steps))
-    return at < len(ordered) and ordered[at] <= max(request.steps)
 
 
 def _owners(

@@ -1,0 +1,63 @@
+"""The catalogue, the rules and the pages agree."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from kvtrace.causes import registry
+from kvtrace.causes.catalogue import CATALOGUE, GATES, gate_of
+from kvtrace.causes.pages import main, pages
+from kvtrace.causes.words import count, listed, of_all, percent, plural
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "causes"
+
+
+def test_pages_are_up_to_date() -> None:
+    made = pages()
+    assert {path.name for path in DOCS.glob("*.md")} == set(made)
+    for name, text in made.items():
+        assert (DOCS / name).read_text(encoding="utf-8") == text, (
+            f"{name}: run python -m kvtrace.causes.pages"
+        )
+
+
+def test_pages_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "new")]) == 0
+    assert len(list((tmp_path / "new").glob("*.md"))) == len(CATALOGUE) + 1
+    assert main([]) == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_rules_and_catalogue_agree() -> None:
+    with_rule = {inspect.getmodule(rule).ID for rule in registry.RULES}  # type: ignore[union-attr]
+    claims = {ident for ident, _ in (*registry.WIRING, *registry.SCHEDULE)}
+    assert claims <= with_rule
+    implemented = {cause.id for cause in CATALOGUE.values() if cause.implemented}
+    # These two have a rule that only rules out.
+    assert with_rule - {"local-hit", "wrong-connector-class"} == implemented
+
+
+def test_catalogue_is_well_formed() -> None:
+    for cause in CATALOGUE.values():
+        assert cause.severity in ("fault", "limit", "note")
+        assert cause.ledger in ("saves", "loads", "note")
+        assert cause.gate is None or 0 <= cause.gate < len(GATES)
+        assert cause.meaning.endswith(".") and cause.seen_as.endswith(".") and cause.remedy
+    assert gate_of("hook-raised") == 4 and gate_of("unknown") == 1
+
+
+def test_words() -> None:
+    assert (count(2210), count(58720), count(1234567.4)) == ("2210", "58 720", "1 234 567")
+    assert (plural(1, "step"), plural(2, "step")) == ("1 step", "2 steps")
+    assert [percent(*pair) for pair in ((0, 5), (5, 5), (1, 1000), (999, 1000), (1, 3), (1, 0))] == [
+        "0 %", "100 %", "less than 1 %", "more than 99 %", "33 %", "0 %",
+    ]  # fmt: skip
+    assert (of_all(2, 2, "x"), of_all(1, 1, "x"), of_all(1, 3, "x")) == (
+        "all 2 xs",
+        "the only x",
+        "1 of 3 xs",
+    )
+    assert listed(["a", "b", "a", "c", "d", "e"]) == "a, b, c and 2 more"

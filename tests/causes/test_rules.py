@@ -1,0 +1,436 @@
+"""Every rule on a run that shows its cause, and on a healthy twin that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, run_json
+
+from kvtrace.causes import Diagnosis, diagnose
+from kvtrace.ledger import load
+from kvtrace.trace.format import Fact, Flag
+
+
+def prompts(lengths: list[int], output: int = 1, start: int = 1) -> list[Prompt]:
+    return [Prompt(f"req-{start + i}", n, digest=start + i, output=output) for i, n in enumerate(lengths)]
+
+
+def analyse(sim: Sim, *others: Sim) -> Diagnosis:
+    for one in (sim, *others):
+        one.write()
+    return diagnose(load(sim.dir))
+
+
+def ids(diagnosis: Diagnosis) -> list[str]:
+    return [finding.id for finding in diagnosis.findings]
+
+
+def ruled_out(diagnosis: Diagnosis) -> dict[str, str]:
+    return {item.id: item.evidence for item in diagnosis.ruled_out}
+
+
+def tokens(diagnosis: Diagnosis) -> dict[str, float]:
+    """Accounts in tokens."""
+    book = diagnosis.saves
+    book.check()
+    assert book.lanes
+    return {name: amount / book.lanes for name, amount in book.accounts.items()}
+
+
+FLAGSHIP = [1870, 180, 900, 1200, 1999, 2047, 640, 1500, 2100, 2210]
+
+
+def test_flagship(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, tp=2, layers=4, batched=2048, ints={"unit": 2048, "block_size": 32},
+              args={"max_num_batched_tokens": 2048})  # fmt: skip
+    sim.serve(prompts(FLAGSHIP, output=4), Rounding(2048).policy())
+    diagnosis = analyse(sim)
+    first = diagnosis.findings[0]
+    assert ids(diagnosis) == ["below-save-granularity", "decode-not-offered"]
+    assert (first.severity, first.gate, first.requests) == ("fault", 1, 10)
+    assert "8 of 10 prompts" in first.title
+    text = " ".join([first.title, *first.evidence, *first.remedy])
+    for words in ("2048", "max_num_batched_tokens, set by --max-num-batched-tokens", "8 of 10 fall",
+                  "1024 would have", "median", "0 (8 requests)", "2048 (2 requests)"):  # fmt: skip
+        assert words in text, words
+    assert tokens(diagnosis) == {
+        "saved": 4096,
+        "not-saved:below-save-granularity": sum(FLAGSHIP) - 4096,
+        "not-saved:decode-not-offered": 30,
+    }
+    assert diagnosis.verdict.startswith("28 % of the prompt KV computed here was saved: 8 of 10 prompts are")
+    out = ruled_out(diagnosis)
+    assert out["full-cudagraph-replay"].startswith("graph mode NONE in ")
+    assert "use_direct_call is False on all 8 layers" in out["direct-call-bypass"]
+    assert (
+        out["connector-not-created"]
+        == "created in the scheduler and in 2/2 workers, from my_store/connector.py"
+    )
+    assert "prefix caching is off; 0 tokens reused" in out["local-hit"]
+    assert out["ranks-diverge"].startswith("both ranks saved the same tokens")
+    assert [(row.into, row.out) for row in diagnosis.road] == [
+        (sum(FLAGSHIP), sum(FLAGSHIP)),
+        (sum(FLAGSHIP), 4096),
+    ] + [(4096, 4096)] * 5
+    assert first.events[0].request == "req-6"
+
+
+def test_the_remedy_of_the_flagship_heals_it(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, batched=64, ints={"unit": 64})
+    sim.serve(prompts(FLAGSHIP), Rounding(64).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["below-save-granularity"]
+    assert diagnosis.findings[0].severity == "limit"
+    assert tokens(diagnosis)["saved"] == sum(n // 64 * 64 for n in FLAGSHIP)
+
+
+@pytest.mark.parametrize("empty", [True, False])
+def test_unit_of_the_connector_itself(tmp_path: Path, empty: bool) -> None:
+    sim = Sim(tmp_path, batched=1024, extra={"unit": 256, "path": "/x"}, ints={"unit": 256, "block_size": 32})
+    sim.serve(prompts([40, 100, 180, 200, 230, 255, 300, 900]), Rounding(256, empty_entries=empty).policy())
+    diagnosis = analyse(sim)
+    finding = diagnosis.findings[0]
+    assert (finding.id, finding.severity) == ("below-save-granularity", "fault")
+    assert 'kv_connector_extra_config["unit"]' in " ".join(finding.evidence)
+    assert tokens(diagnosis)["saved"] == 256 + 768
+
+
+def test_stock_connector_with_all_prompts_below_a_block(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, connector="ExampleConnector", block=128, ints={"_block_size": 128})
+    sim.serve(prompts([20, 50, 128]), Rounding(128, d=1).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["below-save-granularity"]
+    assert "block size" in " ".join(diagnosis.findings[0].evidence)
+    assert "--block-size" in diagnosis.findings[0].remedy[0]
+
+
+def test_zeros_alone_name_no_unit(tmp_path: Path) -> None:
+    """Two numbers of the connector are larger than every prompt: which one is the unit?"""
+    sim = Sim(tmp_path, batched=512, ints={"unit": 512, "queue": 4096})
+    sim.serve(prompts([60, 90]), Rounding(512, empty_entries=False).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["metadata-has-no-store"]
+
+
+def test_whole_units_are_healthy(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, tp=2, ints={"unit": 32})
+    sim.serve(prompts([64, 128, 512, 1024]), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == []
+    assert tokens(diagnosis) == {"saved": 1728}
+    assert diagnosis.verdict == "All prompt KV computed here was saved."
+    assert set(ruled_out(diagnosis)) >= {
+        "no-connector-configured", "connector-not-created", "full-cudagraph-replay", "direct-call-bypass",
+        "local-hit", "wrong-connector-class", "layer-not-hooked", "metadata-not-bound", "hook-raised",
+        "below-save-granularity", "first-chunk-only", "role-does-not-save", "ranks-diverge",
+    }  # fmt: skip
+
+
+def test_no_connector_configured(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, connector=None)
+    sim.serve(prompts([64, 300], output=3), Policy(nothing))
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["no-connector-configured"]
+    assert tokens(diagnosis) == {"not-saved:no-connector-configured": 368}
+    assert (
+        diagnosis.verdict == "None of the prompt KV computed here was saved: this engine has no KV connector."
+    )
+    assert {"full-cudagraph-replay", "direct-call-bypass"} <= set(ruled_out(diagnosis))
+
+
+def test_connector_not_created_in_one_worker(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, tp=2, live=[True, False], ints={"unit": 32})
+    sim.serve(prompts([64, 128], output=3), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    assert diagnosis.findings[0].id == "connector-not-created"
+    assert "worker 1" in diagnosis.findings[0].title
+    assert tokens(diagnosis) == {
+        "saved": 96, "not-saved:connector-not-created": 98, "not-saved:decode-not-offered": 2,
+    }  # fmt: skip
+    assert "ranks-diverge" in ids(diagnosis)
+
+
+def test_connector_not_created_in_the_scheduler(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, created=False, live=False)
+    sim.serve(prompts([64]), Policy(nothing))
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["connector-not-created"]
+    assert "scheduler" in diagnosis.findings[0].title
+
+
+def test_connector_failed_to_start(tmp_path: Path) -> None:
+    failed = {"ok": False, "error_type": "ModuleNotFoundError", "error": "No module named 'x'"}
+    sim = Sim(tmp_path, created=False, live=False, connector_facts=failed)
+    diagnosis = analyse(sim)
+    assert diagnosis.findings[0].id == "connector-failed-to-start"
+    assert "ModuleNotFoundError" in diagnosis.verdict
+    assert "No module named 'x'" in diagnosis.findings[0].evidence[0]
+
+
+def test_registration_that_raises(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.workers[0].fact(Fact.EXCEPTION, {"hook": "register_kv_caches", "type": "ValueError", "message": "no",
+                                         "where": "c.py:3 in f", "step": 0})  # fmt: skip
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["connector-failed-to-start"]
+
+
+@pytest.mark.parametrize(("role", "found"), [("kv_consumer", True), ("kv_both", False)])
+def test_role_does_not_save(tmp_path: Path, role: str, found: bool) -> None:
+    sim = Sim(tmp_path, role=role)
+    sim.serve(prompts([64, 128], output=2), Policy(nothing))
+    diagnosis = analyse(sim)
+    assert ("role-does-not-save" in ids(diagnosis)) == found
+    if found:
+        assert tokens(diagnosis) == {"not-saved:role-does-not-save": 194}
+        assert diagnosis.findings[0].severity == "limit"
+
+
+def test_a_consumer_that_saves_all_the_same(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, role="kv_consumer", ints={"u": 32})
+    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    assert ids(analyse(sim)) == []
+
+
+def test_false_already_stored(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, connector="ExampleConnector", block=128, ints={"_block_size": 128})
+    sim.serve(prompts([50, 60, 70, 120]), Rounding(128, d=1, keep=True).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["false-already-stored", "below-save-granularity"]
+    assert tokens(diagnosis) == {
+        "not-saved:false-already-stored": 250,
+        "not-saved:below-save-granularity": 50,
+    }
+    assert "3 different prompts" in " ".join(diagnosis.findings[0].evidence)
+
+
+def test_false_already_stored_one_past_a_block(tmp_path: Path) -> None:
+    """Stores round n - 1, lookups n - 2: 33 tokens are looked up under the empty key."""
+
+    def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        return [Entry(prompt.id, 0, prompt.length)] if prompt.length == 20 else []
+
+    sim = Sim(tmp_path, connector="ExampleConnector", block=32, ints={"_block_size": 32})
+    sim.serve(prompts([20, 33, 33, 33]), Policy(store))
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["false-already-stored", "below-save-granularity"]
+    assert tokens(diagnosis) == {"not-saved:false-already-stored": 99, "not-saved:below-save-granularity": 20}
+
+
+def test_the_same_short_prompt_again_is_not_false(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, block=128, ints={"_block_size": 128})
+    same = [Prompt(f"r{i}", 50, digest=9) for i in range(3)]
+    sim.serve(same, Rounding(128, d=1, keep=True).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["below-save-granularity"]
+
+
+def test_already_stored_by_an_earlier_request(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    twice = [Prompt(f"a{i}", 128, digest=5) for i in range(3)] + [
+        Prompt(f"b{i}", 200, digest=6) for i in range(2)
+    ]
+    sim.serve(twice, Rounding(32, keep=True).policy())
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {
+        "saved": 128 + 192, "not-saved:already-stored": 256 + 192, "not-saved:below-save-granularity": 16,
+    }  # fmt: skip
+    assert ids(diagnosis) == ["already-stored", "below-save-granularity"]
+    assert {finding.severity for finding in diagnosis.findings} == {"limit"}
+
+
+def test_already_stored_by_a_hit_that_is_loaded(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    policy = Policy(nothing, match=lambda prompt, local: prompt.length - 1)
+    sim.serve([Prompt("a", 128, digest=1), Prompt("b", 64, digest=2)], policy)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis)["loaded"] == 127 + 63
+    assert "metadata-has-no-store" in ids(diagnosis)  # the last token of a hit, and nobody stored it here
+    assert diagnosis.loads.accounts["loaded"] == 190 * 2
+
+
+def test_a_store_that_begins_after_what_is_held(tmp_path: Path) -> None:
+    def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        return [Entry(prompt.id, 64, prompt.length, start=64)]
+
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt("a", 128, digest=1)], Policy(store))
+    assert tokens(analyse(sim)) == {"saved": 64, "not-saved:already-stored": 64}
+
+
+def test_first_chunk_only(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, connector="ExampleConnector", batched=128, ints={"_block_size": 32})
+    sim.serve(prompts([400, 300, 200]), Rounding(32, d=1, first_chunk_only=True).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["first-chunk-only", "below-save-granularity"]
+    assert tokens(diagnosis) == {
+        "saved": 384,
+        "not-saved:first-chunk-only": 256 + 160 + 64,
+        "not-saved:below-save-granularity": 16 + 12 + 8,
+    }
+    assert diagnosis.findings[0].severity == "fault"
+
+
+def test_all_chunks_are_healthy(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, batched=128, ints={"_block_size": 32})
+    sim.serve(prompts([416, 320, 192]), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == []
+    assert "later chunks" in ruled_out(diagnosis)["first-chunk-only"]
+
+
+def test_metadata_has_no_store(tmp_path: Path) -> None:
+    rounding = Rounding(32)
+
+    def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        return (
+            list(rounding.policy().store(prompt, index, start, end, last)) if prompt.digest % 4 == 0 else []
+        )
+
+    sim = Sim(tmp_path, ints={"unit": 32, "admit_every": 4})
+    sim.serve(prompts([64, 128, 192, 96, 256, 320, 160, 128]), Policy(store))
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["metadata-has-no-store"]
+    assert diagnosis.findings[0].severity == "fault"
+    assert tokens(diagnosis) == {"saved": 224, "not-saved:metadata-has-no-store": 1120}
+
+
+def test_decode_not_offered_and_offered(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve(prompts([64, 96], output=33), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["decode-not-offered"]
+    assert tokens(diagnosis)["not-saved:decode-not-offered"] == 64
+    assert diagnosis.verdict == (
+        "All prompt KV computed here was saved; tokens made in decode are never offered."
+    )
+
+
+def test_decode_that_is_offered(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.arrive(Prompt("a", 64, digest=1))
+    sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64, 64, 0)], prompts={"a": 64})
+    for n in range(40):
+        sim.step([], [Entry("a", 32, 96, 64)] if n == 31 else [], tokens=1)
+    sim.finish("a", 104, 41)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"saved": 96, "not-saved:below-save-granularity": 8}
+    assert ids(diagnosis) == ["below-save-granularity"]
+    assert diagnosis.findings[0].severity == "limit"
+
+
+def test_metadata_not_bound(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, tp=2, ints={"unit": 32})
+    sim.serve(
+        prompts([64, 128], output=2),
+        Rounding(32).policy(),
+        fate=lambda n: Fate(unbound_ranks=frozenset({0, 1})),
+    )
+    diagnosis = analyse(sim)
+    assert diagnosis.findings[0].id == "metadata-not-bound"
+    assert tokens(diagnosis) == {"not-saved:metadata-not-bound": 192, "not-saved:decode-not-offered": 2}
+    assert [row.out for row in diagnosis.road] == [192, 192, 0, 0, 0, 0, 0]
+
+
+def test_dummy_runs_are_nothing(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.step([], [], tokens=64, fate=Fate(unbound_ranks=frozenset({0})), dummy=True)
+    sim.serve(prompts([64]), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == []
+
+
+def test_hook_raised(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=4, ints={"unit": 32})
+    sim.serve(prompts([64, 128]), Rounding(32).policy(),
+              fate=lambda n: Fate(raising=frozenset({(0, 1)})) if n == 2 else Fate())  # fmt: skip
+    raised = {"hook": "save_kv_layer", "layer": "l1", "step": sim.step_id, "type": "OSError",
+              "message": "disk full", "where": "store.py:12 in write"}  # fmt: skip
+    sim.workers[0].fact(Fact.EXCEPTION, raised)
+    diagnosis = analyse(sim)
+    assert diagnosis.findings[0].id == "hook-raised"
+    assert "disk full" in diagnosis.findings[0].evidence[0]
+    assert diagnosis.saves.accounts == {"saved": 64 * 4 + 128, "not-saved:hook-raised": 128 * 3}
+
+
+def test_layer_not_hooked(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=4, ints={"unit": 32})
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_lanes=frozenset({(0, 3)})))
+    diagnosis = analyse(sim)
+    assert diagnosis.findings[0].id == "layer-not-hooked"
+    assert "layers.3" in diagnosis.findings[0].title
+    assert tokens(diagnosis) == {"saved": 144, "not-saved:layer-not-hooked": 48}
+
+
+def test_full_graph_and_direct_call(tmp_path: Path) -> None:
+    every = frozenset({(0, 0), (0, 1)})
+    sim = Sim(tmp_path / "full", ints={"unit": 32})
+    sim.serve(prompts([64]), Rounding(32).policy())
+    sim.serve(prompts([128], start=5), Rounding(32).policy(), fate=lambda n: Fate(dead_lanes=every, mode=2))
+    assert ids(analyse(sim))[0] == "full-cudagraph-replay"
+    sim = Sim(tmp_path / "direct", ints={"unit": 32}, direct_call=True)
+    sim.serve(prompts([128]), Rounding(32).policy(), fate=lambda n: Fate(dead_lanes=every))
+    assert ids(analyse(sim))[0] == "direct-call-bypass"
+
+
+def test_saves_elsewhere(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, noop=("save_kv_layer", "wait_for_layer_load"), ints={"unit": 32})
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_lanes=frozenset({(0, 1)})))
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"saved": 192}
+    assert "saves-elsewhere" in ids(diagnosis)
+    assert [f.severity for f in diagnosis.findings if f.id == "saves-elsewhere"] == ["note"]
+
+
+def test_agent_not_loaded(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, tp=2, ints={"unit": 32})
+    sim.serve(prompts([64]), Rounding(32).policy())
+    sim.write()
+    rows: list[dict[str, Any]] = [
+        {"pid": 100, "ppid": 1, "name": "VLLM::EngineCore", "command": "", "vllm": True},
+        {"pid": 101, "ppid": 100, "name": "VLLM::Worker_TP0", "command": "", "vllm": True},
+        {"pid": 102, "ppid": 100, "name": "VLLM::Worker_TP1", "command": "", "vllm": True},
+        {"pid": 5, "ppid": 1, "name": "python", "command": "", "vllm": False},
+    ]
+    run_json(tmp_path, rows)
+    healthy = diagnose(load(tmp_path))
+    assert ruled_out(healthy)["agent-not-loaded"].startswith("3 of 3")
+    sim.workers[1].path.unlink()
+    broken = diagnose(load(tmp_path))
+    assert "agent-not-loaded" in ids(broken)
+    assert "VLLM::Worker_TP1" in next(f for f in broken.findings if f.id == "agent-not-loaded").title
+
+
+def test_unreadable_metadata_is_not_called_a_loss(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.arrive(Prompt("a", 64, digest=1))
+    sim.step([Chunk("a", 0, 64, first=True)], prompts={"a": 64}, unreadable=True)
+    sim.step([], tokens=1)
+    sim.finish("a", 65, 2)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"not-observed": 65}
+    assert ids(diagnosis) == []
+
+
+def test_negative_answers_count_as_nothing(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve(prompts([64]), Policy(Rounding(32).policy().store, match=lambda p, local: -128))
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == []
+    assert diagnosis.loads.accounts == {"missed:lookup-miss": 128}
+    assert any("-128" in note for note in load(tmp_path).notes)
+
+
+def test_every_finding_has_words(tmp_path: Path) -> None:
+    build: list[Callable[[Path], None]] = [test_flagship, test_first_chunk_only, test_metadata_not_bound]
+    for i, make in enumerate(build):
+        make(tmp_path / str(i))
+        for finding in diagnose(load(tmp_path / str(i))).findings:
+            assert finding.title.endswith((".", "!")) and "\n" not in finding.title
+            assert finding.evidence and finding.remedy and finding.versions and finding.docs
+            assert 0 <= finding.share <= 1
+            assert len(finding.events) <= 3
+    assert Flag.STORE

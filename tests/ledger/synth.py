@@ -1,0 +1,417 @@
+"""Synthetic runs: spools packed by hand through the format, as an agent would write them.
+
+``Sim`` is one engine: a scheduler spool and one spool a rank (or one for all with
+``in_process``). ``Sim.serve`` drives prompts through chunked prefill and decode under a small
+connector policy; ``Sim.step`` writes single steps.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvtrace.trace import format as fmt
+from kvtrace.trace.format import HOOK_CODE, OP_CODE, Fact, Flag, Kind, Road, Role, Skip, pack_head
+
+US = 1000
+
+
+class SpoolFile:
+    def __init__(self, run_dir: Path, name: str, header: dict[str, Any]) -> None:
+        self.path = run_dir / fmt.SPOOL_DIR / f"{name}{fmt.SPOOL_SUFFIX}"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.data = bytearray(fmt.pack_header(header))
+        self.names: dict[str, int] = {"": 0}
+
+    def add(self, head: int, *words: int) -> None:
+        self.data += struct.pack("<8q", head, *words, *([0] * (7 - len(words))))
+
+    def _text(self, head: int, word1: int, body: bytes) -> None:
+        self.add(head, word1, len(body), zlib.crc32(body))
+        words = fmt.payload_words(body)
+        self.data += struct.pack(f"<{len(words)}q", *words)
+
+    def name(self, text: str) -> int:
+        if text not in self.names:
+            self.names[text] = len(self.names)
+            self._text(pack_head(Kind.NAME), self.names[text], text.encode())
+        return self.names[text]
+
+    def fact(self, fact: Fact, value: dict[str, Any], t: int = 0) -> None:
+        self._text(pack_head(Kind.FACT, 0, fact), t, json.dumps(value).encode())
+
+    def trailer(self, stop: int, lost: int = 0) -> None:
+        self.add(pack_head(Kind.TRAILER, 0, stop), 0, lost)
+
+    def write(self) -> None:
+        self.path.write_bytes(bytes(self.data))
+
+
+@dataclass
+class Entry:
+    """A store entry that a policy puts into the metadata."""
+
+    request: str
+    slots: int
+    tokens: int = -1
+    start: int = -1
+    flags: int = int(Flag.STORE)
+
+
+@dataclass
+class Chunk:
+    request: str
+    start: int
+    tokens: int
+    first: bool = False
+    resumed: bool = False
+
+
+@dataclass
+class Fate:
+    """What goes wrong on the workers in a step. Lanes are (rank, layer index)."""
+
+    dead_lanes: frozenset[tuple[int, int]] = frozenset()  # no body, no hook
+    unhooked: frozenset[tuple[int, int]] = frozenset()  # body, no hook
+    raising: frozenset[tuple[int, int]] = frozenset()
+    unbound_ranks: frozenset[int] = frozenset()
+    missing_ranks: frozenset[int] = frozenset()  # the step was never executed there
+    mode: int = 0
+    direct: bool = False
+    twice: bool = False  # every layer runs twice, as with micro-batches
+
+
+HEALTHY = Fate()
+
+
+@dataclass
+class Prompt:
+    id: str
+    length: int
+    digest: int = 0
+    prefix: int = 0
+    output: int = 1
+
+
+@dataclass
+class Policy:
+    """A connector. ``store(prompt, chunk index, start, end, last)`` yields entries for a chunk."""
+
+    store: Callable[[Prompt, int, int, int, bool], Iterable[Entry]]
+    match: Callable[[Prompt, int], int | None] = lambda prompt, local: 0
+
+
+def nothing(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+    return []
+
+
+class Sim:
+    def __init__(
+        self,
+        run_dir: Path,
+        *,
+        tag: int = 7,
+        tp: int = 1,
+        layers: int = 2,
+        pid: int = 100,
+        block: int = 32,
+        batched: int = 512,
+        connector: str | None = "ChunkStore",
+        role: str = "kv_both",
+        ints: dict[str, int] | None = None,
+        extra: dict[str, Any] | None = None,
+        noop: Sequence[str] = (),
+        created: bool = True,
+        live: bool | Sequence[bool] = True,
+        prefix_caching: bool = False,
+        direct_call: bool = False,
+        in_process: bool = False,
+        args: dict[str, Any] | None = None,
+        base: SpoolFile | None = None,
+        connector_facts: dict[str, Any] | None = None,
+        module: str = "my_store.connector",
+    ) -> None:
+        self.dir, self.tag, self.tp, self.layers = run_dir, tag, tp, layers
+        self.block, self.batched = block, batched
+        self.layer_names = [f"model.layers.{i}.self_attn.attn" for i in range(layers)]
+        self.n = 0
+        self.t = 1_000_000 + tag * 10**9
+        self.connector = connector
+        self.noop = tuple(noop)
+        self.live = [live] * tp if isinstance(live, bool) else list(live)
+        self.scheduler = base or SpoolFile(
+            run_dir, f"scheduler-{pid}-{tag}",
+            {"kvtrace": "0.1.0", "pid": pid, "ppid": 1, "role": "scheduler", "perf_ns": 0, "wall_ns": 0},
+        )  # fmt: skip
+        self.workers: list[SpoolFile] = []
+        transfer = None
+        if connector is not None:
+            transfer = {
+                "connector": connector, "role": role, "module_path": module, "engine_id": "e",
+                "extra": extra or {},
+            }  # fmt: skip
+        ok = created and connector is not None
+        if args:
+            self.scheduler.fact(Fact.ENGINE_ARGS, {"given": args})
+        if connector_facts is not None or ok:
+            self._connector_fact(self.scheduler, "scheduler", tag * 10, ints, connector_facts)
+        self.scheduler.fact(
+            Fact.ENGINE,
+            {"tag": tag, "vllm": "0.32.0", "platform": "cpu", "dp_rank": 0, "tp": tp, "pp": 1, "dp": 1,
+             "block_size": block, "max_num_batched_tokens": batched, "max_num_seqs": 16,
+             "prefix_caching": prefix_caching, "chunked_prefill": True, "enforce_eager": True,
+             "cudagraph_mode": "NONE", "kv_transfer": transfer, "connector_created": ok,
+             "connector": tag * 10 if ok else None,
+             "kv_groups": [{"kind": "FullAttentionSpec", "block_size": block, "layers": self.layer_names}]},
+            self.t,
+        )  # fmt: skip
+        for rank in range(tp):
+            spool = self.scheduler
+            if not in_process:
+                spool = SpoolFile(
+                    run_dir, f"worker-{rank}-{pid + 1 + rank}-{tag}",
+                    {"kvtrace": "0.1.0", "pid": pid + 1 + rank, "ppid": pid, "role": "worker"},
+                )  # fmt: skip
+            self.workers.append(spool)
+            alive = self.live[rank] and connector is not None
+            if alive:
+                self._connector_fact(spool, "worker", tag * 10 + 1, ints, connector_facts)
+            spool.fact(
+                Fact.WORKER,
+                {"tag": 0, "ordinal": tag, "rank": rank, "kv_layers": self.layer_names,
+                 "connector_live": alive,
+                 "connector": tag * 10 + 1 if alive else None,
+                 "direct_call": dict.fromkeys(self.layer_names, direct_call)},
+                self.t,
+            )  # fmt: skip
+
+    def _connector_fact(
+        self,
+        spool: SpoolFile,
+        role: str,
+        ordinal: int,
+        ints: dict[str, int] | None,
+        more: dict[str, Any] | None,
+    ) -> None:
+        spool.fact(
+            Fact.CONNECTOR,
+            {"ordinal": ordinal, "role": role, "parent": None, "configured": self.connector,
+             "class": self.connector, "module": "my_store.connector", "file": "my_store/connector.py",
+             "ok": True, "error_type": None, "error": None,
+             "proxy": "subclass", "noop": list(self.noop), "overrides": [],
+             "ints": ints or {}, "engine_tag": self.tag, **(more or {})},
+        )  # fmt: skip
+
+    def clock(self, ns: int = US) -> int:
+        self.t += ns
+        return self.t
+
+    @property
+    def step_id(self) -> int:
+        return self.tag << fmt.STEP_SHIFT | self.n
+
+    # -- scheduler records
+
+    def arrive(self, prompt: Prompt) -> None:
+        s = self.scheduler
+        req = s.name(prompt.id)
+        s.add(pack_head(Kind.REQUEST, Role.SCHEDULER), self.clock(), req, 0, prompt.length, prompt.digest,
+              prompt.prefix, 16)  # fmt: skip
+
+    def lookup(self, request: str, local: int, answer: int | None, accepted: int | None) -> None:
+        """In the step that is about to be scheduled."""
+        s, step = self.scheduler, self.tag << fmt.STEP_SHIFT | (self.n + 1)
+        value = fmt.NONE_ANSWER if answer is None else answer
+        req = s.name(request)
+        s.add(pack_head(Kind.LOOKUP, Role.SCHEDULER), self.clock(), self.clock(), step, req, local, value)
+        if accepted is not None:
+            s.add(pack_head(Kind.ALLOC, Role.SCHEDULER), self.clock(), self.clock(), step, req, accepted, 1)
+
+    def preempt(self, request: str, computed: int = 0) -> None:
+        s = self.scheduler
+        s.add(pack_head(Kind.PREEMPT, Role.SCHEDULER), self.clock(), s.name(request), self.step_id, computed)
+
+    def finish(self, request: str, computed: int, output: int = 1, status: str = "FINISHED_STOPPED") -> None:
+        s = self.scheduler
+        s.add(pack_head(Kind.FINISH, Role.SCHEDULER), self.clock(), s.name(request), self.step_id, computed,
+              output, s.name(status), 0)  # fmt: skip
+
+    def step(
+        self,
+        chunks: Sequence[Chunk] = (),
+        entries: Sequence[Entry] = (),
+        *,
+        tokens: int | None = None,
+        prompts: dict[str, int] | None = None,
+        fate: Fate = HEALTHY,
+        unreadable: bool = False,
+        dummy: bool = False,
+    ) -> int:
+        """One schedule() and its execution on every rank; returns the step's id."""
+        self.n += 1
+        step, s = self.step_id, self.scheduler
+        total = sum(chunk.tokens for chunk in chunks) if tokens is None else tokens
+        s.add(
+            pack_head(Kind.STEP, Role.SCHEDULER), self.clock(), self.clock(), step, total, len(chunks), 0, 0
+        )
+        for c in chunks:
+            flags = (Flag.FIRST if c.first else 0) | (Flag.RESUMED if c.resumed else 0)
+            length = (prompts or {}).get(c.request, c.start + c.tokens)
+            s.add(pack_head(Kind.CHUNK, Role.SCHEDULER, flags=int(flags)), self.clock(), s.name(c.request),
+                  step, c.start, c.tokens, length, self.block)  # fmt: skip
+        for e in entries:
+            s.add(pack_head(Kind.META, Role.SCHEDULER, flags=e.flags), self.clock(), s.name(e.request), step,
+                  e.slots, e.tokens, e.start)  # fmt: skip
+        if unreadable:
+            s.add(pack_head(Kind.META, Role.SCHEDULER, flags=int(Flag.UNREADABLE)), self.clock(), 0, step,
+                  -1, -1, -1)  # fmt: skip
+        if self.connector is not None:
+            s.add(pack_head(Kind.HOOK, Role.SCHEDULER, HOOK_CODE["build_connector_meta"], 0), self.clock(),
+                  self.clock(), step, 0, sum(max(0, e.slots) for e in entries), len(entries), 0)  # fmt: skip
+        for rank in range(self.tp):
+            if rank not in fate.missing_ranks:
+                self._execute(rank, step, total, len(chunks), entries, fate, dummy)
+        return step
+
+    # -- worker records
+
+    def hook(self, rank: int, name: str, step: int, layer: str = "", slots: int = 0, entries: int = 0,
+             flags: int = 0) -> None:  # fmt: skip
+        w = self.workers[rank]
+        ident = w.name(layer)
+        w.add(pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE[name], 1, flags), self.clock(), self.clock(), step,
+              ident, slots, entries)  # fmt: skip
+
+    def _execute(
+        self,
+        rank: int,
+        step: int,
+        tokens: int,
+        requests: int,
+        entries: Sequence[Entry],
+        fate: Fate,
+        dummy: bool,
+    ) -> None:
+        w, t0 = self.workers[rank], self.clock()
+        live = self.live[rank] and self.connector is not None
+        bound = live and rank not in fate.unbound_ranks
+        slots = sum(max(0, e.slots) for e in entries)
+        if bound:
+            self.hook(rank, "bind_connector_metadata", step, "", slots, len(entries))
+            self.hook(rank, "start_load_kv", step)
+        raised = False
+        if tokens:
+            for _ in range(2 if fate.twice else 1):
+                for i, layer in enumerate(self.layer_names):
+                    if (rank, i) in fate.dead_lanes or raised:
+                        continue
+                    hooked = live and bound and (rank, i) not in fate.unhooked
+                    skip = Skip.HOOKED if hooked else (
+                        Skip.NO_CONNECTOR if not live else
+                        Skip.NO_CONNECTOR_METADATA if not bound else Skip.UNKNOWN
+                    )  # fmt: skip
+                    if hooked:
+                        self.hook(rank, "wait_for_layer_load", step, layer)
+                    ident = w.name(layer)
+                    w.add(pack_head(Kind.OP, Role.WORKER, OP_CODE["unified_attention_with_output"],
+                                    Road.DIRECT if fate.direct else Road.DISPATCHER),
+                          self.clock(), self.clock(), step, ident, tokens, fate.mode, skip)  # fmt: skip
+                    if hooked:
+                        raised = (rank, i) in fate.raising
+                        self.hook(rank, "save_kv_layer", step, layer, slots, len(entries),
+                                  int(Flag.RAISED) if raised else 0)  # fmt: skip
+        if bound:
+            self.hook(rank, "wait_for_save", step, "", slots, len(entries))
+            self.hook(rank, "get_finished", step)
+            self.hook(rank, "clear_connector_metadata", step)
+        flags = (
+            (Flag.DUMMY if dummy else 0) | (0 if tokens else Flag.NO_FORWARD) | (Flag.RAISED if raised else 0)
+        )
+        w.add(pack_head(Kind.EXEC, Role.WORKER, flags=int(flags)), t0, self.clock(), step, tokens, requests,
+              fate.mode)  # fmt: skip
+
+    # -- a whole request after the other
+
+    def serve(
+        self, prompts: Sequence[Prompt], policy: Policy, *, local: Callable[[Prompt], int] = lambda p: 0,
+        fate: Callable[[int], Fate] = lambda n: HEALTHY,
+    ) -> None:  # fmt: skip
+        """Each prompt alone: lookup, chunks of at most ``batched`` tokens, decode, finish."""
+        for prompt in prompts:
+            self.arrive(prompt)
+            start = local(prompt)
+            if self.connector is not None:
+                answer = policy.match(prompt, start)
+                accepted = max(0, answer or 0)
+                self.lookup(prompt.id, start, answer, accepted)
+                start += accepted
+            index, lengths = 0, {prompt.id: prompt.length}
+            while start < prompt.length:
+                size = min(self.batched, prompt.length - start)
+                end = start + size
+                entries: list[Entry] = []
+                if self.connector is not None:
+                    entries = list(policy.store(prompt, index, start, end, end == prompt.length))
+                self.step([Chunk(prompt.id, start, size, first=index == 0)], entries, prompts=lengths,
+                          fate=fate(self.n + 1))  # fmt: skip
+                start, index = end, index + 1
+            for _ in range(prompt.output - 1):
+                self.step([], [], tokens=1, fate=fate(self.n + 1))
+            self.finish(prompt.id, prompt.length + prompt.output - 1, prompt.output)
+
+    def write(self) -> None:
+        for spool in {id(s): s for s in (self.scheduler, *self.workers)}.values():
+            spool.write()
+
+
+def run_json(
+    run_dir: Path, processes: Sequence[dict[str, Any]] = (), command: Sequence[str] = ("vllm",)
+) -> None:
+    (run_dir / "run.json").write_text(
+        json.dumps(
+            {"schema": "kvtrace.run/1", "name": "test", "command": list(command), "cwd": "", "exit_code": 0,
+             "started_wall_ns": 1, "ended_wall_ns": 2, "signal": None, "host": "h", "kvtrace": "0.1.0",
+             "python": "3.11", "plugins": {}, "processes": list(processes), "notes": []}
+        )
+    )  # fmt: skip
+
+
+@dataclass
+class Rounding:
+    """A connector that stores each prompt rounded down to ``unit`` (of P - d tokens)."""
+
+    unit: int
+    d: int = 0
+    empty_entries: bool = True  # an entry of 0 slots where the rounding leaves nothing
+    first_chunk_only: bool = False
+    keep: bool = False  # does not store again what it holds (by the rounded prefix)
+    held: set[tuple[int, int]] = field(default_factory=set)
+
+    def policy(self) -> Policy:
+        return Policy(self._store)
+
+    def aligned(self, prompt: Prompt) -> int:
+        return (prompt.length - self.d) // self.unit * self.unit
+
+    def _store(self, prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        aligned = self.aligned(prompt)
+        key = (aligned, prompt.digest if aligned else 0)
+        if self.keep and index == 0:
+            if key in self.held:
+                return []
+            self.held.add(key)
+        elif self.keep and key not in self.held:
+            return []
+        if self.first_chunk_only:
+            if index:
+                return []
+            return [Entry(prompt.id, min(aligned, end), prompt.length)]
+        size = min(aligned, end) - start
+        if size > 0 or (index == 0 and aligned == 0 and self.empty_entries):
+            return [Entry(prompt.id, max(0, size), prompt.length, start)]
+        return []

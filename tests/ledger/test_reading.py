@@ -1,0 +1,269 @@
+"""Reading runs: steps, coverage, engines, requests, timing, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, SpoolFile, nothing
+
+from kvtrace.causes import diagnose
+from kvtrace.ledger import RunError, load
+from kvtrace.ledger.timing import Histograms
+from kvtrace.trace.format import (
+    HOOK_CODE,
+    OP_CODE,
+    QUIET_IS_OP,
+    Kind,
+    Role,
+    Skip,
+    Stop,
+    pack_head,
+)
+
+
+def account(run_dir: Path) -> dict[str, int]:
+    return diagnose(load(run_dir)).saves.accounts
+
+
+def test_no_run_and_no_spool(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no such run directory"):
+        load(tmp_path / "nothing")
+    with pytest.raises(RunError, match="no process of this run loaded the agent") as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_bad_spool_does_not_take_the_others(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.serve([Prompt("a", 64)], Rounding(32).policy())
+    sim.write()
+    (tmp_path / "spool" / "zz.kvt").write_bytes(b"not a spool")
+    (tmp_path / "run.json").write_text("[")
+    run = load(tmp_path)
+    assert len(run.requests) == 1
+    assert any("zz.kvt" in note for note in run.notes)
+    assert any("run.json" in note for note in run.notes)
+
+
+def test_coverage_counts_layer_steps_once(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=3)
+    sim.step([], tokens=8, dummy=True)
+    sim.arrive(Prompt("a", 64))
+    sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64)], prompts={"a": 64}, fate=Fate(twice=True))
+    sim.step([], tokens=1, fate=Fate(dead_lanes=frozenset({(0, 2)}), direct=True))
+    sim.step([], tokens=0)
+    sim.write()
+    run = load(tmp_path)
+    hooks = run.hooks.set_index(["hook", "layer"])
+    for i, fired in enumerate((2, 2, 1)):
+        row = hooks.loc[("save_kv_layer", sim.layer_names[i])]
+        assert (row["eligible"], row["fired"], row["with_work"]) == (2, fired, 1)
+    assert hooks.loc[("wait_for_save", "")]["fired"] == 2  # the step without tokens is not eligible
+    assert hooks.loc[("build_connector_meta", "")]["eligible"] == 4
+    ops = run.ops.set_index("layer")
+    assert ops.loc[sim.layer_names[2]]["fired"] == 1 and ops.loc[sim.layer_names[0]]["direct"] == 1
+    worker = run.engines[0].workers[0]
+    assert (worker.steps, worker.no_forward_steps) == (2, 1)
+
+
+def test_coverage_is_the_same_in_small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sim = Sim(tmp_path, tp=2, layers=3)
+    sim.serve([Prompt(f"r{i}", 100 + i, digest=i, output=3) for i in range(5)], Rounding(32).policy(),
+              fate=lambda n: Fate(twice=n % 2 == 0))  # fmt: skip
+    sim.write()
+    whole = load(tmp_path)
+    from kvtrace.trace import reader
+
+    plain = reader.Spool.chunks
+    monkeypatch.setattr(reader.Spool, "chunks", lambda self, records=65536: plain(self, 7))
+    small = load(tmp_path)
+    assert whole.hooks.equals(small.hooks) and whole.ops.equals(small.ops)
+    assert whole.timing.equals(small.timing)
+    assert diagnose(whole).saves == diagnose(small).saves
+
+
+def test_quiet_records_are_added_exactly(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=2)
+    sim.step([], tokens=1)
+    w = sim.workers[0]
+    layers = w.name(json.dumps([w.name(name) for name in sim.layer_names]))
+    for _ in range(100):
+        sim.n += 1
+        step = sim.step_id
+        w.add(pack_head(Kind.EXEC, Role.WORKER), sim.clock(), sim.clock(), step, 1, 1, 0)
+        w.add(
+            pack_head(Kind.QUIET, Role.WORKER, HOOK_CODE["save_kv_layer"], 1),
+            0,
+            layers,
+            step,
+            2,
+            300,
+            100,
+            200,
+        )
+        w.add(
+            pack_head(Kind.QUIET, Role.WORKER, OP_CODE["unified_attention_with_output"], QUIET_IS_OP),
+            0, layers, step, 2, 300, 100, 200,
+        )  # fmt: skip
+    sim.write()
+    run = load(tmp_path)
+    rows = run.hooks[run.hooks["hook"] == "save_kv_layer"]
+    assert rows[["eligible", "fired", "with_work"]].to_numpy().tolist() == [[101, 101, 0]] * 2
+    assert run.ops["fired"].tolist() == [101, 101]
+    timing = run.timing.set_index("hook")
+    assert timing.loc["save_kv_layer"]["count"] == 202
+    assert timing.loc["save_kv_layer"]["total_ns"] == 100 * 300 + 2 * 1000
+    assert run.skips["layer_steps"].sum() == 202 and set(run.skips["skip"]) == {Skip.HOOKED.name}
+
+
+def test_two_engines_in_one_process(tmp_path: Path) -> None:
+    first = Sim(tmp_path, tag=5, in_process=True, layers=2)
+    first.serve([Prompt("0", 64, digest=1)], Rounding(32).policy())
+    second = Sim(tmp_path, tag=6, in_process=True, layers=4, connector=None, base=first.scheduler)
+    second.serve([Prompt("0", 100, digest=1)], Policy(nothing))
+    first.write()
+    run = load(tmp_path)
+    assert [(engine.tag, engine.lanes, engine.requests) for engine in run.engines] == [(5, 2, 1), (6, 4, 1)]
+    book = diagnose(run).saves
+    assert book.accounts == {"saved": 128, "not-saved:no-connector-configured": 400}
+    assert book.lanes is None
+    assert book.tokens == {"saved": 64, "not-saved:no-connector-configured": 100}
+
+
+def test_an_id_that_is_used_again(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.serve([Prompt("same", 64, digest=1), Prompt("same", 96, digest=2)], Rounding(32).policy())
+    sim.write()
+    run = load(tmp_path)
+    assert run.requests["prompt"].tolist() == [64, 96]
+    assert run.requests["saved"].tolist() == [128, 192]
+
+
+def test_preempted_and_resumed_positions_count_once(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=1)
+    sim.arrive(Prompt("a", 100, digest=1))
+    sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64, 64, 0)], prompts={"a": 100})
+    sim.preempt("a", 64)
+    sim.lookup("a", 32, 0, 0)
+    sim.step([Chunk("a", 32, 68, resumed=True)], [], prompts={"a": 100})
+    sim.finish("a", 105, 6)
+    sim.write()
+    run = load(tmp_path)
+    assert run.total == 105
+    assert run.requests["saved"].tolist() == [64] and run.requests["local"].tolist() == [0]
+
+
+def test_local_and_loaded_positions(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=1, prefix_caching=True)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 32, 64, 64)
+    sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 128, 128, 0)], prompts={"a": 128})
+    sim.finish("a", 128, 1)
+    sim.write()
+    run = load(tmp_path)
+    # What is stored again is saved, even though it was reused; what was loaded stays loaded.
+    assert diagnose(run).saves.accounts == {"loaded": 64, "saved": 64}
+    assert run.loads.accounts == {"loaded": 64, "missed:lookup-miss": 32}
+
+
+def test_clamped_lookup(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=1)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 127, 96)
+    sim.step([Chunk("a", 96, 32, first=True)], prompts={"a": 128})
+    sim.finish("a", 128, 1)
+    sim.write()
+    assert load(tmp_path).loads.accounts == {
+        "loaded": 96, "clamped:lookup-clamped": 31, "missed:lookup-miss": 1,
+    }  # fmt: skip
+
+
+def test_pending_and_not_observed(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, tp=2, layers=1)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64, 64, 0)], prompts={"a": 128})
+    sim.step([Chunk("a", 64, 64)], [Entry("a", 64, 64, 64)], prompts={"a": 128},
+             fate=Fate(missing_ranks=frozenset({0, 1})))  # fmt: skip
+    sim.workers[1].trailer(Stop.SIZE_LIMIT, 10)
+    sim.write()
+    assert account(tmp_path) == {"saved": 128, "pending": 64, "not-observed": 64}
+
+
+def test_slots_count_and_not_tokens(tmp_path: Path) -> None:
+    """ExampleConnector's first chunk speaks of 384 tokens and names the slots of 128."""
+    sim = Sim(tmp_path, layers=1, batched=128)
+    sim.arrive(Prompt("a", 400, digest=1))
+    sim.step([Chunk("a", 0, 128, first=True)], [Entry("a", 128, 384)], prompts={"a": 400})
+    sim.write()
+    assert account(tmp_path)["saved"] == 128
+
+
+def test_slots_of_blocks_that_are_not_filled_yet(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=1, batched=200, block=128)
+    sim.arrive(Prompt("a", 400, digest=1))
+    sim.step([Chunk("a", 0, 200, first=True)], [Entry("a", 256, 384)], prompts={"a": 400})
+    sim.write()
+    assert account(tmp_path)["saved"] == 200
+
+
+def test_a_connector_within_another_declares_once(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=1)
+    sim.arrive(Prompt("a", 300, digest=1))
+    sim.step([Chunk("a", 0, 300, first=True)], [Entry("a", 128), Entry("a", 128)], prompts={"a": 300})
+    sim.finish("a", 300, 1)
+    sim.write()
+    assert account(tmp_path)["saved"] == 128
+
+
+def test_worker_without_facts(tmp_path: Path) -> None:
+    """Only the scheduler's spool is there: the books have lanes, and say that nothing was seen."""
+    sim = Sim(tmp_path, tp=2, layers=3)
+    sim.serve([Prompt("a", 64, digest=1)], Rounding(32).policy())
+    sim.write()
+    for worker in sim.workers:
+        worker.path.unlink()
+    diagnosis = diagnose(load(tmp_path))
+    assert diagnosis.saves.accounts == {"not-observed": 64 * 6}
+    assert [finding.id for finding in diagnosis.findings] == ["agent-not-loaded"]
+
+
+def test_quantiles_are_within_two_percent() -> None:
+    values = np.random.default_rng(1).lognormal(10, 2, 20_000).astype(np.int64) + 1
+    time_of = Histograms(2)
+    zeros = np.zeros_like(values)
+    time_of.add(np.ones_like(values), zeros, values)
+    for q in (0.5, 0.99):
+        exact = float(np.quantile(values, q))
+        assert abs(time_of.quantile(1, q) - exact) / exact < 0.02
+    assert time_of.count(1) == len(values) and time_of.totals[1] == int(values.sum())
+    assert time_of.quantile(0, 0.5) == 0
+
+
+def test_a_million_hooks_take_seconds(tmp_path: Path) -> None:
+    layers, steps = 16, 30_000
+    sim = Sim(tmp_path, layers=layers, in_process=True)
+    sim.serve([Prompt("a", 64, digest=1)], Rounding(32).policy())
+    spool: SpoolFile = sim.scheduler
+    ids = [spool.name(layer) for layer in sim.layer_names]
+    step = (np.arange(steps) + sim.n + 1) | (sim.tag << 32)
+    table = np.zeros((steps, 2 * layers + 1, 8), dtype=np.int64)
+    t = np.arange(steps * (2 * layers + 1)).reshape(steps, -1) * 1000 + sim.t
+    table[:, :, 1], table[:, :, 2], table[:, :, 3] = t, t + 500, step[:, None]
+    for i, layer in enumerate(ids):
+        table[:, 2 * i, 0] = pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE["save_kv_layer"], 1)
+        table[:, 2 * i + 1, 0] = pack_head(Kind.OP, Role.WORKER, OP_CODE["unified_attention_with_output"])
+        table[:, 2 * i : 2 * i + 2, 4] = layer
+    table[:, -1, 0] = pack_head(Kind.EXEC, Role.WORKER)
+    table[:, -1, 4] = 1
+    spool.data += table.astype("<i8").tobytes()
+    sim.write()
+    started = time.perf_counter()
+    run = load(tmp_path)
+    diagnose(run)
+    spent = time.perf_counter() - started
+    assert run.hooks[run.hooks["hook"] == "save_kv_layer"]["fired"].tolist() == [steps + 1] * layers
+    assert spent < 15, f"{spent:.1f} s for {steps * (2 * layers + 1)} records"
