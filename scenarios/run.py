@@ -1,0 +1,243 @@
+"""Runs scenarios on the vLLM of this Python, traced: ``python scenarios/run.py NAME... --out DIR``.
+
+Each scenario gets a run directory DIR/<name> as ``kvtrace run`` makes them. Scenarios of one
+process share this one, engine after engine (a few seconds each after one import of vLLM); the
+others go through ``kvtrace run``. Beside the run directories: DIR/_outcome/<name>.json (answers,
+files in the store, seconds) and DIR/_store/<name> (what the connector wrote).
+
+Exit codes: 0 all ran (and, with --check, gave what they expect), 1 not, 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import secrets
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import drive
+from spec import Scenario, ScenarioError, load, names
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+LIMIT_BYTES = 256 << 20
+
+
+class Output:
+    """Where things of one call of this script lie."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+
+    def run(self, name: str) -> Path:
+        return self.out / name
+
+    def store(self, name: str) -> Path:
+        return self.out / "_store" / name
+
+    def outcome(self, name: str) -> Path:
+        return self.out / "_outcome" / f"{name}.json"
+
+
+def run_here(scenarios: list[Scenario], output: Output, model: str, trace: bool) -> list[str]:
+    """Runs one-process scenarios in this process, one engine after another; returns the failed."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    drive.prepare_environment()
+    os.environ.pop("KVTRACE_CONFIG", None)
+    if trace:
+        first = output.run(scenarios[0].name)
+        first.mkdir(mode=0o700)
+        config = {
+            "dir": str(first),
+            "salt": secrets.token_hex(16),
+            "limit_bytes": LIMIT_BYTES,
+            "run": scenarios[0].name,
+        }
+        os.environ["KVTRACE_CONFIG"] = json.dumps(config)
+    failed = []
+    for i, scenario in enumerate(scenarios):
+        name = scenario.name
+        run_dir = output.run(name)
+        if trace and i > 0:
+            run_dir.mkdir(mode=0o700)
+            _retarget(str(run_dir))
+        began = time.time_ns()
+        error = None
+        with _environment(scenario.env):
+            try:
+                llm = drive.start(scenario, model, output.store(name))
+                try:
+                    answers = drive.work(llm, scenario)
+                finally:
+                    drive.stop(llm)
+                    del llm
+                seconds = (time.time_ns() - began) / 1e9
+                drive.write_outcome(output.outcome(name), answers, output.store(name), seconds)
+            except Exception as caught:
+                traceback.print_exc()
+                error = f"{type(caught).__name__}: {caught}"
+                failed.append(name)
+        if trace:
+            _retarget(None)
+            _write_run_json(run_dir, name, began, 1 if error else 0)
+        say(f"{name}: {error or 'ran'} ({(time.time_ns() - began) / 1e9:.1f} s)")
+    return failed
+
+
+def run_outside(scenario: Scenario, output: Output, model: str, trace: bool) -> bool:
+    """Runs a scenario in processes of its own, under ``kvtrace run``. True where it went well."""
+    name = scenario.name
+    environment = {k: v for k, v in os.environ.items() if k not in ("KVTRACE_CONFIG", "VLLM_PLUGINS")}
+    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    command = [sys.executable, str(Path(drive.__file__)), name, "--model", model]
+    command += ["--store", str(output.store(name)), "--outcome", str(output.outcome(name))]
+    if trace:
+        kvtrace = [sys.executable, "-m", "kvtrace", "run", "-o", str(output.run(name)), "--name", name]
+        command = [*kvtrace, "--", *command]
+    began = time.monotonic()
+    code = subprocess.run(command, env=environment, check=False).returncode
+    say(f"{name}: {'ran' if code == 0 else f'exit code {code}'} ({time.monotonic() - began:.1f} s)")
+    return code == 0
+
+
+def check(scenarios: list[Scenario], output: Output) -> int:
+    """Builds the reports, prints what differs from what the scenarios expect; counts those."""
+    from judge import judge
+
+    from kvtrace.report.build import build_report
+
+    wrong = 0
+    for scenario in scenarios:
+        try:
+            differences = judge(scenario, build_report(output.run(scenario.name)))
+        except Exception as error:
+            traceback.print_exc()
+            differences = [f"no report: {type(error).__name__}: {error}"]
+        wrong += bool(differences)
+        say(f"{scenario.name}: {'as expected' if not differences else 'NOT as expected'}")
+        for line in differences:
+            say(f"    {line}")
+    return wrong
+
+
+def _use_clone_environment() -> None:
+    """This process's environment becomes that of every vLLM of this clone (caches inside it)."""
+    from vllm_env import vllm_env
+
+    environment = vllm_env()
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def _tiny_model() -> Path:
+    from vllm_env import CACHE
+
+    path = Path(CACHE / "tiny-model")
+    # in a process of its own: torch must not be imported here before the agent is set up
+    subprocess.run([sys.executable, str(SCRIPTS / "tiny_model.py"), str(path)], check=True)
+    return path
+
+
+def _retarget(run_dir: str | None) -> None:
+    from kvtrace.agent.plugin import retarget
+
+    retarget(run_dir)
+
+
+class _environment:
+    """os.environ with some variables more, for a while."""
+
+    def __init__(self, more: dict[str, str]) -> None:
+        self.more = more
+
+    def __enter__(self) -> None:
+        self.before = {key: os.environ.get(key) for key in self.more}
+        os.environ.update(self.more)
+
+    def __exit__(self, *_: Any) -> None:
+        for key, value in self.before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+def _write_run_json(run_dir: Path, name: str, began_ns: int, exit_code: int) -> None:
+    from kvtrace import __version__
+
+    command = [sys.executable, *sys.argv]
+    document = {
+        "schema": "kvtrace.run/1",
+        "name": name,
+        "command": command,
+        "cwd": os.getcwd(),
+        "started_wall_ns": began_ns,
+        "ended_wall_ns": time.time_ns(),
+        "exit_code": exit_code,
+        "signal": None,
+        "host": socket.gethostname(),
+        "kvtrace": __version__,
+        "python": platform.python_version(),
+        "plugins": {"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS"), "overlay": None},
+        "processes": [
+            {
+                "pid": os.getpid(),
+                "ppid": os.getppid(),
+                "name": "python",
+                "command": " ".join(command)[:200],
+                "vllm": True,
+            }
+        ],
+        "notes": ["one process: scheduler and worker side by side, several engines in turn"],
+    }
+    part = run_dir / "run.json.part"
+    part.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    part.replace(run_dir / "run.json")
+
+
+def say(text: str) -> None:
+    print(f"scenarios: {text}", file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    sys.path.append(str(SCRIPTS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
+    parser.add_argument("--out", type=Path, required=True, help="new or empty directory")
+    parser.add_argument("--model", type=Path, help="default: the tiny model of scripts/tiny_model.py")
+    parser.add_argument("--check", action="store_true", help="compare the reports with what is expected")
+    parser.add_argument("--no-trace", action="store_true", help="run without kvtrace")
+    args = parser.parse_args()
+    try:
+        scenarios = [load(name) for name in args.names or names()]
+    except ScenarioError as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        return 2
+    output = Output(args.out.resolve())
+    taken = [s.name for s in scenarios if output.run(s.name).exists() or output.store(s.name).exists()]
+    if taken:
+        print(f"run.py: {output.out} already holds {', '.join(taken)}: give a new --out", file=sys.stderr)
+        return 2
+    output.out.mkdir(parents=True, exist_ok=True)
+    _use_clone_environment()
+    model = str(args.model.resolve() if args.model else _tiny_model())
+    trace = not args.no_trace
+    failed = [s.name for s in scenarios if not s.one_process and not run_outside(s, output, model, trace)]
+    here = [s for s in scenarios if s.one_process]
+    if here:
+        failed += run_here(here, output, model, trace)
+    if failed:
+        say(f"did not run through: {', '.join(failed)}")
+    wrong = check(scenarios, output) if args.check else 0
+    return 1 if failed or wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
