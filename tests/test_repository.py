@@ -32,7 +32,7 @@ def requirement_names(lines: list[str]) -> set[str]:
 def test_the_package_depends_on_neither_vllm_nor_torch() -> None:
     installed = [line for line in importlib.metadata.requires("kvtrace") or [] if "extra ==" not in line]
     for names in (requirement_names(PROJECT["dependencies"]), requirement_names(installed)):
-        assert names == {"numpy", "pandas", "psutil", "rich", "typer"}
+        assert names == {"numpy", "pandas", "rich", "typer"}
 
 
 def test_no_dependency_has_an_upper_bound() -> None:

@@ -58,6 +58,10 @@ class Kind(IntEnum):
     EXEC = 14
     QUIET = 15
     TRAILER = 16
+    EFFECT = 17
+    PREFIX = 18
+    OPEN = 19
+    DONE = 20
 
 
 class Role(IntEnum):
@@ -79,6 +83,9 @@ class Fact(IntEnum):
     EXCEPTION = 6
     AGENT_ERROR = 7
     CLIENT_ID = 8
+    SWALLOWED = 9
+    LOG = 10
+    CONFIG_KEYS = 11
 
 
 class Flag(IntFlag):
@@ -216,6 +223,21 @@ COLUMNS: dict[Kind, tuple[str, str, str, str, str, str, str]] = {
     # a quiet step's calls of one hook or op past the spool's size limit: code as HOOK (lane
     # bit 7 clear) or OP (lane bit 7 set); layer_set names a JSON list of layer name ids
     Kind.QUIET: ("t0", "layer_set", "step", "count", "sum", "min", "max"),
+    # what one sampled hook call really did, measured. code = HOOKS, lane = connector ordinal,
+    # Flag.STORE (read from the KV tensor) or LOAD (written into it). slots: KV slots of this
+    # layer that tensor operations copied out of / into its storage, -1 where none could be
+    # watched; bytes, files: bytes in, and number of, files that the call opened for writing;
+    # target: 63-bit keyed digest of the first such path (0 none)
+    Kind.EFFECT: ("t", "layer", "step", "slots", "bytes", "files", "target"),
+    # keyed 63-bit digests of a prompt's prefixes of first, first + stride, ... tokens (0 = past
+    # the end); the key is the run's, as in REQUEST
+    Kind.PREFIX: ("req", "first", "stride", "d0", "d1", "d2", "d3"),
+    # an asynchronous transfer of a request began (Flag.STORE: request_finished kept its blocks)
+    Kind.OPEN: ("t", "req", "step", "_4", "_5", "_6", "_7"),
+    # a request's asynchronous transfer was reported finished (Flag.STORE or LOAD), by a worker
+    # (get_finished) or to the scheduler (update_connector_output). failed: 1 where the
+    # connector said so
+    Kind.DONE: ("t", "req", "step", "failed", "_5", "_6", "_7"),
     # code = Stop, lost = records dropped after that
     Kind.TRAILER: ("t", "lost", "_3", "_4", "_5", "_6", "_7"),
 }
