@@ -13,7 +13,6 @@ from kvtrace.agent import metadata
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.trace.format import HOOK_CODE, NONE_ANSWER, Flag, Kind, Role, pack_head
 
-
 PARENT_ATTRIBUTE = "_kvtrace_parent"
 
 
