@@ -61,11 +61,53 @@ def work(llm: Any, scenario: Scenario) -> list[list[int]]:
             prompt_logprobs=part.prompt_logprobs,
         )
         prompts = [{"prompt_token_ids": prompt} for prompt in part.prompts]
+        if part.abort_after is not None:
+            answers.extend(_give_up(llm, prompts, params, part.abort_after))
+            continue
+        if part.abort_steps is not None:
+            answers.extend(_leave(llm, prompts, params, part.abort_steps))
+            continue
         batches = [prompts] if part.together else [[prompt] for prompt in prompts]
         for batch in batches:
             for output in llm.generate(batch, params, use_tqdm=False):
                 answers.append(list(output.outputs[0].token_ids))
+            for _ in range(part.idle_steps):
+                llm.llm_engine.step()
     return answers
+
+
+def _give_up(llm: Any, prompts: list[Any], params: Any, seconds: float) -> list[list[int]]:
+    """Aborts after some seconds what has no answer by then: an empty answer each."""
+    engine = llm.llm_engine
+    answers: dict[str, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        answers[f"impatient-{i}"] = []
+        engine.add_request(f"impatient-{i}", prompt, params)
+    until = time.monotonic() + seconds
+    while engine.has_unfinished_requests() and time.monotonic() < until:
+        for output in engine.step():
+            answers[output.request_id] = list(output.outputs[0].token_ids)
+        time.sleep(0.01)  # an engine with nothing to run would step as fast as it can
+    engine.abort_request([name for name, answer in answers.items() if not answer])
+    while engine.has_unfinished_requests():
+        engine.step()
+    return list(answers.values())
+
+
+def _leave(llm: Any, prompts: list[Any], params: Any, steps: int) -> list[list[int]]:
+    """Aborts all requests after some engine steps; returns what was answered by then."""
+    engine = llm.llm_engine
+    answers: dict[str, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        answers[f"leaving-{i}"] = []
+        engine.add_request(f"leaving-{i}", prompt, params)
+    for _ in range(steps):
+        for output in engine.step():
+            answers[output.request_id] = list(output.outputs[0].token_ids)
+    engine.abort_request(list(answers))
+    while engine.has_unfinished_requests():
+        engine.step()
+    return list(answers.values())
 
 
 def stop(llm: Any) -> None:

@@ -54,7 +54,7 @@ def _judge_book(book: dict[str, Any], name: str, accounts: dict[str, int], total
         wrong.append(f"{name}: accounts sum to {sum(have.values())}, total {book['total']}")
     lanes = book["lanes"]
     if lanes is None:
-        if accounts or total is not None:
+        if total or any(accounts.values()):
             wrong.append(f"{name}: number of lanes unknown")
         return wrong
     shown = {account: count / lanes for account, count in have.items()}

@@ -81,9 +81,13 @@ def run_here(scenarios: list[Scenario], output: Output, model: str, trace: bool)
                 seconds = (time.time_ns() - began) / 1e9
                 drive.write_outcome(output.outcome(name), answers, output.store(name), seconds)
             except Exception as caught:
-                traceback.print_exc()
                 error = f"{type(caught).__name__}: {caught}"
-                failed.append(name)
+                if type(caught).__name__ == scenario.raises:
+                    store = output.store(name)
+                    drive.write_outcome(output.outcome(name), [], store, (time.time_ns() - began) / 1e9)
+                else:
+                    traceback.print_exc()
+                    failed.append(name)
         if trace:
             _retarget(None)
             _write_run_json(run_dir, name, began, 1 if error else 0)

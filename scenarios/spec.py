@@ -6,11 +6,15 @@ A scenario is ``scenarios/<name>.toml``:
   show here), ``processes``: "one" (engine in this process) or "many" (vLLM's own processes)
 - ``[engine]``: arguments of ``LLM(...)`` / ``vllm serve``, on top of :data:`ENGINE`
 - ``[connector]``: ``name``, ``module`` (out of tree), ``role``, ``path_option`` (the extra-config
-  key that gets the store's directory) and ``[connector.extra]``; left out: no connector
+  key that gets the store's directory), ``load_failure_policy`` and ``[connector.extra]``; left out: no
+  connector
 - ``[env]``: environment variables
 - ``[[round]]``: ``prompts`` (a number = a new prompt of that many tokens; ``{tokens, seed,
-  times}``: prompts of one seed share their beginning), ``together`` (all submitted at once, or
-  one after another), ``max_tokens``, ``repeat``, ``prompt_logprobs``
+  times, own}``: prompts of one seed share their beginning, up to the last ``own`` tokens), ``together``
+  (all submitted at once, or one after another), ``max_tokens``, ``repeat``, ``prompt_logprobs``,
+  ``abort_after`` (seconds until the client gives up), or ``abort_steps`` (engine steps until then)
+  with ``aborted_at`` (tokens computed by then), ``idle_steps`` (engine steps after each batch)
+- ``raises``: type of the exception that ends the engine, where one does
 - ``[expect]``: see :class:`Expect`
 """
 
@@ -47,6 +51,14 @@ class Round:
     together: bool
     max_tokens: int
     prompt_logprobs: int | None
+    abort_after: float | None = None
+    """Seconds after which requests without an answer are aborted; None waits."""
+    abort_steps: int | None = None
+    """Engine steps after which all requests of the round are aborted."""
+    idle_steps: int = 0
+    """Engine steps after each batch with nothing to compute: what finished is told to the workers."""
+    aborted_at: int = 0
+    """Tokens that have KV by then, all requests together."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,8 @@ class Expect:
     saves: dict[str, int] = field(default_factory=dict)
     """Save accounts, exactly; they sum to the total, so an account not named here must be empty."""
     loads: dict[str, int] = field(default_factory=dict)
+    in_store: int | None = None
+    """Tokens that the store holds in the end, where some were saved again under the same key."""
     evidence: tuple[str, ...] = ()
     """Words that the first finding's title, evidence or remedy must hold."""
 
@@ -82,6 +96,7 @@ class Scenario:
     env: dict[str, str]
     rounds: list[Round]
     expect: Expect
+    raises: str | None = None
 
     def engine_args(self, model: str, store: Path) -> dict[str, Any]:
         """Keyword arguments for ``LLM(...)``; the store is where the connector writes."""
@@ -96,6 +111,8 @@ class Scenario:
             }
             if "module" in self.connector:
                 config["kv_connector_module_path"] = self.connector["module"]
+            if "load_failure_policy" in self.connector:
+                config["kv_load_failure_policy"] = self.connector["load_failure_policy"]
             args["kv_transfer_config"] = config
         return args
 
@@ -103,8 +120,11 @@ class Scenario:
         return sum(len(prompt) for part in self.rounds for prompt in part.prompts)
 
     def total_tokens(self) -> int:
-        """Tokens whose KV the engine computes or reuses: the last token of an answer has none."""
-        return sum(len(p) + part.max_tokens - 1 for part in self.rounds for p in part.prompts)
+        """Tokens whose KV the engine computes or reuses: the last token of an answer has none, and a
+        request that is given up before it ran has none at all."""
+        rounds = [part for part in self.rounds if part.abort_after is None and part.abort_steps is None]
+        whole = sum(len(p) + part.max_tokens - 1 for part in rounds for p in part.prompts)
+        return whole + sum(part.aborted_at for part in self.rounds)
 
 
 class ScenarioError(Exception):
@@ -136,6 +156,7 @@ def load(name: str) -> Scenario:
             env={key: str(value) for key, value in data.get("env", {}).items()},
             rounds=_rounds(data["round"], seed=name),
             expect=Expect(**{"first": None, **expect}),
+            raises=data.get("raises"),
         )
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise ScenarioError(f"{path.name}: {type(error).__name__}: {error}") from error
@@ -153,6 +174,9 @@ def _rounds(entries: list[dict[str, Any]], seed: str) -> list[Round]:
                     prompts.append(_tokens(f"{seed}/{fresh}", item))
                 else:
                     prompt = _tokens(f"{seed}/named {item['seed']}", item["tokens"])
+                    if own := item.get("own", 0):
+                        fresh += 1
+                        prompt[-own:] = _tokens(f"{seed}/{fresh}", own)
                     prompts.extend([prompt] * item.get("times", 1))
             rounds.append(
                 Round(
@@ -160,6 +184,10 @@ def _rounds(entries: list[dict[str, Any]], seed: str) -> list[Round]:
                     together=entry.get("together", True),
                     max_tokens=entry.get("max_tokens", 1),
                     prompt_logprobs=entry.get("prompt_logprobs"),
+                    abort_after=entry.get("abort_after"),
+                    abort_steps=entry.get("abort_steps"),
+                    aborted_at=entry.get("aborted_at", 0),
+                    idle_steps=entry.get("idle_steps", 0),
                 )
             )
     return rounds

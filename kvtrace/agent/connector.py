@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import FunctionType, ModuleType
 from typing import Any
 
-from kvtrace.agent import hooks
+from kvtrace.agent import config_keys, effect, hooks, logs, owners, swallowed
 from kvtrace.agent.codegen import generate
 from kvtrace.agent.connector_facts import describe
 from kvtrace.agent.state import AGENT, clock, get_ident, where_raised
@@ -31,7 +31,7 @@ from kvtrace.trace.format import (
 )
 from kvtrace.trace.mask import mask_text
 
-_MARK = "_kvtrace_lane"
+_MARK = hooks.LANE_ATTRIBUTE
 _PARENT = hooks.PARENT_ATTRIBUTE
 
 _next_lane = 1
@@ -53,6 +53,7 @@ def traced(connector: Any, role: Role, configured: str | None, parent: int | Non
         fact = describe(connector, base, role, configured, parent, lane)
         fact["proxy"] = _install(connector, base, names, role, lane, parent)
         AGENT.fact(Fact.CONNECTOR, fact, role)
+        owners.register(connector, lane)
         for child in _children(connector):
             traced(child, role, type(child).__name__, parent=lane)
         return lane
@@ -144,7 +145,10 @@ _LAYER_TEMPLATE = """
 def _kvt_wrapper({parameters}):
     _kvt_t0 = _kvt_clock()
     try:
-        _kvt_result = _kvt_base.{method}({arguments})
+        if _kvt_worker.{sample} is None:
+            _kvt_result = _kvt_base.{method}({arguments})
+        else:
+            _kvt_result = _kvt_sampled(_kvt_base.{method}, layer_name, {arguments})
     except BaseException as _kvt_error:
         _kvt_raised(_kvt_t0, layer_name, _kvt_error)
         raise
@@ -170,48 +174,67 @@ def _wrapper(base: type, name: str, role: Role, lane: int) -> Callable[..., Any]
     record = hooks.recorder(name, role, lane)
     # Looked up at each call: a method that somebody patches on the class later still counts.
     plain = isinstance(function, FunctionType)
+    gate, attribute, watched = effect.gate(name, role, lane)
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         t0 = clock()
         try:
             method = getattr(base, name)
-            result = method(self, *args, **kwargs) if plain else function.__get__(self, base)(*args, **kwargs)
+            if not plain:
+                result = function.__get__(self, base)(*args, **kwargs)
+            elif getattr(gate, attribute) is None:
+                result = method(self, *args, **kwargs)
+            else:
+                result = watched(method, None, self, *args, **kwargs)
         except BaseException as error:
             hooks.raised(name, role, lane, t0, None, error)
             raise
         record(t0, clock(), self, args, kwargs, result)
         return result
 
+    logs.FRAMES[wrapper.__code__] = None
     return functools.update_wrapper(wrapper, getattr(base, name))
 
 
 def _instance_wrapper(connector: Any, method: Any, name: str, role: Role, lane: int) -> Callable[..., Any]:
     record = hooks.recorder(name, role, lane)
+    gate, attribute, watched = effect.gate(name, role, lane, connector)
+    layered = name in _LAYER_SIDE
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         t0 = clock()
         try:
-            result = method(*args, **kwargs)
+            if getattr(gate, attribute) is None:
+                result = method(*args, **kwargs)
+            else:
+                layer = hooks.argument(args, kwargs, 0, "layer_name") if layered else None
+                result = watched(method, layer, *args, **kwargs)
         except BaseException as error:
             hooks.raised(name, role, lane, t0, None, error)
             raise
         record(t0, clock(), connector, args, kwargs, result)
         return result
 
+    logs.FRAMES[wrapper.__code__] = None
     return functools.update_wrapper(wrapper, method)
 
 
-# hook -> (slots, entries, statement after the record)
+# hook -> (slots, entries, what samples it, statement after the record)
 _LAYER_SIDE = {
-    "wait_for_layer_load": ("load_slots", "load_entries", "_kvt_worker.hooked_layer = layer_name"),
-    "save_kv_layer": ("store_slots", "store_entries", "pass"),
+    "wait_for_layer_load": (
+        "load_slots",
+        "load_entries",
+        "sample_load",
+        "_kvt_worker.hooked_layer = layer_name",
+    ),
+    "save_kv_layer": ("store_slots", "store_entries", "sample_store", "pass"),
 }
 
 
 def _layer_wrapper(
     base: type, function: Callable[..., Any], name: str, lane: int
 ) -> Callable[..., Any] | None:
-    slots, entries, after = _LAYER_SIDE[name]
+    slots, entries, sample, after = _LAYER_SIDE[name]
     head = pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE[name], lane)
     worker = AGENT.worker
 
@@ -241,6 +264,7 @@ def _layer_wrapper(
         .replace("{slots}", slots)
         .replace("{entries}", entries)
         .replace("{after}", after)
+        .replace("{sample}", sample)
     )
     names = {
         "_kvt_clock": clock,
@@ -253,8 +277,12 @@ def _layer_wrapper(
         "_kvt_head": head,
         "_kvt_slow": slow,
         "_kvt_raised": raised,
+        "_kvt_sampled": effect.gate(name, Role.WORKER, lane)[2],
     }
-    return generate(function, template, names, needs=("layer_name",))
+    made = generate(function, template, names, needs=("layer_name",))
+    if made is not None:
+        logs.FRAMES[made.__code__] = (name, lane)
+    return made
 
 
 # --- the factory --------------------------------------------------------------------------
@@ -268,6 +296,7 @@ def wrap_factory(module: ModuleType) -> None:
     @functools.wraps(original)
     def create_connector(cls: Any, *args: Any, **kwargs: Any) -> Any:
         role, configured = _creation(args, kwargs)
+        noted = _before_creation(args, kwargs, role)
         try:
             connector = original(cls, *args, **kwargs)
         except BaseException as error:
@@ -276,10 +305,24 @@ def wrap_factory(module: ModuleType) -> None:
             except Exception:
                 AGENT.failed("create_connector")
             raise
-        traced(connector, role, configured)
+        lane = traced(connector, role, configured)
+        config_keys.made(noted, lane)
         return connector
 
+    code = getattr(create_connector, "__code__", None)
+    if code is not None:
+        logs.FRAMES[code] = ("create_connector", 0)
     factory.create_connector = classmethod(create_connector)
+
+
+def _before_creation(args: tuple[Any, ...], kwargs: dict[str, Any], role: Role) -> Any:
+    try:
+        logs.install()
+        swallowed.install_thread_hook()
+        return config_keys.note_reads(hooks.argument(args, kwargs, 0, "config"), role)
+    except Exception:
+        AGENT.failed("create_connector")
+        return None
 
 
 def _creation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Role, str | None]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dis
+import functools
 import sys
-from types import FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from kvtrace.trace.format import HOOKS, Role
@@ -27,7 +28,7 @@ def describe(
         "ok": True,
         "error_type": None,
         "error": None,
-        "noop": [name for name in HOOKS if name and _does_nothing(getattr(base, name, None))],
+        "noop": [name for name in HOOKS if name and does_nothing(getattr(base, name, None))],
         "overrides": own,
         "ints": _integers(connector),
         "engine_tag": None,
@@ -44,27 +45,46 @@ def _defined_by_user(base: type, name: str) -> bool:
 _IDLE_OPS = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST", "POP_TOP", "COPY_FREE_VARS"}
 
 
-def _does_nothing(function: Any) -> bool:
-    """Whether a method's body is only ``pass`` or ``return`` (bytecode, no guess)."""
-    if not isinstance(function, FunctionType):
-        return False
+def does_nothing(function: Any) -> bool:
+    """Whether a function's (or bound method's) body is only ``pass`` or ``return``: by its
+    bytecode, no guess."""
+    function = getattr(function, "__func__", function)
+    return isinstance(function, FunctionType) and _idle(function.__code__)
+
+
+@functools.lru_cache(maxsize=256)
+def _idle(code: CodeType) -> bool:
     return all(
         step.opname in _IDLE_OPS
         and (step.opname not in ("LOAD_CONST", "RETURN_CONST") or step.argval is None)
-        for step in dis.get_instructions(function)
+        for step in dis.get_instructions(code)
     )
 
 
 def _integers(connector: Any) -> dict[str, int]:
-    """Integer attributes that can be a storage unit: ``{"_block_size": 128}``."""
-    found: dict[str, int] = {}
-    for name, value in list(vars(connector).items() if hasattr(connector, "__dict__") else ()):
-        if type(value) is int and 1 < value < 1 << 31:
-            found[name] = value
-        elif type(value).__module__ == type(connector).__module__ and hasattr(value, "__dict__"):
-            for inner, number in list(vars(value).items()):
-                if type(number) is int and 1 < number < 1 << 31:
-                    found[f"{name}.{inner}"] = number
+    """Integers that can be a storage unit, on the connector and, one object deeper, on what it
+    holds: ``{"_block_size": 128, "_lmcache_engine._lmcache_chunk_size": 256}``."""
+    found = dict(_own_integers(connector))
+    held = list(vars(connector).items()) if hasattr(connector, "__dict__") else []
+    for name, value in held:
+        if _may_hold_a_unit(value):
+            found.update((f"{name}.{inner}", number) for inner, number in _own_integers(value))
         if len(found) >= _MAX_INTS:
             break
-    return found
+    return dict(list(found.items())[:_MAX_INTS])
+
+
+def _own_integers(value: Any) -> list[tuple[str, int]]:
+    attributes = list(vars(value).items()) if hasattr(value, "__dict__") else []
+    return [(name, number) for name, number in attributes if type(number) is int and 1 < number < 1 << 31]
+
+
+def _may_hold_a_unit(value: Any) -> bool:
+    """A part of the connector: never vLLM's configuration, torch's objects or the library's."""
+    if isinstance(value, (type, ModuleType, FunctionType)) or not hasattr(value, "__dict__"):
+        return False
+    module = type(value).__module__
+    package = module.partition(".")[0]
+    if package == "vllm":
+        return module.startswith(("vllm.distributed.kv_transfer", "vllm.v1.kv_offload", "vllm.v1.simple_kv"))
+    return package not in ("builtins", "torch", "numpy") and package not in sys.stdlib_module_names

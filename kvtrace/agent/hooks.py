@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.agent import metadata
+from kvtrace.agent import effect, metadata
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.trace.format import HOOK_CODE, NONE_ANSWER, Flag, Kind, Role, pack_head
 
+LANE_ATTRIBUTE = "_kvtrace_lane"
 PARENT_ATTRIBUTE = "_kvtrace_parent"
 
 
@@ -97,12 +98,14 @@ def _bind(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any)
     worker.load_slots, worker.load_entries = declared.load_slots, declared.load_entries
     has_metadata = getattr(connector, "has_connector_metadata", None)
     worker.bound = has_metadata is None or bool(has_metadata())
+    effect.begin(getattr(connector, LANE_ATTRIBUTE, 0), declared)
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 
 
 def _clear(t0: int, t1: int, connector: Any, *_: Any) -> tuple[int, ...]:
     if _is_child(connector):
         return 0, 0, -1, -1, 0
+    effect.end()
     worker = AGENT.worker
     worker.store_slots = worker.store_entries = worker.load_slots = worker.load_entries = 0
     worker.bound = False
@@ -123,7 +126,61 @@ def _finished(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: 
         if isinstance(result, tuple)
         else (getattr(result, "finished_sending", None), getattr(result, "finished_recving", None))
     )
+    if not _is_child(connector):
+        failed = getattr(result, "failed_recving", None) or ()
+        _done(Role.WORKER, AGENT.worker.step, t1, sending, receiving, failed)
     return 0, 0, -1, -1, len(sending or ()) << 32 | len(receiving or ())
+
+
+def _done(role: Role, step: int, t: int, sending: Any, receiving: Any, failed: Any) -> None:
+    """DONE records: transfers that were reported finished.
+
+    ``get_transfer_results`` asks ``get_finished`` in turn: one record for both.
+    """
+    told = AGENT.worker.told_done
+    if told[0] != (role, step):
+        told = AGENT.worker.told_done = ((role, step), set())
+    for direction, ids, bad in (
+        (Flag.STORE, sending, 0),
+        (Flag.LOAD, set(receiving or ()) - set(failed), 0),
+        (Flag.LOAD, failed, 1),
+    ):
+        head = pack_head(Kind.DONE, role, 0, 0, direction, AGENT.thread())
+        for req_id in ids or ():
+            if (direction, req_id) not in told[1]:
+                told[1].add((direction, req_id))
+                with AGENT.passing_request(req_id) as ident:
+                    AGENT.add((head, t, ident, step, bad, 0, 0, 0))
+
+
+def _connector_output(
+    t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any
+) -> tuple[int, ...]:
+    output = argument(args, kwargs, 0, "connector_output")
+    if not _is_child(connector):
+        sending, receiving = (
+            getattr(output, "finished_sending", None),
+            getattr(output, "finished_recving", None),
+        )
+        failed = getattr(output, "failed_recving", None) or ()
+        _done(Role.SCHEDULER, AGENT.scheduler.step, t1, sending, receiving, failed)
+    return 0, 0, -1, -1, 0
+
+
+def _request_finished(
+    t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any
+) -> tuple[int, ...]:
+    keeps = bool(result[0]) if isinstance(result, tuple) and result else bool(result)
+    if keeps and not _is_child(connector):
+        request = argument(args, kwargs, 0, "request")
+        head = pack_head(Kind.OPEN, Role.SCHEDULER, 0, 0, Flag.STORE, AGENT.thread())
+        ident = AGENT.request_id(request.request_id)
+        AGENT.add((head, t1, ident, AGENT.scheduler.step, 0, 0, 0, 0))
+    return 0, 0, -1, -1, 0
+
+
+def _load_errors(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+    return 0, 0, -1, -1, len(result or ())
 
 
 def _lookup(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
@@ -169,7 +226,11 @@ _DETAILS: dict[str, Callable[..., Any]] = {
     "start_load_kv": _start_load,
     "get_finished": _finished,
     "get_transfer_results": _finished,
+    "get_block_ids_with_load_errors": _load_errors,
     "get_num_new_matched_tokens": _lookup,
     "update_state_after_alloc": _alloc,
     "build_connector_meta": _build_meta,
+    "update_connector_output": _connector_output,
+    "request_finished": _request_finished,
+    "request_finished_all_groups": _request_finished,
 }

@@ -8,20 +8,17 @@ survives the pickle of the message queue (0.11.1 .. 0.33.0).
 from __future__ import annotations
 
 import functools
-import hashlib
 import secrets
-from array import array
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import facts
+from kvtrace.agent import config_keys, facts, prefixes
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.trace.format import STEP_SHIFT, Fact, Flag, Kind, Role, pack_head
 
 STEP_ATTRIBUTE = "_kvtrace_step"
 _STATE_ATTRIBUTE = "_kvtrace_state"
-_DIGEST_MASK = (1 << 63) - 1
 
 
 class _Steps:
@@ -144,25 +141,17 @@ def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: 
     req_id = request.request_id
     prompt = int(request.num_prompt_tokens)
     _steps(self).prefilling[req_id] = prompt
-    digest, prefix = _digests(request.prompt_token_ids, facts.block_size(self))
+    key = AGENT.config.salt if AGENT.config is not None else b""
+    key = prefixes.key_of(request, key)
+    found = prefixes.digests(request.prompt_token_ids, facts.block_size(self), key)
     head = pack_head(Kind.REQUEST, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
     limit = int(getattr(request, "max_tokens", -1) or -1)
-    AGENT.add((head, t0, AGENT.request_id(req_id), 0, prompt, digest, prefix, limit))
-
-
-def _digests(tokens: Any, block: int) -> tuple[int, int]:
-    """Keyed digests of the whole prompt and of its longest block-aligned proper prefix.
-
-    Keyed BLAKE2b, 63 bits, with the run's random key, which is never written to disk:
-    equal prompts of one run can be told, nothing can be recovered.
-    """
-    if not tokens or AGENT.config is None:
-        return 0, 0
-    aligned = (len(tokens) - 1) // block * block if block else 0
-    hasher = hashlib.blake2b(array("q", tokens[:aligned]).tobytes(), key=AGENT.config.salt, digest_size=8)
-    prefix = int.from_bytes(hasher.digest(), "little") & _DIGEST_MASK if aligned else 0
-    hasher.update(array("q", tokens[aligned:]).tobytes())
-    return int.from_bytes(hasher.digest(), "little") & _DIGEST_MASK, prefix
+    ident = AGENT.request_id(req_id)
+    AGENT.add((head, t0, ident, 0, prompt, found.prompt, found.aligned, limit))
+    head = pack_head(Kind.PREFIX, Role.SCHEDULER)
+    for at in range(0, len(found.prefixes), 4):
+        four = (*found.prefixes[at : at + 4], 0, 0, 0)[:4]
+        AGENT.add((head, ident, (at + 1) * found.stride, found.stride, *four))
 
 
 def _before_preempt(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) -> None:
@@ -196,6 +185,7 @@ def _after_free(self: Any, t0: int, noted: Any, result: Any, request: Any, *args
 
 
 def _flush(self: Any, t0: int, noted: Any, result: Any, *args: Any) -> None:
+    config_keys.step_ended(Role.SCHEDULER)
     AGENT.flush()
 
 

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,13 @@ class WorkerState:
         """This step's records while the spool is past its size limit."""
         self.direct_depth = 0
         """Above 0 while an attention op was called as a Python function, not dispatched."""
+        self.told_done: tuple[object, set[tuple[int, str]]] = (None, set())
+        """(role, step) and the transfers whose end was recorded in it."""
+        self.prefill = False
+        """Whether the step computes more than one token for some request."""
+        self.sample_store: Any = None
+        self.sample_load: Any = None
+        """Set (``effect.Sample``) while the calls of this step's hooks run watched."""
 
 
 class Agent:
@@ -217,6 +224,19 @@ class Agent:
         """NAME id of a request; forgotten at its finish."""
         recorder = self.live()
         return 0 if recorder is None else recorder.name(req_id)
+
+    @contextlib.contextmanager
+    def passing_request(self, req_id: str) -> Iterator[int]:
+        """NAME id of a request that nobody here will see finish (a worker's, or one that the
+        scheduler has already forgotten): forgotten at once, unless it is known anyway."""
+        recorder = self.live()
+        if recorder is None:
+            yield 0
+            return
+        known = req_id in recorder._names
+        yield recorder.name(req_id)
+        if not known:
+            recorder.forget_name(req_id)
 
     def thread(self) -> int:
         """Small index of the calling thread; 0 is the one that opened the spool."""

@@ -11,7 +11,8 @@ import json
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import facts
+from kvtrace.agent import config_keys, facts
+from kvtrace.agent.kvwatch import CACHES
 from kvtrace.agent.scheduler import STEP_ATTRIBUTE
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.trace.format import (
@@ -58,6 +59,8 @@ def _ready(wrapper: Any, kv_cache_config: Any) -> None:
     AGENT.set_role(Role.WORKER, f"worker-r{value['rank']}")
     AGENT.fact(Fact.WORKER, {"tag": 0, "ordinal": _next_ordinal, **value}, Role.WORKER)
     _next_ordinal += 1
+    context = facts.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
+    CACHES.configure(kv_cache_config, context)
     _wrap_sampling(wrapper.worker)
 
 
@@ -90,6 +93,8 @@ def _wrap_execute(cls: Any) -> None:
         try:
             step = getattr(scheduler_output, STEP_ATTRIBUTE, 0)
             _begin_of_step(step)
+            tokens = scheduler_output.total_num_scheduled_tokens
+            worker.prefill = tokens > len(scheduler_output.num_scheduled_tokens)
         except Exception:
             AGENT.failed("execute_model")
         t0 = clock()
@@ -128,6 +133,7 @@ def _begin_of_step(step: int) -> None:
     worker.step = step
     worker.mode = UNKNOWN
     worker.hooked_layer = None
+    worker.sample_store = worker.sample_load = None
     recorder = AGENT.recorder
     if step and recorder is not None and recorder.full:
         # Past the size limit: gather the step, and write it whole only if it is not quiet.
@@ -139,6 +145,8 @@ def _end_of_step() -> None:
     worker = AGENT.worker
     try:
         worker.step = 0
+        worker.sample_store = worker.sample_load = None
+        config_keys.step_ended(Role.WORKER)
         gathered, worker.gathered = worker.gathered, None
         recorder = AGENT.recorder
         if recorder is None:

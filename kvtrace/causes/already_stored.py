@@ -27,6 +27,13 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return [(start, min(end, end_held)) for start, end in left if start < end_held]
 
 
+def claim_unread(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """Of what the save hook was given and did not read: what an earlier request had saved. The worker
+    may well look whether a key is there."""
+    end_held = stored_before(case, case.requests[piece.request], saved=True)
+    return [(start, min(end, end_held)) for start, end in left if start < end_held]
+
+
 def rule(case: Case) -> Iterator[Finding | RuledOut]:
     booked = case.booked.get(ID)
     if booked is None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case, Piece, Request
 from kvtrace.causes.model import FAULT, LIMIT, Event, Finding, RuledOut
 from kvtrace.causes.unit import Unit
-from kvtrace.causes.words import count, of_all, percent, plural
+from kvtrace.causes.words import count, listed, of_all, percent, plural
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.values import text
@@ -44,8 +44,10 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     if known:
         tag, unit = known[0]
         stored = sum(bool(request.stored_end) for request in case.of_engine(tag))
+        also = f", and of {listed(map(str, unit.also))} (the block size) just as well" if unit.also else ""
+        verb = "fills" if stored == 1 else "fill"
         yield RuledOut(
-            ID, f"units of {unit.value} tokens ({unit.where}); {plural(stored, 'prompt')} fill them"
+            ID, f"units of {unit.value} tokens ({unit.where}){also}; {plural(stored, 'prompt')} {verb} them"
         )
 
 
@@ -59,7 +61,12 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
     tails = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) > 0]
     lengths = [r.prompt for r in prompts]
     connector = engine.connector.cls if engine.connector else "This connector"
-    shorter = of_all(len(whole), len(prompts), "prompt")
+    alone = len(prompts) == 1 and len(case.of_engine(tag)) > 1  # what else there was has other causes
+    shorter = (
+        f"1 of {count(len(case.of_engine(tag)))} prompts"
+        if alone and whole
+        else of_all(len(whole), len(prompts), "prompt")
+    )
     if whole:
         verb = "is" if len(whole) == 1 else "are"
         title = f"{connector} stores whole units of {unit.value} tokens only: {shorter} {verb} shorter."
@@ -67,18 +74,11 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
         title = (
             f"{connector} stores whole units of {unit.value} tokens: a prompt's tail below that is cut off."
         )
-    spread = (
-        f"{count(min(lengths))} to {count(max(lengths))} tokens, median {count(statistics.median(lengths))}"
-    )
     evidence = [
-        f"prompts here have {spread}; {len(whole)} of {len(prompts)} fall below the unit whole, "
-        f"{len(tails)} by their tail",
+        _lengths(lengths, len(whole), len(tails)),
         f"{_stores(prompts)}; {unit.value} = {unit.where}",
+        f"every store is {unit.rounding} tokens, cut to what its chunk held",
     ]
-    rounded = "prompt" if not unit.kept_back else "(prompt - 1)"
-    evidence.append(
-        f"every store is floor({rounded} / {unit.value}) x {unit.value} tokens, cut to what its chunk held"
-    )
     return case.finding(
         ID,
         title,
@@ -95,6 +95,25 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
     )
 
 
+def _lengths(lengths: list[int], whole: int, tails: int) -> str:
+    """How long the prompts are, and how many fall below the unit."""
+    if len(lengths) == 1:
+        fate = "below the unit" if whole else "more than a unit, and its tail is below one"
+        return f"the prompt has {plural(lengths[0], 'token')}: {fate}"
+    low, high = min(lengths), max(lengths)
+    spread = (
+        f"all {count(len(lengths))} prompts here have {plural(low, 'token')}"
+        if low == high
+        else f"prompts here have {count(low)} to {count(high)} tokens, "
+        f"median {count(statistics.median(lengths))}"
+    )
+    verb = "falls" if whole == 1 else "fall"
+    return (
+        f"{spread}; {count(whole)} of {count(len(lengths))} {verb} below the unit whole, "
+        f"{count(tails)} by their tail"
+    )
+
+
 def _stores(prompts: list[Request]) -> str:
     """Store sizes in the metadata, with how many requests each."""
     sizes = Counter(sum(max(0, e.slots) for e in r.entries) for r in prompts if r.entries)
@@ -102,7 +121,7 @@ def _stores(prompts: list[Request]) -> str:
     shown = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))[:5]
     parts = [f"{count(size)} ({plural(n, 'request')})" for size, n in sorted(shown)]
     if len(sizes) > len(shown):
-        parts.append(f"and {len(sizes) - len(shown)} other sizes")
+        parts.append(f"and {plural(len(sizes) - len(shown), 'other size')}")
     if silent:
         parts.append(f"no entry at all ({plural(silent, 'request')})")
     return "store sizes in the metadata: " + ", ".join(parts)
@@ -133,6 +152,8 @@ def _remedy(engine: Engine, unit: Unit, prompts: list[Request]) -> list[str]:
         if smaller < floor or unit.value % part:
             break
         saved = sum(max(0, r.prompt - unit.kept_back) // smaller * smaller for r in prompts)
+        if not saved:
+            continue
         share = percent(saved, total)
         effects.append(
             f"{smaller} would have saved {share} of these prompt tokens"

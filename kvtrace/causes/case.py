@@ -46,11 +46,16 @@ class Request:
     offered: int
     chunks: int
     chunk_step: int
+    first_end: int  # position where the first chunk ended
     first_step: int
     digest: int
     prefix: int
     block: int
     status: str
+    last_step: int = 0
+    preemptions: int = 0
+    preempt_step: int = 0  # of the last one
+    saved: int = 0  # token-layers
     entries: list[Store] = field(default_factory=list)
 
     @property
@@ -160,7 +165,9 @@ def make_case(run: Run) -> Case:
         Request(
             row=row, id=r.id, engine=r.engine, prompt=r.prompt, computed=r.computed, local=r.local,
             external=r.external, offered=r.offered, chunks=r.chunks, chunk_step=r.chunk_step,
+            first_end=r.local + r.external + (r.chunk_tokens[0] if r.chunk_tokens else 0),
             first_step=r.first_step, digest=r.digest, prefix=r.prefix, block=r.block, status=r.status,
+            last_step=r.last_step, preemptions=r.preemptions, preempt_step=r.preempt_step, saved=int(r.saved),
         )
         for row, r in enumerate(rows(run.requests))
     ]  # fmt: skip
@@ -214,8 +221,9 @@ def after_empty(case: Case, request: Request) -> bool:
     )
 
 
-def stored_before(case: Case, request: Request) -> int:
-    """Leading positions that an earlier request with the same tokens had offered for storing."""
+def stored_before(case: Case, request: Request, saved: bool = False) -> int:
+    """Leading positions that an earlier request with the same tokens had offered for storing; with
+    ``saved`` only where something of it was."""
     best = 0
     aligned = (request.prompt - 1) // request.block * request.block if request.block > 0 else 0
     for key, limit in ((request.digest, request.prompt), (request.prefix, aligned)):
@@ -224,6 +232,6 @@ def stored_before(case: Case, request: Request) -> int:
         for step, end, row in case.stored.get((request.engine, key), ()):
             if step > request.chunk_step:
                 break
-            if row != request.row:
+            if row != request.row and (not saved or case.requests[row].saved):
                 best = max(best, min(end, limit))
     return best

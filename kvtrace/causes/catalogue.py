@@ -96,15 +96,25 @@ _CAUSES = (
     ),
     _c(
         "connector-disabled-itself", 0, FAULT, SAVES,
-        "The connector switched itself off at start (missing option, prefix caching off, unhealthy backend).",
-        "Hooks that do nothing, with the connector's own log line or flags.",
+        "The connector switched itself off (missing option, prefix caching off, unhealthy backend).",
+        "No store entry and no lookup hit in the whole run, and a warning of the connector's own that says "
+        "so; or "
+        "a built-in connector known to do nothing under this configuration (SimpleCPUOffloadConnector "
+        "without "
+        "prefix caching).",
         "Mend what its log line names.",
+        rule=True,
     ),
     _c(
         "config-key-unused", 0, FAULT, "note",
-        "Extra configuration keys that the connector never read: misspelt, or of another version.",
-        "Keys given in kv_connector_extra_config less keys read.",
+        "Extra configuration keys that the connector never read: misspelt, or of another version. A fault "
+        "where "
+        "nothing was saved, else a note.",
+        "Keys given in kv_connector_extra_config less keys read, in the scheduler and in the workers "
+        "together. A "
+        "connector that reads none of its keys where that can be seen is not judged.",
         "Compare the keys with the connector's documentation.",
+        rule=True,
     ),
     # ---------------------------------------------------------------- gate 1: schedule
     _c(
@@ -158,15 +168,23 @@ _CAUSES = (
     ),
     _c(
         "preempted-before-save", 1, LIMIT, SAVES,
-        "The request was preempted before its tokens were saved.",
-        "A preemption between the chunk and its store.",
-        "Fewer sequences at once (--max-num-seqs) or more KV cache memory.",
+        "The request was preempted, and what it had computed (or computed again) was not offered for saving.",
+        "A preemption, no store entry for the positions, and requests of the same run that were not "
+        "preempted and "
+        "were offered in full.",
+        "Treat resumed requests like new ones in build_connector_meta; or fewer sequences at once "
+        "(--max-num-seqs) "
+        "or more KV cache memory.",
+        rule=True,
     ),
     _c(
         "aborted-before-save", 1, LIMIT, SAVES,
-        "The request was aborted before its tokens were saved.",
-        "A finish with status FINISHED_ABORTED before the store.",
-        "Look at the client's timeouts.",
+        "The request was aborted before what it had computed was offered for saving.",
+        "A finish with status FINISHED_ABORTED, no store entry for the positions, and requests of the same "
+        "run that "
+        "were not aborted and were offered in full.",
+        "Look at the client's timeouts; or offer each chunk as it is computed.",
+        rule=True,
     ),
     # -------------------------------------------------------------------- gate 2: bind
     _c(
@@ -180,10 +198,13 @@ _CAUSES = (
     ),
     _c(
         "metadata-cleared-early", 2, FAULT, SAVES,
-        "The metadata was cleared before the draft model's forward (speculative decoding).",
-        "Order of clear and of the draft layers' ops.",
+        "The metadata was cleared before the draft model's forward (speculative decoding): its layers are "
+        "not saved.",
+        "In one step: metadata bound, other layers saved, clear_connector_metadata, and after it the "
+        "layer's body "
+        "without metadata.",
         "Use a vLLM with finalize_kv_connector (0.18.1 and later).",
-        versions="0.11.1 .. 0.21.0",
+        rule=True, versions="0.11.1 .. 0.21.0",
     ),
     # ----------------------------------------------------------------- gate 3: forward
     _c(
@@ -196,9 +217,10 @@ _CAUSES = (
     ),
     _c(
         "captured-not-run", 3, FAULT, SAVES,
-        "A hook ran only while a graph was captured, and never again.",
-        "Hook calls inside capture, none after.",
+        "The layer's Python body ran only while graphs were captured or warmed up, and never again.",
+        "Graph modes in real steps, bodies or save hooks of the layer outside of all steps, none inside one.",
         "Set cudagraph_mode to PIECEWISE, or enforce_eager to see the difference.",
+        rule=True,
     ),
     _c(
         "direct-call-bypass", 3, FAULT, SAVES,
@@ -250,46 +272,62 @@ _CAUSES = (
         "exception-swallowed", 4, FAULT, SAVES,
         "The connector raised and caught its own exception inside the hook, and went on: every hook fires, "
         "nothing is stored.",
-        "Exceptions raised and handled inside the connector's frames.",
+        "Exceptions raised and handled inside the connector's frames in watched calls, where such calls read "
+        "fewer slots than their metadata names (a note where they read all).",
         "Mend the connector at the place named here.",
+        rule=True,
     ),
     # ------------------------------------------------------------------ gate 5: effect
     _c(
         "stored-nothing", 5, FAULT, SAVES,
-        "The hook ran with a store entry and took 0 slots.",
-        "Slots 0 for tokens > 0.",
+        "The hook ran with a store entry and took 0 slots (it may still write files: empty ones).",
+        "0 slots read from the layer's KV tensor in a watched call with slots to store, and either other "
+        "calls of "
+        "this connector were seen to read some, or the files written hold less than 8 bytes a slot.",
         "Look at the connector's slot mapping.",
+        rule=True,
     ),
     _c(
         "slots-short", 5, FAULT, SAVES,
-        "Fewer slots than tokens in one store.",
-        "Slots < tokens in one store entry.",
+        "The hook read fewer slots of the KV tensor than its metadata names.",
+        "0 < slots read < slots declared in a watched call, by a block or more per entry.",
         "Look at the connector's slot mapping.",
+        rule=True,
     ),
     _c(
         "save-lost", 5, FAULT, SAVES,
-        "Handed over, then overwritten or dropped inside the connector before it was written.",
-        "Saves handed over > saves completed.",
+        "Handed over, and then dropped inside the connector before it was written. Visible only where the "
+        "connector itself reports a failed save.",
+        "An asynchronous save that is reported as failed.",
         "Look at the connector's queue.",
+        rule=True,
     ),
     _c(
         "ranks-share-store", 5, FAULT, SAVES,
         "Several ranks write the same key or file: the last one wins, and a later load is silently wrong.",
-        "The same target written by different ranks in one step.",
+        "The same file written by different ranks for the same layer in one step (watched calls). The rank "
+        "that "
+        "wrote last counts as saved. KV that every rank holds alike (MLA) is no loss.",
         "Put the rank into the key (ExampleConnector does not: use it with TP 1 only).",
+        rule=True,
     ),
     # -------------------------------------------------------------- gate 6: completion
     _c(
         "save-never-finished", 6, FAULT, SAVES,
         "An asynchronous save whose completion never came back, or came from some ranks only.",
-        "Finish events per rank.",
+        "request_finished kept the blocks, and no completion of the request: three saves that began later "
+        "are "
+        "done, or 60 s went by, or 5 s after some ranks were done. What the end of the trace cuts off is "
+        "pending.",
         "Look at get_finished on the rank named here.",
+        rule=True,
     ),
     _c(
         "save-blocks-step", 6, NOTE, "note",
         "Not lost but slow: wait_for_save takes a large share of the step.",
-        "Durations of wait_for_save against the step.",
+        "Host time of wait_for_save: a quarter of execute_model or more, and at least 1 s in the run.",
         "Save asynchronously, or fewer tokens at once.",
+        rule=True,
     ),
     _c(
         "ranks-diverge", 6, FAULT, SAVES,
@@ -301,85 +339,123 @@ _CAUSES = (
     # ----------------------------------------------------------------------- the loads
     _c(
         "never-looked-up", None, LIMIT, LOADS,
-        "The scheduler never asked the connector for this request (fully cached, "
-        "skip_reading_prefix_cache, prompt_logprobs).",
-        "No lookup for the request.",
-        "Look at the request's parameters.",
+        "The scheduler let a request in and computed its prompt without asking the connector.",
+        "Prefill chunks of a request, and no get_num_new_matched_tokens for it.",
+        "vLLM's own scheduler asks for every new request, also for those that may not load (prompt_logprobs, "
+        "skip_reading_prefix_cache): look at the scheduler class (--scheduler-cls) of this engine, and at "
+        "connectors inside another one, which are asked by that one.",
+        rule=True,
     ),
     _c(
-        "lookup-miss", None, LIMIT, LOADS,
-        "Asked, and nothing was there: no earlier save covers it.",
-        "No save of that key known.",
-        "See the ledger of saves: what was not saved cannot be loaded.",
+        "lookup-miss", None, NOTE, LOADS,
+        "Asked, and nothing was there, where a hit could be expected: the prompt begins like an earlier one "
+        "of this run, or the engine is a kv_consumer. A prompt that is new is no finding.",
+        "A lookup that was answered with 0, and no earlier save of this run that surely covers it.",
+        "See the ledger of saves: what was not saved cannot be loaded. A prefix that two prompts share is "
+        "found only in whole units of the connector, and not at all where it keys whole prompts "
+        "(ExampleConnector).",
+        rule=True,
     ),
     _c(
         "key-mismatch", None, FAULT, LOADS,
         "The tokens were saved, under another key than the lookup computes (alignment, hash seed per "
         "process, salt, LoRA, multimodal).",
-        "Saved tokens = looked-up tokens, and different keys.",
-        "Use one function for both keys; set PYTHONHASHSEED up to vLLM 0.28.",
+        "A prompt was saved in every layer, at least one token short of the whole; the save was written; "
+        "nothing else was saved since; a request with the same tokens is looked up and told 0.",
+        "Use one function for both keys. Up to vLLM 0.28, or with a hash other than sha256, set "
+        "PYTHONHASHSEED where keys build on vLLM's block hashes.",
+        rule=True,
     ),
     _c(
         "lookup-clamped", None, LIMIT, LOADS,
         "The connector offered N tokens, and the scheduler took fewer (prompt_logprobs, full hit less one, "
         "block rounding, no free blocks).",
         "Lookup N, allocation M < N.",
-        "Depends on the reason.",
+        "Depends on the reason, which the finding names where the trace shows it.",
+        rule=True,
     ),
     _c(
         "load-not-injected", None, FAULT, LOADS,
-        "Accepted, but no layer was written.",
-        "start_load_kv with loads, and no layer touched.",
-        "Look at attn_metadata in start_load_kv: it is None in a step without forward.",
+        "Accepted, and no layer was written: attention ran over KV that was not there. The answer is wrong, "
+        "without a word.",
+        "A step with loads in which the watched load hooks wrote 0 slots, and either wrote in other steps or "
+        "logged or swallowed why not; or a worker in which start_load_kv was not called or has no "
+        "connector. Hooks that leave the writing to threads or native code are not judged.",
+        "Look at start_load_kv for early returns: the forward context's attn_metadata is None in a step "
+        "without a forward (only asynchronous loads scheduled) and in a FULL graph of the V2 runner. "
+        "Load into the registered KV caches instead, or report the blocks in get_block_ids_with_load_errors.",
+        rule=True,
     ),
     _c(
         "load-failed", None, FAULT, LOADS,
-        "The connector reported invalid blocks, or raised.",
-        "Load errors per request.",
-        "Mend the connector at the place named here.",
+        "The connector reported blocks or requests that it could not load, or its load hook raised.",
+        "get_block_ids_with_load_errors, failed transfers, exceptions of start_load_kv and "
+        "wait_for_layer_load. Blocks are counted, at most up to what was accepted.",
+        "Mend what the connector's log names. kv_load_failure_policy says what becomes of the request: "
+        "\"recompute\" computes the tokens, \"fail\" ends it (from vLLM 0.13).",
+        rule=True, versions="0.11.1 .. 0.33.0 (reported blocks; raised: all)",
     ),
     _c(
         "load-after-use", None, FAULT, LOADS,
         "The attention of a layer ran before its load was waited for.",
-        "Order of events in the step.",
-        "Use cudagraph_mode PIECEWISE with a connector that loads layer by layer.",
+        "Host times in the step of the load: the attention body began before start_load_kv returned or "
+        "before wait_for_layer_load of its layer was called; or the layer ran in a FULL graph, which waits "
+        "for nothing, under a connector that loads layer by layer.",
+        "Use cudagraph_mode PIECEWISE with a connector that loads layer by layer, and override "
+        "requires_piecewise_for_cudagraph in it (from 0.17.1). Not yet seen live: the rule is tested on "
+        "synthetic traces.",
+        rule=True,
     ),
     _c(
         "load-never-finished", None, FAULT, LOADS,
         "The request waits for remote KV for ever.",
-        "An open load, and no finish.",
-        "Look at get_finished on the ranks named here.",
+        "An asynchronous load that was accepted, of which no get_finished tells and after which the request "
+        "never ran: open for 5 s or more when the request was aborted, or for 60 s or more when the trace "
+        "ends.",
+        "Look at get_finished on the ranks named here: every rank must report the request, also when its "
+        "load failed (then together with get_block_ids_with_load_errors).",
+        rule=True,
     ),
     _c(
         "loaded-partly", None, FAULT, LOADS,
-        "Fewer tokens were loaded than accepted.",
-        "The ledger of loads.",
-        "Look at the connector's slot mapping.",
+        "Fewer tokens reached the layers than were accepted: attention ran over KV that was not there.",
+        "The slots that the load hooks were seen to write in a layer, or the slots that the metadata names, "
+        "against what the scheduler accepted.",
+        "Look at the connector's slot mapping: the lookup promised more than it covers.",
+        rule=True,
     ),
     # ----------------------------------------------------------------------- the notes
     _c(
         "hook-slow", None, NOTE, "note",
         "A hook takes a large share of the step.",
-        "Durations by hook and rank.",
+        "Host time of the hook, by rank: a quarter of execute_model or more, and at least 1 s in the run.",
         "Move the work off the step.",
+        rule=True,
     ),
     _c(
         "sync-in-hook", None, NOTE, "note",
         "The hook waits for the device.",
-        "Host time of the hook against device time.",
+        "Host time of the hook against device time. Not observable without a device clock: always listed "
+        "as such.",
         "Copy asynchronously on a stream of its own.",
     ),
     _c(
         "load-late", None, NOTE, "note",
-        "A long time from lookup to the first injected layer.",
-        "Times of lookup and load.",
-        "Load asynchronously.",
+        "Loading takes longer than computing the tokens would.",
+        "Time from the lookup to the end of start_load_kv (synchronous) or to the report that it is finished "
+        "(asynchronous): 50 ms or more in the median, and at least twice what the tokens cost to compute at "
+        "this run's pace.",
+        "Load asynchronously, or answer a lookup with a hit only where loading is faster than computing.",
+        rule=True,
     ),
     _c(
         "tracer-cost", None, NOTE, "note",
         "What tracing itself took.",
-        "Records and bytes written.",
-        "Nothing to do.",
+        "An estimate, as the agent does not measure itself call by call: records times 3 µs against the "
+        "time in "
+        "steps. A finding from a tenth of it, and 1 s, on.",
+        "Trace fewer layers or a shorter run; see docs/overhead.md.",
+        rule=True,
     ),
 )  # fmt: skip
 

@@ -6,17 +6,16 @@ from collections import Counter, defaultdict
 
 import pandas as pd
 
+from kvtrace.causes import stored_nothing, trust
 from kvtrace.causes.case import Case, Piece, add, make_case
 from kvtrace.causes.catalogue import CATALOGUE
 from kvtrace.causes.model import SEVERITIES, Diagnosis, Finding, NotObserved, RuledOut
-from kvtrace.causes.registry import RULES, SCHEDULE, WIRING, Claim
+from kvtrace.causes.registry import RULES, SCHEDULE, UNREAD, WIRING, Claim
 from kvtrace.causes.road import road
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.ledger.model import NOT_OBSERVED, NOT_SAVED, Book, Run
-
-TRUST_NOTE = "declared by the connector's metadata; the slots really read were not measured"
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -40,8 +39,9 @@ def diagnose(run: Run) -> Diagnosis:
                 not_observed.append(said)
     unexplained = set(case.booked) - {finding.id for finding in findings}
     assert not unexplained, f"tokens without a finding: {sorted(unexplained)}"
-    not_observed.extend(_blind_spots(case, saves))
     found = {finding.id for finding in findings}
+    said_of = found | {item.id for item in ruled_out} | {item.id for item in not_observed}
+    not_observed.extend(_blind_spots(case, saves, said_of))
     findings.sort(key=_order)
     return Diagnosis(
         verdict=verdict(case, findings),
@@ -67,6 +67,8 @@ def book_pieces(case: Case) -> None:
         piece = Piece(*row)
         left: list[Interval] = [(piece.start, piece.end)]
         left = _claimed(case, piece, left, WIRING)
+        if left and piece.gate == stored_nothing.ID:
+            left = _claimed(case, piece, left, UNREAD)
         if left and piece.gate:
             add(case, piece.gate, piece, left)
             continue
@@ -105,14 +107,14 @@ def _book(case: Case) -> Book:
         lanes=lanes.pop() if len(lanes) == 1 else None,
         tokens={name: tokens[name] for name, amount in accounts.items() if amount},
         total_tokens=case.total_tokens,
-        trust="declared" if connected and run.total else "none",
-        trust_note=TRUST_NOTE if connected and run.total else "",
+        trust=trust.level(run.trust) if connected and run.total else "none",
+        trust_note=trust.note(run.trust) if connected and run.total else "",
     )
     book.check()
     return book
 
 
-def _blind_spots(case: Case, saves: Book) -> list[NotObserved]:
+def _blind_spots(case: Case, saves: Book, said_of: set[str]) -> list[NotObserved]:
     found = []
     if not any(engine.facts.get("platform") == "cuda" for engine in case.run.engines):
         found.append(NotObserved("device-time", "no device clock on this platform: all times are the host's"))
@@ -131,11 +133,20 @@ def _blind_spots(case: Case, saves: Book) -> list[NotObserved]:
                 "some-tokens", "steps or workers that left no record: their tokens are booked not-observed"
             )
         )
-    if saves.trust == "declared":
-        found.append(NotObserved("slots-read", "what the hooks read of the KV tensors was not measured"))
-    missing = [cause.id for cause in CATALOGUE.values() if cause.ledger == "saves" and not cause.implemented]
-    found.append(NotObserved("other-causes", f"no rule yet for {', '.join(missing)}"))
+    if saves.trust == "declared" and run_has_stores(case):
+        found.append(NotObserved("slots-read", trust.unseen(case.run.trust)))
+    missing = [
+        cause.id
+        for cause in CATALOGUE.values()
+        if cause.ledger == "saves" and not cause.implemented and cause.id not in said_of
+    ]
+    if missing:
+        found.append(NotObserved("other-causes", f"no rule yet for {', '.join(missing)}"))
     return found
+
+
+def run_has_stores(case: Case) -> bool:
+    return case.run.trust.calls > 0
 
 
 def _requests(case: Case) -> pd.DataFrame:

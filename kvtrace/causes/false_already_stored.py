@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvtrace.causes.case import Case, Piece, Request, after_empty, stored_before
+from kvtrace.causes.catalogue import CATALOGUE
 from kvtrace.causes.model import Event, Finding, RuledOut
 from kvtrace.causes.words import count, of_all, plural
 from kvtrace.ledger.intervals import Interval
@@ -49,20 +50,52 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     name = engine.connector.cls if engine.connector else "The connector"
     unit = case.units.get(engine.tag)
     size = unit.value if unit else engine.block_size
+    kept = unit.kept_back if unit else 1
+    # A store of these would not be empty: it is their lookup that rounds further down.
+    edge = [r for r in victims if r.prompt - kept >= size]
+    lengths = sorted({r.prompt for r in victims})
+    sizes = f"{count(lengths[0])} to {count(lengths[-1])}" if len(lengths) > 1 else count(lengths[0])
+    where = f"({unit.where})" if unit else "(a block)"
     evidence = [
         f"step {first[0] & STEP_MASK}: a prompt of {count(first[2])} tokens, with a store of 0 slots"
         + (f" (request {holder.id})" if holder else ""),
-        f"after it {plural(len(victims), 'prompt')} of {count(min(r.prompt for r in victims))} to "
-        f"{count(max(r.prompt for r in victims))} tokens got no entry; their digests differ "
-        f"({plural(len(digests), 'different prompt')}): they share the key, not the tokens",
-        f"all of them are rounded down to nothing: the unit is {size} tokens"
-        + (f" ({unit.where})" if unit else " (a block)"),
+        f"after it {plural(len(victims), 'prompt')} of {sizes} tokens got no entry; "
+        + (
+            f"their digests differ ({plural(len(digests), 'different prompt')}): they share the key, "
+            "not the tokens"
+            if len(digests) > 1
+            else "its tokens are others: it shares the key, not the tokens"
+            if len(victims) == 1
+            else "their tokens are not that prompt's: they share the key, not the tokens"
+        ),
     ]
+    if len(edge) < len(victims):
+        short = len(victims) - len(edge)
+        few = f"{count(short)} of them {'is' if short == 1 else 'are'}"
+        which = "it is" if len(victims) == 1 else few if edge else "all of them are"
+        evidence.append(f"{which} rounded down to nothing: the unit is {size} tokens {where}")
+    if edge:
+        n, stored = edge[0].prompt, max(0, edge[0].prompt - kept) // size * size
+        evidence.append(
+            f"{plural(len(edge), 'prompt')} of {count(n)} tokens: a store would round that to {stored} and "
+            f"have a key of its own (unit {size}, {unit.where if unit else 'a block'}); the lookup rounds "
+            f"further down, to 0 as floor(({n} - {kept + 1}) / {size}) x {size} does, and asks for the "
+            "empty key"
+        )
+    reason = "rounded down to 0 tokens, they share the key of the empty prefix"
+    remedy = [CATALOGUE[ID].remedy]
+    if edge:
+        gain = count(sum(max(0, r.prompt - kept) // size * size for r in edge))
+        mend = f"round the lookup as the store does: {gain} tokens of {plural(len(edge), 'prompt')}"
+        remedy.insert(0, f"{mend} would have been stored")
+        reason = "rounded down to 0 tokens, some by the lookup alone, they share the key of the empty prefix"
+    if len(edge) == len(victims):
+        reason = "the lookup rounds them down to 0 tokens, the key of the empty prefix; a store would not"
     yield case.finding(
         ID,
-        f"{name} takes {affected} for stored that never were: rounded down to 0 tokens, they share the "
-        "key of the empty prefix.",
+        f"{name} takes {affected} for stored that never {'was' if len(victims) == 1 else 'were'}: {reason}.",
         evidence=evidence,
+        remedy=remedy,
         events=[
             Event(r.id, r.chunk_step, f"{count(r.prompt)} prompt tokens, no store entry in any step")
             for r in sorted(victims, key=lambda r: -r.prompt)[:3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvtrace.causes.already_stored import held
 from kvtrace.causes.case import Case, Piece, Request
 from kvtrace.causes.model import Event, Finding, RuledOut
 from kvtrace.causes.words import count, of_all, plural
@@ -20,6 +21,13 @@ def only_first(request: Request) -> bool:
         and request.stored_end > 0
         and all(entry.step <= request.chunk_step for entry in request.entries)
     )
+
+
+def _left_after_first(case: Case, request: Request) -> bool:
+    """Whether later chunks hold something that the connector's unit allows and nobody stored yet."""
+    unit = case.units.get(request.engine)
+    wanted = unit.aligned(request.prompt) if unit else request.prompt
+    return wanted > max(request.first_end, held(case, request))
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
@@ -61,10 +69,18 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         )
         return
     chunked = [r for r in case.requests if r.chunks >= 2]
-    later = [r for r in chunked if any(e.step > r.chunk_step for e in r.entries)]
+    wanting = [r for r in chunked if _left_after_first(case, r)]
+    later = [r for r in wanting if any(e.step > r.chunk_step for e in r.entries)]
     if later:
+        whose = of_all(len(later), len(wanting), "chunked prompt")
         yield RuledOut(
-            ID, f"{len(later)} of {plural(len(chunked), 'chunked prompt')} have store entries in later chunks"
+            ID,
+            f"{whose} with something to store after the first chunk "
+            f"{'has' if len(later) == 1 else 'have'} store entries in later chunks",
+        )
+    elif chunked and not wanting:
+        yield RuledOut(
+            ID, f"{plural(len(chunked), 'chunked prompt')}, with nothing left to store after the first chunk"
         )
     elif case.requests and not chunked:
         yield RuledOut(ID, f"each of {plural(len(case.requests), 'prompt')} was computed in one chunk")

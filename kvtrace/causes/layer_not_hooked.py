@@ -21,6 +21,10 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         if worker.connector_live is False or not worker.steps:
             continue
         rows = hooks[(hooks["engine"] == worker.engine) & (hooks["pid"] == worker.pid)]
+        # In a step in which a hook raised, the layers after it never ran.
+        whole = worker.steps - int(rows["raised"].sum())
+        if whole <= 0:
+            continue
         fired = {row.layer: int(row.fired) for row in rows.itertuples() if row.layer in set(worker.kv_layers)}
         owning += len(worker.kv_layers)
         if any(fired.values()):

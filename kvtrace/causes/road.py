@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes import trust
 from kvtrace.causes.case import Case
 from kvtrace.causes.catalogue import GATES, gate_of
 from kvtrace.causes.model import GateRow
@@ -70,5 +71,5 @@ def _notes(case: Case) -> dict[int, str]:
     _, fired, work, _ = calls(run, "save_kv_layer")
     if configured:
         notes[4] = f"save_kv_layer called in {count(fired)} layer-steps, in {count(work)} with work"
-        notes[5] = "declared: slots in the metadata, not measured"
+        notes[5] = trust.gate_note(case.run.trust)
     return notes

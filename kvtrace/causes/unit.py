@@ -8,13 +8,20 @@ every store decision of the run equals ``floor((prompt - d) / unit) * unit`` wit
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtrace.ledger.model import Engine
 
 _MAX_UNIT = 1 << 24
+
+_UNIT_NAME = re.compile(r"unit|chunk|granul|segment|stripe", re.IGNORECASE)
+"""Names that a connector gives to the unit it stores in; among several numbers that fit, these win."""
+
+KEEPS_LAST_BACK = frozenset({"ExampleConnector", "SharedStorageConnector"})
+"""Connectors known to round prompt - 1: ``(n - 1) // block * block``."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,16 @@ class Unit:
     name: str  # what to change
     where: str  # where the number comes from, for people
     attributes: tuple[str, ...]  # the connector's integers with this value
+    both_fit: bool = False  # kept_back 0 and 1 both give every store of the run, and neither is known
+    also: tuple[int, ...] = ()  # smaller block sizes that give every store as well
+
+    @property
+    def rounding(self) -> str:
+        """``floor((prompt - 1) / 32) x 32``; says so where the run does not tell prompt from prompt - 1."""
+        inner = "(prompt - 1)" if self.kept_back else "prompt"
+        text = f"floor({inner} / {self.value}) x {self.value}"
+        other = "prompt" if self.kept_back else "(prompt - 1)"
+        return f"{text} ({other} would fit as well)" if self.both_fit else text
 
     def aligned(self, tokens: int) -> int:
         """What of ``tokens`` positions fills units."""
@@ -74,6 +91,11 @@ class _Candidate:
         """Whether the connector itself holds this number."""
         return bool(self.extra or self.attributes)
 
+    @property
+    def named(self) -> bool:
+        """Whether the connector calls this number something like a unit."""
+        return any(_UNIT_NAME.search(name) for name in (*self.extra, *self.attributes))
+
 
 def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[object]) -> Unit | None:
     """The unit of an engine's connector, None where the evidence is not unambiguous."""
@@ -82,17 +104,25 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[obje
     candidates = _candidates(engine)
     decided = [sample for sample in samples if sample.stores]
     silent = [sample for sample in samples if not sample.stores and not sample.explained]
-    fits = []
+    fits: list[tuple[_Candidate, int]] = []
+    both: set[int] = set()
+    known = engine.connector.cls in KEEPS_LAST_BACK
     for candidate in candidates.values():
-        for d in (0, 1):
-            if all(_fits(sample, candidate.value, d, engine.block_size) for sample in decided):
-                fits.append((candidate, d))
-                break
+        good = [d for d in (0, 1) if all(_fits(s, candidate.value, d, engine.block_size) for s in decided)]
+        if good:
+            fits.append((candidate, 1 if known and 1 in good else good[0]))
+        if len(good) > 1 and not known:
+            both.add(candidate.value)
     if any(store.slots > 0 for sample in decided for store in sample.stores):
         chosen = _with_stores(fits, silent)
     else:
         chosen = _without_stores(fits, bool(decided), silent)
-    return None if chosen is None else _named(chosen[0], chosen[1], engine, command)
+    if chosen is None:
+        return None
+    also = tuple(c.value for c, _ in fits if c.block and c.value < chosen[0].value)
+    stores = any(store.slots > 0 for sample in decided for store in sample.stores)
+    unit = _named(chosen[0], chosen[1], engine, command)
+    return replace(unit, both_fit=stores and unit.value in both, also=also if stores else ())
 
 
 def _candidates(engine: Engine) -> dict[int, _Candidate]:
@@ -166,15 +196,19 @@ def _with_stores(
     silent: list[Sample],
 ) -> tuple[_Candidate, int] | None:
     """Where several numbers fit what was stored, the one that also explains who is not in the
-    metadata at all; else the block, the plainest reading."""
+    metadata at all; else the largest one that the connector calls a unit; else the block, the
+    plainest reading."""
     if not fits:
         return None
 
     def explained(fit: tuple[_Candidate, int]) -> int:
         return sum(_below(sample, fit[0].value, fit[1]) for sample in silent)
 
-    plain = min(fits, key=lambda fit: (not fit[0].block, not fit[0].related, -fit[0].value))
-    best = max(fits, key=lambda fit: (explained(fit), fit[0].block, fit[0].related, fit[0].value))
+    plain = min(fits, key=lambda fit: (not fit[0].named, not fit[0].block, not fit[0].related, -fit[0].value))
+    best = max(
+        fits,
+        key=lambda fit: (explained(fit), fit[0].named, fit[0].block, fit[0].related, fit[0].value),
+    )
     if best[0] is plain[0] or explained(best) == explained(plain):
         return plain
     # A larger number is claimed only where it explains all of them, or is the only one.

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
+from kvtrace.causes.catalogue import CATALOGUE, LOADS
 from kvtrace.causes.model import FAULT, NOTE, Finding
 from kvtrace.causes.road import prompt_tokens
 from kvtrace.causes.words import percent
 
 
 def verdict(case: Case, findings: list[Finding]) -> str:
-    """How much of the prompt KV was saved, and the first reason why not more."""
+    """How much of the prompt KV was saved, and the first reason why not more; then what is wrong with
+    the loads, where something is."""
+    loads = [finding for finding in findings if CATALOGUE[finding.id].ledger == LOADS]
+    saves = _saves(case, [finding for finding in findings if CATALOGUE[finding.id].ledger != LOADS])
+    wrong = [finding.headline for finding in loads if finding.severity == FAULT and finding.headline]
+    return f"{saves} Loads: {wrong[0]}." if wrong else saves
+
+
+def _saves(case: Case, findings: list[Finding]) -> str:
     reasons = [finding for finding in findings if finding.severity != NOTE and finding.headline]
     # The sentence is about prompts: what explains lost prompt tokens is the better reason.
     reasons.sort(key=lambda finding: not any(case.booked[finding.id].prompts.values())

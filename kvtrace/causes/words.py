@@ -6,9 +6,8 @@ from collections.abc import Iterable
 
 
 def count(number: float) -> str:
-    """1234567 -> ``1 234 567``; four digits and less are left together."""
-    value = round(number)
-    return f"{value:,}".replace(",", " ") if abs(value) >= 10_000 else str(value)
+    """1234567 -> ``1 234 567``, as in the tables. Settings (a block size, a unit) are written as typed."""
+    return f"{round(number):,}".replace(",", " ")
 
 
 def plural(number: float, noun: str) -> str:

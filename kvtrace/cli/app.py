@@ -15,9 +15,15 @@ from typing import NoReturn
 import typer
 
 from kvtrace import __version__
+from kvtrace.cli.baseline import baseline
+from kvtrace.cli.check import check
+from kvtrace.cli.diff import diff
 from kvtrace.cli.docs import docs
 from kvtrace.cli.explain import explain
+from kvtrace.cli.requests import requests
 from kvtrace.cli.run import run
+from kvtrace.cli.scenario import scenario
+from kvtrace.cli.why import why
 from kvtrace.errors import KvtraceError
 from kvtrace.report.render.wording import clean
 
@@ -49,7 +55,13 @@ def _root(
 _RUN_CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 app.command("run", context_settings=_RUN_CONTEXT)(run)
 app.command("explain")(explain)
+app.command("requests")(requests)
+app.command("why")(why)
+app.command("baseline")(baseline)
+app.command("check")(check)
+app.command("diff")(diff)
 app.command("docs")(docs)
+app.add_typer(scenario, name="scenario")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

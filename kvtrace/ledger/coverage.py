@@ -34,8 +34,8 @@ from kvtrace.trace.format import (
 from kvtrace.trace.reader import Records, Spool, code, flags, kind, lane, role
 
 # What one (step, layer) of one worker was seen to do; bits of a byte.
-OP_RAN, OP_HOOKED, OP_NO_METADATA, OP_NO_CONNECTOR, SAVE_OK, SAVE_RAISED, SAVE_NO_METADATA = (
-    1 << i for i in range(7)
+OP_RAN, OP_HOOKED, OP_NO_METADATA, OP_NO_CONNECTOR, SAVE_OK, SAVE_RAISED, SAVE_NO_METADATA, OP_CLEARED = (
+    1 << i for i in range(8)
 )
 # The same for one step of one worker.
 BOUND, WAIT_OK, WAIT_RAISED, WAIT_NO_METADATA = (1 << i for i in range(4))
@@ -54,6 +54,7 @@ _UPDATE_CODES = np.array([OP_CODE[name] for name in UPDATE_OPS], dtype=np.int64)
 
 _FIRED, _WORK, _RAISED = 1, 2, 4
 _CARRIED_STEPS = 8
+_NEVER = (1 << 62) - 1
 _MAX_LAYERS = 1 << 16
 _QUIET_ROWS = 2048
 
@@ -65,6 +66,7 @@ class GateBits:
     steps: Array  # sorted store steps of the worker's engine
     layers: NDArray[np.uint8]  # (steps, KV layers)
     step: NDArray[np.uint8]  # (steps,)
+    cleared: Array  # (steps,) when the metadata was cleared first, a time that never comes where not
 
 
 @dataclass
@@ -75,6 +77,7 @@ class Coverage:
     timing: pd.DataFrame
     gates: dict[tuple[int, str], GateBits]  # Worker.key -> evidence
     seen: dict[tuple[int, str], set[str]]  # layers with any op or save hook, same key
+    outside: dict[tuple[int, str], set[str]]  # layers with one outside of real steps (capture, warm-up)
     notes: list[str]
 
 
@@ -101,6 +104,7 @@ def cover(
     skip_rows: list[tuple[object, ...]] = []
     gates: dict[tuple[int, str], GateBits] = {}
     seen: dict[tuple[int, str], set[str]] = {}
+    outside: dict[tuple[int, str], set[str]] = {}
     for table in tables:
         for worker in table.workers:
             hook_rows.extend(table.hook_rows(worker))
@@ -109,6 +113,8 @@ def cover(
                 skip_rows.append((worker.engine, worker.pid, worker.rank, _skip_name(skip), count))
             gates[worker.key] = table.gates[worker.engine]
             seen[worker.key] = table.layers_seen(worker)
+            outside[worker.key] = table.layers_outside()
+            worker.hook_ns = {HOOKS[hook]: ns for hook, ns in sorted(table.spent[worker.engine].items())}
     for engine in engines:
         fired = sum(table.scheduler_calls[engine.tag] for table in tables)
         if engine.steps or fired:
@@ -124,6 +130,7 @@ def cover(
         timing=_timing(hooks_time, ops_time, sum(worker.exec_ns for _, worker in joined)),
         gates=gates,
         seen=seen,
+        outside=outside,
         notes=notes,
     )
 
@@ -159,6 +166,8 @@ class _Table:
         self._counts: Counter[tuple[int, int, int]] = Counter()  # (tag, op << 7 | code, layer) -> fired ...
         self._work: Counter[tuple[int, int, int]] = Counter()
         self._raised: Counter[tuple[int, int, int]] = Counter()
+        self._outside: set[int] = set()  # dense layers with a body or save hook outside of real steps
+        self.spent: dict[int, Counter[int]] = {worker.engine: Counter() for worker in workers}  # hook -> ns
         self.skips: dict[int, Counter[int]] = {worker.engine: Counter() for worker in workers}
         self.scheduler_calls: Counter[int] = Counter()
         self.scheduler_work: Counter[int] = Counter()
@@ -169,7 +178,10 @@ class _Table:
         for worker in workers:
             own = store_steps[(store_steps >> STEP_SHIFT) == worker.engine]
             self.gates[worker.engine] = GateBits(
-                own, np.zeros((len(own), len(worker.kv_layers)), np.uint8), np.zeros(len(own), np.uint8)
+                own,
+                np.zeros((len(own), len(worker.kv_layers)), np.uint8),
+                np.zeros(len(own), np.uint8),
+                np.full(len(own), _NEVER, np.int64),
             )
             self._lane_names[worker.engine] = {layer: i for i, layer in enumerate(worker.kv_layers)}
 
@@ -246,18 +258,27 @@ class _Table:
                 (self.scheduler_raised, scheduler & raised),
             ):
                 tally.update((np.unique(step[part]) >> STEP_SHIFT).tolist())
+        outside = on_worker & (codes == HOOK_CODE["save_kv_layer"])
+        self._note_outside(rows[outside & ~self._is_real(step)])
         mine = on_worker & in_step
         rows, step, codes, marks, work, raised = (
             part[mine] for part in (rows, step, codes, marks, work, raised)
         )
         layer = self._dense(rows[:, 4])
-        self._hook_gates(step, codes, layer, marks, raised)
+        self._hook_gates(rows, step, codes, layer, marks, raised)
+        for tag, spent in self.spent.items():
+            own = rows[(step >> STEP_SHIFT) == tag]
+            spans = np.clip(own[:, 2].astype(np.float64) - own[:, 1], 0, 2.0**62)
+            for hook in np.unique(code(own[:, 0])).tolist():
+                if 0 < hook < len(HOOKS):
+                    spent[hook] += int(spans[code(own[:, 0]) == hook].sum())
         key, inside = self._keys(step, 0, codes, layer)
         bits = _FIRED | np.where(work, _WORK, 0) | np.where(raised, _RAISED, 0)
         return key[inside], bits[inside]
 
     def _op_chunk(self, rows: Records) -> tuple[Array, Array]:
         head, step = rows[:, 0], rows[:, 3]
+        self._note_outside(rows[~self._is_real(step) & ~np.isin(code(head), _UPDATE_CODES)])
         rows, step = rows[real_step(step)], step[real_step(step)]
         head = rows[:, 0]
         codes = code(head)
@@ -272,7 +293,7 @@ class _Table:
             skips = rows[inside & attention & (tags == tag), 7]
             values, counts = np.unique(skips, return_counts=True)
             tally.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-        self._op_gates(step[attention], layer[attention], rows[attention, 7])
+        self._op_gates(step[attention], layer[attention], rows[attention, 7], rows[attention, 1])
         bits = _FIRED | np.where(direct, _WORK, 0) | np.where(raised, _RAISED, 0)
         return key[inside], bits[inside]
 
@@ -381,8 +402,18 @@ class _Table:
         inside[inside] = gate.steps[at[inside]] == step[inside]
         return at, inside
 
+    def _is_real(self, step: Array) -> NDArray[np.bool_]:
+        at = np.searchsorted(self._real, step)
+        inside: NDArray[np.bool_] = at < len(self._real)
+        inside[inside] = self._real[at[inside]] == step[inside]
+        return inside
+
+    def _note_outside(self, rows: Records) -> None:
+        if len(rows):
+            self._outside.update(self._dense(np.unique(rows[:, 4])).tolist())
+
     def _hook_gates(
-        self, step: Array, codes: Array, layer: Array, marks: Array, raised: NDArray[np.bool_]
+        self, rows: Records, step: Array, codes: Array, layer: Array, marks: Array, raised: NDArray[np.bool_]
     ) -> None:
         unbound = (marks & int(Flag.NO_METADATA)) != 0
         for tag, gate in self.gates.items():
@@ -391,6 +422,8 @@ class _Table:
                 continue
             bound = inside & (codes == HOOK_CODE["bind_connector_metadata"]) & ~raised
             gate.step[at[bound]] |= BOUND
+            clear = inside & (codes == HOOK_CODE["clear_connector_metadata"]) & ~raised
+            np.minimum.at(gate.cleared, at[clear], rows[clear, 2])
             wait = inside & (codes == HOOK_CODE["wait_for_save"])
             for part, bit in (
                 (wait & ~raised & ~unbound, WAIT_OK),
@@ -410,15 +443,18 @@ class _Table:
             ):
                 gate.layers[at[part], lanes[part]] |= bit
 
-    def _op_gates(self, step: Array, layer: Array, skip: Array) -> None:
+    def _op_gates(self, step: Array, layer: Array, skip: Array, t0: Array) -> None:
         for tag, gate in self.gates.items():
             at, inside = self._in_store_steps(gate, tag, step)
             if not inside.any():
                 continue
             lanes = self._lanes(tag, layer)
             inside &= lanes >= 0
+            cleared = inside & (skip == Skip.NO_CONNECTOR_METADATA)
+            cleared[cleared] = t0[cleared] >= gate.cleared[at[cleared]]
             for part, bit in (
                 (inside, OP_RAN),
+                (cleared, OP_CLEARED),
                 (inside & (skip == Skip.HOOKED), OP_HOOKED),
                 (inside & (skip == Skip.NO_CONNECTOR_METADATA), OP_NO_METADATA),
                 (inside & (skip == Skip.NO_CONNECTOR), OP_NO_CONNECTOR),
@@ -436,6 +472,10 @@ class _Table:
             for (tag, what, layer), n in self._counts.items()
             if n and tag == worker.engine and (what == save or (what & 0x80 and what not in update))
         }
+
+    def layers_outside(self) -> set[str]:
+        """Layers with an attention body or a save hook in no step: capture, warm-up, profiling."""
+        return {self._layers[layer] for layer in self._outside if layer >= 0} - {""}
 
     def _of(self, worker: Worker, op: bool) -> dict[tuple[str, str], tuple[int, int, int]]:
         """(name, layer) -> (fired, with work or direct, raised)."""

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from kvtrace.ledger.model import Connector, Engine, HookException, Process, Target, Worker
+from kvtrace.ledger.model import (
+    ConfigKeys,
+    Connector,
+    Engine,
+    HookException,
+    LogLine,
+    Process,
+    Swallowed,
+    Target,
+    Worker,
+)
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.values import flag, integer, optional_integer, optional_text, table, text, texts
 from kvtrace.trace.format import Fact
 
+_MAX_PLACES = 256
 _WORST = ("failed", "missing", "found", "pending")
 
 
@@ -303,6 +315,72 @@ def exceptions(scans: list[SpoolScan]) -> list[HookException]:
             first = latest.get(key)
             latest[key] = row if first is None else HookException(**{**first.__dict__, "count": row.count})
     return sorted(latest.values(), key=lambda row: (row.pid, row.step, row.hook, row.layer))
+
+
+def swallowed(scans: list[SpoolScan]) -> list[Swallowed]:
+    """Exceptions that connectors handled themselves: one row per process, hook, type and place."""
+    found: dict[tuple[object, ...], Swallowed] = {}
+    for scan in scans:
+        for _, value in _facts(scan, Fact.SWALLOWED):
+            row = Swallowed(
+                pid=scan.pid,
+                spool=scan.path.name,
+                hook=text(value, "hook"),
+                layer=text(value, "layer"),
+                step=integer(value, "step"),
+                type=text(value, "type"),
+                message=text(value, "message"),
+                where=text(value, "where"),
+                count=max(1, integer(value, "count", 1)),
+                observed_calls=max(0, integer(value, "observed_calls")),
+                logged=flag(value, "logged"),
+            )
+            key = (row.spool, row.hook, row.type, row.where, integer(value, "connector"), row.step >> 32)
+            first = found.get(key, row)
+            found[key] = replace(
+                first,
+                count=max(first.count, row.count),
+                observed_calls=max(first.observed_calls, row.observed_calls),
+                logged=first.logged or row.logged,
+                places=(*first.places, (row.step, row.layer))[:_MAX_PLACES],
+            )
+    return sorted(found.values(), key=lambda row: (row.pid, row.step, row.hook, row.layer, row.type))
+
+
+def logs(scans: list[SpoolScan]) -> list[LogLine]:
+    """What connectors logged inside hooks: one row per process, hook and message."""
+    latest: dict[tuple[object, ...], LogLine] = {}
+    for scan in scans:
+        for _, value in _facts(scan, Fact.LOG):
+            row = LogLine(
+                pid=scan.pid,
+                spool=scan.path.name,
+                hook=text(value, "hook"),
+                layer=text(value, "layer"),
+                step=integer(value, "step"),
+                logger=text(value, "logger"),
+                level=text(value, "level"),
+                message=text(value, "message"),
+                shown=flag(value, "shown"),
+                count=max(1, integer(value, "count", 1)),
+            )
+            key = (row.spool, row.hook, row.logger, row.level, row.message)
+            first = latest.get(key)
+            latest[key] = row if first is None else replace(row, step=first.step, layer=first.layer)
+    return sorted(latest.values(), key=lambda row: (row.pid, row.step, row.hook, row.message))
+
+
+def config_keys(scans: list[SpoolScan]) -> list[ConfigKeys]:
+    """Given and read keys of each connector; the latest fact knows most."""
+    latest: dict[tuple[str, int], ConfigKeys] = {}
+    for scan in scans:
+        for _, value in _facts(scan, Fact.CONFIG_KEYS):
+            ordinal = integer(value, "connector", -1)
+            latest[(scan.path.name, ordinal)] = ConfigKeys(
+                scan.pid, scan.path.name, ordinal, texts(value, "given"), texts(value, "read"),
+                texts(value, "asked"),
+            )  # fmt: skip
+    return [latest[key] for key in sorted(latest)]
 
 
 def agent_errors(scans: list[SpoolScan]) -> list[tuple[int, str, str]]:

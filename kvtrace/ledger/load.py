@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from kvtrace.ledger import completion, effects, facts, loads, tokens
 from kvtrace.ledger import coverage as cov
-from kvtrace.ledger import facts, loads, tokens
 from kvtrace.ledger import requests as reqs
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, SpoolState
-from kvtrace.ledger.scan import Array, SpoolScan, scan
+from kvtrace.ledger.scan import Array, SpoolScan, Steps, scan
 from kvtrace.ledger.values import integer
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, spool_paths
@@ -22,8 +23,11 @@ _MAX_RUN_JSON = 1 << 26
 _CHUNKS_SHOWN = 16
 
 
-def load(run_dir: Path) -> Run:
+def load(run_dir: Path, watch: Collection[str] = ()) -> Run:
     """Read every spool of a run and build the tables and the token ledger.
+
+    Args:
+        watch: engine's ids of requests whose positions are kept one by one in ``Run.spans``.
 
     Raises:
         RunError: there is no spool that can be read; one line that says why.
@@ -39,6 +43,10 @@ def load(run_dir: Path) -> Run:
     for engine in engines:
         engine.process = named.get(engine.pid, "engine core")
     book = reqs.collect(scans)
+    measured = effects.collect(joined)
+    dark = Steps(np.array(effects.imply(book.requests, engines, measured), dtype=np.int64))
+    async_saves = completion.settle(book.requests, engines, scans)
+    swallowed = facts.swallowed(scans)
     _count(engines, book, notes)
     store_steps: Array = np.unique(
         np.array([entry.step for r in book.requests for entry in r.entries], dtype=np.int64)
@@ -48,7 +56,9 @@ def load(run_dir: Path) -> Run:
     executed = {
         worker.key: own.executed[worker.engine] for own, worker in joined if worker.engine in own.executed
     }
-    account = tokens.book(book.requests, engines, executed, coverage, book.unreadable)
+    unknown = Steps(np.concatenate([book.unreadable.sorted, dark.sorted]))
+    account = tokens.book(book.requests, engines, executed, coverage, unknown, watch, measured, swallowed)
+    loaded, load_rows = loads.book(book.requests, engines, joined, scans, executed, account.saved)
     return Run(
         directory=run_dir,
         run=run,
@@ -67,9 +77,16 @@ def load(run_dir: Path) -> Run:
         entries=account.entries,
         pieces=account.pieces,
         base=account.base,
-        loads=loads.book(book.requests, engines),
+        loads=loaded,
+        load_rows=load_rows,
         total=account.total,
         notes=notes,
+        spans=account.spans,
+        swallowed=swallowed,
+        logs=facts.logs(scans),
+        config_keys=facts.config_keys(scans),
+        trust=account.trust,
+        async_saves=async_saves,
     )
 
 
@@ -134,6 +151,7 @@ def _count(engines: list[Engine], book: reqs.Book, notes: list[str]) -> None:
             continue
         engine.requests += 1
         engine.store_entries += len(request.entries)
+        engine.implied_entries += sum(entry.implied for entry in request.entries)
         engine.decode_entries += sum(
             1 for e in request.entries if min(e.start + e.slots, e.available) > request.prompt
         )
@@ -194,7 +212,7 @@ def _request_table(
                 min(steps, default=0), max(steps, default=0), r.block,
                 r.finish[3] if r.finish else "", r.finish is not None, r.digest, r.prefix, r.preemptions,
                 bool(r.lookups), r.t_first, r.chunks[0].step if r.chunks else 0,
-                account.saved[i], account.unsaved[i], account.diverged[i],
+                account.saved[i], account.unsaved[i], account.diverged[i], r.preempt_step,
             )
         )  # fmt: skip
     table: pd.DataFrame = pd.DataFrame(rows, columns=list(REQUEST_COLUMNS))

@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from kvtrace.errors import KvtraceError
+from kvtrace.ledger.load_model import LoadOf
 
 # --------------------------------------------------------------------------- accounts
 
@@ -57,14 +58,14 @@ time (None for hooks of the scheduler)."""
 REQUEST_COLUMNS = (
     "id", "client", "engine", "prompt", "computed", "output", "local", "external", "offered", "chunks",
     "chunk_tokens", "first_step", "last_step", "block", "status", "finished", "digest", "prefix",
-    "preemptions", "looked_up", "t_first", "chunk_step", "saved", "unsaved", "diverged",
+    "preemptions", "looked_up", "t_first", "chunk_step", "saved", "unsaved", "diverged", "preempt_step",
 )  # fmt: skip
 """Run.requests, one row a request in order of arrival. ``id`` is the engine's id, ``client`` the
 client's ("" unknown); ``computed`` counts positions with KV; ``local`` / ``external`` are the positions
 reused from the GPU prefix cache / taken from the connector, ``offered`` what the connector answered
 (>= 0; -1 = never asked); ``chunk_tokens`` is a tuple of at most 16, ``chunk_step`` the step of the first
 chunk (0 none); ``saved`` and ``unsaved`` are token-layers; ``diverged`` says that lanes saved different
-amounts; digests are 0 where unknown."""
+amounts; ``preempt_step`` is the step of the last preemption (0 none); digests are 0 where unknown."""
 
 PIECE_COLUMNS = (
     "request", "engine", "start", "end", "lanes", "phase", "chunk", "step", "gate", "live",
@@ -158,6 +159,7 @@ class Worker:
     stop_reason: int | None = None  # format.Stop of its spool where it stopped recording early
     hooks_seen: bool = False
     ops_seen: bool = False
+    hook_ns: dict[str, int] = field(default_factory=dict)  # host time in each connector hook
 
     @property
     def key(self) -> tuple[int, str]:
@@ -183,6 +185,8 @@ class Engine:
     store_entries: int = 0
     unreadable_steps: int = 0
     decode_entries: int = 0  # store entries that reach past the prompt
+    implied_entries: int = 0  # store entries that no metadata named: measured on the workers
+    decode_measured: bool | None = None  # implied entries: whether stores of decode tokens were seen
     t_first: int = 0
     t_last: int = 0
     args: Mapping[str, Any] = field(default_factory=dict)  # ENGINE_ARGS.given of its process or its front
@@ -228,6 +232,85 @@ class HookException:
     count: int
 
 
+@dataclass(frozen=True)
+class Swallowed:
+    """An exception that a connector raised and handled itself (the SWALLOWED fact)."""
+
+    pid: int
+    spool: str
+    hook: str
+    layer: str  # of the first one
+    step: int  # of the first one
+    type: str
+    message: str
+    where: str
+    count: int
+    observed_calls: int  # calls of this hook that were watched
+    logged: bool | None  # whether the connector also logged a warning in such a call
+    places: tuple[tuple[int, str], ...] = ()  # (step, layer) of the first ones
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A log record of WARNING or above that a connector emitted inside a hook (the LOG fact)."""
+
+    pid: int
+    spool: str
+    hook: str
+    layer: str
+    step: int
+    logger: str
+    level: str
+    message: str
+    shown: bool | None  # whether some handler would show it
+    count: int
+
+
+@dataclass(frozen=True)
+class ConfigKeys:
+    """Keys of kv_connector_extra_config that were given, and those that the connector read."""
+
+    pid: int
+    spool: str
+    connector: int  # ordinal in its process
+    given: tuple[str, ...]
+    read: tuple[str, ...]
+    asked: tuple[str, ...] = ()  # read, and not given
+
+
+@dataclass
+class Trust:
+    """What the ledger of saves rests on: store calls (one per step, layer and rank with slots to store
+    and a hook that ran)."""
+
+    calls: int = 0
+    measured: int = 0  # ... of which the slots that were really read are known
+    agreed: int = 0  # ... and are what the metadata declared
+    blind: int = 0  # watched, and nothing was seen of a connector of which nothing was ever seen
+    unknown: int = 0  # not watched, where no watched call of the rank had an effect
+    nothing: int = 0  # ... measured, and 0 slots were read
+    empty: int = 0  # of these, with files that hold nothing
+    short: int = 0  # ... measured, and fewer slots were read than declared
+    short_read: int = 0  # slots read in the short calls
+    short_declared: int = 0  # slots that they should have read
+    unwritten: int = 0  # ... read all, caught an exception of their own, and wrote nothing
+    caught_agreed: int = 0  # calls that caught an exception of their own and still did their work
+    shared: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)
+    """Step, layer and ranks that wrote one file; the first few."""
+    shared_files: int = 0
+
+
+@dataclass(frozen=True)
+class AsyncSave:
+    """A request whose blocks were kept for an asynchronous save (OPEN with a store)."""
+
+    request: int  # row in Run.requests
+    state: str  # done | pending | never | lost
+    t: int  # when it began
+    reported: tuple[int, ...]  # ranks of the workers that said it is finished
+    missing: tuple[int, ...]
+
+
 @dataclass
 class Book:
     """A ledger: ``sum(accounts.values()) == total`` to the unit, no negative account."""
@@ -247,6 +330,22 @@ class Book:
         assert short == 0, f"ledger off by {short} {self.unit} of {self.total}"
         negative = {name: n for name, n in self.accounts.items() if n < 0}
         assert not negative, f"negative accounts: {negative}"
+
+
+@dataclass(frozen=True)
+class Span:
+    """What became of positions [start, end) of a watched request, in the lanes that fared alike."""
+
+    request: int  # row in Run.requests
+    start: int
+    end: int
+    account: str  # "" where the positions were not saved: the rules name the cause
+    gate: str  # cause id of the first gate after the schedule that failed, "" for none
+    chunk: int  # index of the prefill chunk that computed them, -1 for none
+    step: int  # that chunk's step, 0 for none
+    live: bool  # whether the worker had a connector
+    lanes: tuple[int, ...]
+    """Lanes of the engine: its workers in order, each with its KV layers in order."""
 
 
 @dataclass
@@ -290,6 +389,15 @@ class Run:
     total: int  # token-layers of the saves ledger
     notes: list[str] = field(default_factory=list)
     """Facts about the reading itself, for the report's limits."""
+    spans: list[Span] = field(default_factory=list)
+    """Only of the requests that ``load`` was told to watch."""
+    swallowed: list[Swallowed] = field(default_factory=list)
+    logs: list[LogLine] = field(default_factory=list)
+    config_keys: list[ConfigKeys] = field(default_factory=list)
+    trust: Trust = field(default_factory=Trust)
+    async_saves: list[AsyncSave] = field(default_factory=list)
+    load_rows: list[LoadOf] = field(default_factory=list)
+    """The ledger of loads, request by request; ``loads`` is its sum."""
 
     def engine(self, tag: int) -> Engine:
         for engine in self.engines:

@@ -42,6 +42,7 @@ class Entry:
     start: int  # resolved position
     available: int  # positions with KV at the end of that step
     asynchronous: bool
+    implied: bool = False  # measured on the workers, in no metadata
 
 
 @dataclass
@@ -65,6 +66,9 @@ class Request:
     load_entries: int = 0
     steps: list[int] = field(default_factory=list)  # steps of any record, unordered
     reach: int = 0  # positions with KV before the last preemption
+    preempt_step: int = 0  # of the last one
+    saves: dict[str, str] = field(default_factory=dict)
+    """Asynchronous saves that did not end well: worker's spool ("" all) -> pending | never | lost."""
     _fresh: int = 0  # first lookup of this admission
 
     @property
@@ -72,7 +76,8 @@ class Request:
         """Positions that ever had KV (computed or reused); where the trace ends before the
         request, what its chunks show."""
         ends = [self.reach, *(chunk.end for chunk in self.chunks)]
-        if self.finish is not None:
+        # vLLM counts what an asynchronous load is to bring as computed before it is there.
+        if self.finish is not None and (self.chunks or self.reach or not self.lookups):
             ends.append(self.finish[1])
         return max([0, *ends])
 
@@ -195,6 +200,7 @@ def _read(scan: SpoolScan, book: Book) -> list[int]:
         elif kind == Kind.PREEMPT:
             request = state(b, c, a)
             request.preemptions += 1
+            request.preempt_step = max(request.preempt_step, c)
             request.reach = max([request.reach, d, *(chunk.end for chunk in request.chunks)])
     for request in open_requests.values():
         if not request.engine and len(own_tags) == 1:

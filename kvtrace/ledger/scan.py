@@ -21,8 +21,10 @@ from kvtrace.trace.reader import Records, Spool, SpoolInfo, code, flags, kind, l
 Array = NDArray[np.int64]
 
 _REQUEST_KINDS = np.array(
-    [Kind.CHUNK, Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.PREEMPT, Kind.FINISH], dtype=np.int64
-)
+    [Kind.CHUNK, Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.PREEMPT, Kind.FINISH, Kind.PREFIX,
+     Kind.OPEN, Kind.DONE],
+    dtype=np.int64,
+)  # fmt: skip
 _KIND_IS_REQUEST = np.zeros(256, dtype=bool)
 _KIND_IS_REQUEST[_REQUEST_KINDS] = True
 _EMPTY: Array = np.empty(0, dtype=np.int64)
@@ -88,6 +90,7 @@ class SpoolScan:
     scheduled: dict[int, Scheduled] = field(default_factory=dict)
     executed: dict[int, Executed] = field(default_factory=dict)
     unreadable: dict[int, Array] = field(default_factory=dict)  # connector ordinal -> steps
+    effects: Records = field(default_factory=lambda: np.empty((0, 8), dtype=np.int64))  # EFFECT, in order
 
 
 @dataclass
@@ -160,6 +163,7 @@ def scan(path: Path) -> SpoolScan:
     scheduled: dict[int, Scheduled] = {}
     executions = _Executions()
     unreadable: dict[int, list[Array]] = {}
+    effects: list[Records] = []
     for chunk in spool.chunks():
         kinds = kind(chunk[:, 0])
         head = chunk[:, 0]
@@ -171,6 +175,9 @@ def scan(path: Path) -> SpoolScan:
         mine = _KIND_IS_REQUEST[kinds]
         if mine.any():
             kept.append(chunk[mine])
+        measured = kinds == Kind.EFFECT
+        if measured.any():
+            effects.append(chunk[measured])
         steps = kinds == Kind.STEP
         if steps.any():
             _add_schedules(scheduled, chunk[steps])
@@ -189,4 +196,5 @@ def scan(path: Path) -> SpoolScan:
         scheduled=scheduled,
         executed=executions.result(),
         unreadable={ordinal: np.concatenate(parts) for ordinal, parts in unreadable.items()},
+        effects=np.concatenate(effects) if effects else np.empty((0, 8), dtype=np.int64),
     )

@@ -9,6 +9,7 @@ rules in ``kvtrace.causes`` put a name to those that no gate after the schedule 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -16,8 +17,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kvtrace.ledger import completion, verify
 from kvtrace.ledger import coverage as cov
 from kvtrace.ledger.coverage import Coverage, GateBits
+from kvtrace.ledger.effects import Measured
 from kvtrace.ledger.intervals import Interval, covers, subtract, union
 from kvtrace.ledger.model import (
     ENTRY_COLUMNS,
@@ -28,6 +31,9 @@ from kvtrace.ledger.model import (
     PIECE_COLUMNS,
     SAVED,
     Engine,
+    Span,
+    Swallowed,
+    Trust,
     Worker,
 )
 from kvtrace.ledger.requests import Request
@@ -39,14 +45,30 @@ _SAVED, _PENDING, _NOT_OBSERVED = 0, 1, 2
 _CAUSES = (
     "connector-not-created",
     "metadata-not-bound",
+    "metadata-cleared-early",
     "connector-gone",
     "full-cudagraph-replay",
+    "captured-not-run",
     "direct-call-bypass",
     "no-forward",
     "layer-not-hooked",
     "hook-raised",
+    "exception-swallowed",
+    "stored-nothing",
+    "slots-short",
+    "save-lost",
+    "ranks-share-store",
+    "save-never-finished",
 )
 _CODE = {name: i + 3 for i, name in enumerate(_CAUSES)}
+_VERDICTS = verify.Codes(
+    saved=_SAVED,
+    not_observed=_NOT_OBSERVED,
+    swallowed=_CODE["exception-swallowed"],
+    nothing=_CODE["stored-nothing"],
+    short=_CODE["slots-short"],
+    shared=_CODE["ranks-share-store"],
+)
 
 _DONE, _MISSING, _LATER = 0, 1, 2
 """A chunk's step on a worker: executed; not recorded although later ones are, or after the
@@ -76,6 +98,8 @@ class Account:
     diverged: list[bool] = field(default_factory=list)
     local: list[int] = field(default_factory=list)  # positions
     external: list[int] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)  # of the watched requests
+    trust: Trust = field(default_factory=Trust)
 
 
 @dataclass
@@ -87,6 +111,10 @@ class _Lanes:
     outcome: dict[int, NDArray[np.int8]]  # store step -> outcome per lane
     ran: dict[int, NDArray[np.int8]]  # chunk step -> state per worker
     native: bool
+    kept: dict[int, Array]  # store step -> slots measured per lane where fewer than declared, else -1
+    declared: dict[int, int]  # store step -> slots that its metadata names, of all requests
+    spools: list[str]  # of the workers, in order
+    dark_decode: bool  # whether decode tokens are stored is not known
 
 
 def book(
@@ -95,12 +123,18 @@ def book(
     executed: dict[tuple[int, str], Executed],
     coverage: Coverage,
     unreadable: Steps,
+    watch: Collection[str] = (),
+    measured: Mapping[tuple[int, str], Measured] | None = None,
+    swallowed: Sequence[Swallowed] = (),
 ) -> Account:
     """Book all positions.
 
     Args:
         executed: what each worker (Worker.key) ran.
-        unreadable: steps whose metadata could not be read.
+        unreadable: steps of which it is not known what they stored.
+        watch: ids of the requests whose spans are kept.
+        measured: what sampled hook calls of each worker (Worker.key) really read.
+        swallowed: exceptions that connectors handled themselves.
 
     The sum over the accounts and the pieces equals the sum of positions x lanes, or this
     raises AssertionError.
@@ -110,7 +144,10 @@ def book(
     for request in requests:
         by_engine.setdefault(request.engine, []).append(request)
     lanes = {
-        engine.tag: _lanes(engine, by_engine.get(engine.tag, []), executed, coverage) for engine in engines
+        engine.tag: _lanes(
+            engine, by_engine.get(engine.tag, []), executed, coverage, measured or {}, swallowed, result.trust
+        )
+        for engine in engines
     }
     base: Rows = []
     pieces: Rows = []
@@ -130,6 +167,8 @@ def book(
             result.external.append(0)
             continue
         _book_request(row, request, own, unreadable, result, base, pieces)
+        if request.id in watch:
+            result.spans.extend(_spans(row, request, own, unreadable))
     result.base = pd.DataFrame(base, columns=["request", "engine", "account", "amount", "prompt"])
     result.pieces = pd.DataFrame(pieces, columns=list(PIECE_COLUMNS))
     result.entries = pd.DataFrame(entries, columns=list(ENTRY_COLUMNS))
@@ -148,6 +187,9 @@ def _lanes(
     requests: list[Request],
     executed: dict[tuple[int, str], Executed],
     coverage: Coverage,
+    measured: Mapping[tuple[int, str], Measured],
+    swallowed: Sequence[Swallowed],
+    trust: Trust,
 ) -> _Lanes:
     store_steps = np.unique(np.array([e.step for r in requests for e in r.entries], dtype=np.int64))
     chunk_steps = np.unique(np.array([c.step for r in requests for c in r.chunks], dtype=np.int64))
@@ -160,17 +202,25 @@ def _lanes(
         key = worker.key
         ran = executed.get(key)
         states.append(_states(worker, ran, chunk_steps))
-        columns.append(_outcomes(worker, ran, store_steps, coverage.gates[key], coverage.seen[key]))
+        columns.append(
+            _outcomes(
+                worker, ran, store_steps, coverage.gates[key], coverage.seen[key], coverage.outside[key]
+            )
+        )
         live.extend([worker.connector_live is not False] * len(worker.kv_layers))
         owner.extend([index] * len(worker.kv_layers))
+    stores = verify.Stores.of(requests, store_steps)
+    kept = verify.check(engine, stores, columns, _VERDICTS, measured, list(swallowed), trust)
     missing = engine.lanes - len(owner)
     if missing > 0:
         # No worker told its layers: the books still have lanes, and say that nothing was seen.
         columns.append(np.full((len(store_steps), missing), _NOT_OBSERVED, dtype=np.int8))
+        kept.append(np.full((len(store_steps), missing), -1, dtype=np.int64))
         states.append(np.full(len(chunk_steps), _MISSING, dtype=np.int8))
         live.extend([True] * missing)
         owner.extend([len(engine.workers)] * missing)
     outcome = np.concatenate(columns, axis=1) if columns else np.empty((len(store_steps), 0), dtype=np.int8)
+    short = np.concatenate(kept, axis=1) if kept else np.empty((len(store_steps), 0), dtype=np.int64)
     state = np.stack(states, axis=1) if states else np.empty((len(chunk_steps), 0), dtype=np.int8)
     return _Lanes(
         live=np.array(live, dtype=bool),
@@ -178,6 +228,12 @@ def _lanes(
         outcome={step: outcome[i] for i, step in enumerate(store_steps.tolist())},
         ran={step: state[i] for i, step in enumerate(chunk_steps.tolist())},
         native=native,
+        kept={step: short[i] for i, step in enumerate(store_steps.tolist())},
+        declared=dict(zip(store_steps.tolist(), stores.slots.tolist(), strict=True)),
+        spools=[worker.spool for worker in engine.workers],
+        dark_decode=bool(engine.implied_entries)
+        and engine.implied_entries == engine.store_entries
+        and engine.decode_measured is not False,
     )
 
 
@@ -197,7 +253,12 @@ def _states(worker: Worker, ran: Executed | None, steps: Array) -> NDArray[np.in
 
 
 def _outcomes(
-    worker: Worker, ran: Executed | None, steps: Array, gate: GateBits, seen: set[str]
+    worker: Worker,
+    ran: Executed | None,
+    steps: Array,
+    gate: GateBits,
+    seen: set[str],
+    outside: set[str],
 ) -> NDArray[np.int8]:
     """Outcome of each store step in each KV layer of a worker: the first gate that failed.
 
@@ -216,6 +277,11 @@ def _outcomes(
     idle = every(_in(ran.idle, steps) if ran is not None else np.zeros(len(steps), bool))
     full = every(_in(ran.full, steps) if ran is not None else np.zeros(len(steps), bool))
     known = np.broadcast_to(np.array([layer in seen for layer in worker.kv_layers], dtype=bool), shape)
+    # Graphs were in use, and this layer's body is known from outside of real steps alone.
+    graphs = any(mode > 0 for mode in worker.modes)
+    captured = np.broadcast_to(
+        np.array([graphs and layer in outside for layer in worker.kv_layers], dtype=bool), shape
+    )
     direct = np.broadcast_to(
         np.array([worker.direct_call.get(layer) is True for layer in worker.kv_layers], dtype=bool), shape
     )
@@ -227,6 +293,8 @@ def _outcomes(
         raised = np.broadcast_to((step & cov.WAIT_RAISED) != 0, shape)
     # An exception ends the step: the layers after the one that raised never ran.
     raised = raised | np.broadcast_to(raised.any(axis=1, keepdims=True), shape)
+    bound = (step & (cov.BOUND | cov.WAIT_OK)) != 0
+    cleared = ((lane & cov.OP_CLEARED) != 0) & bound & saved.any(axis=1, keepdims=True)
     not_bound = (lane & (cov.OP_NO_METADATA | cov.SAVE_NO_METADATA)) != 0
     unbound = not_bound | ((step & cov.WAIT_NO_METADATA) != 0)
     never_bound = ((step & cov.BOUND) == 0) & (lane == 0) & ((step & cov.WAIT_OK) == 0)
@@ -242,9 +310,11 @@ def _outcomes(
         # A worker of which no hook at all was seen: the agent did not get in there.
         (yes & (not worker.hooks_seen and not worker.ops_seen), _NOT_OBSERVED),
         (gone, _CODE["connector-gone"]),
+        (cleared, _CODE["metadata-cleared-early"]),
         (unbound, _CODE["metadata-not-bound"]),
         (idle, _CODE["no-forward"]),
         (full & no_body, _CODE["full-cudagraph-replay"]),
+        (no_body & ~known & captured, _CODE["captured-not-run"]),
         (no_body & direct, _CODE["direct-call-bypass"]),
         (no_body & ~known, _CODE["layer-not-hooked"]),
         (np.broadcast_to(never_bound, shape), _CODE["metadata-not-bound"]),
@@ -309,14 +379,42 @@ def _book_request(
     result.diverged.append(len(saved_of) > 1)
 
 
+def _spans(row: int, request: Request, lanes: _Lanes, unreadable: Steps) -> list[Span]:
+    """The same as :func:`_book_request`, lane by lane, and kept."""
+    chunks = union((chunk.start, chunk.end) for chunk in request.chunks)
+    loaded = [(a, min(b, request.computed)) for a, b in union(request.external)]
+    local = subtract(subtract(union(request.reused), chunks), loaded)
+    alike: dict[tuple[tuple[int, int, str, int, str, bool], ...], list[int]] = {}
+    for lane in range(len(lanes.live)):
+        live = bool(lanes.live[lane])
+        fate = tuple((*s, live) for s in _segments(request, lanes, lane, loaded, local, unreadable))
+        alike.setdefault(fate, []).append(lane)
+    return [
+        Span(row, start, end, account, gate, chunk, request.chunks[chunk].step if chunk >= 0 else 0, live,
+             tuple(members))
+        for fate, members in alike.items()
+        for start, end, account, chunk, gate, live in fate
+    ]  # fmt: skip
+
+
 def _classes(request: Request, lanes: _Lanes) -> list[tuple[int, int]]:
     """Lanes with the same fate in this request: (how many, one of them)."""
     n = len(lanes.live)
     if not n:
         return []
-    rows: list[NDArray[np.int8]] = [lanes.live.astype(np.int8)]
-    rows += [lanes.outcome[step] for step in dict.fromkeys(entry.step for entry in request.entries)]
-    rows += [lanes.ran[step][lanes.worker] for step in dict.fromkeys(chunk.step for chunk in request.chunks)]
+    rows: list[Array] = [lanes.live.astype(np.int64)]
+    stores = list(dict.fromkeys(entry.step for entry in request.entries))
+    rows += [lanes.outcome[step].astype(np.int64) for step in stores]
+    rows += [lanes.kept[step] for step in stores if (lanes.kept[step] >= 0).any()]
+    if any(request.saves.get(spool) for spool in lanes.spools):
+        ends = np.array(
+            [request.saves.get(spool, "") != "" for spool in (*lanes.spools, "?")], dtype=np.int64
+        )
+        rows.append(ends[lanes.worker])
+    rows += [
+        lanes.ran[step][lanes.worker].astype(np.int64)
+        for step in dict.fromkeys(chunk.step for chunk in request.chunks)
+    ]
     table = np.stack(rows)
     if (table == table[:, :1]).all():
         return [(n, 0)]
@@ -338,8 +436,18 @@ def _segments(
     by_outcome: dict[int, list[Interval]] = {}
     for entry in request.entries:
         end = min(entry.start + max(0, entry.slots), entry.available, computed)
-        if end > entry.start:
-            by_outcome.setdefault(int(lanes.outcome[entry.step][lane]), []).append((entry.start, end))
+        if end <= entry.start:
+            continue
+        fate, kept = int(lanes.outcome[entry.step][lane]), int(lanes.kept[entry.step][lane])
+        middle = entry.start
+        if kept >= 0:
+            # What was read of the step's stores is shared out as they were declared.
+            part = max(0, entry.slots) * kept // max(1, lanes.declared[entry.step])
+            middle = min(end, entry.start + part)
+        if middle > entry.start:
+            by_outcome.setdefault(_SAVED, []).append((entry.start, middle))
+        if end > middle:
+            by_outcome.setdefault(fate, []).append((middle, end))
     taken = {code: union(intervals) for code, intervals in by_outcome.items()}
     done = taken.pop(_SAVED, [])
     failed = sorted(taken.items())  # by gate: the codes are in the order of the gates
@@ -355,7 +463,13 @@ def _segments(
     marks = sorted(cut for cut in cuts if 0 <= cut <= computed)
     owner = _owners(marks, spans, request, lanes, worker)
     # Decode steps name no request: all steps of its life count.
-    decode_unreadable = bool(request.steps) and unreadable.any_within(min(request.steps), max(request.steps))
+    decode_unreadable = lanes.dark_decode or (
+        bool(request.steps) and unreadable.any_within(min(request.steps), max(request.steps))
+    )
+    ended = ""
+    if request.saves:
+        spool = lanes.spools[worker] if worker < len(lanes.spools) else "?"
+        ended = request.saves.get("") or request.saves.get(spool) or ""
     found: list[tuple[int, int, str, int, str]] = []
     for at, (start, end) in enumerate(pairwise(marks)):
         chunk_index, state = owner[at]
@@ -364,6 +478,10 @@ def _segments(
             account = LOADED
         elif covers(done, start):
             account = SAVED
+            if ended == completion.PENDING:
+                account = PENDING
+            elif ended:
+                account, gate = "", "save-lost" if ended == completion.LOST else "save-never-finished"
         elif covers(local, start):
             account = LOCAL_HIT
         elif chunk_index < 0 and start < prompt:

@@ -190,7 +190,8 @@ COLUMNS: dict[Kind, tuple[str, str, str, str, str, str, str]] = {
     # direction (store for save_kv_layer, wait_for_save and bind; load for start_load_kv and
     # wait_for_layer_load; both are the step's totals). extra: load slots for bind;
     # cudagraph runtime mode for start_load_kv; number of ids for get_finished
-    # (sending << 32 | receiving); name of the exception's type where Flag.RAISED.
+    # (sending << 32 | receiving), of blocks for get_block_ids_with_load_errors; name of the
+    # exception's type where Flag.RAISED.
     Kind.HOOK: ("t0", "t1", "step", "layer", "slots", "entries", "extra"),
     # one run of an attention or KV-cache update body. code = OPS, lane = Road.
     # tokens: rows of the query (padded batch); mode: CUDA-graph runtime mode of the

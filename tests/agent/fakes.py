@@ -76,3 +76,50 @@ class Parent(KVConnectorBase_V1):
     def __init__(self, *children: Any) -> None:
         super().__init__()
         self._connectors = list(children)
+
+
+class Work:
+    """An entry as connectors write them: one request's slots to store, or to load."""
+
+    def __init__(self, slots: Any, is_store: bool = True) -> None:
+        self.req_id = "req"
+        self.slot_mapping = slots
+        self.is_store = is_store
+        self.is_load = not is_store
+
+
+class WorkMetadata(KVConnectorMetadata):
+    def __init__(self, *requests: Work) -> None:
+        self.requests = list(requests)
+
+
+class Copying(KVConnectorBase_V1):
+    """Copies the slots it was given; ``how`` says by which road. KV: [blocks, block size, 8]."""
+
+    def __init__(self, how: Any = None) -> None:
+        super().__init__()
+        self._block_size = 4
+        self.how = how
+        self.kept: list[Any] = []
+        self.caches: dict[str, Any] = {}
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self.caches = kv_caches
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        for work in self._connector_metadata.requests:
+            if work.is_store:
+                self.kept.append(self.how(self, kv_layer, work.slot_mapping))
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        for work in self._connector_metadata.requests:
+            if not work.is_store:
+                for kv in self.caches.values():
+                    slots = work.slot_mapping
+                    kv[slots // 4, slots % 4] = 1.0
+
+    def wait_for_save(self) -> None:
+        if self.how is None:
+            for kv in self.caches.values():
+                for work in self._connector_metadata.requests:
+                    self.kept.append(kv[work.slot_mapping // 4, work.slot_mapping % 4])

@@ -135,6 +135,25 @@ def test_what_the_class_does_not_do_is_known_from_its_bytecode(trace):
     assert fact["file"].endswith("fakes.py")
 
 
+def test_units_are_looked_for_one_object_deeper_but_not_in_vllms_configuration(trace):
+    def part(module, **numbers):
+        made = type("Part", (), {"__module__": module})()
+        vars(made).update(numbers)
+        return made
+
+    connector = fakes.Storing()
+    connector._lmcache_engine = part("lmcache.integration.vllm.vllm_v1_adapter", _lmcache_chunk_size=256)
+    connector.connector_worker = part("vllm.distributed.kv_transfer.kv_connector.v1.x", block_size=64)
+    connector._vllm_config = part("vllm.config.vllm", instance=77)
+    connector._device = part("torch", index=5)
+    traced(connector, Role.WORKER, "Storing")
+    assert trace.facts(Fact.CONNECTOR)[0]["ints"] == {
+        "_unit": 256,
+        "_lmcache_engine._lmcache_chunk_size": 256,
+        "connector_worker.block_size": 64,
+    }
+
+
 def test_nothing_is_bound_between_clear_and_bind(trace):
     connector = fakes.Storing()
     traced(connector, Role.WORKER, "Storing")

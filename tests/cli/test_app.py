@@ -24,7 +24,14 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "--version") == (0, f"kvtrace {__version__}\n", "")
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["explain", "--help"], ["docs", "--help"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        *([verb, "--help"] for verb in ("run", "explain", "requests", "why", "docs", "scenario")),
+        ["scenario", "run", "--help"],
+    ],
+)
 def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
     code, out, err = call(capsys, *words)
     assert code == 0 and "Usage: kvtrace" in out and err == ""

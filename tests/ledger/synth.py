@@ -84,6 +84,7 @@ class Fate:
     mode: int = 0
     direct: bool = False
     twice: bool = False  # every layer runs twice, as with micro-batches
+    after_clear: frozenset[int] = frozenset()  # layers that run after the metadata was cleared (draft model)
 
 
 HEALTHY = Fate()
@@ -143,7 +144,10 @@ class Sim:
         self.t = 1_000_000 + tag * 10**9
         self.connector = connector
         self.noop = tuple(noop)
+        self.slow: dict[str, int] = {}  # hook -> ns that each of its calls takes
         self.live = [live] * tp if isinstance(live, bool) else list(live)
+        self.asks = True  # a first chunk without a lookup gets one that finds nothing
+        self._asked: set[str] = set()
         self.scheduler = base or SpoolFile(
             run_dir, f"scheduler-{pid}-{tag}",
             {"kvtrace": "0.1.0", "pid": pid, "ppid": 1, "role": "scheduler", "perf_ns": 0, "wall_ns": 0},
@@ -223,12 +227,16 @@ class Sim:
         s.add(pack_head(Kind.REQUEST, Role.SCHEDULER), self.clock(), req, 0, prompt.length, prompt.digest,
               prompt.prefix, 16)  # fmt: skip
 
-    def lookup(self, request: str, local: int, answer: int | None, accepted: int | None) -> None:
+    def lookup(
+        self, request: str, local: int, answer: int | None, accepted: int | None, flags: int = 0
+    ) -> None:
         """In the step that is about to be scheduled."""
         s, step = self.scheduler, self.tag << fmt.STEP_SHIFT | (self.n + 1)
         value = fmt.NONE_ANSWER if answer is None else answer
         req = s.name(request)
-        s.add(pack_head(Kind.LOOKUP, Role.SCHEDULER), self.clock(), self.clock(), step, req, local, value)
+        self._asked.add(request)
+        head = pack_head(Kind.LOOKUP, Role.SCHEDULER, flags=flags)
+        s.add(head, self.clock(), self.clock(), step, req, local, value)
         if accepted is not None:
             s.add(pack_head(Kind.ALLOC, Role.SCHEDULER), self.clock(), self.clock(), step, req, accepted, 1)
 
@@ -253,6 +261,9 @@ class Sim:
         dummy: bool = False,
     ) -> int:
         """One schedule() and its execution on every rank; returns the step's id."""
+        for c in chunks:
+            if self.asks and self.connector is not None and c.first and c.request not in self._asked:
+                self.lookup(c.request, c.start, 0, 0)
         self.n += 1
         step, s = self.step_id, self.scheduler
         total = sum(chunk.tokens for chunk in chunks) if tokens is None else tokens
@@ -284,8 +295,37 @@ class Sim:
              flags: int = 0) -> None:  # fmt: skip
         w = self.workers[rank]
         ident = w.name(layer)
-        w.add(pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE[name], 1, flags), self.clock(), self.clock(), step,
-              ident, slots, entries)  # fmt: skip
+        w.add(pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE[name], 1, flags), self.clock(),
+              self.clock(self.slow.get(name, US)), step, ident, slots, entries)  # fmt: skip
+
+    def body(self, rank: int, step: int, layer: str, skip: Skip = Skip.NO_CONNECTOR_METADATA) -> None:
+        """An attention body by itself; step 0: outside of any step."""
+        w = self.workers[rank]
+        ident = w.name(layer)
+        w.add(pack_head(Kind.OP, Role.WORKER, OP_CODE["unified_attention_with_output"]), self.clock(),
+              self.clock(), step, ident, 1, 0, skip)  # fmt: skip
+
+    def effect(
+        self, rank: int, step: int, layer: int | None, slots: int, *, size: int = 0, files: int = 0,
+        target: int = 0, hook: str = "save_kv_layer", flags: int = int(Flag.STORE),
+    ) -> None:  # fmt: skip
+        """What one watched call read of a layer (None: no layer was touched)."""
+        w = self.workers[rank]
+        ident = w.name(self.layer_names[layer]) if layer is not None else 0
+        w.add(pack_head(Kind.EFFECT, Role.WORKER, HOOK_CODE[hook], self.tag * 10 + 1 & 0xFF, flags),
+              self.clock(), ident, step, slots, size, files, target)  # fmt: skip
+
+    def open_save(self, request: str) -> None:
+        s = self.scheduler
+        s.add(pack_head(Kind.OPEN, Role.SCHEDULER, 0, 0, int(Flag.STORE)), self.clock(), s.name(request),
+              self.step_id)  # fmt: skip
+
+    def done(self, request: str, rank: int | None = None, failed: int = 0) -> None:
+        """A save is reported finished: by a rank, or (None) to the scheduler."""
+        spool = self.scheduler if rank is None else self.workers[rank]
+        role = Role.SCHEDULER if rank is None else Role.WORKER
+        spool.add(pack_head(Kind.DONE, role, 0, 0, int(Flag.STORE)), self.clock(), spool.name(request),
+                  self.step_id, failed)  # fmt: skip
 
     def _execute(
         self,
@@ -308,7 +348,7 @@ class Sim:
         if tokens:
             for _ in range(2 if fate.twice else 1):
                 for i, layer in enumerate(self.layer_names):
-                    if (rank, i) in fate.dead_lanes or raised:
+                    if (rank, i) in fate.dead_lanes or raised or i in fate.after_clear:
                         continue
                     hooked = live and bound and (rank, i) not in fate.unhooked
                     skip = Skip.HOOKED if hooked else (
@@ -329,6 +369,8 @@ class Sim:
             self.hook(rank, "wait_for_save", step, "", slots, len(entries))
             self.hook(rank, "get_finished", step)
             self.hook(rank, "clear_connector_metadata", step)
+        for i in sorted(fate.after_clear):
+            self.body(rank, step, self.layer_names[i])
         flags = (
             (Flag.DUMMY if dummy else 0) | (0 if tokens else Flag.NO_FORWARD) | (Flag.RAISED if raised else 0)
         )
@@ -340,8 +382,13 @@ class Sim:
     def serve(
         self, prompts: Sequence[Prompt], policy: Policy, *, local: Callable[[Prompt], int] = lambda p: 0,
         fate: Callable[[int], Fate] = lambda n: HEALTHY,
+        measure: Callable[[int, int, int, int], int | None] | None = None,
     ) -> None:  # fmt: skip
-        """Each prompt alone: lookup, chunks of at most ``batched`` tokens, decode, finish."""
+        """Each prompt alone: lookup, chunks of at most ``batched`` tokens, decode, finish.
+
+        ``measure(n, rank, layer, slots)``: what the watched save call of step n read of the ``slots`` that
+        it should have read, None where it was not watched.
+        """
         for prompt in prompts:
             self.arrive(prompt)
             start = local(prompt)
@@ -359,6 +406,12 @@ class Sim:
                     entries = list(policy.store(prompt, index, start, end, end == prompt.length))
                 self.step([Chunk(prompt.id, start, size, first=index == 0)], entries, prompts=lengths,
                           fate=fate(self.n + 1))  # fmt: skip
+                slots = sum(max(0, entry.slots) for entry in entries)
+                for rank in range(self.tp if measure is not None and slots else 0):
+                    for layer in range(self.layers):
+                        read = measure(self.n, rank, layer, slots) if measure is not None else None
+                        if read is not None:
+                            self.effect(rank, self.step_id, layer, read)
                 start, index = end, index + 1
             for _ in range(prompt.output - 1):
                 self.step([], [], tokens=1, fate=fate(self.n + 1))

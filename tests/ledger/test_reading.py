@@ -167,7 +167,7 @@ def test_local_and_loaded_positions(tmp_path: Path) -> None:
     run = load(tmp_path)
     # What is stored again is saved, even though it was reused; what was loaded stays loaded.
     assert diagnose(run).saves.accounts == {"loaded": 64, "saved": 64}
-    assert run.loads.accounts == {"loaded": 64, "missed:lookup-miss": 32}
+    assert run.loads.accounts == {"local-hit": 32, "loaded": 64, "missed:lookup-miss": 32}
 
 
 def test_clamped_lookup(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ HOSTILE = "[red]x[/red] [/] \x1b[2J\x1b]8;;http://evil\x07 \x9b31m \u202e | ` @m
 def as_text(report: Report, width: int = 100, **options: Any) -> str:
     stream = io.StringIO()
     options = {"color_system": None, "force_terminal": False, **options}
-    render_text(report, Console(file=stream, width=width, **options), SOURCE)
+    render_text(report, Console(file=stream, width=width, **options), SOURCE, SOURCE)
     return stream.getvalue()
 
 
@@ -48,8 +48,8 @@ def test_golden_text() -> None:
 
 
 def test_golden_markdown() -> None:
-    golden("flagship.md", render_markdown(sample(), SOURCE))
-    golden("uneven.md", render_markdown(with_loads(), SOURCE))
+    golden("flagship.md", render_markdown(sample(), SOURCE, SOURCE))
+    golden("uneven.md", render_markdown(with_loads(), SOURCE, SOURCE))
 
 
 def test_the_order_is_verdict_books_road_findings_rule_outs_limits_next() -> None:

@@ -19,6 +19,15 @@ FIRST_CAUSES = {
     "metadata-has-no-store",
     "metadata-not-bound",
     "decode-not-offered",
+    "key-mismatch",
+    "lookup-miss",
+    "lookup-clamped",
+    "load-failed",
+    "load-not-injected",
+    "load-never-finished",
+    "loaded-partly",
+    "load-late",
+    "never-looked-up",
 }
 ALL = {name: spec.load(name) for name in spec.names()}
 

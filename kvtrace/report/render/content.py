@@ -385,11 +385,20 @@ def limits(report: Report) -> list[str]:
     return out
 
 
-def next_command(report: Report, source: str | None) -> str:
-    """The one command that helps most from here."""
-    faults = [one["id"] for one in report["findings"] if one["severity"] == "fault"]
+def next_command(report: Report, source: str | None, traced: str | None = None) -> str:
+    """The one command that helps most from here.
+
+    Args:
+        source: the path that the report came from.
+        traced: the run directory, where it has the spools that ``kvtrace why`` reads.
+    """
+    faults = [one for one in report["findings"] if one["severity"] == "fault"]
+    worst = next((event["request"] for one in faults for event in one["events"] if event["request"]), None)
+    if traced and worst:
+        where, request = clean(shlex.quote(traced)), clean(shlex.quote(worst), 200)
+        return f"kvtrace why {where} --request {request}"
     if faults:
-        return f"kvtrace docs {clean(faults[0], 80)}"
+        return f"kvtrace docs {clean(faults[0]['id'], 80)}"
     where = clean(shlex.quote(source)) if source else "PATH"
     return f"kvtrace explain {where} --format markdown"
 

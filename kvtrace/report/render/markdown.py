@@ -19,8 +19,11 @@ _LINE_START = re.compile(r"^(\s*)(\d*)([-+=#.)])(?=\s|$|[-=])")
 _NOT_A_JOINT = "\u200b"
 
 
-def render_markdown(report: Report, source: str | None = None) -> str:
-    """`report` as Markdown. `source` is the path it came from, for the next command."""
+def render_markdown(report: Report, source: str | None = None, traced: str | None = None) -> str:
+    """`report` as Markdown.
+
+    `source` is the path it came from and `traced` its run directory with spools, for the next command.
+    """
     out: list[str] = ["## kvtrace: " + text(report["run"]["name"] or "run"), ""]
     out += [f"{text(line)}  " for line in content.headline(report)]
     out += ["", f"**{text(clean(report['verdict']))}**" if report["verdict"].strip() else ""]
@@ -30,7 +33,7 @@ def render_markdown(report: Report, source: str | None = None) -> str:
     out += _checked(report)
     out += _details(report)
     out += ["", "### Limits", "", *(f"- {text(line)}" for line in content.limits(report))]
-    out += ["", f"Next: {code(content.next_command(report, source))}", ""]
+    out += ["", f"Next: {code(content.next_command(report, source, traced))}", ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(out))
 
 
@@ -68,7 +71,7 @@ def _books(report: Report) -> list[str]:
             "",
             "### What the connector loaded",
             "",
-            *_book(ledger["loads"], "every token offered or asked for"),
+            *_book(ledger["loads"], "every prompt token"),
         ]
     return [*out, "", text(content.no_loads(report))]
 

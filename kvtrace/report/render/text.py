@@ -18,9 +18,14 @@ _SEVERITY = {"FAULT": "bold red", "LIMIT": "yellow", "NOTE": "cyan"}
 _MIN_WIDTH = 60
 
 
-def render_text(report: Report, console: Console, source: str | None = None) -> None:
-    """Prints `report` to `console`. `source` is the path it came from, for the next command."""
-    for line in _Page(report, max(console.width, _MIN_WIDTH), source).lines():
+def render_text(
+    report: Report, console: Console, source: str | None = None, traced: str | None = None
+) -> None:
+    """Prints `report` to `console`.
+
+    `source` is the path it came from and `traced` its run directory with spools, for the next command.
+    """
+    for line in _Page(report, max(console.width, _MIN_WIDTH), source, traced).lines():
         console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
@@ -32,8 +37,8 @@ def _short_parts_whole(line: str) -> str:
 class _Page:
     """The lines of one explanation at one width."""
 
-    def __init__(self, report: Report, width: int, source: str | None) -> None:
-        self.report, self.width, self.source = report, width, source
+    def __init__(self, report: Report, width: int, source: str | None, traced: str | None) -> None:
+        self.report, self.width, self.source, self.traced = report, width, source, traced
         self.out: list[Text] = []
 
     def lines(self) -> list[Text]:
@@ -66,7 +71,7 @@ class _Page:
         ledger = self.report["ledger"]
         self.book("Where the tokens went", ledger["saves"], "every token, each layer and rank")
         if ledger["loads"]["total"] > 0:
-            self.book("What the connector loaded", ledger["loads"], "every token offered or asked for")
+            self.book("What the connector loaded", ledger["loads"], "every prompt token")
         else:
             self.gap()
             self.words(content.no_loads(self.report), rest="  ")
@@ -192,5 +197,5 @@ class _Page:
             self.words(line, first="  ", rest="    ")
         self.gap()
         command = Text("Next  ")
-        command.append(content.next_command(self.report, self.source), style="bold")
+        command.append(content.next_command(self.report, self.source, self.traced), style="bold")
         self.out.append(command)

@@ -1,0 +1,348 @@
+"""What sampled hook calls really did: EFFECT records.
+
+A step is sampled when its metadata is bound: the first 8 steps with something to store (or
+to load), then every 32nd, and again after a sampled step with declared work in which nothing
+was seen to happen. Where the metadata can't be read, steps that compute prompt tokens are
+sampled likewise: the first 8, then every 64th. In a sampled step the calls of
+``save_kv_layer``, ``wait_for_save``, ``start_load_kv`` and ``wait_for_layer_load`` run watched:
+tensor operations on the KV caches (``kvwatch.py``), files (``files.py``), exceptions that the
+connector handles itself (``swallowed.py``). All other calls pay one attribute check.
+
+How a call's record is to be read:
+
+- ``slots`` > 0: so many slots of this layer were copied by tensor operations in the calling
+  thread (a lower bound where the connector also copies by other means).
+- ``slots`` 0: the whole call was watched, no operation copied anything, and none of the known
+  ways around was open: no memory address of a KV tensor was ever taken, no custom operation ran
+  on one, no third-party native code ran, nothing was handed to another thread.
+- ``slots`` -1: it can't be said. Native code that another native library calls, and threads that
+  were set going in an earlier, unwatched call, can still hide from a 0.
+
+A record with layer 0 speaks of a call as a whole in which no layer was touched. ``bytes``,
+``files`` and ``target`` are the call's and stand in its first record only; further layers of
+the same call have -1 there. Hooks whose body does nothing have no record. A connector inside
+another one has records of its own, and its copies count in its parent's too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from kvtrace.agent import owners
+from kvtrace.agent.connector_facts import does_nothing
+from kvtrace.agent.files import Files
+from kvtrace.agent.kvwatch import CACHES, Watch
+from kvtrace.agent.prefixes import digest_of
+from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.swallowed import Swallowed
+from kvtrace.agent.wayout import WaysOut
+from kvtrace.trace.format import HOOK_CODE, UNKNOWN, Flag, Kind, Role, pack_head
+
+FIRST = 8
+EVERY = 32
+EVERY_BLIND = 64
+_MAX_EXTRA = 16
+"""Extra samples because a sampled step left no effect: a connector that works out of sight
+must not be watched for ever."""
+
+# hook -> direction of what it is for
+HOOKS = {
+    "save_kv_layer": Flag.STORE,
+    "wait_for_save": Flag.STORE,
+    "start_load_kv": Flag.LOAD,
+    "wait_for_layer_load": Flag.LOAD,
+}
+
+_OTHER = {Flag.STORE: Flag.LOAD, Flag.LOAD: Flag.STORE}
+
+
+class _Policy:
+    """Which of the steps with work are sampled."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._seen = 0
+        self._extra = 0
+        self.owed = False
+
+    def take(self) -> bool:
+        seen, self._seen = self._seen, self._seen + 1
+        if seen < FIRST or seen % self._every == 0:
+            self.owed = False
+            return True
+        if self.owed and self._extra < _MAX_EXTRA:
+            self.owed = False
+            self._extra += 1
+            return True
+        return False
+
+
+class Sample:
+    """One direction of a sampled step."""
+
+    def __init__(self, policy: _Policy, declared: bool) -> None:
+        self.policy = policy
+        self.declared = declared
+        self.calls = 0
+        self.effect = False
+
+
+class _Policies:
+    def __init__(self) -> None:
+        self.store = _Policy(EVERY)
+        self.load = _Policy(EVERY)
+        self.blind = _Policy(EVERY_BLIND)
+
+
+_policies: dict[int, _Policies] = {}
+_MAX_CONNECTORS = 64
+
+
+def begin(lane: int, declared: Any) -> None:
+    """Metadata was bound to the (outermost) connector: sample this step?"""
+    worker = AGENT.worker
+    worker.sample_store = worker.sample_load = None
+    if not worker.step or AGENT.recorder is None or not AGENT.recorder.alive:
+        return
+    policies = _policies.get(lane)
+    if policies is None:
+        policies = _policies[lane] = _Policies()
+        while len(_policies) > _MAX_CONNECTORS:
+            del _policies[next(iter(_policies))]
+    if declared.store_entries and policies.store.take():
+        worker.sample_store = Sample(policies.store, declared.store_slots > 0)
+    # An entry that says neither "store" nor "load" (is_store false) may be a load.
+    loads = declared.load_entries or any(not entry.direction for entry in declared.entries)
+    if loads and policies.load.take():
+        worker.sample_load = Sample(policies.load, declared.load_slots > 0)
+    if not declared.readable and worker.prefill and policies.blind.take():
+        worker.sample_store = worker.sample_store or Sample(policies.blind, False)
+        worker.sample_load = worker.sample_load or Sample(policies.blind, False)
+
+
+def end() -> None:
+    """The step's metadata was cleared."""
+    worker = AGENT.worker
+    for sample in (worker.sample_store, worker.sample_load):
+        if sample is not None and sample.declared and sample.calls and not sample.effect:
+            sample.policy.owed = True
+    worker.sample_store = worker.sample_load = None
+
+
+# --- the watched call ---------------------------------------------------------------------
+
+OBSERVED_CALLS = 16
+_OBSERVED = {
+    Role.WORKER: {
+        "register_kv_caches",
+        "register_cross_layers_kv_cache",
+        "get_finished",
+        "handle_preemptions",
+    },
+    Role.SCHEDULER: {
+        "get_num_new_matched_tokens",
+        "update_state_after_alloc",
+        "build_connector_meta",
+        "request_finished",
+        "request_finished_all_groups",
+        "update_connector_output",
+    },
+}
+
+
+class _Gate:
+    """``open`` is None while nothing is to be watched."""
+
+    def __init__(self, calls: int) -> None:
+        self.left = calls
+        self.open: bool | None = True if calls else None
+
+    def passed(self) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            self.open = None
+
+
+_SHUT = _Gate(0)
+
+
+def gate(name: str, role: Role, lane: int, connector: Any = None) -> tuple[Any, str, Callable[..., Any]]:
+    """When and how a hook is watched: ``(holder, attribute, watched)``.
+
+    The hook's wrapper calls ``watched(method, layer, *args, **kwargs)`` where the holder's
+    attribute is not None, and the method itself elsewhere. Of the hooks that copy no KV the
+    first 16 calls are watched, for the exceptions that they handle themselves alone (and
+    ``register_kv_caches`` for whether it takes the caches' addresses).
+
+    Args:
+        connector: the instance, where the method is bound; else it is the first argument.
+    """
+    if name in HOOKS and role == Role.WORKER:
+        attribute = "sample_store" if HOOKS[name] == Flag.STORE else "sample_load"
+        return AGENT.worker, attribute, _watched(name, role, lane, connector, None)
+    if name in _OBSERVED.get(role, ()):
+        own = _Gate(OBSERVED_CALLS)
+        return own, "open", _watched(name, role, lane, connector, own)
+    return _SHUT, "open", _plain
+
+
+def _plain(method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return method(*args, **kwargs)
+
+
+def _watched(name: str, role: Role, lane: int, connector: Any, own: _Gate | None) -> Callable[..., Any]:
+    at = 0 if connector is not None else 1  # of the hook's first argument
+
+    def watched(method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+        call = None
+        try:
+            if own is not None:
+                own.passed()
+            if name == "register_kv_caches":
+                _register(kwargs["kv_caches"] if "kv_caches" in kwargs else args[at])
+            if AGENT.recorder is not None and not does_nothing(method) and not _must_not_watch():
+                call = _Call(name, lane, args[0] if connector is None else connector, role)
+                call.start(None if layer is None else str(layer), args[at:], kwargs)
+        except Exception:
+            AGENT.failed(f"sampling {name}")
+        error: BaseException | None = None
+        try:
+            return method(*args, **kwargs)
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            if call is not None:
+                call.stop(error)
+            error = None  # it holds this frame
+
+    return watched
+
+
+def _must_not_watch() -> bool:
+    """While a CUDA graph is captured or torch.compile traces, the call runs as it is."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    cuda = torch.cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+
+class _Call:
+    """One watched call. Each part is on its own: one that fails takes no other with it."""
+
+    def __init__(self, name: str, lane: int, connector: Any, role: Role) -> None:
+        self._name = name
+        self._lane = lane
+        self._role = role
+        self._layer: str | None = None
+        self._block_size = _block_size(connector)
+        self._running: list[Any] = []
+        self._effects = name in HOOKS
+        self._watch: Watch | None = None
+        self._files = Files()
+        self._ways = WaysOut()
+        owner = owners.owner_of(lane) or owners.register(connector, lane)
+        self._swallowed = Swallowed(name, lane, owner, role)
+
+    def start(self, layer: str | None, args: Any, kwargs: Any) -> None:
+        self._layer = layer
+        if self._name == "save_kv_layer" and layer is not None:
+            for value in (kwargs.get("kv_layer"), *args[1:2]):
+                if value is not None:
+                    CACHES.add(layer, value)
+        self._begin(self._swallowed)  # outermost: its trace function sees no code of ours
+        if self._effects:
+            self._begin(self._files)
+            self._begin(self._ways)
+        if self._effects or self._name.startswith("register_"):
+            watch = Watch(CACHES, layer)
+            if self._begin(watch):
+                self._watch = watch
+
+    def _begin(self, part: Any) -> bool:
+        try:
+            if part.start() is False:
+                return False
+            self._running.append(part)
+            return True
+        except Exception:
+            AGENT.failed(f"sampling {self._name}")
+            return False
+
+    def stop(self, error: BaseException | None) -> None:
+        """Never raises."""
+        while self._running:
+            try:
+                self._running.pop().stop()
+            except Exception:
+                AGENT.failed(f"sampling {self._name}")
+        try:
+            step = AGENT.worker.step if self._role == Role.WORKER else AGENT.scheduler.step
+            if self._effects:
+                self._write(step)
+            self._swallowed.report(error, self._layer, step)
+        except Exception:
+            AGENT.failed(f"sampling {self._name}")
+
+    def _write(self, step: int) -> None:
+        worker = AGENT.worker
+        purpose = HOOKS[self._name]
+        sample = worker.sample_store if purpose == Flag.STORE else worker.sample_load
+        rows: list[tuple[Flag, str | None, int]] = [
+            (direction, name, slots)
+            for direction in (purpose, _OTHER[purpose])
+            for name, slots in self._slots(direction)
+        ]
+        size, count, path = self._files.result()
+        if not any(direction == purpose for direction, _, _ in rows):
+            # Nothing of what the hook is for was seen.
+            rows.insert(0, (purpose, self._layer, self._nothing()))
+        t = clock()
+        key = AGENT.config.salt if AGENT.config is not None else b""
+        for at, (direction, name, slots) in enumerate(rows):
+            head = pack_head(
+                Kind.EFFECT, Role.WORKER, HOOK_CODE[self._name], self._lane, direction, AGENT.thread()
+            )
+            ident = AGENT.id(name) if name else 0
+            whole = (size, count, digest_of(path, key) if path else 0) if not at else (UNKNOWN, UNKNOWN, 0)
+            AGENT.add((head, t, ident, step, slots, *whole))
+        if sample is not None:
+            sample.calls += 1
+            # what can't be told is not sampled for again and again either
+            if count or any(slots for _, _, slots in rows):
+                sample.effect = True
+
+    def _slots(self, direction: int) -> list[tuple[str, int]]:
+        watch = self._watch
+        if watch is None:
+            return []
+        return list(watch.slots(direction == Flag.LOAD, self._block_size).items())
+
+    def _nothing(self) -> int:
+        """0 where it is sure that nothing was copied by tensor operations, else -1."""
+        watch = self._watch
+        if watch is None or watch.unsure or self._ways.any:
+            return UNKNOWN
+        if not watch.caches.layers or (self._layer and self._layer not in watch.caches.layers):
+            return UNKNOWN  # no KV tensor is known to look at
+        return 0
+
+
+def _block_size(connector: Any) -> int:
+    for name in ("_block_size", "block_size"):
+        size = getattr(connector, name, None)
+        if type(size) is int and size > 0:
+            return size
+    return 0
+
+
+def _register(kv_caches: Any) -> None:
+    """The KV tensors of this worker, before the connector gets them."""
+    if isinstance(kv_caches, dict):
+        CACHES.address_taken = False
+        CACHES.register(kv_caches)

@@ -1,0 +1,170 @@
+"""Files that one thread opens for writing during a sampled call.
+
+Python's ``open`` and ``os.open`` raise the audit event ``open``, ``os.rename`` and ``replace``
+raise ``os.rename`` (so a ``.part`` file counts under its final name). Native writers raise
+none: safetensors' ``serialize_file`` (Rust) and torch's zip writer (C++) are wrapped where
+Python calls them. What else writes past Python is seen by the thread's counter of written
+bytes (``/proc/thread-self/io``): then the bytes are known and the files are not (-1).
+
+Not seen: files written by other threads, memory-mapped stores, ``io_uring``, network.
+
+The audit hook can't be taken out again; it is installed with the first sampled call and
+does one dictionary check per event after that.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any
+
+from kvtrace.agent.state import AGENT, get_ident
+
+UNKNOWN = -1
+_MAX_PATHS = 4096
+_NOISE_BYTES = 4096
+"""Bytes that a thread may write without a file to show for it: lines of its log."""
+_WRITING = os.O_WRONLY | os.O_RDWR
+
+_watches: dict[int, list[Files]] = {}
+_installed = False
+
+
+class Files:
+    """What one call opened for writing. ``start`` and ``stop`` in the thread of the call."""
+
+    def __init__(self) -> None:
+        self._paths: dict[str, tuple[int, bool]] = {}  # path -> (size before, written in place)
+        self._before: int | None = None
+        self._own = 0
+        self._ident = 0
+
+    def start(self) -> None:
+        _install()
+        self._ident = get_ident()
+        self._own = _own_bytes()
+        self._before = _written()
+        _watches.setdefault(self._ident, []).append(self)
+
+    def stop(self) -> None:
+        stack = _watches.get(self._ident, [])
+        if self in stack:
+            stack.remove(self)
+        if not stack:
+            _watches.pop(self._ident, None)
+        after = _written()
+        if after is None or self._before is None:
+            self._before = None
+        else:
+            self._before = max(0, after - self._before - (_own_bytes() - self._own))
+
+    def result(self) -> tuple[int, int, str]:
+        """(bytes, files, first path); -1 where that can't be known."""
+        wrote = self._before
+        if not self._paths:
+            if wrote is None:
+                return UNKNOWN, UNKNOWN, ""
+            return (wrote, UNKNOWN, "") if wrote >= _NOISE_BYTES else (0, 0, "")
+        total = 0
+        in_place = False
+        for path, (size, partly) in self._paths.items():
+            in_place = in_place or partly
+            try:
+                total += max(0, os.path.getsize(path) - size)
+            except OSError:
+                continue  # opened, and gone by now
+        if in_place and wrote:
+            total = min(total, wrote)
+        return total, len(self._paths), next(iter(self._paths))
+
+    def opened(self, path: Any, flags: int) -> None:
+        name = os.path.abspath(os.fsdecode(path))
+        if "__pycache__" in name or name.startswith(("/dev/", "/proc/", "/sys/")):
+            return
+        if name in self._paths or len(self._paths) >= _MAX_PATHS:
+            return
+        before, partly = 0, False
+        if not flags & os.O_TRUNC:
+            try:
+                size = os.path.getsize(name)
+            except OSError:
+                size = 0
+            before, partly = (size, False) if flags & os.O_APPEND else (0, size > 0)
+        self._paths[name] = (before, partly)
+
+    def renamed(self, source: Any, target: Any) -> None:
+        old, new = (os.path.abspath(os.fsdecode(name)) for name in (source, target))
+        if old in self._paths:
+            # in its place: the first path stays the first
+            self._paths = {new if name == old else name: size for name, size in self._paths.items()}
+
+
+def _own_bytes() -> int:
+    recorder = AGENT.recorder
+    return 0 if recorder is None else recorder.size
+
+
+def _written() -> int | None:
+    """Bytes that this thread has handed to write() so far (Linux)."""
+    try:
+        with open("/proc/thread-self/io", "rb") as file:
+            for line in file:
+                if line.startswith(b"wchar:"):
+                    return int(line[6:])
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if not _watches or (event != "open" and event != "os.rename"):
+        return
+    try:
+        for files in _watches.get(get_ident(), ()):
+            if event == "os.rename":
+                files.renamed(args[0], args[1])
+            elif not isinstance(args[0], int) and isinstance(args[2], int) and args[2] & _WRITING:
+                files.opened(args[0], args[2])
+    except Exception:
+        AGENT.failed("files")
+
+
+def note(path: Any) -> None:
+    """A native writer truncates and writes this path."""
+    try:
+        for files in _watches.get(get_ident(), ()):
+            files.opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    except Exception:
+        AGENT.failed("files")
+
+
+def _install() -> None:
+    global _installed
+    if not _installed:
+        _installed = True
+        sys.addaudithook(_audit)
+    for name in ("safetensors.torch", "safetensors.numpy", "safetensors"):
+        module: Any = sys.modules.get(name)
+        original = getattr(module, "serialize_file", None)
+        if original is not None and not hasattr(original, "_kvtrace"):
+            module.serialize_file = _noting(original, 1)
+    serialization: Any = sys.modules.get("torch.serialization")
+    writer = getattr(serialization, "_open_zipfile_writer_file", None)
+    if writer is not None and not hasattr(writer.__init__, "_kvtrace"):
+        writer.__init__ = _noting(writer.__init__, 1)
+
+
+def _noting(original: Any, index: int) -> Any:
+    """``original`` that notes its path argument (position ``index``) first."""
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if _watches:
+            path = args[index] if len(args) > index else kwargs.get("filename", kwargs.get("name"))
+            if isinstance(path, (str, bytes, os.PathLike)):
+                note(path)
+        return original(*args, **kwargs)
+
+    wrapper._kvtrace = True  # type: ignore[attr-defined]
+    return wrapper

@@ -1,0 +1,146 @@
+"""Log records of WARNING and above that appear inside a connector's hook, as LOG facts.
+
+``logging.Logger.handle`` is wrapped: it gets every record that was made, before filters and
+handlers, so a record that no handler shows counts as well. Nothing is added to what the user
+sees and no logger, level or handler is changed. A record that its logger's level drops is
+never made, and not seen.
+
+The hooks themselves pay nothing: which one runs is found, for the rare warning, by walking
+the stack to a frame of our wrappers. Warnings of the connector's own code outside any hook
+(its threads, its constructor) are kept under the hook "thread" or "".
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+import threading
+from types import CodeType
+from typing import Any
+
+from kvtrace.agent import owners
+from kvtrace.agent.state import AGENT, get_ident
+from kvtrace.trace.format import Fact, Role
+from kvtrace.trace.mask import mask_text
+
+MAX_FACTS = 100
+_MAX_DEPTH = 400
+
+# Code of our wrappers -> (hook, connector), or None where both are the frame's variables
+# ``name`` and ``lane``.
+FRAMES: dict[CodeType, tuple[str, int] | None] = {}
+
+_counts: dict[tuple[str, str, str], int] = {}
+_by_thread: dict[int, int] = {}
+_spool: object = None
+
+
+def emitted() -> int:
+    """Warnings seen inside hooks in this thread so far."""
+    return _by_thread.get(get_ident(), 0)
+
+
+def install() -> None:
+    """Idempotent."""
+    original = logging.Logger.handle
+    if hasattr(original, "_kvtrace"):
+        return
+
+    @functools.wraps(original)
+    def handle(self: logging.Logger, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            try:
+                _seen(self, record)
+            except Exception:
+                AGENT.failed("log")
+        return original(self, record)
+
+    handle._kvtrace = True  # type: ignore[attr-defined]
+    logging.Logger.handle = handle  # type: ignore[method-assign]
+
+
+def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
+    global _spool
+    if AGENT.recorder is None:
+        return
+    if record.pathname.replace("\\", "/").endswith(owners.BASES):
+        return  # vLLM's own: "Initializing KVConnectorBase_V1. This API is experimental"
+    place = _hook()
+    if place is None:
+        lane = owners.lane_of(record.pathname)
+        if not lane:
+            return
+        main = threading.current_thread() is threading.main_thread()
+        place = ("" if main else "thread", lane, None)
+    else:
+        _by_thread[get_ident()] = emitted() + 1
+    hook, lane, layer = place
+    if _spool is not AGENT.recorder:
+        # another run's spool: what was said once must be said there too
+        _spool = AGENT.recorder
+        _counts.clear()
+    key = (record.name, str(record.msg), hook)
+    count = _counts.get(key, 0) + 1
+    if count == 1 and len(_counts) >= MAX_FACTS:
+        return
+    _counts[key] = count
+    if count & (count - 1):
+        return  # repeats: said again at 2, 4, 8, ...
+    AGENT.fact(
+        Fact.LOG,
+        {
+            "logger": record.name,
+            "level": record.levelname,
+            "message": _message(record),
+            "hook": hook,
+            "layer": layer,
+            "step": AGENT.worker.step,
+            "connector": lane,
+            "shown": _shown(logger, record.levelno),
+            "count": count,
+        },
+        Role.WORKER,
+    )
+
+
+def _hook() -> tuple[str, int, str | None] | None:
+    """(hook, connector, layer) of the innermost wrapper on this thread's stack."""
+    frame = sys._getframe(2)
+    for _ in range(_MAX_DEPTH):
+        code = frame.f_code
+        if code in FRAMES:
+            known = FRAMES[code]
+            values = frame.f_locals
+            layer = values.get("layer_name")
+            if known is None:
+                known = (str(values.get("name", "")), int(values.get("lane") or 0))
+            return known[0], known[1], None if layer is None else str(layer)
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return None
+
+
+def _message(record: logging.LogRecord) -> str:
+    arguments: Any = record.args if isinstance(record.args, tuple) else (record.args,)
+    # formatting a tensor would read device memory
+    plain = all(not type(value).__module__.startswith("torch") for value in arguments)
+    try:
+        text = record.getMessage() if plain else str(record.msg)
+    except Exception:
+        text = str(record.msg)
+    return mask_text(text[:2000])[:500]
+
+
+def _shown(logger: logging.Logger, level: int) -> bool:
+    current: logging.Logger | None = logger
+    found = False
+    while current is not None:
+        for handler in current.handlers:
+            found = True
+            if level >= handler.level and not isinstance(handler, logging.NullHandler):
+                return True
+        current = current.parent if current.propagate else None
+    last = logging.lastResort
+    return not found and last is not None and level >= last.level

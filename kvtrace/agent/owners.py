@@ -1,0 +1,122 @@
+"""Whose code a source file is: a connector's own, or vLLM's, torch's, the standard library's.
+
+A connector's own: everything outside the environment's packages and the standard library
+(people keep connectors beside their scripts), and inside them the packages that its class
+and the objects it holds come from. Of vLLM only a bundled connector's own modules count.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+_FOREIGN = {"builtins", "torch", "numpy", "vllm", "kvtrace", "safetensors"}
+_BUNDLED = ("kv_transfer", "kv_offload", "kv_connector")
+BASES = ("kv_connector/v1/base.py", "kv_connector/base.py")
+_MAX_OWNERS = 64
+
+
+class Owner:
+    """Tells one connector's source files; answers are cached per file."""
+
+    def __init__(self, connector: Any) -> None:
+        base = type(connector)
+        modules = {cls.__module__ for cls in (*base.__mro__, *map(type, _held(connector)))}
+        packages = set(map(top, modules))
+        self._modules = {
+            str(getattr(sys.modules.get(name), "__file__", None))
+            for name in modules
+            if top(name) not in _FOREIGN and not is_stdlib_module(top(name))
+        }
+        self._packages = {name for name in packages if name not in _FOREIGN and not is_stdlib_module(name)}
+        self._bundled = any(
+            cls.__module__.startswith("vllm.") and not cls.__module__.endswith("base") for cls in base.__mro__
+        )
+        self._known: dict[str, bool] = {}
+
+    def owns(self, filename: str) -> bool:
+        known = self._known.get(filename)
+        if known is None:
+            known = self._known[filename] = self._look(filename)
+        return known
+
+    def surely_owns(self, filename: str) -> bool:
+        """Not only "nobody else's": the file of its class or of what it holds, or its package."""
+        if filename in self._modules:
+            return True
+        folders = [_folder(name) for name in (*self._packages, "vllm")]
+        inside = any(folder and filename.startswith(folder) for folder in folders)
+        return inside and self.owns(filename)
+
+    def _look(self, filename: str) -> bool:
+        if filename.startswith("<") or is_stdlib_file(filename):
+            return False
+        path = filename.replace("\\", "/")
+        for name in ("kvtrace", "torch", "vllm"):
+            folder = _folder(name)
+            if folder and path.startswith(folder):
+                inside = name == "vllm" and self._bundled and any(word in path for word in _BUNDLED)
+                return inside and not path.endswith(BASES)
+        for name in self._packages:
+            folder = _folder(name)
+            if folder and path.startswith(folder):
+                return True
+        return "/site-packages/" not in path and "/dist-packages/" not in path
+
+
+_owners: dict[int, Owner] = {}
+
+
+def register(connector: Any, lane: int) -> Owner:
+    """Learn (again) what is the connector's own: what it holds may have changed."""
+    owner = _owners[lane] = Owner(connector)
+    while len(_owners) > _MAX_OWNERS:
+        del _owners[next(iter(_owners))]
+    return owner
+
+
+def owner_of(lane: int) -> Owner | None:
+    return _owners.get(lane)
+
+
+def lane_of(filename: str) -> int:
+    """The connector (the last made one) whose code a file is; 0 where it is nobody's."""
+    for lane in sorted(_owners, reverse=True):
+        if _owners[lane].surely_owns(filename):
+            return lane
+    return 0
+
+
+def _held(connector: Any) -> list[Any]:
+    found: list[Any] = []
+    for value in list(vars(connector).values()) if hasattr(connector, "__dict__") else ():
+        found.extend(value[:16] if isinstance(value, (list, tuple)) else (value,))
+    return found
+
+
+def top(module: str | None) -> str:
+    return (module or "builtins").partition(".")[0]
+
+
+def is_stdlib_module(name: str) -> bool:
+    return name in sys.stdlib_module_names
+
+
+_STDLIB = os.path.dirname(os.__file__).replace("\\", "/") + "/"
+
+
+def is_stdlib_file(filename: str) -> bool:
+    path = filename.replace("\\", "/")
+    if path.startswith("<frozen "):
+        return True
+    return path.startswith(_STDLIB) and "/site-packages/" not in path and "/dist-packages/" not in path
+
+
+def _folder(package: str) -> str:
+    """``/where/it/lies/`` of an imported package; "" for a plain module."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    if not file or os.path.basename(file) != "__init__.py":
+        paths = list(getattr(sys.modules.get(package), "__path__", ()))
+        return str(paths[0]).replace("\\", "/") + "/" if paths else ""
+    return os.path.dirname(str(file)).replace("\\", "/") + "/"

@@ -1,0 +1,86 @@
+"""Ways by which KV can leave a sampled call unseen by torch's dispatcher.
+
+A profile function, confined to the one call and thread, notes calls into third-party native
+code (a pybind11 extension that is handed a tensor copies past every Python hook) and work
+handed to another thread (queue, executor, event). Where one of them was taken, "nothing was
+copied" can't be said.
+
+Not seen: native code called from native code, and what an earlier call left running.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from kvtrace.agent.owners import is_stdlib_module, top
+
+# Their native code either goes through the dispatcher, or can't touch a tensor's memory
+# without asking Python for it (data_ptr, numpy), which kvwatch sees.
+_HARMLESS = {"builtins", "torch", "numpy", "safetensors", "kvtrace", "vllm"}
+_HAND_OVER_FILES = ("queue.py", "threading.py", "base_events.py", "thread.py", "process.py", "connection.py")
+_HAND_OVER = {
+    "put",
+    "put_nowait",
+    "notify",
+    "notify_all",
+    "set",
+    "start",
+    "submit",
+    "call_soon_threadsafe",
+    "send",
+    "send_bytes",
+}
+
+
+class WaysOut:
+    """``start`` and ``stop`` in the thread of the call."""
+
+    def __init__(self) -> None:
+        self.watched = False
+        self.native = False
+        self.handed_over = False
+
+    @property
+    def any(self) -> bool:
+        return not self.watched or self.native or self.handed_over
+
+    def start(self) -> None:
+        if sys.getprofile() is None:  # somebody's profiler is left alone
+            self.watched = True
+            sys.setprofile(self._profile)
+
+    def stop(self) -> None:
+        if sys.getprofile() == self._profile:
+            sys.setprofile(None)
+        else:
+            self.watched = False
+
+    def _profile(self, frame: Any, event: str, arg: Any) -> None:
+        try:
+            if event == "c_call":
+                if not self.native and _third_party(arg):
+                    self.native = True
+                if arg.__name__ == "put" and type(arg.__self__).__name__ == "SimpleQueue":
+                    self.handed_over = True
+            elif event == "call" and frame.f_code.co_name in _HAND_OVER:
+                self.handed_over |= frame.f_code.co_filename.endswith(_HAND_OVER_FILES)
+        except Exception:
+            self.native = True  # an object without the usual attributes: nothing is known of it
+
+
+def _third_party(function: Any) -> bool:
+    module = getattr(function, "__module__", None)
+    if not isinstance(module, str):
+        owner = getattr(function, "__objclass__", None) or getattr(function, "__self__", None)
+        if owner is None:
+            return False
+        kind = owner if isinstance(owner, type) else type(owner)
+        module = kind.__module__
+        if kind.__flags__ & (1 << 9):
+            # A class made in Python that inherits a native method: the native base counts.
+            name = getattr(function, "__name__", "")
+            bases = [cls for cls in kind.__mro__ if name in vars(cls)]
+            module = bases[0].__module__ if bases else module
+    package = top(module)
+    return package not in _HARMLESS and not is_stdlib_module(package)

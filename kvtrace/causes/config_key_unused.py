@@ -1,0 +1,76 @@
+"""config-key-unused: keys of kv_connector_extra_config that the connector never read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case
+from kvtrace.causes.model import FAULT, NOTE, Finding, NotObserved, RuledOut
+from kvtrace.causes.words import listed, plural
+from kvtrace.ledger.model import SAVED, ConfigKeys, Engine
+
+ID = "config-key-unused"
+
+
+def _keys(case: Case, engine: Engine) -> list[ConfigKeys]:
+    pids = {engine.pid, *(worker.pid for worker in engine.workers)}
+    spools = {worker.spool for worker in engine.workers}
+    mine = [keys for keys in case.run.config_keys if keys.pid in pids or keys.spool in spools]
+    configured = (engine.configured or {}).get("extra")
+    wanted = set(configured) if isinstance(configured, dict) else set()
+    # Several engines in one process: those whose keys these are.
+    return [keys for keys in mine if not wanted or set(keys.given) <= wanted]
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+    unused: dict[str, str] = {}  # key -> the nearest one that was asked for
+    given: set[str] = set()
+    dark = 0
+    saved = False
+    for engine in case.run.engines:
+        if not engine.configured:
+            continue
+        keys = _keys(case, engine)
+        read = {key for one in keys for key in (*one.read, *one.asked)}
+        offered = {key for one in keys for key in one.given}
+        if not offered:
+            continue
+        if not read & offered:
+            dark += 1  # read on a way that is not watched, or none of them at all
+            continue
+        given |= offered
+        asked = sorted(read - offered)
+        base = case.run.base
+        own = base[(base["engine"] == engine.tag) & (base["account"] == SAVED)]
+        mine = sorted(offered - read)
+        if mine:
+            saved = saved or int(own["amount"].sum()) > 0
+        for key in mine:
+            near = difflib.get_close_matches(key, asked, n=1, cutoff=0.6)
+            unused.setdefault(key, near[0] if near else "")
+    if unused:
+        hints = [f'"{key}": did you mean "{near}"?' for key, near in unused.items() if near]
+        names = listed(f'"{key}"' for key in unused)
+        yield case.finding(
+            ID,
+            f"The connector never read {names} of kv_connector_extra_config.",
+            severity=NOTE if saved or not case.requests else FAULT,
+            evidence=[
+                f"{plural(len(given), 'key')} given, {len(given) - len(unused)} of them read; never read: "
+                f"{names}",
+                *(["keys that it asked for and that were not given: " + listed(f'"{near}"' for near in
+                   dict.fromkeys(unused.values()) if near)] if hints else []),
+            ],
+            remedy=hints or ["compare these keys with the connector's documentation"],
+            headline=f"the connector never read {names} of its configuration",
+        )  # fmt: skip
+    elif given:
+        all_of = f"all {plural(len(given), 'key')}" if len(given) > 1 else "the only key"
+        yield RuledOut(
+            ID, f"{all_of} of kv_connector_extra_config {'were' if len(given) > 1 else 'was'} read"
+        )
+    elif dark:
+        yield NotObserved(
+            ID, "the connector reads its configuration on a way that is not watched, or not at all"
+        )

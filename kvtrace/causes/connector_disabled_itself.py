@@ -1,0 +1,71 @@
+"""connector-disabled-itself: no store in the whole run, and the connector says why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.model import Finding
+from kvtrace.causes.said import log_line, of_engine
+from kvtrace.causes.words import count, plural
+from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.model import Engine
+
+ID = "connector-disabled-itself"
+
+_OFF = re.compile(
+    r"\b(disabl\w*|inactive|deactivat\w*|(turn|switch)(ed|ing) (itself )?off|not (be "
+    r")?(enabled|active)|unhealthy"
+    r"|will not (be )?(sav|stor|offload)\w*|no-?op)\b",
+    re.IGNORECASE,
+)
+_WHAT = re.compile(
+    r"(connector|sav(e|ing)|stor(e|ing|age)|offload|backend|kv cache|kv transfer)", re.IGNORECASE
+)
+_NEEDS_PREFIX_CACHING = frozenset({"SimpleCPUOffloadConnector"})
+"""Connectors known to do nothing while prefix caching is off."""
+
+
+def reasons(case: Case, engine: Engine) -> list[str]:
+    """The connector's own words, where it saved nothing in the whole run; [] elsewhere."""
+    connector = engine.connector
+    if connector is None or not engine.configured or not engine.requests:
+        return []
+    if engine.store_entries or engine.unreadable_steps:
+        return []
+    if any(request.offered > 0 for request in case.of_engine(engine.tag)):
+        return []
+    found = [
+        log_line(line)
+        for line in of_engine(engine, case.run.logs)
+        if _OFF.search(line.message) and _WHAT.search(line.message)
+    ]
+    if connector.cls in _NEEDS_PREFIX_CACHING and engine.facts.get("prefix_caching") is False:
+        found.append(f"{connector.cls} does nothing while prefix caching is off, and it is")
+    return list(dict.fromkeys(found))
+
+
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    return left if reasons(case, case.engines[piece.engine]) else []
+
+
+def rule(case: Case) -> Iterator[Finding]:
+    for engine in case.run.engines:
+        said = reasons(case, engine)
+        if not said or not case.tokens(ID):
+            continue
+        name = engine.connector.cls if engine.connector else "The connector"
+        yield case.finding(
+            ID,
+            f"{name} switched itself off: it put no store into the metadata of "
+            f"{plural(engine.steps, 'step')}.",
+            evidence=[
+                *said[:3],
+                f"0 store entries and 0 lookup hits for {plural(engine.requests, 'request')} in "
+                f"{count(engine.steps)} steps",
+            ],
+            events=case.events(ID),
+            headline=f"{name} switched itself off",
+        )
+        return

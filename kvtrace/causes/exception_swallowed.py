@@ -1,0 +1,90 @@
+"""exception-swallowed: the connector caught its own exception in a hook, and went on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.model import FAULT, NOTE, Event, Finding, NotObserved, RuledOut
+from kvtrace.causes.said import exception_line, logs_in
+from kvtrace.causes.words import count, listed, plural
+from kvtrace.ledger.effects import HARMLESS
+from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.model import Swallowed
+
+ID = "exception-swallowed"
+_SAVE_HOOKS = ("save_kv_layer", "wait_for_save")
+_SCHEDULE_HOOKS = ("build_connector_meta", "update_state_after_alloc", "request_finished")
+
+
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """Positions without a store entry whose metadata was built in a call that caught an exception."""
+    if not piece.step:
+        return []
+    at = {
+        step for fact in case.run.swallowed if fact.hook == "build_connector_meta" for step, _ in fact.places
+    }
+    return left if piece.step in at else []
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+    facts = [fact for fact in case.run.swallowed if fact.type not in HARMLESS or fact.logged]
+    facts.sort(key=lambda fact: (fact.hook not in _SAVE_HOOKS, -fact.count))
+    trust = case.run.trust
+    if ID in case.booked:
+        mine = [f for f in facts if f.hook in (*_SAVE_HOOKS, *_SCHEDULE_HOOKS)] or facts
+        mine = mine or case.run.swallowed
+        first = mine[0]
+        evidence = [exception_line(fact) for fact in mine[:3]]
+        if trust.nothing or trust.short:
+            evidence.append(
+                f"{count(trust.nothing)} of {plural(trust.measured, 'measured store call')} read 0 slots "
+                "of the "
+                f"KV tensor, {count(trust.short)} fewer than the metadata names; every hook returned as if "
+                "all "
+                "were well"
+            )
+        if trust.unwritten:
+            evidence.append(
+                f"{count(trust.unwritten)} of {plural(trust.measured, 'measured store call')} read the KV "
+                "and "
+                "wrote no file; every hook returned as if all were well"
+            )
+        evidence += logs_in(case, (*_SAVE_HOOKS, *_SCHEDULE_HOOKS))
+        yield case.finding(
+            ID,
+            f"The connector catches its own {listed(dict.fromkeys(f.type for f in mine))} in {first.hook} "
+            "and "
+            f"goes on: {plural(len(case.booked[ID].requests), 'request')} lost tokens by it.",
+            evidence=evidence,
+            events=_events(mine) or case.events(ID),
+            headline=f"the connector catches its own {first.type} in {first.hook} and goes on",
+            remedy=[f"mend the connector at {first.where}, and let {first.hook} raise what it can't mend"],
+        )
+        return
+    if facts:
+        loud = [f for f in facts if f.logged and f.hook in _SAVE_HOOKS and not trust.caught_agreed]
+        shown = loud or facts
+        yield case.finding(
+            ID,
+            f"The connector caught {listed(dict.fromkeys(f.type for f in shown))} of its own in "
+            f"{listed(dict.fromkeys(f.hook for f in shown))}; "
+            + ("what it saved then could not be measured." if loud else "no save is known to be lost by it."),
+            severity=FAULT if loud else NOTE,
+            evidence=[exception_line(fact) for fact in shown[:3]] + logs_in(case, {f.hook for f in shown}),
+            events=_events(shown),
+            remedy=[f"look at {shown[0].where}"],
+            headline=f"the connector catches its own {shown[0].type}" if loud else "",
+        )
+        return
+    watched = trust.measured + trust.blind
+    if watched:
+        yield RuledOut(ID, f"no exception was raised and caught in {plural(watched, 'watched store call')}")
+
+
+def _events(facts: list[Swallowed]) -> list[Event]:
+    return [
+        Event("", step, f"{fact.type} caught in {fact.hook}", layer=layer or None)
+        for fact in facts[:3]
+        for step, layer in fact.places[:1]
+    ]

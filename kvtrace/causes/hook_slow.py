@@ -1,0 +1,43 @@
+"""hook-slow: a hook other than wait_for_save takes a large part of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case
+from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.slow import per_step, share, slow_ranks
+from kvtrace.causes.words import percent
+from kvtrace.ledger.coverage import LAYER_HOOKS, STEP_HOOKS
+
+ID = "hook-slow"
+_HOOKS = tuple(hook for hook in (*STEP_HOOKS, *LAYER_HOOKS) if hook != "wait_for_save")
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut]:
+    slow = [(hook, worker, part) for hook in _HOOKS for worker, part in slow_ranks(case, hook)]
+    slow.sort(key=lambda row: -row[2])
+    if slow:
+        hook, worker, part = slow[0]
+        rest = per_step(worker, max(0, worker.exec_ns - worker.hook_ns[hook]))
+        yield case.finding(
+            ID,
+            f"{hook} takes {percent(part, 1)} of the steps of {worker.process}.",
+            evidence=[
+                f"{w.process}: {per_step(w, w.hook_ns[name])} of {per_step(w, w.exec_ns)} a step in {name} "
+                f"({percent(p, 1)}; host clock, execute_model)"
+                for name, w, p in slow[:4]
+            ],
+            remedy=[
+                "move the work off the step (a thread, a stream of its own): a step here would take "
+                f"{rest} instead "
+                f"of {per_step(worker, worker.exec_ns)}"
+            ],
+        )
+        return
+    parts = [
+        (share(w, hook), hook) for w in case.run.workers() if w.steps for hook in _HOOKS if hook in w.hook_ns
+    ]
+    if parts:
+        most, hook = max(parts)
+        yield RuledOut(ID, f"the slowest hook, {hook}, takes {percent(most, 1)} of the step (host clock)")

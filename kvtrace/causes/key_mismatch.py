@@ -1,0 +1,85 @@
+"""key-mismatch: saved a moment ago, asked for with the same tokens, and not found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes import load_side
+from kvtrace.causes.case import Case
+from kvtrace.causes.catalogue import CATALOGUE
+from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.words import count, listed, of_all, plural
+from kvtrace.ledger.load_model import LoadOf
+from kvtrace.ledger.model import MISSED
+from kvtrace.trace.format import STEP_MASK
+
+ID = "key-mismatch"
+_ACCOUNT = MISSED + ID
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut]:
+    again = [row for row in case.run.load_rows if row.saved_before > row.local and row.answer is not None]
+    mine = load_side.with_account(case, _ACCOUNT)
+    if not mine:
+        hits = [row for row in again if (row.answer or 0) > 0]
+        if hits:
+            whose = of_all(len(hits), len(again), "prompt")
+            yield RuledOut(ID, f"{whose} that this run had saved before, found again by the lookup")
+        return
+    tokens = sum(load_side.tokens_of(case, row, _ACCOUNT) for row in mine)
+    at_once = [row for row in mine if row.others_between == 0]
+    first = (at_once or mine)[0]
+    evidence = [
+        f"step {first.step & STEP_MASK}: {first.saved_by} had saved {count(first.saved_before)} of these "
+        f"{count(first.prompt)} tokens in every layer, nothing else was saved in between, and the lookup "
+        "answered 0",
+        *_alignment(case, mine),
+    ]
+    if len(at_once) < len(mine):
+        rest = f"in {count(len(mine) - len(at_once))} of {plural(len(mine), 'lookup')}"
+        evidence.append(f"{rest} other prompts were saved in between; none of these prompts was ever found")
+    names = listed(c.cls for row in mine if (c := case.engines[row.engine].connector))
+    yield load_side.finding(
+        case, ID, _ACCOUNT,
+        f"{names} does not find what it saved: {of_all(len(mine), len(again), 'lookup')} of prompts with the "
+        f"same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again).",
+        evidence=evidence,
+        events=[
+            Event(row.id, row.step, f"{count(row.saved_before)} tokens saved by {row.saved_by}; lookup 0")
+            for row in (at_once or mine)[:3]
+        ],
+        remedy=_remedy(case, mine),
+        headline="what was saved is looked up under another key",
+    )  # fmt: skip
+
+
+def _remainder(case: Case, rows: list[LoadOf]) -> tuple[int, int] | None:
+    """(block, remainder) where all prompts have the same length within a block."""
+    pairs = {(row.block, row.prompt % row.block) for row in (case.requests[r.request] for r in rows)
+             if row.block > 0}  # fmt: skip
+    return pairs.pop() if len(pairs) == 1 else None
+
+
+def _alignment(case: Case, rows: list[LoadOf]) -> list[str]:
+    same = _remainder(case, rows)
+    if same is None:
+        return []
+    block, rest = same
+    if rest == 1 and all(row.saved_before == row.prompt - 1 for row in rows):
+        row = rows[0]
+        return [
+            f"all these prompts are one token longer than whole blocks of {block}: the store rounds "
+            f"{count(row.prompt)} tokens to {count(row.saved_before)}, floor((n - 1) / {block}) x {block}; a "
+            f"lookup that takes another token off first, as floor((n - 2) / {block}) x {block}, asks for "
+            f"{count((row.prompt - 2) // block * block)} tokens"
+        ]
+    return [f"all these prompts leave {plural(rest, 'token')} in their last block of {block}"]
+
+
+def _remedy(case: Case, rows: list[LoadOf]) -> list[str]:
+    same = _remainder(case, rows)
+    first = []
+    if same is not None and same[1] == 1:
+        tokens = count(sum(row.saved_before - row.local for row in rows))
+        first = [f"Round the lookup as the store does: it would have found {tokens} tokens of this run."]
+    return [*first, CATALOGUE[ID].remedy]

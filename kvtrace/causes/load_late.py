@@ -1,0 +1,60 @@
+"""load-late: a load that took longer than computing the tokens would have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from kvtrace.causes import load_side
+from kvtrace.causes.case import Case
+from kvtrace.causes.model import Event, Finding
+from kvtrace.causes.words import count, plural
+from kvtrace.ledger.load_model import LoadOf
+from kvtrace.ledger.model import LOADED
+
+ID = "load-late"
+WORTH_A_WORD_NS = 50_000_000
+"""A median wait below this is not worth a word."""
+_TIMES = 2
+_HOOKS = ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "get_finished")
+
+
+def rule(case: Case) -> Iterator[Finding]:
+    rows = [row for row in load_side.accepted(case) if row.waited_ns >= 0 and row.accounts.get(LOADED)]
+    if not rows:
+        return
+    middle = median(row.waited_ns for row in rows)
+    compute = sum(row.accepted * _ns_per_token(case, row) for row in rows)
+    waited = sum(row.waited_ns for row in rows)
+    if middle < WORTH_A_WORD_NS or compute <= 0 or waited < _TIMES * compute:
+        return
+    loaded = sum(row.accepted for row in rows)
+    slow = sorted(rows, key=lambda row: -row.waited_ns)[:3]
+    yield case.finding(
+        ID,
+        f"From lookup to KV takes {middle / 1e6:.0f} ms (median of {plural(len(rows), 'load')}): longer than "
+        "computing the tokens.",
+        requests=len(rows),
+        evidence=[
+            f"{plural(loaded, 'token')} loaded in {waited / 1e6:.0f} ms of waiting; at this run's pace "
+            f"({compute / max(1, loaded) / 1e3:.1f} µs a token, all steps) computing them takes about "
+            f"{compute / 1e6:.0f} ms",
+            "host clock; asynchronous loads overlap with the steps of other requests",
+        ],
+        events=[
+            Event(row.id, row.step, f"{row.waited_ns / 1e6:.0f} ms for {count(row.accepted)} tokens")
+            for row in slow
+        ],
+    )
+
+
+def _ns_per_token(case: Case, row: LoadOf) -> float:
+    """Time in execute_model for a token of this engine, at most: decode steps count in."""
+    engine = case.engines[row.engine]
+    spent = max((worker.exec_ns for worker in engine.workers), default=0)
+    computed = sum(r.computed - r.local - r.external for r in case.of_engine(engine.tag))
+    # Time in the connector's hooks is not the computing's.
+    hooks = case.run.timing
+    theirs = hooks[hooks["hook"].isin(_HOOKS)]["total_ns"].sum()
+    share = float(theirs) / max(1, len(case.run.workers()))
+    return max(0.0, spent - share) / computed if computed > 0 else 0.0

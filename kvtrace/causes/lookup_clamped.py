@@ -1,0 +1,80 @@
+"""lookup-clamped: the connector offered more than the scheduler took."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from kvtrace.causes import load_side
+from kvtrace.causes.case import Case
+from kvtrace.causes.model import NOTE, Finding, RuledOut
+from kvtrace.causes.words import count, plural
+from kvtrace.ledger.load_model import (
+    FULL_HIT,
+    NO_BLOCKS,
+    ROUNDED,
+    SKIPS_CACHE,
+    SUB_BLOCK,
+    LoadOf,
+)
+from kvtrace.ledger.model import CLAMPED
+
+ID = "lookup-clamped"
+_ACCOUNT = CLAMPED + ID
+
+_WHY = {
+    SKIPS_CACHE: "took none of an offer, as vLLM does for requests that must not read cached prefixes "
+    "(prompt_logprobs, skip_reading_prefix_cache)",
+    FULL_HIT: "kept back the last token of a whole prompt: it is computed again for its logits",
+    ROUNDED: "rounded down to a whole block",
+    SUB_BLOCK: "took nothing: the offer ends within a block of which the GPU has more",
+    NO_BLOCKS: "found no free KV blocks for the request until it left",
+}
+_REMEDY = {
+    SKIPS_CACHE: "Leave prompt_logprobs away where the store shall be used: these requests need the logits "
+    "of every prompt token, so all of them are computed.",
+    FULL_HIT: "Nothing to do: one token of a prompt is always computed.",
+    ROUNDED: "Offer whole blocks.",
+    SUB_BLOCK: "Nothing to do: the GPU's own prefix cache reaches deeper.",
+    NO_BLOCKS: "Give the KV cache more memory (--gpu-memory-utilization, --kv-cache-memory-bytes) or run "
+    "fewer sequences at once (--max-num-seqs).",
+}
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut]:
+    mine = load_side.with_account(case, _ACCOUNT)
+    if not mine:
+        offered = [row for row in case.run.load_rows if row.offered]
+        if offered:
+            took = count(sum(row.offered for row in offered))
+            yield RuledOut(
+                ID, f"the scheduler took all {took} tokens that {plural(len(offered), 'lookup')} offered"
+            )
+        return
+    by_reason: dict[str, list[LoadOf]] = defaultdict(list)
+    for row in mine:
+        by_reason[row.clamp].append(row)
+    offered_tokens = sum(row.offered for row in mine)
+    tokens = sum(load_side.tokens_of(case, row, _ACCOUNT) for row in mine)
+    evidence = []
+    for reason, rows in sorted(by_reason.items(), key=lambda item: -len(item[1])):
+        lost = sum(load_side.tokens_of(case, row, _ACCOUNT) for row in rows)
+        why = _WHY.get(reason, "took fewer than offered; the trace does not say why")
+        evidence.append(f"{plural(len(rows), 'request')}, {plural(lost, 'token')}: {why}")
+    first = max(mine, key=lambda row: row.accounts[_ACCOUNT])
+    evidence.append(
+        f"{first.id}: offered {count(first.offered)}, accepted {count(first.accepted)} of "
+        f"{count(first.prompt)} prompt tokens ({count(first.local)} local)"
+    )
+    harmless = set(by_reason) <= {FULL_HIT, SUB_BLOCK}
+    more: dict[str, object] = {"severity": NOTE} if harmless else {}
+    yield load_side.finding(
+        case, ID, _ACCOUNT,
+        f"The scheduler left {count(tokens)} of {plural(offered_tokens, 'token')} that the connector offered "
+        f"({plural(len(mine), 'request')}).",
+        evidence=evidence,
+        remedy=[_REMEDY[reason] for reason in by_reason if reason in _REMEDY]
+        or ["Compare the lookup and update_state_after_alloc of the requests named here."],
+        headline=f"{plural(tokens, 'offered token')} not taken by the scheduler",
+        **more,
+    )  # fmt: skip

@@ -1,0 +1,50 @@
+"""What the connector itself said or caught: its exceptions and log lines as evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvtrace.causes.case import Case
+from kvtrace.causes.words import count, plural
+from kvtrace.ledger.model import Engine, LogLine, Swallowed
+
+_MAX_TEXT = 200
+
+
+def shortened(text: str) -> str:
+    one = " ".join(text.split())
+    return one if len(one) <= _MAX_TEXT else one[: _MAX_TEXT - 1] + "…"
+
+
+def exception_line(fact: Swallowed) -> str:
+    """``OSError: no space (at store.py:12 in write), caught in 8 of 8 watched calls of save_kv_layer``."""
+    calls = (
+        f"caught in {count(fact.count)} of {plural(fact.observed_calls, 'watched call')} of {fact.hook}"
+        if fact.observed_calls
+        else f"caught {plural(fact.count, 'time')} in {fact.hook}"
+    )
+    message = f": {shortened(fact.message)}" if fact.message else ""
+    return f"{fact.type}{message} (at {fact.where}), {calls}"
+
+
+def log_line(line: LogLine) -> str:
+    """``save_kv_layer logged "disk full" (error, my_store, 8 times; no handler shows it)``."""
+    who = line.hook or "the connector"
+    hidden = "; no handler shows it" if line.shown is False else ""
+    times = f", {plural(line.count, 'time')}" if line.count > 1 else ""
+    level = line.level.lower() or "warning"
+    return f'{who} logged "{shortened(line.message)}" ({level}, {line.logger}{times}{hidden})'
+
+
+def logs_in(case: Case, hooks: Iterable[str], most: int = 2) -> list[str]:
+    """What was logged in these hooks, the most frequent first."""
+    wanted = set(hooks)
+    lines = [line for line in case.run.logs if line.hook in wanted]
+    lines.sort(key=lambda line: -line.count)
+    return list(dict.fromkeys(log_line(line) for line in lines))[:most]
+
+
+def of_engine(engine: Engine, lines: Iterable[LogLine]) -> list[LogLine]:
+    """Log lines of an engine's processes, and of its steps where they name one."""
+    pids = {engine.pid, *(worker.pid for worker in engine.workers)}
+    return [line for line in lines if line.pid in pids and (line.step <= 0 or line.step >> 32 == engine.tag)]

@@ -1,0 +1,58 @@
+"""save-never-finished: an asynchronous save that began and never came back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case
+from kvtrace.causes.model import Event, Finding, NotObserved, RuledOut
+from kvtrace.causes.words import count, listed, plural
+
+ID = "save-never-finished"
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+    saves = case.run.async_saves
+    never = [save for save in saves if save.state == "never"]
+    pending = [save for save in saves if save.state == "pending"]
+    if ID in case.booked or never:
+        partly = [save for save in never if save.reported]
+        missing = sorted({rank for save in partly for rank in save.missing})
+        evidence = [
+            f"{count(len(never))} of {plural(len(saves), 'asynchronous save')} that request_finished "
+            "announced "
+            f"never came back, though the run went on; {count(sum(s.state == 'done' for s in saves))} did"
+        ]
+        if partly:
+            evidence.append(
+                f"{count(len(partly))} of them finished on some ranks only: rank "
+                f"{listed(map(str, missing))} said "
+                "nothing"
+            )
+        evidence.append("their blocks stay allocated: they are missing from the KV cache from then on")
+        where = f" (rank {listed(map(str, missing))})" if partly else ""
+        yield case.finding(
+            ID,
+            f"{plural(len(never), 'asynchronous save')} never finished{where}.",
+            evidence=evidence,
+            events=[
+                Event(case.requests[save.request].id, case.requests[save.request].last_step,
+                      "blocks kept for an asynchronous save, and no word of its end",
+                      rank=save.missing[0] if save.reported and save.missing else None)
+                for save in never[:3]
+            ],
+            headline=f"{plural(len(never), 'asynchronous save')} never finished",
+            requests=len(never),
+            remedy=[
+                "get_finished must name each such request once, on "
+                + (f"rank {listed(map(str, missing))} too" if partly else "every rank")
+                + ", also when its transfer failed"
+            ],
+        )  # fmt: skip
+        return
+    if pending:
+        yield NotObserved(
+            ID, f"{plural(len(pending), 'asynchronous save')} still in flight when the trace ends"
+        )
+    elif saves:
+        yield RuledOut(ID, f"{plural(len(saves), 'asynchronous save')} began, and each came back")

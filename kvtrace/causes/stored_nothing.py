@@ -1,0 +1,53 @@
+"""stored-nothing: a save hook with a store entry that read no slot of the KV tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case
+from kvtrace.causes.model import Finding, NotObserved, RuledOut
+from kvtrace.causes.said import logs_in
+from kvtrace.causes.words import count, plural
+
+ID = "stored-nothing"
+
+
+def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+    trust = case.run.trust
+    if ID in case.booked:
+        evidence = [
+            f"{count(trust.nothing)} of {plural(trust.measured, 'measured store call')} (step, layer and "
+            "rank) "
+            f"read 0 slots of the KV tensor, {count(trust.agreed)} as many as the metadata names"
+        ]
+        if trust.empty:
+            evidence.append(
+                f"{count(trust.empty)} of them opened a file for writing and put next to nothing into it"
+            )
+        evidence += logs_in(case, ("save_kv_layer", "wait_for_save"))
+        lost = len(case.booked[ID].requests)
+        yield case.finding(
+            ID,
+            f"The save hook ran with store entries and took no KV slot in {plural(trust.nothing, 'call')}: "
+            f"{plural(lost, 'request')} lost tokens by it.",
+            evidence=evidence,
+            events=case.events(ID, "a store entry with slots, and none was read from the KV tensor"),
+            headline="the save hook ran with store entries and took no KV slot",
+            remedy=[
+                "look at what save_kv_layer does with an entry: an early return, an empty slot mapping, a "
+                "filter "
+                "by rank or layer"
+            ],
+        )
+    elif trust.blind:
+        yield NotObserved(
+            ID,
+            f"{plural(trust.blind, 'store call')} read nothing that could be seen, and no call of this "
+            "connector "
+            "ever did: it works where the probe can't look (a thread of its own, native code), or stores "
+            "nothing; look into its store",
+        )
+    elif trust.agreed:
+        yield RuledOut(
+            ID, f"{plural(trust.agreed, 'measured store call')} read the slots that the metadata names"
+        )

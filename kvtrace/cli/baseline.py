@@ -1,0 +1,31 @@
+"""``kvtrace baseline``: the contract of a good run, to be committed and held against later runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from kvtrace.cli.output import emit
+
+DEFAULT = "kvtrace-baseline.json"
+
+
+def baseline(
+    path: str = typer.Argument(..., metavar="PATH", help="A report.json, or a run directory of kvtrace run."),
+    output: Path = typer.Option(Path(DEFAULT), "-o", "--output", metavar="FILE", help="Where to write it."),
+    force: bool = typer.Option(False, "--force", help="Replace the file if it is there."),
+) -> None:
+    """Write the contract of a good run: coverage, ledger shares, findings, targets.
+
+    Small JSON with nothing of the machine in it and no times, meant to be committed: kvtrace check
+    holds later runs against it.
+    """
+    from kvtrace.cli.writing import write_file
+    from kvtrace.gate.contract import baseline_text, make_baseline
+    from kvtrace.gate.words import contract_lines
+    from kvtrace.report.load import load_report
+
+    contract = make_baseline(load_report(path), path)
+    write_file(output, baseline_text(contract), force)
+    emit("".join(f"{line}\n" for line in contract_lines(contract, str(output))))

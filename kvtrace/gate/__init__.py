@@ -1,0 +1,1 @@
+"""Gates over reports: the contract of a good run, rules, comparison. Pure functions over report.json."""

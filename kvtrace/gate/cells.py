@@ -1,0 +1,54 @@
+"""A report's coverage as one list of cells: a hook or op, in one layer, on one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvtrace.gate.layers import group_of, index_of
+from kvtrace.report.model import Report
+
+# Due in every step of a connector's life; all other hooks come when there is a reason for them.
+EVERY_STEP = frozenset(
+    {
+        "bind_connector_metadata", "start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save",
+        "get_finished", "clear_connector_metadata", "build_connector_meta",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    what: Literal["hook", "op"]
+    name: str
+    layer: str | None
+    rank: int | None
+    eligible: int
+    fired: int
+    work: int
+
+    @property
+    def group(self) -> str | None:
+        return None if self.layer is None else group_of(self.layer)
+
+    @property
+    def index(self) -> str:
+        return "" if self.layer is None else index_of(self.layer)
+
+    @property
+    def share(self) -> float:
+        """Calls in due steps; a cell that was never due is not covered."""
+        return min(1.0, self.fired / self.eligible) if self.eligible > 0 else 0.0
+
+
+def cells(report: Report) -> list[Cell]:
+    coverage = report["coverage"]
+    found = [
+        Cell("hook", row["hook"], row["layer"], row["rank"], row["eligible"], row["fired"], row["with_work"])
+        for row in coverage["hooks"]
+    ]
+    found += [
+        Cell("op", row["op"], row["layer"], row["rank"], row["eligible"], row["fired"], 0)
+        for row in coverage["ops"]
+    ]
+    return found

@@ -1,0 +1,161 @@
+"""A report -> the contract of a good run (``kvtrace.baseline/1``), and its text.
+
+Small, readable, the same from run to run: shares instead of counts, groups of layers instead of names,
+no times, no step counts, no paths, nothing of the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from kvtrace.gate.cells import EVERY_STEP, Cell, cells
+from kvtrace.gate.layers import ranges
+from kvtrace.gate.model import SCHEMA, Baseline, CoverageRow, EngineShape, GateError
+from kvtrace.gate.shares import shares
+from kvtrace.report.model import Book, Engine, Report
+
+_FIRST = ("saved", "loaded", "local-hit", "pending", "not-observed")
+_SEVERITIES = ("fault", "limit", "note")
+
+
+def make_baseline(report: Report, where: str = "report") -> Baseline:
+    """The contract of the run that `report` is of.
+
+    Raises:
+        GateError: a run in which no engine executed a step: there is nothing to promise.
+    """
+    if not any(engine["real_steps"] for engine in report["run"]["engines"]):
+        raise GateError("no engine executed a step in this run", where, "make the baseline from a good run")
+    rows = cells(report)
+    return {
+        "schema": SCHEMA,
+        "made": {"kvtrace": report["run"]["kvtrace"], "vllm": report["run"]["vllm"]},
+        "engines": shapes(report),
+        "coverage": {
+            "hooks": _rows([cell for cell in rows if cell.what == "hook"]),
+            "ops": _rows([cell for cell in rows if cell.what == "op"]),
+        },
+        "ledger": {"saves": _book(report["ledger"]["saves"]), "loads": _book(report["ledger"]["loads"])},
+        "findings": [{"id": id, "severity": severity} for id, severity in _findings(report)],
+        "targets": sorted(
+            {one["id"] for one in report["instrumentation"]["targets"] if one["status"] == "found"}
+        ),
+    }
+
+
+def shapes(report: Report) -> list[EngineShape]:
+    """What each engine is, as far as a connector's hooks depend on it; in a stable order."""
+    found = [_shape(engine) for engine in report["run"]["engines"]]
+    return sorted(found, key=lambda shape: json.dumps(shape, sort_keys=True))
+
+
+def _shape(engine: Engine) -> EngineShape:
+    connector = engine["connector"]
+    return {
+        "connector": connector["name"] if connector else None,
+        "class": connector["class"] if connector else "",
+        "module": connector["module"] if connector else "",
+        "role": connector["role"] if connector else "",
+        "ranks": sorted(set(engine["ranks"])),
+        "kv_layers": engine["kv_layers"],
+    }
+
+
+def rounded(share: float) -> float:
+    """Four digits, never up: a hook that missed one call in a million is not complete."""
+    return math.floor(share * 10_000 + 1e-6) / 10_000
+
+
+def _rows(found: list[Cell]) -> list[CoverageRow]:
+    groups: dict[tuple[str, str | None], list[Cell]] = {}
+    for cell in found:
+        if cell.eligible:
+            groups.setdefault((cell.name, cell.group), []).append(cell)
+    rows: list[CoverageRow] = []
+    for (name, group), own in groups.items():
+        if own[0].what == "hook" and name not in EVERY_STEP and not _always(own):
+            continue  # called when there is a reason for it: how often depends on the traffic
+        rows += _split(name, group, own)
+    return rows
+
+
+def _always(own: Iterable[Cell]) -> bool:
+    return all(cell.fired >= cell.eligible > 1 for cell in own)
+
+
+def _split(name: str, group: str | None, own: list[Cell]) -> list[CoverageRow]:
+    """One row where all layers and ranks saw the same, else one for each kind of layers (and ranks)."""
+    every = frozenset(cell.index for cell in own)
+    kinds: dict[bool | None, list[Cell]] = {}  # complete, never called, or between
+    for cell in own:
+        share = rounded(cell.share)
+        kinds.setdefault(bool(share) if share in (0.0, 1.0) else None, []).append(cell)
+    rows = []
+    for alike in kinds.values():
+        of_rank: dict[int | None, set[str]] = {}
+        for cell in alike:
+            of_rank.setdefault(cell.rank, set()).add(cell.index)
+        sets: dict[frozenset[str], list[int | None]] = {}
+        for rank, indices in of_rank.items():
+            sets.setdefault(frozenset(indices), []).append(rank)
+        all_ranks = {cell.rank for cell in own} == set(of_rank) and len(sets) == 1
+        if len(kinds) == 1:  # pipeline parallel ranks own different layers, and are no difference
+            sets, all_ranks = {every: list(of_rank)}, True
+        for chosen, ranks in sets.items():
+            row: dict[str, Any] = {own[0].what: name}
+            if group is not None:
+                row.update(layers=group, count=len(chosen))
+                if chosen != every:
+                    row["only"] = ranges(chosen)
+            if not all_ranks:
+                row["ranks"] = sorted(rank for rank in ranks if rank is not None)
+            row["share"] = min(rounded(cell.share) for cell in alike)
+            row["work"] = all(cell.work > 0 for cell in alike)
+            rows.append(cast(CoverageRow, row))
+    return rows
+
+
+def _book(book: Book) -> dict[str, float]:
+    part = {name: round(share, 4) for name, share in shares(book).items() if share >= 0.00005}
+    return {name: part[name] for name in sorted(part, key=_account_order)}
+
+
+def _account_order(name: str) -> tuple[int, str]:
+    return (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)
+
+
+def _findings(report: Report) -> list[tuple[str, Any]]:
+    worst: dict[str, str] = {}
+    for one in report["findings"]:
+        old = worst.get(one["id"])
+        if old is None or _SEVERITIES.index(one["severity"]) < _SEVERITIES.index(old):
+            worst[one["id"]] = one["severity"]
+    return sorted(worst.items())
+
+
+def baseline_text(baseline: Baseline) -> str:
+    """The file: JSON with one line an engine, hook, op, finding and target."""
+    return _text(cast("Mapping[str, object]", baseline), 0) + "\n"
+
+
+def line_of(row: object) -> str:
+    """The line (without indent and comma) that `row` has in :func:`baseline_text`."""
+    return json.dumps(row, ensure_ascii=True)
+
+
+def _text(value: object, depth: int) -> str:
+    inner, outer = "  " * (depth + 1), "  " * depth
+    if (
+        isinstance(value, Mapping)
+        and value
+        and (depth == 0 or any(isinstance(v, (dict, list)) for v in value.values()))
+    ):
+        if depth < 2:
+            parts = [f"{inner}{json.dumps(key)}: {_text(item, depth + 1)}" for key, item in value.items()]
+            return "{\n" + ",\n".join(parts) + f"\n{outer}}}"
+    elif isinstance(value, list) and value:
+        return "[\n" + ",\n".join(inner + line_of(item) for item in value) + f"\n{outer}]"
+    return line_of(value)

@@ -1,0 +1,65 @@
+"""Coverage held against what was asked for: grouped by layers and ranks that fell short alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kvtrace.gate.cells import Cell
+from kvtrace.gate.contract import rounded
+from kvtrace.gate.layers import spelled, within
+from kvtrace.gate.model import CoverageRow
+
+
+@dataclass(frozen=True)
+class Short:
+    """Cells of one hook that fell short alike; `rank` is None where all ranks did (or there are none)."""
+
+    rank: int | None
+    layers: str
+    share: float
+    fired: int
+    eligible: int
+
+
+def matching(row: CoverageRow, cells: Iterable[Cell]) -> list[Cell]:
+    """The cells that a row of a baseline speaks of."""
+    what = "hook" if "hook" in row else "op"
+    name = row.get("hook") or row.get("op", "")
+    only, ranks = row.get("only"), row.get("ranks")
+    return [
+        cell
+        for cell in cells
+        if cell.what == what
+        and cell.name == name
+        and cell.group == row.get("layers")
+        and (only is None or within(cell.index, only))
+        and (ranks is None or cell.rank in ranks)
+    ]
+
+
+def shortfalls(cells: list[Cell], falls_short: Callable[[Cell], bool]) -> list[Short]:
+    """The cells for which `falls_short` holds, as few groups as their layers and ranks allow."""
+    out: list[Short] = []
+    for group in dict.fromkeys(cell.group for cell in cells):
+        own = [cell for cell in cells if cell.group == group]
+        by_share: dict[float, list[Cell]] = {}
+        for cell in own:
+            if falls_short(cell):
+                by_share.setdefault(rounded(cell.share), []).append(cell)
+        for share, bad in by_share.items():
+            sets: dict[frozenset[str], list[int | None]] = {}
+            for rank in dict.fromkeys(cell.rank for cell in bad):
+                sets.setdefault(frozenset(c.index for c in bad if c.rank == rank), []).append(rank)
+            for indices, ranks in sets.items():
+                everywhere = set(ranks) == {cell.rank for cell in own}
+                for rank in [None] if everywhere else ranks:
+                    part = [
+                        cell for cell in bad if cell.index in indices and (everywhere or cell.rank == rank)
+                    ]
+                    mine = {cell.index for cell in own if everywhere or cell.rank == rank}
+                    layers = "" if group is None else spelled(group, indices, indices == mine)
+                    out.append(
+                        Short(rank, layers, share, sum(c.fired for c in part), sum(c.eligible for c in part))
+                    )
+    return sorted(out, key=lambda short: (short.rank is None, short.rank or 0, short.layers, short.share))

@@ -1,0 +1,230 @@
+"""Two reports side by side: what is set, hooked, covered, booked and found otherwise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from kvtrace.gate.cells import Cell, cells
+from kvtrace.gate.contract import rounded
+from kvtrace.gate.explain import SEVERITIES
+from kvtrace.gate.shares import KEPT, shares
+from kvtrace.report.model import Book, Engine, Finding, Report
+from kvtrace.report.outcome import Change, Difference, Value
+
+_EPSILON = 0.0005
+"""Shares that print alike are alike."""
+_RUN = ("vllm", "torch", "python", "kvtrace")
+_ENGINE = (
+    "platform",
+    "model",
+    "tp",
+    "pp",
+    "block_size",
+    "prefix_caching",
+    "max_num_batched_tokens",
+    "chunked_prefill",
+    "enforce_eager",
+    "cudagraph_mode",
+    "kv_layers",
+    "ranks",
+)
+_CONNECTOR = ("name", "class", "module", "file", "role")
+
+
+def difference(a: Report, b: Report, where_a: str, where_b: str) -> Difference:
+    """What differs from `a` to `b`. Step counts and times are left out: no two runs share them."""
+    return Difference(
+        a=where_a,
+        b=where_b,
+        settings=[*_versions(a, b), *_engines(a, b), *_flags(a["run"]["command"], b["run"]["command"])],
+        targets=_targets(a, b),
+        coverage=_coverage(cells(a), cells(b)),
+        saves=_book(a["ledger"]["saves"], b["ledger"]["saves"]),
+        loads=_book(a["ledger"]["loads"], b["ledger"]["loads"]),
+        findings=_findings(a["findings"], b["findings"]),
+        verdicts=(a["verdict"], b["verdict"]),
+    )
+
+
+# ------------------------------------------------------------------------------ settings
+
+
+def _versions(a: Report, b: Report) -> list[Change]:
+    before: dict[str, Any] = dict(a["run"])
+    after: dict[str, Any] = dict(b["run"])
+    names = {"vllm": "vLLM", "python": "Python"}
+    return [Change(names.get(key, key), before[key], after[key]) for key in _RUN if before[key] != after[key]]
+
+
+def _engines(a: Report, b: Report) -> list[Change]:
+    one, two = a["run"]["engines"], b["run"]["engines"]
+    changes = []
+    if len(one) != len(two):
+        changes.append(Change("engines", len(one), len(two), "count"))
+    for number in range(min(len(one), len(two))):
+        prefix = f"engine {number}: " if max(len(one), len(two)) > 1 else ""
+        before, after = _settings(one[number]), _settings(two[number])
+        changes += [
+            Change(prefix + key, before[key], after[key]) for key in before if before[key] != after[key]
+        ]
+    return list(dict.fromkeys(changes))
+
+
+def _settings(engine: Engine) -> dict[str, Value]:
+    plain: dict[str, Any] = dict(engine)
+    connector: dict[str, Any] = dict(engine["connector"] or {})
+    found: dict[str, Value] = {key.replace("_", " "): _word(plain[key]) for key in _ENGINE}
+    for key in _CONNECTOR:
+        found["connector" if key == "name" else f"connector {key}"] = _word(connector.get(key))
+    return found
+
+
+def _word(value: object) -> str | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _flags(a: Sequence[str], b: Sequence[str]) -> list[Change]:
+    """Options of the command (``--name value``, ``--name=value``) that differ."""
+    before, after = _options(a), _options(b)
+    return [
+        Change(name, before.get(name), after.get(name))
+        for name in dict.fromkeys([*before, *after])
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _options(words: Sequence[str]) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    last = None
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            name, equals, value = word.partition("=")
+            found.setdefault(name, []).append(value if equals else "")
+            last = None if equals else name
+        elif last is not None:
+            found[last][-1] = word
+            last = None
+    return {name: ", ".join(values) or "given" for name, values in found.items()}
+
+
+# ------------------------------------------------------------------------------- targets
+
+
+def _targets(a: Report, b: Report) -> list[Change]:
+    before = {one["id"]: one for one in a["instrumentation"]["targets"]}
+    after = {one["id"]: one for one in b["instrumentation"]["targets"]}
+    changes = []
+    for name in sorted({*before, *after}):
+        was = before[name]["status"] if name in before else None
+        now = after[name]["status"] if name in after else None
+        if was == now or "found" not in (was, now):
+            continue
+        gone = was == "found"
+        target = (after if name in after else before)[name]
+        place = f"{target['module']}.{target['attr']}"
+        words = ": ".join(filter(None, (place, target["detail"] if gone and name in after else "")))
+        changes.append(Change(name, was, now, verdict="worse" if gone else "better", text=words))
+    return changes
+
+
+# ------------------------------------------------------------------------------ coverage
+
+
+def _coverage(a: list[Cell], b: list[Cell]) -> list[Change]:
+    before, after = _worst(a), _worst(b)
+    changes = []
+    for key in dict.fromkeys([*before, *after]):
+        was, now = before.get(key), after.get(key)
+        if was == now or (
+            was is not None and now is not None and abs(was - now) < _EPSILON and (was < 1) == (now < 1)
+        ):
+            continue
+        if (was or 0.0) == (now or 0.0):
+            continue  # never called in one run, not listed in the other
+        text = "" if was is not None and now is not None else "only in A" if now is None else "only in B"
+        verdict: Any = "better" if (now or 0.0) > (was or 0.0) else "worse"
+        changes.append(Change(key[1], was, now, "share", layers=key[2], verdict=verdict, text=text))
+    return changes
+
+
+def _worst(found: list[Cell]) -> dict[tuple[str, str, str], float]:
+    """(hook or op, name, layer group) -> its least share over layers and ranks."""
+    out: dict[tuple[str, str, str], float] = {}
+    for cell in found:
+        key = (cell.what, cell.name, cell.group or "")
+        out[key] = min(out.get(key, 1.0), rounded(cell.share))
+    return out
+
+
+# ------------------------------------------------------------------------------- ledgers
+
+
+def _book(a: Book, b: Book) -> list[Change]:
+    before, after = shares(a), shares(b)
+    if not before and not after:
+        return []
+    changes = []
+    good = [name for name in KEPT if name in before or name in after]
+    rest = sorted(
+        {*before, *after} - set(good), key=lambda name: -abs(after.get(name, 0.0) - before.get(name, 0.0))
+    )
+    for name in [*good, *rest]:
+        was, now = before.get(name, 0.0), after.get(name, 0.0)
+        if abs(was - now) < _EPSILON:
+            continue
+        up: Any = "better" if name in KEPT else "worse"
+        down: Any = "worse" if name in KEPT else "better"
+        if name in ("local-hit", "pending"):
+            up = down = ""
+        changes.append(Change(name, was, now, "share", verdict=up if now > was else down))
+    if a["trust"] != b["trust"]:
+        changes.append(Change("trust", a["trust"], b["trust"]))
+    return changes
+
+
+# ------------------------------------------------------------------------------ findings
+
+
+def _findings(a: list[Finding], b: list[Finding]) -> list[Change]:
+    before, after = _worst_finding(a), _worst_finding(b)
+    changes = []
+    for name in dict.fromkeys([*after, *before]):
+        was, now = before.get(name), after.get(name)
+        if was and now and was["severity"] == now["severity"]:
+            continue
+        worse = now is not None and (
+            was is None or SEVERITIES.index(now["severity"]) < SEVERITIES.index(was["severity"])
+        )
+        shown = now or was
+        assert shown is not None
+        words = shown["title"]
+        if now and now["severity"] == "fault" and now["remedy"]:
+            words = f"{words} Remedy: {now['remedy'][0]}"
+        verdict: Any = ("worse" if worse else "better") if shown["severity"] != "note" else ""
+        changes.append(
+            Change(
+                name,
+                was["severity"] if was else None,
+                now["severity"] if now else None,
+                verdict=verdict,
+                text=words,
+            )
+        )
+    return changes
+
+
+def _worst_finding(found: list[Finding]) -> dict[str, Finding]:
+    out: dict[str, Finding] = {}
+    for one in found:
+        old = out.get(one["id"])
+        if old is None or SEVERITIES.index(one["severity"]) < SEVERITIES.index(old["severity"]):
+            out[one["id"]] = one
+    return out

@@ -1,0 +1,84 @@
+"""Which finding of a report explains what a gate found missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kvtrace.gate.shares import KEPT
+from kvtrace.report.model import Finding, Report
+from kvtrace.report.outcome import Explanation
+
+SEVERITIES = ("fault", "limit", "note")
+# Found at gate 0, and yet every hook is called: it says what the metadata holds, not whether hooks run.
+_NOT_ABOUT_CALLS = frozenset({"role-does-not-save", "connector-disabled-itself", "config-key-unused"})
+_CALL_GATES = (0, 2, 3, 4)
+
+
+class Findings:
+    """The findings of a report, those first that the baseline did not have.
+
+    Args:
+        known: cause -> severity of what the baseline allows.
+    """
+
+    def __init__(self, report: Report, known: Mapping[str, str]) -> None:
+        self.known = known
+        self.order = sorted(report["findings"], key=lambda one: not self.is_new(one))  # stable otherwise
+
+    def is_new(self, one: Finding) -> bool:
+        """Not in the baseline, or more severe than there."""
+        old = self.known.get(one["id"])
+        return old is None or SEVERITIES.index(one["severity"]) < SEVERITIES.index(old)
+
+    def has(self, cause: str) -> bool:
+        return any(one["id"] == cause for one in self.order)
+
+    def for_calls(self) -> str | None:
+        """The finding for a hook or op that is called too rarely."""
+        able = [
+            one
+            for one in self.order
+            if one["gate"] in _CALL_GATES and one["severity"] != "note" and one["id"] not in _NOT_ABOUT_CALLS
+        ]
+        return next((one["id"] for one in able), None)
+
+    def for_wiring(self, prefer: Iterable[str] = ()) -> str | None:
+        """The finding for an engine that is put together otherwise."""
+        for cause in prefer:
+            if self.has(cause):
+                return cause
+        return next((o["id"] for o in self.order if o["gate"] == 0 and o["severity"] != "note"), None)
+
+    def for_accounts(self, rises: Mapping[str, float]) -> str | None:
+        """The finding for a ledger: the cause of the account that grew most and has one."""
+        for account in sorted(rises, key=lambda name: (-rises[name], name)):
+            cause = cause_of(account)
+            if rises[account] > 0 and cause and self.has(cause):
+                return cause
+        return None
+
+
+def cause_of(account: str) -> str | None:
+    """``not-saved:hook-raised`` -> ``hook-raised``."""
+    return account.partition(":")[2] or None
+
+
+def is_loss(account: str) -> bool:
+    return account not in KEPT
+
+
+def explanations(report: Report, causes: Iterable[str | None]) -> dict[str, Explanation]:
+    """What the report says of those causes, worst first where it has more than one finding of an id."""
+    wanted = {cause for cause in causes if cause}
+    found: dict[str, Explanation] = {}
+    for one in sorted(report["findings"], key=lambda one: SEVERITIES.index(one["severity"])):
+        if one["id"] in wanted and one["id"] not in found:
+            found[one["id"]] = Explanation(
+                one["id"],
+                one["severity"],
+                one["title"],
+                list(one["evidence"]),
+                list(one["remedy"]),
+                one["docs"],
+            )
+    return found

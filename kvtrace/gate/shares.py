@@ -1,0 +1,43 @@
+"""Ledgers as shares, and the few sums of accounts that gates judge by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvtrace.report.model import Book
+
+DECODE = "not-saved:decode-not-offered"
+KEPT = ("saved", "loaded", "local-hit")
+"""Accounts of the saves ledger in which a token's KV is in the store, came from it, or was reused."""
+
+
+def shares(book: Book) -> dict[str, float]:
+    """Account -> share of the book's token-layers; empty for an empty book."""
+    total = book["total"]
+    return {name: amount / total for name, amount in book["accounts"].items() if amount} if total else {}
+
+
+def without_decode(part: Mapping[str, float]) -> dict[str, float]:
+    """The shares of all other tokens: how long the answers are is no matter of the connector's."""
+    rest = 1.0 - part.get(DECODE, 0.0)
+    if rest <= 1e-9:
+        return {}
+    return {name: share / rest for name, share in part.items() if name != DECODE}
+
+
+def kept(part: Mapping[str, float]) -> float:
+    return sum(part.get(name, 0.0) for name in KEPT)
+
+
+def saved_of_offered(book: Book) -> float | None:
+    """Share of the tokens computed here that was saved, without decode tokens that are never offered.
+
+    None where no such token was computed; 1.0 where all were loaded or reused and none was left to save.
+    """
+    accounts = book["accounts"]
+    if not book["total"]:
+        return None
+    left = book["total"] - accounts.get(DECODE, 0) - accounts.get("loaded", 0) - accounts.get("local-hit", 0)
+    if left <= 0:
+        return 1.0 if any(accounts.get(name) for name in ("loaded", "local-hit")) else None
+    return accounts.get("saved", 0) / left

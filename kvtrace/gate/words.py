@@ -1,0 +1,29 @@
+"""What a baseline promises, in a few lines."""
+
+from __future__ import annotations
+
+from kvtrace.gate.model import Baseline
+from kvtrace.gate.shares import kept
+from kvtrace.report.render.wording import clean, names, percent, plural
+
+
+def contract_lines(baseline: Baseline, path: str) -> list[str]:
+    """Said once it is written: what it holds, and what it lets pass."""
+    hooks = {row.get("hook", "") for row in baseline["coverage"]["hooks"]}
+    partly = [row for row in baseline["coverage"]["hooks"] if row["share"] < 1]
+    groups = list(dict.fromkeys(row["layers"] for row in baseline["coverage"]["hooks"] if "layers" in row))
+    parts = [plural(len(baseline["engines"]), "engine"), plural(len(hooks), "hook")]
+    if groups:
+        parts.append(f"layers {names(groups, 3)}")
+    parts.append(f"{percent(kept(baseline['ledger']['saves']))} of the tokens kept")
+    lines = [f"wrote {clean(path)}: {', '.join(parts)}"]
+    if partly:
+        lines.append(
+            "  not complete in this run, and taken as it is: "
+            + names((f"{row.get('hook')} {percent(row['share'])}" for row in partly), 6)
+        )
+    for severity in ("fault", "limit"):
+        found = [one["id"] for one in baseline["findings"] if one["severity"] == severity]
+        if found:
+            lines.append(f"  it allows {plural(len(found), severity)}: {names(found)}")
+    return lines

@@ -1,0 +1,338 @@
+"""Declared against measured: what the sampled hook calls read, held against the metadata.
+
+A call that was seen to read what its metadata names agrees; one that read less, or nothing, books
+the difference to a cause; one that was not sampled is taken as declared. Nothing is concluded
+from the silence of a connector of which no call was ever seen to read anything: it may work
+where the probe can't look (threads of its own, native code).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtrace.ledger import effects
+from kvtrace.ledger.effects import SAVE, WAIT, WHOLE, Cell, Measured
+from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
+from kvtrace.ledger.requests import Request
+from kvtrace.ledger.scan import Array
+
+NATIVE_COPY = frozenset(
+    {
+        "OffloadingConnector", "SimpleCPUOffloadConnector", "LMCacheConnectorV1", "LMCacheMPConnector",
+        "MooncakeStoreConnector", "HF3FSKVConnector", "FlexKVConnectorV1", "NixlConnector",
+        "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector", "P2pNcclConnector",
+        "HiSparseConnector", "MultiConnector",
+    }
+)  # fmt: skip
+"""Connectors known to hand pointers to native code or streams of their own: nothing follows from
+seeing no tensor operation of theirs."""
+
+
+_MAX_SHARED = 16
+_LEAST_BYTES = 8
+"""Bytes that a slot of one layer takes in a file, at the very least."""
+
+
+@dataclass(frozen=True)
+class Codes:
+    """The ledger's outcome codes that are read and written here."""
+
+    saved: int
+    not_observed: int
+    swallowed: int
+    nothing: int
+    short: int
+    shared: int
+
+
+@dataclass
+class Stores:
+    """What the metadata names in each store step of an engine; arrays over the steps."""
+
+    steps: Array
+    slots: Array  # of all requests
+    entries: Array  # how many name at least one slot
+    implied: NDArray[np.bool_]  # named by no metadata: measured
+    asynchronous: bool
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], steps: Array) -> Stores:
+        at = {step: i for i, step in enumerate(steps.tolist())}
+        slots, entries = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
+        implied = np.zeros(len(steps), bool)
+        asynchronous = False
+        for request in requests:
+            asynchronous |= bool(request.saves)
+            for entry in request.entries:
+                i = at[entry.step]
+                # A corrupt record can name any number: bounded, so that sums stay sums.
+                slots[i] += min(max(0, entry.slots), 1 << 40)
+                entries[i] += entry.slots > 0
+                implied[i] |= entry.implied
+                asynchronous |= entry.asynchronous
+        return cls(steps, slots, entries, implied, asynchronous)
+
+
+@dataclass
+class _Lane:
+    """A store call that was watched and did less than it should."""
+
+    row: int
+    column: int
+    slots: int
+    empty_files: bool
+    unwritten: bool
+
+
+def check(
+    engine: Engine,
+    stores: Stores,
+    columns: list[NDArray[np.int8]],
+    codes: Codes,
+    measured: Mapping[tuple[int, str], Measured],
+    swallowed: list[Swallowed],
+    trust: Trust,
+) -> list[Array]:
+    """Correct the outcomes of an engine's store calls by what was measured.
+
+    Args:
+        columns: one array (store steps, KV layers) a worker, in order; changed in place.
+        trust: counts are added.
+
+    Returns:
+        Of the same shapes: slots that were read where fewer than declared, else -1.
+    """
+    kept: list[Array] = [np.full(column.shape, -1, dtype=np.int64) for column in columns]
+    tables = [measured.get(worker.key) or Measured() for worker in engine.workers]
+    seen = any(table.most > 0 for table in tables)
+    replicated = _replicated(engine)
+    agreed: list[set[tuple[int, int]]] = []
+    lost: list[set[tuple[int, int]]] = []
+    for worker, table, column, short in zip(engine.workers, tables, columns, kept, strict=True):
+        good, bad = _worker(engine, worker, table, stores, column, short, codes, swallowed, trust, seen)
+        agreed.append(good)
+        lost.append(bad)
+    always_shared = False
+    if replicated:
+        _forgive(engine, columns, kept, agreed, lost, codes)
+    else:
+        always_shared = _shared(engine, tables, stores, columns, agreed, lost, codes, trust)
+    for table, column, good, bad in zip(tables, columns, agreed, lost, strict=True):
+        # Calls that were not watched share their files too, and nobody knows who won.
+        if always_shared or (bad and not good):
+            _doubt(table, stores, column, bad, codes, trust)
+    return kept
+
+
+def _replicated(engine: Engine) -> bool:
+    """Whether every rank holds the same KV (MLA): one of them saves for all."""
+    groups = engine.facts.get("kv_groups")
+    kinds = [str(g.get("kind")) for g in groups if isinstance(g, dict)] if isinstance(groups, list) else []
+    return bool(kinds) and all("MLA" in kind for kind in kinds)
+
+
+def _worker(
+    engine: Engine,
+    worker: Worker,
+    table: Measured,
+    stores: Stores,
+    column: NDArray[np.int8],
+    short: Array,
+    codes: Codes,
+    swallowed: list[Swallowed],
+    trust: Trust,
+    seen: bool,
+) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
+    """(calls that agree, calls that lost tokens), as (row, KV layer)."""
+    good: set[tuple[int, int]] = set()
+    bad: set[tuple[int, int]] = set()
+    weak: list[_Lane] = []
+    unwritten: list[tuple[int, int]] = []  # read all, caught an exception, and wrote nothing
+    plain = False  # whether a call without an exception wrote nothing either
+    caught = effects.caught(worker, swallowed)
+    work = (column == codes.saved) & (stores.slots[:, None] > 0)
+    trust.calls += int(work.sum())
+    per_layer = worker.connector is None or worker.connector.saves_per_layer
+    waits = worker.connector is None or "wait_for_save" not in worker.connector.noop
+    block = max(1, engine.block_size)
+    for row, step in enumerate(stores.steps.tolist()):
+        cells = table.steps.get(step)
+        if not cells:
+            if stores.implied[row]:
+                column[row, work[row]] = codes.not_observed
+            continue
+        hooks = table.hooks(step)
+        slots = int(stores.slots[row])
+        least = slots - (block - 1) * int(stores.entries[row])
+        for lane in np.flatnonzero(work[row]).tolist():
+            cell = cells.get(lane)
+            if cell is None and not per_layer and hooks >> WAIT & 1:
+                cell = _untouched(cells)
+            if stores.implied[row]:
+                read = -1 if cell is None else cell.slots
+                if read <= 0:
+                    column[row, lane] = codes.not_observed
+                else:
+                    good.add((row, lane))
+                    trust.measured += 1
+                    trust.agreed += 1
+                    if read < slots:
+                        column[row, lane], short[row, lane] = codes.not_observed, read
+                continue
+            if cell is None:
+                continue
+            if cell.slots > 0 and cell.slots >= least:
+                good.add((row, lane))
+                written = [cell] if per_layer else list(cells.values())
+                if all(one.bytes <= 0 and not one.files for one in written):
+                    if caught.at(step, worker.kv_layers[lane]):
+                        unwritten.append((row, lane))
+                    else:
+                        plain = True
+                trust.measured += 1
+                trust.agreed += 1
+                continue
+            complete = bool(hooks >> WAIT & 1) or not waits
+            if per_layer:
+                complete = complete and bool(cell.hooks >> SAVE & 1)
+            if not complete:
+                continue  # the rest may have been read in a call that was not watched
+            empty = cell.files > 0 and cell.bytes < slots * _LEAST_BYTES
+            if cell.slots <= 0 and not empty and (cell.slots < 0 or cell.bytes > 0):
+                continue  # it wrote something, or nothing could be watched
+            written = [cell] if per_layer else list(cells.values())
+            nowhere = all(one.bytes <= 0 and not one.files for one in written)
+            weak.append(_Lane(row, lane, max(0, cell.slots), empty, nowhere))
+    if unwritten and not plain:
+        # Read, and lost on the way to the file: calls without an exception do write.
+        for row, lane in unwritten:
+            good.discard((row, lane))
+            bad.add((row, lane))
+            column[row, lane] = codes.swallowed
+        trust.agreed -= len(unwritten)
+        trust.unwritten += len(unwritten)
+    if caught.facts:
+        trust.caught_agreed += sum(
+            caught.at(int(stores.steps[row]), worker.kv_layers[lane]) for row, lane in good
+        )
+    usual = caught.calls * 2 >= len(weak)
+    native = worker.connector is not None and worker.connector.cls in NATIVE_COPY
+    for call in weak:
+        row, lane = call.row, call.column
+        layer = worker.kv_layers[lane]
+        raised = bool(caught.facts) and (usual or caught.at(int(stores.steps[row]), layer))
+        if not call.slots and not (seen or call.empty_files or raised):
+            trust.blind += 1
+            if not (native or stores.asynchronous):
+                column[row, lane] = codes.not_observed
+            continue
+        trust.measured += 1
+        if call.slots:
+            trust.short += 1
+            trust.short_read += call.slots
+            trust.short_declared += int(stores.slots[row])
+        else:
+            trust.nothing += 1
+            trust.empty += call.empty_files
+        bad.add((row, lane))
+        column[row, lane] = codes.swallowed if raised else codes.short if call.slots else codes.nothing
+        if call.slots and not (raised and call.unwritten and not plain):
+            short[row, lane] = call.slots
+    return good, bad
+
+
+def _untouched(cells: Mapping[int, Cell]) -> Cell | None:
+    """A layer without a record of its own, in a step whose save hook was watched; None where that
+    call did something that names no layer."""
+    if any(cell.slots < 0 for cell in cells.values()):
+        return None
+    read = any(cell.slots > 0 for cell in cells.values())
+    size, files = sum(cell.bytes for cell in cells.values()), sum(cell.files for cell in cells.values())
+    hooks = 0
+    for cell in cells.values():
+        hooks |= cell.hooks
+    return Cell(0, 0 if read else size, 0 if read else files, hooks)
+
+
+def _forgive(
+    engine: Engine,
+    columns: list[NDArray[np.int8]],
+    kept: list[Array],
+    agreed: list[set[tuple[int, int]]],
+    lost: list[set[tuple[int, int]]],
+    codes: Codes,
+) -> None:
+    """KV that every rank holds alike is saved where one rank saved it."""
+    stored = {
+        (row, engine.workers[i].kv_layers[lane]) for i, calls in enumerate(agreed) for row, lane in calls
+    }
+    for worker, column, short, bad in zip(engine.workers, columns, kept, lost, strict=True):
+        for row, lane in sorted(bad):
+            if (row, worker.kv_layers[lane]) in stored:
+                column[row, lane], short[row, lane] = codes.saved, -1
+                bad.discard((row, lane))
+
+
+def _shared(
+    engine: Engine,
+    tables: list[Measured],
+    stores: Stores,
+    columns: list[NDArray[np.int8]],
+    agreed: list[set[tuple[int, int]]],
+    lost: list[set[tuple[int, int]]],
+    codes: Codes,
+    trust: Trust,
+) -> bool:
+    """Ranks that write one file for the same layer in the same step: the last one's KV stays.
+
+    Returns whether every step with files of several ranks showed it.
+    """
+    shared = False
+    apart = False
+    for row, step in enumerate(stores.steps.tolist()):
+        writers: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
+        for i, (worker, table) in enumerate(zip(engine.workers, tables, strict=True)):
+            for lane, cell in table.steps.get(step, {}).items():
+                if lane == WHOLE or columns[i][row, lane] != codes.saved:
+                    continue
+                for target, t in cell.targets.items():
+                    writers[(target, worker.kv_layers[lane])].append((t, i, lane))
+        for several in writers.values():
+            if len({i for _, i, _ in several}) < 2:
+                apart = True
+                continue
+            shared = True
+            layer = engine.workers[several[0][1]].kv_layers[several[0][2]]
+            trust.shared_files += 1
+            if len(trust.shared) < _MAX_SHARED:
+                ranks = tuple(sorted({engine.workers[i].rank for _, i, _ in several}))
+                trust.shared.append((step, layer, ranks))
+            for _, i, lane in sorted(several)[:-1]:
+                columns[i][row, lane] = codes.shared
+                agreed[i].discard((row, lane))
+                lost[i].add((row, lane))
+    return shared and not apart
+
+
+def _doubt(
+    table: Measured,
+    stores: Stores,
+    column: NDArray[np.int8],
+    lost: set[tuple[int, int]],
+    codes: Codes,
+    trust: Trust,
+) -> None:
+    """No call of this worker that was watched did its work: the others can't be taken as declared."""
+    for row, step in enumerate(stores.steps.tolist()):
+        if not stores.slots[row]:
+            continue
+        cells = table.steps.get(step, {})
+        for lane in np.flatnonzero(column[row] == codes.saved).tolist():
+            if lane not in cells and (row, lane) not in lost:
+                column[row, lane] = codes.not_observed
+                trust.unknown += 1

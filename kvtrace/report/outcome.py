@@ -1,0 +1,109 @@
+"""What a gate or a comparison of two reports says: plain data between ``kvtrace.gate`` and the renderers.
+
+``kvtrace.gate`` makes these, :mod:`kvtrace.report.render` prints them as text, Markdown, JUnit, SARIF and
+GitHub annotations. Strings in them may come from a report of unknown origin: renderers clean and escape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+State = Literal["passed", "failed", "better", "changed"]
+Unit = Literal["share", "count", "text"]
+Value = float | int | str | None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that a gate looked at.
+
+    ``before`` is what was asked for (the baseline's value, or the rule's), ``after`` what the run has;
+    None means that it is not there at all. ``cause`` is the id of the finding that explains a failure.
+    """
+
+    kind: Literal["engine", "coverage", "work", "ledger", "finding", "target", "rule"]
+    subject: str
+    state: State
+    before: Value = None
+    after: Value = None
+    unit: Unit = "share"
+    layers: str = ""
+    rank: int | None = None
+    text: str = ""
+    cause: str | None = None
+    remedy: str = ""
+    """What to do where no finding explains it."""
+    source: str = ""
+    """The file that asks for it, and its line (0: unknown)."""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A finding as a gate quotes it."""
+
+    id: str
+    severity: str
+    title: str
+    evidence: list[str]
+    remedy: list[str]
+    docs: str
+
+
+@dataclass
+class Outcome:
+    """The answer of ``kvtrace check``."""
+
+    report: str
+    baseline: str | None
+    asked: list[str]
+    """What the gate was made of, in words: the baseline, each rule, or the default gate."""
+    checks: list[Check]
+    explanations: dict[str, Explanation] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        return not self.failed
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if check.state == "failed"]
+
+    def of(self, state: State) -> list[Check]:
+        return [check for check in self.checks if check.state == state]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value that two runs do not share; None: not there."""
+
+    name: str
+    before: Value
+    after: Value
+    unit: Unit = "text"
+    layers: str = ""
+    verdict: Literal["better", "worse", "same", ""] = ""
+    text: str = ""
+
+
+@dataclass
+class Difference:
+    """The answer of ``kvtrace diff``: what differs between the reports A (before) and B (after)."""
+
+    a: str
+    b: str
+    settings: list[Change] = field(default_factory=list)
+    targets: list[Change] = field(default_factory=list)
+    coverage: list[Change] = field(default_factory=list)
+    saves: list[Change] = field(default_factory=list)
+    loads: list[Change] = field(default_factory=list)
+    findings: list[Change] = field(default_factory=list)
+    verdicts: tuple[str, str] = ("", "")
+
+    @property
+    def empty(self) -> bool:
+        return not (
+            self.settings or self.targets or self.coverage or self.saves or self.loads or self.findings
+        )

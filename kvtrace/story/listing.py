@@ -1,0 +1,99 @@
+"""The requests of a run, one row each: from its report, or all of them from its spools."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvtrace import causes, ledger
+from kvtrace.report.load import load_report
+from kvtrace.story.locate import traced_directory
+from kvtrace.trace.format import STEP_MASK
+
+Row = dict[str, Any]
+
+SORTS: dict[str, Callable[[Row], Any]] = {
+    "worst": lambda row: -row["not_saved"],
+    "best": lambda row: -row["saved"],
+    "prompt": lambda row: -row["prompt"],
+    "arrival": lambda row: row["first_step"],
+    "id": lambda row: row["id"],
+}
+
+
+@dataclass
+class Listing:
+    """Rows as in ``report.json`` (``requests.rows``), sorted, filtered and cut."""
+
+    rows: list[Row]
+    fit: int  # requests that pass the filter
+    known: int  # requests that could be listed: a report holds the worst ones only
+    total: int
+    verdict: str | None
+    verdicts: dict[str, int] = field(default_factory=dict)  # verdict -> requests, most first
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: ``kvtrace.requests/1``."""
+        return {
+            "schema": "kvtrace.requests/1",
+            "total": self.total,
+            "known": self.known,
+            "fit": self.fit,
+            "verdicts": self.verdicts,
+            "rows": self.rows,
+        }
+
+
+def listing(path: str, verdict: str | None = None, sort: str = "worst", limit: int | None = None) -> Listing:
+    """The requests at `path`, a report.json or a run directory.
+
+    Raises:
+        KvtraceError: no report or run there that can be read.
+    """
+    folder = traced_directory(path) if Path(path).is_dir() else None
+    if folder is not None:
+        rows = _of_run(folder)
+        total = len(rows)
+    else:
+        report = load_report(path)
+        rows = [{**row} for row in report["requests"]["rows"]]
+        total = report["requests"]["total"]
+    fits = [row for row in rows if verdict is None or row["verdict"] == verdict]
+    fits.sort(key=SORTS[sort])
+    return Listing(
+        rows=fits if limit is None else fits[:limit],
+        fit=len(fits),
+        known=len(rows),
+        total=total,
+        verdict=verdict,
+        verdicts=dict(Counter(row["verdict"] for row in rows).most_common()),
+    )
+
+
+def _of_run(folder: Path) -> list[Row]:
+    table = causes.diagnose(ledger.load(folder)).requests
+    return [
+        {
+            "id": one["id"],
+            "client": one["client"] or None,
+            "engine": int(one["engine"]),
+            "prompt": int(one["prompt"]),
+            "computed": int(one["computed"]),
+            "output": int(one["output"]),
+            "local": int(one["local"]),
+            "external": int(one["external"]),
+            "chunks": int(one["chunks"]),
+            "chunk_tokens": [int(part) for part in one["chunk_tokens"]],
+            "saved": round(float(one["saved_tokens"]), 3),
+            "not_saved": round(float(one["not_saved_tokens"]), 3),
+            "verdict": one["verdict"],
+            "status": one["status"],
+            "first_step": int(one["first_step"]) & STEP_MASK,
+            "last_step": int(one["last_step"]) & STEP_MASK,
+            "block": int(one["block"]),
+        }
+        for one in table.to_dict("records")
+    ]

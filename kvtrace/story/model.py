@@ -1,0 +1,144 @@
+"""The story of one request: plain dataclasses, in the order in which things happened.
+
+Times ``*_ns`` are nanoseconds; ``at_ns`` counts from the request's first record on the
+scheduler's host. Steps are numbers within the engine (``schedule()`` calls from 1), 0 for none.
+Positions are half-open ranges ``[start, end)`` of the request's tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = "kvtrace.story/1"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One KV-owning layer on one rank; ``rank`` -1 and ``layer`` "" where no worker told its layers."""
+
+    rank: int
+    process: str
+    layer: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the connector's metadata declared for this request in one step; -1 where it does not say.
+
+    Not ``declared``: no metadata named it, it is what was measured on the workers in that step.
+    """
+
+    direction: str  # store | load
+    slots: int
+    tokens: int
+    start: int
+    asynchronous: bool = False
+    declared: bool = True
+
+
+@dataclass
+class Call:
+    """The calls of one hook or op body for one layer ("" for hooks that run once a step)."""
+
+    name: str
+    kind: str  # hook | op
+    layer: str
+    calls: int
+    at_ns: int
+    total_ns: int
+    slots: int = -1  # hooks: slots of this direction in the whole step's metadata
+    tokens: int = -1  # ops: rows of the query
+    raised: bool = False
+    no_metadata: bool = False
+    summed: bool = False  # collapsed past the spool's size limit: times are of all layers together
+    direct: bool = False
+    skip: str = ""  # ops: why the connector's hooks did not run around this body, HOOKED where they did
+    measured_slots: int = -1
+    measured_bytes: int = -1
+    measured_files: int = -1
+
+
+@dataclass
+class RankStep:
+    """One step on one worker."""
+
+    rank: int
+    process: str
+    layers: int
+    state: str  # ran | no-forward | not-recorded
+    mode: str
+    at_ns: int
+    total_ns: int
+    calls: list[Call] = field(default_factory=list)
+
+    @property
+    def bound(self) -> bool:
+        return any(call.name == "bind_connector_metadata" and not call.raised for call in self.calls)
+
+
+@dataclass
+class Moment:
+    """One thing that happened. ``facts`` are its numbers, by kind:
+
+    - arrival: prompt, max_tokens
+    - lookup: local, external (None: the connector asked for patience), asynchronous
+    - allocation: external, blocks
+    - chunk: number, of, start, end, resumed
+    - metadata (a step without a prefill chunk)
+    - preempted: computed
+    - transfer-opened; transfer-done: direction, failed, side
+    - trouble: hook, layer, type, message, where
+    - finish: status, output, computed
+    """
+
+    kind: str
+    at_ns: int
+    step: int
+    facts: dict[str, Any] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
+    ranks: list[RankStep] = field(default_factory=list)
+
+
+@dataclass
+class Range:
+    """Where positions [start, end) ended up, in some of the lanes (indices into Story.lanes)."""
+
+    start: int
+    end: int
+    account: str  # as in the ledger: saved, loaded, local-hit, pending, not-observed, not-saved:<cause>
+    gate: int | None
+    lanes: list[int]
+
+
+@dataclass
+class Story:
+    id: str
+    client: str
+    engine: int
+    prompt: int
+    computed: int
+    output: int
+    block: int
+    status: str
+    finished: bool
+    preemptions: int
+    verdict: str
+    lanes: list[Lane]
+    moments: list[Moment]
+    ranges: list[Range]
+    notes: list[str] = field(default_factory=list)
+    token: int | None = None
+    layer: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: ``kvtrace.story/1``."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @property
+    def accounts(self) -> dict[str, int]:
+        """Token-layers by account."""
+        found: dict[str, int] = {}
+        for part in self.ranges:
+            found[part.account] = found.get(part.account, 0) + (part.end - part.start) * len(part.lanes)
+        return found

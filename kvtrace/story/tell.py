@@ -1,0 +1,306 @@
+"""Puts a request's story together: what its records say, in order, and where its tokens ended up."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from kvtrace import causes, ledger
+from kvtrace.causes.case import Booked, Case, make_case
+from kvtrace.causes.catalogue import CATALOGUE
+from kvtrace.causes.diagnose import book_pieces
+from kvtrace.causes.tables import rows
+from kvtrace.errors import KvtraceError
+from kvtrace.ledger.model import NOT_SAVED, PIECE_COLUMNS, Engine, Run, Span
+from kvtrace.ledger.values import integer, text
+from kvtrace.story import find, worker_steps
+from kvtrace.story.model import Entry, Lane, Moment, Range, Story
+from kvtrace.story.records import Source, sources, tag_of
+from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, Fact, Flag, Kind
+
+MAX_STEPS = 4096
+"""Steps whose calls are told; a request with more has its first ones told."""
+
+
+def tell(run_dir: Path, wanted: str, layer: str | None = None, token: int | None = None) -> Story:
+    """The story of one request.
+
+    Args:
+        wanted: the client's or the engine's id, or a prefix that fits one request only; ``ID#2``.
+        layer: only this layer's calls: its name, or its number.
+        token: only what concerns this position.
+
+    Raises:
+        KvtraceError: no such request, layer or position; several fit; no readable spool.
+    """
+    spools = sources(run_dir)
+    clients = {
+        text(value, "engine"): text(value, "client")
+        for source in spools
+        for fact, _, value in source.facts
+        if fact == Fact.CLIENT_ID and text(value, "engine")
+    }
+    arrivals = _arrivals(spools)
+    ident, number = find.find(wanted, [one for _, one in arrivals], clients)
+    run = ledger.load(run_dir, watch=(ident,))
+    same = [at for at, row in enumerate(rows(run.requests)) if row.id == ident]
+    if number >= len(same):
+        raise KvtraceError("no such request", ident, "its records are incomplete: it is not in the books")
+    own = same[number]
+    request = list(rows(run.requests))[own]
+    engine = next((one for one in run.engines if one.tag == request.engine), None)
+    if engine is None:
+        raise KvtraceError("a request of no known engine", ident, "its scheduler left no readable record")
+    after = min((r.t_first for i, r in enumerate(rows(run.requests)) if i in same and i > own), default=None)
+    diagnosis = causes.diagnose(run)
+    judged = diagnosis.requests
+    judged = judged[(judged["id"] == ident) & (judged["t_first"] == request.t_first)]
+    lanes = _lanes(engine)
+    story = Story(
+        id=ident,
+        client=request.client,
+        engine=int(request.engine),
+        prompt=int(request.prompt),
+        computed=int(request.computed),
+        output=int(request.output),
+        block=int(request.block),
+        status=request.status,
+        finished=bool(request.finished),
+        preemptions=int(request.preemptions),
+        verdict=str(judged["verdict"].iloc[0]) if len(judged) else "",
+        lanes=lanes,
+        moments=[],
+        ranges=_ranges(run, own, len(lanes)),
+        token=token,
+        layer=None if layer is None else _layer(layer, lanes),
+    )
+    if token is not None and not 0 <= token < story.computed:
+        there = f"positions 0 to {story.computed - 1} had KV" if story.computed else "no position ever had KV"
+        raise KvtraceError(f"no position {token} in request {ident}", there)
+    _moments(story, run, engine, spools, own, int(request.t_first), after)
+    return story
+
+
+def _arrivals(spools: list[Source]) -> list[tuple[int, str]]:
+    """(time, id) of each request that any scheduler knew, in order."""
+    found: list[tuple[int, str]] = []
+    for source in spools:
+        seen: set[str] = set()
+        for row in source.rows.tolist():
+            if row[0] & 0xFF == Kind.REQUEST:
+                ident = source.names.get(row[2], "")
+                if ident:
+                    seen.add(ident)
+                    found.append((row[1], ident))
+        found.extend((1 << 62, ident) for ident in sorted(source.ids - seen))
+    return sorted(found)
+
+
+def _lanes(engine: Engine) -> list[Lane]:
+    """As the ledger counts them: the engine's workers in order, each with its layers."""
+    lanes = [
+        Lane(worker.rank, worker.process, layer) for worker in engine.workers for layer in worker.kv_layers
+    ]
+    lanes.extend(Lane(-1, "", "") for _ in range(engine.lanes - len(lanes)))
+    return lanes
+
+
+def _layer(wanted: str, lanes: Sequence[Lane]) -> str:
+    names = list(dict.fromkeys(lane.layer for lane in lanes if lane.layer))
+    if wanted in names:
+        return wanted
+    if wanted.isascii() and wanted.isdigit():
+        number = int(wanted[:9])
+        fits = [name for name in names if str(number) in re.split(r"\D+", name)]
+        if len(fits) != 1 and number < len(names):
+            fits = [names[number]]
+    else:
+        fits = [name for name in names if wanted and wanted in name]
+    if len(fits) == 1:
+        return fits[0]
+    known = f"{len(names)} layers own KV" + (f", {names[0]} to {names[-1]}" if names else "")
+    shown = ascii(wanted)[1:-1][:120]
+    raise KvtraceError(f"{len(fits)} layers fit {shown!r}" if fits else f"no layer {shown!r}", known)
+
+
+# ------------------------------------------------------------------------------ where tokens went
+
+
+def _ranges(run: Run, own: int, lanes: int) -> list[Range]:
+    """The request's positions by account; neighbours of the same fate are one range."""
+    case = make_case(run)
+    by_lanes: dict[tuple[int, ...], list[tuple[int, int, str]]] = defaultdict(list)
+    for span in run.spans:
+        if span.request == own:
+            by_lanes[span.lanes].extend(_named(case, own, span))
+    found: list[Range] = []
+    for members, parts in by_lanes.items():
+        for start, end, account in sorted(parts):
+            last = found[-1] if found else None
+            if last and last.end == start and last.account == account and last.lanes == list(members):
+                last.end = end
+            else:
+                found.append(Range(start, end, account, _gate(account), list(members)))
+    return sorted(found, key=lambda part: (part.start, part.lanes))
+
+
+def _gate(account: str) -> int | None:
+    cause = CATALOGUE.get(account.removeprefix(NOT_SAVED)) if account.startswith(NOT_SAVED) else None
+    return cause.gate if cause else None
+
+
+def _named(case: Case, own: int, span: Span) -> list[tuple[int, int, str]]:
+    """(start, end, account) of a span; what was not saved gets its cause from the rules."""
+    if span.account:
+        return [(span.start, span.end, span.account)]
+    prompt = case.requests[own].prompt
+    engine = case.requests[own].engine
+    found: list[tuple[int, int, str]] = []
+    for start, end, phase in (
+        (span.start, min(span.end, prompt), "prefill"),
+        (max(span.start, prompt), span.end, "decode"),
+    ):
+        if start >= end:
+            continue
+        piece = (own, engine, start, end, len(span.lanes), phase, span.chunk, span.step, span.gate, span.live)
+        alone = pd.DataFrame([piece], columns=list(PIECE_COLUMNS))
+        one = replace(case, run=replace(case.run, pieces=alone), booked=defaultdict(Booked))
+        book_pieces(one)
+        for cause, booked in one.booked.items():
+            found.extend((low, high, NOT_SAVED + cause) for _, low, high in booked.samples)
+    return found
+
+
+# ------------------------------------------------------------------------------ what happened
+
+
+@dataclass
+class _Told:
+    """A request's moments while they are gathered."""
+
+    story: Story
+    began: int
+    moments: list[Moment]
+    steps: dict[int, Moment]
+    """Step (with tag) -> the moment that holds its entries and ranks."""
+    declared: set[int]
+    """Steps whose metadata holds a store entry for the request."""
+
+    def add(self, kind: str, t: int, step: int, **facts: Any) -> Moment:
+        moment = Moment(kind, t - self.began, step & STEP_MASK, facts)
+        self.moments.append(moment)
+        return moment
+
+    def of_step(self, step: int, t: int) -> Moment:
+        if step not in self.steps:
+            self.steps[step] = self.add("metadata", t, step)
+        return self.steps[step]
+
+
+def _moments(
+    story: Story, run: Run, engine: Engine, spools: list[Source], own: int, began: int, after: int | None
+) -> None:
+    told = _Told(story, began, [], {}, set())
+    mine: list[tuple[Kind, list[int], Source]] = []
+    for source in spools:
+        for kind, row in source.of_request(story.id):
+            step = _step(kind, row)
+            inside = kind == Kind.REQUEST or not step or tag_of(step) == engine.tag
+            if inside and row[1] >= began and (after is None or row[1] < after):
+                mine.append((kind, row, source))
+    mine.sort(key=lambda item: item[1][1])
+    chunks = sum(1 for kind, _, _ in mine if kind == Kind.CHUNK)
+    for kind, row, source in mine:
+        _record(told, kind, row, source, chunks)
+    _stores(told, run, own)
+    steps = set(sorted(told.steps)[:MAX_STEPS])
+    if len(steps) < len(told.steps):
+        story.notes.append(f"calls are told for the first {MAX_STEPS} of {len(told.steps)} steps")
+    story.notes.extend(worker_steps.fill(told.steps, steps, engine, spools, began))
+    _trouble(told, spools, steps)
+    order = {"arrival": 0, "lookup": 1, "allocation": 2}
+    story.moments = sorted(told.moments, key=lambda m: (m.at_ns, order.get(m.kind, 3)))
+
+
+def _step(kind: Kind, row: list[int]) -> int:
+    return 0 if kind == Kind.REQUEST else row[3]
+
+
+def _record(told: _Told, kind: Kind, row: list[int], source: Source, chunks: int) -> None:
+    w0, t, _, _, d, e, f, g = row
+    marks, step = (w0 >> 32) & 0xFFFF, _step(kind, row)
+    if kind == Kind.REQUEST:
+        told.add("arrival", t, 0, prompt=d, max_tokens=g)
+    elif kind == Kind.LOOKUP:
+        external = None if f == NONE_ANSWER else f
+        told.add("lookup", t, step, local=e, external=external, asynchronous=bool(marks & Flag.ASYNC))
+    elif kind == Kind.ALLOC:
+        told.add("allocation", t, step, external=e, blocks=f)
+    elif kind == Kind.CHUNK:
+        moment = told.of_step(step, t)  # the metadata may have been read before it
+        moment.kind = "chunk"
+        number = sum(1 for one in told.moments if one.kind == "chunk")
+        resumed = bool(marks & Flag.RESUMED)
+        moment.facts = {"number": number, "of": chunks, "start": d, "end": d + e, "resumed": resumed}
+    elif kind == Kind.META and marks & Flag.LOAD:
+        entry = Entry("load", d, e, f, bool(marks & Flag.ASYNC))
+        known = told.of_step(step, t).entries
+        if entry not in known:  # a connector inside another one says the same again
+            known.append(entry)
+    elif kind == Kind.META and marks & Flag.STORE:
+        told.of_step(step, t)  # its entries come from the ledger, with their positions
+        told.declared.add(step)
+    elif kind == Kind.PREEMPT:
+        told.add("preempted", t, step, computed=d)
+    elif kind == Kind.OPEN:
+        told.add("transfer-opened", t, step, direction="store" if marks & Flag.STORE else "load")
+    elif kind == Kind.DONE:
+        side = "scheduler" if (w0 >> 8) & 0xFF == 1 else "worker"
+        direction = "store" if marks & Flag.STORE else "load"
+        told.add("transfer-done", t, step, direction=direction, failed=bool(d), side=side)
+    elif kind == Kind.FINISH:
+        status = source.names.get(f, "").rsplit(".", 1)[-1]
+        told.add("finish", t, step, status=status, output=e, computed=d)
+
+
+def _stores(told: _Told, run: Run, own: int) -> None:
+    """The store entries, with the positions that the ledger gave them."""
+    for entry in rows(run.entries[run.entries["request"] == own]):
+        step = int(entry.step)
+        known = told.steps.get(step)
+        if known is None:
+            continue
+        known.entries.append(
+            Entry(
+                "store", int(entry.slots), int(entry.tokens), int(entry.start), bool(entry.asynchronous),
+                step in told.declared,
+            )
+        )  # fmt: skip
+
+
+def _trouble(told: _Told, spools: list[Source], steps: set[int]) -> None:
+    """Exceptions and warnings of the connector's hooks in this request's steps, one of each."""
+    seen: set[tuple[object, ...]] = set()
+    for source in spools:
+        for fact, t, value in source.facts:
+            if fact not in (Fact.EXCEPTION, Fact.SWALLOWED, Fact.LOG):
+                continue
+            step = integer(value, "step")
+            if step not in steps:
+                continue
+            what = text(value, "type") or text(value, "level")
+            key = (fact, step, text(value, "hook"), what, text(value, "message"))
+            if key in seen:
+                continue
+            seen.add(key)
+            how = {Fact.EXCEPTION: "raised", Fact.SWALLOWED: "swallowed", Fact.LOG: "logged"}[fact]
+            told.add(
+                "trouble", t, step, how=how, hook=text(value, "hook"), layer=text(value, "layer"), type=what,
+                message=text(value, "message"), where=text(value, "where") or text(value, "logger"),
+            )  # fmt: skip

@@ -1,0 +1,390 @@
+"""EFFECT records: what a sampled call copied, by torch's own account; -1 where that can't be told."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvtrace.agent import effect  # noqa: E402
+from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.kvwatch import CACHES, Caches, Watch  # noqa: E402
+from kvtrace.agent.prefixes import digest_of  # noqa: E402
+from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.trace.format import HOOKS, Flag, Kind, Role  # noqa: E402
+from kvtrace.trace.reader import code, flags, kind, lane  # noqa: E402
+
+from . import fakes  # noqa: E402
+
+BLOCKS, BLOCK = 10, 4
+
+
+@pytest.fixture
+def caches():
+    CACHES.__init__()
+    return {name: torch.randn(BLOCKS, BLOCK, 8) for name in ("layer.0", "layer.1")}
+
+
+def effects(trace):
+    """[(hook, direction, layer, slots, bytes, files, target)] in order."""
+    spool, rows = trace.read()
+    rows = rows[kind(rows[:, 0]) == Kind.EFFECT]
+    return [
+        (HOOKS[code(row[:1])[0]], int(flags(row[:1])[0]), spool.names.get(row[2], ""), *row[4:].tolist())
+        for row in rows
+    ]
+
+
+def pick(connector, kv, slots):
+    return kv[slots // BLOCK, slots % BLOCK].detach().cpu().contiguous()
+
+
+def make(caches, how=pick, cls=fakes.Copying):
+    connector = cls(how)
+    number = traced(connector, Role.WORKER, cls.__name__)
+    connector.register_kv_caches(caches)
+    return connector, number
+
+
+def step(connector, caches, *works, number=1):
+    """One step as vLLM runs it."""
+    AGENT.worker.step = number
+    connector.bind_connector_metadata(fakes.WorkMetadata(*works))
+    with torch.inference_mode():
+        connector.start_load_kv(None)
+        for name, kv in caches.items():
+            connector.save_kv_layer(name, kv, None)
+        connector.wait_for_save()
+    connector.clear_connector_metadata()
+    AGENT.worker.step = 0
+
+
+def store(tokens=7):
+    return fakes.Work(torch.arange(5, 5 + tokens))
+
+
+def load(tokens=6):
+    return fakes.Work(torch.arange(5, 5 + tokens), is_store=False)
+
+
+def test_the_slots_that_a_hook_copied_are_counted_per_layer(trace, caches):
+    connector, _ = make(caches)
+    step(connector, caches, store(7))
+    assert [row[:4] for row in effects(trace) if row[0] == "save_kv_layer"] == [
+        ("save_kv_layer", Flag.STORE, "layer.0", 7),
+        ("save_kv_layer", Flag.STORE, "layer.1", 7),
+    ]
+    assert len(connector.kept) == 2 and connector.kept[0].shape == (7, 8)
+
+
+def test_a_save_in_wait_for_save_is_found_there_and_the_empty_hook_before_it_is_zero(trace, caches):
+    connector, _ = make(caches, how=None)
+    connector.how = None
+    step_metadata = store(5)
+    # save_kv_layer calls `how`: make it look and do nothing
+    connector.how = lambda *_: None
+    AGENT.worker.step = 1
+    connector.bind_connector_metadata(fakes.WorkMetadata(step_metadata))
+    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    connector.how = None
+    connector.wait_for_save()
+    rows = [row[:4] for row in effects(trace)]
+    assert rows == [
+        ("save_kv_layer", Flag.STORE, "layer.0", 0),
+        ("wait_for_save", Flag.STORE, "layer.0", 5),
+        ("wait_for_save", Flag.STORE, "layer.1", 5),
+    ]
+
+
+def test_what_a_load_writes_into_the_caches_is_counted(trace, caches):
+    connector, _ = make(caches)
+    step(connector, caches, load(6))
+    rows = [row[:4] for row in effects(trace)]
+    assert rows == [("start_load_kv", Flag.LOAD, "layer.0", 6), ("start_load_kv", Flag.LOAD, "layer.1", 6)]
+    assert (caches["layer.1"][1, 1:3] == 1.0).all()
+
+
+def view_only(connector, kv, slots):
+    return kv[1:3].reshape(-1, 8)
+
+
+def address(connector, kv, slots):
+    return kv.data_ptr()
+
+
+def as_numpy(connector, kv, slots):
+    return kv.numpy()[slots.numpy() // BLOCK]
+
+
+def to_thread(connector, kv, slots):
+    done = queue.Queue()
+    done.put(kv)
+    return done
+
+
+def to_executor_queue(connector, kv, slots):
+    done = queue.SimpleQueue()
+    done.put(kv)
+    return done
+
+
+@pytest.mark.parametrize(
+    ("how", "slots"),
+    [
+        (view_only, 0),
+        (address, -1),
+        (as_numpy, -1),
+        (to_thread, -1),
+        (to_executor_queue, -1),
+        (lambda c, kv, s: kv[1:3].clone(), 8),
+        (lambda c, kv, s: kv[1:3].to(torch.float16), 8),
+        (lambda c, kv, s: torch.empty(2, BLOCK, 8).copy_(kv[1:3]), 8),
+        (lambda c, kv, s: torch.index_select(kv, 0, torch.tensor([3]), out=torch.empty(1, BLOCK, 8)), 4),
+        (lambda c, kv, s: torch.zeros(99, BLOCK, 8).index_put_((torch.tensor([0]),), kv[2:3]), 4),
+        (lambda c, kv, s: torch.empty_like(kv), 0),
+        (lambda c, kv, s: torch.cat([kv[0:1], torch.zeros(5, BLOCK, 8)]), 4),
+    ],
+)
+def test_roads_out_of_the_cache(trace, caches, how, slots):
+    connector, _ = make(caches, how)
+    AGENT.worker.step = 1
+    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
+    with torch.inference_mode():
+        connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    assert [row[:4] for row in effects(trace)] == [("save_kv_layer", Flag.STORE, "layer.0", slots)]
+
+
+def test_an_address_taken_at_registration_leaves_nothing_sure_later(trace, caches):
+    class Pointers(fakes.Copying):
+        def register_kv_caches(self, kv_caches):
+            super().register_kv_caches(kv_caches)
+            self.pointers = [kv.data_ptr() for kv in kv_caches.values()]
+
+    connector, _ = make(caches, lambda *_: None, Pointers)
+    step(connector, caches, store())
+    assert [row[3] for row in effects(trace) if row[0] == "save_kv_layer"] == [-1, -1]
+
+
+def test_a_custom_operation_on_the_cache_is_unknown(trace, caches):
+    library = torch.library.Library("kvtrace_test", "DEF")
+    library.define("take(Tensor kv) -> Tensor")
+    library.impl("take", lambda kv: kv[0:1].clone(), "CPU")
+    connector, _ = make(caches, lambda c, kv, s: torch.ops.kvtrace_test.take(kv))
+    step(connector, caches, store())
+    assert [row[3] for row in effects(trace) if row[0] == "save_kv_layer"] == [-1, -1]
+
+
+def test_layers_that_share_one_storage_are_told_apart(trace):
+    CACHES.__init__()
+    whole = torch.randn(2, BLOCKS, BLOCK, 8)
+    caches = {"layer.0": whole[0], "layer.1": whole[1]}
+    connector, _ = make(caches, lambda c, kv, s: whole[1][s // BLOCK, s % BLOCK])
+    step(connector, caches, store(3))
+    rows = [row[2:4] for row in effects(trace) if row[0] == "save_kv_layer"]
+    # while layer.0 is saved the connector (wrongly) reads layer.1: that is what is written down
+    assert ("layer.0", 3) not in rows and ("layer.1", 3) in rows
+
+
+def test_memory_that_several_groups_share_is_not_attributed():
+    raw = torch.randn(BLOCKS * BLOCK * 8)
+    caches = Caches()
+    caches.register({"full": raw.view(BLOCKS, BLOCK, 8), "window": raw.view(BLOCKS, BLOCK, 8)})
+    watch = Watch(caches, None)
+    watch.start()
+    raw.view(BLOCKS, BLOCK, 8)[0:1].clone()
+    watch.stop()
+    assert watch.slots(False, BLOCK) == {"full": -1, "window": -1}
+
+
+def test_slots_come_from_vllms_own_cache_config_where_there_is_one(caches):
+    known = Caches()
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=8), layer_names=["layer.0"])
+    config = SimpleNamespace(num_blocks=BLOCKS * BLOCK // 8, kv_cache_groups=[group])
+    known.configure(config, {"layer.0": SimpleNamespace(kv_cache=caches["layer.0"])})
+    assert known.slot_bytes(known.layers["layer.0"]) == 32
+
+
+def test_the_files_that_a_call_wrote_and_what_stands_in_them(trace, caches, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+
+    def write(connector, kv, slots):
+        rows = pick(connector, kv, slots)
+        safetensors.save_file({"kv": rows}, str(tmp_path / "kv.part"))
+        os.replace(tmp_path / "kv.part", tmp_path / "kv.safetensors")
+        torch.save(rows, tmp_path / "kv.pt")
+        with open(tmp_path / "kv.txt", "w") as file:
+            file.write("x" * 11)
+        with open(tmp_path / "kv.txt") as file:
+            file.read()
+
+    connector, _ = make(caches, write)
+    AGENT.worker.step = 1
+    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
+    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    ((_, _, _, slots, size, files, target),) = effects(trace)
+    names = ("kv.safetensors", "kv.pt", "kv.txt")
+    assert (slots, files) == (7, 3)
+    assert size == sum((tmp_path / name).stat().st_size for name in names)
+    assert target == digest_of(str(tmp_path / "kv.safetensors"), AGENT.config.salt)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
+def test_a_native_writer_that_nobody_knows_leaves_the_files_unknown(trace, caches, tmp_path):
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+
+    def write(connector, kv, slots):
+        descriptor = libc.open(str(tmp_path / "hidden").encode(), os.O_WRONLY | os.O_CREAT, 0o600)
+        data = b"x" * 8192
+        libc.write(descriptor, data, len(data))
+        libc.close(descriptor)
+
+    connector, _ = make(caches, write)
+    AGENT.worker.step = 1
+    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
+    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    ((_, _, _, _, size, files, target),) = effects(trace)
+    assert (size, files, target) == (8192, -1, 0)
+
+
+def test_another_threads_files_and_copies_are_not_this_calls(trace, caches, tmp_path):
+    def write(connector, kv, slots):
+        def other():
+            (tmp_path / "other").write_text("x")
+            kv[0:3].clone()
+
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+
+    connector, _ = make(caches, write)
+    AGENT.worker.step = 1
+    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
+    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    ((_, _, _, slots, size, files, _),) = effects(trace)
+    assert (slots, size, files) == (-1, 0, 0)
+
+
+def test_the_first_steps_with_work_are_sampled_then_every_32nd(trace, caches):
+    connector, _ = make(caches)
+    for number in range(1, 71):
+        step(connector, caches, store(2), number=number)
+        step(connector, caches, number=1000 + number)  # no work: never sampled
+    _, rows = trace.read()
+    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
+    assert steps == [*range(1, 9), 33, 65]
+    assert len(connector.kept) == 140
+
+
+def test_a_sampled_step_without_effect_is_looked_at_again(trace, caches):
+    connector, _ = make(caches, lambda *_: None)
+    for number in range(1, 100):
+        step(connector, caches, store(2), number=number)
+    _, rows = trace.read()
+    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
+    assert steps == [*range(1, 9 + effect._MAX_EXTRA), 33, 65, 97]  # and not for ever
+
+
+def test_metadata_that_says_nothing_is_sampled_on_steps_with_prefill(trace, caches):
+    class Own(fakes.Copying):
+        def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+            self.kept.append(kv_layer[0:1].clone())
+
+        def start_load_kv(self, forward_context, **kwargs):
+            return
+
+    connector, _ = make(caches, cls=Own)
+    for number in range(1, 4):
+        AGENT.worker.step, AGENT.worker.prefill = number, number != 2
+        connector.bind_connector_metadata(fakes.KVConnectorMetadata())
+        connector.save_kv_layer("layer.0", caches["layer.0"], None)
+        connector.clear_connector_metadata()
+    _, rows = trace.read()
+    rows = rows[kind(rows[:, 0]) == Kind.EFFECT]
+    assert rows[:, 3].tolist() == [1, 3] and rows[:, 4].tolist() == [4, 4]
+
+
+def test_dummy_steps_are_never_sampled(trace, caches):
+    connector, _ = make(caches)
+    step(connector, caches, store(), number=0)
+    assert effects(trace) == [] and len(connector.kept) == 2
+
+
+def test_an_error_in_a_watched_call_passes_untouched_and_leaves_nothing_behind(trace, caches):
+    def fail(connector, kv, slots):
+        pick(connector, kv, slots)
+        raise ValueError("disk full")
+
+    before = (sys.gettrace(), sys.getprofile())
+    connector, _ = make(caches, fail)
+    AGENT.worker.step = 1
+    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
+    with pytest.raises(ValueError, match="disk full") as caught:
+        connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    assert caught.traceback[-1].name == "fail"
+    assert (sys.gettrace(), sys.getprofile()) == before
+    assert torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
+    assert [row[3] for row in effects(trace)] == [7]
+
+
+def test_a_debugger_or_profiler_keeps_its_place(trace, caches):
+    seen = []
+    mine = lambda *args: seen.append(args[1]) or None  # noqa: E731
+    connector, _ = make(caches, lambda *_: None)
+    AGENT.worker.step = 1
+    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
+    sys.setprofile(mine)
+    try:
+        connector.save_kv_layer("layer.0", caches["layer.0"], None)
+        assert sys.getprofile() is mine
+    finally:
+        sys.setprofile(None)
+    # it could not be watched whether native code ran: nothing is sure
+    assert [row[3] for row in effects(trace)] == [-1]
+
+
+def test_a_child_connector_has_records_of_its_own(trace, caches):
+    child = fakes.Copying(pick)
+
+    class Fan(fakes.Parent):
+        def register_kv_caches(self, kv_caches):
+            for each in self._connectors:
+                each.register_kv_caches(kv_caches)
+
+        def bind_connector_metadata(self, connector_metadata):
+            super().bind_connector_metadata(connector_metadata)
+            for each in self._connectors:
+                each.bind_connector_metadata(connector_metadata)
+
+        def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+            for each in self._connectors:
+                each.save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
+
+    parent = Fan(child)
+    parent._block_size = BLOCK
+    top = traced(parent, Role.WORKER, "MultiConnector")
+    parent.register_kv_caches(caches)
+    AGENT.worker.step = 1
+    parent.bind_connector_metadata(fakes.WorkMetadata(store(7)))
+    parent.save_kv_layer("layer.0", caches["layer.0"], None)
+    _, rows = trace.read()
+    rows = rows[kind(rows[:, 0]) == Kind.EFFECT]
+    assert sorted(lane(rows[:, 0]).tolist()) == [top, child._kvtrace_lane]
+    assert rows[:, 4].tolist() == [7, 7]
+    assert not CACHES.address_taken
+
+
+def test_a_watch_that_breaks_changes_nothing_for_the_connector(trace, caches, monkeypatch):
+    monkeypatch.setattr(effect.Watch, "start", lambda self: 1 / 0)
+    monkeypatch.setattr(effect.Files, "stop", lambda self: 1 / 0)
+    connector, _ = make(caches)
+    step(connector, caches, store())
+    assert len(connector.kept) == 2
+    assert sys.getprofile() is None

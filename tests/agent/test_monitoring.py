@@ -1,0 +1,92 @@
+"""The road of Python 3.12 and later (sys.monitoring), in whatever such Python there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from kvtrace.agent.connector import traced
+from kvtrace.agent.state import AGENT, Config
+from kvtrace.trace.format import Role, Fact
+from agent import fakes, swallowing
+written = []
+class Recorder:
+    size, alive = 0, True
+    def name(self, text): return 1
+    def fact(self, fact, value, role=0): written.append((int(fact), value))
+    def flush(self): pass
+AGENT.config = Config(Path("."), b"k" * 16, 1, "t")
+AGENT.recorder = Recorder()
+AGENT.add = lambda words: None
+connector = swallowing.Careful()
+traced(connector, Role.WORKER, "Careful")
+AGENT.worker.step = 1
+connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(range(4))))
+connector.save_kv_layer("layer.0", None, None)
+free = [tool for tool in range(6) if sys.monitoring.get_tool(tool) is None]
+kinds = (Fact.SWALLOWED, Fact.AGENT_ERROR)
+print(json.dumps([[v for f, v in written if f == int(kind)] for kind in kinds] + [free]))
+"""
+
+CONNECTOR = """
+from agent import fakes
+def write():
+    raise OSError("disk full")
+class Careful(fakes.KVConnectorBase_V1):
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+        try:
+            write()
+        except OSError:
+            pass
+        try:
+            {}["x"]
+        except KeyError:
+            pass
+        return list(number for number in range(3))
+"""
+
+
+def pythons():
+    found = [shutil.which(f"python3.{minor}") for minor in (12, 13, 14)]
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found += [str(path) for path in sorted(versions.glob("3.1[234]*/bin/python"))]
+    if hasattr(sys, "monitoring"):
+        found.insert(0, sys.executable)
+    for path in found:
+        check = "import sys; assert hasattr(sys, 'monitoring')"
+        if path and subprocess.run([path, "-c", check], capture_output=True, check=False).returncode == 0:
+            return path
+    return None
+
+
+def test_swallowed_exceptions_are_seen_and_the_tool_id_is_given_back(tmp_path):
+    python = pythons()
+    if python is None:
+        pytest.skip("no Python 3.12 or later here")
+    package = tmp_path / "agent"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "fakes.py").write_text((ROOT / "tests/agent/fakes.py").read_text())
+    (package / "swallowing.py").write_text(CONNECTOR)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    run = subprocess.run(
+        [python, "-c", SCRIPT], capture_output=True, text=True, env=environment, check=False, timeout=60
+    )
+    assert run.returncode == 0, run.stderr
+    facts, errors, free = json.loads(run.stdout)
+    assert errors == []
+    assert [(fact["type"], fact["hook"]) for fact in facts] == [("OSError", "save_kv_layer")]
+    assert facts[0]["where"].endswith("in write") and "swallowing.py:4" in facts[0]["where"]
+    assert {3, 4} <= set(free)

@@ -1,0 +1,521 @@
+"""What was measured against what was declared, and the causes that only this shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
+from test_rules import analyse, ids, prompts, ruled_out, tokens
+
+from kvtrace.causes import Diagnosis
+from kvtrace.ledger import load
+from kvtrace.trace.format import Fact, Flag
+
+
+def finding(diagnosis: Diagnosis, ident: str) -> str:
+    one = next(f for f in diagnosis.findings if f.id == ident)
+    return " | ".join([one.severity, one.title, *one.evidence, *one.remedy])
+
+
+def all_of(n: int, rank: int, layer: int, slots: int) -> int:
+    return slots
+
+
+def sim_of(tmp_path: Path, name: str = "run", **more: object) -> Sim:
+    settings: dict[str, object] = {"ints": {"unit": 32}, "noop": ("wait_for_save",), **more}
+    return Sim(tmp_path / name, **settings)  # type: ignore[arg-type]
+
+
+def test_measured_and_agreeing(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path, tp=2)
+    sim.serve(prompts([64, 128, 192]), Rounding(32).policy(), measure=all_of)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == []
+    assert tokens(diagnosis) == {"saved": 384}
+    assert diagnosis.saves.trust == "measured"
+    assert "all 12 store calls" in diagnosis.saves.trust_note
+    assert {"stored-nothing", "slots-short", "ranks-share-store", "exception-swallowed"} <= set(
+        ruled_out(diagnosis)
+    )
+    assert "12 of 12 store calls" in diagnosis.road[5].note
+
+
+def test_partly_measured_is_mixed(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128, 192]), Rounding(32).policy(),
+              measure=lambda n, r, layer, s: s if n == 1 else None)  # fmt: skip
+    diagnosis = analyse(sim)
+    assert diagnosis.saves.trust == "mixed" and tokens(diagnosis) == {"saved": 384}
+    assert "2 of 6 store calls" in diagnosis.saves.trust_note and "4 are taken" in diagnosis.saves.trust_note
+
+
+def test_not_measured_is_declared(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64]), Rounding(32).policy(), measure=lambda *_: -1)
+    diagnosis = analyse(sim)
+    assert diagnosis.saves.trust == "declared" and tokens(diagnosis) == {"saved": 64}
+
+
+def test_stored_nothing(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128, 192]), Rounding(32).policy(),
+              measure=lambda n, r, layer, s: 0 if n == 2 else s)  # fmt: skip
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["stored-nothing"]
+    assert tokens(diagnosis) == {"saved": 256, "not-saved:stored-nothing": 128}
+    assert "2 of 6 measured store calls" in finding(diagnosis, "stored-nothing")
+    assert [row.out for row in diagnosis.road] == [384] * 5 + [256] * 2
+
+
+def test_empty_files_prove_that_nothing_was_stored(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.arrive(Prompt("a", 128, digest=1))
+    step = sim.step([Chunk("a", 0, 128, first=True)], [Entry("a", 128, 128, 0)], prompts={"a": 128})
+    for layer in range(2):
+        sim.effect(0, step, layer, 0, size=80, files=1, target=5 + layer)
+    sim.finish("a", 128)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["stored-nothing"]
+    assert "next to nothing" in finding(diagnosis, "stored-nothing")
+
+
+def test_silence_of_a_connector_that_was_never_seen_to_read(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == []
+    assert tokens(diagnosis) == {"not-observed": 192}
+    assert any(item.id == "stored-nothing" for item in diagnosis.not_observed)
+    # A connector known to copy in native code is taken at its word.
+    sim = sim_of(tmp_path, "native", connector="LMCacheConnectorV1",
+                 connector_facts={"class": "LMCacheConnectorV1"})  # fmt: skip
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
+    assert tokens(analyse(sim)) == {"saved": 192}
+
+
+def test_a_call_that_was_watched_in_part_proves_nothing(tmp_path: Path) -> None:
+    """save_kv_layer hands over, wait_for_save copies, and only the first was watched."""
+    sim = sim_of(tmp_path, noop=())
+    sim.serve(prompts([64, 128]), Rounding(32).policy(),
+              measure=lambda n, r, layer, s: s if n == 1 else 0)  # fmt: skip
+    assert tokens(analyse(sim)) == {"saved": 192}
+    sim = sim_of(tmp_path, "whole", noop=())
+    sim.serve(prompts([64, 128]), Rounding(32).policy(),
+              measure=lambda n, r, layer, s: s if n == 1 else 0)  # fmt: skip
+    sim.effect(0, sim.tag << 32 | 2, None, 0, hook="wait_for_save")
+    assert tokens(analyse(sim)) == {"saved": 64, "not-saved:stored-nothing": 128}
+
+
+def test_saves_in_wait_for_save_are_measured_there(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path, noop=("save_kv_layer",))
+    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    for layer in range(2):
+        sim.effect(0, sim.tag << 32 | 1, layer, 64, hook="wait_for_save")
+    sim.effect(0, sim.tag << 32 | 2, 0, 128, hook="wait_for_save")
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"saved": 128, "not-saved:stored-nothing": 64}
+
+
+def test_slots_short(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([128, 256]), Rounding(32).policy(),
+              measure=lambda n, r, layer, s: s // 2 if layer else s)  # fmt: skip
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["slots-short", "ranks-diverge"]
+    assert tokens(diagnosis) == {"saved": 192 + 96, "not-saved:slots-short": 96}
+    assert "read 50 % of the slots" in finding(diagnosis, "slots-short")
+
+
+def test_less_than_a_block_is_rounding(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path, ints={})
+    policy = Policy(lambda p, i, start, end, last: [Entry(p.id, end - start, -1, start)])
+    sim.serve(prompts([100, 200]), policy,
+              measure=lambda n, r, layer, s: s // 32 * 32)  # fmt: skip
+    assert ids(analyse(sim)) == []
+
+
+SWALLOWED = {"hook": "save_kv_layer", "connector": 71, "type": "OSError", "message": "disk is full",
+             "where": "store.py:12 in write"}  # fmt: skip
+
+
+def swallow(sim: Sim, steps: list[int], **more: object) -> None:
+    count = 0
+    for n in steps:
+        for layer in sim.layer_names:
+            count += 1
+            sim.workers[0].fact(
+                Fact.SWALLOWED,
+                {**SWALLOWED, "layer": layer, "step": sim.tag << 32 | n, "count": count,
+                 "observed_calls": count, "logged": False, **more},
+            )  # fmt: skip
+
+
+def test_exception_swallowed(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
+    swallow(sim, [1, 2])
+    log = {"hook": "save_kv_layer", "layer": "", "step": sim.step_id, "connector": 71, "logger": "my.store",
+           "level": "ERROR", "message": "could not write", "shown": False, "count": 4}  # fmt: skip
+    sim.workers[0].fact(Fact.LOG, log)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["exception-swallowed"]
+    assert tokens(diagnosis) == {"not-saved:exception-swallowed": 192}
+    text = finding(diagnosis, "exception-swallowed")
+    assert text.startswith("fault")
+    assert "OSError: disk is full (at store.py:12 in write), caught in 4 of 4 watched calls" in text
+    assert 'logged "could not write" (error, my.store, 4 times; no handler shows it)' in text
+    assert "store.py:12" in diagnosis.findings[0].remedy[0]
+
+
+def test_what_was_not_watched_of_a_rank_that_does_nothing_is_not_taken_as_declared(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Rounding(32).policy(),
+              measure=lambda n, r, layer, s: 0 if n == 1 else None)  # fmt: skip
+    swallow(sim, [1])
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"not-saved:exception-swallowed": 64, "not-observed": 128}
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_an_exception_that_took_nothing_is_a_note(tmp_path: Path, logged: bool) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=all_of)
+    swallow(sim, [1], logged=logged)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["exception-swallowed"] and diagnosis.findings[0].severity == "note"
+    assert tokens(diagnosis) == {"saved": 192}
+
+
+def test_a_logged_exception_of_a_save_that_was_not_measured_is_a_fault(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64]), Rounding(32).policy(), measure=lambda *_: -1)
+    swallow(sim, [1], logged=True)
+    assert finding(analyse(sim), "exception-swallowed").startswith("fault")
+
+
+def test_an_exception_in_build_connector_meta(tmp_path: Path) -> None:
+    def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        return [] if prompt.id == "req-2" else [Entry(prompt.id, end - start, -1, start)]
+
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128, 192]), Policy(store))
+    fact = {**SWALLOWED, "hook": "build_connector_meta", "layer": None, "step": sim.tag << 32 | 2,
+            "count": 1, "observed_calls": 3}  # fmt: skip
+    sim.scheduler.fact(Fact.SWALLOWED, fact)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["exception-swallowed"]
+    assert tokens(diagnosis) == {"saved": 256, "not-saved:exception-swallowed": 128}
+
+
+def test_ranks_share_store(tmp_path: Path) -> None:
+    def run(name: str, shared: bool, kind: str = "FullAttentionSpec") -> Diagnosis:
+        sim = Sim(tmp_path / name, tp=2, ints={"unit": 32}, noop=("wait_for_save",))
+        if kind != "FullAttentionSpec":
+            sim.scheduler.fact(Fact.ENGINE, {"tag": sim.tag, "kv_groups": [{"kind": kind, "layers": []}]})
+        sim.serve(prompts([64, 128]), Rounding(32).policy())
+        for n, slots in ((1, 64), (2, 128)):
+            for layer in range(2):
+                for rank in range(2):
+                    target = 1000 + 10 * n + layer + (0 if shared else 100 * rank)
+                    sim.effect(rank, sim.tag << 32 | n, layer, slots, size=9999, files=1, target=target)
+        return analyse(sim)
+
+    diagnosis = run("shared", shared=True)
+    assert ids(diagnosis)[0] == "ranks-share-store"
+    assert tokens(diagnosis) == {"saved": 96, "not-saved:ranks-share-store": 96}
+    text = finding(diagnosis, "ranks-share-store")
+    assert text.startswith("fault") and "both ranks" in text and "4 times" in text
+    diagnosis = run("apart", shared=False)
+    assert ids(diagnosis) == [] and "ranks-share-store" in ruled_out(diagnosis)
+    assert ids(run("mla", shared=True, kind="MLAAttentionSpec")) == []
+
+
+def test_unread_entries_that_an_earlier_request_had_saved(tmp_path: Path) -> None:
+    """The worker looks whether a key is there: no fault."""
+    sim = sim_of(tmp_path)
+    same = [Prompt(f"r{i}", 128, digest=4) for i in range(2)]
+    sim.serve(same, Rounding(32).policy(), measure=lambda n, r, layer, s: s if n == 1 else 0)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["already-stored"]
+    assert tokens(diagnosis) == {"saved": 128, "not-saved:already-stored": 128}
+
+
+def test_replicated_kv_is_saved_by_one_rank(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path, tp=2)
+    sim.scheduler.fact(
+        Fact.ENGINE, {"tag": sim.tag, "kv_groups": [{"kind": "MLAAttentionSpec", "layers": []}]}
+    )
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda n, r, layer, s: 0 if r else s)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == [] and tokens(diagnosis) == {"saved": 192}
+
+
+def test_stores_that_no_metadata_names(tmp_path: Path) -> None:
+    """The connector decides on the worker: whole blocks of what was computed."""
+    sim = sim_of(tmp_path, ints={"_block_size": 32}, tp=2)
+    for i, length in enumerate((100, 70, 128)):
+        name = f"r{i}"
+        sim.arrive(Prompt(name, length, digest=i + 1))
+        step = sim.step([Chunk(name, 0, length, first=True)], prompts={name: length})
+        for rank in range(2):
+            for layer in range(2):
+                sim.effect(rank, step, layer, length // 32 * 32)
+        sim.effect(0, sim.step([], tokens=1), 0, 0)
+        sim.finish(name, length + 1, 2)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {
+        "saved": 96 + 64 + 128,
+        "not-saved:below-save-granularity": 4 + 6,
+        "not-saved:decode-not-offered": 3,
+    }
+    assert diagnosis.saves.trust == "measured"
+    assert ids(diagnosis) == ["below-save-granularity", "decode-not-offered"]
+
+
+def test_unreadable_metadata_rests_on_what_was_measured(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.arrive(Prompt("a", 100, digest=1))
+    step = sim.step([Chunk("a", 0, 100, first=True)], prompts={"a": 100}, unreadable=True)
+    for layer in range(2):
+        sim.effect(0, step, layer, 96)
+    sim.arrive(Prompt("b", 50, digest=2))
+    sim.step([Chunk("b", 0, 50, first=True)], prompts={"b": 50}, unreadable=True)
+    sim.finish("a", 100)
+    sim.finish("b", 50)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"saved": 96, "not-observed": 54}
+    assert ids(diagnosis) == []
+
+
+def saving(tmp_path: Path, name: str, n: int = 6, tp: int = 2) -> Sim:
+    """Requests whose asynchronous save begins as they finish."""
+    sim = Sim(tmp_path / name, tp=tp, ints={"unit": 32}, noop=("save_kv_layer", "wait_for_save"))
+    for prompt in prompts([64] * n):
+        sim.serve([prompt], Rounding(32).policy())
+        sim.open_save(prompt.id)
+    return sim
+
+
+def test_save_never_finished(tmp_path: Path) -> None:
+    sim = saving(tmp_path, "never")
+    for i in (1, 3, 4, 5, 6):
+        for rank in range(2):
+            sim.done(f"req-{i}", rank)
+        sim.done(f"req-{i}")
+    diagnosis = analyse(sim)
+    assert ids(diagnosis)[0] == "save-never-finished"
+    assert tokens(diagnosis) == {"saved": 320, "not-saved:save-never-finished": 64}
+    text = finding(diagnosis, "save-never-finished")
+    assert "1 of 6 asynchronous saves" in text and text.startswith("fault")
+
+
+def test_save_that_one_rank_never_finished(tmp_path: Path) -> None:
+    sim = saving(tmp_path, "rank")
+    for i in (1, 2, 3, 4, 5, 6):
+        sim.done(f"req-{i}", 0)
+        if i != 2:
+            sim.done(f"req-{i}", 1)
+            sim.done(f"req-{i}")
+    diagnosis = analyse(sim)
+    assert ids(diagnosis)[0] == "save-never-finished"
+    assert tokens(diagnosis) == {"saved": 320 + 32, "not-saved:save-never-finished": 32}
+    assert "(rank 1)" in finding(diagnosis, "save-never-finished")
+
+
+def test_saves_in_flight_are_pending_and_finished_ones_saved(tmp_path: Path) -> None:
+    sim = saving(tmp_path, "pending", n=2)
+    sim.done("req-1", 0)
+    sim.done("req-1", 1)
+    sim.done("req-1")
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"saved": 64, "pending": 64}
+    assert any(item.id == "save-never-finished" for item in diagnosis.not_observed)
+    sim = saving(tmp_path, "done", n=2)
+    for i in (1, 2):
+        sim.done(f"req-{i}")
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"saved": 128} and "save-never-finished" in ruled_out(diagnosis)
+
+
+def test_save_lost(tmp_path: Path) -> None:
+    sim = saving(tmp_path, "lost", n=3)
+    for i in (1, 2, 3):
+        sim.done(f"req-{i}", failed=int(i == 2))
+    diagnosis = analyse(sim)
+    assert ids(diagnosis)[0] == "save-lost"
+    assert tokens(diagnosis) == {"saved": 128, "not-saved:save-lost": 64}
+
+
+def log(sim: Sim, message: str, **more: object) -> None:
+    sim.workers[0].fact(
+        Fact.LOG,
+        {"hook": "", "layer": None, "step": 0, "connector": 71, "logger": "my.store", "level": "WARNING",
+         "message": message, "shown": True, "count": 1, **more},
+    )  # fmt: skip
+
+
+def test_connector_disabled_itself(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Policy(nothing))
+    log(sim, "no backend at localhost:9: saving is disabled")
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["connector-disabled-itself"]
+    assert tokens(diagnosis) == {"not-saved:connector-disabled-itself": 192}
+    assert "saving is disabled" in finding(diagnosis, "connector-disabled-itself")
+    sim = sim_of(tmp_path, "healthy")
+    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    log(sim, "compression of the store is disabled")
+    assert ids(analyse(sim)) == []
+    sim = sim_of(tmp_path, "other")
+    sim.serve(prompts([64, 128]), Policy(nothing))
+    log(sim, "took 3 s to connect")
+    assert ids(analyse(sim)) == ["metadata-has-no-store"]
+
+
+def keys(sim: Sim, given: list[str], read: list[str]) -> None:
+    for spool in (sim.scheduler, sim.workers[0]):
+        spool.fact(Fact.CONFIG_KEYS, {"connector": 70, "given": given, "read": read})
+
+
+def test_config_key_unused(tmp_path: Path) -> None:
+    def run(name: str, given: list[str], read: list[str], policy: Policy) -> Diagnosis:
+        sim = sim_of(tmp_path, name)
+        sim.serve(prompts([64, 128]), policy)
+        keys(sim, given, read)
+        return analyse(sim)
+
+    diagnosis = run("note", ["path", "chunk_sise"], ["path", "chunk_size"], Rounding(32).policy())
+    assert ids(diagnosis) == ["config-key-unused"]
+    text = finding(diagnosis, "config-key-unused")
+    assert text.startswith("note") and '"chunk_sise": did you mean "chunk_size"?' in text
+    diagnosis = run("fault", ["path", "chunk_sise"], ["path", "chunk_size"], Policy(nothing))
+    assert finding(diagnosis, "config-key-unused").startswith("fault")
+    assert ids(diagnosis) == ["metadata-has-no-store", "config-key-unused"]
+    diagnosis = run("read", ["path", "unit"], ["path", "unit", "other"], Rounding(32).policy())
+    assert ids(diagnosis) == [] and ruled_out(diagnosis)["config-key-unused"].startswith("all 2 keys")
+    diagnosis = run("dark", ["path", "unit"], [], Rounding(32).policy())
+    assert ids(diagnosis) == [] and "config-key-unused" not in ruled_out(diagnosis)
+
+
+def whole(sim: Sim, name: str, length: int, **more: object) -> None:
+    """Offered when the prompt is complete."""
+    sim.arrive(Prompt(name, length, digest=length))
+    done = 0
+    while done < length:
+        size = min(128, length - done)
+        last = done + size == length
+        sim.step([Chunk(name, done, size, first=not done)], [Entry(name, length, -1, 0)] if last else [],
+                 prompts={name: length})  # fmt: skip
+        done += size
+    sim.finish(name, length)
+
+
+def test_preempted_before_save(tmp_path: Path) -> None:
+    def run(name: str, offered: bool) -> Diagnosis:
+        sim = sim_of(tmp_path, name, batched=128)
+        whole(sim, "a", 256)
+        whole(sim, "b", 384)
+        sim.arrive(Prompt("c", 320, digest=3))
+        sim.step([Chunk("c", 0, 128, first=True)], prompts={"c": 320})
+        sim.preempt("c", 128)
+        for at in (0, 128, 256):
+            entries = [Entry("c", 320, -1, 0)] if offered and at == 256 else []
+            sim.step([Chunk("c", at, min(128, 320 - at), resumed=at == 0)], entries, prompts={"c": 320})
+        sim.finish("c", 320)
+        return analyse(sim)
+
+    diagnosis = run("lost", offered=False)
+    assert ids(diagnosis) == ["preempted-before-save"]
+    assert tokens(diagnosis) == {"saved": 640, "not-saved:preempted-before-save": 320}
+    assert diagnosis.findings[0].severity == "limit"
+    diagnosis = run("kept", offered=True)
+    assert ids(diagnosis) == [] and "preempted-before-save" in ruled_out(diagnosis)
+
+
+def test_aborted_before_save(tmp_path: Path) -> None:
+    def run(name: str, status: str) -> Diagnosis:
+        sim = sim_of(tmp_path, name, batched=128)
+        whole(sim, "a", 256)
+        sim.arrive(Prompt("c", 512, digest=3))
+        for at in (0, 128):
+            sim.step([Chunk("c", at, 128, first=at == 0)], prompts={"c": 512})
+        sim.finish("c", 256, 0, status)
+        return analyse(sim)
+
+    diagnosis = run("aborted", "FINISHED_ABORTED")
+    assert ids(diagnosis) == ["aborted-before-save"]
+    assert tokens(diagnosis) == {"saved": 256, "not-saved:aborted-before-save": 256}
+    assert ids(run("stopped", "FINISHED_STOPPED")) == ["metadata-has-no-store"]
+
+
+def test_an_abort_explains_nothing_where_nobody_was_offered(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.arrive(Prompt("c", 64, digest=3))
+    sim.step([Chunk("c", 0, 64, first=True)], prompts={"c": 64})
+    sim.finish("c", 64, 0, "FINISHED_ABORTED")
+    assert ids(analyse(sim)) == ["metadata-has-no-store"]
+
+
+def test_metadata_cleared_early(tmp_path: Path) -> None:
+    def run(name: str, bound: bool) -> Diagnosis:
+        sim = Sim(tmp_path / name, layers=3, ints={"unit": 32}, noop=("wait_for_save",))
+        fate = Fate(after_clear=frozenset({2}), unbound_ranks=frozenset() if bound else frozenset({0}))
+        sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: fate)
+        return analyse(sim)
+
+    diagnosis = run("draft", bound=True)
+    assert ids(diagnosis)[0] == "metadata-cleared-early"
+    assert tokens(diagnosis) == {"saved": 128, "not-saved:metadata-cleared-early": 64}
+    assert ids(run("unbound", bound=False))[0] == "metadata-not-bound"
+
+
+def test_captured_not_run(tmp_path: Path) -> None:
+    def run(name: str, captured: bool) -> Diagnosis:
+        sim = sim_of(tmp_path, name)
+        every = frozenset({(0, 0), (0, 1)})
+        if captured:
+            for layer in sim.layer_names:
+                sim.body(0, 0, layer)
+        sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_lanes=every, mode=1))
+        return analyse(sim)
+
+    diagnosis = run("captured", captured=True)
+    assert ids(diagnosis)[0] == "captured-not-run"
+    assert tokens(diagnosis) == {"not-saved:captured-not-run": 192}
+    assert ids(run("never", captured=False))[0] == "layer-not-hooked"
+
+
+@pytest.mark.parametrize(
+    ("hook", "found"), [("wait_for_save", "save-blocks-step"), ("save_kv_layer", "hook-slow")]
+)
+def test_slow_hooks_are_notes(tmp_path: Path, hook: str, found: str) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.slow = {hook: 300_000_000}
+    sim.serve(prompts([64] * 5), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == [found]
+    text = finding(diagnosis, found)
+    assert text.startswith("note") and "instead of" in text
+    assert tokens(diagnosis) == {"saved": 320}
+
+
+def test_quick_hooks_are_ruled_out(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve(prompts([64] * 5), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    assert {"save-blocks-step", "hook-slow"} <= set(ruled_out(diagnosis))
+    assert {"tracer-cost", "sync-in-hook"} <= {item.id for item in diagnosis.not_observed}
+
+
+def test_facts_are_read(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64]), Rounding(32).policy())
+    swallow(sim, [1, 1])
+    keys(sim, ["a"], ["a"])
+    log(sim, "x" * 900)
+    sim.write()
+    run = load(sim.dir)
+    assert [(f.count, f.observed_calls, len(f.places)) for f in run.swallowed] == [(4, 4, 4)]
+    assert len(run.config_keys) == 2 and run.logs[0].logger == "my.store"
+    assert Flag.STORE

@@ -1,0 +1,412 @@
+"""Every rule about loads on a run that shows its cause, and on a healthy twin that does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim
+
+from kvtrace.causes import Diagnosis, diagnose
+from kvtrace.causes.catalogue import CATALOGUE, LOADS
+from kvtrace.causes.model import Finding
+from kvtrace.ledger import load
+from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role, pack_head
+
+LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
+SECOND = 10**9
+
+
+def analyse(sim: Sim) -> Diagnosis:
+    sim.write()
+    diagnosis = diagnose(load(sim.dir))
+    diagnosis.loads.check()
+    return diagnosis
+
+
+def of_loads(diagnosis: Diagnosis) -> list[str]:
+    """Ids of the findings about loads."""
+    return [f.id for f in diagnosis.findings if CATALOGUE[f.id].ledger == LOADS or f.id == "load-late"]
+
+
+def the(diagnosis: Diagnosis, ident: str) -> Finding:
+    return next(finding for finding in diagnosis.findings if finding.id == ident)
+
+
+def words(finding: Finding) -> str:
+    return " ".join([finding.title, *finding.evidence, *finding.remedy])
+
+
+def ruled_out(diagnosis: Diagnosis) -> dict[str, str]:
+    return {item.id: item.evidence for item in diagnosis.ruled_out}
+
+
+def again(sim: Sim, lengths: list[int], stored: list[int], answers: list[int | None]) -> None:
+    """Prompts one after another, saved up to ``stored``, looked up with ``answers``; those of one length
+    are the same prompt. Each takes two seconds."""
+    for i, (length, saved, answer) in enumerate(zip(lengths, stored, answers, strict=True)):
+        prompt = Prompt(f"r{i}", length, digest=length)
+        sim.arrive(prompt)
+        taken = max(0, min(answer or 0, length - 1))
+        sim.lookup(prompt.id, 0, answer, taken)
+        entries = [Entry(prompt.id, saved, length, 0)] if saved else []
+        sim.step([Chunk(prompt.id, taken, length - taken, first=True)], entries, prompts={prompt.id: length})
+        sim.finish(prompt.id, length)
+        sim.clock(2 * SECOND)
+
+
+# ------------------------------------------------------------------------- key-mismatch
+
+
+def test_key_mismatch(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, connector="ExampleConnector", ints={"_block_size": 32})
+    again(sim, [129, 129, 129], [128, 128, 128], [0, 0, 0])
+    diagnosis = analyse(sim)
+    assert of_loads(diagnosis) == ["key-mismatch"]
+    finding = the(diagnosis, "key-mismatch")
+    assert diagnosis.findings[0] is finding
+    assert (finding.severity, finding.tokens, finding.requests) == ("fault", 256, 2)
+    for text in ("all 2 lookups", "one token longer than whole blocks of 32", "rounds 129 tokens to 128",
+                 "asks for 96 tokens", "would have found 256 tokens"):  # fmt: skip
+        assert text in words(finding), text
+    assert diagnosis.loads.tokens == {"missed:key-mismatch": 256, "missed:lookup-miss": 131}
+    assert diagnosis.verdict.endswith("Loads: what was saved is looked up under another key.")
+
+
+def test_found_again_is_healthy(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 129], [128, 0], [0, 128])
+    diagnosis = analyse(sim)
+    assert of_loads(diagnosis) == []
+    assert "found again" in ruled_out(diagnosis)["key-mismatch"]
+    assert "1 hit in 2 lookups" in ruled_out(diagnosis)["lookup-miss"]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "producer",
+        "evicted",
+        "whole prompt",
+        "not saved in all layers",
+        "at once",
+        "not finished",
+        "other tokens",
+    ],
+)
+def test_a_miss_that_proves_no_other_key(tmp_path: Path, case: str) -> None:
+    """Each leaves another explanation than another key."""
+    role = "kv_producer" if case == "producer" else "kv_both"
+    sim = Sim(tmp_path, ints={"unit": 32}, role=role)
+    if case == "evicted":  # other prompts were saved in between
+        again(sim, [129, 161, 129, 161], [128, 160, 128, 160], [0, 0, 0, 0])
+    elif case == "whole prompt":  # a lookup in whole units must leave a token to compute
+        again(sim, [128, 128], [128, 128], [0, 0])
+    elif case == "other tokens":
+        again(sim, [129, 130], [128, 128], [0, 0])
+    elif case == "at once":  # the save may be in a background thread still
+        for i in range(2):
+            sim.arrive(Prompt(f"r{i}", 129, digest=1))
+            sim.lookup(f"r{i}", 0, 0, 0)
+            sim.step(
+                [Chunk(f"r{i}", 0, 129, first=True)], [Entry(f"r{i}", 128, 129, 0)], prompts={f"r{i}": 129}
+            )
+            sim.finish(f"r{i}", 129)
+    else:
+        fate = Fate(dead_lanes=frozenset({(0, 1)})) if case == "not saved in all layers" else Fate()
+        flags = int(Flag.STORE | Flag.ASYNC) if case == "not finished" else int(Flag.STORE)
+        for i in range(2):
+            sim.arrive(Prompt(f"r{i}", 129, digest=1))
+            sim.lookup(f"r{i}", 0, 0, 0)
+            sim.step([Chunk(f"r{i}", 0, 129, first=True)], [Entry(f"r{i}", 128, 129, 0, flags)],
+                     prompts={f"r{i}": 129}, fate=fate)  # fmt: skip
+            sim.finish(f"r{i}", 129)
+            sim.clock(2 * SECOND)
+    assert "key-mismatch" not in of_loads(analyse(sim))
+
+
+def test_written_files_settle_a_save_at_once(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=1, ints={"unit": 32})
+    for i in range(2):
+        sim.arrive(Prompt(f"r{i}", 129, digest=1))
+        sim.lookup(f"r{i}", 0, 0, 0)
+        chunk = Chunk(f"r{i}", 0, 129, first=True)
+        step = sim.step([chunk], [Entry(f"r{i}", 128, 129, 0)], prompts={f"r{i}": 129})
+        sim.effect(0, step, 0, 128, size=4096, files=1)
+        sim.finish(f"r{i}", 129)
+    assert of_loads(analyse(sim)) == ["key-mismatch"]
+
+
+# -------------------------------------------------------------- lookup-miss, never-looked-up
+
+
+def test_new_prompts_are_no_finding(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt("a", 64, digest=1), Prompt("b", 96, digest=2)], Rounding(32).policy())
+    diagnosis = analyse(sim)
+    assert of_loads(diagnosis) == []
+    assert "2 prompts begin like no earlier one" in ruled_out(diagnosis)["lookup-miss"]
+    assert "all 2 requests" in ruled_out(diagnosis)["never-looked-up"]
+
+
+def test_a_shared_beginning_that_is_not_there(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 128})
+    for i, (name, tail) in enumerate([("a", 1), ("b", 2)]):
+        sim.arrive(Prompt(name, 128, digest=tail))
+        req = sim.scheduler.name(name)
+        # both begin with the same 96 tokens
+        sim.scheduler.add(pack_head(Kind.PREFIX, Role.SCHEDULER), req, 32, 32, 71, 72, 73, 90 + i)
+        sim.lookup(name, 0, 0, 0)
+        sim.step([Chunk(name, 0, 128, first=True)], [Entry(name, 128, 128, 0)], prompts={name: 128})
+        sim.finish(name, 128)
+    diagnosis = analyse(sim)
+    assert [f.id for f in diagnosis.findings] == ["lookup-miss"]
+    finding = diagnosis.findings[0]
+    assert (finding.severity, finding.tokens, finding.requests) == ("note", 96, 1)
+    assert "up to 96 tokens" in words(finding)
+
+
+def test_a_consumer_that_finds_nothing(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, role="kv_consumer")
+    again(sim, [64, 96], [0, 0], [0, 0])
+    finding = the(analyse(sim), "lookup-miss")
+    assert finding.tokens == 160 and "kv_consumer" in words(finding)
+
+
+def test_a_store_that_the_gpu_is_ahead_of(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, prefix_caching=True, ints={"unit": 32})
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 96, -32, 0)
+    sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 128, 128, 0)], prompts={"a": 128})
+    sim.finish("a", 128)
+    diagnosis = analyse(sim)
+    assert of_loads(diagnosis) == []
+    assert "own prefix cache reaches deeper" in ruled_out(diagnosis)["lookup-miss"]
+
+
+def test_never_looked_up(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.asks = False
+    sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64, 64, 0)], prompts={"a": 64})
+    sim.finish("a", 64)
+    diagnosis = analyse(sim)
+    assert [f.id for f in diagnosis.findings] == ["never-looked-up"]
+    assert (diagnosis.findings[0].severity, diagnosis.findings[0].tokens) == ("limit", 64)
+
+
+# ----------------------------------------------------------------------- lookup-clamped
+
+
+@pytest.mark.parametrize(
+    ("local", "answer", "taken", "severity", "said"),
+    [
+        (0, 127, 0, "limit", "prompt_logprobs"),
+        (0, 128, 127, "note", "last token of a whole prompt"),
+        (0, 110, 96, "limit", "rounded down to a whole block"),
+        (0, 127, 32, "limit", "does not say why"),
+    ],
+)
+def test_lookup_clamped(
+    tmp_path: Path, local: int, answer: int, taken: int, severity: str, said: str
+) -> None:
+    sim = Sim(tmp_path)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", local, answer, taken)
+    sim.step([Chunk("a", taken, 128 - taken, first=True)], prompts={"a": 128})
+    sim.finish("a", 128)
+    finding = the(analyse(sim), "lookup-clamped")
+    assert (finding.severity, finding.tokens) == (severity, answer - taken)
+    assert said in words(finding)
+
+
+def test_no_blocks(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 96, None)
+    sim.step([], tokens=1)
+    sim.finish("a", 0, 0, "FINISHED_ABORTED")
+    assert "no free KV blocks" in words(the(analyse(sim), "lookup-clamped"))
+
+
+def test_an_offer_that_is_taken(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.serve([Prompt("a", 128, digest=1)], Policy(lambda *_: [], match=lambda prompt, local: 96))
+    diagnosis = analyse(sim)
+    assert "all 96 tokens" in ruled_out(diagnosis)["lookup-clamped"]
+
+
+# ------------------------------------------------------------------- into the layers, or not
+
+
+def loading(tmp_path: Path, *, fate: Fate | None = None, noop: tuple[str, ...] = (), **more: object) -> Sim:
+    """One request that loads 96 of 128 tokens in its only step."""
+    sim = Sim(tmp_path, noop=noop, **more)  # type: ignore[arg-type]
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 96, 96)
+    sim.step(
+        [Chunk("a", 96, 32, first=True)], [Entry("a", 128, 128, 0)], prompts={"a": 128}, fate=fate or Fate()
+    )
+    sim.finish("a", 128)
+    return sim
+
+
+def test_a_load_that_works(tmp_path: Path) -> None:
+    sim = loading(tmp_path, tp=2)
+    for rank in range(2):
+        for layer in range(2):
+            sim.effect(rank, sim.step_id, layer, 96, hook="start_load_kv", flags=LOAD)
+    diagnosis = analyse(sim)
+    assert of_loads(diagnosis) == []
+    out = ruled_out(diagnosis)
+    assert {"load-failed", "load-not-injected", "loaded-partly", "load-after-use", "lookup-clamped"} <= set(
+        out
+    )
+    assert "measured in every layer" in out["load-not-injected"]
+
+
+def test_what_was_not_watched_is_not_ruled_out(tmp_path: Path) -> None:
+    diagnosis = analyse(loading(tmp_path))
+    assert of_loads(diagnosis) == []
+    assert "load-not-injected" not in ruled_out(diagnosis)
+    assert "load-not-injected" in {item.id for item in diagnosis.not_observed}
+
+
+def test_load_not_injected_with_a_complaint(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 127, 127, ASYNC)
+    step = sim.step([], tokens=0)
+    sim.effect(0, step, None, 0, hook="start_load_kv", flags=LOAD)
+    sim.workers[0].fact(
+        Fact.LOG,
+        {"logger": "c", "level": "WARNING", "message": "but the attn_metadata is None",
+         "hook": "start_load_kv", "layer": None, "step": step, "connector": 71, "shown": False, "count": 1},
+    )  # fmt: skip
+    done(sim, "a")
+    sim.step([Chunk("a", 127, 1, first=True)], [Entry("a", 128, 128, 0)], prompts={"a": 128})
+    sim.finish("a", 128)
+    diagnosis = analyse(sim)
+    finding = diagnosis.findings[0]
+    assert (finding.id, finding.severity, finding.tokens) == ("load-not-injected", "fault", 127)
+    assert "attn_metadata is None" in words(finding)
+    assert "never written into the layers" in diagnosis.verdict
+
+
+def test_load_not_injected_where_other_loads_are(tmp_path: Path) -> None:
+    sim = loading(tmp_path)
+    first = sim.step_id
+    sim.arrive(Prompt("b", 128, digest=2))
+    sim.lookup("b", 0, 96, 96)
+    second = sim.step([Chunk("b", 96, 32, first=True)], prompts={"b": 128})
+    for layer in range(2):
+        sim.effect(0, first, layer, 96, hook="start_load_kv", flags=LOAD)
+        sim.effect(0, second, layer, 0, hook="wait_for_layer_load", flags=LOAD)
+    sim.effect(0, second, None, 0, hook="start_load_kv", flags=LOAD)
+    finding = the(analyse(sim), "load-not-injected")
+    assert (finding.tokens, finding.requests) == (96, 1)
+    assert finding.events[0].request == "b" and finding.events[0].layer
+
+
+def test_load_failed_by_an_exception(tmp_path: Path) -> None:
+    sim = loading(tmp_path)
+    sim.hook(0, "start_load_kv", sim.step_id, flags=int(Flag.RAISED))
+    sim.workers[0].fact(
+        Fact.EXCEPTION,
+        {"hook": "start_load_kv", "layer": "", "step": sim.step_id, "connector": 71, "type": "OSError",
+         "message": "gone", "where": "c.py:3 in start_load_kv", "count_so_far": 1},
+    )  # fmt: skip
+    finding = the(analyse(sim), "load-failed")
+    assert finding.tokens == 96 and "OSError: gone (at c.py:3" in words(finding)
+
+
+def test_load_failed_by_blocks(tmp_path: Path) -> None:
+    sim = loading(tmp_path)
+    sim.workers[0].add(
+        pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE["get_block_ids_with_load_errors"], 1),
+        sim.clock(), sim.clock(), sim.step_id, 0, -1, -1, 1,
+    )  # fmt: skip
+    finding = the(analyse(sim), "load-failed")
+    assert finding.tokens == 32 and "FINISHED_STOPPED 1" in words(finding)
+
+
+def test_loaded_partly(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 96, 96)
+    sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 64, 64, 0, LOAD)], prompts={"a": 128})
+    sim.finish("a", 128)
+    finding = the(analyse(sim), "loaded-partly")
+    assert finding.tokens == 32 and "metadata names fewer slots" in words(finding)
+
+
+@pytest.mark.parametrize("how", ["late start", "no wait", "full graph"])
+def test_load_after_use(tmp_path: Path, how: str) -> None:
+    fate = Fate()
+    if how == "full graph":
+        fate = Fate(dead_lanes=frozenset({(0, 0), (0, 1)}), mode=2)
+    elif how == "no wait":
+        fate = Fate(unhooked=frozenset({(0, 1)}))
+    sim = loading(tmp_path, fate=fate, noop=("save_kv_layer",))
+    if how == "late start":
+        sim.hook(0, "start_load_kv", sim.step_id)
+    finding = the(analyse(sim), "load-after-use")
+    assert finding.severity == "fault"
+    assert finding.tokens == (48 if how == "no wait" else 96)
+
+
+def test_a_connector_that_waits_for_nothing_cannot_be_late(tmp_path: Path) -> None:
+    fate = Fate(dead_lanes=frozenset({(0, 0), (0, 1)}), mode=2)
+    sim = loading(tmp_path, fate=fate, noop=("wait_for_layer_load",))
+    assert "load-after-use" not in of_loads(analyse(sim))
+
+
+# --------------------------------------------------------------------------- asynchronous
+
+
+def done(sim: Sim, request: str, rank: int | None = None) -> None:
+    spool = sim.scheduler if rank is None else sim.workers[rank]
+    role = Role.SCHEDULER if rank is None else Role.WORKER
+    spool.add(pack_head(Kind.DONE, role, 0, 0, LOAD), sim.clock(), spool.name(request), sim.step_id, 0)
+
+
+def test_load_never_finished(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, tp=2)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 127, 127, ASYNC)
+    sim.step([], [Entry("a", 127, 127, 0, LOAD)], tokens=0)
+    done(sim, "a", rank=0)
+    sim.clock(6 * SECOND)
+    sim.finish("a", 127, 0, "FINISHED_ABORTED")
+    finding = the(analyse(sim), "load-never-finished")
+    assert (finding.severity, finding.tokens) == ("fault", 127)
+    for text in ("open for 6.0 s", "rank 0 reported it finished; rank 1 did not"):
+        assert text in words(finding), text
+
+
+def test_an_impatient_client_is_no_fault(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 127, 127, ASYNC)
+    sim.step([], [Entry("a", 127, 127, 0, LOAD)], tokens=0)
+    sim.clock(SECOND)
+    sim.finish("a", 127, 0, "FINISHED_ABORTED")
+    diagnosis = analyse(sim)
+    assert of_loads(diagnosis) == []
+    assert diagnosis.loads.tokens["pending"] == 127
+
+
+@pytest.mark.parametrize("seconds", [0, 2])
+def test_load_late(tmp_path: Path, seconds: int) -> None:
+    sim = Sim(tmp_path)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 96, 96, ASYNC)
+    sim.step([], [Entry("a", 96, 96, 0, LOAD)], tokens=0)
+    sim.clock(seconds * SECOND)
+    done(sim, "a")
+    sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 32, 32, 96)], prompts={"a": 128})
+    sim.finish("a", 128)
+    diagnosis = analyse(sim)
+    assert of_loads(diagnosis) == (["load-late"] if seconds else [])
+    if seconds:
+        assert diagnosis.findings[0].severity == "note" and "2000 ms" in diagnosis.findings[0].title
+    assert ruled_out(diagnosis)["load-never-finished"] == "the only asynchronous load finished"

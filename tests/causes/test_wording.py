@@ -1,0 +1,107 @@
+"""What the save-side findings and rule-outs say, where it was once wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim
+from test_rules import analyse, ids, prompts, ruled_out, tokens
+
+from kvtrace.causes import Diagnosis
+
+
+def said(diagnosis: Diagnosis, ident: str) -> str:
+    finding = next(f for f in diagnosis.findings if f.id == ident)
+    return " | ".join([finding.title, *finding.evidence, *finding.remedy])
+
+
+def test_other_causes_name_only_what_nothing_was_said_of(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve(prompts([64]), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    other = " ".join(item.why for item in diagnosis.not_observed if item.id == "other-causes")
+    mentioned = {f.id for f in diagnosis.findings} | set(ruled_out(diagnosis))
+    assert not [ident for ident in mentioned if ident in other.replace(",", " ").split()]
+
+
+def test_a_lookup_that_rounds_further_down_than_the_store(tmp_path: Path) -> None:
+    def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        return [Entry(prompt.id, 0, prompt.length)] if prompt.length == 20 else []
+
+    sim = Sim(tmp_path, connector="ExampleConnector", block=32, ints={"_block_size": 32})
+    sim.serve(prompts([20, 33, 33, 25]), Policy(store))
+    text = said(analyse(sim), "false-already-stored")
+    assert "2 prompts of 33 tokens: a store would round that to 32" in text
+    assert "the lookup rounds further down, to 0 as floor((33 - 2) / 32) x 32 does" in text
+    assert "1 of them are rounded" not in text and "1 of them is rounded down to nothing" in text
+    assert "64 tokens of 2 prompts would have been stored" in text
+
+
+def test_a_unit_is_the_number_that_the_connector_calls_so(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, batched=256, ints={"unit": 256, "block_size": 32})
+    sim.serve(prompts([256, 512, 768]), Rounding(256).policy())
+    text = ruled_out(analyse(sim))["below-save-granularity"]
+    assert text.startswith("units of 256 tokens (max_num_batched_tokens, ")
+    assert "and of 32 (the block size) just as well; 3 prompts fill them" in text
+    # A number of the connector's that is no unit by name stays out of it.
+    sim = Sim(tmp_path / "plain", batched=512, ints={"hidden": 256, "block_size": 32})
+    sim.serve(prompts([256, 512, 768]), Rounding(32).policy())
+    text = ruled_out(analyse(sim))["below-save-granularity"]
+    assert text.startswith("units of 32 tokens (the engine's block size")
+
+
+def test_only_chunks_with_something_to_store_count(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, batched=128, ints={"unit": 128})
+    sim.serve(prompts([130, 140, 256]), Rounding(128).policy())
+    assert ruled_out(analyse(sim))["first-chunk-only"] == (
+        "the only chunked prompt with something to store after the first chunk has store entries in later "
+        "chunks"
+    )
+    sim = Sim(tmp_path / "none", batched=128, ints={"unit": 128})
+    sim.serve(prompts([130, 140]), Rounding(128).policy())
+    assert "nothing left to store" in ruled_out(analyse(sim))["first-chunk-only"]
+
+
+def test_prompt_or_prompt_less_one(tmp_path: Path) -> None:
+    sim = Sim(tmp_path / "stock", connector="ExampleConnector", ints={"_block_size": 32})
+    sim.serve(prompts([66, 100]), Rounding(32, d=1).policy())
+    assert "every store is floor((prompt - 1) / 32) x 32 tokens" in said(
+        analyse(sim), "below-save-granularity"
+    )
+    sim = Sim(tmp_path / "own", ints={"unit": 32})
+    sim.serve(prompts([66, 100]), Rounding(32, d=1).policy())
+    assert "floor(prompt / 32) x 32 ((prompt - 1) would fit as well) tokens" in said(
+        analyse(sim), "below-save-granularity"
+    )
+    sim = Sim(tmp_path / "told", ints={"unit": 32})
+    sim.serve(prompts([64, 100]), Rounding(32).policy())
+    assert "every store is floor(prompt / 32) x 32 tokens" in said(analyse(sim), "below-save-granularity")
+
+
+def test_one_prompt_is_spoken_of_as_one(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, block=128, ints={"_block_size": 128})
+    sim.serve(prompts([50]), Rounding(128, d=1).policy())
+    text = said(analyse(sim), "below-save-granularity")
+    assert "the prompt has 50 tokens: below the unit" in text and "50 to 50" not in text
+    sim = Sim(tmp_path / "same", block=128, ints={"_block_size": 128})
+    sim.serve(prompts([50, 50]), Rounding(128, d=1).policy())
+    assert "all 2 prompts here have 50 tokens; 2 of 2 fall below" in said(
+        analyse(sim), "below-save-granularity"
+    )
+
+
+def test_counts_are_grouped(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, batched=2048, ints={"unit": 2048})
+    sim.serve(prompts([1870, 2210]), Rounding(2048).policy())
+    diagnosis = analyse(sim)
+    assert "1 870 to 2 210 tokens" in said(diagnosis, "below-save-granularity")
+    assert tokens(diagnosis)["saved"] == 2048 and ids(diagnosis)
+
+
+def test_a_chunk_step_is_named(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, batched=128, ints={"unit": 32})
+    sim.arrive(Prompt("a", 256, digest=1))
+    sim.step([Chunk("a", 0, 128, first=True)], [Entry("a", 128, 256, 0)], prompts={"a": 256})
+    sim.step([Chunk("a", 128, 128)], prompts={"a": 256})
+    sim.finish("a", 256, 1)
+    assert ids(analyse(sim)) == ["first-chunk-only"]

@@ -1,0 +1,120 @@
+"""``kvtrace why``, ``requests`` and ``scenario`` as a user's shell sees them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvtrace.cli.app import main
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "ledger"))
+
+from synth import Prompt, Rounding, Sim, run_json
+
+Shell = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    folder = tmp_path / "a run"
+    sim = Sim(folder, batched=512)
+    sim.serve([Prompt(f"req-{n}", n, n, output=2) for n in (100, 200, 600)], Rounding(512).policy())
+    sim.write()
+    run_json(folder)
+    return folder
+
+
+def test_explain_leads_to_why_and_why_tells(shell: Shell, run: Path) -> None:
+    code, out, err = shell("explain", str(run))
+    assert (code, err) == (0, "")
+    following = out.splitlines()[-1]
+    assert following == f"Next  kvtrace why '{run}' --request req-200"
+    code, out, err = shell("why", str(run), "--request", "req-200")
+    assert (code, err) == (0, "") and "below-save-granularity" in out and "\x1b" not in out
+    code, out, _ = shell("why", str(run / "run.json"), "--request", "req-6", "--format", "json")
+    assert code == 0 and json.loads(out)["id"] == "req-600" and out.isascii()
+    code, out, _ = shell("why", str(run), "--request", "req-6", "--layer", "0", "--token", "3")
+    assert code == 0 and "Position 3 of the prompt" in out
+
+
+def test_requests(shell: Shell, run: Path) -> None:
+    code, out, err = shell("requests", str(run))
+    assert (code, err) == (0, "") and out.startswith("3 requests\n")
+    assert [line.split()[0] for line in out.splitlines()[3:]] == ["req-200", "req-100", "req-600"]
+    code, out, _ = shell("requests", str(run), "--sort", "prompt", "--limit", "1", "--format", "json")
+    listed = json.loads(out)
+    assert code == 0 and [row["id"] for row in listed["rows"]] == ["req-600"] and listed["total"] == 3
+    code, report, _ = shell("explain", str(run), "--format", "json")
+    (run.parent / "lone.json").write_text(report)
+    code, out, _ = shell("requests", str(run.parent / "lone.json"), "--verdict", "below-save-granularity")
+    assert code == 0 and "req-200" in out and "req-600" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["why", "RUN", "--request", "req-"], "fits 3 requests"),
+        (["why", "RUN", "--request", "nope"], "no such request"),
+        (["why", "RUN"], "--request"),
+        (["why", "RUN", "--request", "req-1", "--layer", "99"], "no layer"),
+        (["why", "RUN", "--request", "req-1", "--token", "-1"], "no position -1"),
+        (["why", "LONE", "--request", "req-1"], "give the run directory"),
+        (["why", "nowhere", "--request", "req-1"], "no such file"),
+        (["requests", "nowhere"], "no such file"),
+        (["requests", "RUN", "--sort", "size"], "size"),
+        (["requests", "RUN", "--limit", "0"], "--limit"),
+        (["scenario", "run", "nope"], "no such scenario"),
+        (["scenario", "list", "--dir", "nowhere"], "no scenarios in this folder"),
+    ],
+)
+def test_errors_are_one_line_and_exit_2(
+    shell: Shell, run: Path, tmp_path: Path, words: list[str], says: str
+) -> None:
+    lone = tmp_path / "lone.json"
+    lone.write_text("{}")
+    words = [{"RUN": str(run), "LONE": str(lone)}.get(word, word) for word in words]
+    code, out, err = shell(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith("kvtrace: ") and err.count("\n") == 1 and says in err
+
+
+@pytest.mark.parametrize("content", [b"", b"KVTRACE\0" + b"\xff" * 200])
+def test_broken_spools(shell: Shell, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "spool").mkdir()
+    (tmp_path / "spool" / "w.kvt").write_bytes(content)
+    for words in (["why", str(tmp_path), "--request", "x"], ["requests", str(tmp_path)]):
+        code, out, err = shell(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1) and "internal error" not in err
+
+
+def test_scenarios_are_listed_with_what_they_give(shell: Shell) -> None:
+    code, out, err = shell("scenario", "list")
+    assert (code, err) == (0, "")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert "below-save-granularity" in lines["flagship"] and "healthy" in lines["healthy-reuse"]
+
+
+def test_scenarios_run_as_a_subprocess(shell: Shell, tmp_path: Path) -> None:
+    """The verb hands on names, folder and exit code; what runs is the folder's run.py."""
+    (tmp_path / "one.toml").write_text('title = "one"\ncause = "x"\n')
+    (tmp_path / "run.py").write_text(
+        "import pathlib, sys\npathlib.Path(sys.argv[-2]).write_text(' '.join(sys.argv[1:]))\nsys.exit(1)\n"
+    )
+    out = tmp_path / "out"
+    code, _, err = shell("scenario", "run", "one", "--dir", str(tmp_path), "--out", str(out))
+    assert (code, err) == (1, "") and out.read_text() == f"one --out {out} --check"

@@ -1,0 +1,171 @@
+"""Layer groups, the file of a baseline, its schema, and whatever else may be thrown at a gate."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from typing import Any
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+from gated import check, contract
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mutate import mutated
+from rich.console import Console
+from sample import sample, with_loads
+
+from kvtrace.errors import KvtraceError
+from kvtrace.gate.contract import baseline_text, make_baseline
+from kvtrace.gate.diff import difference
+from kvtrace.gate.layers import group_of, index_of, ranges, spelled, within
+from kvtrace.gate.load import parse_baseline
+from kvtrace.gate.model import baseline_schema
+from kvtrace.gate.result import difference_json, outcome_json
+from kvtrace.gate.rules import NAMES, Rules, from_options
+from kvtrace.report.load import check_report
+from kvtrace.report.render.gate_markdown import check_markdown, diff_markdown
+from kvtrace.report.render.gate_text import render_check, render_diff
+from kvtrace.report.render.github import commands, silenced
+from kvtrace.report.render.junit import junit_xml
+from kvtrace.report.render.sarif import sarif_json
+from kvtrace.report.validate import unsupported
+
+SCHEMA = baseline_schema()
+
+
+@pytest.mark.parametrize(
+    ("layer", "group", "index"),
+    [
+        ("model.layers.0.self_attn.attn", "model.layers.*.self_attn.attn", "0"),
+        ("model.layers.11.self_attn.attn", "model.layers.*.self_attn.attn", "11"),
+        ("3", "*", "3"),
+        ("h.7", "h.*", "7"),
+        ("model.layers.2.experts.5.attn", "model.layers.*.experts.*.attn", "2.5"),
+        ("attn0", "attn0", ""),
+        ("model.mtp2.layer_3.attn", "model.mtp2.layer_3.attn", ""),
+        ("", "", ""),
+    ],
+)
+def test_groups_of_layers(layer: str, group: str, index: str) -> None:
+    assert (group_of(layer), index_of(layer)) == (group, index)
+
+
+def test_ranges() -> None:
+    assert ranges(["5", "0", "1", "2", "10"]) == ["0-2", "5", "10"]
+    assert ranges(["1.10", "1.2", "7"]) == ["7", "1.2", "1.10"]
+    assert within("1", ["0-2"]) and within("1.2", ["1.2"]) and not within("3", ["0-2", "5"])
+    group = "model.layers.*.attn"
+    assert spelled(group, ["0", "1"], True) == group
+    assert spelled(group, ["3"], False) == "model.layers.3.attn"
+    assert spelled(group, ["0", "1", "4"], False) == "model.layers.{0-1,4}.attn"
+    assert spelled("a.*.b.*", ["1.2", "1.3"], False) == "a.*.b.* at 1.2, 1.3"
+    assert spelled(group, map(str, range(0, 40, 2)), False) == "model.layers.{0,2,4,6,8,10,…}.attn"
+
+
+@given(st.sets(st.integers(0, 200)), st.integers(0, 200))
+def test_a_range_holds_what_it_was_made_of(numbers: set[int], other: int) -> None:
+    assert within(str(other), ranges(map(str, numbers))) == (other in numbers)
+
+
+@pytest.mark.parametrize("report", [sample(), with_loads()])
+def test_a_baseline_is_valid_and_comes_back_from_its_file(report: Any) -> None:
+    baseline = make_baseline(report)
+    jsonschema.Draft202012Validator(SCHEMA).validate(baseline)
+    text = baseline_text(baseline)
+    assert json.loads(text) == baseline
+    file = parse_baseline(text.encode(), "b.json")
+    assert file.baseline == baseline
+    lines = text.splitlines()
+    for row in [
+        *baseline["coverage"]["hooks"],
+        *baseline["findings"],
+        *baseline["engines"],
+        baseline["ledger"]["saves"],
+    ]:
+        assert json.dumps(row) in lines[file.line(row) - 1]
+    assert check(report, file).passed
+    assert parse_baseline(json.dumps(baseline).encode(), "one-line.json").line(baseline["engines"][0]) == 1
+
+
+def test_the_schema_is_one_that_our_checker_understands() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert unsupported(SCHEMA) == set()
+
+
+def test_every_hook_and_op_has_a_name_for_rules() -> None:
+    assert {"save_kv_layer", "build_connector_meta", "unified_attention_with_output"} <= set(NAMES)
+    assert from_options(["save_kv_layer=0.5", "save_kv_layer=1"]).minimum == {"save_kv_layer": 1.0}
+
+
+def drawn(report: Any, baseline: Any, rules: Rules) -> None:
+    """Everything that a gate and a comparison print."""
+    outcome = check(report, baseline, rules)
+    ElementTree.fromstring(junit_xml(outcome))
+    json.loads(sarif_json(outcome, "report.json"))
+    json.dumps(outcome_json(outcome), allow_nan=False)
+    assert all(line.startswith(("::error ", "::notice ")) and "\n" not in line for line in commands(outcome))
+    assert "\x1b" not in check_markdown(outcome)
+    changes = difference(report, with_loads(), "a", "b")
+    json.dumps(difference_json(changes), allow_nan=False)
+    assert "\x1b" not in diff_markdown(changes)
+    with open("/dev/null", "w", encoding="utf-8", errors="backslashreplace") as null:
+        for width in (60, 100):
+            console = Console(file=null, width=width)
+            render_check(outcome, console)
+            render_diff(changes, console)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 2**32))
+def test_whatever_a_report_holds_it_is_judged_or_refused_in_one_line(seed: int) -> None:
+    rng = random.Random(seed)
+    report: Any = mutated(copy.deepcopy(dict(rng.choice([sample, with_loads])())), rng)
+    try:
+        value = check_report(report, "r.json")
+    except KvtraceError as error:
+        assert "\n" not in str(error)
+        return
+    rules = Rules(minimum={"save_kv_layer": 1.0}, min_saved_tokens=0.5, forbid=frozenset({"fault"}))
+    drawn(value, contract(sample()), rules)
+    drawn(value, None, Rules())
+    try:
+        baseline_text(make_baseline(value))
+    except KvtraceError as error:
+        assert "\n" not in str(error)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 2**32))
+def test_whatever_a_baseline_holds_it_is_used_or_refused_in_one_line(seed: int) -> None:
+    damaged = mutated(json.loads(baseline_text(make_baseline(with_loads()))), random.Random(seed))
+    try:
+        data = json.dumps(damaged).encode()
+        file = parse_baseline(data, "b.json")
+    except KvtraceError as error:
+        assert "\n" not in str(error)
+        return
+    drawn(sample(), file, Rules())
+
+
+def test_a_workflow_log_takes_no_orders_from_a_report() -> None:
+    text = silenced("a\n::set-output name=x::y\n", "0123456789abcdef")
+    assert text.splitlines() == [
+        "::stop-commands::0123456789abcdef", "a", "::set-output name=x::y", "::0123456789abcdef::",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="long random"):
+        silenced("a", "short")
+
+
+def test_many_failures_without_a_finding_are_ten_annotations() -> None:
+    report = sample()
+    report["findings"] = []
+    for row in [*report["coverage"]["hooks"], *report["coverage"]["ops"]]:
+        row["fired"] = 0
+    for number, target in enumerate(list(report["instrumentation"]["targets"])):
+        target["status"] = "missing"
+        report["instrumentation"]["targets"].append({**target, "id": f"other-{number}"})
+    lines = [one for one in commands(check(report, contract(sample()))) if one.startswith("::error")]
+    assert len(lines) == 10 and "more regressions" in lines[-1]

@@ -1,0 +1,358 @@
+"""The ledger of loads: each prompt token on one account, from the lookup to the layers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from synth import Chunk, Entry, Fate, Prompt, Sim
+
+from kvtrace.causes import diagnose
+from kvtrace.causes.catalogue import CATALOGUE, LOADS
+from kvtrace.ledger import Run, load
+from kvtrace.trace.format import HOOK_CODE, Flag, Kind, Role, pack_head
+
+SETTINGS = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
+
+
+def done(sim: Sim, request: str, rank: int | None = None, failed: int = 0) -> None:
+    spool = sim.scheduler if rank is None else sim.workers[rank]
+    role = Role.SCHEDULER if rank is None else Role.WORKER
+    spool.add(pack_head(Kind.DONE, role, 0, 0, LOAD), sim.clock(), spool.name(request), sim.step_id, failed)
+
+
+def errors(sim: Sim, rank: int, step: int, blocks: int) -> None:
+    sim.workers[rank].add(
+        pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE["get_block_ids_with_load_errors"], 1),
+        sim.clock(), sim.clock(), step, 0, -1, -1, blocks,
+    )  # fmt: skip
+
+
+def one(tmp_path: Path, *, prompt: int = 128, layers: int = 2, **more: object) -> Sim:
+    sim = Sim(tmp_path, layers=layers, **more)  # type: ignore[arg-type]
+    sim.arrive(Prompt("a", prompt, digest=1))
+    return sim
+
+
+def accounts(sim: Sim) -> dict[str, int]:
+    """In tokens; the books must hold whole ones."""
+    sim.write()
+    run = load(sim.dir)
+    run.loads.check()
+    assert run.loads.lanes
+    return {name: amount // run.loads.lanes for name, amount in run.loads.accounts.items()}
+
+
+def take(sim: Sim, tokens: int, prompt: int = 128, fate: Fate | None = None, local: int = 0) -> int:
+    """A synchronous load of so many tokens, and the step that computes the rest."""
+    sim.lookup("a", local, tokens, tokens)
+    start = local + tokens
+    step = sim.step(
+        [Chunk("a", start, prompt - start, first=True)], prompts={"a": prompt}, fate=fate or Fate()
+    )
+    sim.finish("a", prompt)
+    return step
+
+
+def test_from_local_to_missed(tmp_path: Path) -> None:
+    sim = one(tmp_path)
+    take(sim, 64, local=32)
+    assert accounts(sim) == {"local-hit": 32, "loaded": 64, "missed:lookup-miss": 32}
+
+
+def test_a_request_that_was_never_let_in_is_not_in_the_books(tmp_path: Path) -> None:
+    sim = one(tmp_path)
+    sim.finish("a", 0, 0, "FINISHED_ABORTED")
+    sim.write()
+    assert load(sim.dir).loads.total == 0
+
+
+def test_without_a_lookup(tmp_path: Path) -> None:
+    sim = one(tmp_path)
+    sim.asks = False
+    sim.step([Chunk("a", 32, 96, first=True)], prompts={"a": 128})
+    assert accounts(sim) == {"local-hit": 32, "missed:never-looked-up": 96}
+
+
+def test_waiting_for_an_answer(tmp_path: Path) -> None:
+    sim = one(tmp_path)
+    sim.lookup("a", 32, None, None)
+    assert accounts(sim) == {"local-hit": 32, "pending": 96}
+
+
+def test_negative_answers_count_as_nothing(tmp_path: Path) -> None:
+    sim = one(tmp_path)
+    sim.lookup("a", 96, -32, 0)
+    sim.step([Chunk("a", 96, 32, first=True)], prompts={"a": 128})
+    assert accounts(sim) == {"local-hit": 96, "missed:lookup-miss": 32}
+
+
+def test_the_worker_did_not_get_there(tmp_path: Path) -> None:
+    sim = one(tmp_path, tp=2)
+    sim.step([], tokens=1)
+    take(sim, 96, fate=Fate(missing_ranks=frozenset({0, 1})))
+    sim.workers[1].trailer(2, 10)
+    sim.write()
+    assert load(sim.dir).loads.accounts == {
+        "pending": 96 * 2, "not-observed": 96 * 2, "missed:lookup-miss": 32 * 4,
+    }  # fmt: skip
+
+
+def test_measured_slots(tmp_path: Path) -> None:
+    sim = one(tmp_path, layers=2, noop=("wait_for_layer_load",))
+    step = take(sim, 96)
+    for layer in range(2):
+        sim.effect(0, step, layer, 96, hook="start_load_kv", flags=LOAD)
+    sim.write()
+    run = load(sim.dir)
+    assert run.loads.accounts == {"loaded": 192, "missed:lookup-miss": 64}
+    assert run.loads.trust == "measured"
+
+
+def test_nothing_written_by_hooks_that_must_do_it_themselves(tmp_path: Path) -> None:
+    sim = one(tmp_path, noop=("wait_for_layer_load",))
+    step = take(sim, 96)
+    sim.effect(0, step, None, 0, hook="start_load_kv", flags=LOAD)
+    assert accounts(sim) == {"not-loaded:load-not-injected": 96, "missed:lookup-miss": 32}
+
+
+def test_nothing_seen_is_not_nothing_written(tmp_path: Path) -> None:
+    """A thread or native code may have done it: no finding."""
+    for i, (slots, noop) in enumerate([(-1, ("wait_for_layer_load",)), (0, ())]):
+        sim = one(tmp_path / str(i), noop=noop)
+        step = take(sim, 96)
+        sim.effect(0, step, None, slots, hook="start_load_kv", flags=LOAD)
+        assert accounts(sim)["loaded"] == 96
+
+
+def test_a_layer_that_a_load_left_to_others(tmp_path: Path) -> None:
+    """start_load_kv wrote one layer; of the other nothing is known."""
+    sim = one(tmp_path, noop=("wait_for_layer_load",))
+    step = take(sim, 96)
+    sim.effect(0, step, 0, 96, hook="start_load_kv", flags=LOAD)
+    assert accounts(sim)["loaded"] == 96
+
+
+def test_fewer_slots_than_accepted(tmp_path: Path) -> None:
+    sim = one(tmp_path, layers=1, noop=("wait_for_layer_load",))
+    step = take(sim, 96)
+    sim.effect(0, step, 0, 96, hook="start_load_kv", flags=LOAD)
+    sim.arrive(Prompt("b", 128, digest=2))
+    sim.lookup("b", 0, 96, 96)
+    second = sim.step([Chunk("b", 96, 32, first=True)], prompts={"b": 128})
+    sim.effect(0, second, 0, 64, hook="start_load_kv", flags=LOAD)
+    assert accounts(sim) == {"loaded": 160, "not-loaded:loaded-partly": 32, "missed:lookup-miss": 64}
+
+
+def test_fewer_slots_than_accepted_by_the_metadata(tmp_path: Path) -> None:
+    sim = one(tmp_path)
+    sim.lookup("a", 0, 96, 96)
+    sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 64, 96, 0, LOAD)], prompts={"a": 128})
+    assert accounts(sim) == {"loaded": 64, "not-loaded:loaded-partly": 32, "missed:lookup-miss": 32}
+
+
+def test_a_count_without_a_place_names_no_slots(tmp_path: Path) -> None:
+    sim = one(tmp_path)
+    sim.lookup("a", 0, 96, 96)
+    sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 3, 3, -1, LOAD)], prompts={"a": 128})
+    assert accounts(sim)["loaded"] == 96
+
+
+def test_blocks_that_failed(tmp_path: Path) -> None:
+    sim = one(tmp_path, tp=2)
+    step = take(sim, 96)
+    errors(sim, 0, step, 2)
+    errors(sim, 1, step, 2)
+    assert accounts(sim) == {"loaded": 32, "not-loaded:load-failed": 64, "missed:lookup-miss": 32}
+
+
+def test_asynchronous(tmp_path: Path) -> None:
+    sim = one(tmp_path)
+    sim.lookup("a", 0, 128, 128, ASYNC)
+    sim.step([], [Entry("a", 128, 128, 0, LOAD)], tokens=0)
+    done(sim, "a", 0)
+    done(sim, "a")
+    sim.step([Chunk("a", 127, 1, first=True)], prompts={"a": 128})
+    assert accounts(sim) == {"loaded": 127, "clamped:lookup-clamped": 1}
+
+
+def test_asynchronous_and_failed(tmp_path: Path) -> None:
+    for i, failed in enumerate((0, 1)):
+        sim = one(tmp_path / str(i))
+        sim.lookup("a", 0, 96, 96, ASYNC)
+        step = sim.step([], [Entry("a", 96, 96, 0, LOAD)], tokens=0)
+        if not failed:
+            errors(sim, 0, step, 1)
+        done(sim, "a", failed=failed)
+        start = 0 if failed else 32
+        sim.step([Chunk("a", start, 128 - start, first=True)], prompts={"a": 128})
+        lost = 96 if failed else 64
+        want = {"not-loaded:load-failed": lost, "missed:lookup-miss": 32}
+        assert accounts(sim) == (want if failed else {"loaded": 32, **want})
+
+
+def test_asynchronous_and_still_open(tmp_path: Path) -> None:
+    for i, (seconds, account) in enumerate([(1, "pending"), (6, "not-loaded:load-never-finished")]):
+        sim = one(tmp_path / str(i))
+        sim.lookup("a", 0, 96, 96, ASYNC)
+        sim.step([], [Entry("a", 96, 96, 0, LOAD)], tokens=0)
+        sim.clock(seconds * 10**9)
+        sim.finish("a", 96, 0, "FINISHED_ABORTED")
+        assert accounts(sim) == {account: 96, "missed:lookup-miss": 32}
+
+
+def test_a_load_after_a_preemption_is_not_booked_twice(tmp_path: Path) -> None:
+    sim = one(tmp_path)
+    sim.lookup("a", 0, 64, 64)
+    sim.step([Chunk("a", 64, 32, first=True)], prompts={"a": 128})
+    sim.preempt("a", 96)
+    sim.lookup("a", 0, 96, 96)
+    sim.step([Chunk("a", 96, 32, resumed=True)], prompts={"a": 128})
+    sim.finish("a", 128)
+    assert accounts(sim) == {"loaded": 64, "missed:lookup-miss": 64}
+
+
+# ------------------------------------------------------------------------- random schedules
+
+
+@st.composite
+def schedules(draw: st.DrawFn, folder: Path) -> Sim:
+    tp, layers = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    sim = Sim(
+        folder, tp=tp, layers=layers, batched=256,
+        live=draw(st.lists(st.sampled_from([True, True, False]), min_size=tp, max_size=tp)),
+        noop=draw(st.sampled_from([(), ("wait_for_layer_load",)])),
+        role=draw(st.sampled_from(["kv_both", "kv_consumer", "kv_producer"])),
+        in_process=tp == 1 and draw(st.booleans()),
+    )  # fmt: skip
+    sim.asks = draw(st.booleans())
+    for i in range(draw(st.integers(1, 4))):
+        prompt = Prompt(f"r{i}", draw(st.integers(1, 200)), digest=draw(st.integers(0, 2)),
+                        prefix=draw(st.integers(0, 2)))  # fmt: skip
+        sim.arrive(prompt)
+        _life(draw, sim, prompt)
+    return sim
+
+
+def _life(draw: st.DrawFn, sim: Sim, prompt: Prompt) -> None:
+    """One request: admissions with loads of every kind, chunks, preemptions, an end or none."""
+    n = prompt.length
+    for admission in range(draw(st.integers(1, 2))):
+        local = draw(st.integers(0, n))
+        answer = draw(st.sampled_from([None, -32, 0, 5, 32, n, n + 7]))
+        taken = draw(st.sampled_from([None, 0, 5, max(0, min(answer or 0, n - local))]))
+        asynchronous = draw(st.booleans())
+        asked = draw(st.integers(0, 4)) > 0
+        if asked:
+            sim.lookup(prompt.id, local, answer, taken, ASYNC if asynchronous else 0)
+        got = local + (taken or 0 if asked else 0)
+        entries = [
+            Entry(prompt.id, draw(st.integers(-1, n)), draw(st.integers(-1, n)), draw(st.integers(-1, n)),
+                  draw(st.sampled_from([LOAD, LOAD, int(Flag.STORE)])))
+            for _ in range(draw(st.integers(0, 2)))
+        ]  # fmt: skip
+        fate = draw(
+            st.sampled_from([
+                Fate(), Fate(), Fate(missing_ranks=frozenset({0})), Fate(unbound_ranks=frozenset({0})),
+                Fate(dead_lanes=frozenset({(0, 0)}), mode=2), Fate(unhooked=frozenset({(0, 0)})),
+                Fate(raising=frozenset({(0, 0)})),
+            ])
+        )  # fmt: skip
+        if asynchronous and draw(st.booleans()):
+            step = sim.step([], entries, tokens=0, fate=fate)
+            entries = []
+            _evidence(draw, sim, step)
+            sim.clock(draw(st.sampled_from([1, 10**9, 6 * 10**9, 70 * 10**9])))
+            for rank in draw(st.sampled_from([[None], [0], [0, None], []])):
+                done(sim, prompt.id, rank, draw(st.sampled_from([0, 0, 1])))
+        if draw(st.integers(0, 5)) == 0:
+            if draw(st.booleans()):
+                sim.finish(prompt.id, draw(st.integers(0, got + 1)), 0, "FINISHED_ABORTED")
+            return
+        start = min(got, n - 1) if draw(st.integers(0, 3)) else draw(st.integers(0, n - 1))
+        step = sim.step([Chunk(prompt.id, start, n - start, first=admission == 0, resumed=admission > 0)],
+                        entries, prompts={prompt.id: n}, fate=fate)  # fmt: skip
+        _evidence(draw, sim, step)
+        sim.preempt(prompt.id, draw(st.integers(0, n)))
+    sim.finish(prompt.id, n)
+
+
+def _evidence(draw: st.DrawFn, sim: Sim, step: int) -> None:
+    for rank in range(sim.tp):
+        for layer in [None, *range(sim.layers)]:
+            if draw(st.integers(0, 2)) == 0:
+                hook = draw(st.sampled_from(["start_load_kv", "wait_for_layer_load"]))
+                slots = draw(st.sampled_from([-1, 0, 5, 64, 200]))
+                sim.effect(rank, step, layer, slots, hook=hook, flags=LOAD)
+        if draw(st.integers(0, 3)) == 0:
+            errors(sim, rank, step, draw(st.integers(0, 4)))
+        if draw(st.integers(0, 6)) == 0:
+            sim.hook(rank, draw(st.sampled_from(["start_load_kv", "wait_for_layer_load"])), step,
+                     draw(st.sampled_from(["", *sim.layer_names])), flags=int(Flag.RAISED))  # fmt: skip
+
+
+def checked(folder: Path) -> Run:
+    run = load(folder)  # asserts the sum of each request
+    diagnosis = diagnose(run)
+    book = diagnosis.loads
+    book.check()
+    lanes = {engine.tag: engine.lanes for engine in run.engines}
+    assert book.total == sum(row.prompt * lanes[row.engine] for row in run.load_rows)
+    assert all(amount > 0 for row in run.load_rows for amount in row.accounts.values())
+    assert abs(sum(book.tokens.values()) - book.total_tokens) < 1e-6 * max(1, book.total_tokens)
+    found = {finding.id: finding for finding in diagnosis.findings}
+    ruled_out = {item.id for item in diagnosis.ruled_out}
+    for account, amount in book.accounts.items():
+        _, _, cause = account.partition(":")
+        if not cause:
+            assert account in ("local-hit", "loaded", "pending", "not-observed")
+            continue
+        assert CATALOGUE[cause].ledger == LOADS
+        if cause == "lookup-miss":
+            continue  # a finding only where something could be expected
+        assert cause in found and cause not in ruled_out
+        assert abs(found[cause].tokens - book.tokens[account]) < 1e-6 * max(1, amount)
+    return run
+
+
+@SETTINGS
+@given(st.data())
+def test_books_of_loads_balance(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        data.draw(schedules(folder)).write()
+        checked(folder)
+
+
+@SETTINGS
+@given(st.integers(1, 300), st.integers(0, 300), st.integers(-64, 300), st.booleans(), st.integers(1, 3))
+def test_prefix_hits_at_every_offset(
+    prompt: int, local: int, answer: int, asynchronous: bool, tp: int
+) -> None:
+    """As vLLM schedules: what is offered is taken, up to the last token; a healthy load has no fault."""
+    local = min(local, prompt - 1)
+    taken = max(0, min(answer, prompt - 1 - local))
+    with tempfile.TemporaryDirectory() as name:
+        sim = Sim(Path(name), tp=tp)
+        sim.arrive(Prompt("a", prompt, digest=1))
+        sim.lookup("a", local, answer, taken, ASYNC if asynchronous else 0)
+        if asynchronous and taken:
+            sim.step([], [Entry("a", taken, taken, local, LOAD)], tokens=0)
+            done(sim, "a")
+        start = local + taken
+        step = sim.step([Chunk("a", start, prompt - start, first=True)], prompts={"a": prompt})
+        for rank in range(tp):
+            for layer in range(2):
+                sim.effect(rank, step, layer, taken, hook="start_load_kv", flags=LOAD)
+        sim.finish("a", prompt)
+        sim.write()
+        run = checked(sim.dir)
+        assert run.loads.accounts.get("loaded", 0) == taken * run.engines[0].lanes
+        assert run.loads.accounts.get("local-hit", 0) == local * run.engines[0].lanes
+        causes = [f for f in diagnose(run).findings if CATALOGUE[f.id].ledger == LOADS]
+        assert all(finding.severity != "fault" for finding in causes)
