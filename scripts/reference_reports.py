@@ -97,7 +97,7 @@ class _Words:
         text = re.sub(r"(?<![\w.])/[^\s'\":,;)]*/python[\d.]*(?![\w/.])", "python", text)
         for folder in self.folders:
             text = text.replace(folder, "")
-        text = re.sub(r"/[^\s'\"]*/site-packages/", "", text)
+        text = re.sub(r"[^\s'\"]*/site-packages/", "", text)
         # any other absolute path: its last name
         text = re.sub(r"(?<![\w./>-])/(?:[\w.+@-]+/)*([\w.+@-]+)", r"\1", text)
         text = re.sub(r"[\w-]+\.kvt\b", self._spool, text)
