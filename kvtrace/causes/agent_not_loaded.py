@@ -13,7 +13,9 @@ ID = "agent-not-loaded"
 
 
 def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
-    seen = [process for process in case.run.processes if process.vllm]
+    traced_pids = {process.pid for process in case.run.processes if process.agent}
+    forks = _forks_before_exec(case.run.run.get("processes"), traced_pids)
+    seen = [process for process in case.run.processes if process.vllm and process.pid not in forks]
     dark = [process for process in seen if not process.agent and process.role in ("scheduler", "worker")]
     short = [
         (engine, ranks)
@@ -45,3 +47,19 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
     if case.run.run.get("processes"):
         traced = sum(process.agent for process in seen)
         yield RuledOut(ID, f"{traced} of {len(seen)} vLLM processes wrote a spool, every engine and worker")
+
+
+def _forks_before_exec(processes: object, traced: set[int]) -> set[int]:
+    """Children of a traced process that still bear its title: starting a program (a compiler, say)
+    forks first, and the fork looks like the engine or worker for a moment. No process of vLLM's:
+    those take a title of their own."""
+    rows = [row for row in processes if isinstance(row, dict)] if isinstance(processes, list) else []
+    titles = {row.get("pid"): (row.get("name"), row.get("command")) for row in rows}
+    return {
+        row["pid"]
+        for row in rows
+        if isinstance(row.get("pid"), int)
+        and row["pid"] not in traced
+        and row.get("ppid") in traced
+        and titles.get(row.get("ppid")) == (row.get("name"), row.get("command"))
+    }

@@ -400,6 +400,9 @@ def test_agent_not_loaded(tmp_path: Path) -> None:
     run_json(tmp_path, rows)
     healthy = diagnose(load(tmp_path))
     assert ruled_out(healthy)["agent-not-loaded"].startswith("3 of 3")
+    # A worker that starts a compiler is two processes of one title until the exec.
+    run_json(tmp_path, [*rows, {**rows[2], "pid": 103, "ppid": 102}])
+    assert ruled_out(diagnose(load(tmp_path)))["agent-not-loaded"].startswith("3 of 3")
     sim.workers[1].path.unlink()
     broken = diagnose(load(tmp_path))
     assert "agent-not-loaded" in ids(broken)
