@@ -6,6 +6,9 @@ from typing import Any
 
 from spec import Scenario
 
+TIMED = ("hook-slow", "load-late", "save-blocks-step", "sync-in-hook", "tracer-cost")
+"""Notes about time: on a busy machine any run may show one."""
+
 
 def judge(scenario: Scenario, report: dict[str, Any]) -> list[str]:
     """Differences between a ``kvtrace.report/1`` and the scenario's expectations, one line each."""
@@ -32,7 +35,7 @@ def judge(scenario: Scenario, report: dict[str, Any]) -> list[str]:
     for cause in found:
         if cause in expect.absent:
             wrong.append(f"finding {cause} must not show here")
-        elif cause != expect.first and cause not in expect.allowed:
+        elif cause != expect.first and cause not in expect.allowed and cause not in TIMED:
             wrong.append(f"unexpected finding {cause}")
 
     ruled_out = {item["id"]: item["evidence"] for item in report["ruled_out"]}
