@@ -443,8 +443,8 @@ _CAUSES = (
         "load-late", None, NOTE, "note",
         "Loading takes longer than computing the tokens would.",
         "Time from the lookup to the end of start_load_kv (synchronous) or to the report that it is finished "
-        "(asynchronous): 50 ms or more in the median, and at least twice what the tokens cost to compute at "
-        "this run's pace.",
+        "(asynchronous): in the median 100 ms and five steps of this run or more, and at least twice what the "
+        "tokens cost to compute at this run's pace.",
         "Load asynchronously, or answer a lookup with a hit only where loading is faster than computing.",
         rule=True,
     ),

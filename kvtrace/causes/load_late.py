@@ -13,8 +13,10 @@ from kvtrace.ledger.load_model import LoadOf
 from kvtrace.ledger.model import LOADED
 
 ID = "load-late"
-WORTH_A_WORD_NS = 50_000_000
+WORTH_A_WORD_NS = 100_000_000
 """A median wait below this is not worth a word."""
+_STEPS = 5
+"""Nor is one of a few steps: a load that ends at once is seen ended a step later at the earliest."""
 _TIMES = 2
 _HOOKS = ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "get_finished")
 
@@ -26,7 +28,8 @@ def rule(case: Case) -> Iterator[Finding]:
     middle = median(row.waited_ns for row in rows)
     compute = sum(row.accepted * _ns_per_token(case, row) for row in rows)
     waited = sum(row.waited_ns for row in rows)
-    if middle < WORTH_A_WORD_NS or compute <= 0 or waited < _TIMES * compute:
+    least = max(WORTH_A_WORD_NS, _STEPS * _ns_per_step(case))
+    if middle < least or compute <= 0 or waited < _TIMES * compute:
         return
     loaded = sum(row.accepted for row in rows)
     slow = sorted(rows, key=lambda row: -row.waited_ns)[:3]
@@ -46,6 +49,11 @@ def rule(case: Case) -> Iterator[Finding]:
             for row in slow
         ],
     )
+
+
+def _ns_per_step(case: Case) -> float:
+    """Mean time of a step in execute_model, over the slowest worker."""
+    return max((worker.exec_ns / worker.steps for worker in case.run.workers() if worker.steps), default=0.0)
 
 
 def _ns_per_token(case: Case, row: LoadOf) -> float:

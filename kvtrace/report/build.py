@@ -302,30 +302,34 @@ def _finding(one: cause_model.Finding) -> model.Finding:
     }
 
 
+def request_rows(table: pd.DataFrame) -> list[model.RequestRow]:
+    """The rows of the diagnosis' table of requests (``Diagnosis.requests``) as a report writes them."""
+    return [
+        {
+            "id": str(one["id"]),
+            "client": _text(one["client"]) or None,
+            "engine": _count(one["engine"]),
+            "prompt": _count(one["prompt"]),
+            "computed": _count(one["computed"]),
+            "output": _count(one["output"]),
+            "local": _count(one["local"]),
+            "external": _count(one["external"]),
+            "chunks": _count(one["chunks"]),
+            "chunk_tokens": [_count(part) for part in one["chunk_tokens"][: model.MAX_CHUNKS_SHOWN]],
+            "saved": _number(one["saved_tokens"]),
+            "not_saved": _number(one["not_saved_tokens"]),
+            "verdict": str(one["verdict"]),
+            "status": _text(one["status"]),
+            "first_step": _count(one["first_step"]) & STEP_MASK,
+            "last_step": _count(one["last_step"]) & STEP_MASK,
+            "block": _count(one["block"]),
+        }
+        for one in table.to_dict("records")
+    ]
+
+
 def _requests(table: pd.DataFrame) -> model.Requests:
-    rows: list[model.RequestRow] = []
-    for one in table.head(model.MAX_REQUEST_ROWS).to_dict("records"):
-        rows.append(
-            {
-                "id": str(one["id"]),
-                "client": _text(one["client"]) or None,
-                "engine": _count(one["engine"]),
-                "prompt": _count(one["prompt"]),
-                "computed": _count(one["computed"]),
-                "output": _count(one["output"]),
-                "local": _count(one["local"]),
-                "external": _count(one["external"]),
-                "chunks": _count(one["chunks"]),
-                "chunk_tokens": [_count(part) for part in one["chunk_tokens"][: model.MAX_CHUNKS_SHOWN]],
-                "saved": _number(one["saved_tokens"]),
-                "not_saved": _number(one["not_saved_tokens"]),
-                "verdict": str(one["verdict"]),
-                "status": _text(one["status"]),
-                "first_step": _count(one["first_step"]) & STEP_MASK,
-                "last_step": _count(one["last_step"]) & STEP_MASK,
-                "block": _count(one["block"]),
-            }
-        )
+    rows = request_rows(table.head(model.MAX_REQUEST_ROWS))
     return {"total": len(table), "shown": len(rows), "rows": rows}
 
 

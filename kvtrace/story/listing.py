@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kvtrace import causes, ledger
+from kvtrace.report.build import request_rows
 from kvtrace.report.load import load_report
 from kvtrace.story.locate import traced_directory
-from kvtrace.trace.format import STEP_MASK
 
 Row = dict[str, Any]
 
@@ -55,11 +55,11 @@ def listing(path: str, verdict: str | None = None, sort: str = "worst", limit: i
     """
     folder = traced_directory(path) if Path(path).is_dir() else None
     if folder is not None:
-        rows = _of_run(folder)
+        rows: list[Row] = [dict(row) for row in request_rows(causes.diagnose(ledger.load(folder)).requests)]
         total = len(rows)
     else:
         report = load_report(path)
-        rows = [{**row} for row in report["requests"]["rows"]]
+        rows = [dict(row) for row in report["requests"]["rows"]]
         total = report["requests"]["total"]
     fits = [row for row in rows if verdict is None or row["verdict"] == verdict]
     fits.sort(key=SORTS[sort])
@@ -71,29 +71,3 @@ def listing(path: str, verdict: str | None = None, sort: str = "worst", limit: i
         verdict=verdict,
         verdicts=dict(Counter(row["verdict"] for row in rows).most_common()),
     )
-
-
-def _of_run(folder: Path) -> list[Row]:
-    table = causes.diagnose(ledger.load(folder)).requests
-    return [
-        {
-            "id": one["id"],
-            "client": one["client"] or None,
-            "engine": int(one["engine"]),
-            "prompt": int(one["prompt"]),
-            "computed": int(one["computed"]),
-            "output": int(one["output"]),
-            "local": int(one["local"]),
-            "external": int(one["external"]),
-            "chunks": int(one["chunks"]),
-            "chunk_tokens": [int(part) for part in one["chunk_tokens"]],
-            "saved": round(float(one["saved_tokens"]), 3),
-            "not_saved": round(float(one["not_saved_tokens"]), 3),
-            "verdict": one["verdict"],
-            "status": one["status"],
-            "first_step": int(one["first_step"]) & STEP_MASK,
-            "last_step": int(one["last_step"]) & STEP_MASK,
-            "block": int(one["block"]),
-        }
-        for one in table.to_dict("records")
-    ]
