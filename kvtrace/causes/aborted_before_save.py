@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.left_early import ABORTED, only_this_one
 from kvtrace.causes.model import Event, Finding, RuledOut
-from kvtrace.causes.words import count, of_all, plural
+from kvtrace.causes.words import capital, count, of_all, plural
 from kvtrace.ledger.intervals import Interval
 
 ID = "aborted-before-save"
@@ -32,7 +32,8 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     in_prefill = sum(r.computed < r.prompt for r in rows)
     yield case.finding(
         ID,
-        f"{of_all(len(rows), len(aborted), 'aborted request')} had computed tokens that were not offered "
+        f"{capital(of_all(len(rows), len(aborted), 'aborted request'))} had computed tokens that were not "
+        "offered "
         "yet.",
         evidence=[
             f"status {ABORTED} of {plural(len(rows), 'request')}, {count(in_prefill)} of them in the "
@@ -44,7 +45,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
             Event(r.id, r.last_step, f"aborted after {count(r.computed)} of {count(r.prompt)} prompt tokens")
             for r in rows[:3]
         ],
-        headline=f"{plural(len(rows), 'request')} left before what they had computed was offered",
+        headline=f"{plural(len(rows), 'request')} left before all that was computed had been offered",
         remedy=[
             "look at the client's timeouts and disconnects",
             "or let the connector offer each chunk as it is computed instead of whole prompts",

@@ -29,6 +29,8 @@ class Cause:
     remedy: str
     versions: str = ALL
     implemented: bool = False
+    live: bool = False
+    """Seen on a real vLLM by a scenario; else its rule was tested on synthetic traces only."""
 
 
 def _c(
@@ -42,8 +44,9 @@ def _c(
     *,
     rule: bool = False,
     versions: str = ALL,
+    live: bool = True,
 ) -> Cause:
-    return Cause(ident, gate, severity, ledger, meaning, seen_as, remedy, versions, rule)
+    return Cause(ident, gate, severity, ledger, meaning, seen_as, remedy, versions, rule, rule and live)
 
 
 _CAUSES = (
@@ -54,7 +57,7 @@ _CAUSES = (
         "A vLLM engine or worker process in the process tree, and no spool with its pid.",
         "Start the whole command under 'kvtrace run'; if its environment is rebuilt on the way (ssh, sudo, "
         "containers), pass KVTRACE_CONFIG, PYTHONPATH and VLLM_PLUGINS on, and install kvtrace there.",
-        rule=True,
+        rule=True, live=False,
     ),
     _c(
         "no-connector-configured", 0, FAULT, SAVES,
@@ -204,7 +207,7 @@ _CAUSES = (
         "layer's body "
         "without metadata.",
         "Use a vLLM with finalize_kv_connector (0.18.1 and later).",
-        rule=True, versions="0.11.1 .. 0.21.0",
+        rule=True, live=False, versions="0.11.1 .. 0.21.0",
     ),
     # ----------------------------------------------------------------- gate 3: forward
     _c(
@@ -213,14 +216,14 @@ _CAUSES = (
         "Graph mode FULL in the step, and no op body.",
         "Set --compilation-config '{\"cudagraph_mode\": \"PIECEWISE\"}', or override "
         "requires_piecewise_for_cudagraph (from 0.17.1) in the connector.",
-        rule=True,
+        rule=True, live=False,
     ),
     _c(
         "captured-not-run", 3, FAULT, SAVES,
         "The layer's Python body ran only while graphs were captured or warmed up, and never again.",
         "Graph modes in real steps, bodies or save hooks of the layer outside of all steps, none inside one.",
         "Set cudagraph_mode to PIECEWISE, or enforce_eager to see the difference.",
-        rule=True,
+        rule=True, live=False,
     ),
     _c(
         "direct-call-bypass", 3, FAULT, SAVES,
@@ -228,7 +231,7 @@ _CAUSES = (
         "use_direct_call is true for the layer, and its op never ran in a real step.",
         "Upgrade: from vLLM 0.15.0 Attention calls the hooked function also directly (MLA does not yet). On "
         "CUDA and CPU use_direct_call is false.",
-        rule=True, versions="0.8.5 .. 0.14.1 (MLA: .. 0.33.0)",
+        rule=True, live=False, versions="0.8.5 .. 0.14.1 (MLA: .. 0.33.0)",
     ),
     _c(
         "layer-not-hooked", 3, FAULT, SAVES,
@@ -300,7 +303,7 @@ _CAUSES = (
         "connector itself reports a failed save.",
         "An asynchronous save that is reported as failed.",
         "Look at the connector's queue.",
-        rule=True,
+        rule=True, live=False,
     ),
     _c(
         "ranks-share-store", 5, FAULT, SAVES,
@@ -404,7 +407,7 @@ _CAUSES = (
         "Use cudagraph_mode PIECEWISE with a connector that loads layer by layer, and override "
         "requires_piecewise_for_cudagraph in it (from 0.17.1). Not yet seen live: the rule is tested on "
         "synthetic traces.",
-        rule=True,
+        rule=True, live=False,
     ),
     _c(
         "load-never-finished", None, FAULT, LOADS,
@@ -443,8 +446,8 @@ _CAUSES = (
         "load-late", None, NOTE, "note",
         "Loading takes longer than computing the tokens would.",
         "Time from the lookup to the end of start_load_kv (synchronous) or to the report that it is finished "
-        "(asynchronous): in the median 100 ms and five steps of this run or more, and at least twice what the "
-        "tokens cost to compute at this run's pace.",
+        "(asynchronous): in the median 100 ms and five steps of this run or more, and at least twice what "
+        "the tokens cost to compute at this run's pace.",
         "Load asynchronously, or answer a lookup with a hit only where loading is faster than computing.",
         rule=True,
     ),
@@ -455,7 +458,7 @@ _CAUSES = (
         "time in "
         "steps. A finding from a tenth of it, and 1 s, on.",
         "Trace fewer layers or a shorter run; see docs/overhead.md.",
-        rule=True,
+        rule=True, live=False,
     ),
 )  # fmt: skip
 

@@ -45,7 +45,8 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         own = base[(base["engine"] == engine.tag) & (base["account"] == SAVED)]
         mine = sorted(offered - read)
         if mine:
-            saved = saved or int(own["amount"].sum()) > 0
+            only_reads = (engine.configured or {}).get("role") == "kv_consumer"
+            saved = saved or only_reads or int(own["amount"].sum()) > 0
         for key in mine:
             near = difflib.get_close_matches(key, asked, n=1, cutoff=0.6)
             unused.setdefault(key, near[0] if near else "")
@@ -54,7 +55,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         names = listed(f'"{key}"' for key in unused)
         yield case.finding(
             ID,
-            f"The connector never read {names} of kv_connector_extra_config.",
+            f"The connector never read {names} of kv_connector_extra_config in this run.",
             severity=NOTE if saved or not case.requests else FAULT,
             evidence=[
                 f"{plural(len(given), 'key')} given, {len(given) - len(unused)} of them read; never read: "

@@ -30,8 +30,8 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         ID,
         "This connector never offers tokens made in decode.",
         evidence=[
-            f"{count(case.tokens(ID))} tokens were made in decode; 0 of {plural(stores, 'store entry')} "
-            "reach past a prompt".replace("entrys", "entries")
+            f"{count(case.tokens(ID))} tokens were made in decode; 0 of {count(stores)} store entries "
+            "reach past a prompt"
         ],
         events=case.events(ID, "decode tokens after the prompt, in no metadata"),
         headline="tokens made in decode are never offered",

@@ -22,7 +22,10 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     if not piece.step:
         return []
     at = {
-        step for fact in case.run.swallowed if fact.hook == "build_connector_meta" for step, _ in fact.places
+        step
+        for fact in case.run.swallowed
+        if fact.hook == "build_connector_meta" and fact.type not in HARMLESS
+        for step, _ in fact.places
     }
     return left if piece.step in at else []
 
@@ -36,19 +39,20 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         mine = mine or case.run.swallowed
         first = mine[0]
         evidence = [exception_line(fact) for fact in mine[:3]]
-        if trust.nothing or trust.short:
-            evidence.append(
-                f"{count(trust.nothing)} of {plural(trust.measured, 'measured store call')} read 0 slots "
-                "of the "
-                f"KV tensor, {count(trust.short)} fewer than the metadata names; every hook returned as if "
-                "all "
-                "were well"
+        did = [
+            f"{count(n)} {what}"
+            for n, what in (
+                (trust.nothing, "read 0 slots of the KV tensor"),
+                (trust.short, "read fewer slots than the metadata names"),
+                (trust.unwritten, "read the KV and wrote no file"),
             )
-        if trust.unwritten:
+            if n
+        ]
+        if did:
             evidence.append(
-                f"{count(trust.unwritten)} of {plural(trust.measured, 'measured store call')} read the KV "
-                "and "
-                "wrote no file; every hook returned as if all were well"
+                f"of {plural(trust.measured, 'measured store call')} {', '.join(did)}; every hook returned "
+                "as if "
+                "all were well"
             )
         evidence += logs_in(case, (*_SAVE_HOOKS, *_SCHEDULE_HOOKS))
         yield case.finding(

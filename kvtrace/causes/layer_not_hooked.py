@@ -33,7 +33,8 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         layers = listed(dict.fromkeys(silent)) if silent else "layers without a hook"
         yield case.finding(
             ID,
-            f"{plural(len(set(silent)), 'layer')} own KV and pass no connector hook: {layers}."
+            f"{plural(len(set(silent)), 'layer')} with KV {'pass' if len(set(silent)) > 1 else 'passes'} no "
+            f"connector hook: {layers}."
             if silent
             else "Layers that own KV passed no connector hook in steps with a store entry.",
             evidence=[

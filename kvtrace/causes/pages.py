@@ -23,11 +23,13 @@ def page(cause: Cause) -> str:
         else f"{cause.gate} ({GATES[cause.gate]})"
     )
     books = {"saves": "the ledger of saves", "loads": "the ledger of loads", "note": "none"}[cause.ledger]
-    status = (
-        "A rule looks for it."
-        if cause.implemented
-        else "No rule looks for it yet: it is never found, never ruled out."
-    )
+    status = "No rule looks for it yet: it is never found."
+    if cause.implemented:
+        status = "A rule looks for it. " + (
+            "Seen on a real vLLM: a scenario gives it as first finding, and a healthy twin does not."
+            if cause.live
+            else "Not yet seen live: the rule is tested on synthetic traces."
+        )
     return (
         f"{_HEAD}# {cause.id}\n\n"
         f"{cause.meaning}\n\n"
@@ -46,7 +48,7 @@ def index() -> str:
     lines = [_HEAD + "# Causes\n", "| gate | cause | severity | rule |", "|---|---|---|---|"]
     for cause in CATALOGUE.values():
         gate = "" if cause.gate is None else str(cause.gate)
-        rule = "yes" if cause.implemented else "not yet"
+        rule = ("seen live" if cause.live else "not yet seen live") if cause.implemented else "none yet"
         lines.append(f"| {gate} | [{cause.id}]({cause.id}.md) | {cause.severity} | {rule} |")
     return "\n".join(lines) + "\n"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.left_early import only_this_one
 from kvtrace.causes.model import Event, Finding, RuledOut
-from kvtrace.causes.words import count, of_all, plural
+from kvtrace.causes.words import capital, count, of_all, plural
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.values import integer
 from kvtrace.trace.format import STEP_MASK
@@ -38,7 +38,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     again = sum(any(e.step > r.preempt_step for e in r.entries) for r in rows)
     yield case.finding(
         ID,
-        f"{of_all(len(rows), len(preempted), 'preempted request')} lost tokens: they were computed, "
+        f"{capital(of_all(len(rows), len(preempted), 'preempted request'))} lost tokens: they were computed, "
         "preempted, and "
         "not offered again.",
         evidence=[

@@ -15,10 +15,11 @@ ID = "stored-nothing"
 def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
     trust = case.run.trust
     if ID in case.booked:
+        others = f", {count(trust.agreed)} all that the metadata names" if trust.agreed else ""
         evidence = [
-            f"{count(trust.nothing)} of {plural(trust.measured, 'measured store call')} (step, layer and "
-            "rank) "
-            f"read 0 slots of the KV tensor, {count(trust.agreed)} as many as the metadata names"
+            f"{count(trust.nothing)} of {plural(trust.measured, 'measured store call')} (one per step, "
+            "layer and "
+            f"rank) read 0 slots of the KV tensor{others}"
         ]
         if trust.empty:
             evidence.append(
@@ -35,8 +36,8 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
             headline="the save hook ran with store entries and took no KV slot",
             remedy=[
                 "look at what save_kv_layer does with an entry: an early return, an empty slot mapping, a "
-                "filter "
-                "by rank or layer"
+                "filter by rank or layer",
+                "no harm where the worker found the key in a store from before this run",
             ],
         )
     elif trust.blind:

@@ -18,11 +18,8 @@ def note(trust: Trust) -> str:
     if not trust.measured:
         return f"declared by the connector's metadata; {unseen(trust)}"
     if level(trust) == "measured":
-        return (
-            f"measured: slots read from the KV tensors in all {plural(trust.calls, 'store call')} (one per "
-            "step, "
-            "layer and rank)"
-        )
+        which = f"all {plural(trust.calls, 'store call')}" if trust.calls > 1 else "the only store call"
+        return f"measured: slots read from the KV tensors in {which} (one per step, layer and rank)"
     left = trust.calls - trust.measured - trust.unknown
     parts = [
         f"{count(trust.measured)} of {plural(trust.calls, 'store call')} (one per step, layer and rank) were "

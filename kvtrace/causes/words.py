@@ -33,6 +33,11 @@ def of_all(part: int, whole: int, noun: str) -> str:
     return f"{count(part)} of {count(whole)} {noun}s"
 
 
+def capital(text: str) -> str:
+    """With a capital letter, as a title begins."""
+    return text[:1].upper() + text[1:]
+
+
 def listed(items: Iterable[str], most: int = 4) -> str:
     unique = list(dict.fromkeys(items))
     if len(unique) > most:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from kvtrace.ledger.model import Engine, Swallowed, Worker
 from kvtrace.ledger.requests import Chunk, Entry, Request
 from kvtrace.ledger.scan import SpoolScan
-from kvtrace.trace.format import HOOK_CODE, HOOKS, STEP_MASK, STEP_SHIFT, Flag
+from kvtrace.trace.format import HOOK_CODE, STEP_MASK, STEP_SHIFT, Flag
 
 SAVE, WAIT = HOOK_CODE["save_kv_layer"], HOOK_CODE["wait_for_save"]
 WHOLE = -1
@@ -86,7 +86,7 @@ def collect(joined: Sequence[tuple[SpoolScan, Worker]]) -> dict[tuple[int, str],
             if not step & STEP_MASK or step >> STEP_SHIFT not in tables:
                 continue
             marks, hook = (w0 >> 32) & 0xFFFF, (w0 >> 16) & 0xFF
-            if marks & Flag.LOAD and not marks & Flag.STORE:
+            if hook not in (SAVE, WAIT) or (marks & Flag.LOAD and not marks & Flag.STORE):
                 continue
             tag = step >> STEP_SHIFT
             measured, columns, lane = tables[tag]
@@ -98,7 +98,7 @@ def collect(joined: Sequence[tuple[SpoolScan, Worker]]) -> dict[tuple[int, str],
             if column == -2:
                 continue
             cell = measured.steps.setdefault(step, {}).setdefault(column, Cell())
-            cell.add(hook if hook < len(HOOKS) else 0, slots, size, files, target, t)
+            cell.add(hook, slots, size, files, target, t)
             measured.most = max(measured.most, slots)
     return found
 

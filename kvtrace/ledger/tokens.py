@@ -209,7 +209,7 @@ def _lanes(
         )
         live.extend([worker.connector_live is not False] * len(worker.kv_layers))
         owner.extend([index] * len(worker.kv_layers))
-    stores = verify.Stores.of(requests, store_steps)
+    stores = verify.Stores.of(requests, store_steps, engine.block_size)
     kept = verify.check(engine, stores, columns, _VERDICTS, measured, list(swallowed), trust)
     missing = engine.lanes - len(owner)
     if missing > 0:

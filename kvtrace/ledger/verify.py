@@ -56,14 +56,14 @@ class Stores:
 
     steps: Array
     slots: Array  # of all requests
-    entries: Array  # how many name at least one slot
+    whole: Array  # ... of these in whole blocks, entry by entry: a worker may round down to them
     implied: NDArray[np.bool_]  # named by no metadata: measured
     asynchronous: bool
 
     @classmethod
-    def of(cls, requests: Sequence[Request], steps: Array) -> Stores:
+    def of(cls, requests: Sequence[Request], steps: Array, block: int) -> Stores:
         at = {step: i for i, step in enumerate(steps.tolist())}
-        slots, entries = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
+        slots, whole = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
         implied = np.zeros(len(steps), bool)
         asynchronous = False
         for request in requests:
@@ -71,11 +71,12 @@ class Stores:
             for entry in request.entries:
                 i = at[entry.step]
                 # A corrupt record can name any number: bounded, so that sums stay sums.
-                slots[i] += min(max(0, entry.slots), 1 << 40)
-                entries[i] += entry.slots > 0
+                size = min(max(0, entry.slots), 1 << 40)
+                slots[i] += size
+                whole[i] += size // max(1, block) * max(1, block)
                 implied[i] |= entry.implied
                 asynchronous |= entry.asynchronous
-        return cls(steps, slots, entries, implied, asynchronous)
+        return cls(steps, slots, whole, implied, asynchronous)
 
 
 @dataclass
@@ -159,7 +160,6 @@ def _worker(
     trust.calls += int(work.sum())
     per_layer = worker.connector is None or worker.connector.saves_per_layer
     waits = worker.connector is None or "wait_for_save" not in worker.connector.noop
-    block = max(1, engine.block_size)
     for row, step in enumerate(stores.steps.tolist()):
         cells = table.steps.get(step)
         if not cells:
@@ -168,7 +168,7 @@ def _worker(
             continue
         hooks = table.hooks(step)
         slots = int(stores.slots[row])
-        least = slots - (block - 1) * int(stores.entries[row])
+        least = int(stores.whole[row])
         for lane in np.flatnonzero(work[row]).tolist():
             cell = cells.get(lane)
             if cell is None and not per_layer and hooks >> WAIT & 1:
@@ -207,6 +207,9 @@ def _worker(
                 continue  # it wrote something, or nothing could be watched
             written = [cell] if per_layer else list(cells.values())
             nowhere = all(one.bytes <= 0 and not one.files for one in written)
+            if not least and not cell.slots and not empty:
+                column[row, lane] = codes.not_observed  # less than a block: rounded away, or lost
+                continue
             weak.append(_Lane(row, lane, max(0, cell.slots), empty, nowhere))
     if unwritten and not plain:
         # Read, and lost on the way to the file: calls without an exception do write.
@@ -294,6 +297,7 @@ def _shared(
     """
     shared = False
     apart = False
+    common = [_common(table) for table in tables]
     for row, step in enumerate(stores.steps.tolist()):
         writers: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
         for i, (worker, table) in enumerate(zip(engine.workers, tables, strict=True)):
@@ -301,6 +305,8 @@ def _shared(
                 if lane == WHOLE or columns[i][row, lane] != codes.saved:
                     continue
                 for target, t in cell.targets.items():
+                    if target in common[i]:
+                        continue
                     writers[(target, worker.kv_layers[lane])].append((t, i, lane))
         for several in writers.values():
             if len({i for _, i, _ in several}) < 2:
@@ -317,6 +323,16 @@ def _shared(
                 agreed[i].discard((row, lane))
                 lost[i].add((row, lane))
     return shared and not apart
+
+
+def _common(table: Measured) -> set[int]:
+    """Files that one rank writes for several layers (an index, a container): no layer's own."""
+    layers: dict[int, set[int]] = defaultdict(set)
+    for cells in table.steps.values():
+        for lane, cell in cells.items():
+            for target in cell.targets:
+                layers[target].add(lane)
+    return {target for target, lanes in layers.items() if len(lanes) > 1}
 
 
 def _doubt(

@@ -177,6 +177,16 @@ def test_what_was_not_watched_of_a_rank_that_does_nothing_is_not_taken_as_declar
     assert tokens(diagnosis) == {"not-saved:exception-swallowed": 64, "not-observed": 128}
 
 
+def test_kv_that_was_read_and_lost_on_the_way_to_the_file(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Rounding(32).policy(),
+              measure=lambda n, r, layer, s: s // 2 if n == 2 else s)  # fmt: skip
+    swallow(sim, [1, 2])
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"not-saved:exception-swallowed": 192}
+    assert "2 read the KV and wrote no file" in finding(diagnosis, "exception-swallowed")
+
+
 @pytest.mark.parametrize("logged", [False, True])
 def test_an_exception_that_took_nothing_is_a_note(tmp_path: Path, logged: bool) -> None:
     sim = sim_of(tmp_path)
@@ -519,3 +529,22 @@ def test_facts_are_read(tmp_path: Path) -> None:
     assert [(f.count, f.observed_calls, len(f.places)) for f in run.swallowed] == [(4, 4, 4)]
     assert len(run.config_keys) == 2 and run.logs[0].logger == "my.store"
     assert Flag.STORE
+
+
+def test_a_file_that_all_ranks_write_for_all_layers_is_no_layers_own(tmp_path: Path) -> None:
+    """An index beside the data: shared on purpose."""
+    sim = Sim(tmp_path, tp=2, ints={"unit": 32}, noop=("wait_for_save",))
+    sim.serve(prompts([64]), Rounding(32).policy())
+    for rank in range(2):
+        for layer in range(2):
+            sim.effect(rank, sim.tag << 32 | 1, layer, 64, size=9999, files=2, target=77)
+    assert ids(analyse(sim)) == []
+
+
+def test_less_than_a_block_that_nobody_read(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path, ints={})
+    policy = Policy(lambda p, i, start, end, last: [Entry(p.id, end - start, -1, start)])
+    sim.serve(prompts([20, 64, 40]), policy, measure=lambda n, r, layer, s: s // 32 * 32)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == []
+    assert tokens(diagnosis) == {"saved": 104, "not-observed": 20}

@@ -28,6 +28,22 @@ FIRST_CAUSES = {
     "loaded-partly",
     "load-late",
     "never-looked-up",
+    "stored-nothing",
+    "slots-short",
+    "exception-swallowed",
+    "ranks-share-store",
+    "preempted-before-save",
+    "aborted-before-save",
+    "connector-failed-to-start",
+    "layer-not-hooked",
+    "connector-gone",
+    "no-forward",
+    "saves-elsewhere",
+    "save-never-finished",
+    "config-key-unused",
+    "connector-disabled-itself",
+    "save-blocks-step",
+    "hook-slow",
 }
 ALL = {name: spec.load(name) for name in spec.names()}
 
