@@ -35,6 +35,17 @@ def describe(
     }
 
 
+def resolves(live: type, module_path: str | None, name: str | None) -> bool | None:
+    """Whether the class of this name in the configured module is the live one. None without a module.
+
+    vLLM's factory (``distributed/kv_transfer/kv_connector/factory.py``) asks the module first in
+    0.32.0; where the registry comes first, a bundled class of the same name is live instead.
+    """
+    if not module_path or not name:
+        return None
+    return getattr(sys.modules.get(module_path), name, None) is live
+
+
 def _defined_by_user(base: type, name: str) -> bool:
     for cls in base.__mro__:
         if name in cls.__dict__:

@@ -88,7 +88,9 @@ _CAUSES = (
         "wrong-connector-class", 0, FAULT, SAVES,
         "Another class or module than the configured one is live (a bundled copy wins, two installs).",
         "The class, module and file of the live connector in each process.",
-        "Set kv_connector_module_path, and remove the copy that you do not want.",
+        "Set kv_connector_module_path, and remove the copy that you do not want "
+        "(pip uninstall, or its folder out of PYTHONPATH).",
+        rule=True,
     ),
     _c(
         "role-does-not-save", 0, LIMIT, SAVES,

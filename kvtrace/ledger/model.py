@@ -129,6 +129,7 @@ class Connector:
     ints: Mapping[str, int]
     engine_tag: int | None
     spool: str = ""
+    resolves: bool | None = None  # the configured module's class of this name is the live one
 
     @property
     def saves_per_layer(self) -> bool:

@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from kvtrace.agent.connector import traced
+from kvtrace.agent.connector_facts import resolves
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role
 from kvtrace.trace.reader import code, flags, kind, lane
@@ -30,6 +31,13 @@ def test_the_traced_connector_is_still_one_of_the_users_class(trace):
     assert type(connector).__module__ == fakes.Storing.__module__
     assert type(connector).requires_piecewise_for_cudagraph({"piecewise": 1}) is True
     assert inspect.signature(connector.save_kv_layer) == inspect.signature(fakes.Storing().save_kv_layer)
+
+
+def test_whether_the_configured_module_gave_the_live_class() -> None:
+    assert resolves(fakes.Storing, fakes.__name__, "Storing") is True
+    assert resolves(fakes.Storing, fakes.__name__, "Shadowing") is False
+    assert resolves(fakes.Storing, "never.imported", "Storing") is False
+    assert resolves(fakes.Storing, None, "Storing") is None
 
 
 def test_a_traced_connector_pickles_as_the_users_own(trace):

@@ -131,6 +131,23 @@ def test_whole_units_are_healthy(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_another_class_than_the_configured_one(tmp_path: Path) -> None:
+    sim = Sim(
+        tmp_path, connector_facts={"resolves": False, "module": "vllm.bundled", "file": "/v/bundled.py"}
+    )
+    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["wrong-connector-class"]
+    assert "vllm.bundled.ChunkStore is live" in diagnosis.findings[0].title
+    assert "wrong-connector-class" not in ruled_out(diagnosis)
+
+
+def test_a_class_that_another_module_hands_on_is_the_configured_one(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, connector_facts={"resolves": True, "module": "other.place", "file": "/o/place.py"})
+    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    assert ids(analyse(sim)) == []
+
+
 def test_no_connector_configured(tmp_path: Path) -> None:
     sim = Sim(tmp_path, connector=None)
     sim.serve(prompts([64, 300], output=3), Policy(nothing))

@@ -42,6 +42,7 @@ FIRST_CAUSES = {
     "save-never-finished",
     "config-key-unused",
     "connector-disabled-itself",
+    "wrong-connector-class",
     "save-blocks-step",
     "hook-slow",
 }
