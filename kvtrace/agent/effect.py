@@ -298,15 +298,16 @@ class _Call:
             for direction in (purpose, _OTHER[purpose])
             for name, slots in self._slots(direction)
         ]
-        size, count, path = self._files.result()
+        size, count, path, replaced = self._files.result()
         if not any(direction == purpose for direction, _, _ in rows):
             # Nothing of what the hook is for was seen.
             rows.insert(0, (purpose, self._layer, self._nothing()))
         t = clock()
         key = AGENT.config.salt if AGENT.config is not None else b""
         for at, (direction, name, slots) in enumerate(rows):
+            marks = direction | Flag.REPLACED if replaced and not at else direction
             head = pack_head(
-                Kind.EFFECT, Role.WORKER, HOOK_CODE[self._name], self._lane, direction, AGENT.thread()
+                Kind.EFFECT, Role.WORKER, HOOK_CODE[self._name], self._lane, marks, AGENT.thread()
             )
             ident = AGENT.id(name) if name else 0
             whole = (size, count, digest_of(path, key) if path else 0) if not at else (UNKNOWN, UNKNOWN, 0)

@@ -301,11 +301,15 @@ _CAUSES = (
     ),
     _c(
         "save-lost", 5, FAULT, SAVES,
-        "Handed over, and then dropped inside the connector before it was written. Visible only where the "
-        "connector itself reports a failed save.",
-        "An asynchronous save that is reported as failed.",
-        "Look at the connector's queue.",
-        rule=True, live=False,
+        "Handed over, and then overwritten or dropped inside the connector: prompts with different "
+        "tokens share one key, or an asynchronous save failed.",
+        "A file that was written for one prompt is written anew, as the only file of a watched call and "
+        "with as many bytes a slot, for a prompt that has not even the first block in common with it "
+        "(salted prefix digests). Or a save that the connector itself reports as failed. What a "
+        "connector loses in other ways is not visible.",
+        "Make the key of all tokens up to the end of what is stored (and of the model, the layer and the "
+        "rank); if saves failed, look at the connector's queue.",
+        rule=True,
     ),
     _c(
         "ranks-share-store", 5, FAULT, SAVES,

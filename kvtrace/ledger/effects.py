@@ -31,8 +31,11 @@ class Cell:
     files: int = 0
     hooks: int = 0  # bits: 1 << hook code of the calls that were measured
     targets: dict[int, int] = field(default_factory=dict)  # digest of a file's path -> latest time
+    replaced: bool = False  # the file of a call held something before, and was written anew
 
-    def add(self, hook: int, slots: int, size: int, files: int, target: int, t: int) -> None:
+    def add(
+        self, hook: int, slots: int, size: int, files: int, target: int, t: int, replaced: bool = False
+    ) -> None:
         if slots >= 0:
             self.slots = max(0, self.slots) + slots
         self.bytes += max(0, size)
@@ -40,6 +43,7 @@ class Cell:
         self.hooks |= 1 << hook
         if target and files > 0:
             self.targets[target] = max(t, self.targets.get(target, t))
+            self.replaced |= replaced
 
 
 @dataclass
@@ -98,7 +102,7 @@ def collect(joined: Sequence[tuple[SpoolScan, Worker]]) -> dict[tuple[int, str],
             if column == -2:
                 continue
             cell = measured.steps.setdefault(step, {}).setdefault(column, Cell())
-            cell.add(hook, slots, size, files, target, t)
+            cell.add(hook, slots, size, files, target, t, bool(marks & Flag.REPLACED))
             measured.most = max(measured.most, slots)
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvtrace.ledger import completion, effects, facts, loads, tokens
+from kvtrace.ledger import completion, effects, facts, load_trace, loads, tokens
 from kvtrace.ledger import coverage as cov
 from kvtrace.ledger import requests as reqs
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, SpoolState
@@ -57,8 +57,11 @@ def load(run_dir: Path, watch: Collection[str] = ()) -> Run:
         worker.key: own.executed[worker.engine] for own, worker in joined if worker.engine in own.executed
     }
     unknown = Steps(np.concatenate([book.unreadable.sorted, dark.sorted]))
+    stories = load_trace.stories(scans, book.requests)
+    for request, story in zip(book.requests, stories, strict=True):
+        request.prefixes = frozenset(story.prefixes)
     account = tokens.book(book.requests, engines, executed, coverage, unknown, watch, measured, swallowed)
-    loaded, load_rows = loads.book(book.requests, engines, joined, scans, executed, account.saved)
+    loaded, load_rows = loads.book(book.requests, engines, joined, stories, executed, account.saved)
     return Run(
         directory=run_dir,
         run=run,

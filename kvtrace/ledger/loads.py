@@ -78,13 +78,14 @@ def book(
     requests: list[Request],
     engines: list[Engine],
     joined: Sequence[tuple[SpoolScan, Worker]],
-    scans: list[SpoolScan],
+    stories: list[Story],
     executed: dict[tuple[int, str], Executed],
     saved: Sequence[int],
 ) -> tuple[Book, list[LoadOf]]:
     """The loads of a run.
 
     Args:
+        stories: the scheduler's records of each request, in the order of ``requests``.
         executed: what each worker (Worker.key) ran.
         saved: token-layers saved of each request.
 
@@ -94,7 +95,6 @@ def book(
     with_connector = {
         engine.tag: engine for engine in engines if engine.connector is not None and engine.lanes > 0
     }
-    stories = trace.stories(scans, requests)
     rows: list[LoadOf] = []
     wants: list[_Want] = []
     for i, (request, story) in enumerate(zip(requests, stories, strict=True)):

@@ -299,6 +299,9 @@ class Trust:
     shared: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)
     """Step, layer and ranks that wrote one file; the first few."""
     shared_files: int = 0
+    overwritten: list[tuple[str, str, int, str]] = field(default_factory=list)
+    """Request, the request that wrote its file anew, step and layer of that; the first few."""
+    overwritten_calls: int = 0
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ _VERDICTS = verify.Codes(
     nothing=_CODE["stored-nothing"],
     short=_CODE["slots-short"],
     shared=_CODE["ranks-share-store"],
+    lost=_CODE["save-lost"],
 )
 
 _DONE, _MISSING, _LATER = 0, 1, 2

@@ -48,6 +48,7 @@ class Codes:
     nothing: int
     short: int
     shared: int
+    lost: int
 
 
 @dataclass
@@ -59,12 +60,14 @@ class Stores:
     whole: Array  # ... of these in whole blocks, entry by entry: a worker may round down to them
     implied: NDArray[np.bool_]  # named by no metadata: measured
     asynchronous: bool
+    alone: list[Request | None]  # the request, in the steps that store for one only
 
     @classmethod
     def of(cls, requests: Sequence[Request], steps: Array, block: int) -> Stores:
         at = {step: i for i, step in enumerate(steps.tolist())}
         slots, whole = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
         implied = np.zeros(len(steps), bool)
+        storing: list[dict[int, Request]] = [{} for _ in range(len(steps))]
         asynchronous = False
         for request in requests:
             asynchronous |= bool(request.saves)
@@ -73,10 +76,13 @@ class Stores:
                 # A corrupt record can name any number: bounded, so that sums stay sums.
                 size = min(max(0, entry.slots), 1 << 40)
                 slots[i] += size
+                if size:
+                    storing[i][id(request)] = request
                 whole[i] += size // max(1, block) * max(1, block)
                 implied[i] |= entry.implied
                 asynchronous |= entry.asynchronous
-        return cls(steps, slots, whole, implied, asynchronous)
+        alone = [next(iter(of.values())) if len(of) == 1 else None for of in storing]
+        return cls(steps, slots, whole, implied, asynchronous, alone)
 
 
 @dataclass
@@ -123,6 +129,7 @@ def check(
         _forgive(engine, columns, kept, agreed, lost, codes)
     else:
         always_shared = _shared(engine, tables, stores, columns, agreed, lost, codes, trust)
+        _overwritten(engine, tables, stores, columns, agreed, lost, codes, trust)
     for table, column, good, bad in zip(tables, columns, agreed, lost, strict=True):
         # Calls that were not watched share their files too, and nobody knows who won.
         if always_shared or (bad and not good):
@@ -323,6 +330,49 @@ def _shared(
                 agreed[i].discard((row, lane))
                 lost[i].add((row, lane))
     return shared and not apart
+
+
+def _overwritten(
+    engine: Engine,
+    tables: list[Measured],
+    stores: Stores,
+    columns: list[NDArray[np.int8]],
+    agreed: list[set[tuple[int, int]]],
+    lost: list[set[tuple[int, int]]],
+    codes: Codes,
+    trust: Trust,
+) -> None:
+    """A file that a later step writes anew for a prompt with other tokens: the first one's KV is gone.
+
+    Only where the file is all that both calls wrote, and holds as many bytes for a slot both times:
+    one that grows keeps what was in it.
+    """
+    for i, (worker, table) in enumerate(zip(engine.workers, tables, strict=True)):
+        common = _common(table)
+        held: dict[tuple[int, int], tuple[int, float]] = {}  # (layer, file) -> (row, bytes of a slot)
+        for row, step in enumerate(stores.steps.tolist()):
+            new = stores.alone[row]
+            for lane, cell in table.steps.get(step, {}).items():
+                if lane == WHOLE or cell.files != 1 or len(cell.targets) != 1 or not stores.slots[row]:
+                    continue
+                (target,) = cell.targets
+                if target in common:
+                    continue
+                size = cell.bytes / int(stores.slots[row])
+                before, (row_before, size_before) = (lane, target) in held, held.get((lane, target), (0, 0.0))
+                held[lane, target] = (row, size)
+                old = stores.alone[row_before]
+                if not before or old is None or new is None or not cell.replaced or size < _LEAST_BYTES:
+                    continue
+                alike = abs(size - size_before) <= max(size, size_before) / 4
+                apart = old.prefixes and new.prefixes and not old.prefixes & new.prefixes
+                if alike and apart and columns[i][row_before, lane] == codes.saved:
+                    columns[i][row_before, lane] = codes.lost
+                    agreed[i].discard((row_before, lane))
+                    lost[i].add((row_before, lane))
+                    trust.overwritten_calls += 1
+                    if len(trust.overwritten) < _MAX_SHARED:
+                        trust.overwritten.append((old.id, new.id, step, worker.kv_layers[lane]))
 
 
 def _common(table: Measured) -> set[int]:

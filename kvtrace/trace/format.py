@@ -105,6 +105,8 @@ class Flag(IntFlag):
     """HOOK on a worker: called while no connector metadata was bound."""
     NO_FORWARD = 512
     """EXEC: the step had no token to compute."""
+    REPLACED = 1024
+    """EFFECT: the file of ``target`` held something before, and was written anew."""
 
 
 class Road(IntEnum):

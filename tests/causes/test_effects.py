@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
@@ -355,6 +356,36 @@ def test_save_lost(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert ids(diagnosis)[0] == "save-lost"
     assert tokens(diagnosis) == {"saved": 128, "not-saved:save-lost": 64}
+
+
+def test_prompts_that_share_a_key_lose_their_kv(tmp_path: Path) -> None:
+    """Only a whole file, of as many bytes a slot, for a prompt without a common first block."""
+
+    def run(name: str, **more: object) -> Diagnosis:
+        values: dict[str, object] = {"size": 9600, "files": 1, "second": 9600, "other": (3, 4), "whole": True}
+        values |= more
+        sim = Sim(tmp_path / name, ints={"unit": 32}, noop=("wait_for_save",))
+        other: Any = values["other"]
+        given = [Prompt("a", 64, prefixes=(1, 2)), Prompt("b", 64, prefixes=other)]
+        sim.serve(given, Rounding(32).policy())
+        marks = Flag.STORE | (Flag.REPLACED if values["whole"] else 0)
+        files: Any = values["files"]
+        calls: Any = ((1, values["size"], Flag.STORE), (2, values["second"], marks))
+        for n, size, flags in calls:
+            for layer in range(2):
+                sim.effect(
+                    0, sim.tag << 32 | n, layer, 64, size=size, files=files, target=1000 + layer, flags=flags
+                )
+        return analyse(sim)
+
+    diagnosis = run("lost")
+    assert ids(diagnosis)[0] == "save-lost"
+    assert tokens(diagnosis) == {"saved": 64, "not-saved:save-lost": 64}
+    assert "2 times" in finding(diagnosis, "save-lost")
+    assert ids(run("the same beginning", other=(1, 9))) == []
+    assert ids(run("grows", second=19200)) == []
+    assert ids(run("written in place", whole=False)) == []
+    assert ids(run("an index beside the data", files=2)) == []
 
 
 def log(sim: Sim, message: str, **more: object) -> None:

@@ -43,6 +43,7 @@ FIRST_CAUSES = {
     "config-key-unused",
     "connector-disabled-itself",
     "wrong-connector-class",
+    "save-lost",
     "save-blocks-step",
     "hook-slow",
 }
