@@ -14,13 +14,17 @@ How a call's record is to be read:
   thread (a lower bound where the connector also copies by other means).
 - ``slots`` 0: the whole call was watched, no operation copied anything, and none of the known
   ways around was open: no memory address of a KV tensor was ever taken, no custom operation ran
-  on one, no third-party native code ran, nothing was handed to another thread.
-- ``slots`` -1: it can't be said. Native code that another native library calls, and threads that
-  were set going in an earlier, unwatched call, can still hide from a 0.
+  on one, no third-party native code ran, nothing was handed to another thread, and no other
+  thread is inside the connector's code. Nor can the call have found that all is stored already:
+  it asked no file and no socket, or the connector was seen to read in another call.
+- ``slots`` -1: it can't be said. Native code that another native library calls can still hide
+  from a 0.
 
 A record with layer 0 speaks of a call as a whole in which no layer was touched. ``bytes``,
 ``files`` and ``target`` are the call's and stand in its first record only; further layers of
-the same call have -1 there. Hooks whose body does nothing have no record. A connector inside
+the same call have -1 there. Hooks whose body does nothing have no record. Of the
+worker's hooks that are not for copying (``get_finished``), a call has one where it copied all the
+same, or handed work to where that can't be seen. A connector inside
 another one has records of its own, and its copies count in its parent's too.
 """
 
@@ -37,7 +41,7 @@ from kvtrace.agent.kvwatch import CACHES, Watch
 from kvtrace.agent.prefixes import digest_of
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.swallowed import Swallowed
-from kvtrace.agent.wayout import WaysOut
+from kvtrace.agent.wayout import WaysOut, works_elsewhere
 from kvtrace.trace.format import HOOK_CODE, UNKNOWN, Flag, Kind, Role, pack_head
 
 FIRST = 8
@@ -97,6 +101,8 @@ class _Policies:
 
 
 _policies: dict[int, _Policies] = {}
+_seen_to_read: set[int] = set()
+"""Connectors of which a watched call read a KV tensor."""
 _MAX_CONNECTORS = 64
 
 
@@ -111,10 +117,11 @@ def begin(lane: int, declared: Any) -> None:
         policies = _policies[lane] = _Policies()
         while len(_policies) > _MAX_CONNECTORS:
             del _policies[next(iter(_policies))]
-    if declared.store_entries and policies.store.take():
+    # Entries of 0 slots have nothing to show: where sizes are known, they cost no sample.
+    if (declared.store_slots if declared.readable else declared.store_entries) and policies.store.take():
         worker.sample_store = Sample(policies.store, declared.store_slots > 0)
     # An entry that says neither "store" nor "load" (is_store false) may be a load.
-    loads = declared.load_entries or any(not entry.direction for entry in declared.entries)
+    loads = declared.load_entries or declared.undirected
     if loads and policies.load.take():
         worker.sample_load = Sample(policies.load, declared.load_slots > 0)
     if not declared.readable and worker.prefill and policies.blind.take():
@@ -243,11 +250,12 @@ class _Call:
         self._block_size = _block_size(connector)
         self._running: list[Any] = []
         self._effects = name in HOOKS
+        self._elsewhere = role == Role.WORKER and not self._effects and not name.startswith("register_")
         self._watch: Watch | None = None
         self._files = Files()
         self._ways = WaysOut()
-        owner = owners.owner_of(lane) or owners.register(connector, lane)
-        self._swallowed = Swallowed(name, lane, owner, role)
+        self._owner = owners.owner_of(lane) or owners.register(connector, lane)
+        self._swallowed = Swallowed(name, lane, self._owner, role)
 
     def start(self, layer: str | None, args: Any, kwargs: Any) -> None:
         self._layer = layer
@@ -258,8 +266,9 @@ class _Call:
         self._begin(self._swallowed)  # outermost: its trace function sees no code of ours
         if self._effects:
             self._begin(self._files)
+        if self._effects or self._elsewhere:
             self._begin(self._ways)
-        if self._effects or self._name.startswith("register_"):
+        if self._role == Role.WORKER:
             watch = Watch(CACHES, layer)
             if self._begin(watch):
                 self._watch = watch
@@ -285,6 +294,8 @@ class _Call:
             step = AGENT.worker.step if self._role == Role.WORKER else AGENT.scheduler.step
             if self._effects:
                 self._write(step)
+            elif self._elsewhere:
+                self._write_elsewhere(step)
             self._swallowed.report(error, self._layer, step)
         except Exception:
             AGENT.failed(f"sampling {self._name}")
@@ -298,6 +309,8 @@ class _Call:
             for direction in (purpose, _OTHER[purpose])
             for name, slots in self._slots(direction)
         ]
+        if any(direction == Flag.STORE and slots > 0 for direction, _, slots in rows):
+            _seen_to_read.add(self._lane)
         size, count, path, replaced = self._files.result()
         if not any(direction == purpose for direction, _, _ in rows):
             # Nothing of what the hook is for was seen.
@@ -318,6 +331,19 @@ class _Call:
             if count or any(slots for _, _, slots in rows):
                 sample.effect = True
 
+    def _write_elsewhere(self, step: int) -> None:
+        """Of a hook that is not for copying: what it copied, and work that it handed out of sight."""
+        rows = self._slots(Flag.STORE)
+        if not rows and (self._ways.handed_over or self._ways.native):
+            rows = [("", UNKNOWN)]
+        if any(slots > 0 for _, slots in rows):
+            _seen_to_read.add(self._lane)
+        head = pack_head(
+            Kind.EFFECT, Role.WORKER, HOOK_CODE[self._name], self._lane, Flag.STORE, AGENT.thread()
+        )
+        for name, slots in rows:
+            AGENT.add((head, clock(), AGENT.id(name) if name else 0, step, slots, UNKNOWN, UNKNOWN, 0))
+
     def _slots(self, direction: int) -> list[tuple[str, int]]:
         watch = self._watch
         if watch is None:
@@ -331,7 +357,9 @@ class _Call:
             return UNKNOWN
         if not watch.caches.layers or (self._layer and self._layer not in watch.caches.layers):
             return UNKNOWN  # no KV tensor is known to look at
-        return 0
+        if self._ways.asked and self._lane not in _seen_to_read:
+            return UNKNOWN  # it may have found that all is there
+        return UNKNOWN if works_elsewhere(self._owner) else 0
 
 
 def _block_size(connector: Any) -> int:

@@ -87,6 +87,8 @@ class WorkerState:
         """Above 0 while an attention op was called as a Python function, not dispatched."""
         self.told_done: tuple[object, set[tuple[int, str]]] = (None, set())
         """(role, step) and the transfers whose end was recorded in it."""
+        self.declared: Any = None
+        """What the scheduler read in this step's metadata (``metadata.Totals``, a tuple), or None."""
         self.prefill = False
         """Whether the step computes more than one token for some request."""
         self.sample_store: Any = None

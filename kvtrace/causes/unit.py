@@ -99,7 +99,7 @@ class _Candidate:
 
 def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[object]) -> Unit | None:
     """The unit of an engine's connector, None where the evidence is not unambiguous."""
-    if engine.connector is None or engine.unreadable_steps:
+    if engine.connector is None or engine.unknown_steps:
         return None
     candidates = _candidates(engine)
     decided = [sample for sample in samples if sample.stores]

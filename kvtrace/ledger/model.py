@@ -185,6 +185,8 @@ class Engine:
     lanes_known: bool = True  # False: no worker fact, lanes are assumed
     store_entries: int = 0
     unreadable_steps: int = 0
+    unknown_steps: int = 0  # ... of these, steps with prompt tokens of which nothing was measured either
+    watched_steps: set[int] = field(default_factory=set)  # ... and those of which everything was
     decode_entries: int = 0  # store entries that reach past the prompt
     implied_entries: int = 0  # store entries that no metadata named: measured on the workers
     decode_measured: bool | None = None  # implied entries: whether stores of decode tokens were seen

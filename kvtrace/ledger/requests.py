@@ -160,6 +160,8 @@ def _read(scan: SpoolScan, book: Book) -> list[int]:
                 continue
             if marks & Flag.UNREADABLE:
                 unreadable.append(c)
+            elif marks & Flag.STORE and b and max(d, e) < 0:
+                unreadable.append(c)  # it names the request, and not how much of it
             elif marks & Flag.STORE and b:
                 # A connector inside another one says the same again in the same step.
                 entry = (c, d, e, f, bool(marks & Flag.ASYNC))

@@ -1,9 +1,9 @@
 """Declared against measured: what the sampled hook calls read, held against the metadata.
 
 A call that was seen to read what its metadata names agrees; one that read less, or nothing, books
-the difference to a cause; one that was not sampled is taken as declared. Nothing is concluded
-from the silence of a connector of which no call was ever seen to read anything: it may work
-where the probe can't look (threads of its own, native code).
+the difference to a cause; one that was not sampled is taken as declared. From the silence of a
+connector of which no call was ever seen to read anything something is concluded only where every
+watched call says that nothing can have happened out of sight (threads of its own, native code).
 """
 
 from __future__ import annotations
@@ -116,12 +116,15 @@ def check(
     """
     kept: list[Array] = [np.full(column.shape, -1, dtype=np.int64) for column in columns]
     tables = [measured.get(worker.key) or Measured() for worker in engine.workers]
-    seen = any(table.most > 0 for table in tables)
+    # What a connector copies in other hooks need not be copied in those for saving.
+    seen = any(table.most > 0 for table in tables) and not any(table.elsewhere for table in tables)
+    silent = not stores.asynchronous and bool(tables) and all(table.silent for table in tables)
     replicated = _replicated(engine)
     agreed: list[set[tuple[int, int]]] = []
     lost: list[set[tuple[int, int]]] = []
     for worker, table, column, short in zip(engine.workers, tables, columns, kept, strict=True):
-        good, bad = _worker(engine, worker, table, stores, column, short, codes, swallowed, trust, seen)
+        certain = seen or (silent and not _native(worker))
+        good, bad = _worker(engine, worker, table, stores, column, short, codes, swallowed, trust, certain)
         agreed.append(good)
         lost.append(bad)
     always_shared = False
@@ -144,6 +147,10 @@ def _replicated(engine: Engine) -> bool:
     return bool(kinds) and all("MLA" in kind for kind in kinds)
 
 
+def _native(worker: Worker) -> bool:
+    return worker.connector is not None and worker.connector.cls in NATIVE_COPY
+
+
 def _worker(
     engine: Engine,
     worker: Worker,
@@ -154,9 +161,12 @@ def _worker(
     codes: Codes,
     swallowed: list[Swallowed],
     trust: Trust,
-    seen: bool,
+    certain: bool,
 ) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-    """(calls that agree, calls that lost tokens), as (row, KV layer)."""
+    """(calls that agree, calls that lost tokens), as (row, KV layer).
+
+    ``certain``: a call that is seen to read nothing did read nothing.
+    """
     good: set[tuple[int, int]] = set()
     bad: set[tuple[int, int]] = set()
     weak: list[_Lane] = []
@@ -231,12 +241,12 @@ def _worker(
             caught.at(int(stores.steps[row]), worker.kv_layers[lane]) for row, lane in good
         )
     usual = caught.calls * 2 >= len(weak)
-    native = worker.connector is not None and worker.connector.cls in NATIVE_COPY
+    native = _native(worker)
     for call in weak:
         row, lane = call.row, call.column
         layer = worker.kv_layers[lane]
         raised = bool(caught.facts) and (usual or caught.at(int(stores.steps[row]), layer))
-        if not call.slots and not (seen or call.empty_files or raised):
+        if not call.slots and not (certain or call.empty_files or raised):
             trust.blind += 1
             if not (native or stores.asynchronous):
                 column[row, lane] = codes.not_observed
@@ -266,7 +276,7 @@ def _untouched(cells: Mapping[int, Cell]) -> Cell | None:
     hooks = 0
     for cell in cells.values():
         hooks |= cell.hooks
-    return Cell(0, 0 if read else size, 0 if read else files, hooks)
+    return Cell(0, bytes=0 if read else size, files=0 if read else files, hooks=hooks)
 
 
 def _forgive(

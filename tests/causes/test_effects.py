@@ -81,13 +81,30 @@ def test_empty_files_prove_that_nothing_was_stored(tmp_path: Path) -> None:
     assert "next to nothing" in finding(diagnosis, "stored-nothing")
 
 
-def test_silence_of_a_connector_that_was_never_seen_to_read(tmp_path: Path) -> None:
+def test_silence_that_may_have_a_reason_out_of_sight_proves_nothing(tmp_path: Path) -> None:
+    """The second step's wait_for_save handed something to a thread."""
     sim = sim_of(tmp_path)
     sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
+    sim.effect(0, sim.tag << 32 | 2, None, -1, hook="wait_for_save")
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
     assert tokens(diagnosis) == {"not-observed": 192}
     assert any(item.id == "stored-nothing" for item in diagnosis.not_observed)
+
+
+def test_a_copy_in_a_hook_that_is_not_for_saving_explains_the_silence_of_the_others(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
+    sim.effect(0, sim.tag << 32 | 2, 0, 128, hook="get_finished")
+    assert tokens(analyse(sim)) == {"not-observed": 192}
+
+
+def test_silence_in_every_watched_call_is_nothing_stored(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["stored-nothing"]
+    assert tokens(diagnosis) == {"not-saved:stored-nothing": 192}
     # A connector known to copy in native code is taken at its word.
     sim = sim_of(tmp_path, "native", connector="LMCacheConnectorV1",
                  connector_facts={"class": "LMCacheConnectorV1"})  # fmt: skip
@@ -282,6 +299,34 @@ def test_stores_that_no_metadata_names(tmp_path: Path) -> None:
     }
     assert diagnosis.saves.trust == "measured"
     assert ids(diagnosis) == ["below-save-granularity", "decode-not-offered"]
+
+
+def test_a_worker_that_decides_and_takes_nothing(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    for n, name in enumerate("ab"):
+        sim.arrive(Prompt(name, 50, digest=n + 1))
+        step = sim.step([Chunk(name, 0, 50, first=True)], prompts={name: 50}, unreadable=True)
+        for layer in range(2):
+            sim.effect(0, step, layer, 0)
+        sim.finish(name, 50)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["stored-nothing"]
+    assert tokens(diagnosis) == {"not-saved:stored-nothing": 100}
+    assert "decided on the worker" in finding(diagnosis, "stored-nothing")
+
+
+def test_a_worker_that_decides_has_a_unit_too(tmp_path: Path) -> None:
+    """Nothing in the metadata; blocks of 32 are what the measured stores add up to."""
+    sim = sim_of(tmp_path)
+    for n, size in enumerate((20, 80, 150)):
+        sim.arrive(Prompt(f"r{n}", size, digest=n + 1))
+        step = sim.step([Chunk(f"r{n}", 0, size, first=True)], prompts={f"r{n}": size}, unreadable=True)
+        for layer in range(2):
+            sim.effect(0, step, layer, size // 32 * 32)
+        sim.finish(f"r{n}", size)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["below-save-granularity"]
+    assert tokens(diagnosis) == {"saved": 64 + 128, "not-saved:below-save-granularity": 20 + 16 + 22}
 
 
 def test_unreadable_metadata_rests_on_what_was_measured(tmp_path: Path) -> None:
