@@ -20,6 +20,8 @@ from typing import Any
 from kvtrace.agent import config_keys, effect, hooks, logs, owners, swallowed
 from kvtrace.agent.codegen import generate
 from kvtrace.agent.connector_facts import describe, resolves
+from kvtrace.agent.device import DEVICE, wanted
+from kvtrace.agent.device import HOOKS as TIMED_HOOKS
 from kvtrace.agent.state import AGENT, clock, get_ident, where_raised
 from kvtrace.trace.format import (
     HOOK_CODE,
@@ -106,12 +108,15 @@ def _children(connector: Any) -> list[Any]:
 
 
 def _install(connector: Any, base: type, names: list[str], role: Role, lane: int, parent: int | None) -> str:
+    timed = role == Role.WORKER and parent is None and wanted()
     methods = {name: _wrapper(base, name, role, lane) for name in names}
+    if timed:
+        methods.update({name: _timed(methods[name], name, lane) for name in names if name in TIMED_HOOKS})
     own = vars(connector) if hasattr(connector, "__dict__") else {}
     for name in names:
         # An instance attribute shadows the class: wrap it where it stands.
         if name in own and callable(own[name]):
-            own[name] = _instance_wrapper(connector, own[name], name, role, lane)
+            own[name] = _instance_wrapper(connector, own[name], name, role, lane, timed)
     try:
         namespace = {**methods, _MARK: lane, _PARENT: parent, "__reduce_ex__": _reduce_ex(base)}
         subclass = type(base)(base.__name__, (base,), namespace)
@@ -123,10 +128,16 @@ def _install(connector: Any, base: type, names: list[str], role: Role, lane: int
         pass
     for name in names:
         if name not in own:
-            setattr(connector, name, _instance_wrapper(connector, getattr(connector, name), name, role, lane))
+            method = getattr(connector, name)
+            setattr(connector, name, _instance_wrapper(connector, method, name, role, lane, timed))
     setattr(connector, _MARK, lane)
     setattr(connector, _PARENT, parent)
     return "instance"
+
+
+def _timed(wrapper: Callable[..., Any], name: str, lane: int) -> Callable[..., Any]:
+    around = DEVICE.around_layer if name in _LAYER_SIDE else DEVICE.around
+    return around(wrapper, HOOK_CODE[name], lane)
 
 
 def _reduce_ex(base: type) -> Callable[[Any, Any], Any]:
@@ -203,7 +214,9 @@ def _wrapper(base: type, name: str, role: Role, lane: int) -> Callable[..., Any]
     return functools.update_wrapper(wrapper, getattr(base, name))
 
 
-def _instance_wrapper(connector: Any, method: Any, name: str, role: Role, lane: int) -> Callable[..., Any]:
+def _instance_wrapper(
+    connector: Any, method: Any, name: str, role: Role, lane: int, timed: bool
+) -> Callable[..., Any]:
     record = hooks.recorder(name, role, lane)
     gate, attribute, watched = effect.gate(name, role, lane, connector)
     layered = name in _LAYER_SIDE
@@ -223,7 +236,8 @@ def _instance_wrapper(connector: Any, method: Any, name: str, role: Role, lane: 
         return result
 
     logs.FRAMES[wrapper.__code__] = None
-    return functools.update_wrapper(wrapper, method)
+    made = functools.update_wrapper(wrapper, method)
+    return _timed(made, name, lane) if timed and name in TIMED_HOOKS else made
 
 
 # hook -> (slots, entries, what samples it, statement after the record)

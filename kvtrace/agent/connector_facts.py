@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dis
 import functools
 import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from kvtrace.agent.facts import get
 from kvtrace.trace.format import HOOKS, Role
 
 _MAX_INTS = 32
@@ -32,6 +34,7 @@ def describe(
         "overrides": own,
         "ints": _integers(connector),
         "engine_tag": None,
+        "requires_piecewise": requires_piecewise(connector, base),
     }
 
 
@@ -44,6 +47,18 @@ def resolves(live: type, module_path: str | None, name: str | None) -> bool | No
     if not module_path or not name:
         return None
     return getattr(sys.modules.get(module_path), name, None) is live
+
+
+def requires_piecewise(connector: Any, base: type) -> bool | None:
+    """What the class says to vLLM of graphs (0.17.1+): a pure class method, asked with a copy."""
+    ask = getattr(base, "requires_piecewise_for_cudagraph", None)
+    if ask is None:
+        return None
+    extra = get(connector, "_kv_transfer_config.kv_connector_extra_config")
+    try:
+        return bool(ask(copy.deepcopy(dict(dict.items(extra))) if isinstance(extra, dict) else {}))
+    except Exception:
+        return None
 
 
 def _defined_by_user(base: type, name: str) -> bool:

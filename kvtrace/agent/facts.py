@@ -22,7 +22,7 @@ def get(value: Any, path: str, default: Any = None) -> Any:
     return value
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A JSON scalar; enum members (also IntEnum's) by their name."""
     if isinstance(value, Enum):
         return value.name
@@ -64,10 +64,10 @@ def kv_transfer(config: Any) -> dict[str, Any] | None:
         return None
     extra = getattr(transfer, "kv_connector_extra_config", None) or {}
     return {
-        "connector": _plain(getattr(transfer, "kv_connector", None)),
-        "role": _plain(getattr(transfer, "kv_role", None)),
-        "module_path": _plain(getattr(transfer, "kv_connector_module_path", None)),
-        "engine_id": _plain(getattr(transfer, "engine_id", None)),
+        "connector": plain(getattr(transfer, "kv_connector", None)),
+        "role": plain(getattr(transfer, "kv_role", None)),
+        "module_path": plain(getattr(transfer, "kv_connector_module_path", None)),
+        "engine_id": plain(getattr(transfer, "engine_id", None)),
         "extra": mask_mapping(_jsonable(extra)),
     }
 
@@ -80,7 +80,7 @@ def _jsonable(value: Any, depth: int = 0) -> Any:
         return {str(key): _jsonable(item, depth + 1) for key, item in list(dict.items(value))[:200]}
     if isinstance(value, (list, tuple, set)):
         return [_jsonable(item, depth + 1) for item in list(value)[:200]]
-    return _plain(value)
+    return plain(value)
 
 
 def kv_groups(kv_cache_config: Any) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ def kv_groups(kv_cache_config: Any) -> list[dict[str, Any]]:
         groups.append(
             {
                 "kind": type(spec).__name__,
-                "block_size": _plain(getattr(spec, "block_size", None)),
+                "block_size": plain(getattr(spec, "block_size", None)),
                 "layers": [str(name) for name in getattr(group, "layer_names", ())],
             }
         )
@@ -111,17 +111,17 @@ def engine(scheduler: Any) -> dict[str, Any]:
         "pp": get(config, "parallel_config.pipeline_parallel_size", 1),
         "dp": get(config, "parallel_config.data_parallel_size", 1),
         "block_size": block_size(scheduler),
-        "hash_block_size": _plain(getattr(scheduler, "hash_block_size", None)),
+        "hash_block_size": plain(getattr(scheduler, "hash_block_size", None)),
         "max_num_batched_tokens": get(config, "scheduler_config.max_num_batched_tokens"),
-        "max_num_scheduled_tokens": _plain(getattr(scheduler, "max_num_scheduled_tokens", None)),
+        "max_num_scheduled_tokens": plain(getattr(scheduler, "max_num_scheduled_tokens", None)),
         "max_num_seqs": get(config, "scheduler_config.max_num_seqs"),
         "max_model_len": get(config, "model_config.max_model_len"),
         "prefix_caching": bool(get(config, "cache_config.enable_prefix_caching", False)),
         "chunked_prefill": bool(get(config, "scheduler_config.enable_chunked_prefill", False)),
         "async_scheduling": bool(get(config, "scheduler_config.async_scheduling", False)),
         "enforce_eager": bool(get(config, "model_config.enforce_eager", False)),
-        "cudagraph_mode": _plain(get(config, "compilation_config.cudagraph_mode")),
-        "compilation_mode": _plain(
+        "cudagraph_mode": plain(get(config, "compilation_config.cudagraph_mode")),
+        "compilation_mode": plain(
             get(config, "compilation_config.mode", get(config, "compilation_config.level"))
         ),
         "scheduler": type(scheduler).__name__,
@@ -147,8 +147,8 @@ def worker(wrapper: Any, kv_cache_config: Any) -> dict[str, Any]:
     state = sys.modules.get("vllm.distributed.kv_transfer.kv_transfer_state")
     connector = getattr(state, "_KV_CONNECTOR_AGENT", None)
     return {
-        "rank": _plain(getattr(inner, "rank", getattr(wrapper, "global_rank", 0))),
-        "local_rank": _plain(getattr(inner, "local_rank", None)),
+        "rank": plain(getattr(inner, "rank", getattr(wrapper, "global_rank", 0))),
+        "local_rank": plain(getattr(inner, "local_rank", None)),
         "tp_rank": _group_rank("get_tp_group"),
         "pp_rank": _group_rank("get_pp_group"),
         "dp_rank": dp_rank(config),

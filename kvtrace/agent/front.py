@@ -6,7 +6,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import facts
+from kvtrace.agent import facts, graphs
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Fact, Role
 
@@ -19,7 +19,8 @@ def wrap_engine_args(module: ModuleType) -> None:
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             AGENT.set_role(Role.FRONT, "front")
-            AGENT.fact(Fact.ENGINE_ARGS, {"given": facts.engine_args(self)}, Role.FRONT, standing="args")
+            given = {**facts.engine_args(self), **graphs.asked(self)}
+            AGENT.fact(Fact.ENGINE_ARGS, {"given": given}, Role.FRONT, standing="args")
         except Exception:
             AGENT.failed("create_engine_config")
         return original(self, *args, **kwargs)

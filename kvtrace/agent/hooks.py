@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.agent import effect, metadata
+from kvtrace.agent import effect, graphs, metadata
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.trace.format import HOOK_CODE, NONE_ANSWER, Flag, Kind, Role, pack_head
 
@@ -120,10 +120,8 @@ def _clear(t0: int, t1: int, connector: Any, *_: Any) -> tuple[int, ...]:
 
 def _start_load(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
     context = argument(args, kwargs, 0, "forward_context")
-    mode = getattr(context, "cudagraph_runtime_mode", None)
-    value = getattr(mode, "value", mode)
     worker = AGENT.worker
-    return 0, 0, worker.load_slots, worker.load_entries, value if isinstance(value, int) else -1
+    return 0, 0, worker.load_slots, worker.load_entries, graphs.mode_of(context)
 
 
 def _finished(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:

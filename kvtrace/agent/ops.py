@@ -15,7 +15,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from kvtrace.agent import graphs
 from kvtrace.agent.codegen import generate
+from kvtrace.agent.device import DEVICE, wanted
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.trace.format import OP_CODE, Flag, Kind, Road, Role, Skip, pack_head
 
@@ -42,13 +44,14 @@ def _recorder(name: str, hook_site: bool) -> Callable[[int, Any, Any, int], None
     dispatched = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Road.DISPATCHER)
     direct = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Road.DIRECT)
     worker = AGENT.worker
+    capturing = graphs.capturing_probe()
 
     def done(t0: int, layer_name: Any, rows: Any, flags: int) -> None:
         t1 = clock()
         try:
             layer = layer_name if layer_name.__class__ is str else layer_name.value
             if worker.step and worker.mode < 0:
-                worker.mode = _runtime_mode()
+                worker.mode = graphs.mode_of(_forward_context())
             if not hook_site:
                 skip = 5  # Skip.NOT_A_HOOK_SITE
             elif worker.hooked_layer == layer:
@@ -56,6 +59,9 @@ def _recorder(name: str, hook_site: bool) -> Callable[[int, Any, Any, int], None
                 skip = 0  # Skip.HOOKED
             else:
                 skip = _why_not_hooked()
+            if (not worker.step or worker.mode == graphs.FULL) and capturing():
+                # A replay of a FULL graph runs no body: what runs one is a capture, or no replay.
+                flags |= Flag.CAPTURE
             ident = AGENT.ids.get(layer) or AGENT.id(layer)
             head = direct if worker.direct_depth else dispatched
             thread = AGENT.thread()
@@ -97,13 +103,6 @@ def _forward_context() -> Any:
     return getattr(module, "_forward_context", None)
 
 
-def _runtime_mode() -> int:
-    """CUDA-graph runtime mode of the running forward (0 NONE, 1 PIECEWISE, 2 FULL), -1 unknown."""
-    mode = getattr(_forward_context(), "cudagraph_runtime_mode", None)
-    value = getattr(mode, "value", mode)
-    return value if isinstance(value, int) else -1
-
-
 def traced_body(body: Callable[..., Any], *, hook_site: bool) -> Callable[..., Any]:
     """``body`` with a record at its end; the body itself where its shape is not understood."""
     name = body.__name__
@@ -121,7 +120,9 @@ def traced_body(body: Callable[..., Any], *, hook_site: bool) -> Callable[..., A
     guard = "" if _opaque_platform() else _COMPILE_GUARD
     template = _TEMPLATE.replace("{tokens}", rows).replace("{guard}", guard)
     wrapper = generate(body, template, names, needs=("layer_name",))
-    return wrapper or body
+    if wrapper is None:
+        return body
+    return DEVICE.around_op(wrapper, OP_CODE[name]) if wanted() else wrapper
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:

@@ -44,6 +44,10 @@ class Config:
     salt: bytes
     limit_bytes: int
     run: str
+    device_timing: str = "sampled"
+    """``off``, ``sampled`` or ``full``; without effect where there is no CUDA device."""
+    budget: float = 0.01
+    """Share of the steps' time that device timing may take."""
 
     @classmethod
     def from_text(cls, text: str) -> Config:
@@ -56,6 +60,8 @@ class Config:
             salt=bytes.fromhex(value.get("salt") or secrets.token_hex(16)),
             limit_bytes=int(value.get("limit_bytes") or DEFAULT_LIMIT_BYTES),
             run=str(value.get("run") or ""),
+            device_timing=str(value.get("device_timing") or "sampled"),
+            budget=float(value.get("budget") or 0.01),
         )
 
 
@@ -74,6 +80,8 @@ class WorkerState:
     def __init__(self) -> None:
         self.step = 0
         self.mode = fmt.UNKNOWN
+        self.padded = 0
+        """Tokens of the batch that the model ran, padding included; 0 unknown."""
         self.store_slots = 0
         self.store_entries = 0
         self.load_slots = 0
@@ -130,7 +138,7 @@ class Agent:
         except OSError as error:
             self.recorder = None
             self.add = _drop
-            _complain(f"cannot write to {config.dir} ({error.strerror}): this process is not traced")
+            complain(f"cannot write to {config.dir} ({error.strerror}): this process is not traced")
             return
         self.roles.clear()
         # Emptied, never replaced: generated wrappers hold these two dictionaries.
@@ -333,7 +341,8 @@ def _vllm_version() -> str | None:
     return version if isinstance(version, str) else None
 
 
-def _complain(message: str) -> None:
+def complain(message: str) -> None:
+    """One line on stderr."""
     with contextlib.suppress(Exception):
         print(f"kvtrace: {message}", file=sys.stderr, flush=True)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from kvtrace.agent import connector, front, ops, scheduler, worker
+from kvtrace.agent import connector, front, graphs, ops, scheduler, worker
 from kvtrace.agent.imports import when_imported
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Fact, Role
@@ -84,6 +84,20 @@ TARGETS: tuple[Target, ...] = (
         "maybe_transfer_kv_layer",
         "0.11.1 .. 0.15.1",
         ops.wrap_decorator,
+    ),
+    Target(
+        "forward-context",
+        "vllm.forward_context",
+        "create_forward_context",
+        "0.20.2 .. 0.33.0",
+        graphs.wrap_forward_context,
+    ),
+    Target(
+        "full-replay-v2",
+        "vllm.v1.worker.gpu.cudagraph_utils",
+        "CudaGraphManager.run_fullgraph",
+        "0.20.2 .. 0.33.0",
+        graphs.wrap_full_replay,
     ),
     Target(
         "attention-direct-call",

@@ -11,7 +11,8 @@ import json
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import config_keys, facts
+from kvtrace.agent import config_keys, facts, graphs
+from kvtrace.agent.device import DEVICE
 from kvtrace.agent.hooks import DECLARED_ATTRIBUTE
 from kvtrace.agent.kvwatch import CACHES
 from kvtrace.agent.scheduler import STEP_ATTRIBUTE
@@ -62,6 +63,7 @@ def _ready(wrapper: Any, kv_cache_config: Any) -> None:
     _next_ordinal += 1
     context = facts.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
     CACHES.configure(kv_cache_config, context)
+    DEVICE.open(len(value["kv_layers"]))
     _wrap_sampling(wrapper.worker)
 
 
@@ -95,6 +97,7 @@ def _wrap_execute(cls: Any) -> None:
             step = getattr(scheduler_output, STEP_ATTRIBUTE, 0)
             _begin_of_step(step)
             worker.declared = getattr(scheduler_output, DECLARED_ATTRIBUTE, None)
+            graphs.step_begins(self, step)
             tokens = scheduler_output.total_num_scheduled_tokens
             worker.prefill = tokens > len(scheduler_output.num_scheduled_tokens)
         except Exception:
@@ -115,9 +118,11 @@ def _wrap_execute(cls: Any) -> None:
                     flags |= Flag.DUMMY
                 if not tokens:
                     flags |= Flag.NO_FORWARD
+                if graphs.captured_in_step():
+                    flags |= Flag.CAPTURE
                 head = _EXEC | flags << 32 | AGENT.thread() << 48
                 requests = len(scheduler_output.num_scheduled_tokens)
-                AGENT.add((head, t0, t1, step, tokens, requests, worker.mode, 0))
+                AGENT.add((head, t0, t1, step, tokens, requests, worker.mode, worker.padded))
                 if result is not None or flags & Flag.RAISED:
                     _end_of_step()
             except Exception:
@@ -134,8 +139,10 @@ def _begin_of_step(step: int) -> None:
         _end_of_step()
     worker.step = step
     worker.mode = UNKNOWN
+    worker.padded = 0
     worker.hooked_layer = None
     worker.sample_store = worker.sample_load = None
+    DEVICE.begin(step)
     recorder = AGENT.recorder
     if step and recorder is not None and recorder.full:
         # Past the size limit: gather the step, and write it whole only if it is not quiet.
@@ -157,6 +164,7 @@ def _end_of_step() -> None:
         if gathered is not None:
             AGENT.add = recorder.add
             recorder.add(_collapse(gathered) if _quiet(gathered) else gathered)
+        DEVICE.finish()
         recorder.flush()
     except Exception:
         AGENT.failed("end of step")

@@ -444,9 +444,11 @@ _CAUSES = (
     _c(
         "sync-in-hook", None, NOTE, "note",
         "The hook waits for the device.",
-        "Host time of the hook against device time. Not observable without a device clock: always listed "
-        "as such.",
-        "Copy asynchronously on a stream of its own.",
+        "Events around its calls (CUDA): calls that began while their stream had 0.1 ms of work left or "
+        "more, of which none returned before that work was done, and half or more took little longer than "
+        "it, over a spread of its length. Without a device clock it is not observed.",
+        "Copy asynchronously on a stream of its own, and wait for it in wait_for_save or get_finished.",
+        rule=True, live=False,
     ),
     _c(
         "load-late", None, NOTE, "note",

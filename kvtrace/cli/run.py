@@ -13,6 +13,8 @@ from kvtrace.errors import KvtraceError
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _LEAST = 64 << 10
+_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%\Z")
+_TIMINGS = ("off", "sampled", "full")
 
 
 def parse_size(text: str) -> int:
@@ -28,6 +30,27 @@ def parse_size(text: str) -> int:
     if not _LEAST <= size < 1 << 62:
         raise KvtraceError(f"--limit {text!r} is out of range", "it is at least 64K")
     return size
+
+
+def parse_budget(text: str) -> float:
+    """``1%``, ``0.5 %`` -> share.
+
+    Raises:
+        KvtraceError: no percentage, 0 or more than 100.
+    """
+    match = _PERCENT.match(text.strip())
+    if match is None or not 0 < float(match.group(1)) <= 100:
+        raise KvtraceError(
+            f"--budget {text!r} is no share", "write a percentage above 0 and up to 100, for example 1%"
+        )
+    return float(match.group(1)) / 100
+
+
+def parse_timing(text: str) -> str:
+    """Raises KvtraceError where it is not off, sampled or full."""
+    if text not in _TIMINGS:
+        raise KvtraceError(f"--device-timing {text!r} is not known", f"write one of {', '.join(_TIMINGS)}")
+    return text
 
 
 def run(
@@ -50,6 +73,19 @@ def run(
         metavar="SIZE",
         help="Per process: past this size, steps in which nothing was stored or loaded are kept as sums.",
     ),
+    device_timing: str = typer.Option(
+        "sampled",
+        "--device-timing",
+        metavar="off|sampled|full",
+        help="CUDA only: device time of hooks and attention, in no step, in as many as the budget allows, "
+        "or in all.",
+    ),
+    budget: str = typer.Option(
+        "1%",
+        "--budget",
+        metavar="SHARE",
+        help="Share of the steps' time that sampled device timing may take.",
+    ),
 ) -> None:
     """Run a vLLM command traced, then make the report.
 
@@ -61,5 +97,8 @@ def run(
 
     if not command:
         raise KvtraceError("no command", "write kvtrace run -- vllm serve MODEL ...")
-    code = run_session(RunOptions(command, output, name, parse_size(limit)))
+    options = RunOptions(
+        command, output, name, parse_size(limit), parse_timing(device_timing), parse_budget(budget)
+    )
+    code = run_session(options)
     raise typer.Exit(code)

@@ -16,9 +16,25 @@ RAY_VARIABLE = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 _PREFIX = "KVTRACE_"
 
 
-def agent_config(run_dir: Path, salt: str, limit_bytes: int, run: str) -> str:
+def agent_config(
+    run_dir: Path,
+    salt: str,
+    limit_bytes: int,
+    run: str,
+    device_timing: str = "sampled",
+    budget: float = 0.01,
+) -> str:
     """The text of :data:`CONFIG_VARIABLE`. The salt goes nowhere else, least of all to disk."""
-    return json.dumps({"dir": str(run_dir), "salt": salt, "limit_bytes": limit_bytes, "run": run})
+    return json.dumps(
+        {
+            "dir": str(run_dir),
+            "salt": salt,
+            "limit_bytes": limit_bytes,
+            "run": run,
+            "device_timing": device_timing,
+            "budget": budget,
+        }
+    )
 
 
 def child_environment(

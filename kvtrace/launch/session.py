@@ -28,12 +28,14 @@ _GRACE_SECONDS = 2.0
 @dataclass(frozen=True)
 class RunOptions:
     """What the user asked for. ``limit_bytes``: size of one process's spool from which quiet
-    steps are recorded as sums."""
+    steps are recorded as sums. ``budget``: share of the steps' time that device timing may take."""
 
     command: Sequence[str]
     output: Path | None = None
     name: str | None = None
     limit_bytes: int = 1 << 30
+    device_timing: str = "sampled"
+    budget: float = 0.01
 
 
 def run(options: RunOptions) -> int:
@@ -74,7 +76,14 @@ class _Session:
             if runs_in_our_environment(program, options.command, os.environ)
             else make_overlay(rundir.path / OVERLAY)
         )
-        config = environment.agent_config(rundir.path, secrets.token_hex(16), options.limit_bytes, name)
+        config = environment.agent_config(
+            rundir.path,
+            secrets.token_hex(16),
+            options.limit_bytes,
+            name,
+            options.device_timing,
+            options.budget,
+        )
         self._environ = environment.child_environment(os.environ, options.command, config, self._overlay)
         self._table = ProcessTable(config, self._overlay)
         self._record = RunRecord(

@@ -114,6 +114,7 @@ def cover(
             gates[worker.key] = table.gates[worker.engine]
             seen[worker.key] = table.layers_seen(worker)
             outside[worker.key] = table.layers_outside()
+            worker.python = table.python_of(worker)
             worker.hook_ns = {HOOKS[hook]: ns for hook, ns in sorted(table.spent[worker.engine].items())}
     for engine in engines:
         fired = sum(table.scheduler_calls[engine.tag] for table in tables)
@@ -158,7 +159,12 @@ class _Table:
         self.notes: list[str] = []
         self._hooks_time, self._ops_time = hooks_time, ops_time
         empty: Array = np.empty(0, dtype=np.int64)
-        self._real: Array = np.unique(np.concatenate([empty, *(ran.steps for ran in scan.executed.values())]))
+        ran = list(scan.executed.values())
+        self._real, first = np.unique(np.concatenate([empty, *(one.steps for one in ran)]), return_index=True)
+        self._mode: NDArray[np.int8] = np.concatenate(
+            [np.empty(0, dtype=np.int8), *(one.mode_of for one in ran)]
+        )[first]
+        self._python: Counter[tuple[int, int, int, int]] = Counter()  # tag, mode, 0 body / 1 save, layer
         self._names: dict[int, int] = {}  # name id -> dense layer index
         self._layers: list[str] = []
         self._sets: dict[int, Array] = {}  # QUIET layer_set -> dense layer indices
@@ -278,8 +284,10 @@ class _Table:
 
     def _op_chunk(self, rows: Records) -> tuple[Array, Array]:
         head, step = rows[:, 0], rows[:, 3]
-        self._note_outside(rows[~self._is_real(step) & ~np.isin(code(head), _UPDATE_CODES)])
-        rows, step = rows[real_step(step)], step[real_step(step)]
+        capture = (flags(head) & int(Flag.CAPTURE)) != 0
+        counts = real_step(step) & ~capture
+        self._note_outside(rows[(~self._is_real(step) | capture) & ~np.isin(code(head), _UPDATE_CODES)])
+        rows, step = rows[counts], step[counts]
         head = rows[:, 0]
         codes = code(head)
         self._ops_time.add(codes, rows[:, 1], rows[:, 2])
@@ -372,6 +380,7 @@ class _Table:
         step_at = unique >> 24
         tags = self._real[step_at] >> STEP_SHIFT
         low = unique & 0xFFFFFF
+        self._count_python(unique[(new & _FIRED) != 0])
         for bit, tally in ((_FIRED, self._counts), (_WORK, self._work), (_RAISED, self._raised)):
             mine = (new & bit) != 0
             if not mine.any():
@@ -383,6 +392,17 @@ class _Table:
         latest = np.unique(step_at)[-_CARRIED_STEPS:]
         keep = step_at >= latest[0]
         self._carry = (unique[keep], merged[keep])
+
+    def _count_python(self, keys: Array) -> None:
+        """Layer-steps with an attention body or a save hook, by the graph mode of their step."""
+        what = keys >> 16 & 0xFF
+        attention = (what >= 0x80) & ~np.isin(what & 0x7F, _UPDATE_CODES)
+        for kind_, mine in enumerate((attention, what == HOOK_CODE["save_kv_layer"])):
+            at = keys[mine] >> 24
+            rows = np.stack([self._real[at] >> STEP_SHIFT, self._mode[at], keys[mine] & 0xFFFF], axis=1)
+            values, counts = np.unique(rows, axis=0, return_counts=True)
+            for (tag, mode, layer), n in zip(values.tolist(), counts.tolist(), strict=True):
+                self._python[(tag, mode, kind_, layer)] += n
 
     # -- evidence for the ledger
 
@@ -476,6 +496,15 @@ class _Table:
     def layers_outside(self) -> set[str]:
         """Layers with an attention body or a save hook in no step: capture, warm-up, profiling."""
         return {self._layers[layer] for layer in self._outside if layer >= 0} - {""}
+
+    def python_of(self, worker: Worker) -> dict[int, tuple[int, int]]:
+        """Graph mode -> layer-steps of KV layers with a body, and with a save hook."""
+        found: dict[int, list[int]] = {}
+        own = set(worker.kv_layers)
+        for (tag, mode, kind_, layer), n in self._python.items():
+            if tag == worker.engine and self._layers[layer] in own:
+                found.setdefault(mode, [0, 0])[kind_] += n
+        return {mode: (bodies, saves) for mode, (bodies, saves) in found.items()}
 
     def _of(self, worker: Worker, op: bool) -> dict[tuple[str, str], tuple[int, int, int]]:
         """(name, layer) -> (fired, with work or direct, raised)."""

@@ -73,6 +73,7 @@ def _connector(scan: SpoolScan, value: Mapping[str, Any]) -> Connector:
         engine_tag=optional_integer(value, "engine_tag"),
         spool=scan.path.name,
         resolves=flag(value, "resolves"),
+        requires_piecewise=flag(value, "requires_piecewise"),
     )
 
 
@@ -172,6 +173,12 @@ def workers(
             worker.modes = ran_here.modes
             worker.exec_ns = ran_here.nanoseconds
             worker.last_step = ran_here.last
+            worker.batches = ran_here.batches
+            worker.capturing_steps = ran_here.capturing
+        graphs = [value for _, value in _facts(scan, Fact.GRAPHS) if integer(value, "tag") == worker.engine]
+        worker.graphs = graphs[-1] if graphs else {}
+        timing = [value for _, value in _facts(scan, Fact.DEVICE)]
+        worker.device_off = text(timing[-1], "why") if timing and not flag(timing[-1], "on") else ""
         engine.workers.append(worker)
     for engine in found:
         engine.workers.sort(key=lambda worker: (worker.rank, worker.pid))

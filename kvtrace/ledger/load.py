@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvtrace.ledger import completion, effects, facts, load_trace, loads, tokens
+from kvtrace.ledger import completion, device, effects, facts, load_trace, loads, tokens
 from kvtrace.ledger import coverage as cov
 from kvtrace.ledger import requests as reqs
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, SpoolState
@@ -82,6 +82,7 @@ def load(run_dir: Path, watch: Collection[str] = ()) -> Run:
         base=account.base,
         loads=loaded,
         load_rows=load_rows,
+        device=device.merged(one.device for one in scans),
         total=account.total,
         notes=notes,
         spans=account.spans,

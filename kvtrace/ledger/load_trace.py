@@ -247,7 +247,7 @@ def _worker_spool(scan: SpoolScan, workers: list[Worker], steps: Array, result: 
         if stores.any():
             result.written.update(np.unique(chunk[stores, 3]).tolist())
         wanted = (kinds == Kind.HOOK) & ((codes == _START) | (codes == _WAIT))
-        wanted |= (kinds == Kind.OP) & ~np.isin(codes, _UPDATES)
+        wanted |= (kinds == Kind.OP) & ~np.isin(codes, _UPDATES) & ((flags(head) & int(Flag.CAPTURE)) == 0)
         wanted |= effects & ((flags(head) & int(Flag.LOAD)) != 0)
         rows = chunk[wanted]
         if not len(rows):

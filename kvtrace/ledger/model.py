@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from kvtrace.errors import KvtraceError
+from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.load_model import LoadOf
 
 # --------------------------------------------------------------------------- accounts
@@ -130,6 +131,7 @@ class Connector:
     engine_tag: int | None
     spool: str = ""
     resolves: bool | None = None  # the configured module's class of this name is the live one
+    requires_piecewise: bool | None = None  # its requires_piecewise_for_cudagraph; None unknown or too old
 
     @property
     def saves_per_layer(self) -> bool:
@@ -155,6 +157,13 @@ class Worker:
     steps: int = 0  # distinct real forward steps executed
     no_forward_steps: int = 0
     modes: dict[int, int] = field(default_factory=dict)  # graph mode -> real steps
+    batches: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """graph mode -> tokens scheduled and tokens run (padding included), of steps that tell both"""
+    python: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """graph mode -> layer-steps with an attention body, and with a save hook, run in Python (KV layers)"""
+    capturing_steps: int = 0  # real steps in which a graph was captured
+    graphs: Mapping[str, Any] = field(default_factory=dict)  # the GRAPHS fact
+    device_off: str = ""  # why device times were not taken, "" where they were or nobody asked
     exec_ns: int = 0
     last_step: int = 0
     stop_reason: int | None = None  # format.Stop of its spool where it stopped recording early
@@ -402,6 +411,7 @@ class Run:
     config_keys: list[ConfigKeys] = field(default_factory=list)
     trust: Trust = field(default_factory=Trust)
     async_saves: list[AsyncSave] = field(default_factory=list)
+    device: DeviceTimes = field(default_factory=DeviceTimes)
     load_rows: list[LoadOf] = field(default_factory=list)
     """The ledger of loads, request by request; ``loads`` is its sum."""
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.values import integer
 from kvtrace.trace.format import HOOK_CODE, STEP_MASK, STEP_SHIFT, Fact, Flag, Kind
 from kvtrace.trace.reader import Records, Spool, SpoolInfo, code, flags, kind, lane
@@ -59,7 +60,10 @@ class Executed:
     """What the workers of one spool executed, for one engine tag."""
 
     steps: Array  # sorted, distinct: real forward steps
+    mode_of: NDArray[np.int8]  # graph mode of each of these steps
     modes: dict[int, int]  # graph mode -> real steps
+    batches: dict[int, tuple[int, int]]  # graph mode -> (tokens, padded tokens), where both are known
+    capturing: int  # steps in which a graph was captured
     full: Array  # of these, with mode FULL
     idle: Array  # sorted, distinct: executed without a token
     nanoseconds: int
@@ -91,12 +95,14 @@ class SpoolScan:
     executed: dict[int, Executed] = field(default_factory=dict)
     unreadable: dict[int, Array] = field(default_factory=dict)  # connector ordinal -> steps
     effects: Records = field(default_factory=lambda: np.empty((0, 8), dtype=np.int64))  # EFFECT, in order
+    device: DeviceTimes = field(default_factory=DeviceTimes)
 
 
 @dataclass
 class _Executions:
     step: list[Array] = field(default_factory=list)
     mode: list[Array] = field(default_factory=list)
+    batch: list[Array] = field(default_factory=list)  # (n, 3): tokens, padded, captured
     idle: list[Array] = field(default_factory=list)
     spent: dict[int, list[int]] = field(default_factory=dict)  # tag -> [ns, first t, last step]
 
@@ -108,7 +114,9 @@ class _Executions:
             return
         idle = (rows[:, 4] == 0) | ((marks & int(Flag.NO_FORWARD)) != 0)
         self.step.append(step[~idle].copy())
-        self.mode.append(rows[~idle, 6].copy())
+        self.mode.append(np.clip(rows[~idle, 6], -1, 2))
+        captured = (marks & int(Flag.CAPTURE)) != 0
+        self.batch.append(np.stack([rows[:, 4], rows[:, 7], captured.astype(np.int64)], axis=1)[~idle])
         self.idle.append(step[idle].copy())
         for tag in np.unique(step >> STEP_SHIFT).tolist():
             mine = (step >> STEP_SHIFT) == tag
@@ -121,8 +129,9 @@ class _Executions:
         step = np.concatenate([_EMPTY, *self.step])
         mode = np.concatenate([_EMPTY, *self.mode])
         idle = np.unique(np.concatenate([_EMPTY, *self.idle]))
+        batch = np.concatenate([np.empty((0, 3), dtype=np.int64), *self.batch])
         step, first = np.unique(step, return_index=True)
-        mode = mode[first]
+        mode, batch = mode[first], batch[first]
         done = {}
         for tag, (spent, first_t, last) in self.spent.items():
             mine = (step >> STEP_SHIFT) == tag
@@ -130,6 +139,9 @@ class _Executions:
             own_idle = idle[(idle >> STEP_SHIFT) == tag]
             done[tag] = Executed(
                 steps=step[mine],
+                mode_of=mode[mine].astype(np.int8),
+                batches=_batches(mode[mine], batch[mine]),
+                capturing=int(batch[mine, 2].sum()),
                 modes=dict(zip(kinds.tolist(), counts.tolist(), strict=True)),
                 full=step[mine & (mode == 2)],
                 idle=own_idle[~np.isin(own_idle, step[mine])],
@@ -138,6 +150,14 @@ class _Executions:
                 last=last,
             )
         return done
+
+
+def _batches(mode: Array, batch: Records) -> dict[int, tuple[int, int]]:
+    told = (batch[:, 0] > 0) & (batch[:, 1] >= batch[:, 0]) & (batch[:, 1] < 1 << 40)
+    return {
+        kind: (int(batch[told & (mode == kind), 0].sum()), int(batch[told & (mode == kind), 1].sum()))
+        for kind in np.unique(mode[told]).tolist()
+    }
 
 
 def _add_schedules(scheduled: dict[int, Scheduled], rows: Records) -> None:
@@ -164,6 +184,7 @@ def scan(path: Path) -> SpoolScan:
     executions = _Executions()
     unreadable: dict[int, list[Array]] = {}
     effects: list[Records] = []
+    device = DeviceTimes()
     for chunk in spool.chunks():
         kinds = kind(chunk[:, 0])
         head = chunk[:, 0]
@@ -181,6 +202,12 @@ def scan(path: Path) -> SpoolScan:
         steps = kinds == Kind.STEP
         if steps.any():
             _add_schedules(scheduled, chunk[steps])
+        timed = kinds == Kind.DEVICE
+        if timed.any():
+            device.add_calls(chunk[timed])
+        timed = kinds == Kind.TIMED
+        if timed.any():
+            device.add_steps(chunk[timed])
         ran = kinds == Kind.EXEC
         if ran.any():
             executions.add(chunk[ran])
@@ -197,4 +224,5 @@ def scan(path: Path) -> SpoolScan:
         executed=executions.result(),
         unreadable={ordinal: np.concatenate(parts) for ordinal, parts in unreadable.items()},
         effects=np.concatenate(effects) if effects else np.empty((0, 8), dtype=np.int64),
+        device=device,
     )

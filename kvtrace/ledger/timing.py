@@ -50,6 +50,11 @@ class Histograms:
         for i in np.unique(code).tolist():
             self.totals[i] += int(spans[code == i].sum(dtype=np.float64))
 
+    def merge(self, other: Histograms) -> None:
+        """Add another one of the same codes."""
+        self._counts += other._counts
+        self.totals = [mine + theirs for mine, theirs in zip(self.totals, other.totals, strict=True)]
+
     def add_summed(self, code: int, count: int, total: int, low: int, high: int) -> None:
         """Collapsed calls of which only count, sum, least and greatest are known."""
         if not 0 <= code < self._codes or count <= 0:

@@ -71,7 +71,14 @@ def recording(node: pytest.Item, folders: pytest.TempPathFactory) -> Iterator[Tr
     outer = config.dir if CONFIG_VARIABLE in os.environ else None
     # vLLM makes sockets elsewhere, but paths of a run are shown to people: short names
     run_dir = folders.mktemp("kvtrace-" + re.sub(r"\W+", "-", node.name)[:40].strip("-"))
-    text = agent_config(run_dir, config.salt.hex(), config.limit_bytes, run_dir.name)
+    text = agent_config(
+        run_dir,
+        config.salt.hex(),
+        config.limit_bytes,
+        run_dir.name,
+        config.device_timing,
+        config.budget,
+    )
     retarget(str(run_dir))
     trace = Trace(
         run_dir, node.nodeid, ["pytest", *map(str, node.config.invocation_params.args)], time.time_ns()

@@ -17,6 +17,8 @@ import pandas as pd
 from kvtrace import __version__, causes, ledger
 from kvtrace.causes import model as cause_model
 from kvtrace.ledger import model as ledger_model
+from kvtrace.ledger.device import DeviceTimes
+from kvtrace.ledger.graphs import graph_uses
 from kvtrace.report import model
 from kvtrace.report.load import ReportError, schema_problem
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
@@ -44,6 +46,9 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
     notes: list[str] = list(run.notes)
     for pid, where, error in run.agent_errors:
         notes.append(f"the agent turned (a part of) itself off in process {pid}: {where}: {error}")
+    for worker in run.workers():
+        if worker.device_off:
+            notes.append(f"device times were not taken in {worker.process}: {worker.device_off}")
     report: model.Report = {
         "schema": model.SCHEMA,
         "run": _run(run, notes),
@@ -74,6 +79,10 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
             },
         },
     }
+    if graphs := _graphs(run, notes):
+        report["graphs"] = graphs
+    if run.device.calls or run.device.steps:
+        report["device"] = _device(run.device)
     return report
 
 
@@ -351,6 +360,67 @@ def _timing(table: pd.DataFrame) -> list[model.TimingRow]:
             }
         )
     return rows
+
+
+def _graphs(run: ledger_model.Run, notes: list[str]) -> list[model.GraphRow]:
+    uses = graph_uses(run)
+    if len(uses) > model.MAX_GRAPH_ROWS:
+        notes.append(f"the CUDA graphs of {model.MAX_GRAPH_ROWS} of {len(uses)} workers are listed")
+    return [
+        {
+            "process": one.worker.process,
+            "rank": max(0, one.worker.rank),
+            "runner": one.runner,
+            "asked": one.asked,
+            "configured": one.configured,
+            "used": one.used,
+            "why": one.why,
+            "breakable": one.breakable,
+            "captured": None if one.captured is None else _count(one.captured),
+            "capturing_steps": _count(one.capturing_steps),
+            "modes": [
+                {
+                    "mode": mode.mode,
+                    "steps": _count(mode.steps),
+                    "tokens": _count(mode.tokens),
+                    "padded": _count(mode.padded),
+                    "layer_steps": _count(mode.layer_steps),
+                    "bodies": _count(mode.bodies),
+                    "saves": _count(mode.saves),
+                }
+                for mode in one.modes
+            ],
+        }
+        for one in uses[: model.MAX_GRAPH_ROWS]
+    ]
+
+
+def _device(times: DeviceTimes) -> model.DeviceTimes:
+    return {
+        "steps": _count(times.steps),
+        "calls": _count(times.calls),
+        "untimed": _count(times.untimed),
+        "lost": _count(times.lost),
+        "own_ns": _count(times.own_ns),
+        "busy_ns": _count(times.busy_ns),
+        "rows": [
+            {
+                "name": row.name,
+                "kind": cast("Any", row.kind),
+                "count": _count(row.count),
+                "host_p50_ns": _count(row.host[0]),
+                "host_p99_ns": _count(row.host[1]),
+                "host_total_ns": _count(row.host[2]),
+                "device_p50_ns": _count(row.device[0]),
+                "device_p99_ns": _count(row.device[1]),
+                "device_total_ns": _count(row.device[2]),
+                "other_stream": _count(row.other_stream),
+                "behind": _count(row.behind),
+                "waited": _count(row.waited),
+            }
+            for row in times.rows()
+        ],
+    }
 
 
 # ------------------------------------------------------------------------------ plain values

@@ -16,6 +16,7 @@ MAX_EVENTS = 3
 MAX_CHUNKS_SHOWN = 16
 MAX_PROCESSES = 4096
 MAX_TARGETS = 4096
+MAX_GRAPH_ROWS = 256
 
 Severity = Literal["fault", "limit", "note"]
 Trust = Literal["measured", "declared", "mixed", "unknown", "none"]
@@ -229,7 +230,63 @@ class Limits(TypedDict):
     tracer: Tracer
 
 
-class Report(TypedDict):
+class ModeRow(TypedDict):
+    mode: str
+    steps: int
+    tokens: int
+    padded: int
+    layer_steps: int
+    bodies: int
+    saves: int
+
+
+class GraphRow(TypedDict):
+    process: str
+    rank: int
+    runner: str
+    asked: str
+    configured: str
+    used: str
+    why: list[str]
+    breakable: bool | None
+    captured: int | None
+    capturing_steps: int
+    modes: list[ModeRow]
+
+
+class DeviceRow(TypedDict):
+    name: str
+    kind: Literal["hook", "op"]
+    count: int
+    host_p50_ns: int
+    host_p99_ns: int
+    host_total_ns: int
+    device_p50_ns: int
+    device_p99_ns: int
+    device_total_ns: int
+    other_stream: int
+    behind: int
+    waited: int
+
+
+class DeviceTimes(TypedDict):
+    steps: int
+    calls: int
+    untimed: int
+    lost: int
+    own_ns: int
+    busy_ns: int
+    rows: list[DeviceRow]
+
+
+class _Later(TypedDict, total=False):
+    """What came after the first reports of this schema: absent in those, and where there is no such thing."""
+
+    graphs: list[GraphRow]
+    device: DeviceTimes
+
+
+class Report(_Later):
     schema: Literal["kvtrace.report/1"]
     run: RunFacts
     verdict: str

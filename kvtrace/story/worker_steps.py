@@ -66,7 +66,7 @@ def _rank_step(worker: Worker, rows: list[list[int]], names: Mapping[int, str], 
             known.slots = max(known.slots, e)
             known.raised |= bool(marks & Flag.RAISED)
             known.no_metadata |= bool(marks & Flag.NO_METADATA)
-        elif kind == Kind.OP:
+        elif kind == Kind.OP and not marks & Flag.CAPTURE:
             known = call("op", OPS, code, names.get(layer_id, ""), t0, t1 - t0)
             known.tokens = max(known.tokens, e)
             known.raised |= bool(marks & Flag.RAISED)

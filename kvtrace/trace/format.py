@@ -62,6 +62,8 @@ class Kind(IntEnum):
     PREFIX = 18
     OPEN = 19
     DONE = 20
+    DEVICE = 21
+    TIMED = 22
 
 
 class Role(IntEnum):
@@ -86,6 +88,8 @@ class Fact(IntEnum):
     SWALLOWED = 9
     LOG = 10
     CONFIG_KEYS = 11
+    DEVICE = 12
+    GRAPHS = 13
 
 
 class Flag(IntFlag):
@@ -105,7 +109,14 @@ class Flag(IntFlag):
     """HOOK on a worker: called while no connector metadata was bound."""
     NO_FORWARD = 512
     """EXEC: the step had no token to compute."""
-    REPLACED = 1024
+    CAPTURE = 1024
+    """OP: the body ran while a CUDA graph was being captured (no kernel ran, nothing was computed).
+    EXEC: graphs were captured during this step. Neither is ever counted as coverage."""
+    STREAMS = 2048
+    """DEVICE: the call began on one stream and ended on another."""
+    CAUGHT_UP = 4096
+    """DEVICE: all that its stream held when the call began was done when the call returned."""
+    REPLACED = 8192
     """EFFECT: the file of ``target`` held something before, and was written anew."""
 
 
@@ -221,8 +232,9 @@ COLUMNS: dict[Kind, tuple[str, str, str, str, str, str, str]] = {
     # request left the scheduler. computed: tokens whose KV was computed or reused (prompt
     # and decode), status_name: vLLM's RequestStatus
     Kind.FINISH: ("t", "req", "step", "computed", "output", "status_name", "preemptions"),
-    # one execute_model on a worker. mode as in OP
-    Kind.EXEC: ("t0", "t1", "step", "tokens", "requests", "mode", "_7"),
+    # one execute_model on a worker. mode as in OP, of the target model's forward; padded: tokens of
+    # the batch that the model ran, padding included (0 unknown)
+    Kind.EXEC: ("t0", "t1", "step", "tokens", "requests", "mode", "padded"),
     # a quiet step's calls of one hook or op past the spool's size limit: code as HOOK (lane
     # bit 7 clear) or OP (lane bit 7 set); layer_set names a JSON list of layer name ids
     Kind.QUIET: ("t0", "layer_set", "step", "count", "sum", "min", "max"),
@@ -241,6 +253,15 @@ COLUMNS: dict[Kind, tuple[str, str, str, str, str, str, str]] = {
     # (get_finished) or to the scheduler (update_connector_output). failed: 1 where the
     # connector said so
     Kind.DONE: ("t", "req", "step", "failed", "_5", "_6", "_7"),
+    # one call timed on the device, by a pair of events around it. code as HOOK (lane bit 7 clear)
+    # or OP (lane bit 7 set). t0, host: host time of its begin, and host ns that it took. device: ns
+    # between the events, -1 unknown. before: device ns that were still to run on its stream when it
+    # began, a lower bound. streams: index of the stream at its begin << 32 | at its end
+    Kind.DEVICE: ("t0", "step", "layer", "device", "before", "host", "streams"),
+    # one step whose calls were timed on the device. calls: pairs with times; untimed: calls that got
+    # none (no event free, stream capturing); lost: pairs given up. own: host ns that the timing
+    # itself took; busy: host ns of the steps since the last such record, this one included
+    Kind.TIMED: ("t", "step", "calls", "untimed", "lost", "own", "busy"),
     # code = Stop, lost = records dropped after that
     Kind.TRAILER: ("t", "lost", "_3", "_4", "_5", "_6", "_7"),
 }

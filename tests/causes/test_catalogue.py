@@ -38,7 +38,7 @@ def test_rules_and_catalogue_agree() -> None:
     assert claims <= with_rule
     implemented = {cause.id for cause in CATALOGUE.values() if cause.implemented}
     # These have a rule that only rules out, or only says that it can't be seen.
-    assert with_rule - {"local-hit", "sync-in-hook"} == implemented
+    assert with_rule - {"local-hit"} == implemented
 
 
 def test_what_was_seen_live_has_a_scenario() -> None:

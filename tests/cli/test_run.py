@@ -105,7 +105,10 @@ def test_a_run_leaves_a_private_directory_under_reports(here: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert _own_lines(done)[0] == f"kvtrace: recording to reports/{folder.name}"
     config = json.loads(done.stdout)
-    assert config == {"dir": str(folder), "salt": config["salt"], "limit_bytes": 1 << 30, "run": "my-run"}
+    assert config == {
+        "dir": str(folder), "salt": config["salt"], "limit_bytes": 1 << 30, "run": "my-run",
+        "device_timing": "sampled", "budget": 0.01,
+    }  # fmt: skip
     assert len(bytes.fromhex(config["salt"])) == 16
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert config["salt"].encode() not in written + done.stderr

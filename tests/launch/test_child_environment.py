@@ -62,7 +62,11 @@ def test_pythonpath_and_the_rest() -> None:
 
 def test_config_document() -> None:
     text = agent_config(Path("/run"), "ab", 5, "n")
-    assert json.loads(text) == {"dir": "/run", "salt": "ab", "limit_bytes": 5, "run": "n"}
+    assert json.loads(text) == {
+        "dir": "/run", "salt": "ab", "limit_bytes": 5, "run": "n", "device_timing": "sampled", "budget": 0.01,
+    }  # fmt: skip
+    timed = json.loads(agent_config(Path("/run"), "ab", 5, "n", "full", 0.05))
+    assert (timed["device_timing"], timed["budget"]) == ("full", 0.05)
 
 
 @pytest.fixture(scope="module")

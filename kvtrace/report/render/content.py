@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvtrace.report.model import Book, Engine, Event, Finding, Report
+from kvtrace.report.model import Book, Engine, Event, Finding, GraphRow, ModeRow, Report
 from kvtrace.report.render.wording import clean, count, duration, names, percent, plural, size
 
 MAX_REQUESTS = 5
@@ -360,6 +360,101 @@ def timing(report: Report) -> list[tuple[str, str, str, str, str, str]]:
         )
         for row in rows
     ]
+
+
+def both_clocks(report: Report) -> list[tuple[str, str, str, str, str, str]]:
+    """(hook or op, calls, host median, device median, host sum, device sum) of the calls timed on both."""
+    rows = report["device"]["rows"] if "device" in report else []
+    return [
+        (
+            clean(row["name"], 60),
+            count(row["count"]),
+            duration(row["host_p50_ns"] / 1e9),
+            duration(row["device_p50_ns"] / 1e9),
+            duration(row["host_total_ns"] / 1e9),
+            duration(row["device_total_ns"] / 1e9),
+        )
+        for row in rows
+        if row["count"]
+    ]
+
+
+def device_note(report: Report) -> str:
+    """What the device times rest on, and what taking them cost."""
+    if "device" not in report:
+        return ""
+    part = report["device"]
+    said = [f"{plural(part['calls'], 'call')} in {plural(part['steps'], 'timed step')}"]
+    if part["busy_ns"]:
+        said.append(f"timing took {percent(part['own_ns'] / part['busy_ns'])} of the steps' host time")
+    for number, what in ((part["untimed"], "had no event free"), (part["lost"], "could not be read")):
+        if number:
+            said.append(f"{plural(number, 'call')} {what}")
+    crossed = sum(row["other_stream"] for row in part["rows"])
+    if crossed:
+        said.append(f"{plural(crossed, 'call')} ended on another stream than they began: no device time")
+    said.append("device time is from event to event: it holds the device's waits for the host")
+    return " · ".join(said)
+
+
+@dataclass(frozen=True)
+class GraphText:
+    """CUDA graphs of the workers that fared alike: a sentence, reasons, and one row a mode."""
+
+    summary: str
+    why: list[str]
+    rows: list[tuple[str, str, str, str, str]]  # mode, steps, padding, op bodies, save hooks
+
+
+def graphs(report: Report) -> list[GraphText]:
+    """What was asked, what was used and why; how many steps ran in each mode."""
+    groups = _grouped(
+        report.get("graphs", []),
+        lambda row: (
+            row["runner"], row["asked"], row["configured"], row["used"], tuple(row["why"]), row["breakable"],
+            row["captured"], row["capturing_steps"],
+            tuple(tuple(mode.values()) for mode in row["modes"]),
+        ),
+    )  # fmt: skip
+    return [_graph_text(rows) for _, rows in groups]
+
+
+def _graph_text(rows: list[GraphRow]) -> GraphText:
+    row = rows[0]
+    parts = [names([one["process"] for one in rows])]
+    if row["asked"]:
+        parts.append(f"asked: {clean(row['asked'], 40)}")
+    parts.append(f"used: {clean(row['used'], 40) or 'unknown'}")
+    if row["runner"]:
+        parts.append(f"{clean(row['runner'], 8)} model runner")
+    if row["breakable"]:
+        parts.append("breakable graphs: attention runs in Python between the parts")
+    if row["captured"]:
+        parts.append(f"{plural(row['captured'], 'graph')} captured before the first step")
+    if row["capturing_steps"]:
+        parts.append(f"graphs were captured in {plural(row['capturing_steps'], 'step')}")
+    total = sum(mode["steps"] for mode in row["modes"])
+    return GraphText(
+        " · ".join(parts),
+        [clean(line) for line in row["why"]],
+        [
+            (
+                clean(mode["mode"], 20),
+                f"{count(mode['steps'])}/{count(total)}",
+                _padding(mode),
+                f"{count(mode['bodies'])}/{count(mode['layer_steps'])}",
+                f"{count(mode['saves'])}/{count(mode['layer_steps'])}",
+            )
+            for mode in row["modes"]
+        ],
+    )
+
+
+def _padding(mode: ModeRow) -> str:
+    """Tokens that were run and not asked for, of those that were run."""
+    if not mode["padded"]:
+        return ""
+    return f"{percent(1 - min(1.0, mode['tokens'] / mode['padded']))} of {count(mode['padded'])}"
 
 
 def limits(report: Report) -> list[str]:

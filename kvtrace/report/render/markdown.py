@@ -121,6 +121,11 @@ def _details(report: Report) -> list[str]:
     if covered:
         rows = [(_cell_code(row.name), row.calls, text(row.extra), text(row.where)) for row in covered]
         out += ["", "### Coverage", "", *_table(("hook or op", "calls / due", "", "seen in"), [*rows], {1})]
+    for one in content.graphs(report):
+        ran = [(text(row[0]), *row[1:]) for row in one.rows]
+        modes = ("mode", "steps", "padding", "op bodies in Python", "save hooks")
+        out += ["", "### CUDA graphs", "", text(one.summary), "", *(f"- {text(line)}" for line in one.why)]
+        out += ["", *_table(modes, [*ran], {1, 2, 3, 4})]
     worst = content.requests(report)
     if worst:
         head = ("request", "prompt", "saved", "not saved", "verdict")
@@ -131,4 +136,11 @@ def _details(report: Report) -> list[str]:
         times = ("hook", "clock", "calls", "median", "p99", "of the steps")
         lines = [(_cell_code(row[0]), *row[1:]) for row in spent]
         out += ["", "### Time in the connector", "", *_table(times, [*lines], {2, 3, 4, 5})]
+    both = content.both_clocks(report)
+    if both:
+        clocks = ("hook or op", "calls", "host median", "device median", "host sum", "device sum")
+        pairs = [(_cell_code(row[0]), *row[1:]) for row in both]
+        out += ["", "### Host and device", "", *_table(clocks, [*pairs], {1, 2, 3, 4, 5})]
+    if note := content.device_note(report):
+        out += ["", text(note)]
     return out

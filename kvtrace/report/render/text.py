@@ -51,8 +51,10 @@ class _Page:
         self.findings()
         self.checked()
         self.coverage()
+        self.graphs()
         self.requests()
         self.timing()
+        self.both_clocks()
         self.tail()
         return self.out
 
@@ -190,6 +192,24 @@ class _Page:
             self.gap()
             head = ("Time in the connector", "clock", "calls", "median", "p99", "of the steps")
             self.table(head, [*rows], {2, 3, 4, 5})
+
+    def graphs(self) -> None:
+        for one in content.graphs(self.report):
+            self.title("CUDA graphs")
+            self.words(one.summary, first="  ")
+            for line in one.why:
+                self.words(line, first="  ")
+            head = ("  mode", "steps", "padding", "op bodies in Python", "save hooks")
+            self.table(head, [*one.rows], {1, 2, 3, 4})
+
+    def both_clocks(self) -> None:
+        rows = content.both_clocks(self.report)
+        if rows:
+            self.gap()
+            head = ("Host and device", "calls", "host median", "device median", "host sum", "device sum")
+            self.table(head, [*rows], {1, 2, 3, 4, 5})
+        if note := content.device_note(self.report):
+            self.words(note, first="  ", rest="  ", style="dim")
 
     def tail(self) -> None:
         self.title("Limits")

@@ -1,0 +1,44 @@
+"""Which steps are timed on the device, so that the timing stays within its budget. Pure."""
+
+from __future__ import annotations
+
+_SMOOTH = 0.25
+_MOST_SAVED = 2.0
+"""Timed steps that can be saved up: an hour of untimed steps must not buy a burst of timed ones."""
+
+
+class Sampler:
+    """An account in nanoseconds: steps pay ``budget`` of their time in, timing pays its cost out.
+
+    A step is timed when the account holds what a timed step costs. So the period adapts by
+    itself, and over a run the timing costs at most ``budget`` of the steps' time and one timed step
+    more (the first one is taken on credit).
+
+    Args:
+        mode: ``sampled``, or ``full`` for every step.
+        budget: share of the steps' host time, 0.01 for 1 %.
+    """
+
+    def __init__(self, mode: str, budget: float) -> None:
+        self._always = mode == "full"
+        self._budget = budget
+        self._saved = 0.0
+        self._cost = 0.0
+
+    def take(self) -> bool:
+        """Whether the step that begins is to be timed."""
+        return self._always or self._saved >= self._cost
+
+    def passed(self, busy: int) -> None:
+        """A step took ``busy`` ns of host time."""
+        self._saved += busy * self._budget
+        if self._cost:
+            self._saved = min(self._saved, self._cost * _MOST_SAVED)
+
+    def spent(self, own: int) -> None:
+        """Timing took ``own`` ns of host time."""
+        self._saved -= own
+
+    def learned(self, own: int) -> None:
+        """A timed step is done with and took ``own`` ns in all (paid for by :meth:`spent`)."""
+        self._cost = own if not self._cost else self._cost + (own - self._cost) * _SMOOTH

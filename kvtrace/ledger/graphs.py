@@ -1,0 +1,116 @@
+"""CUDA graphs of each worker: the mode that was asked for, the one that was used, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvtrace.ledger.model import Engine, Run, Worker
+from kvtrace.ledger.values import flag, integer, optional_text, table
+
+MODES = {-1: "unknown", 0: "NONE", 1: "PIECEWISE", 2: "FULL"}
+DEFAULT = "default"
+_FULL = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+
+
+@dataclass(frozen=True)
+class ModeUse:
+    """The steps of one worker in one mode."""
+
+    mode: str
+    steps: int
+    tokens: int  # scheduled, in the steps whose padded size is known
+    padded: int  # that the model ran in them, padding included
+    layer_steps: int  # KV layers times steps
+    bodies: int  # of these, with an attention body that ran in Python
+    saves: int  # ... with a call of save_kv_layer
+
+
+@dataclass(frozen=True)
+class GraphUse:
+    """What became of CUDA graphs in one worker. Modes are "" where unknown."""
+
+    worker: Worker
+    runner: str  # V1 | V2 | ""
+    asked: str
+    configured: str
+    used: str
+    why: list[str] = field(default_factory=list)
+    breakable: bool | None = None
+    captured: int | None = None  # graphs, before the first step
+    capturing_steps: int = 0  # real steps in which a graph was captured
+    modes: list[ModeUse] = field(default_factory=list)
+
+
+def graph_uses(run: Run) -> list[GraphUse]:
+    """One for each worker that ran a step where there are CUDA graphs, or a graph mode was seen."""
+    return [
+        _use(engine, worker)
+        for engine in run.engines
+        for worker in engine.workers
+        if worker.steps
+        and (optional_text(engine.facts, "platform") == "cuda" or max(worker.modes, default=0) > 0)
+    ]
+
+
+def _use(engine: Engine, worker: Worker) -> GraphUse:
+    known = worker.graphs
+    asked = str(engine.args.get("compilation_config.cudagraph_mode") or "")
+    configured = optional_text(engine.facts, "cudagraph_mode") or ""
+    used = optional_text(known, "mode") or configured
+    v2 = flag(known, "v2")
+    return GraphUse(
+        worker=worker,
+        runner="" if v2 is None else "V2" if v2 else "V1",
+        asked=asked or (DEFAULT if engine.args or engine.facts else ""),
+        configured=configured,
+        used=used,
+        why=_why(engine, worker, asked, configured, used),
+        breakable=flag(known, "breakable"),
+        captured=integer(known, "captured") if "captured" in known else None,
+        capturing_steps=worker.capturing_steps,
+        modes=[_mode(worker, mode) for mode in sorted(worker.modes)],
+    )
+
+
+def _mode(worker: Worker, mode: int) -> ModeUse:
+    steps = worker.modes[mode]
+    tokens, padded = worker.batches.get(mode, (0, 0))
+    bodies, saves = worker.python.get(mode, (0, 0))
+    return ModeUse(
+        MODES.get(mode, "unknown"), steps, tokens, padded, steps * len(worker.kv_layers), bodies, saves
+    )
+
+
+def _why(engine: Engine, worker: Worker, asked: str, configured: str, used: str) -> list[str]:
+    platform = optional_text(engine.facts, "platform")
+    if platform and platform != "cuda" and max(worker.modes, default=0) <= 0:
+        return [f"this platform ({platform}) has no CUDA graphs"]
+    if flag(engine.facts, "enforce_eager"):
+        return ["enforce_eager switches them off"]
+    connector = worker.connector or engine.connector
+    needs = connector.requires_piecewise if connector else None
+    before = asked or "vLLM's default"
+    said: list[str] = []
+    if needs and configured == "PIECEWISE" and asked in ("", *_FULL):
+        said.append(
+            f"{connector.cls if connector else 'the connector'} declares requires_piecewise_for_cudagraph: "
+            f"vLLM takes PIECEWISE instead of {before}"
+        )
+    elif asked and configured and asked != configured:
+        said.append(f"vLLM changed {asked} to {configured}: {_suspects(worker)}")
+    if used != configured and configured and used:
+        said.append(f"vLLM changed {configured} to {used} when the worker was ready: {_suspects(worker)}")
+    if not said and not asked and used:
+        said.append(f"{used} is vLLM's default here")
+    if used in _FULL and needs is False and connector is not None and connector.saves_per_layer:
+        said.append(
+            f"{connector.cls} saves layer by layer and does not declare requires_piecewise_for_cudagraph, so "
+            "vLLM keeps FULL graphs"
+        )
+    return said
+
+
+def _suspects(worker: Worker) -> str:
+    backends = sorted({str(name) for name in table(worker.facts, "backends").values()})
+    attention = f"the attention backend ({', '.join(backends)})" if backends else "the attention backend"
+    return f"what {attention}, the model or the platform supports"

@@ -1,0 +1,400 @@
+"""Device timing against a fake CUDA: what is recorded, when, on which stream, and at what cost."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtrace.agent import connector as connector_module
+from kvtrace.agent import device as device_module
+from kvtrace.agent import ops
+from kvtrace.agent.budget import Sampler
+from kvtrace.agent.connector import traced
+from kvtrace.agent.device import Device
+from kvtrace.agent.state import AGENT, Config
+from kvtrace.trace.format import HOOK_CODE, OP_CODE, QUIET_IS_OP, Fact, Flag, Kind, Role
+from kvtrace.trace.reader import code, flags, kind, lane
+
+from . import fakes
+from .fake_cuda import Cuda, Stream
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def cuda(trace: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    fake = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake, __version__="2.11"))
+    platform = SimpleNamespace(device_type="cuda", opaque_attention_op=lambda: True)
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=platform))
+    monkeypatch.setattr(device_module, "clock", fake.clock)
+    return fake
+
+
+def make(cuda: Cuda, mode: str = "full", budget: float = 0.01, layers: int = 2) -> Device:
+    assert AGENT.config is not None
+    old = AGENT.config
+    AGENT.config = Config(old.dir, old.salt, old.limit_bytes, old.run, mode, budget)
+    device = Device()
+    device.open(layers)
+    return device
+
+
+def rows(trace: Any, what: Kind) -> Any:
+    _, table = trace.read()
+    return table[kind(table[:, 0]) == what]
+
+
+def step(device: Device, number: int, *calls: Any) -> None:
+    device.begin(number)
+    for call in calls:
+        call()
+    device.finish()
+
+
+def hook(device: Device, body: Any, name: str = "save_kv_layer", layer: str = "layer.0") -> Any:
+    head = device_module._head(HOOK_CODE[name], 1)
+    return lambda: device.timed(body, head, layer)
+
+
+# --- what a timed call says ------------------------------------------------------------------------
+
+
+def test_a_call_is_timed_on_both_clocks_and_read_a_step_later(trace: Any, cuda: Cuda) -> None:
+    device = make(cuda)
+
+    def body() -> None:
+        cuda.work(3 * MS)
+        cuda.host(MS)
+
+    step(device, 7, hook(device, body))
+    assert len(rows(trace, Kind.DEVICE)) == 0  # 3 ms of work: not done when the step ended, nobody waited
+    cuda.host(5 * MS)
+    step(device, 8)
+    (row,) = rows(trace, Kind.DEVICE)
+    assert row[2] == 7 and trace.read()[0].names[row[3]] == "layer.0"
+    assert (code(row[:1])[0], lane(row[:1])[0]) == (HOOK_CODE["save_kv_layer"], 1)
+    assert 3 * MS <= row[4] < 3.01 * MS and row[5] == 0 and MS <= row[6] < 1.01 * MS
+    assert flags(row[:1])[0] == Flag.CAUGHT_UP and row[7] == 0
+    (timed,) = [row for row in rows(trace, Kind.TIMED).tolist() if row[3]]
+    assert timed[2:6] == [7, 1, 0, 0] and 0 < timed[6] < timed[7]
+
+
+def test_what_the_device_had_left_to_do_is_a_tight_lower_bound(trace: Any, cuda: Cuda) -> None:
+    device = make(cuda)
+    idle = hook(device, lambda: cuda.host(1_000))
+    step(device, 1, idle, lambda: cuda.work(4 * MS), hook(device, lambda: None, layer="layer.1"))
+    cuda.host(9 * MS)
+    step(device, 2)
+    first, second = rows(trace, Kind.DEVICE)
+    assert first[5] == 0 and flags(first[:1])[0] & Flag.CAUGHT_UP
+    # at most the launch of the first event lies between the bound and the truth
+    assert 4 * MS - 10_000 <= second[5] <= 4 * MS and not flags(second[:1])[0] & Flag.CAUGHT_UP
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3 * MS), st.integers(0, MS), st.booleans()), min_size=1, max_size=8))
+def test_the_bound_never_says_more_than_there_was(calls: list[tuple[int, int, bool]]) -> None:
+    cuda = Cuda()
+    truth: list[int] = []
+    records: list[tuple[int, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device_module, "clock", cuda.clock)
+        patch.setattr(AGENT, "add", records.append)
+        patch.setattr(AGENT, "recorder", SimpleNamespace(full=False))
+        device = Device()
+        device._cuda, device._sampler = cuda, Sampler("full", 0.01)
+        device._free = [device_module.Pair(cuda.Event(True), cuda.Event(True)) for _ in range(8)]
+        device.begin(1)
+        for work, host, waits in calls:
+
+            def body(host: int = host, waits: bool = waits) -> None:
+                truth.append(cuda.stream.free_at - cuda.now)
+                cuda.host(host)
+                if waits:
+                    cuda.wait()
+
+            cuda.work(work)
+            device.timed(body, device_module._head(5, 1), None)
+        device.finish()
+        cuda.host(10**10)
+        device.begin(2)
+        device.finish()
+    found = [row for row in records if row[0] & 0xFF == Kind.DEVICE]
+    assert len(found) == len(calls)
+    for row, real in zip(found, truth, strict=True):
+        assert 0 <= row[5] <= max(0, real) + 200  # two readings of the clock lie in between
+
+
+def test_a_hook_that_switches_streams_is_marked_and_both_streams_are_asked(trace: Any, cuda: Cuda) -> None:
+    device = make(cuda)
+    other = Stream(99)
+
+    def leaves() -> None:
+        cuda.stream = other
+        cuda.work(50 * MS)
+
+    def returns() -> None:
+        before, cuda.stream = cuda.stream, Stream(5)
+        cuda.work(MS)
+        cuda.stream = before
+
+    step(device, 1, hook(device, leaves), hook(device, returns))
+    cuda.host(10 * MS)
+    step(device, 2)
+    assert len(rows(trace, Kind.DEVICE)) == 0  # the second stream is not done yet
+    cuda.host(60 * MS)
+    step(device, 3)
+    crossed, stayed = rows(trace, Kind.DEVICE)
+    assert flags(crossed[:1])[0] & Flag.STREAMS and crossed[7] >> 32 != crossed[7] & 0xFFFFFFFF
+    assert not flags(stayed[:1])[0] & Flag.STREAMS and stayed[7] >> 32 == stayed[7] & 0xFFFFFFFF == 1
+
+
+# --- never in the way ------------------------------------------------------------------------------
+
+
+def test_nothing_is_recorded_or_asked_during_capture(trace: Any, cuda: Cuda) -> None:
+    device = make(cuda)
+    cuda.work(MS)
+    step(device, 1, hook(device, lambda: None))
+    cuda.capturing = True
+    step(device, 2, hook(device, lambda: None))
+
+    def captures_inside() -> None:
+        cuda.capturing = True
+
+    cuda.capturing = False
+    step(device, 3, hook(device, captures_inside))
+    assert (cuda.recorded_while_capturing, cuda.asked_while_capturing) == (0, 0)
+    cuda.capturing = False
+    cuda.host(5 * MS)
+    step(device, 4)
+    assert [row[2] for row in rows(trace, Kind.DEVICE)] == [1]
+    assert {row[2]: (row[3], row[4]) for row in rows(trace, Kind.TIMED).tolist()} == {
+        1: (1, 0), 2: (0, 1), 3: (0, 1), 4: (0, 0),
+    }  # fmt: skip
+
+
+def test_an_empty_pool_leaves_calls_untimed_and_says_so(trace: Any, cuda: Cuda) -> None:
+    device = make(cuda)
+    pairs = len(device._free)
+    assert pairs == 64 and cuda.made == 2 * pairs
+    cuda.work(100 * MS)
+    done: list[int] = []
+    step(device, 1, *[hook(device, lambda: done.append(1)) for _ in range(pairs + 3)])
+    assert len(done) == pairs + 3 and not device._free
+    step(device, 2, hook(device, lambda: done.append(1)))
+    cuda.host(200 * MS)
+    step(device, 3)
+    timed = {row[2]: (row[3], row[4]) for row in rows(trace, Kind.TIMED).tolist()}
+    assert timed == {1: (pairs, 3), 2: (0, 1), 3: (0, 0)} and len(device._free) == pairs
+    assert cuda.made == 2 * pairs  # no event is made in a step
+
+
+def test_the_pool_is_bounded(trace: Any, cuda: Cuda) -> None:
+    assert len(make(cuda, layers=10_000)._free) == 4096
+
+
+@pytest.mark.parametrize("when", ["open", "start", "stop", "finish"])
+def test_a_device_that_fails_costs_one_line_and_no_call(
+    trace: Any, cuda: Cuda, capsys: pytest.CaptureFixture[str], when: str
+) -> None:
+    message = "CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"
+    if when == "open":
+        cuda.fails = message
+    device = make(cuda)
+
+    def body() -> str:
+        if when == "stop":
+            cuda.fails = message
+        return "result"
+
+    device.begin(1)
+    if when == "start":
+        cuda.fails = message
+    answers = [hook(device, body)() for _ in range(3)]
+    if when == "finish":
+        cuda.fails = message
+    device.finish()
+    step(device, 2, hook(device, body))
+    assert answers == ["result"] * 3
+    assert capsys.readouterr().err.count("\n") == 1
+    last = trace.facts(Fact.DEVICE)[-1]
+    assert last == {"on": False, "why": "RuntimeError: CUDA error: out of memory"}
+    assert trace.facts(Fact.AGENT_ERROR) == [] and not device.on
+
+
+def test_an_exception_of_the_hook_goes_through_and_gives_its_events_back(trace: Any, cuda: Cuda) -> None:
+    device = make(cuda)
+    free = len(device._free)
+
+    def bad() -> None:
+        raise KeyError("mine")
+
+    device.begin(1)
+    with pytest.raises(KeyError, match="mine"):
+        hook(device, bad)()
+    device.finish()
+    assert len(device._free) == free and len(rows(trace, Kind.DEVICE)) == 0
+
+
+# --- the wrappers ----------------------------------------------------------------------------------
+
+
+def test_off_and_without_cuda_nothing_is_wrapped(
+    trace: Any, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def code_of(mode: str, platform: str) -> Any:
+        make(cuda, mode)
+        monkeypatch.setattr(sys.modules["vllm.platforms"].current_platform, "device_type", platform)
+        connector = fakes.Storing()
+        traced(connector, Role.WORKER, "Storing")
+        return [
+            "_kvt_timed" in type(connector).save_kv_layer.__globals__,
+            type(connector).wait_for_save.__module__ == "never"
+            or "timed" in inspect.getclosurevars(type(connector).wait_for_save).unbound,
+        ]
+
+    assert code_of("sampled", "cuda") == [True, True]
+    assert code_of("off", "cuda") == [False, False]
+    assert code_of("full", "cpu") == [False, False]
+
+
+def test_hooks_of_a_traced_connector_are_timed_in_timed_steps_alone(
+    trace: Any, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = make(cuda)
+    monkeypatch.setattr(connector_module, "DEVICE", device)
+    child, parent = fakes.Storing(), None
+    parent = fakes.Parent(child)
+    traced(parent, Role.WORKER, "Parent")
+    layers = ("layer.0", "layer.1")
+
+    def hooks() -> None:
+        parent.start_load_kv(None)
+        for layer in layers:
+            parent.wait_for_layer_load(layer)
+            parent.save_kv_layer(layer, object(), None)
+            child.save_kv_layer(layer, object(), None)
+        parent.wait_for_save()
+
+    hooks()
+    step(device, 3, hooks)
+    hooks()
+    cuda.host(MS)
+    step(device, 4)
+    spool, _ = trace.read()
+    seen = [(int(code(row[:1])[0]), spool.names.get(row[3], "")) for row in rows(trace, Kind.DEVICE)]
+    wait, save = HOOK_CODE["wait_for_layer_load"], HOOK_CODE["save_kv_layer"]
+    assert seen == [
+        (HOOK_CODE["start_load_kv"], ""), (wait, "layer.0"), (save, "layer.0"), (wait, "layer.1"),
+        (save, "layer.1"), (HOOK_CODE["wait_for_save"], ""),
+    ]  # fmt: skip
+    calls = [
+        row for row in rows(trace, Kind.HOOK) if lane(row[:1])[0] == lane(rows(trace, Kind.DEVICE)[:1, 0])[0]
+    ]
+    assert len(calls) == 3 * 6  # recorded in every call, timed or not
+    # the hook's own host time does not hold the events
+    assert inspect.signature(type(parent).save_kv_layer) == inspect.signature(fakes.Parent.save_kv_layer)
+
+
+def test_attention_bodies_are_timed(trace: Any, cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = make(cuda)
+    monkeypatch.setattr(ops, "DEVICE", device)
+
+    def unified_attention_with_output(query: Any, output: Any, layer_name: str) -> None:
+        cuda.work(2 * MS)
+
+    body = ops.traced_body(unified_attention_with_output, hook_site=True)
+    query = SimpleNamespace(size=lambda dim: 5)
+    step(
+        device, 1, lambda: body(query, None, "layer.0"), lambda: body(query, None, SimpleNamespace(value="b"))
+    )
+    cuda.host(9 * MS)
+    step(device, 2)
+    first, second = rows(trace, Kind.DEVICE)
+    assert (code(first[:1])[0], lane(first[:1])[0]) == (OP_CODE["unified_attention_with_output"], QUIET_IS_OP)
+    assert trace.read()[0].names[second[3]] == "b"
+    assert 2 * MS <= first[4] < 2.02 * MS and 1.9 * MS < second[5] <= 2 * MS
+    assert len(rows(trace, Kind.OP)) == 2
+
+
+# --- the budget ------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.floats(0.0005, 0.5),
+    st.lists(st.tuples(st.integers(10_000, 50 * MS), st.integers(1_000, 3 * MS)), min_size=1, max_size=400),
+)
+def test_timing_stays_within_its_budget(budget: float, steps: list[tuple[int, int]]) -> None:
+    sampler = Sampler("sampled", budget)
+    spent = passed = dearest = 0
+    for busy, own in steps:
+        if sampler.take():
+            sampler.spent(own)
+            sampler.learned(own)
+            spent, dearest = spent + own, max(dearest, own)
+        sampler.passed(busy)
+        passed += busy
+    assert spent <= budget * passed + dearest * 1.000001
+
+
+def test_the_period_follows_cost_and_step_time() -> None:
+    def taken(budget: float, busy: int, own: int, steps: int = 10_000) -> int:
+        sampler, count = Sampler("sampled", budget), 0
+        for _ in range(steps):
+            if sampler.take():
+                count += 1
+                sampler.spent(own)
+                sampler.learned(own)
+            sampler.passed(busy)
+        return count
+
+    assert taken(0.01, 10 * MS, MS) == pytest.approx(1000, abs=2)  # 10 % of a step: every tenth
+    assert taken(0.01, 20 * MS, MS) == pytest.approx(2000, abs=2)
+    assert taken(0.10, 10 * MS, MS) == pytest.approx(10_000, abs=2)
+    assert taken(0.001, 10 * MS, MS) == pytest.approx(100, abs=2)
+
+
+def test_slow_steps_buy_no_burst_and_full_takes_all() -> None:
+    sampler = Sampler("sampled", 0.01)
+    assert sampler.take()
+    sampler.spent(MS)
+    sampler.learned(MS)
+    sampler.passed(10**13)
+    burst = 0
+    while sampler.take():
+        sampler.spent(MS)
+        burst += 1
+    assert burst == 2
+    full = Sampler("full", 0.01)
+    full.spent(10**12)
+    assert full.take()
+
+
+def test_past_the_size_limit_no_step_is_timed(trace: Any, cuda: Cuda) -> None:
+    device = make(cuda)
+    assert AGENT.recorder is not None
+    AGENT.recorder.full = True
+    device.begin(1)
+    assert not device.on
+    device.finish()
+    AGENT.recorder.full = False
+    device.begin(0)  # a dummy run
+    assert not device.on
+
+
+def test_settings_reach_the_agent(tmp_path: Path) -> None:
+    from kvtrace.launch.environment import agent_config
+
+    config = Config.from_text(agent_config(tmp_path, "ab", 5, "n", "full", 0.05))
+    assert (config.device_timing, config.budget) == ("full", 0.05)
+    assert Config.from_text('{"dir": "/d"}').device_timing == "sampled"
