@@ -52,8 +52,12 @@ def rule(case: Case) -> Iterator[Finding]:
 
 
 def _ns_per_step(case: Case) -> float:
-    """Mean time of a step in execute_model, over the slowest worker."""
-    return max((worker.exec_ns / worker.steps for worker in case.run.workers() if worker.steps), default=0.0)
+    """Mean time of a step in execute_model, steps without a forward included, over the slowest worker."""
+    return max(
+        (worker.exec_ns / (worker.steps + worker.no_forward_steps)
+         for worker in case.run.workers() if worker.steps),
+        default=0.0,
+    )  # fmt: skip
 
 
 def _ns_per_token(case: Case, row: LoadOf) -> float:

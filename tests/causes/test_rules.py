@@ -100,6 +100,19 @@ def test_unit_of_the_connector_itself(tmp_path: Path, empty: bool) -> None:
     assert tokens(diagnosis)["saved"] == 256 + 768
 
 
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([300, 330], "256 would have saved 81 % of these prompt tokens, 128 81 %, 64 91 %"),
+        ([20, 25], "but no prompt of this run would fill 32 either"),
+    ],
+)
+def test_the_remedy_halves_a_large_unit_until_it_helps(tmp_path: Path, lengths: list[int], said: str) -> None:
+    sim = Sim(tmp_path, batched=512, block=32, extra={"unit": 4096}, ints={"unit": 4096})
+    sim.serve(prompts(lengths), Rounding(4096).policy())
+    assert said in analyse(sim).findings[0].remedy[0]
+
+
 def test_stock_connector_with_all_prompts_below_a_block(tmp_path: Path) -> None:
     sim = Sim(tmp_path, connector="ExampleConnector", block=128, ints={"_block_size": 128})
     sim.serve(prompts([20, 50, 128]), Rounding(128, d=1).policy())
