@@ -232,6 +232,24 @@ def test_entries_of_no_slots_cost_no_sample(trace, caches):
     assert [row[3] for row in effects(trace) if row[0] == "save_kv_layer"] == [7, 7]
 
 
+def test_a_connector_that_copies_a_step_later_is_seen_to(trace, caches):
+    """At the beginning of the next step, which has nothing to store by itself."""
+
+    class Late(fakes.Copying):
+        def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+            self.kept.append(layer_name)
+
+        def start_load_kv(self, forward_context, **kwargs):
+            while self.kept:
+                self.caches[self.kept.pop()][1:3].clone()
+
+    connector, _ = make(caches, cls=Late)
+    step(connector, caches, store())
+    step(connector, caches, number=2)
+    rows = [row[:4] for row in effects(trace) if row[0] == "start_load_kv" and row[1] == Flag.STORE]
+    assert sorted(rows) == [("start_load_kv", Flag.STORE, f"layer.{n}", 8) for n in (0, 1)]
+
+
 def test_an_address_taken_at_registration_leaves_nothing_sure_later(trace, caches):
     class Pointers(fakes.Copying):
         def register_kv_caches(self, kv_caches):
@@ -361,7 +379,8 @@ def test_a_sampled_step_without_effect_is_looked_at_again(trace, caches):
         step(connector, caches, store(2), number=number)
     _, rows = trace.read()
     steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
-    assert steps == [*range(1, 9 + effect._MAX_EXTRA), 33, 65, 97]  # and not for ever
+    # and not for ever; the step after one without effect is looked at too
+    assert steps == [*range(1, 10 + effect._MAX_EXTRA), 33, 34, 65, 66, 97, 98]
 
 
 def test_metadata_that_says_nothing_is_sampled_on_steps_with_prefill(trace, caches):

@@ -270,3 +270,13 @@ def test_what_the_scheduler_read_travels_as_a_plain_tuple():
     sent = declared.totals()
     assert {type(value) for value in sent} <= {bool, int}
     assert Totals(*sent).store_slots == 2 * BLOCK
+
+
+@pytest.mark.parametrize(
+    "block_ids",
+    [[4, 5], (4, 5), ([4, 5],), np.array([4, 5]), [np.array([4, 5])], list(np.array([4, 5])), range(4, 6)],
+)
+def test_block_ids_in_any_container(block_ids: Any):
+    meta = SimpleNamespace(to_save=[SimpleNamespace(rid="a", block_ids=block_ids)])
+    _, entry = only(meta, a=[4, 5, 6])
+    assert (entry.start, entry.slots) == (0, 2 * BLOCK)

@@ -130,6 +130,21 @@ def test_zeros_alone_name_no_unit(tmp_path: Path) -> None:
     assert ids(diagnosis) == ["metadata-has-no-store"]
 
 
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("port", "metadata-has-no-store"),
+        ("window", "metadata-has-no-store"),
+        ("min_tokens", "below-save-granularity"),
+    ],
+)
+def test_a_large_number_is_no_unit_for_its_size_alone(tmp_path: Path, name: str, cause: str) -> None:
+    """Nothing was ever offered, and the connector has one number that is larger than every prompt."""
+    sim = Sim(tmp_path, batched=8192, ints={name: 4096})
+    sim.serve(prompts([60, 90]), Policy(nothing))
+    assert ids(analyse(sim)) == [cause]
+
+
 def test_whole_units_are_healthy(tmp_path: Path) -> None:
     sim = Sim(tmp_path, tp=2, ints={"unit": 32})
     sim.serve(prompts([64, 128, 512, 1024]), Rounding(32).policy())
