@@ -2,7 +2,8 @@
 
 A step is sampled when its metadata is bound: the first 8 steps with something to store (or
 to load), then every 32nd, and again after a sampled step with declared work in which nothing
-was seen to happen. Where the metadata can't be read, steps that compute prompt tokens are
+was seen to happen; so is the step right after that one, as some connectors copy a step later, in
+whichever hook comes first. Where the metadata can't be read, steps that compute prompt tokens are
 sampled likewise: the first 8, then every 64th. In a sampled step the calls of
 ``save_kv_layer``, ``wait_for_save``, ``start_load_kv`` and ``wait_for_layer_load`` run watched:
 tensor operations on the KV caches (``kvwatch.py``), files (``files.py``), exceptions that the
@@ -70,6 +71,9 @@ class _Policy:
         self._seen = 0
         self._extra = 0
         self.owed = False
+        self._followed = 0
+        self.follow = False
+        """The step before was sampled, had work, and left no effect."""
 
     def take(self) -> bool:
         seen, self._seen = self._seen, self._seen + 1
@@ -81,6 +85,12 @@ class _Policy:
             self._extra += 1
             return True
         return False
+
+    def follows(self) -> bool:
+        """Whether this step, with no sample of its own, comes right after such a one."""
+        follow = self.follow and self._followed < _MAX_EXTRA
+        self._followed += follow
+        return follow
 
 
 class Sample:
@@ -127,6 +137,12 @@ def begin(lane: int, declared: Any) -> None:
     if not declared.readable and worker.prefill and policies.blind.take():
         worker.sample_store = worker.sample_store or Sample(policies.blind, False)
         worker.sample_load = worker.sample_load or Sample(policies.blind, False)
+    if worker.sample_store is None and policies.store.follows():
+        worker.sample_store = Sample(policies.store, False)
+    policies.store.follow = False
+    if worker.sample_store is not None:
+        # what is saved may be copied in any hook
+        worker.sample_load = worker.sample_load or Sample(policies.load, False)
 
 
 def end() -> None:
@@ -134,7 +150,7 @@ def end() -> None:
     worker = AGENT.worker
     for sample in (worker.sample_store, worker.sample_load):
         if sample is not None and sample.declared and sample.calls and not sample.effect:
-            sample.policy.owed = True
+            sample.policy.owed = sample.policy.follow = True
     worker.sample_store = worker.sample_load = None
 
 
@@ -160,16 +176,21 @@ _OBSERVED = {
 
 
 class _Gate:
-    """``open`` is None while nothing is to be watched."""
+    """``open`` is None while nothing is to be watched: past the first calls, where ``sampled`` outside the
+    steps whose saves are sampled."""
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self, calls: int, sampled: bool = False) -> None:
         self.left = calls
-        self.open: bool | None = True if calls else None
+        self._sampled = sampled
+
+    @property
+    def open(self) -> bool | None:
+        if self.left > 0 or (self._sampled and AGENT.worker.sample_store is not None):
+            return True
+        return None
 
     def passed(self) -> None:
         self.left -= 1
-        if self.left <= 0:
-            self.open = None
 
 
 _SHUT = _Gate(0)
@@ -181,7 +202,8 @@ def gate(name: str, role: Role, lane: int, connector: Any = None) -> tuple[Any, 
     The hook's wrapper calls ``watched(method, layer, *args, **kwargs)`` where the holder's
     attribute is not None, and the method itself elsewhere. Of the hooks that copy no KV the
     first 16 calls are watched, for the exceptions that they handle themselves alone (and
-    ``register_kv_caches`` for whether it takes the caches' addresses).
+    ``register_kv_caches`` for whether it takes the caches' addresses); those of the worker also in
+    sampled steps, for what they copy all the same.
 
     Args:
         connector: the instance, where the method is bound; else it is the first argument.
@@ -190,7 +212,7 @@ def gate(name: str, role: Role, lane: int, connector: Any = None) -> tuple[Any, 
         attribute = "sample_store" if HOOKS[name] == Flag.STORE else "sample_load"
         return AGENT.worker, attribute, _watched(name, role, lane, connector, None)
     if name in _OBSERVED.get(role, ()):
-        own = _Gate(OBSERVED_CALLS)
+        own = _Gate(OBSERVED_CALLS, sampled=role == Role.WORKER)
         return own, "open", _watched(name, role, lane, connector, own)
     return _SHUT, "open", _plain
 

@@ -116,9 +116,7 @@ class Blocks:
 
 def _first_group(block_ids: Any) -> list[int]:
     """Block ids of the first KV cache group: of a list, a tuple, an array, or one of these a group."""
-    if isinstance(block_ids, (list, tuple)) and block_ids and not isinstance(block_ids[0], int):
-        block_ids = block_ids[0]
-    return _integers(block_ids) or []
+    return _integers(block_ids[0] if _is_groups(block_ids) else block_ids) or []
 
 
 def _integers(value: Any) -> list[int] | None:

@@ -15,6 +15,7 @@ which the connector's own code runs are looked for by :func:`works_elsewhere`.
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 from kvtrace.agent.owners import Owner, is_stdlib_module, top
@@ -44,10 +45,11 @@ _MAX_DEPTH = 64
 
 
 def works_elsewhere(owner: Owner) -> bool:
-    """Whether a thread other than this one is inside the connector's own code."""
-    mine = get_ident()
+    """Whether a thread other than this one and the main one (the user's script, as often as not) is
+    inside the connector's own code."""
+    known = (get_ident(), threading.main_thread().ident)
     for ident, frame in sys._current_frames().items():
-        current: Any = None if ident == mine else frame
+        current: Any = None if ident in known else frame
         for _ in range(_MAX_DEPTH):
             if current is None:
                 break

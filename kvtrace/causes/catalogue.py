@@ -286,10 +286,12 @@ _CAUSES = (
     _c(
         "stored-nothing", 5, FAULT, SAVES,
         "The hook ran with a store entry and took 0 slots (it may still write files: empty ones).",
-        "0 slots read from the layer's KV tensor in a watched call with slots to store, and either other "
-        "calls of "
-        "this connector were seen to read some, or the files written hold less than 8 bytes a slot.",
-        "Look at the connector's slot mapping.",
+        "0 slots read from the layer's KV tensor in a watched call with slots to store (or whose metadata "
+        "leaves it to the worker), and one of these: other calls of this connector were seen to read some; "
+        "the files written hold less than 8 bytes a slot; no watched call of the run read anything, and in "
+        "none could it have happened out of sight (another thread, native code, a memory address, a look "
+        "into the store).",
+        "Look at the connector's slot mapping; in a wrapper, at what it does not hand on.",
         rule=True,
     ),
     _c(

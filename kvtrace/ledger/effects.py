@@ -99,13 +99,12 @@ def collect(joined: Sequence[tuple[SpoolScan, Worker]]) -> dict[tuple[int, str],
             if not step & STEP_MASK or step >> STEP_SHIFT not in tables:
                 continue
             marks, hook = (w0 >> 32) & 0xFFFF, (w0 >> 16) & 0xFF
-            if marks & Flag.STORE:
-                whole = tables[step >> STEP_SHIFT][0]
-                whole.unsure |= slots < 0
-                if hook in (SAVE, WAIT):
-                    whole.most = max(whole.most, slots)
-                else:
-                    whole.elsewhere |= slots > 0
+            whole = tables[step >> STEP_SHIFT][0]
+            whole.unsure |= slots < 0
+            if marks & Flag.STORE and hook in (SAVE, WAIT):
+                whole.most = max(whole.most, slots)
+            elif marks & Flag.STORE:
+                whole.elsewhere |= slots > 0
             if hook not in (SAVE, WAIT) or (marks & Flag.LOAD and not marks & Flag.STORE):
                 continue
             tag = step >> STEP_SHIFT

@@ -148,6 +148,7 @@ class PostOffice(Stranger):
         super().__init__(vllm_config, *args, **kwargs)
         self.parcel = int(option(vllm_config, "parcel", 1))
         self.publish = bool(option(vllm_config, "publish", True))
+        self.window = 4096
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         sack = Sack()
@@ -186,6 +187,34 @@ class ShyPostOffice(PostOffice):
 
     def _find_box(self, layer_name: str) -> None:
         raise ShyPostOffice.BoxFull(f"no box left for {layer_name}")
+
+
+class SlowPostOffice(PostOffice):
+    """Posts a step later, before anything else is done in it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.pile: list[Job] = []
+        self.caches: dict[str, torch.Tensor] = {}
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self.caches = kv_caches
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        for job in self.pile:
+            for layer_name, kv in self.caches.items():
+                self.shelf.put(job.rid, layer_name, rows_of(kv, job.pages, job.upto))
+        self.pile.clear()
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        pass
+
+    def wait_for_save(self) -> None:
+        sack = self._get_connector_metadata()
+        assert isinstance(sack, Sack)
+        self.pile += [job for job in sack.work if job.put]
 
 
 # --- a dictionary of named tuples, positions as (from, to) -------------------------------------

@@ -174,6 +174,19 @@ def test_nothing_is_bound_between_clear_and_bind(trace):
     assert marks == [True, False, True]
 
 
+def test_what_the_scheduler_read_in_the_metadata_holds_on_the_worker(trace):
+    """It knows the requests; here, without them, the same metadata says nothing."""
+    connector = fakes.Storing()
+    traced(connector, Role.WORKER, "Storing")
+    AGENT.worker.declared = (True, 48, 1, 0, 0, 0)
+    connector.bind_connector_metadata(fakes.KVConnectorMetadata())
+    assert (AGENT.worker.store_slots, AGENT.worker.store_entries) == (48, 1)
+    connector.clear_connector_metadata()
+    AGENT.worker.declared = None
+    connector.bind_connector_metadata(fakes.KVConnectorMetadata())
+    assert (AGENT.worker.store_slots, AGENT.worker.store_entries) == (0, 0)
+
+
 def test_an_agent_that_fails_leaves_the_connector_working_and_says_so(trace, monkeypatch):
     connector = fakes.Storing()
     traced(connector, Role.WORKER, "Storing")

@@ -100,6 +100,19 @@ def test_unit_of_the_connector_itself(tmp_path: Path, empty: bool) -> None:
     assert tokens(diagnosis)["saved"] == 256 + 768
 
 
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([300, 330], "256 would have saved 81 % of these prompt tokens, 128 81 %, 64 91 %"),
+        ([20, 25], "but no prompt of this run would fill 32 either"),
+    ],
+)
+def test_the_remedy_halves_a_large_unit_until_it_helps(tmp_path: Path, lengths: list[int], said: str) -> None:
+    sim = Sim(tmp_path, batched=512, block=32, extra={"unit": 4096}, ints={"unit": 4096})
+    sim.serve(prompts(lengths), Rounding(4096).policy())
+    assert said in analyse(sim).findings[0].remedy[0]
+
+
 def test_stock_connector_with_all_prompts_below_a_block(tmp_path: Path) -> None:
     sim = Sim(tmp_path, connector="ExampleConnector", block=128, ints={"_block_size": 128})
     sim.serve(prompts([20, 50, 128]), Rounding(128, d=1).policy())
@@ -115,6 +128,21 @@ def test_zeros_alone_name_no_unit(tmp_path: Path) -> None:
     sim.serve(prompts([60, 90]), Rounding(512, empty_entries=False).policy())
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["metadata-has-no-store"]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("port", "metadata-has-no-store"),
+        ("window", "metadata-has-no-store"),
+        ("min_tokens", "below-save-granularity"),
+    ],
+)
+def test_a_large_number_is_no_unit_for_its_size_alone(tmp_path: Path, name: str, cause: str) -> None:
+    """Nothing was ever offered, and the connector has one number that is larger than every prompt."""
+    sim = Sim(tmp_path, batched=8192, ints={name: 4096})
+    sim.serve(prompts([60, 90]), Policy(nothing))
+    assert ids(analyse(sim)) == [cause]
 
 
 def test_whole_units_are_healthy(tmp_path: Path) -> None:

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 if str(SCENARIOS) not in sys.path:
     sys.path.insert(0, str(SCENARIOS))
 
+import confusion  # noqa: E402
 import judge  # noqa: E402
 import spec  # noqa: E402
 from vllm_env import vllm_env as make_vllm_env  # noqa: E402
 
-__all__ = ["Runs", "judge", "one_process_names", "spec"]
+__all__ = ["Runs", "confusion", "judge", "one_process_names", "spec"]
 
 
 @dataclass
