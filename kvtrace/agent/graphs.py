@@ -52,13 +52,14 @@ def wrap_full_replay(module: ModuleType) -> None:
     worker = AGENT.worker
 
     @functools.wraps(original)
-    def run_fullgraph(self: Any, desc: Any) -> Any:
+    def run_fullgraph(self: Any, *args: Any, **kwargs: Any) -> Any:
         if worker.step and worker.mode < 0:
             try:
-                worker.mode, worker.padded = FULL, _tokens(desc)
+                worker.mode = FULL
+                worker.padded = _tokens(next(iter((*args, *kwargs.values())), None))
             except Exception:
                 AGENT.failed("run_fullgraph")
-        return original(self, desc)
+        return original(self, *args, **kwargs)
 
     cls.run_fullgraph = run_fullgraph
 
@@ -71,7 +72,8 @@ def mode_of(context: Any) -> int:
 
 
 def _tokens(descriptor: Any) -> int:
-    tokens = getattr(descriptor, "num_tokens", 0)
+    """Tokens of a batch descriptor; 0.17 and 0.18 name a FULL graph by the number itself."""
+    tokens = getattr(descriptor, "num_tokens", descriptor)
     return tokens if isinstance(tokens, int) else 0
 
 

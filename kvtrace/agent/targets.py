@@ -24,6 +24,9 @@ class Target:
     attr: str
     versions: str
     install: Callable[[ModuleType], None]
+    expects: tuple[str, ...] = ()
+    """Functions of the module that the wrappers call or stand in for, with the parameters they rely on, in
+    order: ``Class.method(first, second)``. ``scripts/check_targets.py`` holds vLLM's sources to it."""
 
 
 _LAYERS = "vllm.model_executor.layers.attention"
@@ -35,6 +38,7 @@ TARGETS: tuple[Target, ...] = (
         "KVConnectorFactory.create_connector",
         "0.10.2 .. 0.33.0",
         connector.wrap_factory,
+        ("KVConnectorFactory.create_connector(config, role)",),
     ),
     Target(
         "scheduler",
@@ -42,6 +46,12 @@ TARGETS: tuple[Target, ...] = (
         "Scheduler",
         "0.8.5 .. 0.33.0",
         scheduler.wrap_scheduler,
+        (
+            "Scheduler.__init__(self, vllm_config)",
+            "Scheduler.schedule(self)",
+            "Scheduler.update_from_output(self, scheduler_output, model_runner_output)",
+            "Scheduler.add_request(self, request)",
+        ),
     ),
     Target(
         "worker",
@@ -49,6 +59,10 @@ TARGETS: tuple[Target, ...] = (
         "WorkerWrapperBase",
         "0.11.1 .. 0.33.0",
         worker.wrap_worker,
+        (
+            "WorkerWrapperBase.execute_model(self, scheduler_output)",
+            "WorkerWrapperBase.initialize_from_config(self, kv_cache_configs)",
+        ),
     ),
     Target(
         "engine-args",
@@ -56,6 +70,7 @@ TARGETS: tuple[Target, ...] = (
         "EngineArgs.create_engine_config",
         "0.8.5 .. 0.33.0",
         front.wrap_engine_args,
+        ("EngineArgs.create_engine_config(self)",),
     ),
     Target(
         "client-request-id",
@@ -63,6 +78,7 @@ TARGETS: tuple[Target, ...] = (
         "InputProcessor.assign_request_id",
         "0.14.0 .. 0.33.0",
         front.wrap_input_processor,
+        ("InputProcessor.assign_request_id(request)",),
     ),
     Target(
         "op-registration",
@@ -70,6 +86,7 @@ TARGETS: tuple[Target, ...] = (
         "direct_register_custom_op",
         "0.11.2 .. 0.33.0",
         ops.wrap_registration,
+        ("direct_register_custom_op(op_name, op_func)",),
     ),
     Target(
         "attention-decorator",
@@ -77,6 +94,7 @@ TARGETS: tuple[Target, ...] = (
         "maybe_transfer_kv_layer",
         "0.16.0 .. 0.33.0",
         ops.wrap_decorator,
+        ("maybe_transfer_kv_layer(func)",),
     ),
     Target(
         "attention-decorator-old",
@@ -84,20 +102,23 @@ TARGETS: tuple[Target, ...] = (
         "maybe_transfer_kv_layer",
         "0.11.1 .. 0.15.1",
         ops.wrap_decorator,
+        ("maybe_transfer_kv_layer(func)",),
     ),
     Target(
         "forward-context",
         "vllm.forward_context",
         "create_forward_context",
-        "0.20.2 .. 0.33.0",
+        "0.15.1 .. 0.33.0",
         graphs.wrap_forward_context,
+        ("create_forward_context(attn_metadata, vllm_config, cudagraph_runtime_mode, batch_descriptor)",),
     ),
     Target(
         "full-replay-v2",
         "vllm.v1.worker.gpu.cudagraph_utils",
         "CudaGraphManager.run_fullgraph",
-        "0.20.2 .. 0.33.0",
+        "0.17.1 .. 0.33.0",
         graphs.wrap_full_replay,
+        ("CudaGraphManager.run_fullgraph(self)",),
     ),
     Target(
         "attention-direct-call",
@@ -105,6 +126,10 @@ TARGETS: tuple[Target, ...] = (
         "unified_attention_with_output",
         "0.16.0 .. 0.33.0",
         ops.wrap_direct_calls("unified_attention", "unified_attention_with_output"),
+        (
+            "unified_attention_with_output(query, key, value, output, layer_name)",
+            "unified_kv_cache_update(key, value, layer_name)",
+        ),
     ),
     Target(
         "attention-direct-call-old",
@@ -112,6 +137,10 @@ TARGETS: tuple[Target, ...] = (
         "unified_attention_with_output",
         "0.15.0 .. 0.15.1",
         ops.wrap_direct_calls("unified_attention", "unified_attention_with_output"),
+        (
+            "unified_attention_with_output(query, key, value, output, layer_name)",
+            "unified_kv_cache_update(key, value, layer_name)",
+        ),
     ),
 )
 

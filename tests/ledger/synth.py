@@ -84,6 +84,7 @@ class Fate:
     mode: int = 0
     direct: bool = False
     twice: bool = False  # every layer runs twice, as with micro-batches
+    padded: int = 0  # tokens that the model ran, padding included
     after_clear: frozenset[int] = frozenset()  # layers that run after the metadata was cleared (draft model)
 
 
@@ -137,6 +138,8 @@ class Sim:
         base: SpoolFile | None = None,
         connector_facts: dict[str, Any] | None = None,
         module: str = "my_store.connector",
+        engine_facts: dict[str, Any] | None = None,
+        graphs: dict[str, Any] | None = None,
     ) -> None:
         self.dir, self.tag, self.tp, self.layers = run_dir, tag, tp, layers
         self.block, self.batched = block, batched
@@ -172,7 +175,8 @@ class Sim:
              "prefix_caching": prefix_caching, "chunked_prefill": True, "enforce_eager": True,
              "cudagraph_mode": "NONE", "kv_transfer": transfer, "connector_created": ok,
              "connector": tag * 10 if ok else None,
-             "kv_groups": [{"kind": "FullAttentionSpec", "block_size": block, "layers": self.layer_names}]},
+             "kv_groups": [{"kind": "FullAttentionSpec", "block_size": block, "layers": self.layer_names}],
+             **(engine_facts or {})},
             self.t,
         )  # fmt: skip
         for rank in range(tp):
@@ -194,6 +198,8 @@ class Sim:
                  "direct_call": dict.fromkeys(self.layer_names, direct_call)},
                 self.t,
             )  # fmt: skip
+            if graphs is not None:
+                spool.fact(Fact.GRAPHS, {"tag": tag, **graphs}, self.t)
 
     def _connector_fact(
         self,
@@ -302,12 +308,13 @@ class Sim:
         w.add(pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE[name], 1, flags), self.clock(),
               self.clock(self.slow.get(name, US)), step, ident, slots, entries)  # fmt: skip
 
-    def body(self, rank: int, step: int, layer: str, skip: Skip = Skip.NO_CONNECTOR_METADATA) -> None:
+    def body(self, rank: int, step: int, layer: str, skip: Skip = Skip.NO_CONNECTOR_METADATA,
+             flags: int = 0) -> None:  # fmt: skip
         """An attention body by itself; step 0: outside of any step."""
         w = self.workers[rank]
         ident = w.name(layer)
-        w.add(pack_head(Kind.OP, Role.WORKER, OP_CODE["unified_attention_with_output"]), self.clock(),
-              self.clock(), step, ident, 1, 0, skip)  # fmt: skip
+        head = pack_head(Kind.OP, Role.WORKER, OP_CODE["unified_attention_with_output"], flags=flags)
+        w.add(head, self.clock(), self.clock(), step, ident, 1, 0, skip)
 
     def effect(
         self, rank: int, step: int, layer: int | None, slots: int, *, size: int = 0, files: int = 0,
@@ -379,7 +386,22 @@ class Sim:
             (Flag.DUMMY if dummy else 0) | (0 if tokens else Flag.NO_FORWARD) | (Flag.RAISED if raised else 0)
         )
         w.add(pack_head(Kind.EXEC, Role.WORKER, flags=int(flags)), t0, self.clock(), step, tokens, requests,
-              fate.mode)  # fmt: skip
+              fate.mode, fate.padded)  # fmt: skip
+
+    def device(
+        self, rank: int, step: int, *, device: int, before: int, host: int, caught_up: bool = True,
+        hook: str = "save_kv_layer", op: str = "", streams: int = 0,
+    ) -> None:  # fmt: skip
+        """A call timed on the device."""
+        what = OP_CODE[op] if op else HOOK_CODE[hook]
+        flags = (Flag.CAUGHT_UP if caught_up else 0) | (Flag.STREAMS if streams else 0)
+        head = pack_head(Kind.DEVICE, Role.WORKER, what, fmt.QUIET_IS_OP if op else 1, int(flags))
+        self.workers[rank].add(head, self.clock(), step, 0, device, before, host, streams)
+
+    def timed(self, rank: int, step: int, calls: int, untimed: int = 0, own: int = 0, busy: int = 0) -> None:
+        """A step whose calls were timed on the device."""
+        head = pack_head(Kind.TIMED, Role.WORKER)
+        self.workers[rank].add(head, self.clock(), step, calls, untimed, 0, own, busy)
 
     # -- a whole request after the other
 

@@ -1,0 +1,56 @@
+"""What `scripts/gpu_check.py` runs, and what each run must show. Pure: data and two small functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+OP = "unified_attention_with_output"
+SAVE = "save_kv_layer"
+FULL_MODES = ("FULL", "FULL_AND_PIECEWISE")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One engine: the graph mode that is asked for, and whether the connector declares PIECEWISE."""
+
+    mode: str  # eager | PIECEWISE | FULL | FULL_AND_PIECEWISE
+    declares: bool
+    backend: str  # "" leaves it to vLLM (CPU)
+
+    @property
+    def name(self) -> str:
+        parts = (self.mode.lower(), "declares" if self.declares else "plain", self.backend.lower())
+        return "-".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What must hold of the report."""
+
+    used: str  # cudagraph mode at the first step
+    seen: tuple[str, ...]  # runtime modes that must occur
+    may: tuple[str, ...]  # ... and those that may
+    full_finding: bool  # full-cudagraph-replay is found
+    declared: bool  # the report says that the connector's declaration changed the mode
+
+
+def matrix(device: str) -> list[Case]:
+    """All cases, the most telling first: what there is no time for is skipped from the end."""
+    if device == "cpu":
+        return [Case("eager", declares, "") for declares in (False, True)]
+    modes = ("FULL", "FULL_AND_PIECEWISE", "PIECEWISE", "eager")
+    flash = [Case(mode, declares, "FLASH_ATTN") for declares in (False, True) for mode in modes]
+    triton = [Case(mode, False, "TRITON_ATTN") for mode in ("FULL_AND_PIECEWISE", "FULL")]
+    return [*flash[:2], flash[4], *triton[:1], flash[2], flash[5], *triton[1:], flash[3], *flash[6:]]
+
+
+def expected(case: Case) -> Expected:
+    """Prompts are stored layer by layer, in their first step; decode tokens never are."""
+    if case.mode == "eager":
+        return Expected("NONE", ("NONE",), ("NONE",), False, False)
+    if case.mode == "PIECEWISE" or case.declares:
+        changed = case.declares and case.mode in FULL_MODES
+        return Expected("PIECEWISE", ("PIECEWISE",), ("PIECEWISE", "NONE"), False, changed)
+    if case.mode == "FULL":
+        return Expected("FULL", ("FULL",), ("FULL", "NONE"), True, False)
+    return Expected(case.mode, ("FULL", "PIECEWISE"), ("FULL", "PIECEWISE", "NONE"), False, False)

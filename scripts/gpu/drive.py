@@ -1,0 +1,107 @@
+"""One engine of `scripts/gpu_check.py`, in a process of its own: `drive.py SPEC`, a JSON file.
+
+`job` of the spec: `case` generates once, `profile` again under torch's profiler, `blocks` generates one
+block for each line on stdin and answers with its seconds. What it found goes to the spec's `result` file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def engine(spec: dict[str, Any]) -> Any:
+    from vllm import LLM
+
+    options: dict[str, Any] = {}
+    if spec["mode"] == "eager":
+        options["enforce_eager"] = True
+    else:
+        options["compilation_config"] = {
+            "cudagraph_mode": spec["mode"],
+            "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512],
+        }
+    if spec["backend"]:
+        options["attention_backend"] = spec["backend"]
+    cpu = spec["device"] == "cpu"
+    return LLM(
+        model=spec["model"],
+        dtype="float32" if cpu else "bfloat16",
+        max_model_len=1024,
+        max_num_seqs=64,
+        block_size=32 if cpu else 16,
+        gpu_memory_utilization=0.2,
+        kv_cache_memory_bytes=256 << 20,
+        enable_prefix_caching=False,
+        disable_log_stats=True,
+        seed=0,
+        kv_transfer_config={
+            "kv_connector": "GpuLayerStore",
+            "kv_connector_module_path": "gpu_layer_store",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": spec["store"], "declares": spec["declares"]},
+        },
+        **options,
+    )
+
+
+def generate(llm: Any, batch: int, seed: int, output: int) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    rng = random.Random(seed)
+    prompts = [{"prompt_token_ids": [rng.randrange(10, 500) for _ in range(97)]} for _ in range(batch)]
+    params = SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)
+    return [list(one.outputs[0].token_ids) for one in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def profiled(llm: Any, spec: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if spec["device"] != "cpu" else [])
+    began = time.perf_counter_ns()
+    with profile(activities=kinds) as trace:
+        generate(llm, 4, 1, 8)
+        if spec["device"] != "cpu":
+            torch.cuda.synchronize()
+    ended = time.perf_counter_ns()
+    generate(llm, 1, 2, 4)  # steps in which the last events of the window are read
+    (op,) = [one for one in trace.key_averages() if one.key == "vllm::unified_attention_with_output"]
+    spent = getattr(op, "device_time_total", None)
+    if spent is None:
+        spent = getattr(op, "cuda_time_total", 0)
+    return {"window": [began, ended], "calls": op.count, "device_ns": spent * 1000}
+
+
+def main() -> None:
+    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM's own prints must not mix with the answers
+    llm = engine(spec)
+    result: dict[str, Any] = {}
+    if spec["job"] == "blocks":
+        print("ready", file=answers, flush=True)
+        for number, line in enumerate(sys.stdin):
+            began = time.perf_counter()
+            tokens = generate(llm, int(line), number, 24)
+            figures = {"seconds": time.perf_counter() - began, "tokens": tokens}
+            print(json.dumps(figures), file=answers, flush=True)
+    else:
+        generate(llm, 4, 0, 12)
+        if spec["job"] == "profile":
+            result["profile"] = profiled(llm, spec)
+    import gpu_layer_store
+    import torch
+    import vllm
+
+    result |= {"counts": gpu_layer_store.COUNTS, "vllm": vllm.__version__, "torch": torch.__version__}
+    Path(spec["result"]).write_text(json.dumps(result), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

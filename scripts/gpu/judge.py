@@ -1,0 +1,105 @@
+"""Whether a run showed what it must: pure functions over reports, counts and durations."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cases import OP, SAVE, Case, expected
+
+LOW = 0.9
+"""Of the profiler's kernel time: what lies between two events cannot be less, but for their resolution."""
+SLACK_NS = 20_000
+"""A call: launches and the events themselves."""
+
+
+def judge(case: Case, report: Mapping[str, Any], counted: Mapping[str, Any], device: str) -> list[str]:
+    """What is wrong with a case's report; an empty list is good.
+
+    Args:
+        counted: the connector's own calls of save_kv_layer: ``saves`` outside of capture.
+    """
+    problems = []
+    ids = [one["id"] for one in report["findings"]]
+    faults = [one["id"] for one in report["findings"] if one["severity"] == "fault"]
+    want = expected(case)
+    if want.full_finding != ("full-cudagraph-replay" in ids):
+        problems.append(f"full-cudagraph-replay {'is missing' if want.full_finding else 'was found'}")
+    others = sorted(set(faults) - {"full-cudagraph-replay"})
+    if others:
+        problems.append(f"faults that are none: {', '.join(others)}")
+    fired = next((row["fired"] for row in report["coverage"]["summary"] if row["hook"] == SAVE), 0)
+    own = counted.get("saves")
+    if fired != own:
+        problems.append(f"{SAVE}: {fired} layer-steps in the report, {own} calls by the connector")
+    if device == "cpu":
+        return problems
+    graphs = report.get("graphs") or []
+    if not graphs:
+        return [*problems, "the report has no section on graphs"]
+    if graphs[0]["used"] != want.used:
+        problems.append(f"mode {graphs[0]['used']} was used, {want.used} expected")
+    seen = {row["mode"]: row for row in graphs[0]["modes"]}
+    problems += [f"no step ran in mode {mode}" for mode in want.seen if mode not in seen]
+    problems += [f"steps ran in mode {mode}" for mode in seen if mode not in want.may]
+    full = seen.get("FULL")
+    if full and (full["bodies"] or full["saves"]):
+        problems.append(f"{full['bodies']} op bodies and {full['saves']} hooks in Python in FULL steps")
+    for mode in ("NONE", "PIECEWISE"):
+        row = seen.get(mode)
+        if row and row["bodies"] != row["layer_steps"]:
+            problems.append(f"{mode}: op bodies in {row['bodies']} of {row['layer_steps']} layer-steps")
+    if want.declared and not any("requires_piecewise_for_cudagraph" in line for line in graphs[0]["why"]):
+        problems.append("the report does not say that the connector's declaration changed the mode")
+    if case.mode != "FULL" or case.declares:
+        problems += _device_problems(report)
+    return problems
+
+
+def _device_problems(report: Mapping[str, Any]) -> list[str]:
+    part = report.get("device")
+    if not part:
+        return ["the report has no device times"]
+    problems = []
+    rows = {row["name"]: row for row in part["rows"]}
+    for name in (OP, SAVE):
+        if not rows.get(name, {}).get("count"):
+            problems.append(f"no device times of {name}")
+    if part["lost"]:
+        problems.append(f"{part['lost']} device times could not be read")
+    return problems
+
+
+def compare(profiled: Mapping[str, float], traced: Mapping[str, float], device: str) -> list[str]:
+    """The profiler's view of the attention op against the trace's, over the same steps.
+
+    Args:
+        profiled: ``calls``, ``device_ns`` (the kernels that the op launched).
+        traced: ``calls``; ``timed``, ``device_ns`` (from event to event) and ``host_ns`` of the timed ones.
+    """
+    problems = []
+    by_profiler, by_trace, timed = profiled["calls"], traced["calls"], traced["timed"]
+    if by_profiler != by_trace or not by_trace:
+        problems.append(f"{OP}: {by_profiler:g} calls by the profiler, {by_trace:g} in the trace")
+    if device == "cpu":
+        return problems
+    if timed != by_trace:
+        problems.append(f"{OP}: {timed:g} of {by_trace:g} calls have a device time")
+    kernels, events = profiled["device_ns"], traced["device_ns"]
+    most = kernels + traced["host_ns"] + SLACK_NS * timed
+    told = f"{OP}: {events / 1e6:.3f} ms between the events"
+    if not kernels:
+        problems.append(f"{OP}: the profiler saw no kernel")
+    if events < LOW * kernels:
+        problems.append(f"{told}, less than its kernels' {kernels / 1e6:.3f} ms")
+    if events > most:
+        problems.append(f"{told}, more than kernels and host can make ({most / 1e6:.3f} ms)")
+    return problems
+
+
+def ratios(traced: Sequence[float], untraced: Sequence[float]) -> dict[str, float]:
+    """Pair by pair: median and quartiles of traced / untraced. At least two pairs."""
+    parts = [a / b for a, b in zip(traced, untraced, strict=True)]
+    low, middle, high = statistics.quantiles(parts, n=4)
+    return {"pairs": len(parts), "median": round(middle, 4), "q1": round(low, 4), "q3": round(high, 4)}

@@ -1,0 +1,202 @@
+"""scripts/gpu_check.py: what can be checked of it without a GPU. The runs themselves: `--device cpu`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "gpu")]
+
+import gpu_check  # noqa: E402
+from cases import Case, expected, matrix  # noqa: E402
+from judge import compare, judge, ratios  # noqa: E402
+
+FULL = Case("FULL", False, "FLASH_ATTN")
+MIXED = Case("FULL_AND_PIECEWISE", False, "FLASH_ATTN")
+DECLARES = Case("FULL_AND_PIECEWISE", True, "FLASH_ATTN")
+
+
+def mode(name: str, steps: int, ran: bool) -> dict[str, Any]:
+    n = 4 * steps
+    return {"mode": name, "steps": steps, "layer_steps": n, "bodies": n * ran, "saves": n * ran}
+
+
+def report(
+    *,
+    used: str,
+    modes: list[dict[str, Any]],
+    finding: bool = False,
+    why: tuple[str, ...] = (),
+    saves: int = 8,
+) -> dict[str, Any]:
+    names = ("unified_attention_with_output", "save_kv_layer")
+    fault = {"id": "full-cudagraph-replay", "severity": "fault"}
+    return {
+        "findings": [fault] if finding else [],
+        "coverage": {"summary": [{"hook": "save_kv_layer", "fired": saves}]},
+        "graphs": [{"used": used, "why": list(why), "modes": modes}],
+        "device": {"lost": 0, "rows": [{"name": name, "count": 3} for name in names]},
+    }
+
+
+GOOD = {
+    FULL: report(used="FULL", modes=[mode("FULL", 9, False)], finding=True, saves=0),
+    MIXED: report(used="FULL_AND_PIECEWISE", modes=[mode("PIECEWISE", 2, True), mode("FULL", 9, False)]),
+    DECLARES: report(
+        used="PIECEWISE",
+        modes=[mode("PIECEWISE", 11, True)],
+        why=("GpuLayerStore declares requires_piecewise_for_cudagraph: ...",),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GOOD, ids=lambda case: case.name)
+def test_what_must_be_passes(case: Case) -> None:
+    saves = GOOD[case]["coverage"]["summary"][0]["fired"]
+    assert judge(case, GOOD[case], {"saves": saves}, "cuda") == []
+
+
+def broken(case: Case, path: list[Any], value: object) -> list[str]:
+    bad: Any = copy.deepcopy(GOOD[case])
+    saves = bad["coverage"]["summary"][0]["fired"]
+    part = bad
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    return judge(case, bad, {"saves": saves}, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("case", "path", "value", "says"),
+    [
+        (FULL, ["findings"], [], "full-cudagraph-replay is missing"),
+        (MIXED, ["findings"], GOOD[FULL]["findings"], "full-cudagraph-replay was found"),
+        (
+            MIXED,
+            ["findings"],
+            [{"id": "slots-short", "severity": "fault"}],
+            "faults that are none: slots-short",
+        ),
+        (
+            MIXED,
+            ["coverage", "summary", 0, "fired"],
+            12,
+            "12 layer-steps in the report, 8 calls",
+        ),
+        (MIXED, ["graphs"], [], "no section on graphs"),
+        (DECLARES, ["graphs", 0, "used"], "FULL", "mode FULL was used, PIECEWISE expected"),
+        (MIXED, ["graphs", 0, "modes"], [mode("FULL", 9, False)], "no step ran in mode PIECEWISE"),
+        (DECLARES, ["graphs", 0, "modes", 0, "mode"], "FULL", "steps ran in mode FULL"),
+        (MIXED, ["graphs", 0, "modes", 1, "bodies"], 4, "4 op bodies and 0 hooks in Python in FULL steps"),
+        (MIXED, ["graphs", 0, "modes", 0, "bodies"], 7, "PIECEWISE: op bodies in 7 of 8 layer-steps"),
+        (DECLARES, ["graphs", 0, "why"], [], "does not say that the connector's declaration"),
+        (MIXED, ["device"], None, "no device times"),
+        (MIXED, ["device", "rows", 1, "count"], 0, "no device times of save_kv_layer"),
+        (MIXED, ["device", "lost"], 2, "2 device times could not be read"),
+    ],
+)
+def test_what_must_not_be_is_said(case: Case, path: list[Any], value: object, says: str) -> None:
+    problems = broken(case, path, value)
+    assert any(says in problem for problem in problems), problems
+
+
+def test_the_matrix_is_whole_and_each_case_expects_something() -> None:
+    cases = matrix("cuda")
+    assert len(cases) == len(set(cases)) == len({case.name for case in cases}) == 10
+    flash = {(case.mode, case.declares) for case in cases if case.backend == "FLASH_ATTN"}
+    modes = ("eager", "PIECEWISE", "FULL", "FULL_AND_PIECEWISE")
+    assert flash == {(name, declares) for name in modes for declares in (False, True)}
+    assert {case.backend for case in cases} == {"FLASH_ATTN", "TRITON_ATTN"}
+    for case in cases:
+        want = expected(case)
+        assert set(want.seen) <= set(want.may) and want.seen
+        # a connector that declares PIECEWISE never meets a FULL graph
+        assert not (case.declares and ("FULL" in want.may or want.full_finding))
+    assert [case.name for case in matrix("cpu")] == ["eager-plain", "eager-declares"]
+
+
+PROFILED = {"calls": 40.0, "device_ns": 400_000.0}
+TRACED = {"calls": 40.0, "timed": 40.0, "device_ns": 600_000.0, "host_ns": 2_000_000.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({}, ""),
+        ({"calls": 39.0, "timed": 39.0}, "40 calls by the profiler, 39 in the trace"),
+        ({"timed": 30.0}, "30 of 40 calls have a device time"),
+        ({"device_ns": 300_000.0}, "less than its kernels' 0.400 ms"),
+        ({"device_ns": 365_000.0}, ""),  # within the events' resolution
+        ({"device_ns": 3_300_000.0}, "more than kernels and host can make (3.200 ms)"),
+    ],
+)
+def test_device_times_against_the_profiler(change: dict[str, float], says: str) -> None:
+    problems = compare(PROFILED, TRACED | change, "cuda")
+    assert bool(problems) == bool(says) and all(says in problem for problem in problems), problems
+
+
+def test_a_profiler_without_kernels_proves_nothing() -> None:
+    assert any("saw no kernel" in line for line in compare(PROFILED | {"device_ns": 0.0}, TRACED, "cuda"))
+    assert compare(PROFILED | {"device_ns": 0.0}, {"calls": 40.0, "timed": 0.0}, "cpu") == []
+    assert compare({"calls": 0.0}, {"calls": 0.0, "timed": 0.0}, "cpu") != []
+
+
+def test_ratios_are_taken_pair_by_pair() -> None:
+    found = ratios([2.0, 4.0, 1.0, 3.0], [1.0, 4.0, 1.0, 2.0])
+    assert found == {"pairs": 4, "median": 1.25, "q1": 1.0, "q3": 1.875}
+    with pytest.raises(ValueError):
+        ratios([1.0], [1.0, 2.0])
+
+
+def test_without_a_gpu_one_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu_check, "gpu_name", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    assert gpu_check.main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and "no CUDA device" in captured.err
+    assert list(tmp_path.iterdir()) == []
+    assert gpu_check.main(["--device", "cpu", "--case", "nonsense"]) == 2
+    assert "eager-plain" in capsys.readouterr().err
+
+
+class Scripted:
+    """Runner that starts no engine but a small script."""
+
+    def __init__(self, work: Path, code: str) -> None:
+        self.work, self.code, self.device = work, code, "cuda"
+
+    def start(self, name: str, *_: Any, piped: bool = False, **__: Any) -> tuple[Any, Path]:
+        folder = self.work / name
+        folder.mkdir(parents=True)
+        (folder / "log").write_text("the engine's last words")
+        pipe = subprocess.PIPE if piped else subprocess.DEVNULL
+        command = [sys.executable, "-c", self.code]
+        process = subprocess.Popen(
+            command, cwd=folder, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+        )
+        return process, folder
+
+
+def test_parts_that_fail_or_run_out_of_time_stand_in_the_json(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    runner: Any = Scripted(tmp_path / "dead", "raise SystemExit(3)")
+    assert gpu_check.check(runner, [FULL], "H", 60, out, ["cases", "profile", "ratio"]) is False
+    document = json.loads(out.read_text())
+    assert document["ok"] is False and document["schema"] == "kvtrace.gpu-check/1"
+    (case,) = document["parts"]["cases"]
+    assert case["problems"][0].startswith("no result: FileNotFoundError") and "last words" in case["log"]
+    assert document["parts"]["profile"]["problems"][0].startswith("no result")
+    assert document["parts"]["ratio"]["problems"] == ["EOFError: an engine ended early"]
+    runner = Scripted(tmp_path / "slow", "import time; time.sleep(60)")
+    deadline = gpu_check.time.monotonic() + 10.5
+    assert gpu_check.run_case(runner, FULL, deadline)["problems"] == ["cut off after 10 s"]
+    assert gpu_check.run_case(runner, MIXED, deadline)["problems"] == ["skipped: no time left"]
