@@ -34,7 +34,7 @@ SUPPORT = ROOT / "scripts" / "gpu"
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(SUPPORT)]
 
 from cases import OP, Case, matrix  # noqa: E402
-from judge import compare, judge, ratios  # noqa: E402
+from verdicts import compare, judge, ratios  # noqa: E402
 
 SHARES = {"cases": 0.6, "profile": 0.15, "ratio": 0.25}  # of the seconds
 JOBS = 3

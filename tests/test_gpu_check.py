@@ -16,7 +16,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "gpu")]
 
 import gpu_check  # noqa: E402
 from cases import Case, expected, matrix  # noqa: E402
-from judge import compare, judge, ratios  # noqa: E402
+from verdicts import compare, judge, ratios  # noqa: E402
 
 FULL = Case("FULL", False, "FLASH_ATTN")
 MIXED = Case("FULL_AND_PIECEWISE", False, "FLASH_ATTN")
