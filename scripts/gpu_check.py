@@ -31,10 +31,10 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "scripts" / "gpu"
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(SUPPORT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from cases import OP, Case, matrix  # noqa: E402
-from judge import compare, judge, ratios  # noqa: E402
+from gpu.cases import OP, Case, matrix  # noqa: E402
+from gpu.judge import compare, judge, ratios  # noqa: E402
 
 SHARES = {"cases": 0.6, "profile": 0.15, "ratio": 0.25}  # of the seconds
 JOBS = 3

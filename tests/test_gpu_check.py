@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "gpu")]
+sys.path.insert(0, str(ROOT / "scripts"))
 
 import gpu_check  # noqa: E402
-from cases import Case, expected, matrix  # noqa: E402
-from judge import compare, judge, ratios  # noqa: E402
+from gpu.cases import Case, expected, matrix  # noqa: E402
+from gpu.judge import compare, judge, ratios  # noqa: E402
 
 FULL = Case("FULL", False, "FLASH_ATTN")
 MIXED = Case("FULL_AND_PIECEWISE", False, "FLASH_ATTN")
