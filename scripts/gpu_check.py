@@ -61,7 +61,10 @@ class Runner:
 
         self.work, self.device, self.model = work, device, model
         path = [str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
-        self.env = vllm_env(work / "cache") | {
+        env = vllm_env(work / "cache")
+        # what the machine's own set-up says of vLLM (a package that is not there, ...) must hold here too
+        own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+        self.env = {**own, **env} | {
             "PYTHONPATH": os.pathsep.join(part for part in path if part),
             # the engine, its worker and the profiler in one process
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
