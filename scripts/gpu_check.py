@@ -31,10 +31,10 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "scripts" / "gpu"
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts"), str(SUPPORT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from cases import OP, Case, matrix  # noqa: E402
-from verdicts import compare, judge, ratios  # noqa: E402
+from gpu.cases import OP, Case, matrix  # noqa: E402
+from gpu.judge import compare, judge, ratios  # noqa: E402
 
 SHARES = {"cases": 0.6, "profile": 0.15, "ratio": 0.25}  # of the seconds
 JOBS = 3
@@ -61,7 +61,10 @@ class Runner:
 
         self.work, self.device, self.model = work, device, model
         path = [str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
-        self.env = vllm_env(work / "cache") | {
+        env = vllm_env(work / "cache")
+        # what the machine's own set-up says of vLLM (a package that is not there, ...) must hold here too
+        own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+        self.env = {**own, **env} | {
             "PYTHONPATH": os.pathsep.join(part for part in path if part),
             # the engine, its worker and the profiler in one process
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

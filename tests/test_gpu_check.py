@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "scripts" / "gpu")]
+sys.path.insert(0, str(ROOT / "scripts"))
 
 import gpu_check  # noqa: E402
-from cases import Case, expected, matrix  # noqa: E402
-from verdicts import compare, judge, ratios  # noqa: E402
+from gpu.cases import Case, expected, matrix  # noqa: E402
+from gpu.judge import compare, judge, ratios  # noqa: E402
 
 FULL = Case("FULL", False, "FLASH_ATTN")
 MIXED = Case("FULL_AND_PIECEWISE", False, "FLASH_ATTN")
@@ -166,6 +166,18 @@ def test_without_a_gpu_one_line_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
     assert gpu_check.main(["--device", "cpu", "--case", "nonsense"]) == 2
     assert "eager-plain" in capsys.readouterr().err
+
+
+def test_engines_keep_the_machine_s_settings_and_have_caches_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VLLM_USE_DEEP_GEMM", "0")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "/theirs")
+    monkeypatch.setenv("PYTHONPATH", "/bundle")
+    env = gpu_check.Runner(tmp_path, "cuda", tmp_path / "model").env
+    assert env["VLLM_USE_DEEP_GEMM"] == "0" and env["VLLM_CACHE_ROOT"].startswith(str(tmp_path))
+    assert env["PYTHONPATH"].split(":") == [str(ROOT), str(ROOT / "scripts" / "gpu"), "/bundle"]
+    assert env["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0" and "KVTRACE_CONFIG" not in env
 
 
 class Scripted:

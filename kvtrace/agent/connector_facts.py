@@ -9,6 +9,7 @@ import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from kvtrace.agent.config_keys import ReadNotes
 from kvtrace.agent.facts import get
 from kvtrace.trace.format import HOOKS, Role
 
@@ -56,9 +57,14 @@ def requires_piecewise(connector: Any, base: type) -> bool | None:
         return None
     extra = get(connector, "_kv_transfer_config.kv_connector_extra_config")
     try:
-        return bool(ask(copy.deepcopy(dict(dict.items(extra))) if isinstance(extra, dict) else {}))
+        asked = ReadNotes(copy.deepcopy(dict(dict.items(extra))) if isinstance(extra, dict) else {})
+        answer = bool(ask(asked))
     except Exception:
         return None
+    if isinstance(extra, ReadNotes):
+        # vLLM asks before its configuration notes what is read: these keys are not unused.
+        extra.read_keys |= asked.read_keys
+    return answer
 
 
 def _defined_by_user(base: type, name: str) -> bool:

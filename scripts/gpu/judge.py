@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cases import OP, SAVE, Case, expected
+from gpu.cases import OP, SAVE, Case, expected
 
 LOW = 0.9
 """Of the profiler's kernel time: what lies between two events cannot be less, but for their resolution."""
