@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, RuledOut
-from kvtrace.causes.slow import per_step, share, slow_ranks
+from kvtrace.causes.model import Finding, NotObserved, RuledOut
+from kvtrace.causes.slow import not_slow, per_step, share, slow_ranks
 from kvtrace.causes.words import percent
 from kvtrace.ledger.coverage import LAYER_HOOKS, STEP_HOOKS
 
@@ -14,7 +14,7 @@ ID = "hook-slow"
 _HOOKS = tuple(hook for hook in (*STEP_HOOKS, *LAYER_HOOKS) if hook != "wait_for_save")
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Iterator[Finding | NotObserved | RuledOut]:
     slow = [(hook, worker, part) for hook in _HOOKS for worker, part in slow_ranks(case, hook)]
     slow.sort(key=lambda row: -row[2])
     if slow:
@@ -40,4 +40,4 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     ]
     if parts:
         most, hook = max(parts)
-        yield RuledOut(ID, f"the slowest hook, {hook}, takes {percent(most, 1)} of the step (host clock)")
+        yield not_slow(ID, hook, most)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, RuledOut
-from kvtrace.causes.slow import per_step, share, slow_ranks
+from kvtrace.causes.model import Finding, NotObserved, RuledOut
+from kvtrace.causes.slow import not_slow, per_step, share, slow_ranks
 from kvtrace.causes.words import percent
 
 ID = "save-blocks-step"
 _HOOK = "wait_for_save"
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Iterator[Finding | NotObserved | RuledOut]:
     slow = slow_ranks(case, _HOOK)
     if slow:
         worker, part = slow[0]
@@ -37,5 +37,4 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         return
     seen = [worker for worker in case.run.workers() if worker.steps and _HOOK in worker.hook_ns]
     if seen:
-        most = max(share(worker, _HOOK) for worker in seen)
-        yield RuledOut(ID, f"wait_for_save takes {percent(most, 1)} of the step at most (host clock)")
+        yield not_slow(ID, _HOOK, max(share(worker, _HOOK) for worker in seen))

@@ -625,6 +625,17 @@ def test_quick_hooks_are_ruled_out(tmp_path: Path) -> None:
     assert {"tracer-cost", "sync-in-hook"} <= {item.id for item in diagnosis.not_observed}
 
 
+def test_a_large_share_of_a_short_run_is_neither_slow_nor_ruled_out(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.slow = {"wait_for_save": 50_000_000, "save_kv_layer": 20_000_000}
+    sim.serve(prompts([64] * 5), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == []
+    said = {item.id: item.why for item in diagnosis.not_observed}
+    assert "less than 1 s in all" in said["save-blocks-step"] and "save_kv_layer" in said["hook-slow"]
+    assert not {"save-blocks-step", "hook-slow"} & set(ruled_out(diagnosis))
+
+
 def test_facts_are_read(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.serve(prompts([64]), Rounding(32).policy())
