@@ -59,7 +59,7 @@ def load(run_dir: Path, watch: Collection[str] = ()) -> Run:
     unknown = Steps(np.concatenate([_unwatched(book, engines), dark.sorted]))
     stories = load_trace.stories(scans, book.requests)
     for request, story in zip(book.requests, stories, strict=True):
-        request.prefixes = frozenset(story.prefixes)
+        request.prefixes = story.prefixes
     account = tokens.book(book.requests, engines, executed, coverage, unknown, watch, measured, swallowed)
     loaded, load_rows = loads.book(book.requests, engines, joined, stories, executed, account.saved)
     return Run(

@@ -69,7 +69,7 @@ class Request:
     preempt_step: int = 0  # of the last one
     saves: dict[str, str] = field(default_factory=dict)
     """Asynchronous saves that did not end well: worker's spool ("" all) -> pending | never | lost."""
-    prefixes: frozenset[int] = frozenset()  # keyed digests of the prompt's beginnings
+    prefixes: dict[int, int] = field(default_factory=dict)  # keyed digest of a beginning -> its tokens
     _fresh: int = 0  # first lookup of this admission
 
     @property

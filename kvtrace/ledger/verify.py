@@ -375,14 +375,19 @@ def _overwritten(
                 if not before or old is None or new is None or not cell.replaced or size < _LEAST_BYTES:
                     continue
                 alike = abs(size - size_before) <= max(size, size_before) / 4
-                apart = old.prefixes and new.prefixes and not old.prefixes & new.prefixes
-                if alike and apart and columns[i][row_before, lane] == codes.saved:
+                if alike and _apart(old, new) and columns[i][row_before, lane] == codes.saved:
                     columns[i][row_before, lane] = codes.lost
                     agreed[i].discard((row_before, lane))
                     lost[i].add((row_before, lane))
                     trust.overwritten_calls += 1
                     if len(trust.overwritten) < _MAX_SHARED:
                         trust.overwritten.append((old.id, new.id, step, worker.kv_layers[lane]))
+
+
+def _apart(one: Request, other: Request) -> bool:
+    """Whether two prompts differ in their first block already: known where both have digests of it."""
+    firsts = [min(prompt.prefixes.values(), default=0) for prompt in (one, other)]
+    return firsts[0] == firsts[1] > 0 and not one.prefixes.keys() & other.prefixes.keys()
 
 
 def _common(table: Measured) -> set[int]:
