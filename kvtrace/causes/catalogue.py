@@ -410,12 +410,13 @@ _CAUSES = (
         "load-after-use", None, FAULT, LOADS,
         "The attention of a layer ran before its load was waited for.",
         "Host times in the step of the load: the attention body began before start_load_kv returned or "
-        "before wait_for_layer_load of its layer was called; or the layer ran in a FULL graph, which waits "
-        "for nothing, under a connector that loads layer by layer.",
-        "Use cudagraph_mode PIECEWISE with a connector that loads layer by layer, and override "
-        "requires_piecewise_for_cudagraph in it (from 0.17.1). Not yet seen live: the rule is tested on "
-        "synthetic traces.",
-        rule=True, live=False,
+        "before wait_for_layer_load of its layer was called; the layer was not waited for, as others of the "
+        "step were; or it ran in a FULL graph, which waits for nothing, under a connector that loads layer "
+        "by layer (this last one is not yet seen live).",
+        "A layer past vLLM's attention op needs a connector that loads all layers in start_load_kv. With "
+        "graphs: cudagraph_mode PIECEWISE, and requires_piecewise_for_cudagraph overridden in a connector "
+        "that loads layer by layer (from 0.17.1).",
+        rule=True,
     ),
     _c(
         "load-never-finished", None, FAULT, LOADS,

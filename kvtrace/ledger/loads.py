@@ -548,6 +548,8 @@ def _after_use(worker: Worker, loads: WorkerLoads, at: int, lane: int, full: boo
         return "its attention began before wait_for_layer_load was called"
     if op != NEVER and wait == NEVER:
         return "its attention ran, and wait_for_layer_load was not called for it"
+    if op == NEVER and wait == NEVER and not full and bool((loads.wait_t[at] != NEVER).any()):
+        return "wait_for_layer_load was not called for it, as it was for other layers of the step"
     if op == NEVER and wait == NEVER and full:
         return "the step replayed a FULL CUDA graph, in which nothing waits for the load"
     return ""

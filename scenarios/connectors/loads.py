@@ -8,7 +8,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import torch
 from chunk_store import ChunkStore, ChunkStoreMetadata, Transfer
+from safetensors.torch import load_file
+from saves import WaitStore
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 from vllm.logger import init_logger
 
@@ -136,3 +139,19 @@ class EarlyReturn(AsyncLoads):
             self._report(loads)
             return
         super().start_load_kv(forward_context, **kwargs)
+
+
+class LayerwiseLoads(WaitStore):
+    """Loads a layer when its attention is about to need it; saves all layers at the end of the step."""
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        return
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        kv_layer = self.caches[layer_name]
+        for transfer in self.plan().requests:
+            if not transfer.is_store:
+                rows = torch.cat([load_file(self._file(key, layer_name))["kv"] for key in transfer.keys])
+                first = transfer.start % self.unit
+                blocks, offsets = self._where(transfer.slot_mapping, kv_layer)
+                kv_layer[blocks, :, offsets] = rows[first : first + transfer.num_tokens].to(kv_layer.device)

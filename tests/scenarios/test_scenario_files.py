@@ -44,6 +44,7 @@ FIRST_CAUSES = {
     "connector-disabled-itself",
     "wrong-connector-class",
     "save-lost",
+    "load-after-use",
     "save-blocks-step",
     "hook-slow",
 }
