@@ -20,8 +20,9 @@ _MAX_UNIT = 1 << 24
 _UNIT_NAME = re.compile(r"unit|chunk|granul|segment|stripe", re.IGNORECASE)
 """Names that a connector gives to the unit it stores in; among several numbers that fit, these win."""
 _LEAST_NAME = re.compile(r"(^|_|\.)(min|minimum|least|threshold|align|round|page|portion)", re.IGNORECASE)
-"""Names of a number below which nothing is stored. Any other number of a connector's (a port, a window)
-may be larger than every prompt as well."""
+"""Names of a number below which nothing is stored."""
+_BATCHED_NAME = re.compile(r"batch|token", re.IGNORECASE)
+"""Names under which a connector keeps max_num_batched_tokens."""
 
 KEEPS_LAST_BACK = frozenset({"ExampleConnector", "SharedStorageConnector"})
 """Connectors known to round prompt - 1: ``(n - 1) // block * block``."""
@@ -101,9 +102,11 @@ class _Candidate:
 
     @property
     def may_be_unit(self) -> bool:
-        """Whether more than its size speaks for it: the engine has this number too, or its name says so."""
+        """Whether its name speaks for it, and not its size alone: any number of a connector's (a port, a
+        window) may be larger than every prompt, and equal to one of the engine's by chance."""
         names = (*self.extra, *self.attributes)
-        return self.block or self.batched or self.named or any(_LEAST_NAME.search(name) for name in names)
+        like_batched = self.batched and any(_BATCHED_NAME.search(name) for name in names)
+        return self.block or self.named or like_batched or any(_LEAST_NAME.search(name) for name in names)
 
 
 def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[object]) -> Unit | None:

@@ -136,11 +136,13 @@ def test_zeros_alone_name_no_unit(tmp_path: Path) -> None:
         ("port", "metadata-has-no-store"),
         ("window", "metadata-has-no-store"),
         ("min_tokens", "below-save-granularity"),
+        ("_max_batched", "below-save-granularity"),
     ],
 )
 def test_a_large_number_is_no_unit_for_its_size_alone(tmp_path: Path, name: str, cause: str) -> None:
-    """Nothing was ever offered, and the connector has one number that is larger than every prompt."""
-    sim = Sim(tmp_path, batched=8192, ints={name: 4096})
+    """Nothing was ever offered, and the connector has one number that is larger than every prompt:
+    that of max_num_batched_tokens, and by chance or not?"""
+    sim = Sim(tmp_path, batched=4096, ints={name: 4096})
     sim.serve(prompts([60, 90]), Policy(nothing))
     assert ids(analyse(sim)) == [cause]
 
