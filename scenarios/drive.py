@@ -143,6 +143,10 @@ def write_outcome(path: Path, answers: list[list[int]], store: Path, seconds: fl
 
 def _rows(path: Path) -> int:
     """Tokens in one file of a store: the first dimension of its tensor."""
+    if path.suffix == ".npy":
+        import numpy
+
+        return int(numpy.load(path, mmap_mode="r").shape[0])
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return sum(entry["shape"][0] for name, entry in header.items() if name != "__metadata__")

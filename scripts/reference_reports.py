@@ -273,7 +273,31 @@ def matrix_page(versions: dict[str, dict[str, Report]]) -> str:
         for version, reports in versions.items():
             cells += _cells(version, name, reports.get(name))
         lines.append(f"| {' | '.join(cells)} |")
+    for version, reports in versions.items():
+        lines += ["", *accuracy(version, reports)]
     return "\n".join(lines) + "\n"
+
+
+def accuracy(version: str, reports: dict[str, Report]) -> list[str]:
+    """Expected cause x first finding, over the reports of one version."""
+    import confusion
+    from spec import load, names
+
+    known = names()
+    verdicts = [confusion.verdict(load(name), reports[name]) for name in known if name in reports]
+    lines = [
+        f"## Accuracy on {version}",
+        "",
+        "The label of each scenario, and the first finding of its report (none: a healthy run; what its",
+        "scenario allows beside, and notes about time, are left out). A fresh run's table stands at the end",
+        "of `make test`, which fails below 100 %.",
+        "",
+        *confusion.markdown(verdicts),
+    ]
+    missing = [name for name in known if name not in reports]
+    if missing:
+        lines += ["", f"Without a reference report: {', '.join(missing)}."]
+    return lines
 
 
 def _cells(version: str, name: str, report: Report | None) -> list[str]:

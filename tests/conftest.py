@@ -6,8 +6,12 @@ import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from scenario_runs import Runs
 
 ROOT = Path(__file__).resolve().parent.parent
 for folder in (ROOT, ROOT / "scripts"):
@@ -52,6 +56,14 @@ def tiny_model() -> Path:
         if made.returncode:
             pytest.fail(f"the tiny model could not be made: {made.stderr.strip()[-400:]}", pytrace=False)
     return path
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Runs:
+    """The scenarios' runs on a real engine, each made once for all tests that look at it."""
+    from scenario_runs import Runs
+
+    return Runs(out=tmp_path_factory.mktemp("scenarios"), model=tiny_model)
 
 
 @pytest.fixture

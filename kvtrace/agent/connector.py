@@ -19,7 +19,7 @@ from typing import Any
 
 from kvtrace.agent import config_keys, effect, hooks, logs, owners, swallowed
 from kvtrace.agent.codegen import generate
-from kvtrace.agent.connector_facts import describe
+from kvtrace.agent.connector_facts import describe, resolves
 from kvtrace.agent.device import DEVICE, wanted
 from kvtrace.agent.device import HOOKS as TIMED_HOOKS
 from kvtrace.agent.state import AGENT, clock, get_ident, where_raised
@@ -39,7 +39,13 @@ _PARENT = hooks.PARENT_ATTRIBUTE
 _next_lane = 1
 
 
-def traced(connector: Any, role: Role, configured: str | None, parent: int | None = None) -> int:
+def traced(
+    connector: Any,
+    role: Role,
+    configured: str | None,
+    parent: int | None = None,
+    module_path: str | None = None,
+) -> int:
     """Put the proxy around a live connector. Returns its ordinal in this process.
 
     Idempotent; children of a MultiConnector-like connector follow. Never raises.
@@ -53,6 +59,7 @@ def traced(connector: Any, role: Role, configured: str | None, parent: int | Non
         base = type(connector)
         names = [name for name in HOOKS if name and callable(getattr(base, name, None))]
         fact = describe(connector, base, role, configured, parent, lane)
+        fact["resolves"] = resolves(base, module_path, configured)
         fact["proxy"] = _install(connector, base, names, role, lane, parent)
         AGENT.fact(Fact.CONNECTOR, fact, role)
         owners.register(connector, lane)
@@ -309,7 +316,7 @@ def wrap_factory(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def create_connector(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        role, configured = _creation(args, kwargs)
+        role, configured, module_path = _creation(args, kwargs)
         noted = _before_creation(args, kwargs, role)
         try:
             connector = original(cls, *args, **kwargs)
@@ -319,7 +326,7 @@ def wrap_factory(module: ModuleType) -> None:
             except Exception:
                 AGENT.failed("create_connector")
             raise
-        lane = traced(connector, role, configured)
+        lane = traced(connector, role, configured, module_path=module_path)
         config_keys.made(noted, lane)
         return connector
 
@@ -339,11 +346,14 @@ def _before_creation(args: tuple[Any, ...], kwargs: dict[str, Any], role: Role) 
         return None
 
 
-def _creation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Role, str | None]:
+def _creation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Role, str | None, str | None]:
     try:
         config, role = hooks.argument(args, kwargs, 0, "config"), hooks.argument(args, kwargs, 1, "role")
-        configured = getattr(getattr(config, "kv_transfer_config", None), "kv_connector", None)
-        return (Role.SCHEDULER if getattr(role, "name", "") == "SCHEDULER" else Role.WORKER), configured
+        transfer = getattr(config, "kv_transfer_config", None)
+        configured = getattr(transfer, "kv_connector", None)
+        module_path = getattr(transfer, "kv_connector_module_path", None)
+        side = Role.SCHEDULER if getattr(role, "name", "") == "SCHEDULER" else Role.WORKER
+        return side, configured, module_path
     except Exception:
         AGENT.failed("create_connector")
-        return Role.WORKER, None
+        return Role.WORKER, None, None

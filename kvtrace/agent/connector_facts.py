@@ -39,6 +39,17 @@ def describe(
     }
 
 
+def resolves(live: type, module_path: str | None, name: str | None) -> bool | None:
+    """Whether the class of this name in the configured module is the live one. None without a module.
+
+    vLLM's factory (``distributed/kv_transfer/kv_connector/factory.py``) asks the module first in
+    0.32.0; where the registry comes first, a bundled class of the same name is live instead.
+    """
+    if not module_path or not name:
+        return None
+    return getattr(sys.modules.get(module_path), name, None) is live
+
+
 def requires_piecewise(connector: Any, base: type) -> bool | None:
     """What the class says to vLLM of graphs (0.17.1+): a pure class method, asked with a copy."""
     ask = getattr(base, "requires_piecewise_for_cudagraph", None)

@@ -2,7 +2,8 @@
 
 A step is sampled when its metadata is bound: the first 8 steps with something to store (or
 to load), then every 32nd, and again after a sampled step with declared work in which nothing
-was seen to happen. Where the metadata can't be read, steps that compute prompt tokens are
+was seen to happen; so is the step right after that one, as some connectors copy a step later, in
+whichever hook comes first. Where the metadata can't be read, steps that compute prompt tokens are
 sampled likewise: the first 8, then every 64th. In a sampled step the calls of
 ``save_kv_layer``, ``wait_for_save``, ``start_load_kv`` and ``wait_for_layer_load`` run watched:
 tensor operations on the KV caches (``kvwatch.py``), files (``files.py``), exceptions that the
@@ -14,13 +15,17 @@ How a call's record is to be read:
   thread (a lower bound where the connector also copies by other means).
 - ``slots`` 0: the whole call was watched, no operation copied anything, and none of the known
   ways around was open: no memory address of a KV tensor was ever taken, no custom operation ran
-  on one, no third-party native code ran, nothing was handed to another thread.
-- ``slots`` -1: it can't be said. Native code that another native library calls, and threads that
-  were set going in an earlier, unwatched call, can still hide from a 0.
+  on one, no third-party native code ran, nothing was handed to another thread, and no other
+  thread is inside the connector's code. Nor can the call have found that all is stored already:
+  it asked no file and no socket, or the connector was seen to read in another call.
+- ``slots`` -1: it can't be said. Native code that another native library calls can still hide
+  from a 0.
 
 A record with layer 0 speaks of a call as a whole in which no layer was touched. ``bytes``,
 ``files`` and ``target`` are the call's and stand in its first record only; further layers of
-the same call have -1 there. Hooks whose body does nothing have no record. A connector inside
+the same call have -1 there. Hooks whose body does nothing have no record. Of the
+worker's hooks that are not for copying (``get_finished``), a call has one where it copied all the
+same, or handed work to where that can't be seen. A connector inside
 another one has records of its own, and its copies count in its parent's too.
 """
 
@@ -37,7 +42,7 @@ from kvtrace.agent.kvwatch import CACHES, Watch
 from kvtrace.agent.prefixes import digest_of
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.swallowed import Swallowed
-from kvtrace.agent.wayout import WaysOut
+from kvtrace.agent.wayout import WaysOut, works_elsewhere
 from kvtrace.trace.format import HOOK_CODE, UNKNOWN, Flag, Kind, Role, pack_head
 
 FIRST = 8
@@ -66,6 +71,9 @@ class _Policy:
         self._seen = 0
         self._extra = 0
         self.owed = False
+        self._followed = 0
+        self.follow = False
+        """The step before was sampled, had work, and left no effect."""
 
     def take(self) -> bool:
         seen, self._seen = self._seen, self._seen + 1
@@ -77,6 +85,12 @@ class _Policy:
             self._extra += 1
             return True
         return False
+
+    def follows(self) -> bool:
+        """Whether this step, with no sample of its own, comes right after such a one."""
+        follow = self.follow and self._followed < _MAX_EXTRA
+        self._followed += follow
+        return follow
 
 
 class Sample:
@@ -97,6 +111,8 @@ class _Policies:
 
 
 _policies: dict[int, _Policies] = {}
+_seen_to_read: set[int] = set()
+"""Connectors of which a watched call read a KV tensor."""
 _MAX_CONNECTORS = 64
 
 
@@ -111,15 +127,22 @@ def begin(lane: int, declared: Any) -> None:
         policies = _policies[lane] = _Policies()
         while len(_policies) > _MAX_CONNECTORS:
             del _policies[next(iter(_policies))]
-    if declared.store_entries and policies.store.take():
+    # Entries of 0 slots have nothing to show: where sizes are known, they cost no sample.
+    if (declared.store_slots if declared.readable else declared.store_entries) and policies.store.take():
         worker.sample_store = Sample(policies.store, declared.store_slots > 0)
     # An entry that says neither "store" nor "load" (is_store false) may be a load.
-    loads = declared.load_entries or any(not entry.direction for entry in declared.entries)
+    loads = declared.load_entries or declared.undirected
     if loads and policies.load.take():
         worker.sample_load = Sample(policies.load, declared.load_slots > 0)
     if not declared.readable and worker.prefill and policies.blind.take():
         worker.sample_store = worker.sample_store or Sample(policies.blind, False)
         worker.sample_load = worker.sample_load or Sample(policies.blind, False)
+    if worker.sample_store is None and policies.store.follows():
+        worker.sample_store = Sample(policies.store, False)
+    policies.store.follow = False
+    if worker.sample_store is not None:
+        # what is saved may be copied in any hook
+        worker.sample_load = worker.sample_load or Sample(policies.load, False)
 
 
 def end() -> None:
@@ -127,7 +150,7 @@ def end() -> None:
     worker = AGENT.worker
     for sample in (worker.sample_store, worker.sample_load):
         if sample is not None and sample.declared and sample.calls and not sample.effect:
-            sample.policy.owed = True
+            sample.policy.owed = sample.policy.follow = True
     worker.sample_store = worker.sample_load = None
 
 
@@ -153,16 +176,21 @@ _OBSERVED = {
 
 
 class _Gate:
-    """``open`` is None while nothing is to be watched."""
+    """``open`` is None while nothing is to be watched: past the first calls, where ``sampled`` outside the
+    steps whose saves are sampled."""
 
-    def __init__(self, calls: int) -> None:
+    def __init__(self, calls: int, sampled: bool = False) -> None:
         self.left = calls
-        self.open: bool | None = True if calls else None
+        self._sampled = sampled
+
+    @property
+    def open(self) -> bool | None:
+        if self.left > 0 or (self._sampled and AGENT.worker.sample_store is not None):
+            return True
+        return None
 
     def passed(self) -> None:
         self.left -= 1
-        if self.left <= 0:
-            self.open = None
 
 
 _SHUT = _Gate(0)
@@ -174,7 +202,8 @@ def gate(name: str, role: Role, lane: int, connector: Any = None) -> tuple[Any, 
     The hook's wrapper calls ``watched(method, layer, *args, **kwargs)`` where the holder's
     attribute is not None, and the method itself elsewhere. Of the hooks that copy no KV the
     first 16 calls are watched, for the exceptions that they handle themselves alone (and
-    ``register_kv_caches`` for whether it takes the caches' addresses).
+    ``register_kv_caches`` for whether it takes the caches' addresses); those of the worker also in
+    sampled steps, for what they copy all the same.
 
     Args:
         connector: the instance, where the method is bound; else it is the first argument.
@@ -183,7 +212,7 @@ def gate(name: str, role: Role, lane: int, connector: Any = None) -> tuple[Any, 
         attribute = "sample_store" if HOOKS[name] == Flag.STORE else "sample_load"
         return AGENT.worker, attribute, _watched(name, role, lane, connector, None)
     if name in _OBSERVED.get(role, ()):
-        own = _Gate(OBSERVED_CALLS)
+        own = _Gate(OBSERVED_CALLS, sampled=role == Role.WORKER)
         return own, "open", _watched(name, role, lane, connector, own)
     return _SHUT, "open", _plain
 
@@ -243,11 +272,12 @@ class _Call:
         self._block_size = _block_size(connector)
         self._running: list[Any] = []
         self._effects = name in HOOKS
+        self._elsewhere = role == Role.WORKER and not self._effects and not name.startswith("register_")
         self._watch: Watch | None = None
         self._files = Files()
         self._ways = WaysOut()
-        owner = owners.owner_of(lane) or owners.register(connector, lane)
-        self._swallowed = Swallowed(name, lane, owner, role)
+        self._owner = owners.owner_of(lane) or owners.register(connector, lane)
+        self._swallowed = Swallowed(name, lane, self._owner, role)
 
     def start(self, layer: str | None, args: Any, kwargs: Any) -> None:
         self._layer = layer
@@ -258,8 +288,9 @@ class _Call:
         self._begin(self._swallowed)  # outermost: its trace function sees no code of ours
         if self._effects:
             self._begin(self._files)
+        if self._effects or self._elsewhere:
             self._begin(self._ways)
-        if self._effects or self._name.startswith("register_"):
+        if self._role == Role.WORKER:
             watch = Watch(CACHES, layer)
             if self._begin(watch):
                 self._watch = watch
@@ -285,6 +316,8 @@ class _Call:
             step = AGENT.worker.step if self._role == Role.WORKER else AGENT.scheduler.step
             if self._effects:
                 self._write(step)
+            elif self._elsewhere:
+                self._write_elsewhere(step)
             self._swallowed.report(error, self._layer, step)
         except Exception:
             AGENT.failed(f"sampling {self._name}")
@@ -298,15 +331,18 @@ class _Call:
             for direction in (purpose, _OTHER[purpose])
             for name, slots in self._slots(direction)
         ]
-        size, count, path = self._files.result()
+        if any(direction == Flag.STORE and slots > 0 for direction, _, slots in rows):
+            _seen_to_read.add(self._lane)
+        size, count, path, replaced = self._files.result()
         if not any(direction == purpose for direction, _, _ in rows):
             # Nothing of what the hook is for was seen.
             rows.insert(0, (purpose, self._layer, self._nothing()))
         t = clock()
         key = AGENT.config.salt if AGENT.config is not None else b""
         for at, (direction, name, slots) in enumerate(rows):
+            marks = direction | Flag.REPLACED if replaced and not at else direction
             head = pack_head(
-                Kind.EFFECT, Role.WORKER, HOOK_CODE[self._name], self._lane, direction, AGENT.thread()
+                Kind.EFFECT, Role.WORKER, HOOK_CODE[self._name], self._lane, marks, AGENT.thread()
             )
             ident = AGENT.id(name) if name else 0
             whole = (size, count, digest_of(path, key) if path else 0) if not at else (UNKNOWN, UNKNOWN, 0)
@@ -316,6 +352,19 @@ class _Call:
             # what can't be told is not sampled for again and again either
             if count or any(slots for _, _, slots in rows):
                 sample.effect = True
+
+    def _write_elsewhere(self, step: int) -> None:
+        """Of a hook that is not for copying: what it copied, and work that it handed out of sight."""
+        rows = self._slots(Flag.STORE)
+        if not rows and (self._ways.handed_over or self._ways.native):
+            rows = [("", UNKNOWN)]
+        if any(slots > 0 for _, slots in rows):
+            _seen_to_read.add(self._lane)
+        head = pack_head(
+            Kind.EFFECT, Role.WORKER, HOOK_CODE[self._name], self._lane, Flag.STORE, AGENT.thread()
+        )
+        for name, slots in rows:
+            AGENT.add((head, clock(), AGENT.id(name) if name else 0, step, slots, UNKNOWN, UNKNOWN, 0))
 
     def _slots(self, direction: int) -> list[tuple[str, int]]:
         watch = self._watch
@@ -330,7 +379,9 @@ class _Call:
             return UNKNOWN
         if not watch.caches.layers or (self._layer and self._layer not in watch.caches.layers):
             return UNKNOWN  # no KV tensor is known to look at
-        return 0
+        if self._ways.asked and self._lane not in _seen_to_read:
+            return UNKNOWN  # it may have found that all is there
+        return UNKNOWN if works_elsewhere(self._owner) else 0
 
 
 def _block_size(connector: Any) -> int:

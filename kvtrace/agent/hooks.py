@@ -15,6 +15,9 @@ from kvtrace.trace.format import HOOK_CODE, NONE_ANSWER, Flag, Kind, Role, pack_
 
 LANE_ATTRIBUTE = "_kvtrace_lane"
 PARENT_ATTRIBUTE = "_kvtrace_parent"
+DECLARED_ATTRIBUTE = "_kvtrace_declared"
+"""Of a SchedulerOutput: what its metadata declares, as ``metadata.Totals`` in a plain tuple: it
+travels to workers that may not have kvtrace."""
 
 
 def _is_child(connector: Any) -> bool:
@@ -90,7 +93,10 @@ def _wait_for_save(*_: Any) -> tuple[int, ...]:
 
 def _bind(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
     worker = AGENT.worker
-    declared = metadata.totals(argument(args, kwargs, 0, "connector_metadata"))
+    # The scheduler knows the requests, and read the same metadata better than it can be read here.
+    read = None if _is_child(connector) else worker.declared
+    bound = argument(args, kwargs, 0, "connector_metadata")
+    declared = metadata.totals(bound) if read is None else metadata.Totals(*read)
     flags = 0 if declared.readable else Flag.UNREADABLE
     if _is_child(connector):
         return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
@@ -211,6 +217,8 @@ def _build_meta(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result
         head = pack_head(Kind.META, Role.SCHEDULER, 0, 0, entry.direction, AGENT.thread())
         ident = AGENT.request_id(entry.req_id) if entry.req_id else 0
         AGENT.add((head, t1, ident, step, entry.slots, entry.tokens, entry.start, 0))
+    if not _is_child(connector):
+        setattr(output, DECLARED_ATTRIBUTE, declared.totals())
     flags = 0 if declared.readable else Flag.UNREADABLE
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 

@@ -7,7 +7,8 @@ never made, and not seen.
 
 The hooks themselves pay nothing: which one runs is found, for the rare warning, by walking
 the stack to a frame of our wrappers. Warnings of the connector's own code outside any hook
-(its threads, its constructor) are kept under the hook "thread" or "".
+(its threads, its constructor) are kept under the hook "thread" or "". Where a thread's warning
+holds an exception, that is one which the connector caught there: a SWALLOWED fact as well.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from types import CodeType
 from typing import Any
 
 from kvtrace.agent import owners
-from kvtrace.agent.state import AGENT, get_ident
+from kvtrace.agent.state import AGENT, get_ident, where_raised
 from kvtrace.trace.format import Fact, Role
 from kvtrace.trace.mask import mask_text
 
@@ -87,6 +88,9 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
     _counts[key] = count
     if count & (count - 1):
         return  # repeats: said again at 2, 4, 8, ...
+    error = _exception(record) if hook == "thread" else None
+    if error is not None:
+        _caught_in_thread(error, lane, count)
     AGENT.fact(
         Fact.LOG,
         {
@@ -99,6 +103,32 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
             "connector": lane,
             "shown": _shown(logger, record.levelno),
             "count": count,
+        },
+        Role.WORKER,
+    )
+
+
+def _exception(record: logging.LogRecord) -> BaseException | None:
+    """The exception that a record speaks of: its own, or one among its arguments."""
+    own = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    return own or next((value for value in arguments if isinstance(value, BaseException)), None)
+
+
+def _caught_in_thread(error: BaseException, lane: int, count: int) -> None:
+    AGENT.fact(
+        Fact.SWALLOWED,
+        {
+            "hook": "thread",
+            "layer": None,
+            "step": 0,
+            "connector": lane,
+            "type": type(error).__name__,
+            "message": mask_text(str(error)[:2000])[:500],
+            "where": where_raised(error),
+            "observed_calls": 0,
+            "count": count,
+            "logged": True,
         },
         Role.WORKER,
     )

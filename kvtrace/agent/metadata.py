@@ -2,8 +2,10 @@
 
 ``build_connector_meta`` returns an object that only its connector understands. Most have a
 common shape: containers of entries, an entry with a request id, a store or load flag, and
-slot mapping, block ids or token ids. This module reads that shape and says so where it
-can't (``readable`` false): an unknown shape must never look like "nothing to store".
+slot mapping, block ids, positions or token ids. This module reads that shape, by names
+(``metadata_words.py``) and by values (a text that is a request's id, numbers that are its
+blocks), and says so where it can't (``readable`` false): neither an unknown shape nor an entry
+whose size is not understood must ever look like "nothing to store".
 
 Sources: ``distributed/kv_transfer/kv_connector/v1/*`` of vLLM 0.8.5 .. 0.33.0 and LMCache's
 ``vllm_v1_adapter.py`` (``ReqMeta``: ``save_spec``, ``load_spec``).
@@ -16,18 +18,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from kvtrace.agent import metadata_words as words
 from kvtrace.trace.format import UNKNOWN, Flag
 
-_ID_FIELDS = ("req_id", "request_id", "rid", "id")
-_SLOT_FIELDS = ("slot_mapping", "slots", "slot_ids", "slot_indices")
-_BLOCK_FIELDS = ("block_ids", "blocks", "block_table", "gpu_block_ids", "local_block_ids")
-_TOKEN_FIELDS = ("num_tokens", "token_ids", "tokens", "num_token", "token_count", "prompt_token_ids")
-_STORE_WORDS = ("store", "save", "put", "write", "send", "offload")
-_LOAD_WORDS = ("load", "recv", "receive", "fetch", "read", "restore", "retrieve", "onload")
 _MAX_ENTRIES = 4096
 # In these, an entry whose store flag is false is a load (exclusive by design).
 _STORE_OR_LOAD = {"ExampleConnectorMetadata", "SharedStorageConnectorMetadata"}
 _SCALARS = (str, bytes, int, float, bool, type(None))
+_MAX_DEPTH = 3
+_MAX_NUMBERS = 1 << 16
 
 
 @dataclass
@@ -39,18 +38,42 @@ class Entry:
     slots: int = UNKNOWN
     tokens: int = UNKNOWN
     start: int = UNKNOWN
+    end: int = UNKNOWN
     first_slot: int = UNKNOWN
     block_ids: list[int] | None = None
+    numbers: list[list[int]] = field(default_factory=list)
+    """Lists of numbers under names that say nothing: the request's blocks, perhaps."""
+    unsure: bool = False
+    """It holds a number that is not understood: how much of its blocks is meant can't be said."""
 
 
 @dataclass
-class Declared:
+class Totals:
+    """A step's metadata in numbers."""
+
     readable: bool = True
-    entries: list[Entry] = field(default_factory=list)
     store_slots: int = 0
     store_entries: int = 0
     load_slots: int = 0
     load_entries: int = 0
+    undirected: int = 0
+    """Entries that say neither store nor load."""
+
+
+@dataclass
+class Declared(Totals):
+    entries: list[Entry] = field(default_factory=list)
+
+    def totals(self) -> tuple[bool | int, ...]:
+        """The fields of :class:`Totals`, in order."""
+        return (
+            self.readable,
+            self.store_slots,
+            self.store_entries,
+            self.load_slots,
+            self.load_entries,
+            self.undirected,
+        )
 
 
 class Blocks:
@@ -92,69 +115,123 @@ class Blocks:
 
 
 def _first_group(block_ids: Any) -> list[int]:
-    if isinstance(block_ids, (list, tuple)) and block_ids and isinstance(block_ids[0], (list, tuple)):
-        block_ids = block_ids[0]
-    return [int(block) for block in block_ids] if isinstance(block_ids, (list, tuple)) else []
+    """Block ids of the first KV cache group: of a list, a tuple, an array, or one of these a group."""
+    return _integers(block_ids[0] if _is_groups(block_ids) else block_ids) or []
+
+
+def _integers(value: Any) -> list[int] | None:
+    """The numbers of a list, tuple, set, range or array of integers on the host; None elsewhere."""
+    if _is_array(value):
+        host = getattr(getattr(value, "device", None), "type", "cpu") in ("cpu", None)
+        whole = not getattr(getattr(value, "dtype", None), "is_floating_point", False)
+        if not host or not whole or len(getattr(value, "shape", ())) != 1 or len(value) > _MAX_NUMBERS:
+            return None
+        value = value.tolist()
+    if not isinstance(value, (list, tuple, range)) or len(value) > _MAX_NUMBERS:
+        return None
+    if isinstance(value, range) or all(type(number) is int for number in value):
+        return list(value)
+    try:  # numpy's integers, one by one
+        return [number.__index__() for number in value if not isinstance(number, bool)]
+    except (AttributeError, TypeError):
+        return None
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype") and callable(getattr(value, "tolist", None))
 
 
 def totals(meta: Any) -> Declared:
-    """Counts of store and load entries and slots; no matching to requests (worker side)."""
-    return _read(meta, None)
+    """What can be said without knowing the requests of the step (worker side)."""
+    declared = _read(meta, None, 0)
+    _sum(declared, None)
+    return declared
 
 
 def read(meta: Any, blocks: Blocks) -> Declared:
     """Entries with request and position where the metadata and the block tables give them."""
-    declared = _read(meta, blocks)
+    declared = _read(meta, blocks, 0)
     _match(declared.entries, blocks)
+    _sum(declared, blocks)
     return declared
 
 
-def _read(meta: Any, blocks: Blocks | None) -> Declared:
+def _read(meta: Any, blocks: Blocks | None, depth: int) -> Declared:
     declared = Declared()
     if meta is None:
         return declared
     known = blocks.known if blocks is not None else ()
-    size = blocks.block_size if blocks is not None else 0
     exclusive = type(meta).__name__ in _STORE_OR_LOAD
     seen_container = False
-    for name, value in _fields(meta):
+    for name, value in _fields(meta) or ([("", meta)] if _is_container(meta) else []):
+        if name in known and not isinstance(value, _SCALARS):
+            # a dictionary of requests
+            seen_container = True
+            _take(declared, _entry(name, value, 0, known, exclusive), value)
+            continue
+        hint = words.direction(name)
         if not _is_container(value):
-            nested = not isinstance(value, _SCALARS) and _looks_like_metadata(value)
-            if nested:
-                _merge(declared, _read(value, blocks))
+            if _looks_like_metadata(value) or (depth < _MAX_DEPTH and _holds_container(value, depth + 1)):
+                _merge(declared, _read(value, blocks, depth + 1), hint)
                 seen_container = True
             continue
         seen_container = True
-        hint = _direction_of_name(name)
         for key, item in _items(value):
             if _looks_like_metadata(item):
-                _merge(declared, _read(item, blocks))
-                continue
-            entry = _entry(key, item, hint, known, size, exclusive)
-            if entry is None:
-                if not isinstance(item, (int, float, bool, type(None))):
-                    declared.readable = False
-                continue
-            declared.entries.append(entry)
+                _merge(declared, _read(item, blocks, depth + 1), hint)
+            else:
+                _take(declared, _entry(key, item, hint, known, exclusive), item)
             if len(declared.entries) >= _MAX_ENTRIES:
                 declared.readable = False
                 break
     if not seen_container:
         # Nothing in it that could name a request: the worker decides by itself what to store.
         declared.readable = False
-    for entry in declared.entries:
-        if entry.direction & Flag.STORE:
-            declared.store_entries += 1
-            declared.store_slots += max(0, entry.slots)
-        if entry.direction & Flag.LOAD:
-            declared.load_entries += 1
-            declared.load_slots += max(0, entry.slots)
     return declared
 
 
-def _merge(into: Declared, other: Declared) -> None:
+def _take(declared: Declared, entry: Entry | None, item: Any) -> None:
+    if entry is not None:
+        declared.entries.append(entry)
+    elif not isinstance(item, (int, float, bool, type(None))):
+        declared.readable = False
+
+
+def _merge(into: Declared, other: Declared, hint: int) -> None:
+    for entry in other.entries:
+        entry.direction = entry.direction or hint
     into.entries.extend(other.entries)
     into.readable = into.readable and other.readable
+
+
+def _sum(declared: Declared, blocks: Blocks | None) -> None:
+    """Sizes and totals, once it is known whose entry each one is."""
+    size = blocks.block_size if blocks is not None else 0
+    for entry in declared.entries:
+        _settle_size(entry, size)
+        if entry.direction & Flag.STORE:
+            declared.store_entries += 1
+            declared.store_slots += max(0, entry.slots, entry.tokens if entry.slots < 0 else 0)
+            # How much of the request it means is not understood: what the step stores is not known.
+            if blocks is not None and entry.slots < 0 and entry.tokens < 0:
+                declared.readable = False
+        if entry.direction & Flag.LOAD:
+            declared.load_entries += 1
+            declared.load_slots += max(0, entry.slots)
+        declared.undirected += not entry.direction
+
+
+def _settle_size(entry: Entry, size: int) -> None:
+    if entry.slots >= 0:
+        return
+    if entry.end >= 0:
+        entry.tokens = max(0, entry.end - max(0, entry.start))
+    if entry.unsure:
+        entry.tokens = UNKNOWN
+        return
+    if entry.block_ids is not None and size:
+        whole = len(entry.block_ids) * size
+        entry.slots = min(whole, entry.tokens) if entry.tokens >= 0 else whole
 
 
 def _fields(value: Any) -> list[tuple[str, Any]]:
@@ -188,16 +265,17 @@ def _looks_like_metadata(value: Any) -> bool:
     return any(cls.__name__ == "KVConnectorMetadata" for cls in type(value).__mro__)
 
 
-def _direction_of_name(name: str) -> int:
-    lowered = name.lower()
-    if any(word in lowered for word in _LOAD_WORDS):
-        return Flag.LOAD
-    if any(word in lowered for word in _STORE_WORDS):
-        return Flag.STORE
-    return 0
+def _holds_container(value: Any, depth: int) -> bool:
+    """Whether an object of the connector's own (no array, no scalar) has containers in it."""
+    if isinstance(value, (*_SCALARS, type, Enum)) or _is_array(value) or callable(value):
+        return False
+    inner = [item for _, item in _fields(value)]
+    return any(_is_container(item) for item in inner) or (
+        depth < _MAX_DEPTH and any(_holds_container(item, depth + 1) for item in inner)
+    )
 
 
-def _entry(key: Any, item: Any, hint: int, known: Any, block_size: int, exclusive: bool) -> Entry | None:
+def _entry(key: Any, item: Any, hint: int, known: Any, exclusive: bool) -> Entry | None:
     if isinstance(item, str):
         # A bare request id in a container whose name says what for.
         return Entry(req_id=item, direction=hint) if hint and item in known else None
@@ -213,10 +291,7 @@ def _entry(key: Any, item: Any, hint: int, known: Any, block_size: int, exclusiv
         return None
     said = _read_fields(entry, fields, known, exclusive)
     if not entry.direction and not said:
-        entry.direction = hint
-    if entry.slots == UNKNOWN and entry.block_ids is not None and block_size:
-        whole = len(entry.block_ids) * block_size
-        entry.slots = min(whole, entry.tokens) if entry.tokens >= 0 else whole
+        entry.direction = hint or (0 if unnamed else words.direction(type(item).__name__))
     if not entry.direction and not said:
         return None
     return entry
@@ -244,40 +319,74 @@ def _read_fields(entry: Entry, fields: list[tuple[str, Any]], known: Any, exclus
     for name, value in fields:
         lowered = name.lower().lstrip("_")
         if isinstance(value, bool):
-            word = _direction_of_name(lowered)
-            if word and not lowered.startswith(("skip", "no_", "disable")):
+            word = words.direction(lowered)
+            if word and not words.negated(lowered):
                 said = True
                 if value:
                     entry.direction |= word
                 elif exclusive and word == Flag.STORE:
                     entry.direction |= Flag.LOAD
         elif isinstance(value, str):
-            if (lowered in _ID_FIELDS or value in known) and entry.req_id is None:
+            if (lowered in words.ID_FIELDS or value in known) and entry.req_id is None:
                 entry.req_id = value
-            elif lowered in ("direction", "op", "kind", "action", "type"):
-                entry.direction |= _direction_of_name(value)
+            elif lowered in _OPERATION or value.lower() in _OPERATIONS:
+                entry.direction |= words.direction(value)
                 said = said or bool(entry.direction)
-        elif lowered in _SLOT_FIELDS:
+        elif lowered in words.SLOT_FIELDS:
             entry.slots = _length(value)
             entry.first_slot = _first(value)
-        elif lowered in _BLOCK_FIELDS:
+        elif lowered in words.BLOCK_FIELDS:
             entry.block_ids = _first_group(value)
-        elif lowered in _TOKEN_FIELDS:
+        elif lowered in words.TOKEN_FIELDS:
             entry.tokens = value if isinstance(value, int) else _length(value)
         elif lowered.endswith("_spec") or lowered in ("save", "store", "load"):
             said = True
             _read_spec(entry, lowered, value)
         elif isinstance(value, Enum):
-            word = _direction_of_name(str(getattr(value, "name", "")))
+            word = words.direction(str(getattr(value, "name", "")))
             if word:
                 entry.direction |= word
                 said = True
+        else:
+            _read_number(entry, lowered, value)
     return said
+
+
+_OPERATION = {"direction", "op", "kind", "action", "type"}
+_OPERATIONS = {"store", "save", "put", "write", "send", "offload", "load", "recv", "fetch", "read", "restore"}
+
+
+def _read_number(entry: Entry, name: str, value: Any) -> None:
+    """Positions, and numbers whose name says nothing known."""
+    if isinstance(value, int):
+        if words.counts_nothing(name):
+            return
+        if words.is_range(name) or not (words.is_start(name) or words.is_end(name)):
+            entry.unsure = True
+        elif words.is_start(name):
+            entry.start = value
+        else:
+            entry.end = value
+        return
+    if isinstance(value, slice):
+        pair: list[int] | None = [value.start or 0, value.stop] if isinstance(value.stop, int) else None
+    else:
+        numbers = _integers(value[0] if _is_groups(value) else value)
+        pair = numbers if words.is_range(name) and numbers and len(numbers) == 2 else None
+        if pair is None and numbers and words.may_be_blocks(name):
+            entry.numbers.append(numbers)
+    if pair is not None:
+        entry.start, entry.end = pair
+
+
+def _is_groups(value: Any) -> bool:
+    """One list of blocks for each KV cache group."""
+    return isinstance(value, (list, tuple)) and bool(value) and _integers(value[0]) is not None
 
 
 def _read_spec(entry: Entry, name: str, value: Any) -> None:
     """LMCache's style: ``save_spec`` / ``load_spec`` objects that are None when not wanted."""
-    word = _direction_of_name(name)
+    word = words.direction(name)
     if value is None or not word:
         return
     inner = dict(_fields(value)) if not isinstance(value, _SCALARS) else {}
@@ -323,13 +432,23 @@ def _match(entries: list[Entry], blocks: Blocks) -> None:
             entry.req_id = blocks.owner(entry.block_ids[0])
     _match_by_order(entries, blocks.new_reqs)
     for entry in entries:
-        if entry.req_id is None or entry.start >= 0 or not size:
+        if entry.req_id is None or not size:
             continue
         own = blocks.of(entry.req_id)
+        if entry.block_ids is None:
+            entry.block_ids = next((run for run in entry.numbers if _is_run(run, own)), None)
+        if entry.start >= 0:
+            continue
         if entry.first_slot >= 0 and entry.first_slot // size in own:
             entry.start = own.index(entry.first_slot // size) * size + entry.first_slot % size
         elif entry.block_ids and entry.block_ids[0] in own:
             entry.start = own.index(entry.block_ids[0]) * size
+
+
+def _is_run(numbers: list[int], own: list[int]) -> bool:
+    """Whether the numbers are some of a request's blocks, one after the other."""
+    at = own.index(numbers[0]) if numbers and numbers[0] in own else -1
+    return at >= 0 and own[at : at + len(numbers)] == numbers
 
 
 def _match_by_order(entries: list[Entry], new_reqs: list[str]) -> None:

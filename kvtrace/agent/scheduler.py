@@ -162,6 +162,14 @@ def _before_preempt(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any)
     _steps(self).prefilling[request.request_id] = request.num_prompt_tokens
 
 
+def _after_invalid_blocks(self: Any, t0: int, noted: Any, result: Any, *args: Any) -> None:
+    """Blocks that could not be loaded: their prompts are computed again from there on."""
+    state = _steps(self)
+    for request in self.running:
+        if request.num_computed_tokens < request.num_prompt_tokens:
+            state.prefilling[request.request_id] = request.num_prompt_tokens
+
+
 def _before_free(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) -> None:
     req_id = request.request_id
     output = int(request.num_output_tokens)
@@ -196,6 +204,7 @@ _WRAPS: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] =
     "schedule": (_before_schedule, _after_schedule),
     "update_from_output": (None, _flush),
     "_preempt_request": (_before_preempt, None),
+    "_handle_invalid_blocks": (None, _after_invalid_blocks),
     "_free_request": (_before_free, _after_free),
     "finish_requests": (None, _flush),
 }

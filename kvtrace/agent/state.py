@@ -95,6 +95,8 @@ class WorkerState:
         """Above 0 while an attention op was called as a Python function, not dispatched."""
         self.told_done: tuple[object, set[tuple[int, str]]] = (None, set())
         """(role, step) and the transfers whose end was recorded in it."""
+        self.declared: Any = None
+        """What the scheduler read in this step's metadata (``metadata.Totals``, a tuple), or None."""
         self.prefill = False
         """Whether the step computes more than one token for some request."""
         self.sample_store: Any = None
@@ -241,7 +243,7 @@ class Agent:
         if recorder is None:
             yield 0
             return
-        known = req_id in recorder._names
+        known = recorder.knows(req_id)
         yield recorder.name(req_id)
         if not known:
             recorder.forget_name(req_id)
@@ -310,6 +312,9 @@ def _drop(words: Sequence[int]) -> None:
     """Where records go while nothing is recorded."""
 
 
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
 def where_raised(error: BaseException | None) -> str:
     """``file.py:12 in function`` of the innermost frame that is the connector's, not vLLM's,
     torch's or ours."""
@@ -319,8 +324,9 @@ def where_raised(error: BaseException | None) -> str:
         code = trace.tb_frame.f_code
         parts = code.co_filename.replace("\\", "/").split("/")
         place = f"{'/'.join(parts[-2:])}:{trace.tb_lineno} in {code.co_name}"
-        foreign = not {"torch", "kvtrace"} & set(parts) and not code.co_filename.startswith("<")
-        if foreign or not best:
+        of_vllm = "vllm" in parts and "kv_connector" not in parts
+        skipped = of_vllm or "torch" in parts or code.co_filename.startswith((_OURS, "<"))
+        if not skipped or not best:
             best = place
         trace = trace.tb_next
     return best

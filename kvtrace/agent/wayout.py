@@ -5,15 +5,21 @@ code (a pybind11 extension that is handed a tensor copies past every Python hook
 handed to another thread (queue, executor, event). Where one of them was taken, "nothing was
 copied" can't be said.
 
-Not seen: native code called from native code, and what an earlier call left running.
+It also notes whether the call asked a file system or a socket: a save that takes nothing may have
+found that everything is stored already.
+
+Not seen: native code called from native code, and what an earlier call left running. Threads in
+which the connector's own code runs are looked for by :func:`works_elsewhere`.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
-from kvtrace.agent.owners import is_stdlib_module, top
+from kvtrace.agent.owners import Owner, is_stdlib_module, top
+from kvtrace.agent.state import get_ident
 
 # Their native code either goes through the dispatcher, or can't touch a tensor's memory
 # without asking Python for it (data_ptr, numpy), which kvwatch sees.
@@ -33,6 +39,26 @@ _HAND_OVER = {
 }
 
 
+_ASKING = {"stat", "lstat", "access", "open", "scandir", "listdir"}
+_ASKING_MODULES = {"posix", "nt", "os", "io", "_io"}
+_MAX_DEPTH = 64
+
+
+def works_elsewhere(owner: Owner) -> bool:
+    """Whether a thread other than this one and the main one (the user's script, as often as not) is
+    inside the connector's own code."""
+    known = (get_ident(), threading.main_thread().ident)
+    for ident, frame in sys._current_frames().items():
+        current: Any = None if ident in known else frame
+        for _ in range(_MAX_DEPTH):
+            if current is None:
+                break
+            if owner.owns(current.f_code.co_filename):
+                return True
+            current = current.f_back
+    return False
+
+
 class WaysOut:
     """``start`` and ``stop`` in the thread of the call."""
 
@@ -40,6 +66,7 @@ class WaysOut:
         self.watched = False
         self.native = False
         self.handed_over = False
+        self.asked = False
 
     @property
     def any(self) -> bool:
@@ -61,6 +88,10 @@ class WaysOut:
             if event == "c_call":
                 if not self.native and _third_party(arg):
                     self.native = True
+                if arg.__name__ in _ASKING:
+                    self.asked |= getattr(arg, "__module__", None) in _ASKING_MODULES
+                elif type(getattr(arg, "__self__", None)).__name__ == "socket":
+                    self.asked = True
                 if arg.__name__ == "put" and type(arg.__self__).__name__ == "SimpleQueue":
                     self.handed_over = True
             elif event == "call" and frame.f_code.co_name in _HAND_OVER:

@@ -13,6 +13,7 @@ from typing import Any
 
 from kvtrace.agent import config_keys, facts, graphs
 from kvtrace.agent.device import DEVICE
+from kvtrace.agent.hooks import DECLARED_ATTRIBUTE
 from kvtrace.agent.kvwatch import CACHES
 from kvtrace.agent.scheduler import STEP_ATTRIBUTE
 from kvtrace.agent.state import AGENT, clock
@@ -95,6 +96,7 @@ def _wrap_execute(cls: Any) -> None:
         try:
             step = getattr(scheduler_output, STEP_ATTRIBUTE, 0)
             _begin_of_step(step)
+            worker.declared = getattr(scheduler_output, DECLARED_ATTRIBUTE, None)
             graphs.step_begins(self, step)
             tokens = scheduler_output.total_num_scheduled_tokens
             worker.prefill = tokens > len(scheduler_output.num_scheduled_tokens)
@@ -152,6 +154,7 @@ def _end_of_step() -> None:
     worker = AGENT.worker
     try:
         worker.step = 0
+        worker.declared = None
         worker.sample_store = worker.sample_load = None
         config_keys.step_ended(Role.WORKER)
         gathered, worker.gathered = worker.gathered, None

@@ -140,17 +140,17 @@ def _events(case: Case, requests: list[Request], unit: Unit) -> list[Event]:
 
 
 def _remedy(engine: Engine, unit: Unit, prompts: list[Request]) -> list[str]:
-    """The flag or key to change, with what half, a quarter and an eighth would have saved."""
+    """The flag or key to change, with what the first three of its halves that fit any prompt would have
+    saved."""
     total = sum(r.prompt for r in prompts)
     if unit.kind == "block_size":
         floor = 32 if text(engine.facts, "platform") == "cpu" else 16
     else:
         floor = max(1, engine.block_size)
     effects: list[str] = []
-    for part in (2, 4, 8):
-        smaller = unit.value // part
-        if smaller < floor or unit.value % part:
-            break
+    smaller = unit.value
+    while smaller % 2 == 0 and smaller // 2 >= floor and len(effects) < 3:
+        smaller //= 2
         saved = sum(max(0, r.prompt - unit.kept_back) // smaller * smaller for r in prompts)
         if not saved:
             continue
@@ -173,8 +173,12 @@ def _remedy(engine: Engine, unit: Unit, prompts: list[Request]) -> list[str]:
         lines.append(
             "the unit is a block of the KV cache already at its smallest: only longer prompts are stored"
         )
-    else:
+    elif smaller < unit.value:
+        lines.append(f"{change} (but no prompt of this run would fill {smaller} either)")
+    elif unit.value <= floor:
         lines.append(f"{change} (here it is no more than a block already)")
+    else:
+        lines.append(change)
     file = engine.connector.file if engine.connector else ""
     if unit.kind != "block_size" and file:
         short = "/".join(file.replace("\\", "/").split("/")[-2:])

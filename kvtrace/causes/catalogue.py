@@ -88,7 +88,9 @@ _CAUSES = (
         "wrong-connector-class", 0, FAULT, SAVES,
         "Another class or module than the configured one is live (a bundled copy wins, two installs).",
         "The class, module and file of the live connector in each process.",
-        "Set kv_connector_module_path, and remove the copy that you do not want.",
+        "Set kv_connector_module_path, and remove the copy that you do not want "
+        "(pip uninstall, or its folder out of PYTHONPATH).",
+        rule=True,
     ),
     _c(
         "role-does-not-save", 0, LIMIT, SAVES,
@@ -284,10 +286,12 @@ _CAUSES = (
     _c(
         "stored-nothing", 5, FAULT, SAVES,
         "The hook ran with a store entry and took 0 slots (it may still write files: empty ones).",
-        "0 slots read from the layer's KV tensor in a watched call with slots to store, and either other "
-        "calls of "
-        "this connector were seen to read some, or the files written hold less than 8 bytes a slot.",
-        "Look at the connector's slot mapping.",
+        "0 slots read from the layer's KV tensor in a watched call with slots to store (or whose metadata "
+        "leaves it to the worker), and one of these: other calls of this connector were seen to read some; "
+        "the files written hold less than 8 bytes a slot; no watched call of the run read anything, and in "
+        "none could it have happened out of sight (another thread, native code, a memory address, a look "
+        "into the store).",
+        "Look at the connector's slot mapping; in a wrapper, at what it does not hand on.",
         rule=True,
     ),
     _c(
@@ -299,11 +303,15 @@ _CAUSES = (
     ),
     _c(
         "save-lost", 5, FAULT, SAVES,
-        "Handed over, and then dropped inside the connector before it was written. Visible only where the "
-        "connector itself reports a failed save.",
-        "An asynchronous save that is reported as failed.",
-        "Look at the connector's queue.",
-        rule=True, live=False,
+        "Handed over, and then overwritten or dropped inside the connector: prompts with different "
+        "tokens share one key, or an asynchronous save failed.",
+        "A file that was written for one prompt is written anew, as the only file of a watched call and "
+        "with as many bytes a slot, for a prompt that has not even the first block in common with it "
+        "(salted prefix digests). Or a save that the connector itself reports as failed. What a "
+        "connector loses in other ways is not visible.",
+        "Make the key of all tokens up to the end of what is stored (and of the model, the layer and the "
+        "rank); if saves failed, look at the connector's queue.",
+        rule=True,
     ),
     _c(
         "ranks-share-store", 5, FAULT, SAVES,

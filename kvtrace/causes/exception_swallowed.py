@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.model import FAULT, NOTE, Event, Finding, NotObserved, RuledOut
-from kvtrace.causes.said import exception_line, logs_in
+from kvtrace.causes.said import exception_line, logs_in, place
 from kvtrace.causes.words import count, listed, plural
 from kvtrace.ledger.effects import HARMLESS
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.model import Swallowed
+from kvtrace.ledger.model import NOT_OBSERVED, Swallowed
 
 ID = "exception-swallowed"
 _SAVE_HOOKS = ("save_kv_layer", "wait_for_save")
@@ -68,11 +68,12 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         return
     if facts:
         loud = [f for f in facts if f.logged and f.hook in _SAVE_HOOKS and not trust.caught_agreed]
+        loud += _in_threads(case, facts)
         shown = loud or facts
         yield case.finding(
             ID,
             f"The connector caught {listed(dict.fromkeys(f.type for f in shown))} of its own in "
-            f"{listed(dict.fromkeys(f.hook for f in shown))}; "
+            f"{listed(dict.fromkeys(place(f.hook) for f in shown))}; "
             + ("what it saved then could not be measured." if loud else "no save is known to be lost by it."),
             severity=FAULT if loud else NOTE,
             evidence=[exception_line(fact) for fact in shown[:3]] + logs_in(case, {f.hook for f in shown}),
@@ -86,9 +87,19 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         yield RuledOut(ID, f"no exception was raised and caught in {plural(watched, 'watched store call')}")
 
 
+def _in_threads(case: Case, facts: list[Swallowed]) -> list[Swallowed]:
+    """Of the connector's own threads: where no save could be measured, and they caught exceptions about as
+    often as there were requests. Once in a while is no sign of lost saves."""
+    base = case.run.base
+    dark = base[base["account"] == NOT_OBSERVED]["request"].nunique() if len(base) else 0
+    if not dark or case.run.trust.agreed:
+        return []
+    return [f for f in facts if f.hook == "thread" and f.logged and f.count * 2 >= dark]
+
+
 def _events(facts: list[Swallowed]) -> list[Event]:
     return [
-        Event("", step, f"{fact.type} caught in {fact.hook}", layer=layer or None)
+        Event("", step, f"{fact.type} caught in {place(fact.hook)}", layer=layer or None)
         for fact in facts[:3]
         for step, layer in fact.places[:1]
     ]

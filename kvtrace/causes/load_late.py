@@ -52,8 +52,9 @@ def rule(case: Case) -> Iterator[Finding]:
 
 
 def _ns_per_step(case: Case) -> float:
-    """Mean time of a step in execute_model, over the slowest worker."""
-    return max((worker.exec_ns / worker.steps for worker in case.run.workers() if worker.steps), default=0.0)
+    """Mean time in execute_model of a step, with or without a forward, of the slowest worker."""
+    steps = [(worker.exec_ns, worker.steps + worker.no_forward_steps) for worker in case.run.workers()]
+    return max((spent / count for spent, count in steps if count), default=0.0)
 
 
 def _ns_per_token(case: Case, row: LoadOf) -> float:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.model import Finding
-from kvtrace.causes.words import count, of_all, plural
+from kvtrace.causes.words import count, listed, of_all, plural
 from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.model import Engine
 
 ID = "metadata-has-no-store"
 
@@ -37,6 +38,9 @@ def rule(case: Case) -> Iterator[Finding]:
         else f"their prompts have {count(lengths[0])} to {count(lengths[-1])} tokens, which the unit allows",
         "no lookup hit, no earlier store of the same tokens and no chunk limit explains them",
     ]
+    off = _switched_off(engine) if not stored else []
+    if off:
+        evidence.append(f"given as off in kv_connector_extra_config: {listed(off)}; one may be the reason")
     yield case.finding(
         ID,
         f"{name} put {affected} (or a part of them) into no step's metadata, for a reason of its own.",
@@ -44,3 +48,11 @@ def rule(case: Case) -> Iterator[Finding]:
         events=case.events(ID),
         headline=f"the connector gave {affected} no store (or for a part only), for a reason of its own",
     )
+
+
+def _switched_off(engine: Engine) -> list[str]:
+    """Options of the connector's own that say no."""
+    extra = (engine.configured or {}).get("extra")
+    values = extra.items() if isinstance(extra, dict) else ()
+    off = ("false", "off", "none", "never", "disabled")
+    return [f"{key} = {str(value).lower()}" for key, value in values if str(value).lower() in off]

@@ -1,4 +1,4 @@
-"""ranks-diverge: lanes of one request that saved different amounts."""
+"""ranks-diverge: ranks that saved different amounts of the same layer of one request."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         rows = [case.requests[int(i)] for i in apart.index[:3]]
         yield case.finding(
             ID,
-            f"Layers or ranks saved different amounts of {of_all(len(apart), len(requests), 'request')}.",
-            evidence=["the other findings name the gate at which single layers or ranks lost their tokens"],
-            events=[Event(r.id, r.chunk_step, "not the same positions saved in every lane") for r in rows],
-            headline="layers or ranks saved different amounts of the same request",
+            f"Ranks saved different amounts of {of_all(len(apart), len(requests), 'request')}.",
+            evidence=["the other findings name the gate at which single ranks lost their tokens"],
+            events=[
+                Event(r.id, r.chunk_step, "not the same positions of a layer saved on every rank")
+                for r in rows
+            ],
+            headline="ranks saved different amounts of the same request",
             requests=len(apart),
         )
     elif ranks > 1:

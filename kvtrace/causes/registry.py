@@ -79,6 +79,7 @@ SCHEDULE: tuple[tuple[str, Claim], ...] = (
     (preempted_before_save.ID, preempted_before_save.claim),
     (aborted_before_save.ID, aborted_before_save.claim),
     (first_chunk_only.ID, first_chunk_only.claim),
+    (stored_nothing.ID, stored_nothing.claim),
     (metadata_has_no_store.ID, metadata_has_no_store.claim),
 )
 """Claims on positions that no metadata held, first come first served; the last one takes the rest."""

@@ -15,7 +15,7 @@ ID = "role-does-not-save"
 
 def only_reads(engine: Engine) -> bool:
     role = (engine.configured or {}).get("role")
-    return role == "kv_consumer" and engine.store_entries == 0 and engine.unreadable_steps == 0
+    return role == "kv_consumer" and engine.store_entries == 0 and engine.unknown_steps == 0
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:

@@ -16,12 +16,17 @@ def shortened(text: str) -> str:
     return one if len(one) <= _MAX_TEXT else one[: _MAX_TEXT - 1] + "…"
 
 
+def place(hook: str) -> str:
+    """Where an exception was caught, in words."""
+    return "a thread of its own" if hook == "thread" else hook
+
+
 def exception_line(fact: Swallowed) -> str:
     """``OSError: no space (at store.py:12 in write), caught in 8 of 8 watched calls of save_kv_layer``."""
     calls = (
         f"caught in {count(fact.count)} of {plural(fact.observed_calls, 'watched call')} of {fact.hook}"
         if fact.observed_calls
-        else f"caught {plural(fact.count, 'time')} in {fact.hook}"
+        else f"caught {plural(fact.count, 'time')} in {place(fact.hook)}"
     )
     message = f": {shortened(fact.message)}" if fact.message else ""
     return f"{fact.type}{message} (at {fact.where}), {calls}"

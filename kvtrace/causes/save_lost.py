@@ -1,11 +1,11 @@
-"""save-lost: an asynchronous save that the connector itself reported as failed."""
+"""save-lost: KV that had been handed over and did not stay: its file was written anew, or the save failed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.model import Event, Finding, RuledOut
 from kvtrace.causes.words import count, plural
 
 ID = "save-lost"
@@ -13,7 +13,24 @@ ID = "save-lost"
 
 def rule(case: Case) -> Iterator[Finding | RuledOut]:
     saves = case.run.async_saves
-    if ID in case.booked:
+    trust = case.run.trust
+    if ID in case.booked and trust.overwritten_calls:
+        old = {request for request, _, _, _ in trust.overwritten}
+        yield case.finding(
+            ID,
+            "Different prompts are stored under one key: the later one overwrites the earlier one's KV.",
+            evidence=[
+                f"{plural(trust.overwritten_calls, 'time')} the file of one prompt was written anew for a "
+                "prompt that has not even its first block in common with it (sampled calls only)",
+                "a later load of the first prompt's key gives the KV of the other",
+            ],
+            events=[
+                Event(request, step, f"its file was written anew for {other}", layer=layer)
+                for request, other, step, layer in trust.overwritten[:3]
+            ],
+            headline=f"{plural(len(old), 'request')} lost their KV to another prompt with the same key",
+        )
+    elif ID in case.booked:
         lost = [save for save in saves if save.state == "lost"]
         yield case.finding(
             ID,

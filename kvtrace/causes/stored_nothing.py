@@ -4,23 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtrace.causes.case import Case
+from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.model import Finding, NotObserved, RuledOut
 from kvtrace.causes.said import logs_in
 from kvtrace.causes.words import count, plural
+from kvtrace.ledger.intervals import Interval
 
 ID = "stored-nothing"
+
+
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """Positions of a step whose metadata says nothing readable, and of which it was measured that they
+    were not read: the connector decides on the worker, and there nothing was taken."""
+    return left if piece.step in case.engines[piece.engine].watched_steps else []
 
 
 def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
     trust = case.run.trust
     if ID in case.booked:
         others = f", {count(trust.agreed)} all that the metadata names" if trust.agreed else ""
-        evidence = [
-            f"{count(trust.nothing)} of {plural(trust.measured, 'measured store call')} (one per step, "
-            "layer and "
-            f"rank) read 0 slots of the KV tensor{others}"
-        ]
+        evidence = []
+        if trust.nothing:
+            evidence.append(
+                f"{count(trust.nothing)} of {plural(trust.measured, 'measured store call')} (one per step, "
+                f"layer and rank) read 0 slots of the KV tensor{others}"
+            )
+        steps = {
+            piece.step
+            for piece, _, _ in case.booked[ID].samples
+            if piece.step in case.engines[piece.engine].watched_steps
+        }
+        if steps:
+            evidence.append(
+                f"the metadata of this connector names no request: what it stores is decided on the worker; "
+                f"there the save hooks read 0 slots in {plural(len(steps), 'watched step')}, handed nothing "
+                "to another thread and took no address"
+            )
         if trust.empty:
             evidence.append(
                 f"{count(trust.empty)} of them opened a file for writing and put next to nothing into it"
@@ -29,14 +48,21 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         lost = len(case.booked[ID].requests)
         yield case.finding(
             ID,
-            f"The save hook ran with store entries and took no KV slot in {plural(trust.nothing, 'call')}: "
-            f"{plural(lost, 'request')} lost tokens by it.",
+            (
+                f"The save hook ran with store entries and took no KV slot in {plural(trust.nothing, 'call')}"
+                if trust.nothing
+                else "The save hooks ran and took no KV slot"
+            )
+            + f": {plural(lost, 'request')} lost tokens by it.",
             evidence=evidence,
             events=case.events(ID, "a store entry with slots, and none was read from the KV tensor"),
-            headline="the save hook ran with store entries and took no KV slot",
+            headline="the save hook ran with store entries and took no KV slot"
+            if trust.nothing
+            else "the save hooks ran and took no KV slot",
             remedy=[
                 "look at what save_kv_layer does with an entry: an early return, an empty slot mapping, a "
-                "filter by rank or layer",
+                "filter by rank or layer; in a wrapper, whether save_kv_layer and "
+                "bind_connector_metadata are handed on",
                 "no harm where the worker found the key in a store from before this run",
             ],
         )

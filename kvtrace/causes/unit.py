@@ -19,6 +19,9 @@ _MAX_UNIT = 1 << 24
 
 _UNIT_NAME = re.compile(r"unit|chunk|granul|segment|stripe", re.IGNORECASE)
 """Names that a connector gives to the unit it stores in; among several numbers that fit, these win."""
+_LEAST_NAME = re.compile(r"(^|_|\.)(min|minimum|least|threshold|align|round|page|portion)", re.IGNORECASE)
+"""Names of a number below which nothing is stored. Any other number of a connector's (a port, a window)
+may be larger than every prompt as well."""
 
 KEEPS_LAST_BACK = frozenset({"ExampleConnector", "SharedStorageConnector"})
 """Connectors known to round prompt - 1: ``(n - 1) // block * block``."""
@@ -96,10 +99,16 @@ class _Candidate:
         """Whether the connector calls this number something like a unit."""
         return any(_UNIT_NAME.search(name) for name in (*self.extra, *self.attributes))
 
+    @property
+    def may_be_unit(self) -> bool:
+        """Whether more than its size speaks for it: the engine has this number too, or its name says so."""
+        names = (*self.extra, *self.attributes)
+        return self.block or self.batched or self.named or any(_LEAST_NAME.search(name) for name in names)
+
 
 def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[object]) -> Unit | None:
     """The unit of an engine's connector, None where the evidence is not unambiguous."""
-    if engine.connector is None or engine.unreadable_steps:
+    if engine.connector is None or engine.unknown_steps:
         return None
     candidates = _candidates(engine)
     decided = [sample for sample in samples if sample.stores]
@@ -232,7 +241,7 @@ def _without_stores(
     if not offered and not silent:
         return None
     if len({candidate.value for candidate, _ in left}) == 1:
-        return left[0]
+        return left[0] if offered or left[0][0].may_be_unit else None
     if offered:
         # Prompts in the metadata with 0 slots: they are rounded to nothing, and less than a
         # block is less than any of the larger units too.

@@ -1,31 +1,68 @@
-"""wrong-connector-class: only its rule-out, where configured and live names agree everywhere."""
+"""wrong-connector-class: another class than the configured one is live, or two copies of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import RuledOut
+from kvtrace.causes.model import Finding, RuledOut
 from kvtrace.causes.words import listed
-from kvtrace.ledger.model import Connector
+from kvtrace.ledger.model import Connector, Engine
 
 ID = "wrong-connector-class"
 
 
-def rule(case: Case) -> Iterator[RuledOut]:
-    live: list[tuple[Connector, dict[str, object]]] = []
+def rule(case: Case) -> Iterator[Finding | RuledOut]:
+    agree: list[Connector] = []
+    known = True
     for engine in case.run.engines:
         if engine.configured is None:
             continue
-        for connector in (engine.connector, *(worker.connector for worker in engine.workers)):
-            if connector is None:
-                return
-            live.append((connector, dict(engine.configured)))
-    if live and all(_agrees(connector, configured) for connector, configured in live):
-        names = listed(f"{c.module}.{c.cls}" for c, _ in live)
-        yield RuledOut(ID, f"{names} is live in {len(live)}/{len(live)} places, as configured")
+        live = [engine.connector, *(worker.connector for worker in engine.workers)]
+        made = [connector for connector in live if connector is not None and connector.ok]
+        known = known and len(made) == len(live)
+        wrong = [connector for connector in made if connector.resolves is False]
+        if wrong:
+            yield _other_class(case, wrong[0], dict(engine.configured))
+        elif len(files := _files(made)) > 1:
+            yield _two_copies(case, engine, files)
+        elif all(_agrees(connector, dict(engine.configured)) for connector in made):
+            agree += made
+            continue
+        known = False
+    if known and agree:
+        names = listed(f"{c.module}.{c.cls}" for c in agree)
+        yield RuledOut(ID, f"{names} is live in {len(agree)}/{len(agree)} places, as configured")
 
 
 def _agrees(connector: Connector, configured: dict[str, object]) -> bool:
     path = configured.get("module_path")
     return connector.cls == configured.get("connector") and (not path or connector.module == path)
+
+
+def _files(made: list[Connector]) -> dict[str, list[str]]:
+    """File -> where it is live, if every connector's file is known."""
+    files: dict[str, list[str]] = {}
+    for connector in made:
+        files.setdefault(connector.file, []).append(f"{connector.role} of process {connector.pid}")
+    return {} if "" in files else files
+
+
+def _other_class(case: Case, live: Connector, configured: dict[str, object]) -> Finding:
+    asked = f"{configured.get('module_path')}.{configured.get('connector')}"
+    return case.finding(
+        ID,
+        f"{live.module}.{live.cls} is live; configured is {asked}.",
+        evidence=[f"the live class is of {live.file or 'an unknown file'}"],
+        headline="another connector class than the configured one was live",
+    )
+
+
+def _two_copies(case: Case, engine: Engine, files: dict[str, list[str]]) -> Finding:
+    name = engine.connector.cls if engine.connector is not None else "the connector"
+    return case.finding(
+        ID,
+        f"{len(files)} copies of {name} are live in one engine.",
+        evidence=[f"{file}: {listed(sorted(set(places)))}" for file, places in sorted(files.items())],
+        headline="the roles of one engine run different copies of the connector",
+    )

@@ -72,6 +72,7 @@ def _connector(scan: SpoolScan, value: Mapping[str, Any]) -> Connector:
         ints=ints,
         engine_tag=optional_integer(value, "engine_tag"),
         spool=scan.path.name,
+        resolves=flag(value, "resolves"),
         requires_piecewise=flag(value, "requires_piecewise"),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvtrace.ledger import completion, device, effects, facts, loads, tokens
+from kvtrace.ledger import completion, device, effects, facts, load_trace, loads, tokens
 from kvtrace.ledger import coverage as cov
 from kvtrace.ledger import requests as reqs
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, SpoolState
@@ -44,7 +44,7 @@ def load(run_dir: Path, watch: Collection[str] = ()) -> Run:
         engine.process = named.get(engine.pid, "engine core")
     book = reqs.collect(scans)
     measured = effects.collect(joined)
-    dark = Steps(np.array(effects.imply(book.requests, engines, measured), dtype=np.int64))
+    dark = Steps(np.array(effects.imply(book.requests, engines, measured, book.unreadable), dtype=np.int64))
     async_saves = completion.settle(book.requests, engines, scans)
     swallowed = facts.swallowed(scans)
     _count(engines, book, notes)
@@ -56,9 +56,12 @@ def load(run_dir: Path, watch: Collection[str] = ()) -> Run:
     executed = {
         worker.key: own.executed[worker.engine] for own, worker in joined if worker.engine in own.executed
     }
-    unknown = Steps(np.concatenate([book.unreadable.sorted, dark.sorted]))
+    unknown = Steps(np.concatenate([_unwatched(book, engines), dark.sorted]))
+    stories = load_trace.stories(scans, book.requests)
+    for request, story in zip(book.requests, stories, strict=True):
+        request.prefixes = frozenset(story.prefixes)
     account = tokens.book(book.requests, engines, executed, coverage, unknown, watch, measured, swallowed)
-    loaded, load_rows = loads.book(book.requests, engines, joined, scans, executed, account.saved)
+    loaded, load_rows = loads.book(book.requests, engines, joined, stories, executed, account.saved)
     return Run(
         directory=run_dir,
         run=run,
@@ -159,10 +162,12 @@ def _count(engines: list[Engine], book: reqs.Book, notes: list[str]) -> None:
     lost = sum(1 for request in book.requests if request.engine not in known)
     if lost:
         notes.append(f"{lost} requests never reached a scheduler that is known: they are not in the books")
-    tags, counts = np.unique(book.unreadable.sorted >> STEP_SHIFT, return_counts=True)
-    for tag, n in zip(tags.tolist(), counts.tolist(), strict=True):
-        if tag in known:
-            known[tag].unreadable_steps = n
+    computing = {chunk.step for request in book.requests for chunk in request.chunks}
+    for step in book.unreadable.sorted.tolist():
+        engine = known.get(step >> STEP_SHIFT)
+        if engine is not None:
+            engine.unreadable_steps += 1
+            engine.unknown_steps += step in computing and step not in engine.watched_steps
     if book.negative_answers:
         ident, step, answer = book.negative_answers[0]
         notes.append(
@@ -180,6 +185,12 @@ def _count(engines: list[Engine], book: reqs.Book, notes: list[str]) -> None:
             notes.append(
                 f"{len(engine.workers)} of {ranks} workers of one engine were seen: the books hold those only"
             )
+
+
+def _unwatched(book: reqs.Book, engines: list[Engine]) -> Array:
+    """Steps whose metadata could not be read, and of which no measurement says everything."""
+    watched = {step for engine in engines for step in engine.watched_steps}
+    return np.setdiff1d(book.unreadable.sorted, np.array(sorted(watched), dtype=np.int64))
 
 
 def _configured_layers(engine: Engine) -> int:

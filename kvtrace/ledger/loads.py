@@ -78,13 +78,14 @@ def book(
     requests: list[Request],
     engines: list[Engine],
     joined: Sequence[tuple[SpoolScan, Worker]],
-    scans: list[SpoolScan],
+    stories: list[Story],
     executed: dict[tuple[int, str], Executed],
     saved: Sequence[int],
 ) -> tuple[Book, list[LoadOf]]:
     """The loads of a run.
 
     Args:
+        stories: the scheduler's records of each request, in the order of ``requests``.
         executed: what each worker (Worker.key) ran.
         saved: token-layers saved of each request.
 
@@ -94,7 +95,6 @@ def book(
     with_connector = {
         engine.tag: engine for engine in engines if engine.connector is not None and engine.lanes > 0
     }
-    stories = trace.stories(scans, requests)
     rows: list[LoadOf] = []
     wants: list[_Want] = []
     for i, (request, story) in enumerate(zip(requests, stories, strict=True)):
@@ -407,12 +407,22 @@ def _error_blocks(found: Evidence) -> dict[int, int]:
     return blocks
 
 
+def _computed_again(want: _Want) -> int:
+    """How many of the accepted tokens were computed after all; 0 where that was for a preemption, or not
+    at all."""
+    row, request = want.row, want.request
+    end = row.local + row.accepted
+    starts = [chunk.start for chunk in request.chunks[1:] if row.local <= chunk.start < end]
+    return end - min(starts) if starts and not request.preemptions else 0
+
+
 def _load_sync(want: _Want, engine: Engine, executed: dict[tuple[int, str], Executed], seen: _Seen) -> None:
     row = want.row
     taken = row.accepted
     block = max(1, want.request.block or engine.block_size)
     failed = min(taken, seen.blocks.get(row.step, 0) * block)
     if failed:
+        failed = _computed_again(want) or failed
         seen.blocks[row.step] -= -(-failed // block)
         alone = seen.loads[row.step] == 1
         whose = "" if alone else "; which of the step's requests they belong to is not recorded"

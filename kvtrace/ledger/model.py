@@ -130,6 +130,7 @@ class Connector:
     ints: Mapping[str, int]
     engine_tag: int | None
     spool: str = ""
+    resolves: bool | None = None  # the configured module's class of this name is the live one
     requires_piecewise: bool | None = None  # its requires_piecewise_for_cudagraph; None unknown or too old
 
     @property
@@ -193,6 +194,8 @@ class Engine:
     lanes_known: bool = True  # False: no worker fact, lanes are assumed
     store_entries: int = 0
     unreadable_steps: int = 0
+    unknown_steps: int = 0  # ... of these, steps with prompt tokens of which nothing was measured either
+    watched_steps: set[int] = field(default_factory=set)  # ... and those of which everything was
     decode_entries: int = 0  # store entries that reach past the prompt
     implied_entries: int = 0  # store entries that no metadata named: measured on the workers
     decode_measured: bool | None = None  # implied entries: whether stores of decode tokens were seen
@@ -307,6 +310,9 @@ class Trust:
     shared: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)
     """Step, layer and ranks that wrote one file; the first few."""
     shared_files: int = 0
+    overwritten: list[tuple[str, str, int, str]] = field(default_factory=list)
+    """Request, the request that wrote its file anew, step and layer of that; the first few."""
+    overwritten_calls: int = 0
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,7 @@ class Request:
     preempt_step: int = 0  # of the last one
     saves: dict[str, str] = field(default_factory=dict)
     """Asynchronous saves that did not end well: worker's spool ("" all) -> pending | never | lost."""
+    prefixes: frozenset[int] = frozenset()  # keyed digests of the prompt's beginnings
     _fresh: int = 0  # first lookup of this admission
 
     @property
@@ -159,6 +160,8 @@ def _read(scan: SpoolScan, book: Book) -> list[int]:
                 continue
             if marks & Flag.UNREADABLE:
                 unreadable.append(c)
+            elif marks & Flag.STORE and b and max(d, e) < 0:
+                unreadable.append(c)  # it names the request, and not how much of it
             elif marks & Flag.STORE and b:
                 # A connector inside another one says the same again in the same step.
                 entry = (c, d, e, f, bool(marks & Flag.ASYNC))

@@ -68,6 +68,7 @@ _VERDICTS = verify.Codes(
     nothing=_CODE["stored-nothing"],
     short=_CODE["slots-short"],
     shared=_CODE["ranks-share-store"],
+    lost=_CODE["save-lost"],
 )
 
 _DONE, _MISSING, _LATER = 0, 1, 2
@@ -108,6 +109,7 @@ class _Lanes:
 
     live: NDArray[np.bool_]
     worker: Array  # lane -> index of its worker
+    layer: Array  # lane -> number of its layer; ranks that hold a part of the same layer share it
     outcome: dict[int, NDArray[np.int8]]  # store step -> outcome per lane
     ran: dict[int, NDArray[np.int8]]  # chunk step -> state per worker
     native: bool
@@ -198,6 +200,8 @@ def _lanes(
     states: list[NDArray[np.int8]] = []
     live: list[bool] = []
     owner: list[int] = []
+    layers: dict[str, int] = {}
+    layer: list[int] = []
     for index, worker in enumerate(engine.workers):
         key = worker.key
         ran = executed.get(key)
@@ -209,6 +213,7 @@ def _lanes(
         )
         live.extend([worker.connector_live is not False] * len(worker.kv_layers))
         owner.extend([index] * len(worker.kv_layers))
+        layer.extend(layers.setdefault(name, len(layers)) for name in worker.kv_layers)
     stores = verify.Stores.of(requests, store_steps, engine.block_size)
     kept = verify.check(engine, stores, columns, _VERDICTS, measured, list(swallowed), trust)
     missing = engine.lanes - len(owner)
@@ -219,12 +224,14 @@ def _lanes(
         states.append(np.full(len(chunk_steps), _MISSING, dtype=np.int8))
         live.extend([True] * missing)
         owner.extend([len(engine.workers)] * missing)
+        layer.extend(range(len(layers), len(layers) + missing))
     outcome = np.concatenate(columns, axis=1) if columns else np.empty((len(store_steps), 0), dtype=np.int8)
     short = np.concatenate(kept, axis=1) if kept else np.empty((len(store_steps), 0), dtype=np.int64)
     state = np.stack(states, axis=1) if states else np.empty((len(chunk_steps), 0), dtype=np.int8)
     return _Lanes(
         live=np.array(live, dtype=bool),
         worker=np.array(owner, dtype=np.int64),
+        layer=np.array(layer, dtype=np.int64),
         outcome={step: outcome[i] for i, step in enumerate(store_steps.tolist())},
         ran={step: state[i] for i, step in enumerate(chunk_steps.tolist())},
         native=native,
@@ -342,15 +349,16 @@ def _book_request(
 ) -> None:
     computed, prompt = request.computed, request.prompt
     chunks = union((chunk.start, chunk.end) for chunk in request.chunks)
-    loaded = [(a, min(b, computed)) for a, b in union(request.external)]
+    loaded = _loaded(request, chunks)
     local = subtract(subtract(union(request.reused), chunks), loaded)
     result.local.append(sum(b - a for a, b in local))
     result.external.append(sum(b - a for a, b in loaded))
     amounts: Counter[str] = Counter()
     prompts: Counter[str] = Counter()
     unsaved = 0
-    saved_of: set[int] = set()
-    for count, representative in _classes(request, lanes):
+    saved_of: list[int] = []  # of each class
+    classes, class_of = _classes(request, lanes)
+    for count, representative in classes:
         saved_here = 0
         for segment in _segments(request, lanes, representative, loaded, local, unreadable):
             start, end, account, chunk, gate = segment
@@ -370,19 +378,26 @@ def _book_request(
             ):
                 if low < high:
                     pieces.append((row, request.engine, low, high, count, phase, chunk, step, gate, live))
-        saved_of.add(saved_here)
+        saved_of.append(saved_here)
     for account, amount in amounts.items():
         base.append((row, request.engine, account, amount, prompts[account]))
     result.total += computed * len(lanes.live)
     result.saved.append(amounts[SAVED])
     result.unsaved.append(unsaved)
-    result.diverged.append(len(saved_of) > 1)
+    result.diverged.append(_ranks_differ(lanes.layer, np.array(saved_of, dtype=np.int64)[class_of]))
+
+
+def _loaded(request: Request, chunks: list[Interval]) -> list[Interval]:
+    """Positions that came from the connector. What was computed after all, without a preemption, was
+    loaded in vain: the load failed."""
+    loaded = [(a, min(b, request.computed)) for a, b in union(request.external)]
+    return loaded if request.preemptions else subtract(loaded, chunks)
 
 
 def _spans(row: int, request: Request, lanes: _Lanes, unreadable: Steps) -> list[Span]:
     """The same as :func:`_book_request`, lane by lane, and kept."""
     chunks = union((chunk.start, chunk.end) for chunk in request.chunks)
-    loaded = [(a, min(b, request.computed)) for a, b in union(request.external)]
+    loaded = _loaded(request, chunks)
     local = subtract(subtract(union(request.reused), chunks), loaded)
     alike: dict[tuple[tuple[int, int, str, int, str, bool], ...], list[int]] = {}
     for lane in range(len(lanes.live)):
@@ -397,11 +412,20 @@ def _spans(row: int, request: Request, lanes: _Lanes, unreadable: Steps) -> list
     ]  # fmt: skip
 
 
-def _classes(request: Request, lanes: _Lanes) -> list[tuple[int, int]]:
-    """Lanes with the same fate in this request: (how many, one of them)."""
+def _ranks_differ(layer: Array, saved: Array) -> bool:
+    """Whether a layer was saved to different extents by the ranks that hold a part of it. Layers of one
+    rank may differ: that is another cause's."""
+    if not len(saved) or (saved == saved[0]).all():
+        return False
+    pairs = np.unique(np.stack([layer, saved]), axis=1)
+    return bool(len(np.unique(pairs[0])) < pairs.shape[1])
+
+
+def _classes(request: Request, lanes: _Lanes) -> tuple[list[tuple[int, int]], Array]:
+    """Lanes with the same fate in this request: (how many, one of them) each, and the class of each lane."""
     n = len(lanes.live)
     if not n:
-        return []
+        return [], np.empty(0, dtype=np.int64)
     rows: list[Array] = [lanes.live.astype(np.int64)]
     stores = list(dict.fromkeys(entry.step for entry in request.entries))
     rows += [lanes.outcome[step].astype(np.int64) for step in stores]
@@ -417,9 +441,11 @@ def _classes(request: Request, lanes: _Lanes) -> list[tuple[int, int]]:
     ]
     table = np.stack(rows)
     if (table == table[:, :1]).all():
-        return [(n, 0)]
-    _, first, counts = np.unique(table, axis=1, return_index=True, return_counts=True)
-    return sorted(zip(counts.tolist(), first.tolist(), strict=True), key=lambda item: item[1])
+        return [(n, 0)], np.zeros(n, dtype=np.int64)
+    _, first, class_of, counts = np.unique(
+        table, axis=1, return_index=True, return_inverse=True, return_counts=True
+    )
+    return list(zip(counts.tolist(), first.tolist(), strict=True)), class_of.reshape(-1)
 
 
 def _segments(

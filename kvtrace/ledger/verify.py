@@ -1,9 +1,9 @@
 """Declared against measured: what the sampled hook calls read, held against the metadata.
 
 A call that was seen to read what its metadata names agrees; one that read less, or nothing, books
-the difference to a cause; one that was not sampled is taken as declared. Nothing is concluded
-from the silence of a connector of which no call was ever seen to read anything: it may work
-where the probe can't look (threads of its own, native code).
+the difference to a cause; one that was not sampled is taken as declared. From the silence of a
+connector of which no call was ever seen to read anything something is concluded only where every
+watched call says that nothing can have happened out of sight (threads of its own, native code).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Codes:
     nothing: int
     short: int
     shared: int
+    lost: int
 
 
 @dataclass
@@ -59,12 +60,14 @@ class Stores:
     whole: Array  # ... of these in whole blocks, entry by entry: a worker may round down to them
     implied: NDArray[np.bool_]  # named by no metadata: measured
     asynchronous: bool
+    alone: list[Request | None]  # the request, in the steps that store for one only
 
     @classmethod
     def of(cls, requests: Sequence[Request], steps: Array, block: int) -> Stores:
         at = {step: i for i, step in enumerate(steps.tolist())}
         slots, whole = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
         implied = np.zeros(len(steps), bool)
+        storing: list[dict[int, Request]] = [{} for _ in range(len(steps))]
         asynchronous = False
         for request in requests:
             asynchronous |= bool(request.saves)
@@ -73,10 +76,13 @@ class Stores:
                 # A corrupt record can name any number: bounded, so that sums stay sums.
                 size = min(max(0, entry.slots), 1 << 40)
                 slots[i] += size
+                if size:
+                    storing[i][id(request)] = request
                 whole[i] += size // max(1, block) * max(1, block)
                 implied[i] |= entry.implied
                 asynchronous |= entry.asynchronous
-        return cls(steps, slots, whole, implied, asynchronous)
+        alone = [next(iter(of.values())) if len(of) == 1 else None for of in storing]
+        return cls(steps, slots, whole, implied, asynchronous, alone)
 
 
 @dataclass
@@ -110,12 +116,15 @@ def check(
     """
     kept: list[Array] = [np.full(column.shape, -1, dtype=np.int64) for column in columns]
     tables = [measured.get(worker.key) or Measured() for worker in engine.workers]
-    seen = any(table.most > 0 for table in tables)
+    # What a connector copies in other hooks need not be copied in those for saving.
+    seen = any(table.most > 0 for table in tables) and not any(table.elsewhere for table in tables)
+    silent = not stores.asynchronous and bool(tables) and all(table.silent for table in tables)
     replicated = _replicated(engine)
     agreed: list[set[tuple[int, int]]] = []
     lost: list[set[tuple[int, int]]] = []
     for worker, table, column, short in zip(engine.workers, tables, columns, kept, strict=True):
-        good, bad = _worker(engine, worker, table, stores, column, short, codes, swallowed, trust, seen)
+        certain = seen or (silent and not _native(worker))
+        good, bad = _worker(engine, worker, table, stores, column, short, codes, swallowed, trust, certain)
         agreed.append(good)
         lost.append(bad)
     always_shared = False
@@ -123,6 +132,7 @@ def check(
         _forgive(engine, columns, kept, agreed, lost, codes)
     else:
         always_shared = _shared(engine, tables, stores, columns, agreed, lost, codes, trust)
+        _overwritten(engine, tables, stores, columns, agreed, lost, codes, trust)
     for table, column, good, bad in zip(tables, columns, agreed, lost, strict=True):
         # Calls that were not watched share their files too, and nobody knows who won.
         if always_shared or (bad and not good):
@@ -137,6 +147,10 @@ def _replicated(engine: Engine) -> bool:
     return bool(kinds) and all("MLA" in kind for kind in kinds)
 
 
+def _native(worker: Worker) -> bool:
+    return worker.connector is not None and worker.connector.cls in NATIVE_COPY
+
+
 def _worker(
     engine: Engine,
     worker: Worker,
@@ -147,9 +161,12 @@ def _worker(
     codes: Codes,
     swallowed: list[Swallowed],
     trust: Trust,
-    seen: bool,
+    certain: bool,
 ) -> tuple[set[tuple[int, int]], set[tuple[int, int]]]:
-    """(calls that agree, calls that lost tokens), as (row, KV layer)."""
+    """(calls that agree, calls that lost tokens), as (row, KV layer).
+
+    ``certain``: a call that is seen to read nothing did read nothing.
+    """
     good: set[tuple[int, int]] = set()
     bad: set[tuple[int, int]] = set()
     weak: list[_Lane] = []
@@ -224,12 +241,12 @@ def _worker(
             caught.at(int(stores.steps[row]), worker.kv_layers[lane]) for row, lane in good
         )
     usual = caught.calls * 2 >= len(weak)
-    native = worker.connector is not None and worker.connector.cls in NATIVE_COPY
+    native = _native(worker)
     for call in weak:
         row, lane = call.row, call.column
         layer = worker.kv_layers[lane]
         raised = bool(caught.facts) and (usual or caught.at(int(stores.steps[row]), layer))
-        if not call.slots and not (seen or call.empty_files or raised):
+        if not call.slots and not (certain or call.empty_files or raised):
             trust.blind += 1
             if not (native or stores.asynchronous):
                 column[row, lane] = codes.not_observed
@@ -259,7 +276,7 @@ def _untouched(cells: Mapping[int, Cell]) -> Cell | None:
     hooks = 0
     for cell in cells.values():
         hooks |= cell.hooks
-    return Cell(0, 0 if read else size, 0 if read else files, hooks)
+    return Cell(0, bytes=0 if read else size, files=0 if read else files, hooks=hooks)
 
 
 def _forgive(
@@ -323,6 +340,49 @@ def _shared(
                 agreed[i].discard((row, lane))
                 lost[i].add((row, lane))
     return shared and not apart
+
+
+def _overwritten(
+    engine: Engine,
+    tables: list[Measured],
+    stores: Stores,
+    columns: list[NDArray[np.int8]],
+    agreed: list[set[tuple[int, int]]],
+    lost: list[set[tuple[int, int]]],
+    codes: Codes,
+    trust: Trust,
+) -> None:
+    """A file that a later step writes anew for a prompt with other tokens: the first one's KV is gone.
+
+    Only where the file is all that both calls wrote, and holds as many bytes for a slot both times:
+    one that grows keeps what was in it.
+    """
+    for i, (worker, table) in enumerate(zip(engine.workers, tables, strict=True)):
+        common = _common(table)
+        held: dict[tuple[int, int], tuple[int, float]] = {}  # (layer, file) -> (row, bytes of a slot)
+        for row, step in enumerate(stores.steps.tolist()):
+            new = stores.alone[row]
+            for lane, cell in table.steps.get(step, {}).items():
+                if lane == WHOLE or cell.files != 1 or len(cell.targets) != 1 or not stores.slots[row]:
+                    continue
+                (target,) = cell.targets
+                if target in common:
+                    continue
+                size = cell.bytes / int(stores.slots[row])
+                before, (row_before, size_before) = (lane, target) in held, held.get((lane, target), (0, 0.0))
+                held[lane, target] = (row, size)
+                old = stores.alone[row_before]
+                if not before or old is None or new is None or not cell.replaced or size < _LEAST_BYTES:
+                    continue
+                alike = abs(size - size_before) <= max(size, size_before) / 4
+                apart = old.prefixes and new.prefixes and not old.prefixes & new.prefixes
+                if alike and apart and columns[i][row_before, lane] == codes.saved:
+                    columns[i][row_before, lane] = codes.lost
+                    agreed[i].discard((row_before, lane))
+                    lost[i].add((row_before, lane))
+                    trust.overwritten_calls += 1
+                    if len(trust.overwritten) < _MAX_SHARED:
+                        trust.overwritten.append((old.id, new.id, step, worker.kv_layers[lane]))
 
 
 def _common(table: Measured) -> set[int]:

@@ -116,6 +116,8 @@ class Flag(IntFlag):
     """DEVICE: the call began on one stream and ended on another."""
     CAUGHT_UP = 4096
     """DEVICE: all that its stream held when the call began was done when the call returned."""
+    REPLACED = 8192
+    """EFFECT: the file of ``target`` held something before, and was written anew."""
 
 
 class Road(IntEnum):

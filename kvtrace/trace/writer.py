@@ -67,6 +67,10 @@ class Recorder:
                     self._names[text] = ident
         return ident
 
+    def knows(self, text: str) -> bool:
+        """Whether a NAME was given to this string and not forgotten."""
+        return text in self._names
+
     def forget_name(self, text: str) -> None:
         """Drop a string that will not come again (a finished request): memory stays bounded."""
         self._names.pop(text, None)

@@ -177,3 +177,13 @@ class SlowStore(ChunkStore):
 
     def wait_for_save(self) -> None:
         time.sleep(self.step_delay)
+
+
+class CollidingStore(ChunkStore):
+    """Forgets the tokens in its keys: all prompts have the same, and it never looks before it writes."""
+
+    def _keys(self, token_ids: Any, start: int, end: int) -> list[str]:
+        return [f"unit-{at // self.unit}" for at in range(start, end, self.unit)]
+
+    def _stored(self, keys: list[str]) -> int:
+        return 0

@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 from kvtrace.agent.connector import traced
+from kvtrace.agent.connector_facts import resolves
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role
 from kvtrace.trace.reader import code, flags, kind, lane
@@ -30,6 +31,13 @@ def test_the_traced_connector_is_still_one_of_the_users_class(trace):
     assert type(connector).__module__ == fakes.Storing.__module__
     assert type(connector).requires_piecewise_for_cudagraph({"piecewise": 1}) is True
     assert inspect.signature(connector.save_kv_layer) == inspect.signature(fakes.Storing().save_kv_layer)
+
+
+def test_whether_the_configured_module_gave_the_live_class() -> None:
+    assert resolves(fakes.Storing, fakes.__name__, "Storing") is True
+    assert resolves(fakes.Storing, fakes.__name__, "Shadowing") is False
+    assert resolves(fakes.Storing, "never.imported", "Storing") is False
+    assert resolves(fakes.Storing, None, "Storing") is None
 
 
 def test_a_traced_connector_pickles_as_the_users_own(trace):
@@ -164,6 +172,19 @@ def test_nothing_is_bound_between_clear_and_bind(trace):
     connector.wait_for_save()
     marks = [bool(mark & Flag.NO_METADATA) for mark in flags(hook_rows(trace, "wait_for_save")[:, 0])]
     assert marks == [True, False, True]
+
+
+def test_what_the_scheduler_read_in_the_metadata_holds_on_the_worker(trace):
+    """It knows the requests; here, without them, the same metadata says nothing."""
+    connector = fakes.Storing()
+    traced(connector, Role.WORKER, "Storing")
+    AGENT.worker.declared = (True, 48, 1, 0, 0, 0)
+    connector.bind_connector_metadata(fakes.KVConnectorMetadata())
+    assert (AGENT.worker.store_slots, AGENT.worker.store_entries) == (48, 1)
+    connector.clear_connector_metadata()
+    AGENT.worker.declared = None
+    connector.bind_connector_metadata(fakes.KVConnectorMetadata())
+    assert (AGENT.worker.store_slots, AGENT.worker.store_entries) == (0, 0)
 
 
 def test_an_agent_that_fails_leaves_the_connector_working_and_says_so(trace, monkeypatch):

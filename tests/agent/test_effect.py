@@ -160,6 +160,96 @@ def test_roads_out_of_the_cache(trace, caches, how, slots):
     assert [row[:4] for row in effects(trace)] == [("save_kv_layer", Flag.STORE, "layer.0", slots)]
 
 
+def saved(trace):
+    return [row[3] for row in effects(trace) if row[0] == "save_kv_layer"]
+
+
+def test_a_call_that_asked_the_disk_and_took_nothing_may_have_found_it_there(trace, caches):
+    look = [True]
+
+    def how(connector, kv, slots):
+        return os.path.exists("/nowhere") if look[0] else pick(connector, kv, slots)
+
+    connector, _ = make(caches, how)
+    step(connector, caches, store())
+    look[0] = False
+    step(connector, caches, store(), number=2)
+    look[0] = True
+    step(connector, caches, store(), number=3)
+    # it can be seen to read, so that afterwards nothing is nothing
+    assert saved(trace) == [-1, -1, 7, 7, 0, 0]
+
+
+def test_a_thread_of_the_connectors_own_may_have_copied(trace, caches):
+    stop = threading.Event()
+    entered = threading.Event()
+
+    def poll():
+        entered.set()
+        stop.wait(60)
+
+    connector, _ = make(caches, lambda *_: None)
+    thread = threading.Thread(target=poll)
+    thread.start()
+    entered.wait(60)
+    step(connector, caches, store())
+    stop.set()
+    thread.join()
+    step(connector, caches, store(), number=2)
+    assert saved(trace) == [-1, -1, 0, 0]
+
+
+def test_a_copy_in_a_hook_that_is_not_for_saving_is_written_down(trace, caches):
+    class Late(fakes.Copying):
+        def get_finished(self, finished_req_ids):
+            self.kept.append(self.caches["layer.1"][1:3].clone())
+            return None, None
+
+    connector, _ = make(caches, lambda *_: None, Late)
+    AGENT.worker.step = 1
+    with torch.inference_mode():
+        connector.get_finished(set())
+    assert [row[:4] for row in effects(trace)] == [("get_finished", Flag.STORE, "layer.1", 8)]
+
+
+def test_a_hook_that_is_not_for_saving_and_copies_nothing_has_no_record(trace, caches):
+    class Plain(fakes.Copying):
+        def get_finished(self, finished_req_ids):
+            return set(finished_req_ids), None
+
+    connector, _ = make(caches, lambda *_: None, Plain)
+    AGENT.worker.step = 1
+    connector.get_finished({"a"})
+    assert effects(trace) == []
+
+
+def test_entries_of_no_slots_cost_no_sample(trace, caches):
+    """The first samples are for steps in which there is something to see."""
+    connector, _ = make(caches)
+    for number in range(1, 21):
+        step(connector, caches, store(0), number=number)
+    step(connector, caches, store(7), number=21)
+    assert [row[3] for row in effects(trace) if row[0] == "save_kv_layer"] == [7, 7]
+
+
+def test_a_connector_that_copies_a_step_later_is_seen_to(trace, caches):
+    """At the beginning of the next step, which has nothing to store by itself."""
+
+    class Late(fakes.Copying):
+        def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+            self.kept.append(layer_name)
+
+        def start_load_kv(self, forward_context, **kwargs):
+            while self.kept:
+                self.caches[self.kept.pop()][1:3].clone()
+
+    connector, _ = make(caches, cls=Late)
+    step(connector, caches, store())
+    step(connector, caches, number=2)
+    rows = [row[:4] for row in effects(trace) if row[0] == "start_load_kv" and row[1] == Flag.STORE]
+    assert sorted(rows) == [("start_load_kv", Flag.STORE, f"layer.{n}", 8) for n in (0, 1)]
+
+
 def test_an_address_taken_at_registration_leaves_nothing_sure_later(trace, caches):
     class Pointers(fakes.Copying):
         def register_kv_caches(self, kv_caches):
@@ -234,6 +324,36 @@ def test_the_files_that_a_call_wrote_and_what_stands_in_them(trace, caches, tmp_
     assert target == digest_of(str(tmp_path / "kv.safetensors"), AGENT.config.salt)
 
 
+@pytest.mark.parametrize(
+    ("how", "before", "replaced"),
+    [
+        ("wb", b"", False),
+        ("wb", b"x", True),
+        ("ab", b"x", False),
+        ("r+b", b"x", False),
+        ("rename", b"x", True),
+    ],
+)
+def test_a_file_that_held_something_and_is_written_anew(trace, caches, tmp_path, how, before, replaced):
+    path = tmp_path / "kv.bin"
+    path.write_bytes(before)
+
+    def write(connector, kv, slots):
+        part = tmp_path / "kv.part" if how == "rename" else path
+        with open(part, "wb" if how == "rename" else how) as file:
+            file.write(b"y" * 64)
+        if how == "rename":
+            part.replace(path)
+
+    connector, _ = make(caches, write)
+    AGENT.worker.step = 1
+    connector.bind_connector_metadata(fakes.WorkMetadata(store()))
+    connector.save_kv_layer("layer.0", caches["layer.0"], None)
+    (record,) = effects(trace)
+    assert bool(record[1] & Flag.REPLACED) is replaced and record[1] & Flag.STORE
+    assert record[-1] == digest_of(str(path), AGENT.config.salt)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
 def test_a_native_writer_that_nobody_knows_leaves_the_files_unknown(trace, caches, tmp_path):
     import ctypes
@@ -289,7 +409,8 @@ def test_a_sampled_step_without_effect_is_looked_at_again(trace, caches):
         step(connector, caches, store(2), number=number)
     _, rows = trace.read()
     steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
-    assert steps == [*range(1, 9 + effect._MAX_EXTRA), 33, 65, 97]  # and not for ever
+    # and not for ever; the step after one without effect is looked at too
+    assert steps == [*range(1, 10 + effect._MAX_EXTRA), 33, 34, 65, 66, 97, 98]
 
 
 def test_metadata_that_says_nothing_is_sampled_on_steps_with_prefill(trace, caches):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 
@@ -107,3 +108,34 @@ def test_a_message_that_cannot_be_formatted_is_not_our_problem(trace, quiet):
     run(quiet, lambda log: log.warning("%s", Nasty()))
     assert trace.facts(Fact.LOG)[0]["message"] == "%s"
     assert trace.facts(Fact.AGENT_ERROR) == []
+
+
+def test_an_exception_that_a_thread_of_the_connectors_logs_was_caught_there(trace, quiet):
+    def fail():
+        try:
+            raise OSError(28, "no room, token=hunter2")
+        except OSError as error:
+            quiet.warning("copy failed: %s", error)
+
+    _, lane = run(quiet, lambda log: None)
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    (fact,) = trace.facts(Fact.SWALLOWED)
+    assert (fact["hook"], fact["type"], fact["connector"], fact["logged"]) == (
+        "thread",
+        "OSError",
+        lane,
+        True,
+    )
+    assert "no room" in fact["message"] and "hunter2" not in fact["message"]
+    assert "test_logs.py" in fact["where"]
+
+
+def test_a_threads_warning_without_an_exception_is_a_log_line_alone(trace, quiet):
+    run(quiet, lambda log: None)
+    thread = threading.Thread(target=lambda: quiet.warning("slow"))
+    thread.start()
+    thread.join()
+    assert trace.facts(Fact.SWALLOWED) == []
+    assert [fact["hook"] for fact in trace.facts(Fact.LOG)] == ["thread"]

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtrace.agent.metadata import Blocks, read, totals
+from kvtrace.agent import metadata_words
+from kvtrace.agent.metadata import Blocks, Totals, read, totals
 from kvtrace.trace.format import UNKNOWN, Flag
 
 from .fakes import KVConnectorMetadata
@@ -167,3 +168,115 @@ def test_an_empty_list_of_requests_is_nothing_to_do():
 
 def test_no_metadata_is_no_entry():
     assert read(None, blocks()).entries == []
+
+
+# --- connectors with words of their own ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [
+        ("reqs_to_save", Flag.STORE),
+        ("isPut", Flag.STORE),
+        ("reqs_to_offload", Flag.STORE),
+        ("reqs_to_onload", Flag.LOAD),
+        ("restoreJobs", Flag.LOAD),
+        ("already_there", 0),
+        ("outputs", 0),
+        ("threads", 0),
+    ],
+)
+def test_a_direction_is_told_by_words_not_by_letters(name: str, direction: int):
+    assert metadata_words.direction(name) == direction
+
+
+def only(meta: Any, **req_blocks: list[int]):
+    declared = read(meta, blocks(**req_blocks))
+    (entry,) = declared.entries
+    return declared, entry
+
+
+def test_a_job_with_pages_as_an_array_and_an_end():
+    job = SimpleNamespace(rid="a", upto=40, put=True, pages=np.array([4, 5, 6]))
+    declared, entry = only(SimpleNamespace(work=[job]), a=[4, 5, 6])
+    assert declared.readable
+    assert (entry.req_id, entry.direction, entry.start, entry.slots) == ("a", Flag.STORE, 0, 40)
+
+
+def test_an_end_counts_from_where_the_pages_begin():
+    job = SimpleNamespace(rid="a", upto=40, put=True, pages=(5, 6))
+    _, entry = only(SimpleNamespace(work=[job]), a=[4, 5, 6])
+    assert (entry.start, entry.slots) == (BLOCK, 40 - BLOCK)
+
+
+Span = namedtuple("Span", "span where action")
+
+
+def test_a_plain_dictionary_of_requests():
+    declared, entry = only({"a": Span((16, 40), (5, 6), "dump"), "version": 3}, a=[4, 5, 6])
+    assert (entry.req_id, entry.direction, entry.start, entry.slots) == ("a", Flag.STORE, 16, 24)
+    assert declared.readable
+
+
+def test_numbers_that_are_not_the_requests_blocks_are_not_taken_for_them():
+    job = SimpleNamespace(rid="a", put=True, pages=[8, 9])
+    declared, entry = only(SimpleNamespace(work=[job]), a=[4, 5, 6])
+    assert entry.block_ids is None and entry.slots == UNKNOWN
+    assert not declared.readable
+
+
+@pytest.mark.parametrize("more", [{"first_of": 1, "quota": 16}, {"part": 2}])
+def test_a_number_that_is_not_understood_leaves_the_size_open(more: dict[str, int]):
+    """The whole of the blocks, or 16 tokens of them? A wrong size would look like a short save."""
+    job = SimpleNamespace(rid="a", put=True, block_ids=[4, 5, 6], **more)
+    declared, entry = only(SimpleNamespace(work=[job]), a=[4, 5, 6])
+    assert (entry.slots, entry.tokens) == (UNKNOWN, UNKNOWN)
+    assert not declared.readable
+    harmless = SimpleNamespace(rid="a", put=True, block_ids=[4, 5, 6], priority=1, tp_rank=0)
+    declared, entry = only(SimpleNamespace(work=[harmless]), a=[4, 5, 6])
+    assert declared.readable and entry.slots == 3 * BLOCK
+
+
+def test_an_id_alone_does_not_say_how_much():
+    declared = read(SimpleNamespace(reqs_to_send={"a"}), blocks(a=[4]))
+    assert declared.store_entries == 1 and not declared.readable
+
+
+class Inner:
+    __slots__ = ("jobs",)
+
+    def __init__(self, *jobs: Any) -> None:
+        self.jobs = list(jobs)
+
+
+def test_objects_in_objects_without_a_dict():
+    meta = SimpleNamespace(plan=Inner(SimpleNamespace(rid="a", store=True, blocks=[4])), number=3)
+    declared, entry = only(meta, a=[4, 5])
+    assert declared.readable and (entry.req_id, entry.slots) == ("a", BLOCK)
+
+
+def test_the_name_of_an_entrys_class_says_what_it_is_for():
+    class SaveJob:
+        def __init__(self) -> None:
+            self.rid, self.blocks = "a", [4]
+
+    _, entry = only(SimpleNamespace(jobs=[SaveJob()]), a=[4, 5])
+    assert (entry.direction, entry.slots) == (Flag.STORE, BLOCK)
+
+
+def test_what_the_scheduler_read_travels_as_a_plain_tuple():
+    """To workers that may not have kvtrace: nothing of its own may be in what is pickled."""
+    declared = read(SimpleNamespace(to_save={"a": [4, 5]}), blocks(a=[4, 5, 6]))
+    sent = declared.totals()
+    assert {type(value) for value in sent} <= {bool, int}
+    assert Totals(*sent).store_slots == 2 * BLOCK
+
+
+@pytest.mark.parametrize(
+    "block_ids",
+    [[4, 5], (4, 5), ([4, 5],), np.array([4, 5]), [np.array([4, 5])], list(np.array([4, 5])), range(4, 6)],
+)
+def test_block_ids_in_any_container(block_ids: Any):
+    meta = SimpleNamespace(to_save=[SimpleNamespace(rid="a", block_ids=block_ids)])
+    _, entry = only(meta, a=[4, 5, 6])
+    assert (entry.start, entry.slots) == (0, 2 * BLOCK)

@@ -38,7 +38,7 @@ def test_rules_and_catalogue_agree() -> None:
     assert claims <= with_rule
     implemented = {cause.id for cause in CATALOGUE.values() if cause.implemented}
     # These have a rule that only rules out, or only says that it can't be seen.
-    assert with_rule - {"local-hit", "wrong-connector-class"} == implemented
+    assert with_rule - {"local-hit"} == implemented
 
 
 def test_what_was_seen_live_has_a_scenario() -> None:
@@ -46,7 +46,7 @@ def test_what_was_seen_live_has_a_scenario() -> None:
     texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.toml")]
     causes = {match[1] for text in texts if (match := re.search(r'^cause = "([a-z-]+)"', text, re.MULTILINE))}
     live = {cause.id for cause in CATALOGUE.values() if cause.live}
-    # Found beside the first finding wherever single layers or ranks lose their tokens.
+    # Found beside the first finding wherever single ranks lose their tokens.
     assert live - {"ranks-diverge"} == causes
     assert all(cause.implemented for cause in CATALOGUE.values() if cause.live)
 

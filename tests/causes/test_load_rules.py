@@ -395,6 +395,21 @@ def test_an_impatient_client_is_no_fault(tmp_path: Path) -> None:
     assert diagnosis.loads.tokens["pending"] == 127
 
 
+def test_load_late_while_the_engine_steps_on_with_nothing_to_compute(tmp_path: Path) -> None:
+    """Steps in which a slow get_finished is all there is are no measure of what computing takes."""
+    sim = Sim(tmp_path)
+    sim.slow = {"get_finished": SECOND // 100}
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 96, 96, ASYNC)
+    sim.step([], [Entry("a", 96, 96, 0, LOAD)], tokens=0)
+    for _ in range(100):
+        sim.step([], tokens=0)
+    done(sim, "a")
+    sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 32, 32, 96)], prompts={"a": 128})
+    sim.finish("a", 128)
+    assert of_loads(analyse(sim)) == ["load-late"]
+
+
 @pytest.mark.parametrize("seconds", [0, 2])
 def test_load_late(tmp_path: Path, seconds: int) -> None:
     sim = Sim(tmp_path)

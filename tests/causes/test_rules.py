@@ -100,6 +100,19 @@ def test_unit_of_the_connector_itself(tmp_path: Path, empty: bool) -> None:
     assert tokens(diagnosis)["saved"] == 256 + 768
 
 
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ([300, 330], "256 would have saved 81 % of these prompt tokens, 128 81 %, 64 91 %"),
+        ([20, 25], "but no prompt of this run would fill 32 either"),
+    ],
+)
+def test_the_remedy_halves_a_large_unit_until_it_helps(tmp_path: Path, lengths: list[int], said: str) -> None:
+    sim = Sim(tmp_path, batched=512, block=32, extra={"unit": 4096}, ints={"unit": 4096})
+    sim.serve(prompts(lengths), Rounding(4096).policy())
+    assert said in analyse(sim).findings[0].remedy[0]
+
+
 def test_stock_connector_with_all_prompts_below_a_block(tmp_path: Path) -> None:
     sim = Sim(tmp_path, connector="ExampleConnector", block=128, ints={"_block_size": 128})
     sim.serve(prompts([20, 50, 128]), Rounding(128, d=1).policy())
@@ -117,6 +130,21 @@ def test_zeros_alone_name_no_unit(tmp_path: Path) -> None:
     assert ids(diagnosis) == ["metadata-has-no-store"]
 
 
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("port", "metadata-has-no-store"),
+        ("window", "metadata-has-no-store"),
+        ("min_tokens", "below-save-granularity"),
+    ],
+)
+def test_a_large_number_is_no_unit_for_its_size_alone(tmp_path: Path, name: str, cause: str) -> None:
+    """Nothing was ever offered, and the connector has one number that is larger than every prompt."""
+    sim = Sim(tmp_path, batched=8192, ints={name: 4096})
+    sim.serve(prompts([60, 90]), Policy(nothing))
+    assert ids(analyse(sim)) == [cause]
+
+
 def test_whole_units_are_healthy(tmp_path: Path) -> None:
     sim = Sim(tmp_path, tp=2, ints={"unit": 32})
     sim.serve(prompts([64, 128, 512, 1024]), Rounding(32).policy())
@@ -129,6 +157,23 @@ def test_whole_units_are_healthy(tmp_path: Path) -> None:
         "local-hit", "wrong-connector-class", "layer-not-hooked", "metadata-not-bound", "hook-raised",
         "below-save-granularity", "first-chunk-only", "role-does-not-save", "ranks-diverge",
     }  # fmt: skip
+
+
+def test_another_class_than_the_configured_one(tmp_path: Path) -> None:
+    sim = Sim(
+        tmp_path, connector_facts={"resolves": False, "module": "vllm.bundled", "file": "/v/bundled.py"}
+    )
+    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["wrong-connector-class"]
+    assert "vllm.bundled.ChunkStore is live" in diagnosis.findings[0].title
+    assert "wrong-connector-class" not in ruled_out(diagnosis)
+
+
+def test_a_class_that_another_module_hands_on_is_the_configured_one(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, connector_facts={"resolves": True, "module": "other.place", "file": "/o/place.py"})
+    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    assert ids(analyse(sim)) == []
 
 
 def test_no_connector_configured(tmp_path: Path) -> None:

@@ -15,8 +15,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvtrace.cli.app import main
-
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = runpy.run_path(str(ROOT / "tests" / "report" / "sample.py"))
 REAL = ROOT / "reports" / "vllm-0.32.0-cpu" / "healthy-chunk-store.json"
@@ -24,21 +22,13 @@ REAL_BASELINE = ROOT / "reports" / "baselines" / "healthy-chunk-store.json"
 Shell = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """kvtrace in an empty directory, outside of any repository."""
+@pytest.fixture(autouse=True)
+def _an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of any repository."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     monkeypatch.delenv("COLUMNS", raising=False)
     (tmp_path / ".git").mkdir()
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
 
 
 def write(path: Path, value: Any) -> Path:

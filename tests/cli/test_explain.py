@@ -13,22 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace.cli.app import main
-
 SAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "report" / "sample.py"))
 GOLDEN = Path(__file__).parents[1] / "report" / "golden"
 Shell = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
 
 
 @pytest.fixture

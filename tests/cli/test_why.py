@@ -9,24 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace.cli.app import main
-
 sys.path.append(str(Path(__file__).resolve().parents[1] / "ledger"))
 
 from synth import Prompt, Rounding, Sim, run_json
 
 Shell = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call
 
 
 @pytest.fixture

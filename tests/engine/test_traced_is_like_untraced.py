@@ -6,6 +6,8 @@ import json
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,11 @@ def run_offline(
 
 
 def test_a_script_prints_the_same_tokens_and_ends_with_the_same_code(tmp_path, vllm_env, tiny_model):
-    plain = run_offline(vllm_env, tiny_model, tmp_path / "a")
     prefix = (*KVTRACE, "run", "-o", str(tmp_path / "run"), "--")
-    traced = run_offline(vllm_env, tiny_model, tmp_path / "b", prefix=prefix)
+    with ThreadPoolExecutor() as pool:  # side by side: two cores start two engines in the time of one
+        one = pool.submit(run_offline, vllm_env, tiny_model, tmp_path / "a")
+        other = pool.submit(run_offline, vllm_env, tiny_model, tmp_path / "b", prefix=prefix)
+        plain, traced = one.result(), other.result()
     assert (plain.returncode, traced.returncode) == (3, 3), traced.stderr[-3000:]
     lines = [line for line in plain.stdout.splitlines() if line.startswith("tokens")]
     assert len(lines) == 6
@@ -89,12 +93,15 @@ def converse(server: Server) -> list[tuple[int, Any]]:
 
 def test_a_server_answers_the_same_and_ends_with_the_same_code(tmp_path, vllm_env, tiny_model):
     seen = {}
-    for name, prefix in (
-        ("plain", ()),
-        ("traced", (*KVTRACE, "run", "-o", str(tmp_path / "run"), "--")),
-    ):
-        log = tmp_path / f"{name}.log"
-        with Server(tiny_model, tmp_path / f"store-{name}", vllm_env, log, prefix) as server:
+    prefixes = {"plain": (), "traced": (*KVTRACE, "run", "-o", str(tmp_path / "run"), "--")}
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(
+                Server(tiny_model, tmp_path / f"store-{name}", vllm_env, tmp_path / f"{name}.log", prefix)
+            )
+            for name, prefix in prefixes.items()
+        }
+        for name, server in servers.items():
             server.wait_until_ready()
             answers = converse(server)
             seen[name] = (answers, server.stop())

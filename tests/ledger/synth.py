@@ -98,6 +98,7 @@ class Prompt:
     digest: int = 0
     prefix: int = 0
     output: int = 1
+    prefixes: tuple[int, ...] = ()  # of the first, two, ... blocks; at most four
 
 
 @dataclass
@@ -232,6 +233,9 @@ class Sim:
         req = s.name(prompt.id)
         s.add(pack_head(Kind.REQUEST, Role.SCHEDULER), self.clock(), req, 0, prompt.length, prompt.digest,
               prompt.prefix, 16)  # fmt: skip
+        if prompt.prefixes:
+            four = (*prompt.prefixes, 0, 0, 0, 0)[:4]
+            s.add(pack_head(Kind.PREFIX, Role.SCHEDULER), req, self.block, self.block, *four)
 
     def lookup(
         self, request: str, local: int, answer: int | None, accepted: int | None, flags: int = 0

@@ -170,6 +170,20 @@ def test_local_and_loaded_positions(tmp_path: Path) -> None:
     assert run.loads.accounts == {"local-hit": 32, "loaded": 64, "missed:lookup-miss": 32}
 
 
+def test_what_is_computed_again_after_a_failed_load_was_not_loaded(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 96, 96)
+    sim.step([Chunk("a", 96, 128, first=True)], prompts={"a": 128})
+    sim.step([Chunk("a", 64, 128)], [Entry("a", 64, 64, 64)], prompts={"a": 128})
+    sim.finish("a", 128)
+    sim.write()
+    run = load(sim.dir)
+    accounts = dict(run.base.groupby("account")["amount"].sum())
+    lanes = run.engines[0].lanes
+    assert accounts == {"loaded": 64 * lanes, "saved": 64 * lanes}
+
+
 def test_clamped_lookup(tmp_path: Path) -> None:
     sim = Sim(tmp_path, layers=1)
     sim.arrive(Prompt("a", 128, digest=1))

@@ -68,10 +68,18 @@ def test_a_scenario_that_was_not_run_on_a_version_is_said() -> None:
     two = {"vllm-0.32.0-cpu": LATEST, "vllm-0.33.0-cpu": {"flagship": LATEST["flagship"]}}
     page = reference.matrix_page(two)
     assert "not run" in page and page.count("| fault [below-save-granularity]") >= 2
-    columns = {len(re.findall(r"(?<!\\)\|", line)) for line in page.splitlines() if line.startswith("|")}
+    matrix = page.partition("## Accuracy")[0]
+    columns = {len(re.findall(r"(?<!\\)\|", line)) for line in matrix.splitlines() if line.startswith("|")}
     assert columns == {1 + 1 + 2 * 4}
     assert reference.newest(two) == "vllm-0.33.0-cpu"
     assert reference.newest({"vllm-0.9.2-cpu": {}, "vllm-0.32.0-cpu": {}}) == "vllm-0.32.0-cpu"
+
+
+def test_the_accuracy_of_a_version_is_of_its_own_reports() -> None:
+    page = reference.matrix_page({"vllm-0.33.0-cpu": {"flagship": LATEST["flagship"]}})
+    assert "1 of 1 labelled runs have the right first finding; 0 of 0 healthy runs" in page
+    assert "| below-save-granularity | 1 | below-save-granularity 1 |" in page
+    assert "Without a reference report: aborted-before-save, " in page
 
 
 def test_normalising_hides_the_machine_and_keeps_the_numbers() -> None:

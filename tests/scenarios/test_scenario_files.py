@@ -42,6 +42,8 @@ FIRST_CAUSES = {
     "save-never-finished",
     "config-key-unused",
     "connector-disabled-itself",
+    "wrong-connector-class",
+    "save-lost",
     "save-blocks-step",
     "hook-slow",
 }

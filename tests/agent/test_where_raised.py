@@ -1,0 +1,39 @@
+"""Where an exception came from: the connector's own line, wherever its folder lies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvtrace.agent.state import where_raised
+
+
+def raised_through(*paths: str) -> BaseException:
+    """An exception that went through a function of each file, the last one innermost."""
+    source = "def run(*inner):\n    if not inner:\n        raise KeyError('k')\n    inner[0](*inner[1:])\n"
+    calls = []
+    for path in paths:
+        space: dict[str, Any] = {}
+        exec(compile(source, path, "exec"), space)
+        calls.append(space["run"])
+    with pytest.raises(KeyError) as caught:
+        calls[0](*calls[1:])
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("paths", "place"),
+    [
+        (["/a/vllm/v1/worker/x.py", "/home/me/store/connector.py"], "store/connector.py:3 in run"),
+        (["/home/me/store/connector.py", "/s/torch/nn/functional.py"], "store/connector.py:4 in run"),
+        # the user's clone may have our name
+        (["/home/me/kvtrace/mine/connector.py", "/s/torch/_ops.py"], "mine/connector.py:4 in run"),
+        (
+            ["/s/vllm/distributed/kv_transfer/kv_connector/v1/example.py", "/s/vllm/utils.py"],
+            "v1/example.py:4 in run",
+        ),
+    ],
+)
+def test_the_innermost_line_of_the_connector(paths: list[str], place: str) -> None:
+    assert where_raised(raised_through(*paths)) == place
