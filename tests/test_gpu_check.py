@@ -198,6 +198,39 @@ class Scripted:
         return process, folder
 
 
+ENGINE = """
+import json, pathlib, sys
+print("ready", flush=True)
+seconds = 2.0 if pathlib.Path.cwd().name.endswith("-traced") else 1.0
+for n, line in enumerate(sys.stdin):
+    tokens = [[int(line), n if OFF and seconds == 2.0 else 0]]
+    print(json.dumps({"seconds": seconds, "tokens": tokens}), flush=True)
+device = {"steps": 4, "calls": 32, "own_ns": 5, "busy_ns": 1000}
+report = {"run": {"engines": [{"real_steps": 10}]}, "limits": {"tracer": {"records": 255}}, "device": device}
+pathlib.Path("run").mkdir()
+pathlib.Path("run/report.json").write_text(json.dumps(report))
+pathlib.Path("result.json").write_text("{}")
+"""
+
+
+@pytest.mark.parametrize("off", [False, True])
+def test_the_ratio_is_that_of_two_living_engines_with_the_same_tokens(off: bool, tmp_path: Path) -> None:
+    runner: Any = Scripted(tmp_path, f"OFF = {off}\n{ENGINE}")
+    found = gpu_check.run_ratio(runner, MIXED, gpu_check.time.monotonic() + 18)
+    assert set(found["batches"]) == {"1", "64"}
+    for part in found["batches"].values():
+        assert part["median"] == part["q1"] == part["q3"] == 2.0 and part["pairs"] >= 2
+    assert found["per_step"] == {
+        "steps": 10,
+        "records": 25.5,
+        "timed_steps": 4,
+        "event_pairs_a_timed_step": 8.0,
+        "timing_share": 0.005,
+    }
+    assert found["ok"] is not off
+    assert len(found["problems"]) == 2 * off
+
+
 def test_parts_that_fail_or_run_out_of_time_stand_in_the_json(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     runner: Any = Scripted(tmp_path / "dead", "raise SystemExit(3)")

@@ -97,9 +97,11 @@ def _why(engine: Engine, worker: Worker, asked: str, configured: str, used: str)
             f"vLLM takes PIECEWISE instead of {before}"
         )
     elif asked and configured and asked != configured:
-        said.append(f"vLLM changed {asked} to {configured}: {_suspects(worker)}")
+        said.append(f"vLLM changed {asked} to {configured}, going by {_suspects(worker)}")
     if used != configured and configured and used:
-        said.append(f"vLLM changed {configured} to {used} when the worker was ready: {_suspects(worker)}")
+        said.append(
+            f"vLLM changed {configured} to {used} when the worker was ready, going by {_suspects(worker)}"
+        )
     if not said and not asked and used:
         said.append(f"{used} is vLLM's default here")
     if used in _FULL and needs is False and connector is not None and connector.saves_per_layer:

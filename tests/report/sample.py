@@ -413,3 +413,28 @@ def with_loads() -> Report:
         }
     )
     return report
+
+
+def with_device() -> Report:
+    """The same on CUDA: graphs and device times."""
+    report = sample()
+    mode = {"mode": "FULL", "steps": 4, "tokens": 4, "padded": 8, "layer_steps": 16, "bodies": 0, "saves": 0}
+    report["graphs"] = [
+        {
+            "process": f"worker {rank}", "rank": rank, "runner": "V1", "asked": "default",
+            "configured": "FULL_AND_PIECEWISE", "used": "FULL_AND_PIECEWISE", "why": ["a reason"],
+            "breakable": False, "captured": 7, "capturing_steps": 0, "modes": [mode],
+        }
+        for rank in RANKS
+    ]  # type: ignore[typeddict-item]  # fmt: skip
+    report["device"] = {
+        "steps": 2, "calls": 3, "untimed": 1, "lost": 0, "own_ns": 5, "busy_ns": 900,
+        "rows": [
+            {
+                "name": "save_kv_layer", "kind": "hook", "count": 3, "host_p50_ns": 9, "host_p99_ns": 9,
+                "host_total_ns": 27, "device_p50_ns": 8, "device_p99_ns": 8, "device_total_ns": 24,
+                "other_stream": 1, "behind": 2, "waited": 1,
+            }
+        ],
+    }  # fmt: skip
+    return report

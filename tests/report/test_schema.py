@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutate import mutated
-from sample import sample, with_loads
+from sample import sample, with_device, with_loads
 
 from kvtrace.report import model
 from kvtrace.report.validate import packaged_schema, problem, unsupported
@@ -29,7 +29,7 @@ def test_the_schema_is_a_schema_that_our_checker_understands() -> None:
     assert unsupported({"type": "object", "properties": {"a": {"pattern": "x"}}}) == {"pattern"}
 
 
-@pytest.mark.parametrize("report", [sample(), with_loads()])
+@pytest.mark.parametrize("report", [sample(), with_loads(), with_device()])
 def test_samples_are_valid(report: dict[str, Any]) -> None:
     JUDGE.validate(report)
     assert problem(report, SCHEMA, SCHEMA) is None
@@ -110,7 +110,7 @@ def test_a_problem_names_its_place(path: list[Any], value: object, says: str) ->
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 2**32))
-def test_our_checker_says_what_jsonschema_says(seed: int) -> None:
-    report = mutated(copy.deepcopy(dict(with_loads())), random.Random(seed))
+@given(st.integers(0, 2**32), st.sampled_from([with_loads(), with_device()]))
+def test_our_checker_says_what_jsonschema_says(seed: int, whole: Any) -> None:
+    report = mutated(copy.deepcopy(dict(whole)), random.Random(seed))
     assert (problem(report, SCHEMA, SCHEMA) is None) == JUDGE.is_valid(report)
