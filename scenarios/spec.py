@@ -78,6 +78,8 @@ class Expect:
     saves: dict[str, int] = field(default_factory=dict)
     """Save accounts, exactly; they sum to the total, so an account not named here must be empty."""
     loads: dict[str, int] = field(default_factory=dict)
+    traced: bool = True
+    """False where the engine is kept from being traced: no token is booked."""
     in_store: int | None = None
     """Tokens that the store holds in the end, where some were saved again under the same key."""
     evidence: tuple[str, ...] = ()

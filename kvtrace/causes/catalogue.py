@@ -57,7 +57,7 @@ _CAUSES = (
         "A vLLM engine or worker process in the process tree, and no spool with its pid.",
         "Start the whole command under 'kvtrace run'; if its environment is rebuilt on the way (ssh, sudo, "
         "containers), pass KVTRACE_CONFIG, PYTHONPATH and VLLM_PLUGINS on, and install kvtrace there.",
-        rule=True, live=False,
+        rule=True,
     ),
     _c(
         "no-connector-configured", 0, FAULT, SAVES,
