@@ -31,9 +31,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scenarios")]
 
 Report = dict[str, Any]
 
+_NOTE_BEGINS = "a reference report:"
 NOTE = (
-    "a reference report: host, process ids, paths, request ids, times and sizes are normalised; "
-    "performance notes are left out"
+    f"{_NOTE_BEGINS} host, process ids, paths, request ids, times and sizes are normalised; "
+    "performance notes are left out where the scenario is not about one"
 )
 TIMED = {"hook-slow", "sync-in-hook", "load-late", "save-blocks-step", "tracer-cost"}
 """Causes whose numbers are times: of one machine, and never the same twice."""
@@ -63,12 +64,21 @@ def normalise(report: Report, folders: tuple[str, ...] = ()) -> Report:
         row["engine"] = tags.get(row["engine"], row["engine"])
     for row in new["timing"]:
         row.update(p50_ns=0, p99_ns=0, total_ns=0, share_of_steps=None)
-    for part in ("findings", "ruled_out"):
-        new[part] = [item for item in new[part] if item["id"] not in TIMED]
+    left_out = TIMED - {_cause_of(run["name"])}
+    for part in ("findings", "ruled_out", "not_observed"):
+        new[part] = [item for item in new[part] if item["id"] not in left_out]
     tracer = new["limits"]["tracer"]
     tracer["spool_bytes"] = tracer["records"] * 64
-    new["limits"]["notes"] = [*new["limits"]["notes"], NOTE]
+    notes = [note for note in new["limits"]["notes"] if not note.startswith(_NOTE_BEGINS)]
+    new["limits"]["notes"] = [*notes, NOTE]
     return new
+
+
+def _cause_of(name: str) -> str | None:
+    """What the scenario of this name is about: a note about time stays in the report of its own scenario."""
+    from spec import load, names
+
+    return load(name).cause if name in names() else None
 
 
 def _command(command: list[str], name: str) -> list[str]:
