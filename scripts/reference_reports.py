@@ -169,9 +169,12 @@ def version_folder(report: Report) -> str:
 def write(reports: dict[str, Report]) -> None:
     from kvtrace.report.load import check_report
 
+    # A run whose engine was kept from being traced does not know its platform: the others' is its own.
+    folders = {r["run"]["vllm"]: version_folder(r) for r in reports.values() if r["run"]["engines"]}
     for name, report in reports.items():
         check_report(report, name)
-        path = REPORTS / version_folder(report) / f"{name}.json"
+        folder = folders.get(report["run"]["vllm"]) or version_folder(report)
+        path = REPORTS / folder / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -42,7 +42,10 @@ def test_a_reference_report_is_valid_small_and_nameless(version: str, name: str)
     assert all(process["pid"] < 100 for process in report["run"]["processes"])
     assert all(engine["tag"] < 100 for engine in report["run"]["engines"])
     assert all(row["total_ns"] == 0 for row in report["timing"])
-    assert reference.version_folder(report) == version  # type: ignore[arg-type]
+    if report["run"]["engines"]:  # an engine that was not traced tells no platform
+        assert reference.version_folder(report) == version  # type: ignore[arg-type]
+    else:
+        assert version.startswith(f"vllm-{report['run']['vllm']}-")
     absolute = re.findall(r'(?:^|[\s"\'=(])(/[a-z][^\s"]*)', text)
     assert not absolute, absolute[:3]
     assert not re.search(r"\b\d+-[0-9a-f]{8}\b", text)
