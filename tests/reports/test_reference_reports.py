@@ -60,6 +60,12 @@ def test_a_reference_report_is_what_its_scenario_expects(name: str) -> None:
     assert judge(load(name), LATEST[name]) == []
 
 
+def test_the_readme_quotes_the_accuracy_of_the_reports() -> None:
+    page = reference.matrix_page(VERSIONS)
+    (said,) = re.findall(r"^\d+ of \d+ labelled runs .*fault\.$", page, re.MULTILINE)
+    assert said in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_the_matrix_page_is_what_the_reports_give() -> None:
     page = (ROOT / "reports" / "README.md").read_text(encoding="utf-8")
     assert page == reference.matrix_page(VERSIONS), "run: python scripts/reference_reports.py --pages"
