@@ -8,10 +8,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm_env import vllm_env as make_vllm_env
 
 from kvtrace.report.load import load_report
 
@@ -34,12 +36,34 @@ def run_offline(
     )
 
 
-def test_a_script_prints_the_same_tokens_and_ends_with_the_same_code(tmp_path, vllm_env, tiny_model):
-    prefix = (*KVTRACE, "run", "-o", str(tmp_path / "run"), "--")
+@dataclass
+class Scripts:
+    """One script three times: plain (store a), traced (b) and traced and killed (c)."""
+
+    out: Path
+    plain: subprocess.CompletedProcess[str]
+    traced: subprocess.CompletedProcess[str]
+    killed: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Scripts:
+    out = tmp_path_factory.mktemp("scripts")
+    env = make_vllm_env()
     with ThreadPoolExecutor() as pool:  # side by side: two cores start two engines in the time of one
-        one = pool.submit(run_offline, vllm_env, tiny_model, tmp_path / "a")
-        other = pool.submit(run_offline, vllm_env, tiny_model, tmp_path / "b", prefix=prefix)
-        plain, traced = one.result(), other.result()
+        runs = [
+            pool.submit(run_offline, env, tiny_model, out / store, *more, prefix=prefix)
+            for store, more, prefix in (
+                ("a", (), ()),
+                ("b", (), (*KVTRACE, "run", "-o", str(out / "run"), "--")),
+                ("c", ("kill",), (*KVTRACE, "run", "-o", str(out / "killed"), "--")),
+            )
+        ]
+        return Scripts(out, *(run.result() for run in runs))
+
+
+def test_a_script_prints_the_same_tokens_and_ends_with_the_same_code(scripts: Scripts) -> None:
+    plain, traced, tmp_path = scripts.plain, scripts.traced, scripts.out
     assert (plain.returncode, traced.returncode) == (3, 3), traced.stderr[-3000:]
     lines = [line for line in plain.stdout.splitlines() if line.startswith("tokens")]
     assert len(lines) == 6
@@ -65,11 +89,9 @@ def test_a_script_prints_the_same_tokens_and_ends_with_the_same_code(tmp_path, v
     )
 
 
-def test_a_killed_run_is_reported_from_what_is_on_disk(tmp_path, vllm_env, tiny_model):
-    prefix = (*KVTRACE, "run", "-o", str(tmp_path / "run"), "--")
-    killed = run_offline(vllm_env, tiny_model, tmp_path / "a", "kill", prefix=prefix)
-    assert killed.returncode == 128 + 9
-    report = load_report(tmp_path / "run" / "report.json")
+def test_a_killed_run_is_reported_from_what_is_on_disk(scripts: Scripts) -> None:
+    assert scripts.killed.returncode == 128 + 9
+    report = load_report(scripts.out / "killed" / "report.json")
     assert report["requests"]["total"] == 6
     assert {row["status"] for row in report["requests"]["rows"]} == {"FINISHED_LENGTH_CAPPED"}
     saves = report["ledger"]["saves"]
