@@ -28,6 +28,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 OUT = ROOT / ".cache" / "overhead"
 PROMPT, OUTPUT = 96, 24
+WARM, WATCHED = 3, 20
+"""Pairs of blocks that warm up, then pairs in which the first steps with work are watched."""
 
 
 def child(model: str, store: str, batch: int) -> None:
@@ -97,7 +99,7 @@ def quartiles(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=30)
+    parser.add_argument("--pairs", type=int, default=60, help="after the watched ones [60]")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
@@ -112,12 +114,12 @@ def main() -> None:
     model = make_tiny_model(ROOT / ".cache" / "tiny-model")
     engines = {"traced": start(True, model, options.batch), "untraced": start(False, model, options.batch)}
     results: dict[str, list[dict[str, object]]] = {"traced": [], "untraced": []}
-    for pair in range(-3, options.pairs):
+    for pair in range(-WARM, WATCHED + options.pairs):
         names = ["traced", "untraced"] if pair % 2 else ["untraced", "traced"]
         figures = {name: block(engines[name]) for name in names}
         if figures["traced"]["tokens"] != figures["untraced"]["tokens"]:
             raise SystemExit("traced and untraced made different tokens")
-        if pair >= 0:  # the first three warm up
+        if pair >= 0:
             for name in names:
                 results[name].append(figures[name])
     for engine in engines.values():
@@ -140,13 +142,14 @@ def report(options: argparse.Namespace, results: dict[str, list[dict[str, object
     }
     for what, line in lines.items():
         print(f"{what:30} {line}")
-    for clock in ("wall", "cpu"):
-        ratios = [
-            float(traced[clock]) / float(untraced[clock])  # type: ignore[arg-type]
-            for traced, untraced in zip(results["traced"], results["untraced"], strict=True)
-        ]
-        what = "throughput, untraced / traced" if clock == "wall" else "CPU time, traced / untraced"
-        print(f"{what:30} median {quartiles(ratios)}")
+    pairs = list(zip(results["traced"], results["untraced"], strict=True))
+    for when, part in ((f"first {WATCHED} pairs", pairs[:WATCHED]), ("after them", pairs[WATCHED:])):
+        for clock, what in (
+            ("wall", "throughput, untraced / traced"),
+            ("cpu", "CPU time, traced / untraced"),
+        ):
+            ratios = [float(traced[clock]) / float(untraced[clock]) for traced, untraced in part]  # type: ignore[arg-type]
+            print(f"{what:30} {when}: median {quartiles(ratios)}")
 
 
 if __name__ == "__main__":
