@@ -209,7 +209,7 @@ _CAUSES = (
         "layer's body "
         "without metadata.",
         "Use a vLLM with finalize_kv_connector (0.18.1 and later).",
-        rule=True, live=False, versions="0.11.1 .. 0.21.0",
+        rule=True, versions="0.11.1 .. 0.21.0",
     ),
     # ----------------------------------------------------------------- gate 3: forward
     _c(

@@ -17,7 +17,8 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     unbound = skipped(run, "NO_CONNECTOR_METADATA")
     hooked = skipped(run, "HOOKED")
     steps, bound, _, _ = calls(run, "bind_connector_metadata")
-    if ID in case.booked or unbound:
+    # Cleared too early is a cause of its own: the metadata was bound, and the same calls show it.
+    if ID in case.booked or (unbound and "metadata-cleared-early" not in case.booked):
         overriding = sorted(
             {
                 f"{c.cls}.{name}"
@@ -43,7 +44,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
             events=case.events(ID, "a store entry in the metadata, and none bound on the worker"),
             headline="the connector's metadata was not bound when the forward ran",
         )
-    elif hooked:
+    elif hooked and not unbound:
         yield RuledOut(
             ID, f"metadata was bound at {count(hooked)}/{count(hooked)} attention calls of real steps"
         )

@@ -582,7 +582,7 @@ def test_metadata_cleared_early(tmp_path: Path) -> None:
         return analyse(sim)
 
     diagnosis = run("draft", bound=True)
-    assert ids(diagnosis)[0] == "metadata-cleared-early"
+    assert ids(diagnosis) == ["metadata-cleared-early"]
     assert tokens(diagnosis) == {"saved": 128, "not-saved:metadata-cleared-early": 64}
     assert ids(run("unbound", bound=False))[0] == "metadata-not-bound"
 

@@ -46,6 +46,7 @@ FIRST_CAUSES = {
     "save-lost",
     "load-after-use",
     "agent-not-loaded",
+    "metadata-cleared-early",
     "save-blocks-step",
     "hook-slow",
 }
