@@ -36,8 +36,6 @@ NOTE = (
     f"{_NOTE_BEGINS} host, process ids, paths, request ids, times and sizes are normalised; "
     "performance notes are left out where the scenario is not about one"
 )
-TIMED = {"hook-slow", "sync-in-hook", "load-late", "save-blocks-step", "tracer-cost"}
-"""Causes whose numbers are times: of one machine, and never the same twice."""
 
 
 # ------------------------------------------------------------------------------ normalise
@@ -64,7 +62,9 @@ def normalise(report: Report, folders: tuple[str, ...] = ()) -> Report:
         row["engine"] = tags.get(row["engine"], row["engine"])
     for row in new["timing"]:
         row.update(p50_ns=0, p99_ns=0, total_ns=0, share_of_steps=None)
-    left_out = TIMED - {_cause_of(run["name"])}
+    from judge import TIMED
+
+    left_out = set(TIMED) - {_cause_of(run["name"])}
     for part in ("findings", "ruled_out", "not_observed"):
         new[part] = [item for item in new[part] if item["id"] not in left_out]
     tracer = new["limits"]["tracer"]

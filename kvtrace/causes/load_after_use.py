@@ -18,12 +18,11 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     mine = load_side.not_loaded(case, ID)
     if mine:
         tokens = sum(load_side.tokens_of(case, row, NOT_LOADED + ID) for row in mine)
-        place = load_side.where(mine, ID)
         yield load_side.finding(
             case, ID, NOT_LOADED + ID,
             f"Attention ran over {plural(tokens, 'token')} before their KV was waited for "
             f"({of_all(len(mine), len(sync), 'load')}).",
-            evidence=[*load_side.reasons(mine, ID), *([f"in {place}"] if place else [])],
+            evidence=load_side.seen(mine, ID),
             headline="attention ran before the loaded KV was there",
         )  # fmt: skip
     elif sync:

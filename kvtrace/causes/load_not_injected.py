@@ -18,12 +18,11 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
     mine = load_side.not_loaded(case, ID)
     if mine:
         tokens = sum(load_side.tokens_of(case, row, NOT_LOADED + ID) for row in mine)
-        place = load_side.where(mine, ID)
         yield load_side.finding(
             case, ID, NOT_LOADED + ID,
             f"{plural(tokens, 'token')} accepted from the connector never reached the layers "
             f"({of_all(len(mine), len(accepted), 'load')}): attention ran over KV that was not there.",
-            evidence=[*load_side.reasons(mine, ID), *([f"in {place}"] if place else [])],
+            evidence=load_side.seen(mine, ID),
             headline=f"{plural(tokens, 'accepted token')} never written into the layers",
         )  # fmt: skip
         return

@@ -70,6 +70,12 @@ def reasons(rows: Iterable[LoadOf], cause: str, most: int = 4) -> list[str]:
     return [f"{reason} ({plural(n, 'request')})" for reason, n in ordered[:most]]
 
 
+def seen(rows: list[LoadOf], cause: str) -> list[str]:
+    """The evidence: what was seen, and in which lanes."""
+    place = where(rows, cause)
+    return [*reasons(rows, cause), *([f"in {place}"] if place else [])]
+
+
 def where(rows: Iterable[LoadOf], cause: str) -> str:
     """``8 layers on rank 0, 1``, "" where no lane is known."""
     places = {place for row in rows for place in row.places.get(cause, ())}
