@@ -18,7 +18,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from kvtrace.agent import config_keys, effect, hooks, logs, owners, swallowed
-from kvtrace.agent.codegen import generate
+from kvtrace.agent.codegen import generate, signature_of
 from kvtrace.agent.connector_facts import describe, resolves
 from kvtrace.agent.device import DEVICE, wanted
 from kvtrace.agent.device import HOOKS as TIMED_HOOKS
@@ -109,14 +109,14 @@ def _children(connector: Any) -> list[Any]:
 
 def _install(connector: Any, base: type, names: list[str], role: Role, lane: int, parent: int | None) -> str:
     timed = role == Role.WORKER and parent is None and wanted()
-    methods = {name: _wrapper(base, name, role, lane) for name in names}
+    methods = {name: _wrapper(base, name, role, lane, parent is not None) for name in names}
     if timed:
         methods.update({name: _timed(methods[name], name, lane) for name in names if name in TIMED_HOOKS})
     own = vars(connector) if hasattr(connector, "__dict__") else {}
     for name in names:
         # An instance attribute shadows the class: wrap it where it stands.
         if name in own and callable(own[name]):
-            own[name] = _instance_wrapper(connector, own[name], name, role, lane, timed)
+            own[name] = _instance_wrapper(connector, own[name], name, role, lane, parent, timed)
     try:
         namespace = {**methods, _MARK: lane, _PARENT: parent, "__reduce_ex__": _reduce_ex(base)}
         subclass = type(base)(base.__name__, (base,), namespace)
@@ -129,7 +129,7 @@ def _install(connector: Any, base: type, names: list[str], role: Role, lane: int
     for name in names:
         if name not in own:
             method = getattr(connector, name)
-            setattr(connector, name, _instance_wrapper(connector, method, name, role, lane, timed))
+            setattr(connector, name, _instance_wrapper(connector, method, name, role, lane, parent, timed))
     setattr(connector, _MARK, lane)
     setattr(connector, _PARENT, parent)
     return "instance"
@@ -158,41 +158,56 @@ def _reduce_ex(base: type) -> Callable[[Any, Any], Any]:
     return __reduce_ex__
 
 
-# Layer hooks run 2 x layers times a step: all in one generated function, one tuple.
-_LAYER_TEMPLATE = """
+# What every hook's wrapper does, with the signature of the method that it stands for.
+_TEMPLATE = """
 def _kvt_wrapper({parameters}):
     _kvt_t0 = _kvt_clock()
     try:
-        if _kvt_worker.{sample} is None:
+        if {shut}:
             _kvt_result = _kvt_base.{method}({arguments})
         else:
-            _kvt_result = _kvt_sampled(_kvt_base.{method}, layer_name, {arguments})
+            _kvt_result = _kvt_watched(_kvt_base.{method}, {layer}, {arguments})
     except BaseException as _kvt_error:
-        _kvt_raised(_kvt_t0, layer_name, _kvt_error)
+        _kvt_raised({layer}, _kvt_t0, _kvt_error)
         raise
     _kvt_t1 = _kvt_clock()
-    try:
-        _kvt_agent.add((
-            _kvt_head | _kvt_threads[_kvt_ident()] << 48, _kvt_t0, _kvt_t1, _kvt_worker.step,
-            _kvt_ids[layer_name], _kvt_worker.{slots}, _kvt_worker.{entries}, 0,
-        ))
-    except Exception:
-        _kvt_slow(_kvt_t0, _kvt_t1, layer_name)
-    {after}
+    {record}
     return _kvt_result
 """
+_RECORD = "_kvt_record({told})"
+# Of most calls there is little to say, and layer hooks run 2 x layers times a step: no call but the
+# one that adds the tuple.
+_SHORT_RECORD = """try:
+        _kvt_agent.add((
+            _kvt_head | _kvt_threads[_kvt_ident()] << 48, _kvt_t0, _kvt_t1, _kvt_side.step, {columns},
+        ))
+        {after}
+    except Exception:
+        _kvt_record({told})
+"""
+_PLAIN = ("0, -1, -1, 0", "pass")
+# hook -> (layer, slots, entries, extra; statement after the record)
+_LAYER_SIDE = {
+    "wait_for_layer_load": (
+        "_kvt_ids[{layer}], _kvt_side.load_slots, _kvt_side.load_entries, 0",
+        "_kvt_side.hooked_layer = {layer}",
+    ),
+    "save_kv_layer": ("_kvt_ids[{layer}], _kvt_side.store_slots, _kvt_side.store_entries, 0", "pass"),
+}
 
 
-def _wrapper(base: type, name: str, role: Role, lane: int) -> Callable[..., Any]:
+def _wrapper(base: type, name: str, role: Role, lane: int, child: bool) -> Callable[..., Any]:
+    """The method of the proxy that stands for ``base``'s. Looks that up at each call: one that
+    somebody patches on the class later still counts."""
     function = inspect.getattr_static(base, name, None)
-    if isinstance(function, FunctionType) and name in _LAYER_SIDE:
-        made = _layer_wrapper(base, function, name, lane)
+    record = hooks.recorder(name, role, lane, child)
+    gate = effect.gate(name, role, lane)
+    if isinstance(function, FunctionType):
+        made = _generated(base, function, name, role, lane, gate, record)
         if made is not None:
             return made
-    record = hooks.recorder(name, role, lane)
-    # Looked up at each call: a method that somebody patches on the class later still counts.
     plain = isinstance(function, FunctionType)
-    gate, attribute, watched = effect.gate(name, role, lane)
+    wanted_arguments = hooks.arguments(name)
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         t0 = clock()
@@ -200,14 +215,15 @@ def _wrapper(base: type, name: str, role: Role, lane: int) -> Callable[..., Any]
             method = getattr(base, name)
             if not plain:
                 result = function.__get__(self, base)(*args, **kwargs)
-            elif getattr(gate, attribute) is None:
+            elif gate.shut():
                 result = method(self, *args, **kwargs)
             else:
-                result = watched(method, None, self, *args, **kwargs)
+                result = gate.watched(method, None, self, *args, **kwargs)
         except BaseException as error:
-            hooks.raised(name, role, lane, t0, None, error)
+            hooks.raised(name, role, lane, None, t0, error)
             raise
-        record(t0, clock(), self, args, kwargs, result)
+        given = (hooks.argument(args, kwargs, *which) for which in wanted_arguments)
+        record(t0, clock(), self, result, *given)
         return result
 
     logs.FRAMES[wrapper.__code__] = None
@@ -215,24 +231,26 @@ def _wrapper(base: type, name: str, role: Role, lane: int) -> Callable[..., Any]
 
 
 def _instance_wrapper(
-    connector: Any, method: Any, name: str, role: Role, lane: int, timed: bool
+    connector: Any, method: Any, name: str, role: Role, lane: int, parent: int | None, timed: bool
 ) -> Callable[..., Any]:
-    record = hooks.recorder(name, role, lane)
-    gate, attribute, watched = effect.gate(name, role, lane, connector)
+    record = hooks.recorder(name, role, lane, parent is not None)
+    gate = effect.gate(name, role, lane, connector)
+    wanted_arguments = hooks.arguments(name)
     layered = name in _LAYER_SIDE
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         t0 = clock()
         try:
-            if getattr(gate, attribute) is None:
+            if gate.shut():
                 result = method(*args, **kwargs)
             else:
                 layer = hooks.argument(args, kwargs, 0, "layer_name") if layered else None
-                result = watched(method, layer, *args, **kwargs)
+                result = gate.watched(method, layer, *args, **kwargs)
         except BaseException as error:
-            hooks.raised(name, role, lane, t0, None, error)
+            hooks.raised(name, role, lane, None, t0, error)
             raise
-        record(t0, clock(), connector, args, kwargs, result)
+        given = (hooks.argument(args, kwargs, *which) for which in wanted_arguments)
+        record(t0, clock(), connector, result, *given)
         return result
 
     logs.FRAMES[wrapper.__code__] = None
@@ -240,53 +258,32 @@ def _instance_wrapper(
     return _timed(made, name, lane) if timed and name in TIMED_HOOKS else made
 
 
-# hook -> (slots, entries, what samples it, statement after the record)
-_LAYER_SIDE = {
-    "wait_for_layer_load": (
-        "load_slots",
-        "load_entries",
-        "sample_load",
-        "_kvt_worker.hooked_layer = layer_name",
-    ),
-    "save_kv_layer": ("store_slots", "store_entries", "sample_store", "pass"),
-}
-
-
-def _layer_wrapper(
-    base: type, function: Callable[..., Any], name: str, lane: int
+def _generated(
+    base: type,
+    function: FunctionType,
+    name: str,
+    role: Role,
+    lane: int,
+    gate: effect.Gate,
+    record: hooks.Record,
 ) -> Callable[..., Any] | None:
-    slots, entries, sample, after = _LAYER_SIDE[name]
-    head = pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE[name], lane)
-    worker = AGENT.worker
-
-    def slow(t0: int, t1: int, layer_name: Any) -> None:
-        try:
-            layer = str(layer_name)
-            AGENT.add(
-                (
-                    head | AGENT.thread() << 48,
-                    t0,
-                    t1,
-                    worker.step,
-                    AGENT.id(layer),
-                    getattr(worker, slots),
-                    getattr(worker, entries),
-                    0,
-                )
-            )
-        except Exception:
-            AGENT.failed(name)
-
-    def raised(t0: int, layer_name: Any, error: BaseException) -> None:
-        hooks.raised(name, Role.WORKER, lane, t0, str(layer_name), error)
-
-    template = (
-        _LAYER_TEMPLATE.replace("{method}", name)
-        .replace("{slots}", slots)
-        .replace("{entries}", entries)
-        .replace("{after}", after)
-        .replace("{sample}", sample)
-    )
+    """The wrapper with the method's own signature; None where that has no place for what is needed."""
+    signature = signature_of(function)
+    if signature is None or not _takes_what_is_given(base, name, signature):
+        return None
+    needed = [argument for _, argument in hooks.arguments(name)]
+    if any(argument not in signature.parameters for argument in needed):
+        return None
+    spelt = [next(iter(signature.parameters)), *needed]
+    layer = spelt[1] if name in _LAYER_SIDE else "None"
+    columns, after = _LAYER_SIDE.get(name, _PLAIN)
+    template = _RECORD if hooks.has_detail(name) and name not in _LAYER_SIDE else _SHORT_RECORD
+    template = template.replace("{columns}", columns).replace("{after}", after)
+    told = ", ".join(("_kvt_t0", "_kvt_t1", spelt[0], "_kvt_result", *spelt[1:]))
+    shut = [f"_kvt_place{at}.{attribute} is None" for at, (_, attribute) in enumerate(gate.places)]
+    source = _TEMPLATE.replace("{record}", template)
+    source = source.replace("{method}", name).replace("{layer}", layer).replace("{told}", told)
+    source = source.replace("{shut}", " and ".join(shut) or "True")
     names = {
         "_kvt_clock": clock,
         "_kvt_base": base,
@@ -294,16 +291,40 @@ def _layer_wrapper(
         "_kvt_ids": AGENT.ids,
         "_kvt_threads": AGENT.threads,
         "_kvt_ident": get_ident,
-        "_kvt_worker": worker,
-        "_kvt_head": head,
-        "_kvt_slow": slow,
-        "_kvt_raised": raised,
-        "_kvt_sampled": effect.gate(name, Role.WORKER, lane)[2],
+        "_kvt_side": AGENT.worker if role == Role.WORKER else AGENT.scheduler,
+        "_kvt_head": pack_head(Kind.HOOK, role, HOOK_CODE[name], lane),
+        "_kvt_record": record,
+        "_kvt_raised": functools.partial(hooks.raised, name, role, lane),
+        "_kvt_watched": gate.watched,
+        **{f"_kvt_place{at}": holder for at, (holder, _) in enumerate(gate.places)},
     }
-    made = generate(function, template, names, needs=("layer_name",))
+    made = generate(function, source, names)
     if made is not None:
         logs.FRAMES[made.__code__] = (name, lane)
     return made
+
+
+def _takes_what_is_given(base: type, name: str, signature: inspect.Signature) -> bool:
+    """Whether vLLM's calls fit the method: its parameters against those of the base class's method.
+
+    A call that does not fit raises before the body of a wrapper with the same signature runs, and would
+    go unseen.
+    """
+    first = next(cls for cls in reversed(base.__mro__) if name in cls.__dict__)
+    expected = signature_of(first.__dict__[name])
+    if expected is None:
+        return False
+    fixed = [p for p in expected.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    required = [p for p in fixed if p.default is p.empty]
+    try:
+        for given in (fixed, required):
+            by_position = [p for p in given if p.kind is not p.KEYWORD_ONLY]
+            by_name = {p.name: None for p in given if p.kind is p.KEYWORD_ONLY}
+            signature.bind(*by_position, **by_name)
+            signature.bind(None, **{p.name: None for p in given[1:]})
+    except TypeError:
+        return False
+    return True
 
 
 # --- the factory --------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtrace.agent import owners
 from kvtrace.agent.connector_facts import does_nothing
@@ -137,7 +137,7 @@ def begin(lane: int, declared: Any) -> None:
     if not declared.readable and worker.prefill and policies.blind.take():
         worker.sample_store = worker.sample_store or Sample(policies.blind, False)
         worker.sample_load = worker.sample_load or Sample(policies.blind, False)
-    if worker.sample_store is None and policies.store.follows():
+    if worker.sample_store is None and policies.store.follow and policies.store.follows():
         worker.sample_store = Sample(policies.store, False)
     policies.store.follow = False
     if worker.sample_store is not None:
@@ -176,45 +176,49 @@ _OBSERVED = {
 
 
 class _Gate:
-    """``open`` is None while nothing is to be watched: past the first calls, where ``sampled`` outside the
-    steps whose saves are sampled."""
+    """``open`` is None once the first calls are over."""
 
-    def __init__(self, calls: int, sampled: bool = False) -> None:
-        self.left = calls
-        self._sampled = sampled
-
-    @property
-    def open(self) -> bool | None:
-        if self.left > 0 or (self._sampled and AGENT.worker.sample_store is not None):
-            return True
-        return None
+    def __init__(self, calls: int) -> None:
+        self.open: bool | None = True
+        self._left = calls
 
     def passed(self) -> None:
-        self.left -= 1
+        self._left -= 1
+        if self._left <= 0:
+            self.open = None
 
 
-_SHUT = _Gate(0)
+class Gate(NamedTuple):
+    """When and how a hook is watched.
+
+    The hook's wrapper calls ``watched(method, layer, *args, **kwargs)`` where an attribute of ``places``
+    (pairs of an object and the name of its attribute) is not None, and the method itself elsewhere.
+    """
+
+    places: tuple[tuple[Any, str], ...]
+    watched: Callable[..., Any]
+
+    def shut(self) -> bool:
+        return all(getattr(holder, attribute) is None for holder, attribute in self.places)
 
 
-def gate(name: str, role: Role, lane: int, connector: Any = None) -> tuple[Any, str, Callable[..., Any]]:
-    """When and how a hook is watched: ``(holder, attribute, watched)``.
-
-    The hook's wrapper calls ``watched(method, layer, *args, **kwargs)`` where the holder's
-    attribute is not None, and the method itself elsewhere. Of the hooks that copy no KV the
+def gate(name: str, role: Role, lane: int, connector: Any = None) -> Gate:
+    """The gate of a hook. Of the hooks that copy no KV the
     first 16 calls are watched, for the exceptions that they handle themselves alone (and
     ``register_kv_caches`` for whether it takes the caches' addresses); those of the worker also in
-    sampled steps, for what they copy all the same.
+    steps whose saves are sampled, for what they copy all the same.
 
     Args:
         connector: the instance, where the method is bound; else it is the first argument.
     """
     if name in HOOKS and role == Role.WORKER:
         attribute = "sample_store" if HOOKS[name] == Flag.STORE else "sample_load"
-        return AGENT.worker, attribute, _watched(name, role, lane, connector, None)
+        return Gate(((AGENT.worker, attribute),), _watched(name, role, lane, connector, None))
     if name in _OBSERVED.get(role, ()):
-        own = _Gate(OBSERVED_CALLS, sampled=role == Role.WORKER)
-        return own, "open", _watched(name, role, lane, connector, own)
-    return _SHUT, "open", _plain
+        own = _Gate(OBSERVED_CALLS)
+        sampled = ((AGENT.worker, "sample_store"),) if role == Role.WORKER else ()
+        return Gate(((own, "open"), *sampled), _watched(name, role, lane, connector, own))
+    return Gate((), _plain)
 
 
 def _plain(method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -41,7 +41,9 @@ def wrap_input_processor(module: ModuleType) -> None:
             request = kwargs.get("request", args[-1] if args else None)
             client, engine = getattr(request, "external_req_id", None), getattr(request, "request_id", None)
             if client and engine:
-                AGENT.fact(Fact.CLIENT_ID, {"client": client, "engine": engine}, Role.FRONT)
+                # In an in-process engine the scheduler writes it with its step.
+                alone = Role.SCHEDULER not in AGENT.roles
+                AGENT.fact(Fact.CLIENT_ID, {"client": client, "engine": engine}, Role.FRONT, flush=alone)
         except Exception:
             AGENT.failed("assign_request_id")
         return result

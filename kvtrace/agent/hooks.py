@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtrace.agent import effect, graphs, metadata
-from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.trace.format import HOOK_CODE, NONE_ANSWER, Flag, Kind, Role, pack_head
 
 LANE_ATTRIBUTE = "_kvtrace_lane"
@@ -18,16 +18,13 @@ PARENT_ATTRIBUTE = "_kvtrace_parent"
 DECLARED_ATTRIBUTE = "_kvtrace_declared"
 """Of a SchedulerOutput: what its metadata declares, as ``metadata.Totals`` in a plain tuple: it
 travels to workers that may not have kvtrace."""
+_UNREADABLE = int(Flag.UNREADABLE)
+_NOTHING = metadata.Declared()
 
 
-def _is_child(connector: Any) -> bool:
-    """A connector inside another one (MultiConnector's): its calls are recorded, but the
-    step's books are kept by the outermost one alone."""
-    return getattr(connector, PARENT_ATTRIBUTE, None) is not None
-
-
-def raised(name: str, role: Role, lane: int, t0: int, layer: str | None, error: BaseException) -> None:
+def raised(name: str, role: Role, lane: int, layer: Any, t0: int, error: BaseException) -> None:
     try:
+        layer = None if layer is None else str(layer)
         step = AGENT.worker.step if role == Role.WORKER else AGENT.scheduler.step
         head = pack_head(Kind.HOOK, role, HOOK_CODE[name], lane, Flag.RAISED, AGENT.thread())
         ident = AGENT.id(layer) if layer else 0
@@ -45,60 +42,86 @@ _NEEDS_METADATA = {"start_load_kv", "wait_for_layer_load", "save_kv_layer", "wai
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
-Record = Callable[[int, int, Any, Args, Kwargs, Any], None]
+Words = tuple[int, int, int, int, int]
+Record = Callable[..., None]
+"""Called with ``(t0, t1, connector, result, *arguments)``, the arguments those of :func:`arguments`."""
 
 
-def recorder(name: str, role: Role, lane: int) -> Record:
-    detail: Callable[..., tuple[int, int, int, int, int]] = _DETAILS.get(name, _plain)
-    head = pack_head(Kind.HOOK, role, HOOK_CODE[name], lane)
-    worker_side = role == Role.WORKER
-    needs_metadata = worker_side and name in _NEEDS_METADATA
+def has_detail(name: str) -> bool:
+    """Whether the hook's record says more than that it was called, and when."""
+    return name in _DETAILS
 
-    def record(t0: int, t1: int, connector: Any, args: Args, kwargs: Kwargs, result: Any) -> None:
-        try:
-            bound = AGENT.worker.bound
-            flags, layer, slots, entries, extra = detail(t0, t1, connector, args, kwargs, result)
-            step = AGENT.worker.step if worker_side else AGENT.scheduler.step
-            if needs_metadata and not bound:
-                flags |= Flag.NO_METADATA
-            AGENT.add((head | flags << 32 | AGENT.thread() << 48, t0, t1, step, layer, slots, entries, extra))
-        except Exception:
-            AGENT.failed(name)
 
-    return record
+def arguments(name: str) -> tuple[tuple[int, str], ...]:
+    """(index, name) of the hook's arguments that its record needs."""
+    return _DETAILS[name][1] if name in _DETAILS else ()
 
 
 def argument(args: Args, kwargs: Kwargs, index: int, name: str) -> Any:
     return kwargs[name] if name in kwargs else args[index] if len(args) > index else None
 
 
-def _plain(*_: Any) -> tuple[int, int, int, int, int]:
-    return 0, 0, -1, -1, 0
+def recorder(name: str, role: Role, lane: int, child: bool) -> Record:
+    """The function that a hook's wrapper calls after the call.
+
+    Args:
+        child: whether the connector is inside another one (MultiConnector's): its calls are
+            recorded, but the step's books are kept by the outermost one alone.
+    """
+    head = pack_head(Kind.HOOK, role, HOOK_CODE[name], lane)
+    side = AGENT.worker if role == Role.WORKER else AGENT.scheduler
+    threads = AGENT.threads
+
+    def plain(t0: int, t1: int, connector: Any, result: Any) -> None:
+        try:
+            AGENT.add((head | threads[get_ident()] << 48, t0, t1, side.step, 0, -1, -1, 0))
+        except Exception:
+            AGENT.failed(name)
+
+    if name not in _DETAILS:
+        return plain
+    detail, _ = _DETAILS[name]
+    worker = AGENT.worker
+    unbound = head | int(Flag.NO_METADATA) << 32 if role == Role.WORKER and name in _NEEDS_METADATA else head
+
+    def detailed(t0: int, t1: int, connector: Any, result: Any, *given: Any) -> None:
+        try:
+            first = head if worker.bound else unbound
+            flags, layer, slots, entries, extra = detail(child, t0, t1, connector, result, *given)
+            first |= flags << 32 | threads[get_ident()] << 48
+            AGENT.add((first, t0, t1, side.step, layer, slots, entries, extra))
+        except Exception:
+            AGENT.failed(name)
+
+    return detailed
 
 
-def _layer_detail(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    layer = str(argument(args, kwargs, 0, "layer_name"))
-    return 0, AGENT.id(layer), AGENT.worker.store_slots, AGENT.worker.store_entries, 0
+# Each is called as ``detail(child, t0, t1, connector, result, *arguments)`` and returns
+# ``(flags, layer id, slots, entries, extra)``.
 
 
-def _wait_layer(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    layer = str(argument(args, kwargs, 0, "layer_name"))
-    AGENT.worker.hooked_layer = layer
-    return 0, AGENT.id(layer), AGENT.worker.load_slots, AGENT.worker.load_entries, 0
+def _save_layer(child: bool, t0: int, t1: int, connector: Any, result: Any, layer: Any) -> Words:
+    worker = AGENT.worker
+    return 0, AGENT.id(str(layer)), worker.store_slots, worker.store_entries, 0
 
 
-def _wait_for_save(*_: Any) -> tuple[int, ...]:
+def _wait_layer(child: bool, t0: int, t1: int, connector: Any, result: Any, layer: Any) -> Words:
+    worker = AGENT.worker
+    worker.hooked_layer = layer = str(layer)
+    return 0, AGENT.id(layer), worker.load_slots, worker.load_entries, 0
+
+
+def _wait_for_save(child: bool, t0: int, t1: int, connector: Any, result: Any) -> Words:
     return 0, 0, AGENT.worker.store_slots, AGENT.worker.store_entries, 0
 
 
-def _bind(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+def _bind(child: bool, t0: int, t1: int, connector: Any, result: Any, bound: Any) -> Words:
     worker = AGENT.worker
     # The scheduler knows the requests, and read the same metadata better than it can be read here.
-    read = None if _is_child(connector) else worker.declared
-    bound = argument(args, kwargs, 0, "connector_metadata")
+    read = None if child else worker.declared
     declared = metadata.totals(bound) if read is None else metadata.Totals(*read)
-    flags = 0 if declared.readable else Flag.UNREADABLE
-    if _is_child(connector):
+    flags = 0 if declared.readable else _UNREADABLE
+    if child:
         return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
     worker.store_slots, worker.store_entries = declared.store_slots, declared.store_entries
     worker.load_slots, worker.load_entries = declared.load_slots, declared.load_entries
@@ -108,30 +131,29 @@ def _bind(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any)
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 
 
-def _clear(t0: int, t1: int, connector: Any, *_: Any) -> tuple[int, ...]:
-    if _is_child(connector):
-        return 0, 0, -1, -1, 0
-    effect.end()
-    worker = AGENT.worker
-    worker.store_slots = worker.store_entries = worker.load_slots = worker.load_entries = 0
-    worker.bound = False
+def _clear(child: bool, t0: int, t1: int, connector: Any, result: Any) -> Words:
+    if not child:
+        effect.end()
+        worker = AGENT.worker
+        worker.store_slots = worker.store_entries = worker.load_slots = worker.load_entries = 0
+        worker.bound = False
     return 0, 0, -1, -1, 0
 
 
-def _start_load(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    context = argument(args, kwargs, 0, "forward_context")
+def _start_load(child: bool, t0: int, t1: int, connector: Any, result: Any, context: Any) -> Words:
     worker = AGENT.worker
     return 0, 0, worker.load_slots, worker.load_entries, graphs.mode_of(context)
 
 
-def _finished(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    sending, receiving = (
-        (*result, None, None)[:2]
-        if isinstance(result, tuple)
-        else (getattr(result, "finished_sending", None), getattr(result, "finished_recving", None))
-    )
-    if not _is_child(connector):
+def _finished(child: bool, t0: int, t1: int, connector: Any, result: Any) -> Words:
+    failed: Any = ()
+    if isinstance(result, tuple):
+        sending, receiving = (*result, None, None)[:2]
+    else:
+        sending = getattr(result, "finished_sending", None)
+        receiving = getattr(result, "finished_recving", None)
         failed = getattr(result, "failed_recving", None) or ()
+    if not child and (sending or receiving or failed):
         _done(Role.WORKER, AGENT.worker.step, t1, sending, receiving, failed)
     return 0, 0, -1, -1, len(sending or ()) << 32 | len(receiving or ())
 
@@ -157,86 +179,82 @@ def _done(role: Role, step: int, t: int, sending: Any, receiving: Any, failed: A
                     AGENT.add((head, t, ident, step, bad, 0, 0, 0))
 
 
-def _connector_output(
-    t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any
-) -> tuple[int, ...]:
-    output = argument(args, kwargs, 0, "connector_output")
-    if not _is_child(connector):
-        sending, receiving = (
-            getattr(output, "finished_sending", None),
-            getattr(output, "finished_recving", None),
-        )
+def _connector_output(child: bool, t0: int, t1: int, connector: Any, result: Any, output: Any) -> Words:
+    if not child:
+        sending = getattr(output, "finished_sending", None)
+        receiving = getattr(output, "finished_recving", None)
         failed = getattr(output, "failed_recving", None) or ()
-        _done(Role.SCHEDULER, AGENT.scheduler.step, t1, sending, receiving, failed)
+        if sending or receiving or failed:
+            _done(Role.SCHEDULER, AGENT.scheduler.step, t1, sending, receiving, failed)
     return 0, 0, -1, -1, 0
 
 
-def _request_finished(
-    t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any
-) -> tuple[int, ...]:
+def _request_finished(child: bool, t0: int, t1: int, connector: Any, result: Any, request: Any) -> Words:
     keeps = bool(result[0]) if isinstance(result, tuple) and result else bool(result)
-    if keeps and not _is_child(connector):
-        request = argument(args, kwargs, 0, "request")
+    if keeps and not child:
         head = pack_head(Kind.OPEN, Role.SCHEDULER, 0, 0, Flag.STORE, AGENT.thread())
         ident = AGENT.request_id(request.request_id)
         AGENT.add((head, t1, ident, AGENT.scheduler.step, 0, 0, 0, 0))
     return 0, 0, -1, -1, 0
 
 
-def _load_errors(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
+def _load_errors(child: bool, t0: int, t1: int, connector: Any, result: Any) -> Words:
     return 0, 0, -1, -1, len(result or ())
 
 
-def _lookup(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    request, local = argument(args, kwargs, 0, "request"), argument(args, kwargs, 1, "num_computed_tokens")
+def _lookup(child: bool, t0: int, t1: int, connector: Any, result: Any, request: Any, local: Any) -> Words:
     answer, asynchronous = result if isinstance(result, tuple) else (result, False)
-    flags = Flag.ASYNC if asynchronous else 0
+    flags = int(Flag.ASYNC) if asynchronous else 0
     external = NONE_ANSWER if answer is None else int(answer)
-    if not _is_child(connector):
+    if not child:
         head = pack_head(Kind.LOOKUP, Role.SCHEDULER, 0, 0, flags, AGENT.thread())
         step, ident = AGENT.scheduler.step, AGENT.request_id(request.request_id)
         AGENT.add((head, t0, t1, step, ident, int(local or 0), external, 0))
     return flags, 0, external if answer is not None else -1, 1, 0
 
 
-def _alloc(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    request = argument(args, kwargs, 0, "request")
-    external = int(argument(args, kwargs, 2, "num_external_tokens") or 0)
-    if not _is_child(connector):
+def _alloc(child: bool, t0: int, t1: int, connector: Any, result: Any, request: Any, external: Any) -> Words:
+    external = int(external or 0)
+    if not child:
         head = pack_head(Kind.ALLOC, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
         ident = AGENT.request_id(request.request_id)
         AGENT.add((head, t0, t1, AGENT.scheduler.step, ident, external, -1, 0))
     return 0, 0, external, 1, 0
 
 
-def _build_meta(t0: int, t1: int, connector: Any, args: Any, kwargs: Any, result: Any) -> tuple[int, ...]:
-    output = argument(args, kwargs, 0, "scheduler_output")
-    declared = metadata.read(result, metadata.Blocks(AGENT.scheduler.current, output))
-    step = AGENT.scheduler.step
-    for entry in () if _is_child(connector) else declared.entries:
-        head = pack_head(Kind.META, Role.SCHEDULER, 0, 0, entry.direction, AGENT.thread())
-        ident = AGENT.request_id(entry.req_id) if entry.req_id else 0
-        AGENT.add((head, t1, ident, step, entry.slots, entry.tokens, entry.start, 0))
-    if not _is_child(connector):
+def _build_meta(child: bool, t0: int, t1: int, connector: Any, result: Any, output: Any) -> Words:
+    if metadata.is_empty(result):
+        declared = _NOTHING
+    else:
+        declared = metadata.read(result, metadata.Blocks(AGENT.scheduler.current, output))
+    flags = 0 if declared.readable else _UNREADABLE
+    if not child:
+        step = AGENT.scheduler.step
+        for entry in declared.entries:
+            head = pack_head(Kind.META, Role.SCHEDULER, 0, 0, entry.direction, AGENT.thread())
+            ident = AGENT.request_id(entry.req_id) if entry.req_id else 0
+            AGENT.add((head, t1, ident, step, entry.slots, entry.tokens, entry.start, 0))
         setattr(output, DECLARED_ATTRIBUTE, declared.totals())
-    flags = 0 if declared.readable else Flag.UNREADABLE
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 
 
-_DETAILS: dict[str, Callable[..., Any]] = {
-    "save_kv_layer": _layer_detail,
-    "wait_for_layer_load": _wait_layer,
-    "wait_for_save": _wait_for_save,
-    "bind_connector_metadata": _bind,
-    "clear_connector_metadata": _clear,
-    "start_load_kv": _start_load,
-    "get_finished": _finished,
-    "get_transfer_results": _finished,
-    "get_block_ids_with_load_errors": _load_errors,
-    "get_num_new_matched_tokens": _lookup,
-    "update_state_after_alloc": _alloc,
-    "build_connector_meta": _build_meta,
-    "update_connector_output": _connector_output,
-    "request_finished": _request_finished,
-    "request_finished_all_groups": _request_finished,
+_LAYER = ((0, "layer_name"),)
+_REQUEST = ((0, "request"),)
+# hook -> (what its record says, the arguments that this takes)
+_DETAILS: dict[str, tuple[Callable[..., Words], tuple[tuple[int, str], ...]]] = {
+    "save_kv_layer": (_save_layer, _LAYER),
+    "wait_for_layer_load": (_wait_layer, _LAYER),
+    "wait_for_save": (_wait_for_save, ()),
+    "bind_connector_metadata": (_bind, ((0, "connector_metadata"),)),
+    "clear_connector_metadata": (_clear, ()),
+    "start_load_kv": (_start_load, ((0, "forward_context"),)),
+    "get_finished": (_finished, ()),
+    "get_transfer_results": (_finished, ()),
+    "get_block_ids_with_load_errors": (_load_errors, ()),
+    "get_num_new_matched_tokens": (_lookup, (*_REQUEST, (1, "num_computed_tokens"))),
+    "update_state_after_alloc": (_alloc, (*_REQUEST, (2, "num_external_tokens"))),
+    "build_connector_meta": (_build_meta, ((0, "scheduler_output"),)),
+    "update_connector_output": (_connector_output, ((0, "connector_output"),)),
+    "request_finished": (_request_finished, _REQUEST),
+    "request_finished_all_groups": (_request_finished, _REQUEST),
 }

@@ -25,6 +25,8 @@ _MAX_ENTRIES = 4096
 # In these, an entry whose store flag is false is a load (exclusive by design).
 _STORE_OR_LOAD = {"ExampleConnectorMetadata", "SharedStorageConnectorMetadata"}
 _SCALARS = (str, bytes, int, float, bool, type(None))
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+_MAX_CLASSES = 64
 _MAX_DEPTH = 3
 _MAX_NUMBERS = 1 << 16
 
@@ -148,6 +150,36 @@ def totals(meta: Any) -> Declared:
     return declared
 
 
+def is_empty(meta: Any) -> bool:
+    """Whether a step's metadata holds containers, all empty, and nothing but scalars beside them.
+
+    What :func:`read` would find out as well, at a tenth of the cost: most steps are decode steps.
+    """
+    cls = meta.__class__
+    plain = _plain.get(cls)
+    if plain is None:
+        if len(_plain) > _MAX_CLASSES:
+            _plain.clear()
+        slots = any(base.__dict__.get("__slots__") for base in cls.__mro__)
+        plain = _plain[cls] = hasattr(meta, "__dict__") and not slots and not isinstance(meta, (dict, tuple))
+    if not plain:
+        return False
+    found = False
+    for value in meta.__dict__.values():
+        kind = value.__class__
+        if kind in _CONTAINERS:
+            if value:
+                return False
+            found = True
+        elif kind not in _SCALARS:
+            return False
+    return found
+
+
+_plain: dict[type, bool] = {}
+"""Classes of metadata: whether all that an instance holds stands in its ``__dict__``."""
+
+
 def read(meta: Any, blocks: Blocks) -> Declared:
     """Entries with request and position where the metadata and the block tables give them."""
     declared = _read(meta, blocks, 0)
@@ -250,7 +282,7 @@ def _fields(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_container(value: Any) -> bool:
-    return isinstance(value, (list, tuple, set, frozenset, dict)) and not hasattr(value, "_fields")
+    return isinstance(value, _CONTAINERS) and not hasattr(value, "_fields")
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:

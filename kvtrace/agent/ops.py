@@ -18,7 +18,7 @@ from typing import Any
 from kvtrace.agent import graphs
 from kvtrace.agent.codegen import generate
 from kvtrace.agent.device import DEVICE, wanted
-from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.trace.format import OP_CODE, Flag, Kind, Road, Role, Skip, pack_head
 
 # Platforms without opaque attention ops let torch.compile trace through the body: there our
@@ -32,55 +32,64 @@ def _kvt_wrapper({parameters}):
     try:
         _kvt_result = _kvt_body({arguments})
     except BaseException:
-        _kvt_done(_kvt_t0, layer_name, {tokens}, _kvt_raised)
+        _kvt_done(_kvt_t0, _kvt_clock(), layer_name, {rows}, _kvt_raised)
         raise
-    _kvt_done(_kvt_t0, layer_name, {tokens}, 0)
+    _kvt_t1 = _kvt_clock()
+    try:
+        _kvt_layer = layer_name if layer_name.__class__ is _kvt_str else layer_name.value
+        if {ordinary}:
+            _kvt_agent.add((
+                (_kvt_direct if _kvt_worker.direct_depth else _kvt_dispatched)
+                | _kvt_threads[_kvt_ident()] << 48,
+                _kvt_t0, _kvt_t1, _kvt_worker.step, _kvt_ids[_kvt_layer], {size}, _kvt_worker.mode, {skip},
+            ))
+            {after}
+            return _kvt_result
+    except Exception:
+        pass  # a layer not met before: recorded below
+    _kvt_done(_kvt_t0, _kvt_t1, layer_name, {rows}, 0)
     return _kvt_result
 """
+# In a step whose graph mode is known and not FULL, nothing has to be asked.
+_KNOWN_MODE = "_kvt_worker.step and -1 < _kvt_worker.mode < _kvt_full"
 
 
-def _recorder(name: str, hook_site: bool) -> Callable[[int, Any, Any, int], None]:
-    """The function that a body's wrapper calls at its end."""
-    dispatched = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Road.DISPATCHER)
-    direct = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Road.DIRECT)
-    worker = AGENT.worker
-    capturing = graphs.capturing_probe()
+class _Op:
+    """One op's body: the words of its records, and the function that records the less ordinary runs."""
 
-    def done(t0: int, layer_name: Any, rows: Any, flags: int) -> None:
-        t1 = clock()
+    def __init__(self, name: str, hook_site: bool) -> None:
+        self.name = name
+        self.hook_site = hook_site
+        self.dispatched = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Road.DISPATCHER)
+        self.direct = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Road.DIRECT)
+        self._capturing = graphs.capturing_probe()
+
+    def done(self, t0: int, t1: int, layer_name: Any, rows: Any, flags: int) -> None:
+        worker = AGENT.worker
         try:
             layer = layer_name if layer_name.__class__ is str else layer_name.value
             if worker.step and worker.mode < 0:
                 worker.mode = graphs.mode_of(_forward_context())
-            if not hook_site:
-                skip = 5  # Skip.NOT_A_HOOK_SITE
+            if not self.hook_site:
+                skip = int(Skip.NOT_A_HOOK_SITE)
             elif worker.hooked_layer == layer:
                 worker.hooked_layer = None
                 skip = 0  # Skip.HOOKED
             else:
                 skip = _why_not_hooked()
-            if (not worker.step or worker.mode == graphs.FULL) and capturing():
+            if (not worker.step or worker.mode == graphs.FULL) and self._capturing():
                 # A replay of a FULL graph runs no body: what runs one is a capture, or no replay.
                 flags |= Flag.CAPTURE
-            ident = AGENT.ids.get(layer) or AGENT.id(layer)
-            head = direct if worker.direct_depth else dispatched
-            thread = AGENT.thread()
+            head = self.direct if worker.direct_depth else self.dispatched
+            size = -1 if rows is None else rows.size(0)
             AGENT.add(
                 (
-                    head | flags << 32 | thread << 48,
-                    t0,
-                    t1,
-                    worker.step,
-                    ident,
-                    -1 if rows is None else rows.size(0),
-                    worker.mode,
-                    skip,
+                    head | flags << 32 | AGENT.thread() << 48,
+                    t0, t1, worker.step, AGENT.id(layer), size, worker.mode, skip,
                 )
-            )
+            )  # fmt: skip
         except Exception:
-            AGENT.failed(f"op {name}")
-
-    return done
+            AGENT.failed(f"op {self.name}")
 
 
 def _why_not_hooked() -> int:
@@ -108,17 +117,35 @@ def traced_body(body: Callable[..., Any], *, hook_site: bool) -> Callable[..., A
     name = body.__name__
     if name not in OP_CODE:
         return body
-    done = _recorder(name, hook_site)
+    op = _Op(name, hook_site)
     rows = next((n for n in ("query", "q", "key", "kv_c_normed") if n in _parameters(body)), "None")
     names = {
         "_kvt_clock": clock,
+        "_kvt_str": str,
         "_kvt_body": body,
-        "_kvt_done": done,
+        "_kvt_done": op.done,
         "_kvt_raised": int(Flag.RAISED),
         "_kvt_compiling": _compiling_probe(),
+        "_kvt_agent": AGENT,
+        "_kvt_ids": AGENT.ids,
+        "_kvt_threads": AGENT.threads,
+        "_kvt_ident": get_ident,
+        "_kvt_worker": AGENT.worker,
+        "_kvt_full": graphs.FULL,
+        "_kvt_dispatched": op.dispatched,
+        "_kvt_direct": op.direct,
     }
-    guard = "" if _opaque_platform() else _COMPILE_GUARD
-    template = _TEMPLATE.replace("{tokens}", rows).replace("{guard}", guard)
+    hooked = "_kvt_worker.hooked_layer == _kvt_layer"
+    template = _TEMPLATE
+    for field, text in {
+        "guard": "" if _opaque_platform() else _COMPILE_GUARD,
+        "rows": rows,
+        "size": "-1" if rows == "None" else f"{rows}.size(0)",
+        "ordinary": f"{hooked} and {_KNOWN_MODE}" if hook_site else _KNOWN_MODE,
+        "skip": str(int(Skip.HOOKED if hook_site else Skip.NOT_A_HOOK_SITE)),
+        "after": "_kvt_worker.hooked_layer = None" if hook_site else "pass",
+    }.items():
+        template = template.replace(f"{{{field}}}", text)
     wrapper = generate(body, template, names, needs=("layer_name",))
     if wrapper is None:
         return body

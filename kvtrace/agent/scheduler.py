@@ -19,6 +19,7 @@ from kvtrace.trace.format import STEP_SHIFT, Fact, Flag, Kind, Role, pack_head
 
 STEP_ATTRIBUTE = "_kvtrace_step"
 _STATE_ATTRIBUTE = "_kvtrace_state"
+_STEP = pack_head(Kind.STEP, Role.SCHEDULER)
 
 
 class _Steps:
@@ -55,17 +56,16 @@ def _around(
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-        noted = None
         t0 = clock()
         if before is not None:
             try:
-                noted = before(self, t0, *args, **kwargs)
+                before(self, t0, *args, **kwargs)
             except Exception:
                 AGENT.failed(name)
         result = original(self, *args, **kwargs)
         if after is not None:
             try:
-                after(self, t0, noted, result, *args)
+                after(self, t0, result, *args)
             except Exception:
                 AGENT.failed(name)
         return result
@@ -73,7 +73,7 @@ def _around(
     return wrapper
 
 
-def _created(self: Any, t0: int, noted: Any, result: Any, *args: Any) -> None:
+def _created(self: Any, t0: int, result: Any, *args: Any) -> None:
     state = _steps(self)
     AGENT.scheduler.current = self
     AGENT.set_role(Role.SCHEDULER, f"scheduler-dp{facts.dp_rank(self.vllm_config)}")
@@ -87,14 +87,14 @@ def _before_schedule(self: Any, t0: int, *args: Any, **kwargs: Any) -> None:
     AGENT.scheduler.current = self
 
 
-def _after_schedule(self: Any, t0: int, noted: Any, output: Any, *args: Any) -> None:
+def _after_schedule(self: Any, t0: int, output: Any, *args: Any) -> None:
     t1 = clock()
     state = _steps(self)
     setattr(output, STEP_ATTRIBUTE, state.step)
     scheduled = output.num_scheduled_tokens
     preempted = getattr(output, "preempted_req_ids", None) or ()
     thread = AGENT.thread()
-    head = pack_head(Kind.STEP, Role.SCHEDULER, 0, 0, 0, thread)
+    head = _STEP | thread << 48
     gone = len(preempted) << 32 | len(output.finished_req_ids or ())
     new = len(output.scheduled_new_reqs)
     AGENT.add((head, t0, t1, state.step, output.total_num_scheduled_tokens, len(scheduled), new, gone))
@@ -162,7 +162,7 @@ def _before_preempt(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any)
     _steps(self).prefilling[request.request_id] = request.num_prompt_tokens
 
 
-def _after_invalid_blocks(self: Any, t0: int, noted: Any, result: Any, *args: Any) -> None:
+def _after_invalid_blocks(self: Any, t0: int, result: Any, *args: Any) -> None:
     """Blocks that could not be loaded: their prompts are computed again from there on."""
     state = _steps(self)
     for request in self.running:
@@ -186,13 +186,13 @@ def _before_free(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) ->
     _steps(self).prefilling.pop(req_id, None)
 
 
-def _after_free(self: Any, t0: int, noted: Any, result: Any, request: Any, *args: Any) -> None:
+def _after_free(self: Any, t0: int, result: Any, request: Any, *args: Any) -> None:
     recorder = AGENT.recorder
     if recorder is not None:
         recorder.forget_name(request.request_id)
 
 
-def _flush(self: Any, t0: int, noted: Any, result: Any, *args: Any) -> None:
+def _flush(self: Any, t0: int, result: Any, *args: Any) -> None:
     config_keys.step_ended(Role.SCHEDULER)
     AGENT.flush()
 

@@ -104,6 +104,14 @@ class WorkerState:
         """Set (``effect.Sample``) while the calls of this step's hooks run watched."""
 
 
+class _Threads(dict[int, int]):
+    """Thread ident -> small index, given at the first question."""
+
+    def __missing__(self, ident: int) -> int:
+        index = self[ident] = len(self)
+        return index
+
+
 class Agent:
     """Process-wide state of the agent."""
 
@@ -117,7 +125,7 @@ class Agent:
         self.worker = WorkerState()
         self.ids: dict[str, int] = {}
         """Layer names and other long-lived strings -> NAME ids of the open spool."""
-        self.threads: dict[int, int] = {}
+        self.threads: dict[int, int] = _Threads()
         self.standing_facts: dict[tuple[int, object], tuple[Fact, dict[str, Any], int]] = {}
         """Facts that hold until further notice; repeated into each spool that is opened."""
         self._failures = 0
@@ -250,20 +258,19 @@ class Agent:
 
     def thread(self) -> int:
         """Small index of the calling thread; 0 is the one that opened the spool."""
-        ident = get_ident()
-        index = self.threads.get(ident)
-        if index is None:
-            index = self.threads[ident] = len(self.threads)
-        return index
+        return self.threads[get_ident()]
 
-    def fact(self, fact: Fact, value: dict[str, Any], role: Role, standing: object = None) -> None:
+    def fact(
+        self, fact: Fact, value: dict[str, Any], role: Role, standing: object = None, flush: bool = True
+    ) -> None:
         """Write a JSON fact; ``standing`` is its identity where it must outlive this spool."""
         if standing is not None:
             self.standing_facts[(int(fact), standing)] = (fact, value, int(role))
         recorder = self.live()
         if recorder is not None:
             recorder.fact(fact, value, int(role))
-            recorder.flush()
+            if flush:
+                recorder.flush()
 
     def flush(self) -> None:
         recorder = self.recorder

@@ -76,10 +76,13 @@ def _wrap_sampling(worker: Any) -> None:
 
     @functools.wraps(original)
     def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        raised = True
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            raised = False
+            return result
         finally:
-            _end_of_step()
+            _end_of_step(raised)
 
     worker.sample_tokens = sample_tokens
 
@@ -123,8 +126,9 @@ def _wrap_execute(cls: Any) -> None:
                 head = _EXEC | flags << 32 | AGENT.thread() << 48
                 requests = len(scheduler_output.num_scheduled_tokens)
                 AGENT.add((head, t0, t1, step, tokens, requests, worker.mode, worker.padded))
-                if result is not None or flags & Flag.RAISED:
-                    _end_of_step()
+                raised = bool(flags & Flag.RAISED)
+                if result is not None or raised:
+                    _end_of_step(raised)
             except Exception:
                 AGENT.failed("execute_model")
         return result
@@ -150,7 +154,7 @@ def _begin_of_step(step: int) -> None:
         AGENT.add = worker.gathered.extend
 
 
-def _end_of_step() -> None:
+def _end_of_step(raised: bool = False) -> None:
     worker = AGENT.worker
     try:
         worker.step = 0
@@ -165,7 +169,8 @@ def _end_of_step() -> None:
             AGENT.add = recorder.add
             recorder.add(_collapse(gathered) if _quiet(gathered) else gathered)
         DEVICE.finish()
-        recorder.flush()
+        if raised or Role.SCHEDULER not in AGENT.roles:
+            recorder.flush()  # else the scheduler, which hears of the step next, writes it
     except Exception:
         AGENT.failed("end of step")
 

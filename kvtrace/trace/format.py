@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 
 MAGIC = b"KVTRACE\x00"
 VERSION = 1
@@ -92,7 +92,7 @@ class Fact(IntEnum):
     GRAPHS = 13
 
 
-class Flag(IntFlag):
+class Flag(IntEnum):
     RAISED = 1
     """The traced call raised; it was re-raised untouched."""
     STORE = 2

@@ -81,6 +81,71 @@ def test_the_connectors_exception_passes_untouched_and_is_noted_without_secrets(
     assert fact["where"].endswith("in save_kv_layer") and "fakes.py" in fact["where"]
 
 
+@pytest.mark.parametrize("own", [lambda self, layer_name: None, lambda self, name, kv, meta: None])
+def test_a_hook_that_does_not_take_what_vllm_gives_is_seen_to_raise(trace, own):
+    """Written for another version of vLLM: the call itself raises, by position or by name."""
+    cls = type(
+        "Outdated", (fakes.Storing,), {"save_kv_layer": own, "get_finished": lambda self: (None, None)}
+    )
+    connector = cls()
+    traced(connector, Role.WORKER, "Outdated")
+    with pytest.raises(TypeError):
+        connector.save_kv_layer("layer.0", kv_layer="kv", attn_metadata=None)
+    with pytest.raises(TypeError, match=r"get_finished|positional"):
+        connector.get_finished(set())
+    facts = trace.facts(Fact.EXCEPTION)
+    assert [(fact["hook"], fact["type"]) for fact in facts] == [
+        ("save_kv_layer", "TypeError"),
+        ("get_finished", "TypeError"),
+    ]
+
+
+@pytest.mark.parametrize("instance", [False, True])
+def test_what_a_hooks_record_says_is_the_same_by_each_road(trace, instance):
+    """A method with vLLM's signature, one with ``*args``, one wrapped on the instance."""
+
+    class Spread(fakes.Storing):
+        def wait_for_layer_load(self, *args, **kwargs):
+            return super().wait_for_layer_load(*args, **kwargs)
+
+        def wait_for_save(self, *args):
+            return super().wait_for_save()
+
+        def get_finished(self, *args):
+            return {"r"}, None
+
+    class Frozen(Spread):
+        def __setattr__(self, name, value):
+            if name == "__class__":
+                raise TypeError("no")
+            super().__setattr__(name, value)
+
+    class Plain(fakes.Storing):
+        def get_finished(self, finished_req_ids):
+            return {"r"}, None
+
+    said = []
+    for cls in (Plain, Frozen if instance else Spread):
+        connector = cls()
+        traced(connector, Role.WORKER, cls.__name__)
+        AGENT.worker.step, AGENT.worker.told_done = 3, (None, set())
+        AGENT.worker.declared = (True, 48, 1, 16, 2, 0)
+        connector.bind_connector_metadata(fakes.KVConnectorMetadata())
+        for layer in ("layer.0", "layer.1", "layer.0"):
+            connector.wait_for_layer_load(layer)
+            assert AGENT.worker.hooked_layer == layer
+            connector.save_kv_layer(layer, "kv", None)
+        connector.wait_for_save()
+        connector.get_finished(set())
+        connector.clear_connector_metadata()
+        connector.wait_for_save()
+        rows = trace.read()[1]
+        rows = rows[(kind(rows[:, 0]) == Kind.HOOK) & (lane(rows[:, 0]) == connector._kvtrace_lane)]
+        said.append([(code(w[:1])[0], flags(w[:1])[0], *w[3:].tolist()) for w in rows])
+    assert said[0] == said[1]
+    assert len(said[0]) == 11
+
+
 def test_tracing_twice_changes_nothing_more(trace):
     connector = fakes.Storing()
     first = traced(connector, Role.WORKER, "Storing")

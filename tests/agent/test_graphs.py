@@ -13,8 +13,8 @@ from kvtrace.agent import graphs, ops
 from kvtrace.agent.config_keys import ReadNotes
 from kvtrace.agent.connector_facts import requires_piecewise
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import Fact, Flag, Kind
-from kvtrace.trace.reader import flags, kind
+from kvtrace.trace.format import OP_CODE, Fact, Flag, Kind, Road, Skip
+from kvtrace.trace.reader import code, flags, kind, lane
 
 from . import fakes
 
@@ -83,6 +83,50 @@ def test_a_replay_without_a_forward_context_is_full(trace: Any, desc: Any) -> No
     worker = begin(0)
     CudaGraphManager().run_fullgraph(desc)
     assert worker.mode == -1
+
+
+def test_each_run_of_a_body_says_layer_rows_mode_and_whether_the_hook_came_before(trace: Any) -> None:
+    def unified_attention_with_output(query: Any, layer_name: Any) -> str:
+        if query is bad:
+            raise ValueError
+        return "out"
+
+    query, bad = SimpleNamespace(size=lambda axis: 24), SimpleNamespace(size=lambda axis: 8)
+    opaque = SimpleNamespace(value="b")  # as vLLM wraps the name for torch.compile
+    attention = ops.traced_body(unified_attention_with_output, hook_site=True)
+    unified_attention_with_output.__name__ = "unified_kv_cache_update"
+    update = ops.traced_body(unified_attention_with_output, hook_site=False)
+    worker = begin(5)
+    worker.mode = 1
+    for layer in ("a", opaque, "a"):
+        worker.hooked_layer = layer if isinstance(layer, str) else layer.value
+        assert update(query, layer) == attention(query, layer) == "out"
+        assert worker.hooked_layer is None
+    attention(None, layer_name="a")
+    worker.direct_depth = 1
+    update(query, "a")
+    worker.direct_depth = 0
+    with pytest.raises(ValueError):
+        update(bad, "a")
+    spool, table = trace.read()
+    names = {name: ident for ident, name in spool.names.items()}
+    said = table[kind(table[:, 0]) == Kind.OP]
+    hooked, no_site, unhooked = int(Skip.HOOKED), int(Skip.NOT_A_HOOK_SITE), int(Skip.NO_CONNECTOR)
+    told = [(op, *row) for op, row in zip(code(said[:, 0]).tolist(), said[:, 3:].tolist(), strict=True)]
+    assert told == [
+        row
+        for layer in ("a", "b", "a")
+        for row in (
+            (OP_CODE["unified_kv_cache_update"], 5, names[layer], 24, 1, no_site),
+            (OP_CODE["unified_attention_with_output"], 5, names[layer], 24, 1, hooked),
+        )
+    ] + [
+        (OP_CODE["unified_attention_with_output"], 5, names["a"], -1, 1, unhooked),
+        (OP_CODE["unified_kv_cache_update"], 5, names["a"], 24, 1, no_site),
+        (OP_CODE["unified_kv_cache_update"], 5, names["a"], 8, 1, no_site),
+    ]
+    assert lane(said[:, 0]).tolist() == [Road.DISPATCHER] * 7 + [Road.DIRECT, Road.DISPATCHER]
+    assert flags(said[:, 0]).tolist() == [0] * 8 + [Flag.RAISED]
 
 
 def test_bodies_run_while_capturing_are_marked(trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:

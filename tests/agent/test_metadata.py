@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvtrace.agent import metadata_words
-from kvtrace.agent.metadata import Blocks, Totals, read, totals
+from kvtrace.agent.metadata import Blocks, Declared, Totals, is_empty, read, totals
 from kvtrace.trace.format import UNKNOWN, Flag
 
 from .fakes import KVConnectorMetadata
@@ -45,6 +47,17 @@ class ExampleConnectorMetadata(KVConnectorMetadata):
     requests: list[Any] = field(default_factory=list)
 
 
+class _Slotted(KVConnectorMetadata):
+    __slots__ = ("jobs",)
+
+    def __init__(self) -> None:
+        self.jobs = [("a", [4])]
+        self.none: list[int] = []
+
+
+Pair = namedtuple("Pair", "first second")
+
+
 def test_vllms_example_connector_by_blocks_and_by_order():
     meta = ExampleConnectorMetadata(
         [
@@ -61,6 +74,30 @@ def test_vllms_example_connector_by_blocks_and_by_order():
         ("c", Flag.LOAD, 16, 0),
     ]
     assert (declared.store_slots, declared.store_entries, declared.load_slots) == (32, 2, 16)
+
+
+_values = st.one_of(
+    st.none(), st.integers(), st.booleans(), st.text(max_size=3),
+    st.builds(list), st.builds(dict), st.builds(set), st.just(()),
+    st.lists(st.integers(), max_size=2), st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
+    st.builds(KVConnectorMetadata), st.builds(object), st.just(np.arange(3)), st.just(Enum),
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.from_regex("[a-z_]{1,8}", fullmatch=True), _values, max_size=4), st.booleans())
+def test_metadata_found_empty_at_a_glance_is_empty_to_the_reader_too(fields, slotted):
+    meta = (_Slotted if slotted else ExampleConnectorMetadata)()
+    vars(meta).clear()
+    vars(meta).update(fields)
+    if is_empty(meta):
+        assert read(meta, blocks(a=[4])) == Declared()
+
+
+def test_what_is_found_empty_at_a_glance():
+    assert is_empty(ExampleConnectorMetadata())
+    assert not is_empty(KVConnectorMetadata())  # nothing in it: the worker decides by itself
+    assert not is_empty(_Slotted())
+    assert not is_empty(None) and not is_empty({}) and not is_empty(Pair([], []))
 
 
 def test_order_is_not_trusted_where_it_leaves_a_choice():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtrace.agent import worker
 from kvtrace.agent.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import HOOK_CODE, Fact, Kind, Role
@@ -98,3 +99,20 @@ def test_the_salt_is_nowhere_on_disk(tmp_path):
     (path,) = spool_paths(tmp_path)
     content = path.read_bytes()
     assert salt.encode() not in content and bytes.fromhex(salt) not in content
+
+
+def test_where_scheduler_and_worker_share_a_process_a_step_is_written_once(trace, monkeypatch):
+    """By the scheduler, which hears of the step next; by the worker where it never will."""
+    written: list[int] = []
+    monkeypatch.setattr(AGENT.recorder, "_write", lambda data: written.append(len(data)))
+
+    def step(raised: bool = False) -> int:
+        AGENT.add((int(Kind.EXEC),) + (0,) * 7)
+        worker._end_of_step(raised)
+        return len(written)
+
+    assert step() == 1  # a worker alone
+    AGENT.roles.add(Role.SCHEDULER)
+    assert step() == 1
+    assert step(raised=True) == 2
+    assert written == [64, 128]

@@ -60,7 +60,7 @@ def measured(draw: st.DrawFn, sim: Sim, request: str, tp: int, layers: int) -> N
             rank, sim.step_id, draw(st.sampled_from([None, *range(layers)])), draw(st.integers(-1, 200)),
             size=draw(st.sampled_from([-1, 0, 10, 9999])), files=draw(st.integers(-1, 2)),
             target=draw(st.integers(0, 3)), hook=draw(st.sampled_from(["save_kv_layer", "wait_for_save"])),
-            flags=int(draw(st.sampled_from([Flag.STORE, Flag.STORE, Flag.LOAD, Flag(0)]))),
+            flags=int(draw(st.sampled_from([Flag.STORE, Flag.STORE, Flag.LOAD, 0]))),
         )  # fmt: skip
     elif kind == "open":
         sim.open_save(request)
