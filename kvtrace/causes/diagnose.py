@@ -15,6 +15,7 @@ from kvtrace.causes.road import road
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.intervals import Interval, subtract
+from kvtrace.ledger.load_model import NOT_LOADED
 from kvtrace.ledger.model import NOT_OBSERVED, NOT_SAVED, Book, Run
 
 
@@ -155,7 +156,7 @@ def _requests(case: Case) -> pd.DataFrame:
     best: dict[int, tuple[int, str]] = {}
     for row in rows(run.base):
         if row.amount > best.get(row.request, (0, ""))[0]:
-            best[row.request] = (int(row.amount), str(row.account))
+            best[row.request] = (int(row.amount), str(row.account).removeprefix(NOT_LOADED))
     for ident, booked in case.booked.items():
         for request, amount in booked.requests.items():
             if amount > best.get(request, (0, ""))[0]:

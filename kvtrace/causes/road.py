@@ -13,8 +13,8 @@ from kvtrace.ledger.model import SAVED
 
 
 def prompt_tokens(case: Case) -> tuple[float, float]:
-    """(saved, computed here and to be saved) tokens of prompts: what was reused, loaded, in
-    flight or not observed is neither."""
+    """(saved, computed here and to be saved) tokens of prompts: what was reused, accepted from the
+    connector, in flight or not observed is neither."""
     base = case.run.base
     mine = base[base["account"] == SAVED]
     saved = sum(row.prompt / max(1, case.engines[row.engine].lanes) for row in rows(mine))

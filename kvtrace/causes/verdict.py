@@ -32,7 +32,8 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     if computed <= 0:
         if case.run.total and not case.booked:
             return (
-                "No prompt KV was computed here that could be saved: it was reused, loaded or not observed."
+                "No prompt KV was computed here that could be saved: it was reused, left to the connector "
+                "to load, or not observed."
             )
         return f"No prompt KV was computed here{_because(why)}."
     share = percent(saved, computed)

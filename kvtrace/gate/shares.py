@@ -33,11 +33,15 @@ def saved_of_offered(book: Book) -> float | None:
     """Share of the tokens computed here that was saved, without decode tokens that are never offered.
 
     None where no such token was computed; 1.0 where all were loaded or reused and none was left to save.
+    Tokens that the connector was to load and did not were not computed either.
     """
     accounts = book["accounts"]
     if not book["total"]:
         return None
-    left = book["total"] - accounts.get(DECODE, 0) - accounts.get("loaded", 0) - accounts.get("local-hit", 0)
+    elsewhere = (DECODE, "loaded", "local-hit")
+    left = book["total"] - sum(
+        amount for name, amount in accounts.items() if name in elsewhere or name.startswith("not-loaded:")
+    )
     if left <= 0:
         return 1.0 if any(accounts.get(name) for name in ("loaded", "local-hit")) else None
     return accounts.get("saved", 0) / left

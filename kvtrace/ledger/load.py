@@ -60,8 +60,11 @@ def load(run_dir: Path, watch: Collection[str] = ()) -> Run:
     stories = load_trace.stories(scans, book.requests)
     for request, story in zip(book.requests, stories, strict=True):
         request.prefixes = story.prefixes
-    account = tokens.book(book.requests, engines, executed, coverage, unknown, watch, measured, swallowed)
-    loaded, load_rows = loads.book(book.requests, engines, joined, stories, executed, account.saved)
+    load_rows = loads.follow(book.requests, engines, joined, stories, executed)
+    account = tokens.book(
+        book.requests, engines, executed, coverage, unknown, watch, measured, swallowed, load_rows
+    )
+    loaded = loads.book(load_rows, book.requests, engines, joined, stories, account.saved)
     return Run(
         directory=run_dir,
         run=run,

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 NOT_LOADED = "not-loaded:"
 """Prefix of the accounts of tokens that the scheduler accepted and no layer got; the cause's id follows."""
 
+Part = tuple[int, int, str]
+"""Positions [start, end) of a prompt, and the account that they are on."""
+
 # Why the scheduler took fewer tokens than the connector offered.
 SKIPS_CACHE, FULL_HIT, ROUNDED, SUB_BLOCK, NO_BLOCKS, UNEXPLAINED = (
     "skips-cache", "full-hit", "rounded", "sub-block", "no-blocks", "unexplained",
@@ -36,6 +39,9 @@ class LoadOf:
     shared: int = 0  # leading tokens that an earlier prompt of this run begins with
     measured: bool = False  # the slots written were watched in each lane
     accounts: dict[str, int] = field(default_factory=dict)  # token-layers; they sum to prompt x lanes
+    lost: dict[tuple[Part, ...], int] = field(default_factory=dict)
+    """Accepted positions that did not come, or of which that is not known -> the lanes that fared so, a bit
+    each: the engine's workers in order, each with its KV layers in order."""
     reasons: dict[str, list[str]] = field(default_factory=dict)  # cause id -> what was seen, few
     places: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     """Cause id -> (rank, layer) of a few lanes that it concerns."""

@@ -109,7 +109,6 @@ class Evidence:
     workers: dict[tuple[int, str], WorkerLoads] = field(default_factory=dict)
     errors: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     """Engine -> (t, step, blocks) that a worker reported as not loaded; several workers say the same."""
-    written: set[int] = field(default_factory=set)  # steps whose save hooks wrote files
     complaints: dict[int, list[str]] = field(default_factory=dict)
     """Step -> what a load hook logged or swallowed there."""
 
@@ -199,6 +198,16 @@ def evidence(joined: Sequence[tuple[SpoolScan, Worker]], steps: Array) -> Eviden
     return result
 
 
+def written(joined: Sequence[tuple[SpoolScan, Worker]]) -> set[int]:
+    """Steps whose save hooks were seen to write files."""
+    found: set[int] = set()
+    for scan, _ in joined:
+        effects = scan.effects
+        stores = ((flags(effects[:, 0]) & int(Flag.STORE)) != 0) & (effects[:, 6] > 0)
+        found.update(np.unique(effects[stores, 3]).tolist())
+    return found
+
+
 def _complaints(scan: SpoolScan, result: Evidence) -> None:
     for fact, _, value in scan.facts:
         if fact not in (Fact.LOG, Fact.SWALLOWED):
@@ -243,9 +252,6 @@ def _worker_spool(scan: SpoolScan, workers: list[Worker], steps: Array, result: 
         for row in wrong[(flags(wrong[:, 0]) & int(Flag.RAISED)) == 0].tolist():
             result.errors.setdefault(row[3] >> STEP_SHIFT, []).append((row[1], row[3], row[7]))
         effects = kinds == Kind.EFFECT
-        stores = effects & ((flags(head) & int(Flag.STORE)) != 0) & (chunk[:, 6] > 0)
-        if stores.any():
-            result.written.update(np.unique(chunk[stores, 3]).tolist())
         wanted = (kinds == Kind.HOOK) & ((codes == _START) | (codes == _WAIT))
         wanted |= (kinds == Kind.OP) & ~np.isin(codes, _UPDATES) & ((flags(head) & int(Flag.CAPTURE)) == 0)
         wanted |= effects & ((flags(head) & int(Flag.LOAD)) != 0)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvtrace.ledger import load_trace as trace
-from kvtrace.ledger.intervals import length, subtract, union
+from kvtrace.ledger.intervals import Interval, subtract, union
 from kvtrace.ledger.load_model import (
     FULL_HIT,
     NO_BLOCKS,
@@ -29,6 +29,7 @@ from kvtrace.ledger.load_model import (
     SUB_BLOCK,
     UNEXPLAINED,
     LoadOf,
+    Part,
 )
 from kvtrace.ledger.load_trace import NEVER, Done, Evidence, Story, WorkerLoads
 from kvtrace.ledger.model import (
@@ -74,27 +75,20 @@ class _Want:
     allocated_t: int
 
 
-def book(
+def follow(
     requests: list[Request],
     engines: list[Engine],
     joined: Sequence[tuple[SpoolScan, Worker]],
     stories: list[Story],
     executed: dict[tuple[int, str], Executed],
-    saved: Sequence[int],
-) -> tuple[Book, list[LoadOf]]:
-    """The loads of a run.
+) -> list[LoadOf]:
+    """Each request's loads, from the lookup to the layers; why a lookup missed is left to :func:`book`.
 
     Args:
         stories: the scheduler's records of each request, in the order of ``requests``.
         executed: what each worker (Worker.key) ran.
-        saved: token-layers saved of each request.
-
-    Raises:
-        AssertionError: the books do not balance.
     """
-    with_connector = {
-        engine.tag: engine for engine in engines if engine.connector is not None and engine.lanes > 0
-    }
+    with_connector = _with_connector(engines)
     rows: list[LoadOf] = []
     wants: list[_Want] = []
     for i, (request, story) in enumerate(zip(requests, stories, strict=True)):
@@ -105,16 +99,37 @@ def book(
         rows.append(row)
         if want is not None:
             wants.append(want)
-    by_request = {row.request: row for row in rows}
+    if wants:
+        _load_all(wants, with_connector, executed, trace.evidence(joined, _load_steps(wants)))
+    return rows
+
+
+def book(
+    rows: list[LoadOf],
+    requests: list[Request],
+    engines: list[Engine],
+    joined: Sequence[tuple[SpoolScan, Worker]],
+    stories: list[Story],
+    saved: Sequence[int],
+) -> Book:
+    """The ledger of what :func:`follow` found.
+
+    Args:
+        saved: token-layers saved of each request.
+
+    Raises:
+        AssertionError: the books do not balance.
+    """
+    with_connector = _with_connector(engines)
     _shared(rows, requests, stories)
     candidates = _saved_before(rows, requests, stories, with_connector, saved)
-    steps = _load_steps(wants)
-    found = Evidence()
-    if len(steps) or candidates:
-        found = trace.evidence(joined, steps)
-    _mismatches(candidates, rows, requests, by_request, stories, with_connector, found)
-    _load_all(wants, with_connector, executed, found)
-    return _balance(rows, with_connector), rows
+    if candidates:
+        _mismatches(candidates, requests, stories, with_connector, trace.written(joined))
+    return _balance(rows, with_connector)
+
+
+def _with_connector(engines: list[Engine]) -> dict[int, Engine]:
+    return {engine.tag: engine for engine in engines if engine.connector is not None and engine.lanes > 0}
 
 
 def _balance(rows: list[LoadOf], engines: dict[int, Engine]) -> Book:
@@ -286,12 +301,10 @@ def _saved_whole(request: Request, amount: int, lanes: int) -> int:
 
 def _mismatches(
     candidates: list[tuple[LoadOf, int]],
-    rows: list[LoadOf],
     requests: list[Request],
-    by_request: dict[int, LoadOf],
     stories: list[Story],
     engines: dict[int, Engine],
-    found: Evidence,
+    written: set[int],
 ) -> None:
     """Misses that no eviction can explain: what was saved last is what is not found.
 
@@ -305,7 +318,7 @@ def _mismatches(
         # A saved prompt that leaves no token to compute may be out of bounds for a lookup in whole units.
         if role == "kv_producer" or row.saved_before >= row.prompt or row.saved_before <= row.local:
             continue
-        if not _settled(row, requests[other], stories[other], stories[row.request], found):
+        if not _settled(row, requests[other], stories[other], stories[row.request], written):
             continue
         block = max(1, requests[row.request].block or engine.block_size)
         by_kind[(row.engine, row.prompt % block)].append((row, other))
@@ -321,9 +334,9 @@ def _mismatches(
             row.accounts = {name: n for name, n in row.accounts.items() if n}
 
 
-def _settled(row: LoadOf, earlier: Request, its: Story, mine: Story, found: Evidence) -> bool:
+def _settled(row: LoadOf, earlier: Request, its: Story, mine: Story, written: set[int]) -> bool:
     """Whether the earlier save was surely done at this lookup."""
-    if all(entry.step in found.written for entry in earlier.entries if entry.slots > 0):
+    if all(entry.step in written for entry in earlier.entries if entry.slots > 0):
         return True
     asked = next((a.t for a in mine.asked if a.step == row.step), 0)
     return bool(asked and its.finish_t) and asked - its.finish_t >= _SETTLED_NS
@@ -428,12 +441,13 @@ def _load_sync(want: _Want, engine: Engine, executed: dict[tuple[int, str], Exec
         whose = "" if alone else "; which of the step's requests they belong to is not recorded"
         reported = f"{-(-failed // block)} blocks reported by get_block_ids_with_load_errors"
         row.because("load-failed", reported + whose)
-    declared_short = _declared_short(want)
+    start, end = row.local, row.local + taken
+    unnamed = _unnamed(want)
     booked = 0
     watched = bool(engine.workers)
     ready = 0
     for worker in engine.workers:
-        lanes = len(worker.kv_layers)
+        first, lanes = booked, len(worker.kv_layers)
         booked += lanes
         ran = executed.get(worker.key)
         loads = seen.found.workers.get(worker.key)
@@ -445,11 +459,11 @@ def _load_sync(want: _Want, engine: Engine, executed: dict[tuple[int, str], Exec
             loads is not None and at >= 0 and bool((loads.lane[at] & trace.WAIT_RAISED).any())
         )
         if state and not raised:
-            row.add(state, taken * lanes)
+            _put(row, [(start, end, state)], _bits(first, lanes))
             watched = False
             continue
         if loads is None or at < 0:
-            row.add(LOADED, taken * lanes)  # past what is looked at in detail
+            _put(row, [], _bits(first, lanes))  # past what is looked at in detail
             watched = False
             continue
         ready = max(ready, int(loads.started_t[at]))
@@ -459,29 +473,45 @@ def _load_sync(want: _Want, engine: Engine, executed: dict[tuple[int, str], Exec
             cause, reason, got = _lane(worker, loads, at, lane, full, row, seen)
             watched &= loads.measured(at, lane, _waits(worker)) >= 0
             if cause:
-                row.add(NOT_LOADED + cause, taken)
+                _put(row, [(start, end, NOT_LOADED + cause)], _bits(first + lane))
                 row.because(cause, reason, place)
                 continue
-            short = min(taken, max(taken - got, 0))
-            bad = max(failed, 0)
-            short = max(0, short - bad)
-            if not short and declared_short and got >= taken:
-                short = min(declared_short, taken - bad)
+            # Which positions failed or were left out is recorded as a number alone: taken to be the last.
+            good = end - failed
+            short = [(start + got, good)] if start + got < good else []
+            if got >= taken and (short := subtract(unnamed, [(good, end)])):
                 reason = "the metadata names fewer slots than were accepted"
-            row.add(NOT_LOADED + "load-failed", bad)
-            row.add(NOT_LOADED + "loaded-partly", short)
-            row.add(LOADED, taken - bad - short)
-            if bad:
+            lost = [*_of("loaded-partly", short), *_of("load-failed", [(good, end)])]
+            _put(row, lost, _bits(first + lane))
+            if failed:
                 row.because("load-failed", row.reasons["load-failed"][0], place)
             if short:
                 row.because("loaded-partly", reason, place)
     if engine.lanes > booked:  # lanes that no worker told of
-        row.add(NOT_OBSERVED, taken * (engine.lanes - booked))
+        _put(row, [(start, end, NOT_OBSERVED)], _bits(booked, engine.lanes - booked))
         watched = False
     row.measured = watched
     asked = next((a.t for a in want.story.asked if a.step == row.step), 0)
     if asked and ready > asked:
         row.waited_ns = ready - asked
+
+
+def _put(row: LoadOf, lost: Iterable[Part], lanes: int) -> None:
+    """Book an accepted load in some lanes (a bit each): what is lost of it, the rest as loaded."""
+    parts = tuple(part for part in lost if part[0] < part[1])
+    for start, end, account in parts:
+        row.add(account, (end - start) * lanes.bit_count())
+    row.add(LOADED, (row.accepted - sum(end - start for start, end, _ in parts)) * lanes.bit_count())
+    if parts and lanes:
+        row.lost[parts] = row.lost.get(parts, 0) | lanes
+
+
+def _bits(first: int, count: int = 1) -> int:
+    return ((1 << count) - 1) << first
+
+
+def _of(cause: str, positions: list[Interval]) -> list[Part]:
+    return [(start, end, NOT_LOADED + cause) for start, end in positions]
 
 
 def _has(steps: Array, step: int) -> bool:
@@ -555,14 +585,14 @@ def _after_use(worker: Worker, loads: WorkerLoads, at: int, lane: int, full: boo
     return ""
 
 
-def _declared_short(want: _Want) -> int:
-    """Accepted tokens that no load entry of the request names; 0 where the entries do not say."""
+def _unnamed(want: _Want) -> list[Interval]:
+    """Accepted positions that no load entry of the request names; none where the entries do not say."""
     entries = [entry for entry in want.story.entries if entry[0] >= want.row.step]
     if not entries or any(slots < 0 or start < 0 for _, slots, start in entries):
-        return 0
+        return []
     row = want.row
     named = union((start, start + slots) for _, slots, start in entries)
-    return length(subtract([(row.local, row.local + row.accepted)], named))
+    return subtract([(row.local, row.local + row.accepted)], named)
 
 
 # ------------------------------------------------------------------------ asynchronously
@@ -570,8 +600,6 @@ def _declared_short(want: _Want) -> int:
 
 def _load_async(want: _Want, engine: Engine, seen: _Seen) -> None:
     row, request, story = want.row, want.request, want.story
-    taken = row.accepted
-    lanes = engine.lanes
     done = [one for one in story.done if one.t >= want.allocated_t]
     told = [one for one in done if not one.spool]
     began = request.chunks[0].start if request.chunks else -1
@@ -580,15 +608,10 @@ def _load_async(want: _Want, engine: Engine, seen: _Seen) -> None:
         if end < NEVER and want.allocated_t:
             row.waited_ns = max(0, end - want.allocated_t)
     if began < 0 and not told:
-        row.add(*_still_open(want, engine, done))
+        account = _still_open(want, engine, done)
+        _put(row, [(row.local, row.local + row.accepted, account)], _bits(0, engine.lanes))
         return
-    failed = _async_failed(want, engine, seen.found, done, began)
-    if failed:
-        row.add(NOT_LOADED + "load-failed", failed * lanes)
-        taken -= failed
-    if taken <= 0:
-        return
-    _async_lanes(want, engine, seen, taken)
+    _async_lanes(want, engine, seen, _async_failed(want, engine, seen.found, done, began))
 
 
 def _async_failed(want: _Want, engine: Engine, found: Evidence, done: list[Done], began: int) -> int:
@@ -607,10 +630,9 @@ def _async_failed(want: _Want, engine: Engine, found: Evidence, done: list[Done]
     return row.accepted if short <= 0 else min(row.accepted, short)
 
 
-def _still_open(want: _Want, engine: Engine, done: list[Done]) -> tuple[str, int]:
-    """(account, token-layers) of a load that never came to an end in the trace."""
+def _still_open(want: _Want, engine: Engine, done: list[Done]) -> str:
+    """The account of a load that never came to an end in the trace."""
     row, story = want.row, want.story
-    amount = row.accepted * engine.lanes
     finished = want.request.finish is not None
     end = story.finish_t if finished else engine.t_last
     open_ns = end - want.allocated_t if want.allocated_t and end else 0
@@ -618,34 +640,41 @@ def _still_open(want: _Want, engine: Engine, done: list[Done]) -> tuple[str, int
     ranks = sorted({w.rank for w in engine.workers if any(one.spool == w.spool for one in done)})
     missing = [w.rank for w in engine.workers if w.rank not in ranks]
     if open_ns < (NEVER_FINISHED_NS if finished else STILL_OPEN_NS):
-        return PENDING, amount
+        return PENDING
     seconds = open_ns / 1e9
     left = "when the request left" if finished else "when the trace ends"
     row.because("load-never-finished", f"open for {seconds:.1f} s {left}")
     if ranks and missing:
         told, silent = (", ".join(map(str, group)) for group in (ranks, missing))
         row.because("load-never-finished", f"rank {told} reported it finished; rank {silent} did not")
-    return NOT_LOADED + "load-never-finished", amount
+    return NOT_LOADED + "load-never-finished"
 
 
-def _async_lanes(want: _Want, engine: Engine, seen: _Seen, taken: int) -> None:
-    """Reported as finished: loaded, but where hooks that write were seen not to."""
+def _async_lanes(want: _Want, engine: Engine, seen: _Seen, failed: int) -> None:
+    """Reported as finished: loaded, but for what failed, and where hooks that write were seen not to."""
     row = want.row
+    start, end = row.local, row.local + row.accepted
+    good = end - failed
+    bad = _of("load-failed", [(good, end)])
+    if good <= start:
+        _put(row, bad, _bits(0, engine.lanes))
+        return
     steps = _window(want)
-    short = min(_declared_short(want), taken)
+    short = subtract(_unnamed(want), [(good, end)])
     booked = 0
     watched = bool(steps)
     for worker in engine.workers:
         loads = seen.found.workers.get(worker.key)
         ats = [at for step in steps if loads is not None and (at := loads.row(step)) >= 0]
         for lane, layer in enumerate(worker.kv_layers):
+            own = _bits(booked)
             booked += 1
             counts = [loads.measured(at, lane, waits=False) for at in ats] if loads is not None else []
             sure, wrote = bool(counts) and min(counts) >= 0, sum(counts)
             complaints = [said for step in steps for said in seen.found.complaints.get(step, [])]
             missing = sure and wrote == 0
             if missing and (worker.key in seen.write or complaints):
-                row.add(NOT_LOADED + "load-not-injected", taken)
+                _put(row, [*_of("load-not-injected", [(start, good)]), *bad], own)
                 reason = complaints[0] if complaints else "the load hooks did write for other requests"
                 row.because(
                     "load-not-injected",
@@ -654,10 +683,9 @@ def _async_lanes(want: _Want, engine: Engine, seen: _Seen, taken: int) -> None:
                 )
                 continue
             watched &= sure and not missing
-            row.add(NOT_LOADED + "loaded-partly", short)
-            row.add(LOADED, taken - short)
+            _put(row, [*_of("loaded-partly", short), *bad], own)
             if short:
                 row.because("loaded-partly", "the metadata names fewer slots than were accepted",
                             (worker.rank, layer))  # fmt: skip
-    row.add(NOT_OBSERVED, taken * (engine.lanes - booked))
+    _put(row, [(start, good, NOT_OBSERVED), *bad], _bits(booked, engine.lanes - booked))
     row.measured = watched

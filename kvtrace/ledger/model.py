@@ -399,7 +399,7 @@ class Run:
     pieces: pd.DataFrame
     base: pd.DataFrame
     """Accounts that need no cause: request (row), engine, account, amount (token-layers), prompt (of
-    these, in positions of the prompt)."""
+    these, in positions of the prompt). The cause of a ``not-loaded:`` account is the loads'."""
     loads: Book
     total: int  # token-layers of the saves ledger
     notes: list[str] = field(default_factory=list)

@@ -21,7 +21,8 @@ from kvtrace.ledger import completion, verify
 from kvtrace.ledger import coverage as cov
 from kvtrace.ledger.coverage import Coverage, GateBits
 from kvtrace.ledger.effects import Measured
-from kvtrace.ledger.intervals import Interval, covers, subtract, union
+from kvtrace.ledger.intervals import Interval, covers, length, subtract, union
+from kvtrace.ledger.load_model import LoadOf, Part
 from kvtrace.ledger.model import (
     ENTRY_COLUMNS,
     LOADED,
@@ -119,6 +120,19 @@ class _Lanes:
     dark_decode: bool  # whether decode tokens are stored is not known
 
 
+@dataclass
+class _Reuse:
+    """What of a request need not be computed, in positions."""
+
+    external: list[Interval]  # the connector is to bring it
+    local: list[Interval]  # in the GPU prefix cache
+    computed: list[Interval]  # by some chunk
+    lost: Mapping[tuple[Part, ...], int]  # as in LoadOf
+
+    def lost_in(self, lane: int) -> tuple[Part, ...]:
+        return next((parts for parts, lanes in self.lost.items() if lanes >> lane & 1), ())
+
+
 def book(
     requests: list[Request],
     engines: list[Engine],
@@ -128,6 +142,7 @@ def book(
     watch: Collection[str] = (),
     measured: Mapping[tuple[int, str], Measured] | None = None,
     swallowed: Sequence[Swallowed] = (),
+    loads: Sequence[LoadOf] = (),
 ) -> Account:
     """Book all positions.
 
@@ -137,6 +152,7 @@ def book(
         watch: ids of the requests whose spans are kept.
         measured: what sampled hook calls of each worker (Worker.key) really read.
         swallowed: exceptions that connectors handled themselves.
+        loads: what became of the requests' loads.
 
     The sum over the accounts and the pieces equals the sum of positions x lanes, or this
     raises AssertionError.
@@ -151,6 +167,7 @@ def book(
         )
         for engine in engines
     }
+    lost = {load.request: load.lost for load in loads if load.lost}
     base: Rows = []
     pieces: Rows = []
     entries: Rows = []
@@ -168,9 +185,10 @@ def book(
             result.local.append(0)
             result.external.append(0)
             continue
-        _book_request(row, request, own, unreadable, result, base, pieces)
+        reuse = _reuse(request, lost.get(row, {}))
+        _book_request(row, request, own, reuse, unreadable, result, base, pieces)
         if request.id in watch:
-            result.spans.extend(_spans(row, request, own, unreadable))
+            result.spans.extend(_spans(row, request, own, reuse, unreadable))
     result.base = pd.DataFrame(base, columns=["request", "engine", "account", "amount", "prompt"])
     result.pieces = pd.DataFrame(pieces, columns=list(PIECE_COLUMNS))
     result.entries = pd.DataFrame(entries, columns=list(ENTRY_COLUMNS))
@@ -342,25 +360,23 @@ def _book_request(
     row: int,
     request: Request,
     lanes: _Lanes,
+    reuse: _Reuse,
     unreadable: Steps,
     result: Account,
     base: Rows,
     pieces: Rows,
 ) -> None:
     computed, prompt = request.computed, request.prompt
-    chunks = union((chunk.start, chunk.end) for chunk in request.chunks)
-    loaded = _loaded(request, chunks)
-    local = subtract(subtract(union(request.reused), chunks), loaded)
-    result.local.append(sum(b - a for a, b in local))
-    result.external.append(sum(b - a for a, b in loaded))
+    result.local.append(length(reuse.local))
+    result.external.append(length(reuse.external))
     amounts: Counter[str] = Counter()
     prompts: Counter[str] = Counter()
     unsaved = 0
     saved_of: list[int] = []  # of each class
-    classes, class_of = _classes(request, lanes)
+    classes, class_of = _classes(request, lanes, reuse)
     for count, representative in classes:
         saved_here = 0
-        for segment in _segments(request, lanes, representative, loaded, local, unreadable):
+        for segment in _segments(request, lanes, representative, reuse, unreadable):
             start, end, account, chunk, gate = segment
             size = (end - start) * count
             if account:
@@ -387,22 +403,22 @@ def _book_request(
     result.diverged.append(_ranks_differ(lanes.layer, np.array(saved_of, dtype=np.int64)[class_of]))
 
 
-def _loaded(request: Request, chunks: list[Interval]) -> list[Interval]:
-    """Positions that came from the connector. What was computed after all, without a preemption, was
-    loaded in vain: the load failed."""
-    loaded = [(a, min(b, request.computed)) for a, b in union(request.external)]
-    return loaded if request.preemptions else subtract(loaded, chunks)
-
-
-def _spans(row: int, request: Request, lanes: _Lanes, unreadable: Steps) -> list[Span]:
-    """The same as :func:`_book_request`, lane by lane, and kept."""
+def _reuse(request: Request, lost: Mapping[tuple[Part, ...], int]) -> _Reuse:
     chunks = union((chunk.start, chunk.end) for chunk in request.chunks)
-    loaded = _loaded(request, chunks)
-    local = subtract(subtract(union(request.reused), chunks), loaded)
+    external = [(a, min(b, request.computed)) for a, b in union(request.external)]
+    if not request.preemptions:
+        # What was computed after all, without a preemption, was loaded in vain: the load failed.
+        external = subtract(external, chunks)
+    local = subtract(subtract(union(request.reused), chunks), external)
+    return _Reuse(external, local, chunks, lost)
+
+
+def _spans(row: int, request: Request, lanes: _Lanes, reuse: _Reuse, unreadable: Steps) -> list[Span]:
+    """The same as :func:`_book_request`, lane by lane, and kept."""
     alike: dict[tuple[tuple[int, int, str, int, str, bool], ...], list[int]] = {}
     for lane in range(len(lanes.live)):
         live = bool(lanes.live[lane])
-        fate = tuple((*s, live) for s in _segments(request, lanes, lane, loaded, local, unreadable))
+        fate = tuple((*s, live) for s in _segments(request, lanes, lane, reuse, unreadable))
         alike.setdefault(fate, []).append(lane)
     return [
         Span(row, start, end, account, gate, chunk, request.chunks[chunk].step if chunk >= 0 else 0, live,
@@ -421,12 +437,14 @@ def _ranks_differ(layer: Array, saved: Array) -> bool:
     return bool(len(np.unique(pairs[0])) < pairs.shape[1])
 
 
-def _classes(request: Request, lanes: _Lanes) -> tuple[list[tuple[int, int]], Array]:
+def _classes(request: Request, lanes: _Lanes, reuse: _Reuse) -> tuple[list[tuple[int, int]], Array]:
     """Lanes with the same fate in this request: (how many, one of them) each, and the class of each lane."""
     n = len(lanes.live)
     if not n:
         return [], np.empty(0, dtype=np.int64)
     rows: list[Array] = [lanes.live.astype(np.int64)]
+    for members in reuse.lost.values():
+        rows.append(np.array([members >> lane & 1 for lane in range(n)], dtype=np.int64))
     stores = list(dict.fromkeys(entry.step for entry in request.entries))
     rows += [lanes.outcome[step].astype(np.int64) for step in stores]
     rows += [lanes.kept[step] for step in stores if (lanes.kept[step] >= 0).any()]
@@ -452,8 +470,7 @@ def _segments(
     request: Request,
     lanes: _Lanes,
     lane: int,
-    loaded: list[Interval],
-    local: list[Interval],
+    reuse: _Reuse,
     unreadable: Steps,
 ) -> list[tuple[int, int, str, int, str]]:
     """(start, end, account or "" for unsaved, chunk index or -1, gate's cause or "")."""
@@ -477,8 +494,13 @@ def _segments(
     taken = {code: union(intervals) for code, intervals in by_outcome.items()}
     done = taken.pop(_SAVED, [])
     failed = sorted(taken.items())  # by gate: the codes are in the order of the gates
+    lost = reuse.lost_in(lane)
+    loaded = subtract(reuse.external, union((a, b) for a, b, _ in lost))
+    # To come from the connector, not there when it was needed, and computed by no step.
+    never = subtract(reuse.external, union([*loaded, *reuse.computed])) if lost else []
+    local = reuse.local
     cuts = {0, computed, min(prompt, computed)}
-    for intervals in (loaded, local, done, *(taken.values())):
+    for intervals in (loaded, never, local, done, *(taken.values()), [(a, b) for a, b, _ in lost]):
         for a, b in intervals:
             cuts.update((a, b))
     # The chunk that computed a position is the first one that ran.
@@ -502,6 +524,8 @@ def _segments(
         account, gate = "", ""
         if covers(loaded, start):
             account = LOADED
+        elif covers(never, start):
+            account = next(account for a, b, account in lost if a <= start < b)
         elif covers(done, start):
             account = SAVED
             if ended == completion.PENDING:

@@ -96,6 +96,30 @@ class _Lane:
     unwritten: bool
 
 
+@dataclass(frozen=True)
+class _Calls:
+    """An engine's store calls while they are judged. Lists have one item a worker, in order; a call is
+    (row, KV layer)."""
+
+    engine: Engine
+    tables: list[Measured]
+    stores: Stores
+    columns: list[NDArray[np.int8]]
+    agreed: list[set[tuple[int, int]]]
+    lost: list[set[tuple[int, int]]]
+    codes: Codes
+    trust: Trust
+
+    def stands(self, worker: int, row: int, lane: int) -> bool:
+        return bool(self.columns[worker][row, lane] == self.codes.saved)
+
+    def lose(self, worker: int, row: int, lane: int, code: int) -> None:
+        """A call did its work, and its KV is not in the file any more."""
+        self.columns[worker][row, lane] = code
+        self.agreed[worker].discard((row, lane))
+        self.lost[worker].add((row, lane))
+
+
 def check(
     engine: Engine,
     stores: Stores,
@@ -131,8 +155,9 @@ def check(
     if replicated:
         _forgive(engine, columns, kept, agreed, lost, codes)
     else:
-        always_shared = _shared(engine, tables, stores, columns, agreed, lost, codes, trust)
-        _overwritten(engine, tables, stores, columns, agreed, lost, codes, trust)
+        calls = _Calls(engine, tables, stores, columns, agreed, lost, codes, trust)
+        always_shared = _shared(calls)
+        _overwritten(calls)
     for table, column, good, bad in zip(tables, columns, agreed, lost, strict=True):
         # Calls that were not watched share their files too, and nobody knows who won.
         if always_shared or (bad and not good):
@@ -298,28 +323,20 @@ def _forgive(
                 bad.discard((row, lane))
 
 
-def _shared(
-    engine: Engine,
-    tables: list[Measured],
-    stores: Stores,
-    columns: list[NDArray[np.int8]],
-    agreed: list[set[tuple[int, int]]],
-    lost: list[set[tuple[int, int]]],
-    codes: Codes,
-    trust: Trust,
-) -> bool:
+def _shared(calls: _Calls) -> bool:
     """Ranks that write one file for the same layer in the same step: the last one's KV stays.
 
     Returns whether every step with files of several ranks showed it.
     """
     shared = False
     apart = False
-    common = [_common(table) for table in tables]
-    for row, step in enumerate(stores.steps.tolist()):
+    workers, trust = calls.engine.workers, calls.trust
+    common = [_common(table) for table in calls.tables]
+    for row, step in enumerate(calls.stores.steps.tolist()):
         writers: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
-        for i, (worker, table) in enumerate(zip(engine.workers, tables, strict=True)):
+        for i, (worker, table) in enumerate(zip(workers, calls.tables, strict=True)):
             for lane, cell in table.steps.get(step, {}).items():
-                if lane == WHOLE or columns[i][row, lane] != codes.saved:
+                if lane == WHOLE or not calls.stands(i, row, lane):
                     continue
                 for target, t in cell.targets.items():
                     if target in common[i]:
@@ -330,34 +347,24 @@ def _shared(
                 apart = True
                 continue
             shared = True
-            layer = engine.workers[several[0][1]].kv_layers[several[0][2]]
+            layer = workers[several[0][1]].kv_layers[several[0][2]]
             trust.shared_files += 1
             if len(trust.shared) < _MAX_SHARED:
-                ranks = tuple(sorted({engine.workers[i].rank for _, i, _ in several}))
+                ranks = tuple(sorted({workers[i].rank for _, i, _ in several}))
                 trust.shared.append((step, layer, ranks))
             for _, i, lane in sorted(several)[:-1]:
-                columns[i][row, lane] = codes.shared
-                agreed[i].discard((row, lane))
-                lost[i].add((row, lane))
+                calls.lose(i, row, lane, calls.codes.shared)
     return shared and not apart
 
 
-def _overwritten(
-    engine: Engine,
-    tables: list[Measured],
-    stores: Stores,
-    columns: list[NDArray[np.int8]],
-    agreed: list[set[tuple[int, int]]],
-    lost: list[set[tuple[int, int]]],
-    codes: Codes,
-    trust: Trust,
-) -> None:
+def _overwritten(calls: _Calls) -> None:
     """A file that a later step writes anew for a prompt with other tokens: the first one's KV is gone.
 
     Only where the file is all that both calls wrote, and holds as many bytes for a slot both times:
     one that grows keeps what was in it.
     """
-    for i, (worker, table) in enumerate(zip(engine.workers, tables, strict=True)):
+    stores, trust = calls.stores, calls.trust
+    for i, (worker, table) in enumerate(zip(calls.engine.workers, calls.tables, strict=True)):
         common = _common(table)
         held: dict[tuple[int, int], tuple[int, float]] = {}  # (layer, file) -> (row, bytes of a slot)
         for row, step in enumerate(stores.steps.tolist()):
@@ -375,10 +382,8 @@ def _overwritten(
                 if not before or old is None or new is None or not cell.replaced or size < _LEAST_BYTES:
                     continue
                 alike = abs(size - size_before) <= max(size, size_before) / 4
-                if alike and _apart(old, new) and columns[i][row_before, lane] == codes.saved:
-                    columns[i][row_before, lane] = codes.lost
-                    agreed[i].discard((row_before, lane))
-                    lost[i].add((row_before, lane))
+                if alike and _apart(old, new) and calls.stands(i, row_before, lane):
+                    calls.lose(i, row_before, lane, calls.codes.lost)
                     trust.overwritten_calls += 1
                     if len(trust.overwritten) < _MAX_SHARED:
                         trust.overwritten.append((old.id, new.id, step, worker.kv_layers[lane]))

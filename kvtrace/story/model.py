@@ -106,7 +106,7 @@ class Range:
 
     start: int
     end: int
-    account: str  # as in the ledger: saved, loaded, local-hit, pending, not-observed, not-saved:<cause>
+    account: str  # as in the ledger of saves: saved, loaded, local-hit, pending, not-saved:<cause>, ...
     gate: int | None
     lanes: list[int]
 

@@ -112,7 +112,7 @@ def _verdict(story: Story) -> str:
     where = f"{plural(len(layers), 'KV layer')} x {plural(len(ranks), 'rank')}"
     if not parts:
         return f"No token of this request ever had KV here ({where})."
-    return f"Of {plural(story.computed, 'token')} with KV ({where}): {'; '.join(parts)}."
+    return f"Of {plural(story.computed, 'token')} in KV blocks ({where}): {'; '.join(parts)}."
 
 
 def _position(story: Story) -> str:
@@ -124,7 +124,7 @@ def _position(story: Story) -> str:
     elif token >= story.prompt:
         how = "computed in a decode step (these are not recorded by request)"
     else:
-        how = "not computed in this run's records: reused or loaded"
+        how = "not computed in this run's records: reused, or left to the connector to load"
     stores = [
         f"step {m.step}"
         for m in story.moments
@@ -443,7 +443,7 @@ def _listing_lines(listing: Listing, width: int) -> list[Text]:
         "made",
         "chunks",
         "reused",
-        "loaded",
+        "accepted",
         "saved",
         "not saved",
         "verdict",

@@ -137,6 +137,27 @@ def test_written_files_settle_a_save_at_once(tmp_path: Path) -> None:
     assert of_loads(analyse(sim)) == ["key-mismatch"]
 
 
+# ------------------------------------------------------------------- both books, one finding
+
+
+def test_what_never_came_is_one_finding_and_no_loss_of_the_saves(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, noop=("wait_for_layer_load",))
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 96, 96)
+    step = sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 32, 128, 96)], prompts={"a": 128})
+    sim.effect(0, step, None, 0, hook="start_load_kv", flags=LOAD)
+    sim.finish("a", 128)
+    diagnosis = analyse(sim)
+    account = "not-loaded:load-not-injected"
+    assert diagnosis.saves.tokens == {account: 96, "saved": 32}
+    assert diagnosis.loads.tokens[account] == 96
+    assert [(f.id, f.tokens, f.share) for f in diagnosis.findings] == [("load-not-injected", 96, 0.75)]
+    assert diagnosis.requests["verdict"].tolist() == ["load-not-injected"]
+    assert diagnosis.requests["not_saved_tokens"].tolist() == [0]
+    assert [(gate.into, gate.out) for gate in diagnosis.road] == [(32, 32)] * 7  # computed here
+    assert diagnosis.verdict.startswith("All prompt KV computed here was saved.")
+
+
 # -------------------------------------------------------------- lookup-miss, never-looked-up
 
 

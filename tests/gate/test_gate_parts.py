@@ -25,6 +25,7 @@ from kvtrace.gate.load import parse_baseline
 from kvtrace.gate.model import baseline_schema
 from kvtrace.gate.result import difference_json, outcome_json
 from kvtrace.gate.rules import NAMES, Rules, from_options
+from kvtrace.gate.shares import saved_of_offered
 from kvtrace.report.load import check_report
 from kvtrace.report.render.gate_markdown import check_markdown, diff_markdown
 from kvtrace.report.render.gate_text import render_check, render_diff
@@ -51,6 +52,24 @@ SCHEMA = baseline_schema()
 )
 def test_groups_of_layers(layer: str, group: str, index: str) -> None:
     assert (group_of(layer), index_of(layer)) == (group, index)
+
+
+@pytest.mark.parametrize(
+    ("accounts", "share"),
+    [
+        ({"saved": 30, "not-saved:hook-raised": 10}, 0.75),
+        ({"saved": 40, "loaded": 60, "local-hit": 9, "not-saved:decode-not-offered": 9}, 1.0),
+        ({"saved": 40, "not-loaded:load-not-injected": 60}, 1.0),  # not computed here
+        ({"loaded": 60, "not-loaded:loaded-partly": 4}, 1.0),
+        ({"not-loaded:load-not-injected": 60}, None),
+        ({}, None),
+    ],
+)
+def test_saved_of_offered(accounts: dict[str, int], share: float | None) -> None:
+    report = sample()
+    book = report["ledger"]["saves"]
+    book.update(accounts=accounts, total=sum(accounts.values()))
+    assert saved_of_offered(book) == share
 
 
 def test_ranges() -> None:

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from both_books import agree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from synth import Chunk, Entry, Fate, Prompt, Sim
@@ -135,6 +136,7 @@ def checked(folder: Path) -> Run:
     book = diagnosis.saves
     book.check()
     run.loads.check()
+    agree(run)
     lanes_of = {engine.tag: engine.lanes for engine in run.engines}
     want = sum(r.computed * lanes_of.get(r.engine, 0) for r in run.requests.itertuples())
     assert book.total == want == sum(book.accounts.values())

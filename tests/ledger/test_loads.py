@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
 from pathlib import Path
 
+import pytest
+from both_books import agree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from synth import Chunk, Entry, Fate, Prompt, Sim
@@ -217,6 +220,115 @@ def test_a_load_after_a_preemption_is_not_booked_twice(tmp_path: Path) -> None:
     assert accounts(sim) == {"loaded": 64, "missed:lookup-miss": 64}
 
 
+# ------------------------------------------------------------------------- in the books of the saves
+
+
+def saves(sim: Sim) -> dict[str, int]:
+    """The accounts of the saves, in tokens."""
+    sim.write()
+    run = load(sim.dir)
+    agree(run)
+    book = diagnose(run).saves
+    assert book.lanes
+    return {name: amount // book.lanes for name, amount in book.accounts.items()}
+
+
+@pytest.mark.parametrize(
+    ("slots", "want"),
+    [
+        (96, {"loaded": 96, "saved": 32}),
+        (64, {"loaded": 64, "not-loaded:loaded-partly": 32, "saved": 32}),
+        (0, {"not-loaded:load-not-injected": 96, "saved": 32}),
+        (-1, {"loaded": 96, "saved": 32}),  # nothing shows that it did not come
+    ],
+)
+def test_saves_call_loaded_what_came(tmp_path: Path, slots: int, want: dict[str, int]) -> None:
+    sim = Sim(tmp_path, layers=1, noop=("wait_for_layer_load",))
+    for name, wrote in (("whole", 96), ("a", slots)):
+        sim.arrive(Prompt(name, 128, digest=len(name)))
+        sim.lookup(name, 0, 96, 96)
+        entries = [Entry(name, 32, 128, 96)]
+        step = sim.step([Chunk(name, 96, 32, first=True)], entries, prompts={name: 128})
+        sim.effect(0, step, 0 if wrote else None, wrote, hook="start_load_kv", flags=LOAD)
+        sim.finish(name, 128)
+    both = Counter({"loaded": 96, "saved": 32})
+    both.update(want)
+    assert saves(sim) == dict(both)
+
+
+def test_saves_by_lane(tmp_path: Path) -> None:
+    """One rank's load hook raised: its lanes alone lost the tokens."""
+    sim = one(tmp_path, tp=2)
+    step = take(sim, 96)
+    sim.hook(1, "start_load_kv", step, flags=int(Flag.RAISED))
+    sim.write()
+    run = load(sim.dir, watch=("a",))
+    agree(run)
+    assert diagnose(run).saves.accounts == {
+        "loaded": 96 * 2, "not-loaded:load-failed": 96 * 2, "not-saved:metadata-has-no-store": 32 * 4,
+    }  # fmt: skip
+    spans = {(span.start, span.end, span.account): span.lanes for span in run.spans}
+    assert spans[0, 96, "loaded"] == (0, 1) and spans[0, 96, "not-loaded:load-failed"] == (2, 3)
+
+
+def test_what_failed_and_was_computed_after_all_is_no_loss_of_the_loads(tmp_path: Path) -> None:
+    sim = one(tmp_path)
+    sim.lookup("a", 0, 96, 96)
+    step = sim.step([Chunk("a", 96, 32, first=True)], prompts={"a": 128})
+    errors(sim, 0, step, 2)
+    sim.step([Chunk("a", 32, 96)], [Entry("a", 96, 128, 32)], prompts={"a": 128})
+    sim.finish("a", 128)
+    assert saves(sim) == {"loaded": 32, "saved": 96}
+    assert accounts(sim) == {"loaded": 32, "not-loaded:load-failed": 64, "missed:lookup-miss": 32}
+
+
+def test_what_failed_and_was_not_computed(tmp_path: Path) -> None:
+    """kv_load_failure_policy fail: the last positions, as their places are not recorded."""
+    sim = one(tmp_path)
+    step = take(sim, 96)
+    errors(sim, 0, step, 2)
+    sim.write()
+    spans = load(sim.dir, watch=("a",)).spans
+    assert [(span.start, span.end, span.account) for span in spans] == [
+        (0, 32, "loaded"), (32, 96, "not-loaded:load-failed"), (96, 128, ""),
+    ]  # fmt: skip
+    assert saves(sim)["not-loaded:load-failed"] == 64
+
+
+def test_positions_that_no_load_entry_names(tmp_path: Path) -> None:
+    sim = one(tmp_path)
+    sim.lookup("a", 0, 96, 96)
+    sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 32, 96, 32, LOAD)], prompts={"a": 128})
+    sim.write()
+    spans = load(sim.dir, watch=("a",)).spans
+    assert [(span.start, span.end, span.account) for span in spans][:3] == [
+        (0, 32, "not-loaded:loaded-partly"), (32, 64, "loaded"), (64, 96, "not-loaded:loaded-partly"),
+    ]  # fmt: skip
+
+
+def test_a_load_that_nobody_saw_is_not_called_loaded(tmp_path: Path) -> None:
+    sim = one(tmp_path, tp=2)
+    sim.step([], tokens=1)
+    take(sim, 96, fate=Fate(missing_ranks=frozenset({0, 1})))
+    sim.workers[1].trailer(2, 10)
+    assert saves(sim) == {"pending": 64, "not-observed": 64}  # half of the lanes each
+
+
+def test_lost_in_loading_and_computed_after_a_preemption(tmp_path: Path) -> None:
+    sim = one(tmp_path, noop=("wait_for_layer_load",))
+    sim.lookup("a", 0, 96, 96)
+    step = sim.step([Chunk("a", 96, 32, first=True)], prompts={"a": 128})
+    sim.effect(0, step, None, 0, hook="start_load_kv", flags=LOAD)
+    sim.preempt("a", 128)
+    sim.lookup("a", 0, 0, 0)
+    sim.step([Chunk("a", 0, 64, resumed=True)], [Entry("a", 64, 128, 0)], prompts={"a": 128})
+    assert saves(sim) == {
+        "saved": 64,
+        "not-loaded:load-not-injected": 32,
+        "not-saved:metadata-has-no-store": 32,
+    }
+
+
 # ------------------------------------------------------------------------- random schedules
 
 
@@ -301,6 +413,13 @@ def checked(folder: Path) -> Run:
     diagnosis = diagnose(run)
     book = diagnosis.loads
     book.check()
+    diagnosis.saves.check()
+    agree(run)
+    lost = {name for name in diagnosis.saves.accounts if name.startswith("not-loaded:")}
+    assert lost <= book.accounts.keys()  # and so each has a finding, see below
+    explained = sum(f.tokens for f in diagnosis.findings if CATALOGUE[f.id].ledger != LOADS)
+    unsaved = sum(n for name, n in diagnosis.saves.tokens.items() if name.startswith("not-saved:"))
+    assert abs(explained - unsaved) < 1e-6 * max(1, unsaved)  # no finding of the saves counts them
     lanes = {engine.tag: engine.lanes for engine in run.engines}
     assert book.total == sum(row.prompt * lanes[row.engine] for row in run.load_rows)
     assert all(amount > 0 for row in run.load_rows for amount in row.accounts.values())

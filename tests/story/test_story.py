@@ -133,6 +133,23 @@ def test_loads_preemption_and_a_request_that_never_ends(tmp_path: Path) -> None:
     assert "resumed after a preemption" in cut
 
 
+def test_tokens_that_a_load_left_out(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    sim.arrive(Prompt("partly", 96, 3))
+    sim.lookup("partly", 0, 64, 64)
+    load = Entry("partly", 32, 64, 0, int(Flag.LOAD))
+    sim.step([Chunk("partly", 64, 32, first=True)], [load], prompts={"partly": 96})
+    sim.finish("partly", 96)
+    sim.write()
+    story = tell(tmp_path, "partly", token=40)
+    assert [(part.start, part.end, part.account, part.gate) for part in story.ranges][:2] == [
+        (0, 32, "loaded", None),
+        (32, 64, "not-loaded:loaded-partly", None),
+    ]
+    shown = page(story, 140)
+    assert "32 not loaded · loaded-partly" in shown and "left to the connector to load" in shown
+
+
 def test_what_was_measured(tmp_path: Path) -> None:
     """A store of 64 slots in every layer that no metadata named: seen on the worker alone."""
     sim = Sim(tmp_path)
@@ -252,7 +269,7 @@ def test_the_list(rounded: Path) -> None:
     stream = io.StringIO()
     render_listing(found, Console(file=stream, width=100))
     assert "cmpl-7f3a-0" in stream.getvalue() and "below-save-granularity" in stream.getvalue()
-    assert "client" in stream.getvalue() and "loaded" not in stream.getvalue()  # empty columns are left out
+    assert "client" in stream.getvalue() and "accepted" not in stream.getvalue()  # empty columns are left out
 
 
 def test_hostile_strings_are_harmless(tmp_path: Path) -> None:
