@@ -98,6 +98,7 @@ class Device:
         self._taken: list[Pair] = []
         self._steps: deque[_Step] = deque()
         self._streams: dict[int, int] = {}
+        self._index_of_device = 0
         self._step = self._began = self._busy = self._own = self._untimed = 0
 
     # --- the pool -------------------------------------------------------------------------
@@ -112,6 +113,7 @@ class Device:
         try:
             cuda = sys.modules["torch"].cuda
             stream = cuda.current_stream()
+            self._index_of_device = stream.device_index
             for _ in range(self._pairs, pairs):
                 pair = Pair(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True))
                 # CUDA makes an event when it is recorded first: now, and not in a step.
@@ -151,8 +153,10 @@ class Device:
             return
         self._began = clock()
         recorder = AGENT.recorder
-        # Past the spool's size limit quiet steps are kept as sums, and none is timed.
-        self.on = bool(step) and recorder is not None and not recorder.full and self._sampler.take()
+        # Past the spool's size limit quiet steps are kept as sums, and none is timed; nor is one where the
+        # recording has ended (disk full).
+        recording = recorder is not None and recorder.alive and not recorder.full
+        self.on = bool(step) and recording and self._sampler.take()
         self._step = step
 
     def finish(self) -> None:
@@ -245,11 +249,11 @@ class Device:
         if cuda is None:  # given up since the step began
             return None
         try:
-            if cuda.is_current_stream_capturing() or not self._free:
+            stream = None if cuda.is_current_stream_capturing() else cuda.current_stream()
+            pair = self._take(stream)
+            if stream is None or pair is None:
                 self._untimed += 1
                 return None
-            pair = self._free.pop()
-            stream = cuda.current_stream()
             pair.begun = begun
             pair.start.record(stream)
             pair.streams = self._index(stream) << 32
@@ -266,13 +270,13 @@ class Device:
         if cuda is None:
             return
         try:
-            if cuda.is_current_stream_capturing():
+            stream = None if cuda.is_current_stream_capturing() else cuda.current_stream()
+            if stream is None or stream.device_index != self._index_of_device:
                 self._untimed += 1
                 self._free.append(pair)
                 return
             pair.t1, pair.head, pair.layer = t1, head, layer
             pair.caught_up = pair.start.query()
-            stream = cuda.current_stream()
             pair.ended = clock()
             pair.end.record(stream)
             pair.streams |= self._index(stream)
@@ -281,11 +285,24 @@ class Device:
         except Exception as error:
             self._give_up(error)
 
+    def _take(self, stream: Any) -> Pair | None:
+        """A free pair for that stream; None where there is none."""
+        # An event belongs to the device on which it was recorded first. The current device is a
+        # thread's own: in a connector's thread it may be another one.
+        if stream is None or stream.device_index != self._index_of_device:
+            return None
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
     def _index(self, stream: Any) -> int:
         handle = stream.cuda_stream
         index = self._streams.get(handle)
         if index is None:
-            index = self._streams[handle] = min(len(self._streams), _MAX_STREAMS)
+            index = len(self._streams)
+            if index < _MAX_STREAMS:
+                self._streams[handle] = index
         return index
 
     # --- wrappers -------------------------------------------------------------------------

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 OP = "unified_attention_with_output"
 SAVE = "save_kv_layer"
+SAVE_RANGE = "gpu_layer_store.save_kv_layer"
+"""What the connector calls its own work in torch's profiler: it is done inside the attention op."""
 FULL_MODES = ("FULL", "FULL_AND_PIECEWISE")
 
 

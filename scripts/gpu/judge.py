@@ -71,26 +71,34 @@ def _device_problems(report: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def compare(profiled: Mapping[str, float], traced: Mapping[str, float], device: str) -> list[str]:
-    """The profiler's view of the attention op against the trace's, over the same steps.
+def compare(profiled: Mapping[str, Any], traced: Mapping[str, Mapping[str, float]], device: str) -> list[str]:
+    """The profiler's view of the attention op and of save_kv_layer against the trace's, over the same steps.
+
+    The hooks run inside the op: the profiler counts their kernels to it, the trace does not.
 
     Args:
-        profiled: ``calls``, ``device_ns`` (the kernels that the op launched).
-        traced: ``calls``; ``timed``, ``device_ns`` (from event to event) and ``host_ns`` of the timed ones.
+        profiled: of ``op`` and ``save``: ``calls``, ``device_ns`` (the kernels that were launched in it).
+        traced: of both: ``calls``; ``timed``; of these ``device_ns`` (event to event) and ``host_ns``.
     """
+    op, save = profiled["op"], profiled["save"]
+    body = {**op, "device_ns": op["device_ns"] - save["device_ns"]}
+    return _compare(OP, body, traced["op"], device) + _compare(SAVE, save, traced["save"], device)
+
+
+def _compare(name: str, profiled: Mapping[str, float], traced: Mapping[str, float], device: str) -> list[str]:
     problems = []
     by_profiler, by_trace, timed = profiled["calls"], traced["calls"], traced["timed"]
     if by_profiler != by_trace or not by_trace:
-        problems.append(f"{OP}: {by_profiler:g} calls by the profiler, {by_trace:g} in the trace")
+        problems.append(f"{name}: {by_profiler:g} calls by the profiler, {by_trace:g} in the trace")
     if device == "cpu":
         return problems
     if timed != by_trace:
-        problems.append(f"{OP}: {timed:g} of {by_trace:g} calls have a device time")
+        problems.append(f"{name}: {timed:g} of {by_trace:g} calls have a device time")
     kernels, events = profiled["device_ns"], traced["device_ns"]
     most = kernels + traced["host_ns"] + SLACK_NS * timed
-    told = f"{OP}: {events / 1e6:.3f} ms between the events"
+    told = f"{name}: {events / 1e6:.3f} ms between the events"
     if not kernels:
-        problems.append(f"{OP}: the profiler saw no kernel")
+        problems.append(f"{name}: the profiler saw no kernel")
     if events < LOW * kernels:
         problems.append(f"{told}, less than its kernels' {kernels / 1e6:.3f} ms")
     if events > most:
