@@ -98,6 +98,7 @@ class Runner:
 
         self.work, self.device, self.model = work, device, model
         self.living: set[subprocess.Popen[str]] = set()
+        self.closed = False
         path = [str(ROOT), str(ROOT / "scripts"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
         env = vllm_env(work / "cache")
         # what the machine's own set-up says of vLLM (a package that is not there, ...) must hold here too
@@ -129,14 +130,19 @@ class Runner:
         if timing is not None:
             traced = ["run", "-o", str(folder / "run"), "--device-timing", timing, "--"]
             command = [sys.executable, "-m", "kvtrace", *traced, *command]
+        return self.begin(command, folder, piped), folder
+
+    def begin(self, command: list[str], folder: Path, piped: bool) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE if piped else subprocess.DEVNULL
-        with (folder / "log").open("w") as log:
+        with (folder / "log").open("a") as log:
             process = subprocess.Popen(
                 command, env=self.env, cwd=folder, stdin=pipe, stdout=pipe, stderr=log, text=True,
                 start_new_session=True,
             )  # fmt: skip
         self.living.add(process)
-        return process, folder
+        if self.closed:  # told to stop while this one was on its way
+            self.stop(process)
+        return process
 
     def stop(self, process: subprocess.Popen[str]) -> None:
         """End its whole session's group: an engine that is left behind would keep the device."""
@@ -146,6 +152,7 @@ class Runner:
         self.living.discard(process)
 
     def stop_all(self) -> None:
+        self.closed = True
         for process in list(self.living):
             self.stop(process)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,6 +60,26 @@ GOOD = {
 def test_what_must_be_passes(case: Case) -> None:
     saves = GOOD[case]["coverage"]["summary"][0]["fired"]
     assert judge(case, GOOD[case], {"saves": saves}, "cuda") == []
+
+
+def test_full_may_become_full_for_decode_where_the_backend_wants_it_and_it_is_said() -> None:
+    said = "vLLM changed FULL to FULL_AND_PIECEWISE when the worker was ready, going by ..."
+    modes = [mode("PIECEWISE", 2, True), mode("FULL", 9, False)]
+    good = report(used="FULL_AND_PIECEWISE", modes=modes, why=(said,))
+    assert judge(FULL, good, {"saves": 8}, "cuda") == []
+    silent = report(used="FULL_AND_PIECEWISE", modes=modes)
+    assert judge(FULL, silent, {"saves": 8}, "cuda") == [
+        "the report does not say that vLLM changed FULL to FULL_AND_PIECEWISE"
+    ]
+    decode = report(
+        used="FULL_DECODE_ONLY",
+        modes=[mode("NONE", 2, True), modes[1]],
+        why=("vLLM changed FULL to FULL_DECODE_ONLY ...",),
+    )
+    assert judge(FULL, decode, {"saves": 8}, "cuda") == []
+    # not where the connector asked for PIECEWISE, nor for another mode
+    assert judge(DECLARES, good, {"saves": 8}, "cuda") != []
+    assert judge(Case("PIECEWISE", False, ""), good, {"saves": 8}, "cuda") != []
 
 
 def broken(case: Case, path: list[Any], value: object) -> list[str]:
@@ -218,20 +237,14 @@ class Scripted(gpu_check.Runner):
     """Runner that starts no engine but a small script."""
 
     def __init__(self, work: Path, code: str) -> None:
-        self.work, self.code, self.device = work, code, "cuda"
-        self.living = set()
+        super().__init__(work, "cuda", work / "model")
+        self.code = code
 
     def start(self, name: str, *_: Any, piped: bool = False, **__: Any) -> tuple[Any, Path]:
         folder = self.work / name
         folder.mkdir(parents=True)
         (folder / "log").write_text("the engine's last words")
-        pipe = subprocess.PIPE if piped else subprocess.DEVNULL
-        command = [sys.executable, "-c", self.code]
-        process = subprocess.Popen(
-            command, cwd=folder, stdin=pipe, stdout=pipe, text=True, start_new_session=True
-        )
-        self.living.add(process)
-        return process, folder
+        return self.begin([sys.executable, "-c", self.code], folder, piped), folder
 
 
 ENGINE = """
@@ -303,22 +316,23 @@ def test_what_was_found_is_written_case_by_case_and_a_case_that_hangs_is_cut_off
     assert len(json.loads(out.read_text())["parts"]["cases"]) == 1
 
 
-def test_told_to_stop_it_leaves_no_engine_behind(tmp_path: Path) -> None:
-    runner = Scripted(tmp_path, "import time; time.sleep(60)")
+@pytest.mark.parametrize("late", [False, True])
+def test_told_to_stop_it_leaves_no_engine_behind(tmp_path: Path, late: bool) -> None:
+    """Nor one that was on its way just then."""
+    code = "import pathlib, time; time.sleep(0 if pathlib.Path.cwd().name == 'full-plain-flash_attn' else 60)"
+    runner = Scripted(tmp_path, code)
+    begin = runner.begin
+
+    def slow(command: list[str], folder: Path, piped: bool) -> Any:
+        if late and folder.name != FULL.name:
+            gpu_check.time.sleep(3)
+        return begin(command, folder, piped)
 
     def stopped(rows: Any) -> None:
         raise SystemExit(143)
 
+    runner.begin = slow  # type: ignore[method-assign]
     began = gpu_check.time.monotonic()
-    cases = [FULL, MIXED, DECLARES]
-    quick = {FULL.name: "0"}
-    start = runner.start
-
-    def starts(name: str, *args: Any, **more: Any) -> Any:
-        runner.code = quick.get(name, "import time; time.sleep(60)")
-        return start(name, *args, **more)
-
-    runner.start = starts  # type: ignore[method-assign]
     with pytest.raises(SystemExit):
-        gpu_check.run_cases(runner, cases, began + 60, stopped)
-    assert gpu_check.time.monotonic() - began < 10 and not runner.living
+        gpu_check.run_cases(runner, [FULL, MIXED, DECLARES], began + 60, stopped)
+    assert gpu_check.time.monotonic() - began < 30 and not runner.living

@@ -23,7 +23,9 @@ def judge(case: Case, report: Mapping[str, Any], counted: Mapping[str, Any], dev
     problems = []
     ids = [one["id"] for one in report["findings"]]
     faults = [one["id"] for one in report["findings"] if one["severity"] == "fault"]
-    want = expected(case)
+    graphs = report.get("graphs") or []
+    used = graphs[0]["used"] if graphs else ""
+    want = expected(case, used)
     if want.full_finding != ("full-cudagraph-replay" in ids):
         problems.append(f"full-cudagraph-replay {'is missing' if want.full_finding else 'was found'}")
     others = sorted(set(faults) - {"full-cudagraph-replay"})
@@ -35,11 +37,17 @@ def judge(case: Case, report: Mapping[str, Any], counted: Mapping[str, Any], dev
         problems.append(f"{SAVE}: {fired} layer-steps in the report, {own} calls by the connector")
     if device == "cpu":
         return problems
-    graphs = report.get("graphs") or []
     if not graphs:
         return [*problems, "the report has no section on graphs"]
-    if graphs[0]["used"] != want.used:
-        problems.append(f"mode {graphs[0]['used']} was used, {want.used} expected")
+    if used != want.used:
+        problems.append(f"mode {used} was used, {want.used} expected")
+    changed = f"changed {case.mode} to {used}"
+    if (
+        case.mode == "FULL"
+        and used.startswith("FULL_")
+        and not any(changed in line for line in graphs[0]["why"])
+    ):
+        problems.append(f"the report does not say that vLLM {changed}")
     seen = {row["mode"]: row for row in graphs[0]["modes"]}
     problems += [f"no step ran in mode {mode}" for mode in want.seen if mode not in seen]
     problems += [f"steps ran in mode {mode}" for mode in seen if mode not in want.may]
@@ -52,7 +60,7 @@ def judge(case: Case, report: Mapping[str, Any], counted: Mapping[str, Any], dev
             problems.append(f"{mode}: op bodies in {row['bodies']} of {row['layer_steps']} layer-steps")
     if want.declared and not any("requires_piecewise_for_cudagraph" in line for line in graphs[0]["why"]):
         problems.append("the report does not say that the connector's declaration changed the mode")
-    if case.mode != "FULL" or case.declares:
+    if want.used != "FULL":  # else no call ran in Python
         problems += _device_problems(report)
     return problems
 
