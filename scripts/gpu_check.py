@@ -377,7 +377,10 @@ def check(runner: Runner, cases: list[Case], name: str, seconds: float, out: Pat
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path("gpu-check.json"), help="the JSON [gpu-check.json]")
     parser.add_argument("--work", type=Path, help="a new folder for the runs [.cache/gpu-check-<pid>]")
@@ -423,7 +426,8 @@ def main(arguments: list[str] | None = None) -> int:
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, lambda number, _: sys.exit(128 + number))
     try:
-        good = check(runner, cases, name, options.seconds, options.out, parts)
+        left = options.seconds - (time.monotonic() - began)  # looking for the device, and the model
+        good = check(runner, cases, name, left, options.out, parts)
     finally:
         runner.stop_all()
     print(f"gpu_check: {'all as expected' if good else 'not as expected'}: {options.out}")
