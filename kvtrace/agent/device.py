@@ -5,7 +5,9 @@ and the KV-cache updates have an event recorded before and after them, each on t
 current then. Nothing synchronises: at the end of a step the pairs of earlier steps are read if
 ``query()`` says that they are done, else they are left for the next step. The pool is made
 once, when the worker's KV cache is; where it is empty a call goes untimed and is counted. While the stream
-is being captured nothing is recorded and nothing is asked.
+is being captured nothing is recorded and nothing is asked. (A query also breaks what another thread captures
+in CUDA's global mode. vLLM captures before its first step, and waits for events in each: a capture that
+survives its steps is of a mode that bears queries, too.)
 
 What the device had left to do when a call began (``before``) follows from the events alone. They
 stand on one device clock; an event is not done before it was recorded, so ``host time of recording -
