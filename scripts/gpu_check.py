@@ -339,6 +339,7 @@ def check(runner: Runner, cases: list[Case], name: str, seconds: float, out: Pat
         "schema": "kvtrace.gpu-check/1", "ok": False, "device": name, "kvtrace": __version__,
         "python": platform.python_version(), "seconds": 0.0, "parts": {},
     }  # fmt: skip
+    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     most = "FULL_AND_PIECEWISE" if runner.device != "cpu" else "eager"
     typical = next((case for case in matrix(runner.device) if case.mode == most), cases[0])
     # In FULL replays there is no call to compare: PIECEWISE shows every step.
@@ -416,7 +417,7 @@ def main(arguments: list[str] | None = None) -> int:
         from tiny_model import make_tiny_model
 
         model = make_tiny_model(work / "model")
-        options.out.touch()
+        options.out.touch()  # where it cannot be written, say so now
     except (OSError, ImportError) as error:
         print(f"gpu_check: cannot prepare {work}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2

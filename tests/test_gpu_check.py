@@ -312,6 +312,11 @@ def test_what_was_found_is_written_case_by_case_and_a_case_that_hangs_is_cut_off
     rows = gpu_check.run_cases(runner, [FULL, MIXED], gpu_check.time.monotonic() + 60, keep)
     assert seen == [1, 2] and not runner.living
     assert rows[0]["problems"] == ["cut off after 10 s"] and rows[1]["problems"][0].startswith("no result")
+    with pytest.MonkeyPatch.context() as patch:  # cut off before the first case is done
+        patch.setattr(gpu_check, "run_cases", lambda *_: sys.exit(143))
+        with pytest.raises(SystemExit):
+            gpu_check.check(runner, [MIXED], "H", 60, out, ["cases"])
+    assert json.loads(out.read_text())["ok"] is False
     assert gpu_check.check(Scripted(tmp_path / "b", "0"), [MIXED], "H", 60, out, ["cases"]) is False
     assert len(json.loads(out.read_text())["parts"]["cases"]) == 1
 
