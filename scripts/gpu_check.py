@@ -4,24 +4,30 @@
     python scripts/gpu_check.py [--out FILE] [--work DIR] [--seconds N]
     python scripts/gpu_check.py --device cpu        # a dry run of driver, judge and JSON on a CPU build
 
-Needs vLLM, torch and a CUDA device; no network. A tiny model is made on the spot. Three parts, each with a
-time budget of its own: the cases (`scripts/gpu/cases.py`: graph mode x connector x attention backend), each
-a real engine under `kvtrace run`; device times against torch's profiler over the same steps; and traced
-against untraced engines, in turns, at batch 1 and 64. What fails or finds no time stands in the JSON; the
-rest stays. Exit code 0 where all is as it must be, 1 where not, 2 where it cannot run here.
+Needs a CUDA device and a Python with vLLM, its torch and transformers, and what kvtrace needs: numpy, pandas,
+rich, typer (`pip install --target DIR pandas rich typer` where there is a network, then PYTHONPATH=DIR); a C
+compiler and Python's headers for Triton; no network, and kvtrace need not be installed. A tiny model is made
+on the spot. Three parts, each with a time budget of its own: the cases (`scripts/gpu/cases.py`: graph mode x
+connector x attention backend), each a real engine under `kvtrace run`; device times against torch's profiler
+over the same steps; and traced against untraced engines, in turns, at batch 1 and 64. What fails or finds no
+time stands in the JSON; the rest stays. Exit code 0 where all is as it must be, 1 where not, 2 where it
+cannot run here.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import platform
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Callable
@@ -33,24 +39,55 @@ ROOT = Path(__file__).resolve().parent.parent
 SUPPORT = ROOT / "scripts" / "gpu"
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from gpu.cases import OP, Case, matrix  # noqa: E402
+from gpu.cases import OP, SAVE, Case, matrix  # noqa: E402
 from gpu.judge import compare, judge, ratios  # noqa: E402
 
 SHARES = {"cases": 0.6, "profile": 0.15, "ratio": 0.25}  # of the seconds
 JOBS = 3
 BATCHES = (1, 64)
+CASE_SECONDS = 150
+"""A case that hangs must not take the others' time."""
+
+NEEDED = (
+    "vllm", "torch", "transformers", "tokenizers", "safetensors",  # an engine and its model
+    "numpy", "pandas", "rich", "typer",  # kvtrace and its report
+)  # fmt: skip
+PROBE = """
+import torch
+name = torch.cuda.get_device_name()
+torch.zeros(1, device="cuda").cpu()
+print(name)
+"""
 
 
-def gpu_name() -> str | None:
-    """The device's name; None where there is none."""
+def missing() -> list[str]:
+    """Packages that this Python lacks. Looked for, not imported."""
+    return [name for name in NEEDED if importlib.util.find_spec(name) is None]
+
+
+def cannot_compile() -> str:
+    """What Triton will miss, "" where nothing: it compiles its launchers on the spot."""
+    if not (os.environ.get("CC") or any(map(shutil.which, ("clang", "gcc", "cc")))):
+        return "no C compiler"
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return "" if header.exists() else f"no Python headers ({header})"
+
+
+def find_gpu() -> tuple[str | None, str]:
+    """(the device's name, "") or (None, why it cannot be used: absent, busy, out of memory).
+
+    Asked in a process of its own: a context of ours would take memory, or the device where only one may
+    have it.
+    """
     try:
-        import torch
-    except ImportError:
-        return None
-    with contextlib.suppress(Exception):
-        if torch.cuda.is_available():
-            return str(torch.cuda.get_device_name())
-    return None
+        probe = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=120)
+    except subprocess.TimeoutExpired:
+        return None, "no answer within 120 s"
+    if probe.returncode:
+        # torch adds advice below its message
+        said = [line for line in probe.stderr.splitlines() if "Error" in line]
+        return None, (said or ["no CUDA device"])[-1][:300]
+    return probe.stdout.strip().splitlines()[-1], ""
 
 
 class Runner:
@@ -60,7 +97,9 @@ class Runner:
         from vllm_env import vllm_env
 
         self.work, self.device, self.model = work, device, model
-        path = [str(ROOT), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+        self.living: set[subprocess.Popen[str]] = set()
+        self.closed = False
+        path = [str(ROOT), str(ROOT / "scripts"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
         env = vllm_env(work / "cache")
         # what the machine's own set-up says of vLLM (a package that is not there, ...) must hold here too
         own = {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
@@ -91,19 +130,31 @@ class Runner:
         if timing is not None:
             traced = ["run", "-o", str(folder / "run"), "--device-timing", timing, "--"]
             command = [sys.executable, "-m", "kvtrace", *traced, *command]
+        return self.begin(command, folder, piped), folder
+
+    def begin(self, command: list[str], folder: Path, piped: bool) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE if piped else subprocess.DEVNULL
-        with (folder / "log").open("w") as log:
+        with (folder / "log").open("a") as log:
             process = subprocess.Popen(
                 command, env=self.env, cwd=folder, stdin=pipe, stdout=pipe, stderr=log, text=True,
                 start_new_session=True,
             )  # fmt: skip
-        return process, folder
+        self.living.add(process)
+        if self.closed:  # told to stop while this one was on its way
+            self.stop(process)
+        return process
 
+    def stop(self, process: subprocess.Popen[str]) -> None:
+        """End its whole session's group: an engine that is left behind would keep the device."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self.living.discard(process)
 
-def stop(process: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    def stop_all(self) -> None:
+        self.closed = True
+        for process in list(self.living):
+            self.stop(process)
 
 
 def outcome(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -124,7 +175,7 @@ def log_tail(folder: Path) -> str:
 def run_case(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
     began = time.monotonic()
     row: dict[str, Any] = {"case": case.name, "ok": False, "problems": []}
-    left = deadline - began
+    left = min(CASE_SECONDS, deadline - began)
     if left < 10:
         return row | {"problems": ["skipped: no time left"]}
     process, folder = runner.start(case.name, case, "case", "full")
@@ -143,32 +194,48 @@ def run_case(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
         row["problems"] = [f"no result: {type(error).__name__}: {error}"]
         row["log"] = log_tail(folder)
     finally:
-        stop(process)
+        runner.stop(process)
     return row | {"seconds": round(time.monotonic() - began, 1)}
 
 
-def run_cases(runner: Runner, cases: list[Case], deadline: float) -> list[dict[str, Any]]:
+def run_cases(
+    runner: Runner, cases: list[Case], deadline: float, keep: Callable[[Any], None]
+) -> list[dict[str, Any]]:
+    """Several at once; ``keep`` is given the rows after each."""
     jobs = 1 if runner.device == "cpu" else JOBS
+    rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(lambda case: run_case(runner, case, deadline), cases))
+        try:
+            for row in pool.map(lambda case: run_case(runner, case, deadline), cases):
+                rows.append(row)
+                keep(rows)
+        except BaseException:  # told to stop: the threads wait for their engines
+            pool.shutdown(wait=False, cancel_futures=True)
+            runner.stop_all()
+            raise
+    return rows
 
 
-def in_window(run_dir: Path, window: list[int]) -> dict[str, float]:
-    """The trace's own view of the attention op between two host times."""
-    from kvtrace.trace.format import OP_CODE, QUIET_IS_OP, Kind
+def in_window(run_dir: Path, window: list[int]) -> dict[str, dict[str, float]]:
+    """The trace's own view of the attention op and of save_kv_layer between two host times."""
+    from kvtrace.trace.format import HOOK_CODE, OP_CODE, QUIET_IS_OP, Kind
     from kvtrace.trace.reader import Spool, code, kind, lane, spool_paths
 
-    found = {"calls": 0, "timed": 0, "device_ns": 0, "host_ns": 0}
+    wanted = {"op": (OP_CODE[OP], Kind.OP, True), "save": (HOOK_CODE[SAVE], Kind.HOOK, False)}
+    found = {name: {"calls": 0, "timed": 0, "device_ns": 0, "host_ns": 0} for name in wanted}
     for path in spool_paths(run_dir):
         for chunk in Spool(path).chunks():
             head = chunk[:, 0]
-            inside = (chunk[:, 1] >= window[0]) & (chunk[:, 1] <= window[1]) & (code(head) == OP_CODE[OP])
-            found["calls"] += int((inside & (kind(head) == Kind.OP)).sum())
-            timed = chunk[inside & (kind(head) == Kind.DEVICE) & (lane(head) == QUIET_IS_OP)]
-            found["timed"] += len(timed)
-            found["device_ns"] += int(timed[:, 4].sum())
-            found["host_ns"] += int(timed[:, 6].sum())
-    return {name: float(value) for name, value in found.items()}
+            inside = (chunk[:, 1] >= window[0]) & (chunk[:, 1] <= window[1])
+            for name, (number, of_kind, is_op) in wanted.items():
+                mine = inside & (code(head) == number)
+                sums = found[name]
+                sums["calls"] += int((mine & (kind(head) == of_kind)).sum())
+                timed = mine & (kind(head) == Kind.DEVICE) & ((lane(head) == QUIET_IS_OP) == is_op)
+                sums["timed"] += int(timed.sum())
+                sums["device_ns"] += int(chunk[timed, 4].sum())
+                sums["host_ns"] += int(chunk[timed, 6].sum())
+    return {name: {key: float(value) for key, value in sums.items()} for name, sums in found.items()}
 
 
 def run_profile(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
@@ -188,7 +255,7 @@ def run_profile(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
         problem = f"no result: {type(error).__name__}: {error}"
         return {"ok": False, "problems": [problem], "log": log_tail(folder)}
     finally:
-        stop(process)
+        runner.stop(process)
 
 
 def read_line(stream: IO[str], deadline: float) -> str:
@@ -256,7 +323,7 @@ def run_ratio(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
         out["logs"] = {name: log_tail(folder) for name, (_, folder) in engines.items()}
     finally:
         for process, _ in engines.values():
-            stop(process)
+            runner.stop(process)
     return out
 
 
@@ -272,12 +339,23 @@ def check(runner: Runner, cases: list[Case], name: str, seconds: float, out: Pat
         "schema": "kvtrace.gpu-check/1", "ok": False, "device": name, "kvtrace": __version__,
         "python": platform.python_version(), "seconds": 0.0, "parts": {},
     }  # fmt: skip
+    out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     most = "FULL_AND_PIECEWISE" if runner.device != "cpu" else "eager"
     typical = next((case for case in matrix(runner.device) if case.mode == most), cases[0])
     # In FULL replays there is no call to compare: PIECEWISE shows every step.
     shown = next((case for case in matrix(runner.device) if case.mode == "PIECEWISE"), cases[0])
+
+    def keep(part: str, value: Any) -> list[dict[str, Any]]:
+        """The JSON as far as it is known: whoever cuts this off has what was found."""
+        document["parts"][part] = value
+        document["seconds"] = round(time.monotonic() - began, 1)
+        values = document["parts"].values()
+        rows = [row for value in values for row in (value if isinstance(value, list) else [value])]
+        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        return rows
+
     jobs: dict[str, Callable[[float], Any]] = {
-        "cases": lambda deadline: run_cases(runner, cases, deadline),
+        "cases": lambda deadline: run_cases(runner, cases, deadline, lambda rows: keep("cases", rows)),
         "profile": lambda deadline: run_profile(runner, shown, deadline),
         "ratio": lambda deadline: run_ratio(runner, typical, deadline),
     }
@@ -287,22 +365,23 @@ def check(runner: Runner, cases: list[Case], name: str, seconds: float, out: Pat
         left = seconds - (time.monotonic() - began)
         deadline = time.monotonic() + left * SHARES[part] / later
         try:
-            document["parts"][part] = jobs[part](deadline)
+            value = jobs[part](deadline)
         except Exception:
-            document["parts"][part] = {"ok": False, "problems": [traceback.format_exc()[-1500:]]}
-        document["seconds"] = round(time.monotonic() - began, 1)
-        values = document["parts"].values()
-        rows = [row for value in values for row in (value if isinstance(value, list) else [value])]
-        document["ok"] = len(document["parts"]) == len(parts) and all(row["ok"] for row in rows)
-        out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        for row in rows if part == parts[-1] else ():
-            state = "ok" if row["ok"] else "; ".join(row["problems"])
-            print(f"{row.get('case', '-'):40} {state}", flush=True)
+            value = {"ok": False, "problems": [traceback.format_exc()[-1500:]]}
+        rows = keep(part, value)
+    document["ok"] = all(row["ok"] for row in rows)
+    keep(part, value)
+    for row in rows:
+        state = "ok" if row["ok"] else "; ".join(row["problems"])
+        print(f"{row.get('case', '-'):40} {state}", flush=True)
     return bool(document["ok"])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path("gpu-check.json"), help="the JSON [gpu-check.json]")
     parser.add_argument("--work", type=Path, help="a new folder for the runs [.cache/gpu-check-<pid>]")
@@ -310,10 +389,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--case", action="append", help="only cases of this name (repeatable)")
     parser.add_argument("--part", action="append", choices=tuple(SHARES), help="only this part (repeatable)")
     options = parser.parse_args(arguments)
-    name = gpu_name() if options.device == "cuda" else "cpu (dry run)"
-    if name is None:
-        print("gpu_check: no CUDA device here: run it on a GPU machine, or try --device cpu", file=sys.stderr)
+    lacking = missing()
+    if lacking:
+        print(
+            f"gpu_check: {sys.executable} lacks {', '.join(lacking)}; see the head of this file",
+            file=sys.stderr,
+        )
         return 2
+    name, why = find_gpu() if options.device == "cuda" else ("cpu (dry run)", "")
+    if name is None:
+        print(
+            f"gpu_check: no CUDA device that can be used ({why}): run it on a GPU machine, or try "
+            "--device cpu",
+            file=sys.stderr,
+        )
+        return 2
+    if options.device == "cuda" and cannot_compile():
+        print(f"gpu_check: {cannot_compile()}: Triton's launchers may fail to compile", file=sys.stderr)
     cases = [case for case in matrix(options.device) if not options.case or case.name in options.case]
     if not cases:
         known = ", ".join(case.name for case in matrix(options.device))
@@ -325,12 +417,20 @@ def main(arguments: list[str] | None = None) -> int:
         from tiny_model import make_tiny_model
 
         model = make_tiny_model(work / "model")
+        options.out.touch()  # where it cannot be written, say so now
     except (OSError, ImportError) as error:
-        print(f"gpu_check: cannot prepare {work}: {error}", file=sys.stderr)
+        print(f"gpu_check: cannot prepare {work}: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
     runner = Runner(work, options.device, model)
     parts = [part for part in SHARES if not options.part or part in options.part]
-    good = check(runner, cases, name, options.seconds, options.out, parts)
+    # `timeout` and a closed terminal must not leave engines behind, in sessions of their own.
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda number, _: sys.exit(128 + number))
+    try:
+        left = options.seconds - (time.monotonic() - began)  # looking for the device, and the model
+        good = check(runner, cases, name, left, options.out, parts)
+    finally:
+        runner.stop_all()
     print(f"gpu_check: {'all as expected' if good else 'not as expected'}: {options.out}")
     return 0 if good else 1
 

@@ -5,7 +5,9 @@ and the KV-cache updates have an event recorded before and after them, each on t
 current then. Nothing synchronises: at the end of a step the pairs of earlier steps are read if
 ``query()`` says that they are done, else they are left for the next step. The pool is made
 once, when the worker's KV cache is; where it is empty a call goes untimed and is counted. While the stream
-is being captured nothing is recorded and nothing is asked.
+is being captured nothing is recorded and nothing is asked. (A query also breaks what another thread captures
+in CUDA's global mode. vLLM captures before its first step, and waits for events in each: a capture that
+survives its steps is of a mode that bears queries, too.)
 
 What the device had left to do when a call began (``before``) follows from the events alone. They
 stand on one device clock; an event is not done before it was recorded, so ``host time of recording -
@@ -98,6 +100,7 @@ class Device:
         self._taken: list[Pair] = []
         self._steps: deque[_Step] = deque()
         self._streams: dict[int, int] = {}
+        self._index_of_device = 0
         self._step = self._began = self._busy = self._own = self._untimed = 0
 
     # --- the pool -------------------------------------------------------------------------
@@ -112,6 +115,7 @@ class Device:
         try:
             cuda = sys.modules["torch"].cuda
             stream = cuda.current_stream()
+            self._index_of_device = stream.device_index
             for _ in range(self._pairs, pairs):
                 pair = Pair(cuda.Event(enable_timing=True), cuda.Event(enable_timing=True))
                 # CUDA makes an event when it is recorded first: now, and not in a step.
@@ -151,8 +155,10 @@ class Device:
             return
         self._began = clock()
         recorder = AGENT.recorder
-        # Past the spool's size limit quiet steps are kept as sums, and none is timed.
-        self.on = bool(step) and recorder is not None and not recorder.full and self._sampler.take()
+        # Past the spool's size limit quiet steps are kept as sums, and none is timed; nor is one where the
+        # recording has ended (disk full).
+        recording = recorder is not None and recorder.alive and not recorder.full
+        self.on = bool(step) and recording and self._sampler.take()
         self._step = step
 
     def finish(self) -> None:
@@ -245,11 +251,11 @@ class Device:
         if cuda is None:  # given up since the step began
             return None
         try:
-            if cuda.is_current_stream_capturing() or not self._free:
+            stream = None if cuda.is_current_stream_capturing() else cuda.current_stream()
+            pair = self._take(stream)
+            if stream is None or pair is None:
                 self._untimed += 1
                 return None
-            pair = self._free.pop()
-            stream = cuda.current_stream()
             pair.begun = begun
             pair.start.record(stream)
             pair.streams = self._index(stream) << 32
@@ -266,13 +272,13 @@ class Device:
         if cuda is None:
             return
         try:
-            if cuda.is_current_stream_capturing():
+            stream = None if cuda.is_current_stream_capturing() else cuda.current_stream()
+            if stream is None or stream.device_index != self._index_of_device:
                 self._untimed += 1
                 self._free.append(pair)
                 return
             pair.t1, pair.head, pair.layer = t1, head, layer
             pair.caught_up = pair.start.query()
-            stream = cuda.current_stream()
             pair.ended = clock()
             pair.end.record(stream)
             pair.streams |= self._index(stream)
@@ -281,11 +287,24 @@ class Device:
         except Exception as error:
             self._give_up(error)
 
+    def _take(self, stream: Any) -> Pair | None:
+        """A free pair for that stream; None where there is none."""
+        # An event belongs to the device on which it was recorded first. The current device is a
+        # thread's own: in a connector's thread it may be another one.
+        if stream is None or stream.device_index != self._index_of_device:
+            return None
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
     def _index(self, stream: Any) -> int:
         handle = stream.cuda_stream
         index = self._streams.get(handle)
         if index is None:
-            index = self._streams[handle] = min(len(self._streams), _MAX_STREAMS)
+            index = len(self._streams)
+            if index < _MAX_STREAMS:
+                self._streams[handle] = index
         return index
 
     # --- wrappers -------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import json
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import config_keys, facts, graphs
+from kvtrace.agent import config_keys, facts, graphs, startup
 from kvtrace.agent.device import DEVICE
 from kvtrace.agent.hooks import DECLARED_ATTRIBUTE
 from kvtrace.agent.kvwatch import CACHES
@@ -36,6 +36,7 @@ def wrap_worker(module: ModuleType) -> None:
     cls = module.WorkerWrapperBase
     _wrap_execute(cls)
     _wrap_initialize(cls)
+    startup.watch(cls)
 
 
 def _wrap_initialize(cls: Any) -> None:

@@ -24,6 +24,8 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     reasons.sort(key=lambda finding: not any(case.booked[finding.id].prompts.values())
                  if finding.id in case.booked else finding.severity != FAULT)  # fmt: skip
     why = reasons[0].headline if reasons else ""
+    if not case.requests and not why:
+        why = next(iter(case.run.start_failures), "")
     if not case.run.engines:
         return f"No engine was seen in this run{_because(why)}."
     if not case.requests:

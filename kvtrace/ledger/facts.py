@@ -302,6 +302,16 @@ def targets(scans: list[SpoolScan]) -> list[Target]:
     return sorted(found, key=lambda target: target.id)
 
 
+def start_failures(scans: list[SpoolScan]) -> list[str]:
+    """Why workers never came up, as the first stage that raised says it."""
+    found = []
+    for scan in scans:
+        for _, value in _facts(scan, Fact.START_FAILED)[:1]:
+            said = f"{text(value, 'type')}: {text(value, 'message')}".rstrip(": ")
+            found.append(f"{text(value, 'stage')} of a worker raised {said}")
+    return sorted(set(found))
+
+
 def exceptions(scans: list[SpoolScan]) -> list[HookException]:
     """The exceptions that hooks raised; one row per process, hook, layer, type and place."""
     latest: dict[tuple[object, ...], HookException] = {}

@@ -86,6 +86,7 @@ def load(run_dir: Path, watch: Collection[str] = ()) -> Run:
         loads=loaded,
         load_rows=load_rows,
         device=device.merged(one.device for one in scans),
+        start_failures=facts.start_failures(scans),
         total=account.total,
         notes=notes,
         spans=account.spans,

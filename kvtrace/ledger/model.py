@@ -412,6 +412,8 @@ class Run:
     trust: Trust = field(default_factory=Trust)
     async_saves: list[AsyncSave] = field(default_factory=list)
     device: DeviceTimes = field(default_factory=DeviceTimes)
+    start_failures: list[str] = field(default_factory=list)
+    """Workers that never came up: one line each."""
     load_rows: list[LoadOf] = field(default_factory=list)
     """The ledger of loads, request by request; ``loads`` is its sum."""
 

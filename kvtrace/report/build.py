@@ -46,6 +46,7 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
     notes: list[str] = list(run.notes)
     for pid, where, error in run.agent_errors:
         notes.append(f"the agent turned (a part of) itself off in process {pid}: {where}: {error}")
+    notes.extend(f"the engine did not start: {line}" for line in run.start_failures)
     for worker in run.workers():
         if worker.device_off:
             notes.append(f"device times were not taken in {worker.process}: {worker.device_off}")

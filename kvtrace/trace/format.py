@@ -90,6 +90,7 @@ class Fact(IntEnum):
     CONFIG_KEYS = 11
     DEVICE = 12
     GRAPHS = 13
+    START_FAILED = 14
 
 
 class Flag(IntEnum):

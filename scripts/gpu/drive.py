@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gpu.cases import OP, SAVE_RANGE
+
 
 def engine(spec: dict[str, Any]) -> Any:
     from vllm import LLM
@@ -71,11 +73,16 @@ def profiled(llm: Any, spec: dict[str, Any]) -> dict[str, Any]:
             torch.cuda.synchronize()
     ended = time.perf_counter_ns()
     generate(llm, 1, 2, 4)  # steps in which the last events of the window are read
-    (op,) = [one for one in trace.key_averages() if one.key == "vllm::unified_attention_with_output"]
-    spent = getattr(op, "device_time_total", None)
-    if spent is None:
-        spent = getattr(op, "cuda_time_total", 0)
-    return {"window": [began, ended], "calls": op.count, "device_ns": spent * 1000}
+    # By the host's side of each range: kernels count where they were launched.
+    rows = {one.key: one for one in trace.key_averages() if "CPU" in str(one.device_type)}
+    found: dict[str, Any] = {"window": [began, ended]}
+    for name, key in (("op", f"vllm::{OP}"), ("save", SAVE_RANGE)):
+        row = rows.get(key)
+        found[name] = {
+            "calls": row.count if row else 0,
+            "device_ns": row.device_time_total * 1000 if row else 0,
+        }
+    return found
 
 
 def main() -> None:

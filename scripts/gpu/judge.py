@@ -23,7 +23,9 @@ def judge(case: Case, report: Mapping[str, Any], counted: Mapping[str, Any], dev
     problems = []
     ids = [one["id"] for one in report["findings"]]
     faults = [one["id"] for one in report["findings"] if one["severity"] == "fault"]
-    want = expected(case)
+    graphs = report.get("graphs") or []
+    used = graphs[0]["used"] if graphs else ""
+    want = expected(case, used)
     if want.full_finding != ("full-cudagraph-replay" in ids):
         problems.append(f"full-cudagraph-replay {'is missing' if want.full_finding else 'was found'}")
     others = sorted(set(faults) - {"full-cudagraph-replay"})
@@ -35,11 +37,17 @@ def judge(case: Case, report: Mapping[str, Any], counted: Mapping[str, Any], dev
         problems.append(f"{SAVE}: {fired} layer-steps in the report, {own} calls by the connector")
     if device == "cpu":
         return problems
-    graphs = report.get("graphs") or []
     if not graphs:
         return [*problems, "the report has no section on graphs"]
-    if graphs[0]["used"] != want.used:
-        problems.append(f"mode {graphs[0]['used']} was used, {want.used} expected")
+    if used != want.used:
+        problems.append(f"mode {used} was used, {want.used} expected")
+    changed = f"changed {case.mode} to {used}"
+    if (
+        case.mode == "FULL"
+        and used.startswith("FULL_")
+        and not any(changed in line for line in graphs[0]["why"])
+    ):
+        problems.append(f"the report does not say that vLLM {changed}")
     seen = {row["mode"]: row for row in graphs[0]["modes"]}
     problems += [f"no step ran in mode {mode}" for mode in want.seen if mode not in seen]
     problems += [f"steps ran in mode {mode}" for mode in seen if mode not in want.may]
@@ -52,7 +60,7 @@ def judge(case: Case, report: Mapping[str, Any], counted: Mapping[str, Any], dev
             problems.append(f"{mode}: op bodies in {row['bodies']} of {row['layer_steps']} layer-steps")
     if want.declared and not any("requires_piecewise_for_cudagraph" in line for line in graphs[0]["why"]):
         problems.append("the report does not say that the connector's declaration changed the mode")
-    if case.mode != "FULL" or case.declares:
+    if want.used != "FULL":  # else no call ran in Python
         problems += _device_problems(report)
     return problems
 
@@ -71,26 +79,34 @@ def _device_problems(report: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def compare(profiled: Mapping[str, float], traced: Mapping[str, float], device: str) -> list[str]:
-    """The profiler's view of the attention op against the trace's, over the same steps.
+def compare(profiled: Mapping[str, Any], traced: Mapping[str, Mapping[str, float]], device: str) -> list[str]:
+    """The profiler's view of the attention op and of save_kv_layer against the trace's, over the same steps.
+
+    The hooks run inside the op: the profiler counts their kernels to it, the trace does not.
 
     Args:
-        profiled: ``calls``, ``device_ns`` (the kernels that the op launched).
-        traced: ``calls``; ``timed``, ``device_ns`` (from event to event) and ``host_ns`` of the timed ones.
+        profiled: of ``op`` and ``save``: ``calls``, ``device_ns`` (the kernels that were launched in it).
+        traced: of both: ``calls``; ``timed``; of these ``device_ns`` (event to event) and ``host_ns``.
     """
+    op, save = profiled["op"], profiled["save"]
+    body = {**op, "device_ns": op["device_ns"] - save["device_ns"]}
+    return _compare(OP, body, traced["op"], device) + _compare(SAVE, save, traced["save"], device)
+
+
+def _compare(name: str, profiled: Mapping[str, float], traced: Mapping[str, float], device: str) -> list[str]:
     problems = []
     by_profiler, by_trace, timed = profiled["calls"], traced["calls"], traced["timed"]
     if by_profiler != by_trace or not by_trace:
-        problems.append(f"{OP}: {by_profiler:g} calls by the profiler, {by_trace:g} in the trace")
+        problems.append(f"{name}: {by_profiler:g} calls by the profiler, {by_trace:g} in the trace")
     if device == "cpu":
         return problems
     if timed != by_trace:
-        problems.append(f"{OP}: {timed:g} of {by_trace:g} calls have a device time")
+        problems.append(f"{name}: {timed:g} of {by_trace:g} calls have a device time")
     kernels, events = profiled["device_ns"], traced["device_ns"]
     most = kernels + traced["host_ns"] + SLACK_NS * timed
-    told = f"{OP}: {events / 1e6:.3f} ms between the events"
+    told = f"{name}: {events / 1e6:.3f} ms between the events"
     if not kernels:
-        problems.append(f"{OP}: the profiler saw no kernel")
+        problems.append(f"{name}: the profiler saw no kernel")
     if events < LOW * kernels:
         problems.append(f"{told}, less than its kernels' {kernels / 1e6:.3f} ms")
     if events > most:

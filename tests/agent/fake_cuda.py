@@ -13,8 +13,8 @@ SHIFT = 7_777_000_000
 
 
 class Stream:
-    def __init__(self, handle: int) -> None:
-        self.cuda_stream = handle
+    def __init__(self, handle: int, device: int = 0) -> None:
+        self.cuda_stream, self.device_index = handle, device
         self.free_at = 0  # host time at which its queue is empty
 
 
@@ -37,9 +37,13 @@ class Cuda:
                 cuda.check()
                 cuda.made += 1
                 self.done_at: int | None = None
+                self.device: int | None = None  # of the first recording
 
             def record(self, stream: Stream) -> None:
                 cuda.check()
+                if self.device not in (None, stream.device_index):
+                    raise RuntimeError("Event device does not match recording stream's device")
+                self.device = stream.device_index
                 cuda.recorded_while_capturing += cuda.capturing
                 cuda.now += 1_000
                 self.done_at = max(cuda.now, stream.free_at)

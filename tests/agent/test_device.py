@@ -108,7 +108,7 @@ def test_the_bound_never_says_more_than_there_was(calls: list[tuple[int, int, bo
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device_module, "clock", cuda.clock)
         patch.setattr(AGENT, "add", records.append)
-        patch.setattr(AGENT, "recorder", SimpleNamespace(full=False))
+        patch.setattr(AGENT, "recorder", SimpleNamespace(full=False, alive=True))
         device = Device()
         device._cuda, device._sampler = cuda, Sampler("full", 0.01)
         device._free = [device_module.Pair(cuda.Event(True), cuda.Event(True)) for _ in range(8)]
@@ -155,6 +155,44 @@ def test_a_hook_that_switches_streams_is_marked_and_both_streams_are_asked(trace
     crossed, stayed = rows(trace, Kind.DEVICE)
     assert flags(crossed[:1])[0] & Flag.STREAMS and crossed[7] >> 32 != crossed[7] & 0xFFFFFFFF
     assert not flags(stayed[:1])[0] & Flag.STREAMS and stayed[7] >> 32 == stayed[7] & 0xFFFFFFFF == 1
+
+
+def test_a_call_on_another_device_goes_untimed_and_the_others_stay_timed(trace: Any, cuda: Cuda) -> None:
+    """A thread of the connector's has a current device of its own: no event of ours fits it."""
+    device = make(cuda)
+    mine, other = cuda.stream, Stream(3, device=1)
+
+    def elsewhere() -> None:
+        cuda.stream = other
+        hook(device, lambda: None)()
+        cuda.stream = mine
+
+    def leaves() -> None:
+        cuda.stream = other
+
+    step(device, 1, elsewhere, hook(device, lambda: None), hook(device, leaves))
+    cuda.stream = mine
+    cuda.host(MS)
+    step(device, 2, hook(device, lambda: None))
+    cuda.host(MS)
+    step(device, 3)
+    assert {row[2]: (row[3], row[4]) for row in rows(trace, Kind.TIMED).tolist()} == {
+        1: (1, 2), 2: (1, 0), 3: (0, 0),
+    }  # fmt: skip
+    assert [fact["on"] for fact in trace.facts(Fact.DEVICE)] == [True]
+
+
+def test_the_last_pair_may_go_to_another_thread(trace: Any, cuda: Cuda) -> None:
+    device = make(cuda)
+
+    class Raced(list[Any]):
+        def __bool__(self) -> bool:
+            return True  # there was one when we looked
+
+    done: list[int] = []
+    device._free = Raced()
+    step(device, 1, hook(device, lambda: done.append(1)))
+    assert done == [1] and [fact["on"] for fact in trace.facts(Fact.DEVICE)] == [True]
 
 
 # --- never in the way ------------------------------------------------------------------------------
@@ -390,6 +428,14 @@ def test_past_the_size_limit_no_step_is_timed(trace: Any, cuda: Cuda) -> None:
     AGENT.recorder.full = False
     device.begin(0)  # a dummy run
     assert not device.on
+    device.begin(1)
+    assert device.on
+    device.finish()
+    AGENT.recorder.alive = False  # the disk is full: times would be taken for nobody
+    device.begin(2)
+    assert not device.on
+    device.finish()
+    AGENT.recorder.alive = True
 
 
 def test_settings_reach_the_agent(tmp_path: Path) -> None:

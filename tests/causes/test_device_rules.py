@@ -15,7 +15,7 @@ from kvtrace.ledger.graphs import GraphUse, ModeUse, graph_uses
 from kvtrace.report.build import build_report
 from kvtrace.report.render.content import both_clocks, device_note, graphs
 from kvtrace.report.render.markdown import render_markdown
-from kvtrace.trace.format import Flag
+from kvtrace.trace.format import Fact, Flag
 
 MS = 1_000_000
 CUDA: dict[str, Any] = {"platform": "cuda", "enforce_eager": False, "cudagraph_mode": "FULL_AND_PIECEWISE"}
@@ -129,6 +129,21 @@ def test_capture_time_bodies_are_no_coverage(tmp_path: Path) -> None:
         plain.body(0, step, layer)
     plain.write()
     assert load(plain.dir).ops["fired"].sum() == 2
+
+
+def test_device_times_are_called_missing_only_where_they_are(tmp_path: Path) -> None:
+    def missing(sim: Sim) -> str:
+        return {item.id: item.why for item in analyse(sim).not_observed}.get("device-time", "")
+
+    assert missing(timed_run(tmp_path / "timed", waiting(3))) == ""
+    untimed = cuda_sim(tmp_path / "untimed")
+    untimed.serve(prompts([64]), Rounding(32).policy())
+    assert missing(untimed).startswith("none were taken")
+    failed = cuda_sim(tmp_path / "failed")
+    failed.serve(prompts([64]), Rounding(32).policy())
+    why = {"on": False, "why": "CUDA error: out of memory"}
+    failed.workers[0].fact(Fact.DEVICE, why, failed.clock())
+    assert missing(failed) == "CUDA error: out of memory: all times are the host's"
 
 
 # --- hooks that wait for the device ----------------------------------------------------------------

@@ -1,0 +1,68 @@
+"""A worker that never comes up: the stage and the exception are in the trace, and go on untouched."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtrace.agent import startup
+from kvtrace.causes.diagnose import diagnose
+from kvtrace.ledger import load
+from kvtrace.report.build import build_report
+from kvtrace.trace.format import Fact
+
+OOM = "CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`"
+
+
+class Inner:
+    def __init__(self, fails: str) -> None:
+        self.fails = fails
+
+    def load_model(self, *, load_dummy_weights: bool = False) -> str:
+        if self.fails == "load_model":
+            raise RuntimeError(OOM)
+        return f"loaded {load_dummy_weights}"
+
+
+def wrapper_class(fails: str) -> Any:
+    class WorkerWrapperBase:
+        def init_device(self) -> None:
+            if fails == "init_device":
+                raise RuntimeError(OOM)
+            self.worker = Inner(fails)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.worker, name)
+
+    startup.watch(WorkerWrapperBase)
+    return WorkerWrapperBase
+
+
+@pytest.mark.parametrize("stage", ["init_device", "load_model"])
+def test_the_stage_that_raised_is_told(trace: Any, stage: str) -> None:
+    wrapper = wrapper_class(stage)()
+    with pytest.raises(RuntimeError) as caught:
+        wrapper.init_device()
+        wrapper.load_model()
+    assert str(caught.value) == OOM
+    said = {"stage": stage, "type": "RuntimeError", "message": "CUDA error: out of memory"}
+    assert trace.facts(Fact.START_FAILED) == [said]
+    trace.read()  # the spool is on disk
+    run_dir = trace.run_dir
+    line = f"{stage} of a worker raised RuntimeError: CUDA error: out of memory"
+    assert load(run_dir).start_failures == [line]
+    report = build_report(run_dir)
+    assert report["verdict"] == f"No engine was seen in this run: {line}."
+    assert f"the engine did not start: {line}" in report["limits"]["notes"]
+    assert not [one for one in diagnose(load(run_dir)).not_observed if one.id == "device-time"]
+
+
+def test_a_worker_that_comes_up_says_nothing(trace: Any) -> None:
+    wrapper = wrapper_class("")()
+    wrapper.init_device()
+    assert wrapper.load_model(load_dummy_weights=True) == "loaded True"
+    assert trace.facts(Fact.START_FAILED) == []
+    startup._watch_worker(SimpleNamespace(load_model=None))
+    startup._watch_worker(None)

@@ -1,0 +1,97 @@
+"""What the trace says of CUDA graphs where vLLM's own dispatcher and wrappers decide (graph_steps.py)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from vllm_env import vllm_env as make_vllm_env
+
+from kvtrace.launch.environment import agent_config
+from kvtrace.trace.format import HOOK_CODE, STEP_SHIFT, Flag, Kind
+from kvtrace.trace.reader import Spool, spool_paths
+
+pytestmark = pytest.mark.engine
+SCRIPT = Path(__file__).parent / "graph_steps.py"
+NONE, PIECEWISE, FULL = 0, 1, 2
+STEPS = [[20, 2], [3, 3], [8, 8], [40, 2]]  # tokens, requests: a prefill, decodes, more than any graph has
+
+
+MODES = ("FULL", "PIECEWISE", "FULL_AND_PIECEWISE", "V2")
+
+
+class Seen(NamedTuple):
+    steps: list[tuple[int, int, int, int]]  # mode, padded tokens, bodies, saves
+    captured: int  # bodies that ran while capturing
+    replays: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
+    """All modes one after the other in one process, as engines 1, 2, 3, ..."""
+    folder = tmp_path_factory.mktemp("graphs")
+    # without device times: there is a stand-in for the graph, not for the device
+    config = agent_config(folder, "ab", 1 << 20, "run", "off", 0.01)
+    asked = json.dumps({"modes": MODES, "sizes": [1, 4, 8, 32], "steps": STEPS})
+    found = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        env=make_vllm_env() | {"KVTRACE_CONFIG": config, "GRAPH_STEPS": asked, "VLLM_PLUGINS": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stderr[-3000:]
+    replays = json.loads(found.stdout.splitlines()[-1])
+    (path,) = spool_paths(folder)
+    (table,) = Spool(path).chunks()
+    steps: list[list[tuple[int, int, int, int]]] = [[] for _ in MODES]
+    captured = [0] * len(MODES)
+    bodies: Counter[int] = Counter()
+    saves: Counter[int] = Counter()
+    engine = 0
+    for row in table.tolist():
+        what, step, marks = row[0] & 0xFF, row[3], row[0] >> 32 & 0xFFFF
+        if what == Kind.OP:
+            bodies[step] += 1
+            if not step and steps[engine]:
+                engine += 1  # the next engine captures
+            captured[engine] += bool(marks & Flag.CAPTURE)
+            assert not (step and marks & Flag.CAPTURE), "a body of a step is no capture"
+        elif what == Kind.HOOK and row[0] >> 16 & 0xFF == HOOK_CODE["save_kv_layer"]:
+            assert step, "no metadata is bound outside of steps"
+            saves[step] += 1
+        elif what == Kind.EXEC:
+            engine = (step >> STEP_SHIFT) - 1
+            steps[engine].append((row[6], row[7], bodies[step], saves[step]))
+    parts = zip(MODES, steps, captured, replays, strict=True)
+    return {mode: Seen(*rest) for mode, *rest in parts}
+
+
+def test_full_graphs_run_no_body_in_a_step_and_captures_are_marked(seen: dict[str, Seen]) -> None:
+    assert seen["FULL"].steps == [
+        (FULL, 32, 0, 0), (FULL, 4, 0, 0), (FULL, 8, 0, 0),
+        (NONE, 40, 2, 2),  # larger than the largest graph
+    ]  # fmt: skip
+    assert seen["FULL"].captured == 4 * 2 and seen["FULL"].replays == {"FULL": 3}
+
+
+def test_piecewise_graphs_run_every_body(seen: dict[str, Seen]) -> None:
+    bodies = [(PIECEWISE, 32, 2, 2), (PIECEWISE, 4, 2, 2), (PIECEWISE, 8, 2, 2), (NONE, 40, 2, 2)]
+    assert seen["PIECEWISE"].steps == bodies
+    # attention lies between the graphs
+    assert seen["PIECEWISE"].captured == 0 and seen["PIECEWISE"].replays == {"PIECEWISE": 3 * 3}
+
+
+def test_prefills_piecewise_and_decodes_full(seen: dict[str, Seen]) -> None:
+    both = seen["FULL_AND_PIECEWISE"]
+    assert both.steps == [(PIECEWISE, 32, 2, 2), (FULL, 4, 0, 0), (FULL, 8, 0, 0), (NONE, 40, 2, 2)]
+    assert both.captured == 4 * 2 and both.replays == {"PIECEWISE": 3, "FULL": 2}
+
+
+def test_the_second_runner_s_full_replay_has_no_forward_context(seen: dict[str, Seen]) -> None:
+    assert seen["V2"].steps == [(FULL, 16, 0, 0)] and seen["V2"].replays == {"FULL": 1}
