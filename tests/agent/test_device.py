@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtrace.agent import connector as connector_module
 from kvtrace.agent import device as device_module
-from kvtrace.agent import ops
+from kvtrace.agent import ops, wrappers
 from kvtrace.agent.budget import Sampler
 from kvtrace.agent.connector import traced
 from kvtrace.agent.device import Device
@@ -309,7 +308,7 @@ def test_hooks_of_a_traced_connector_are_timed_in_timed_steps_alone(
     trace: Any, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = make(cuda)
-    monkeypatch.setattr(connector_module, "DEVICE", device)
+    monkeypatch.setattr(wrappers, "DEVICE", device)
     child, parent = fakes.Storing(), None
     parent = fakes.Parent(child)
     traced(parent, Role.WORKER, "Parent")
