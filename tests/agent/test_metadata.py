@@ -90,7 +90,7 @@ def test_metadata_found_empty_at_a_glance_is_empty_to_the_reader_too(fields, slo
     vars(meta).clear()
     vars(meta).update(fields)
     if is_empty(meta):
-        assert read(meta, blocks(a=[4])) == Declared()
+        assert read(meta, blocks(**{"no field's name": [4]})) == Declared()
 
 
 def test_what_is_found_empty_at_a_glance():
