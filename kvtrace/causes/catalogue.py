@@ -465,7 +465,7 @@ _CAUSES = (
     _c(
         "tracer-cost", None, NOTE, "note",
         "What tracing itself took.",
-        "An estimate, as the agent does not measure itself call by call: records times 20 µs against the "
+        "An estimate, as the agent does not measure itself call by call: records times 10 µs against the "
         "time in "
         "steps. A finding from a tenth of it, and 1 s, on.",
         "Trace fewer layers or a shorter run; see docs/overhead.md.",

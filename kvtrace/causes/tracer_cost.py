@@ -10,9 +10,9 @@ from kvtrace.causes.words import count, percent
 
 ID = "tracer-cost"
 
-RECORD_NS = 20_000
+RECORD_NS = 10_000
 """Host time of tracing for each record: all that a step costs more, divided by its records, as measured on
-whole engines of the CPU build (docs/overhead.md). Most of it is what stands around the record."""
+whole engines of the CPU build, rounded up (docs/overhead.md). Most of it is what stands around the record."""
 _SHARE = 0.1
 
 
