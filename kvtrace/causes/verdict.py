@@ -47,4 +47,4 @@ def _saves(case: Case, findings: list[Finding]) -> str:
 
 
 def _because(why: str) -> str:
-    return f": {why}" if why else ""
+    return f": {why.rstrip('.')}" if why else ""  # vLLM's own messages end in one

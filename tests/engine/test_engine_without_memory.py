@@ -22,5 +22,6 @@ def test_the_verdict_names_the_stage_and_the_exception(tmp_path: Path, tiny_mode
     assert child.returncode == 1 and "Traceback" in child.stderr  # vLLM's own end, as without kvtrace
     report = load_report(run / "report.json")
     assert "determine_available_memory of a worker raised" in report["verdict"]
+    assert report["verdict"].endswith(".") and not report["verdict"].endswith("..")
     (line,) = [note for note in report["limits"]["notes"] if note.startswith("the engine did not start: ")]
     assert "KV" in line and "\n" not in line
