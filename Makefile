@@ -22,11 +22,13 @@ bootstrap:
 demo: bootstrap
 	@$(VENV)/python scripts/demo.py
 
+# Engines share two cores with nobody; the other tests share them with each other.
 test: lint
-	$(VENV)/python -m pytest
+	$(VENV)/python -m pytest -m "not engine" -n 2
+	$(VENV)/python -m pytest -m engine
 
 test-fast: bootstrap
-	$(VENV)/python -m pytest -m "not engine"
+	$(VENV)/python -m pytest -m "not engine" -n 2
 
 lint: bootstrap
 	$(VENV)/ruff check .
