@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from scenario_runs import Runs
@@ -21,6 +22,10 @@ for folder in (ROOT, ROOT / "scripts"):
 import tiny_model as tiny  # noqa: E402
 from vllm_env import CACHE  # noqa: E402
 from vllm_env import vllm_env as make_vllm_env  # noqa: E402
+
+# How long an example takes says nothing on a machine that others use as well.
+settings.register_profile("kvtrace", deadline=None)
+settings.load_profile("kvtrace")
 
 
 @pytest.fixture(autouse=True)

@@ -98,7 +98,7 @@ def test_what_the_device_had_left_to_do_is_a_tight_lower_bound(trace: Any, cuda:
     assert 4 * MS - 10_000 <= second[5] <= 4 * MS and not flags(second[:1])[0] & Flag.CAUGHT_UP
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 3 * MS), st.integers(0, MS), st.booleans()), min_size=1, max_size=8))
 def test_the_bound_never_says_more_than_there_was(calls: list[tuple[int, int, bool]]) -> None:
     cuda = Cuda()
@@ -366,7 +366,7 @@ def test_attention_bodies_are_timed(trace: Any, cuda: Cuda, monkeypatch: pytest.
 # --- the budget ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.floats(0.0005, 0.5),
     st.lists(st.tuples(st.integers(10_000, 50 * MS), st.integers(1_000, 3 * MS)), min_size=1, max_size=400),

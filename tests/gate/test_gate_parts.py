@@ -137,7 +137,7 @@ def drawn(report: Any, baseline: Any, rules: Rules) -> None:
             render_diff(changes, console)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.integers(0, 2**32))
 def test_whatever_a_report_holds_it_is_judged_or_refused_in_one_line(seed: int) -> None:
     rng = random.Random(seed)
@@ -156,7 +156,7 @@ def test_whatever_a_report_holds_it_is_judged_or_refused_in_one_line(seed: int) 
         assert "\n" not in str(error)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.integers(0, 2**32))
 def test_whatever_a_baseline_holds_it_is_used_or_refused_in_one_line(seed: int) -> None:
     damaged = mutated(json.loads(baseline_text(make_baseline(with_loads()))), random.Random(seed))

@@ -17,9 +17,7 @@ from kvtrace.ledger import Run, RunError, load
 from kvtrace.ledger.intervals import covers, length, subtract, union
 from kvtrace.trace.format import RECORD_SIZE, Fact, Flag
 
-SETTINGS = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+SETTINGS = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 @st.composite

@@ -17,9 +17,7 @@ from kvtrace.causes.catalogue import CATALOGUE, LOADS
 from kvtrace.ledger import Run, load
 from kvtrace.trace.format import HOOK_CODE, Flag, Kind, Role, pack_head
 
-SETTINGS = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+SETTINGS = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
 
 

@@ -118,7 +118,7 @@ def test_good_files_and_directories(tmp_path: Path) -> None:
     assert load_report(path) == load_report(str(path)) == load_report(tmp_path) == with_loads()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 2**32))
 def test_damaged_json_is_refused_or_rendered(seed: int) -> None:
     report = mutated(dict(with_loads()), random.Random(seed))
@@ -130,7 +130,7 @@ def test_damaged_json_is_refused_or_rendered(seed: int) -> None:
     renders(loaded)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(0, len(VALID)),
     st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), max_size=3),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from sample import sample, with_loads
@@ -170,7 +170,6 @@ def test_clean_is_one_printable_line(text: str) -> None:
     assert len(clean(text).splitlines()) <= 1
 
 
-@settings(deadline=None)
 @given(st.lists(st.text("abc 1.%", min_size=1, max_size=9), max_size=30), st.integers(10, 60))
 def test_wrap_keeps_every_word(words: list[str], width: int) -> None:
     text = " ".join(" ".join(words).split())

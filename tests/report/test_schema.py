@@ -109,7 +109,7 @@ def test_a_problem_names_its_place(path: list[Any], value: object, says: str) ->
     assert found is not None and says in found and "\n" not in found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32), st.sampled_from([with_loads(), with_device()]))
 def test_our_checker_says_what_jsonschema_says(seed: int, whole: Any) -> None:
     report = mutated(copy.deepcopy(dict(whole)), random.Random(seed))

@@ -60,7 +60,7 @@ def read(path: Path, chunk: int = 7) -> tuple[Spool, np.ndarray]:
     return spool, np.concatenate(parts) if parts else np.empty((0, 8), dtype=np.int64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(items=st.lists(item, max_size=30), chunk=st.integers(1, 40), close=st.booleans())
 def test_what_is_written_is_read_back(tmp_path_factory, items, chunk, close):
     path = tmp_path_factory.mktemp("spool") / "a.kvt"
@@ -76,7 +76,7 @@ def test_what_is_written_is_read_back(tmp_path_factory, items, chunk, close):
     assert spool.info().end == ("trailer" if close else "open")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(items=st.lists(item, min_size=1, max_size=20), data=st.data())
 def test_any_truncation_point_yields_a_valid_prefix(tmp_path_factory, items, data):
     path = tmp_path_factory.mktemp("spool") / "a.kvt"
@@ -101,7 +101,7 @@ def test_any_truncation_point_yields_a_valid_prefix(tmp_path_factory, items, dat
     assert read(path)[1].tolist() == whole[: len(read(path)[1])].tolist()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(items=st.lists(item, min_size=1, max_size=12), data=st.data())
 def test_corrupted_bytes_raise_nothing_but_the_readers_own_error(tmp_path_factory, items, data):
     path = tmp_path_factory.mktemp("spool") / "a.kvt"
@@ -119,7 +119,7 @@ def test_corrupted_bytes_raise_nothing_but_the_readers_own_error(tmp_path_factor
 
 
 @given(blob=st.binary(max_size=400))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_foreign_file_is_refused(tmp_path_factory, blob):
     path = tmp_path_factory.mktemp("spool") / "a.kvt"
     path.write_bytes(blob)
