@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -326,17 +327,22 @@ def test_told_to_stop_it_leaves_no_engine_behind(tmp_path: Path, late: bool) -> 
     """Nor one that was on its way just then."""
     code = "import pathlib, time; time.sleep(0 if pathlib.Path.cwd().name == 'full-plain-flash_attn' else 60)"
     runner = Scripted(tmp_path, code)
-    begin = runner.begin
+    begin, stop_all = runner.begin, runner.stop_all
+    told = threading.Event()
 
     def slow(command: list[str], folder: Path, piped: bool) -> Any:
         if late and folder.name != FULL.name:
-            gpu_check.time.sleep(3)
+            assert told.wait(20)
         return begin(command, folder, piped)
+
+    def stop() -> None:
+        stop_all()
+        told.set()
 
     def stopped(rows: Any) -> None:
         raise SystemExit(143)
 
-    runner.begin = slow  # type: ignore[method-assign]
+    runner.begin, runner.stop_all = slow, stop  # type: ignore[method-assign]
     began = gpu_check.time.monotonic()
     with pytest.raises(SystemExit):
         gpu_check.run_cases(runner, [FULL, MIXED, DECLARES], began + 60, stopped)

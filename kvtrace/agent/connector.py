@@ -21,11 +21,7 @@ from kvtrace.agent.connector_facts import describe, resolves
 from kvtrace.agent.device import wanted
 from kvtrace.agent.state import AGENT, where_raised
 from kvtrace.agent.wrappers import Hook
-from kvtrace.trace.format import (
-    HOOKS,
-    Fact,
-    Role,
-)
+from kvtrace.trace.format import HOOKS, Fact, Role
 from kvtrace.trace.mask import mask_text
 
 _MARK = hooks.LANE_ATTRIBUTE

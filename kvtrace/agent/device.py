@@ -251,8 +251,8 @@ class Device:
         if cuda is None:  # given up since the step began
             return None
         try:
-            stream = None if cuda.is_current_stream_capturing() else cuda.current_stream()
-            pair = self._take(stream)
+            stream = self._stream(cuda)
+            pair = self._take() if stream is not None else None
             if stream is None or pair is None:
                 self._untimed += 1
                 return None
@@ -272,8 +272,8 @@ class Device:
         if cuda is None:
             return
         try:
-            stream = None if cuda.is_current_stream_capturing() else cuda.current_stream()
-            if stream is None or stream.device_index != self._index_of_device:
+            stream = self._stream(cuda)
+            if stream is None:
                 self._untimed += 1
                 self._free.append(pair)
                 return
@@ -287,13 +287,17 @@ class Device:
         except Exception as error:
             self._give_up(error)
 
-    def _take(self, stream: Any) -> Pair | None:
-        """A free pair for that stream; None where there is none."""
+    def _stream(self, cuda: Any) -> Any:
+        """The current stream; None where no event of the pool can be recorded on it."""
+        if cuda.is_current_stream_capturing():
+            return None
+        stream = cuda.current_stream()
         # An event belongs to the device on which it was recorded first. The current device is a
         # thread's own: in a connector's thread it may be another one.
-        if stream is None or stream.device_index != self._index_of_device:
-            return None
-        try:
+        return stream if stream.device_index == self._index_of_device else None
+
+    def _take(self) -> Pair | None:
+        try:  # two threads may be after the last one
             return self._free.pop()
         except IndexError:
             return None

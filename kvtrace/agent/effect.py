@@ -137,7 +137,7 @@ def begin(lane: int, declared: Any) -> None:
     if not declared.readable and worker.prefill and policies.blind.take():
         worker.sample_store = worker.sample_store or Sample(policies.blind, False)
         worker.sample_load = worker.sample_load or Sample(policies.blind, False)
-    if worker.sample_store is None and policies.store.follow and policies.store.follows():
+    if worker.sample_store is None and policies.store.follows():
         worker.sample_store = Sample(policies.store, False)
     policies.store.follow = False
     if worker.sample_store is not None:

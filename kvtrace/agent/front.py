@@ -41,9 +41,8 @@ def wrap_input_processor(module: ModuleType) -> None:
             request = kwargs.get("request", args[-1] if args else None)
             client, engine = getattr(request, "external_req_id", None), getattr(request, "request_id", None)
             if client and engine:
-                # In an in-process engine the scheduler writes it with its step.
-                alone = Role.SCHEDULER not in AGENT.roles
-                AGENT.fact(Fact.CLIENT_ID, {"client": client, "engine": engine}, Role.FRONT, flush=alone)
+                value = {"client": client, "engine": engine}
+                AGENT.fact(Fact.CLIENT_ID, value, Role.FRONT, flush=not AGENT.scheduler_writes)
         except Exception:
             AGENT.failed("assign_request_id")
         return result

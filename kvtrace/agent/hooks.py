@@ -146,16 +146,23 @@ def _start_load(child: bool, t0: int, t1: int, connector: Any, result: Any, cont
 
 
 def _finished(child: bool, t0: int, t1: int, connector: Any, result: Any) -> Words:
-    failed: Any = ()
-    if isinstance(result, tuple):
-        sending, receiving = (*result, None, None)[:2]
-    else:
-        sending = getattr(result, "finished_sending", None)
-        receiving = getattr(result, "finished_recving", None)
-        failed = getattr(result, "failed_recving", None) or ()
-    if not child and (sending or receiving or failed):
+    sending, receiving, failed = _transfers(result)
+    if not child:
         _done(Role.WORKER, AGENT.worker.step, t1, sending, receiving, failed)
     return 0, 0, -1, -1, len(sending or ()) << 32 | len(receiving or ())
+
+
+def _transfers(told: Any) -> tuple[Any, Any, Any]:
+    """(sent, received, failed to be received): request ids, or None. Of a connector's answer, which may be
+    a pair, or of vLLM's KVConnectorOutput."""
+    if isinstance(told, tuple):
+        sending, receiving = (*told, None, None)[:2]
+        return sending, receiving, None
+    return (
+        getattr(told, "finished_sending", None),
+        getattr(told, "finished_recving", None),
+        getattr(told, "failed_recving", None),
+    )
 
 
 def _done(role: Role, step: int, t: int, sending: Any, receiving: Any, failed: Any) -> None:
@@ -163,12 +170,14 @@ def _done(role: Role, step: int, t: int, sending: Any, receiving: Any, failed: A
 
     ``get_transfer_results`` asks ``get_finished`` in turn: one record for both.
     """
+    if not (sending or receiving or failed):
+        return
     told = AGENT.worker.told_done
     if told[0] != (role, step):
         told = AGENT.worker.told_done = ((role, step), set())
     for direction, ids, bad in (
         (Flag.STORE, sending, 0),
-        (Flag.LOAD, set(receiving or ()) - set(failed), 0),
+        (Flag.LOAD, set(receiving or ()) - set(failed or ()), 0),
         (Flag.LOAD, failed, 1),
     ):
         head = pack_head(Kind.DONE, role, 0, 0, direction, AGENT.thread())
@@ -181,11 +190,7 @@ def _done(role: Role, step: int, t: int, sending: Any, receiving: Any, failed: A
 
 def _connector_output(child: bool, t0: int, t1: int, connector: Any, result: Any, output: Any) -> Words:
     if not child:
-        sending = getattr(output, "finished_sending", None)
-        receiving = getattr(output, "finished_recving", None)
-        failed = getattr(output, "failed_recving", None) or ()
-        if sending or receiving or failed:
-            _done(Role.SCHEDULER, AGENT.scheduler.step, t1, sending, receiving, failed)
+        _done(Role.SCHEDULER, AGENT.scheduler.step, t1, *_transfers(output))
     return 0, 0, -1, -1, 0
 
 

@@ -153,7 +153,7 @@ def totals(meta: Any) -> Declared:
 def is_empty(meta: Any) -> bool:
     """Whether a step's metadata holds containers, all empty, and nothing but scalars beside them.
 
-    What :func:`read` would find out as well, at a tenth of the cost: most steps are decode steps.
+    What :func:`read` would find out as well, by a longer way: most steps are decode steps.
     """
     cls = meta.__class__
     plain = _plain.get(cls)

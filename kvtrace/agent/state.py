@@ -272,6 +272,11 @@ class Agent:
             if flush:
                 recorder.flush()
 
+    @property
+    def scheduler_writes(self) -> bool:
+        """Whether a scheduler shares this process: what is recorded is written with its next step."""
+        return Role.SCHEDULER in self.roles
+
     def flush(self) -> None:
         recorder = self.recorder
         if recorder is not None:

@@ -170,8 +170,8 @@ def _end_of_step(raised: bool = False) -> None:
             AGENT.add = recorder.add
             recorder.add(_collapse(gathered) if _quiet(gathered) else gathered)
         DEVICE.finish()
-        if raised or Role.SCHEDULER not in AGENT.roles:
-            recorder.flush()  # else the scheduler, which hears of the step next, writes it
+        if raised or not AGENT.scheduler_writes:  # it hears of the step next
+            recorder.flush()
     except Exception:
         AGENT.failed("end of step")
 

@@ -146,8 +146,6 @@ def _generated(base: type, function: FunctionType, hook: Hook) -> Callable[..., 
     if signature is None or not _takes_what_is_given(base, name, signature):
         return None
     needed = [argument for _, argument in hooks.arguments(name)]
-    if any(argument not in signature.parameters for argument in needed):
-        return None
     spelt = [next(iter(signature.parameters)), *needed]
     layer = spelt[1] if name in _LAYER_SIDE else "None"
     columns, after = _LAYER_SIDE.get(name, _PLAIN)
@@ -173,7 +171,7 @@ def _generated(base: type, function: FunctionType, hook: Hook) -> Callable[..., 
         "_kvt_watched": gate.watched,
         **{f"_kvt_place{at}": holder for at, (holder, _) in enumerate(gate.places)},
     }
-    made = generate(function, source, names)
+    made = generate(function, source, names, needs=tuple(needed))
     if made is not None:
         logs.FRAMES[made.__code__] = (name, lane)
     return made

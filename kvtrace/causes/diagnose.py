@@ -117,18 +117,15 @@ def _book(case: Case) -> Book:
 
 def _blind_spots(case: Case, saves: Book, said_of: set[str]) -> list[NotObserved]:
     found = []
-    if not case.run.engines:
-        pass  # of what platform it would have been is not known
-    elif not any(engine.facts.get("platform") == "cuda" for engine in case.run.engines):
+    cuda = any(engine.facts.get("platform") == "cuda" for engine in case.run.engines)
+    if case.run.engines and not cuda:
         found.append(NotObserved("device-time", "no device clock on this platform: all times are the host's"))
-    elif not case.run.device.any_calls():
-        why = next((worker.device_off for worker in case.run.workers() if worker.device_off), "")
-        why = (
-            f"{why}: "
-            if why
-            else "none were taken (--device-timing off, or no step with a call of Python's): "
+    elif cuda and not case.run.device.any_calls():
+        why = next(
+            (worker.device_off for worker in case.run.workers() if worker.device_off),
+            "none were taken (--device-timing off, or no step with a call of Python's)",
         )
-        found.append(NotObserved("device-time", f"{why}all times are the host's"))
+        found.append(NotObserved("device-time", f"{why}: all times are the host's"))
     unreadable = sum(engine.unreadable_steps for engine in case.run.engines)
     if unreadable:
         found.append(
