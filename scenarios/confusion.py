@@ -36,7 +36,7 @@ class Verdict:
 
 
 def verdict(scenario: Scenario, report: dict[str, Any]) -> Verdict:
-    """Of one run, by its ``kvtrace.report/1``."""
+    """Of one run, by its ``kvtrace.report/2``."""
     expect = scenario.expect
     beside = set(TIMED) - {expect.first}
     for finding in report["findings"]:

@@ -11,7 +11,7 @@ TIMED = ("hook-slow", "load-late", "save-blocks-step", "sync-in-hook", "tracer-c
 
 
 def judge(scenario: Scenario, report: dict[str, Any]) -> list[str]:
-    """Differences between a ``kvtrace.report/1`` and the scenario's expectations, one line each."""
+    """Differences between a ``kvtrace.report/2`` and the scenario's expectations, one line each."""
     expect = scenario.expect
     found = [finding["id"] for finding in report["findings"]]
     faults = [finding["id"] for finding in report["findings"] if finding["severity"] == "fault"]
@@ -55,16 +55,16 @@ def _judge_book(book: dict[str, Any], name: str, accounts: dict[str, int], total
     have: dict[str, int] = book["accounts"]
     if sum(have.values()) != book["total"]:
         wrong.append(f"{name}: accounts sum to {sum(have.values())}, total {book['total']}")
-    lanes = book["lanes"]
-    if lanes is None:
+    pairs = book["pairs"]
+    if pairs is None:
         if total or any(accounts.values()):
-            wrong.append(f"{name}: number of lanes unknown")
+            wrong.append(f"{name}: number of pairs unknown")
         return wrong
-    shown = {account: count / lanes for account, count in have.items()}
-    if total is not None and book["total"] != total * lanes:
-        wrong.append(f"{name}: total {book['total'] / lanes:g} tokens; expected {total} ({shown})")
+    shown = {account: count / pairs for account, count in have.items()}
+    if total is not None and book["total"] != total * pairs:
+        wrong.append(f"{name}: total {book['total'] / pairs:g} tokens; expected {total} ({shown})")
     for account, tokens in accounts.items():
-        if have.get(account, 0) != tokens * lanes:
-            got = have.get(account, 0) / lanes
+        if have.get(account, 0) != tokens * pairs:
+            got = have.get(account, 0) / pairs
             wrong.append(f"{name}: {got:g} tokens {account}; expected {tokens} ({shown})")
     return wrong

@@ -219,7 +219,7 @@ def run_cases(
 def in_window(run_dir: Path, window: list[int]) -> dict[str, dict[str, float]]:
     """The trace's own view of the attention op and of save_kv_layer between two host times."""
     from kvtrace.trace.format import HOOK_CODE, OP_CODE, QUIET_IS_OP, Kind
-    from kvtrace.trace.reader import Spool, code, kind, lane, spool_paths
+    from kvtrace.trace.reader import Spool, code, kind, pair, spool_paths
 
     wanted = {"op": (OP_CODE[OP], Kind.OP, True), "save": (HOOK_CODE[SAVE], Kind.HOOK, False)}
     found = {name: {"calls": 0, "timed": 0, "device_ns": 0, "host_ns": 0} for name in wanted}
@@ -231,7 +231,7 @@ def in_window(run_dir: Path, window: list[int]) -> dict[str, dict[str, float]]:
                 mine = inside & (code(head) == number)
                 sums = found[name]
                 sums["calls"] += int((mine & (kind(head) == of_kind)).sum())
-                timed = mine & (kind(head) == Kind.DEVICE) & ((lane(head) == QUIET_IS_OP) == is_op)
+                timed = mine & (kind(head) == Kind.DEVICE) & ((pair(head) == QUIET_IS_OP) == is_op)
                 sums["timed"] += int(timed.sum())
                 sums["device_ns"] += int(chunk[timed, 4].sum())
                 sums["host_ns"] += int(chunk[timed, 6].sum())

@@ -167,7 +167,7 @@ def version_folder(report: Report) -> str:
 
 
 def write(reports: dict[str, Report]) -> None:
-    from kvtrace.report.load import check_report
+    from kvtrace.report.read import check_report
 
     # A run whose engine was kept from being traced does not know its platform: the others' is its own.
     folders = {r["run"]["vllm"]: version_folder(r) for r in reports.values() if r["run"]["engines"]}
@@ -220,7 +220,7 @@ def value(report: Report, key: str) -> str:
 
     ``saved``, ``total`` or ``saves:ACCOUNT`` and ``loads:ACCOUNT`` (tokens), ``share`` (saved, %),
     ``fired:HOOK``, ``due:HOOK``, ``work:HOOK``, ``op:OP``, ``op-due:OP``, ``direct``, ``first``,
-    ``requests``, ``stored-requests``, ``steps``, ``idle`` (steps without a token), ``lanes``, ``ranks``,
+    ``requests``, ``stored-requests``, ``steps``, ``idle`` (steps without a token), ``pairs``, ``ranks``,
     ``calls:HOOK`` (all calls, those outside real steps too), ``mode``, ``cached``.
 
     Raises:
@@ -244,8 +244,8 @@ def value(report: Report, key: str) -> str:
         return number(sum(engine["real_steps"] for engine in engines))
     if kind == "idle":
         return number(sum(engine["steps"] - engine["real_steps"] for engine in engines))
-    if kind == "lanes":
-        return number(sum(engine["lanes"] for engine in engines))
+    if kind == "pairs":
+        return number(sum(engine["pairs"] for engine in engines))
     return {
         "first": first_finding(report),
         "requests": number(report["requests"]["total"]),

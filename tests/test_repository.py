@@ -71,7 +71,7 @@ def test_the_wheel_holds_everything_and_nothing_else(tmp_path: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
             assert str(path.relative_to(ROOT)) in names
     assert "kvtrace/py.typed" in names
-    assert "kvtrace/report/schema/kvtrace.report.1.json" in names
+    assert "kvtrace/report/schema/kvtrace.report.2.json" in names
     assert {name.split("/")[0] for name in names} == {"kvtrace", f"kvtrace-{kvtrace.__version__}.dist-info"}
 
 

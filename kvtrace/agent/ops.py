@@ -19,7 +19,7 @@ from kvtrace.agent import graphs
 from kvtrace.agent.codegen import generate
 from kvtrace.agent.device import DEVICE, wanted
 from kvtrace.agent.state import AGENT, clock, get_ident
-from kvtrace.trace.format import OP_CODE, Flag, Kind, Road, Role, Skip, pack_head
+from kvtrace.trace.format import OP_CODE, Dispatch, Flag, Kind, Role, Skip, pack_head
 
 # Platforms without opaque attention ops let torch.compile trace through the body: there our
 # recording must vanish from the graph. Elsewhere that check would cost every call.
@@ -60,8 +60,8 @@ class _Op:
     def __init__(self, name: str, hook_site: bool) -> None:
         self.name = name
         self.hook_site = hook_site
-        self.dispatched = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Road.DISPATCHER)
-        self.direct = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Road.DIRECT)
+        self.dispatched = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Dispatch.DISPATCHER)
+        self.direct = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Dispatch.DIRECT)
         self._capturing = graphs.capturing_probe()
 
     def done(self, t0: int, t1: int, layer_name: Any, rows: Any, flags: int) -> None:

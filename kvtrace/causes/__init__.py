@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from kvtrace.causes.diagnose import diagnose
-from kvtrace.causes.model import Diagnosis, Event, Finding, GateRow, NotObserved, RuledOut
+from kvtrace.causes.model import Diagnosis, Event, Finding, NotObserved, RuledOut, StageRow
 
-__all__ = ["Diagnosis", "Event", "Finding", "GateRow", "NotObserved", "RuledOut", "diagnose"]
+__all__ = ["Diagnosis", "Event", "Finding", "NotObserved", "RuledOut", "StageRow", "diagnose"]

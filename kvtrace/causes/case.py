@@ -24,11 +24,11 @@ class Piece:
     engine: int
     start: int
     end: int
-    lanes: int
+    pairs: int
     phase: str
     chunk: int
     step: int
-    gate: str
+    stage: str
     live: bool
 
 
@@ -92,11 +92,11 @@ class Case:
     booked: dict[str, Booked] = field(default_factory=lambda: defaultdict(Booked))
 
     def tokens(self, ident: str) -> float:
-        """Tokens for people: token-layers by the lanes of their engine."""
+        """Tokens for people: token-layers by the pairs of their engine."""
         if ident not in self.booked:
             return 0.0
         return sum(
-            amount / max(1, self.engines[tag].lanes) for tag, amount in self.booked[ident].amounts.items()
+            amount / max(1, self.engines[tag].pairs) for tag, amount in self.booked[ident].amounts.items()
         )
 
     @property
@@ -122,7 +122,7 @@ class Case:
             "docs": f"docs/causes/{ident}.md",
             **more,
         }
-        return Finding(id=ident, gate=cause.gate, title=title, **values)  # type: ignore[arg-type]
+        return Finding(id=ident, stage=cause.stage, title=title, **values)  # type: ignore[arg-type]
 
     def events(self, ident: str, text: str = "") -> list[Event]:
         """Concrete moments of what was booked: the largest losses first, one a request."""
@@ -151,9 +151,9 @@ def add(case: Case, ident: str, piece: Piece, intervals: Iterable[Interval]) -> 
     booked = case.booked[ident]
     prompt = case.requests[piece.request].prompt
     for start, end in intervals:
-        size = (end - start) * piece.lanes
+        size = (end - start) * piece.pairs
         booked.amounts[piece.engine] += size
-        booked.prompts[piece.engine] += max(0, min(end, prompt) - start) * piece.lanes
+        booked.prompts[piece.engine] += max(0, min(end, prompt) - start) * piece.pairs
         booked.requests[piece.request] += size
         if len(booked.samples) < _SAMPLES:
             booked.samples.append((piece, start, end))

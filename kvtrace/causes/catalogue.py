@@ -15,13 +15,13 @@ SILENT_SKIP = "0.11.1 .. 0.33.0"
 
 SAVES, LOADS = "saves", "loads"
 
-GATES = ("wiring", "schedule", "bind", "forward", "hook", "effect", "completion")
+STAGES = ("wiring", "schedule", "bind", "forward", "hook", "effect", "completion")
 
 
 @dataclass(frozen=True)
 class Cause:
     id: str
-    gate: int | None
+    stage: int | None
     severity: str
     ledger: str  # saves | loads | note
     meaning: str
@@ -35,7 +35,7 @@ class Cause:
 
 def _c(
     ident: str,
-    gate: int | None,
+    stage: int | None,
     severity: str,
     ledger: str,
     meaning: str,
@@ -46,11 +46,11 @@ def _c(
     versions: str = ALL,
     live: bool = True,
 ) -> Cause:
-    return Cause(ident, gate, severity, ledger, meaning, seen_as, remedy, versions, rule, rule and live)
+    return Cause(ident, stage, severity, ledger, meaning, seen_as, remedy, versions, rule, rule and live)
 
 
 _CAUSES = (
-    # ------------------------------------------------------------------ gate 0: wiring
+    # ------------------------------------------------------------------ stage 0: wiring
     _c(
         "agent-not-loaded", 0, FAULT, "note",
         "A vLLM process of this run never loaded the agent: what happened in it is not in this report.",
@@ -121,7 +121,7 @@ _CAUSES = (
         "Compare the keys with the connector's documentation.",
         rule=True,
     ),
-    # ---------------------------------------------------------------- gate 1: schedule
+    # ---------------------------------------------------------------- stage 1: schedule
     _c(
         "below-save-granularity", 1, FAULT, SAVES,
         "The tokens do not fill the connector's unit (a block, a chunk, max_num_batched_tokens): they are "
@@ -191,7 +191,7 @@ _CAUSES = (
         "Look at the client's timeouts; or offer each chunk as it is computed.",
         rule=True,
     ),
-    # -------------------------------------------------------------------- gate 2: bind
+    # -------------------------------------------------------------------- stage 2: bind
     _c(
         "metadata-not-bound", 2, FAULT, SAVES,
         "The forward ran while the connector had no metadata bound: vLLM then leaves the layer hooks out, "
@@ -211,7 +211,7 @@ _CAUSES = (
         "Use a vLLM with finalize_kv_connector (0.18.1 and later).",
         rule=True, versions="0.11.1 .. 0.21.0",
     ),
-    # ----------------------------------------------------------------- gate 3: forward
+    # ----------------------------------------------------------------- stage 3: forward
     _c(
         "full-cudagraph-replay", 3, FAULT, SAVES,
         "The step replayed a FULL CUDA graph: no Python hook runs in it.",
@@ -251,7 +251,7 @@ _CAUSES = (
         "Store in wait_for_save or get_finished what must also be stored without a forward.",
         rule=True,
     ),
-    # -------------------------------------------------------------------- gate 4: hook
+    # -------------------------------------------------------------------- stage 4: hook
     _c(
         "connector-gone", 4, FAULT, SAVES,
         "At the op the worker had no connector any more, though one was created (disabled, shut down).",
@@ -282,7 +282,7 @@ _CAUSES = (
         "Mend the connector at the place named here.",
         rule=True,
     ),
-    # ------------------------------------------------------------------ gate 5: effect
+    # ------------------------------------------------------------------ stage 5: effect
     _c(
         "stored-nothing", 5, FAULT, SAVES,
         "The hook ran with a store entry and took 0 slots (it may still write files: empty ones).",
@@ -322,7 +322,7 @@ _CAUSES = (
         "Put the rank into the key (ExampleConnector does not: use it with TP 1 only).",
         rule=True,
     ),
-    # -------------------------------------------------------------- gate 6: completion
+    # -------------------------------------------------------------- stage 6: completion
     _c(
         "save-never-finished", 6, FAULT, SAVES,
         "An asynchronous save whose completion never came back, or came from some ranks only.",
@@ -477,7 +477,7 @@ CATALOGUE: dict[str, Cause] = {cause.id: cause for cause in _CAUSES}
 assert len(CATALOGUE) == len(_CAUSES)
 
 
-def gate_of(ident: str) -> int:
-    """The gate at which a cause's tokens leave the road; 1 for one that is not known."""
+def stage_of(ident: str) -> int:
+    """The stage at which a cause's tokens leave the stages; 1 for one that is not known."""
     cause = CATALOGUE.get(ident)
-    return 1 if cause is None or cause.gate is None else cause.gate
+    return 1 if cause is None or cause.stage is None else cause.stage

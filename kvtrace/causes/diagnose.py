@@ -6,17 +6,18 @@ from collections import Counter, defaultdict
 
 import pandas as pd
 
-from kvtrace.causes import stored_nothing, trust
+from kvtrace.causes import trust
 from kvtrace.causes.case import Case, Piece, add, make_case
 from kvtrace.causes.catalogue import CATALOGUE
 from kvtrace.causes.model import SEVERITIES, Diagnosis, Finding, NotObserved, RuledOut
 from kvtrace.causes.registry import RULES, SCHEDULE, UNREAD, WIRING, Claim
-from kvtrace.causes.road import road
+from kvtrace.causes.rules import stored_nothing
+from kvtrace.causes.stages import stages
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.ledger.load_model import NOT_LOADED
-from kvtrace.ledger.model import NOT_OBSERVED, NOT_SAVED, Book, Run
+from kvtrace.ledger.model import NOT_OBSERVED, NOT_SAVED, Ledger, Run
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -51,27 +52,27 @@ def diagnose(run: Run) -> Diagnosis:
         not_observed=not_observed,
         saves=saves,
         loads=run.loads,
-        road=road(case),
+        stages=stages(case),
         requests=_requests(case),
     )
 
 
 def _order(finding: Finding) -> tuple[int, bool, float, int, str]:
-    """Severity first, then the tokens explained, then the gate."""
-    gate = finding.gate if finding.gate is not None else 9
-    return SEVERITIES.index(finding.severity), finding.tokens <= 0, -finding.tokens, gate, finding.id
+    """Severity first, then the tokens explained, then the stage."""
+    stage = finding.stage if finding.stage is not None else 9
+    return SEVERITIES.index(finding.severity), finding.tokens <= 0, -finding.tokens, stage, finding.id
 
 
 def book_pieces(case: Case) -> None:
-    """Give each lost position its cause: the first gate that it failed."""
+    """Give each lost position its cause: the first stage that it failed."""
     for row in rows(case.run.pieces):
         piece = Piece(*row)
         left: list[Interval] = [(piece.start, piece.end)]
         left = _claimed(case, piece, left, WIRING)
-        if left and piece.gate == stored_nothing.ID:
+        if left and piece.stage == stored_nothing.ID:
             left = _claimed(case, piece, left, UNREAD)
-        if left and piece.gate:
-            add(case, piece.gate, piece, left)
+        if left and piece.stage:
+            add(case, piece.stage, piece, left)
             continue
         left = _claimed(case, piece, left, SCHEDULE)
         assert not left, f"positions {left} of request {piece.request} without a cause"
@@ -90,22 +91,22 @@ def _claimed(
     return left
 
 
-def _book(case: Case) -> Book:
+def _book(case: Case) -> Ledger:
     run = case.run
     accounts: Counter[str] = Counter()
     tokens: defaultdict[str, float] = defaultdict(float)
     for row in rows(run.base.groupby(["account", "engine"], as_index=False)[["amount"]].sum()):
         accounts[row.account] += int(row.amount)
-        tokens[row.account] += int(row.amount) / max(1, case.engines[row.engine].lanes)
+        tokens[row.account] += int(row.amount) / max(1, case.engines[row.engine].pairs)
     for ident, booked in case.booked.items():
         accounts[NOT_SAVED + ident] += sum(booked.amounts.values())
         tokens[NOT_SAVED + ident] += case.tokens(ident)
-    lanes = {engine.lanes for engine in run.engines if engine.requests}
+    pairs = {engine.pairs for engine in run.engines if engine.requests}
     connected = any(engine.connector or engine.configured for engine in run.engines)
-    book = Book(
+    book = Ledger(
         total=run.total,
         accounts={name: amount for name, amount in accounts.items() if amount},
-        lanes=lanes.pop() if len(lanes) == 1 else None,
+        pairs=pairs.pop() if len(pairs) == 1 else None,
         tokens={name: tokens[name] for name, amount in accounts.items() if amount},
         total_tokens=case.total_tokens,
         trust=trust.level(run.trust) if connected and run.total else "none",
@@ -115,7 +116,7 @@ def _book(case: Case) -> Book:
     return book
 
 
-def _blind_spots(case: Case, saves: Book, said_of: set[str]) -> list[NotObserved]:
+def _blind_spots(case: Case, saves: Ledger, said_of: set[str]) -> list[NotObserved]:
     found = []
     cuda = any(engine.facts.get("platform") == "cuda" for engine in case.run.engines)
     if case.run.engines and not cuda:
@@ -167,10 +168,10 @@ def _requests(case: Case) -> pd.DataFrame:
             if amount > best.get(request, (0, ""))[0]:
                 best[request] = (amount, ident)
     table = run.requests.copy()
-    lanes = [max(1, case.engines[r.engine].lanes) if r.engine in case.engines else 1 for r in case.requests]
+    pairs = [max(1, case.engines[r.engine].pairs) if r.engine in case.engines else 1 for r in case.requests]
     table["verdict"] = [best.get(i, (0, "no tokens"))[1] for i in range(len(table))]
-    table["saved_tokens"] = [saved / n for saved, n in zip(table["saved"], lanes, strict=True)]
-    table["not_saved_tokens"] = [lost / n for lost, n in zip(table["unsaved"], lanes, strict=True)]
+    table["saved_tokens"] = [saved / n for saved, n in zip(table["saved"], pairs, strict=True)]
+    table["not_saved_tokens"] = [lost / n for lost, n in zip(table["unsaved"], pairs, strict=True)]
     ordered: pd.DataFrame = table.sort_values("not_saved_tokens", ascending=False, kind="stable").reset_index(
         drop=True
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case, Request
-from kvtrace.causes.first_chunk_only import only_first
+from kvtrace.causes.rules.first_chunk_only import only_first
 
 ABORTED = "FINISHED_ABORTED"
 

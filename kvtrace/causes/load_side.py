@@ -20,7 +20,7 @@ def not_loaded(case: Case, cause: str) -> list[LoadOf]:
 
 
 def tokens_of(case: Case, row: LoadOf, account: str) -> float:
-    return row.accounts.get(account, 0) / max(1, case.engines[row.engine].lanes)
+    return row.accounts.get(account, 0) / max(1, case.engines[row.engine].pairs)
 
 
 def accepted(case: Case) -> list[LoadOf]:
@@ -44,7 +44,7 @@ def finding(case: Case, ident: str, account: str, title: str, **more: object) ->
 
 
 def events(case: Case, rows: Iterable[LoadOf], account: str, text: str = "") -> list[Event]:
-    """The largest amounts first, with a lane where one is known."""
+    """The largest amounts first, with a pair where one is known."""
     cause = account.rpartition(":")[2]
     found = []
     for row in sorted(rows, key=lambda row: -row.accounts.get(account, 0))[:MAX_EVENTS]:
@@ -71,13 +71,13 @@ def reasons(rows: Iterable[LoadOf], cause: str, most: int = 4) -> list[str]:
 
 
 def seen(rows: list[LoadOf], cause: str) -> list[str]:
-    """The evidence: what was seen, and in which lanes."""
+    """The evidence: what was seen, and in which pairs."""
     place = where(rows, cause)
     return [*reasons(rows, cause), *([f"in {place}"] if place else [])]
 
 
 def where(rows: Iterable[LoadOf], cause: str) -> str:
-    """``8 layers on rank 0, 1``, "" where no lane is known."""
+    """``8 layers on rank 0, 1``, "" where no pair is known."""
     places = {place for row in rows for place in row.places.get(cause, ())}
     if not places:
         return ""

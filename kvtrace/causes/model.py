@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from kvtrace.ledger.model import Book
+from kvtrace.ledger.model import Ledger
 
 FAULT = "fault"
 LIMIT = "limit"
@@ -29,9 +29,9 @@ class Event:
 class Finding:
     id: str
     severity: str
-    gate: int | None
+    stage: int | None
     title: str
-    tokens: float = 0.0  # of people: token-layers / lanes of their engine
+    tokens: float = 0.0  # of people: token-layers / pairs of their engine
     share: float = 0.0  # of all tokens of the book that it concerns
     requests: int = 0
     evidence: list[str] = field(default_factory=list)
@@ -55,10 +55,10 @@ class NotObserved:
 
 
 @dataclass(frozen=True)
-class GateRow:
-    """Prompt tokens into and out of a gate (sums over lanes, divided by lanes, rounded)."""
+class StageRow:
+    """Prompt tokens into and out of a stage (sums over pairs, divided by pairs, rounded)."""
 
-    gate: int
+    stage: int
     name: str
     into: int
     out: int
@@ -71,9 +71,9 @@ class Diagnosis:
     findings: list[Finding]
     ruled_out: list[RuledOut]
     not_observed: list[NotObserved]
-    saves: Book
-    loads: Book
-    road: list[GateRow]
+    saves: Ledger
+    loads: Ledger
+    stages: list[StageRow]
     requests: pd.DataFrame
     """Run.requests plus ``verdict`` ("saved", "loaded", "local-hit", a cause id, ...), ``saved_tokens`` and
     ``not_saved_tokens`` (floats), worst first."""

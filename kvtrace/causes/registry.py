@@ -1,10 +1,12 @@
-"""The rules, in the order of the gates: who may claim lost tokens, and who has something to say."""
+"""The rules, in the order of the stages: who may claim lost tokens, and who has something to say."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvtrace.causes import (
+from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.model import Finding, NotObserved, RuledOut
+from kvtrace.causes.rules import (
     aborted_before_save,
     agent_not_loaded,
     already_stored,
@@ -54,8 +56,6 @@ from kvtrace.causes import (
     tracer_cost,
     wrong_connector_class,
 )
-from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.model import Finding, NotObserved, RuledOut
 from kvtrace.ledger.intervals import Interval
 
 Claim = Callable[[Case, Piece, list[Interval]], list[Interval]]
@@ -68,7 +68,7 @@ WIRING: tuple[tuple[str, Claim], ...] = (
     (role_does_not_save.ID, role_does_not_save.claim),
     (connector_disabled_itself.ID, connector_disabled_itself.claim),
 )
-"""Claims on every lost position, also on those that a later gate stopped."""
+"""Claims on every lost position, also on those that a later stage stopped."""
 
 SCHEDULE: tuple[tuple[str, Claim], ...] = (
     (decode_not_offered.ID, decode_not_offered.claim),

@@ -46,8 +46,8 @@ def unseen(trust: Trust) -> str:
     return "the slots really read were not measured"
 
 
-def gate_note(trust: Trust) -> str:
-    """For the gate "effect" of the road."""
+def stage_note(trust: Trust) -> str:
+    """For the stage "effect" of the stages."""
     if not trust.measured:
         return "declared: slots in the metadata, not measured"
     calls = f"{count(trust.measured)} of {plural(trust.calls, 'store call')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.case import Case
 from kvtrace.causes.catalogue import CATALOGUE, LOADS
 from kvtrace.causes.model import FAULT, NOTE, Finding
-from kvtrace.causes.road import prompt_tokens
+from kvtrace.causes.stages import prompt_tokens
 from kvtrace.causes.words import percent
 
 

@@ -24,8 +24,8 @@ def baseline(
     from kvtrace.cli.writing import write_file
     from kvtrace.gate.contract import baseline_text, make_baseline
     from kvtrace.gate.words import contract_lines
-    from kvtrace.report.load import load_report
+    from kvtrace.report.read import read_report
 
-    contract = make_baseline(load_report(path), path)
+    contract = make_baseline(read_report(path), path)
     write_file(output, baseline_text(contract), force)
     emit("".join(f"{line}\n" for line in contract_lines(contract, str(output))))

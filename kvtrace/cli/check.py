@@ -62,25 +62,25 @@ def check(
     from kvtrace.cli.writing import write_file
     from kvtrace.gate.config import find_rules, read_rules
     from kvtrace.gate.judge import judge
-    from kvtrace.gate.load import load_baseline
+    from kvtrace.gate.read import read_baseline
     from kvtrace.gate.rules import Rules, from_options, merged
-    from kvtrace.report.load import load_report
+    from kvtrace.report.read import read_report
 
     options = from_options(minimum or (), min_saved_tokens, forbid or (), allow or (), tolerance, baseline)
     if config is not None and no_config:
         raise KvtraceError("--config and --no-config exclude each other")
     found = read_rules(config) if config else Rules() if no_config else find_rules(Path.cwd())
     rules = merged(found, options)
-    contract = load_baseline(rules.baseline) if rules.baseline else None
+    contract = read_baseline(rules.baseline) if rules.baseline else None
     _no_clash(path, rules.baseline, junit, sarif)
-    outcome = judge(load_report(path), path, contract, rules)
+    outcome = judge(read_report(path), path, contract, rules)
 
     if junit is not None:
-        from kvtrace.report.render.junit import junit_xml
+        from kvtrace.render.junit import junit_xml
 
         write_file(junit, junit_xml(outcome), replace=True)
     if sarif is not None:
-        from kvtrace.report.render.sarif import sarif_json
+        from kvtrace.render.sarif import sarif_json
 
         write_file(sarif, sarif_json(outcome, path), replace=True)
     if as_json:
@@ -88,12 +88,12 @@ def check(
 
         shown = json.dumps(outcome_json(outcome), indent=2, allow_nan=False) + "\n"
     else:
-        from kvtrace.report.render.gate_text import render_check
+        from kvtrace.render.gate_text import render_check
 
         shown = styled(lambda console: render_check(outcome, console), no_color)
     if github:
-        from kvtrace.report.render.gate_markdown import check_markdown
-        from kvtrace.report.render.github import commands, silenced
+        from kvtrace.render.gate_markdown import check_markdown
+        from kvtrace.render.github import commands, silenced
 
         _summary(check_markdown(outcome))
         lines = "".join(f"{line}\n" for line in commands(outcome))

@@ -18,18 +18,18 @@ def diff(
 ) -> None:
     """Say what differs between two runs: settings, targets, coverage, ledgers, findings."""
     from kvtrace.gate.diff import difference
-    from kvtrace.report.load import load_report
+    from kvtrace.report.read import read_report
 
-    found = difference(load_report(a), load_report(b), a, b)
+    found = difference(read_report(a), read_report(b), a, b)
     if format is Format.JSON:
         from kvtrace.gate.result import difference_json
 
         emit(json.dumps(difference_json(found), indent=2, allow_nan=False) + "\n")
     elif format is Format.MARKDOWN:
-        from kvtrace.report.render.gate_markdown import diff_markdown
+        from kvtrace.render.gate_markdown import diff_markdown
 
         emit(diff_markdown(found))
     else:
-        from kvtrace.report.render.gate_text import render_diff
+        from kvtrace.render.gate_text import render_diff
 
         emit(styled(lambda console: render_diff(found, console), no_color))

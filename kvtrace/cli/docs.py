@@ -16,7 +16,7 @@ def docs(
 ) -> None:
     """Print the page of a cause: what it means, how it is seen, what to do."""
     from kvtrace.causes.catalogue import CATALOGUE
-    from kvtrace.report.render.cause import cause_page
+    from kvtrace.render.cause import cause_page
 
     if not id:
         wide = max(map(len, CATALOGUE), default=0)

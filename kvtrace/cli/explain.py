@@ -24,20 +24,20 @@ def explain(
     no_color: bool = typer.Option(False, "--no-color", help="No colour (also: NO_COLOR=1)."),
 ) -> None:
     """Say why KV blocks were or were not saved and loaded, with the evidence."""
-    from kvtrace.report.load import load_report
+    from kvtrace.report.read import read_report
     from kvtrace.story.locate import traced_directory
 
-    report = load_report(path)
+    report = read_report(path)
     folder = traced_directory(path)
     traced = None if folder is None else str(folder)
     if format is Format.JSON:
         # ASCII only: no byte in it means anything to a terminal
         emit(json.dumps(report, indent=2, allow_nan=False) + "\n")
     elif format is Format.MARKDOWN:
-        from kvtrace.report.render.markdown import render_markdown
+        from kvtrace.render.markdown import render_markdown
 
         emit(render_markdown(report, path, traced))
     else:
-        from kvtrace.report.render.text import render_text
+        from kvtrace.render.text import render_text
 
         emit(styled(lambda console: render_text(report, console, path, traced), no_color))

@@ -45,6 +45,6 @@ def requests(
     if format is Format.JSON:
         emit(json.dumps(found.document(), indent=2, allow_nan=False) + "\n")
     else:
-        from kvtrace.story.text import render_listing
+        from kvtrace.render.story import render_listing
 
         emit(styled(lambda console: render_listing(found, console), no_color))

@@ -62,7 +62,7 @@ def _read(path: Path) -> tuple[str, str]:
 @scenario.command("list")
 def list_(directory: Optional[Path] = _DIR) -> None:  # noqa: UP045 (typer on Python 3.10)
     """List the scenarios: name, the cause that each must give first, what it does."""
-    from kvtrace.report.render.wording import clean
+    from kvtrace.render.wording import clean
 
     rows = listed(scenarios_folder(directory))
     wide = [max((len(row[at]) for row in rows), default=0) for at in range(2)]

@@ -35,6 +35,6 @@ def why(
     if format is Format.JSON:
         emit(json.dumps(story.document(), indent=2, allow_nan=False) + "\n")
     else:
-        from kvtrace.story.text import render_story
+        from kvtrace.render.story import render_story
 
         emit(styled(lambda console: render_story(story, console), no_color))

@@ -8,13 +8,13 @@ from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.contract import shapes
 from kvtrace.gate.covered import matching, shortfalls
 from kvtrace.gate.explain import Findings, cause_of, is_loss
-from kvtrace.gate.load import BaselineFile
 from kvtrace.gate.model import CoverageRow, EngineShape
+from kvtrace.gate.outcome import Check, State
+from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
 from kvtrace.gate.shares import DECODE, kept, shares, without_decode
+from kvtrace.render.wording import percent, plural
 from kvtrace.report.model import Report
-from kvtrace.report.outcome import Check, State
-from kvtrace.report.render.wording import percent, plural
 
 _EPSILON = 1e-6
 
@@ -287,7 +287,7 @@ def _losses(findings: Findings) -> dict[str, float]:
     return {
         f"not-saved:{one['id']}": one["tokens"] + (1e12 if findings.is_new(one) else 0)
         for one in findings.order
-        if one["tokens"] > 0 and one["gate"] is not None
+        if one["tokens"] > 0 and one["stage"] is not None
     }
 
 

@@ -15,7 +15,7 @@ from kvtrace.gate.cells import EVERY_STEP, Cell, cells
 from kvtrace.gate.layers import ranges
 from kvtrace.gate.model import SCHEMA, Baseline, CoverageRow, EngineShape, GateError
 from kvtrace.gate.shares import shares
-from kvtrace.report.model import Book, Engine, Report
+from kvtrace.report.model import Engine, Ledger, Report
 
 _FIRST = ("saved", "loaded", "local-hit", "pending", "not-observed")
 _SEVERITIES = ("fault", "limit", "note")
@@ -118,7 +118,7 @@ def _split(name: str, group: str | None, own: list[Cell]) -> list[CoverageRow]:
     return rows
 
 
-def _book(book: Book) -> dict[str, float]:
+def _book(book: Ledger) -> dict[str, float]:
     part = {name: round(share, 4) for name, share in shares(book).items() if share >= 0.00005}
     return {name: part[name] for name in sorted(part, key=_account_order)}
 

@@ -9,9 +9,9 @@ from typing import Any
 from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.contract import rounded
 from kvtrace.gate.explain import SEVERITIES
+from kvtrace.gate.outcome import Change, Difference, Value
 from kvtrace.gate.shares import KEPT, shares
-from kvtrace.report.model import Book, Engine, Finding, Report
-from kvtrace.report.outcome import Change, Difference, Value
+from kvtrace.report.model import Engine, Finding, Ledger, Report
 
 _EPSILON = 0.0005
 """Shares that print alike are alike."""
@@ -167,7 +167,7 @@ def _worst(found: list[Cell]) -> dict[tuple[str, str, str], float]:
 # ------------------------------------------------------------------------------- ledgers
 
 
-def _book(a: Book, b: Book) -> list[Change]:
+def _book(a: Ledger, b: Ledger) -> list[Change]:
     before, after = shares(a), shares(b)
     if not before and not after:
         return []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from kvtrace.gate.outcome import Explanation
 from kvtrace.gate.shares import KEPT
 from kvtrace.report.model import Finding, Report
-from kvtrace.report.outcome import Explanation
 
 SEVERITIES = ("fault", "limit", "note")
 # Found at gate 0, and yet every hook is called: it says what the metadata holds, not whether hooks run.
 _NOT_ABOUT_CALLS = frozenset({"role-does-not-save", "connector-disabled-itself", "config-key-unused"})
-_CALL_GATES = (0, 2, 3, 4)
+_CALL_STAGES = (0, 2, 3, 4)
 
 
 class Findings:
@@ -38,7 +38,9 @@ class Findings:
         able = [
             one
             for one in self.order
-            if one["gate"] in _CALL_GATES and one["severity"] != "note" and one["id"] not in _NOT_ABOUT_CALLS
+            if one["stage"] in _CALL_STAGES
+            and one["severity"] != "note"
+            and one["id"] not in _NOT_ABOUT_CALLS
         ]
         return next((one["id"] for one in able), None)
 
@@ -47,7 +49,7 @@ class Findings:
         for cause in prefer:
             if self.has(cause):
                 return cause
-        return next((o["id"] for o in self.order if o["gate"] == 0 and o["severity"] != "note"), None)
+        return next((o["id"] for o in self.order if o["stage"] == 0 and o["severity"] != "note"), None)
 
     def for_accounts(self, rises: Mapping[str, float]) -> str | None:
         """The finding for a ledger: the cause of the account that grew most and has one."""

@@ -6,11 +6,11 @@ from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.compare import compare
 from kvtrace.gate.covered import shortfalls
 from kvtrace.gate.explain import Findings, explanations
-from kvtrace.gate.load import BaselineFile
+from kvtrace.gate.outcome import Check, Outcome
+from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import FAULT, Rules
 from kvtrace.gate.shares import saved_of_offered, shares
 from kvtrace.report.model import Report
-from kvtrace.report.outcome import Check, Outcome
 
 _LAYER_HOOK = "save_kv_layer"
 

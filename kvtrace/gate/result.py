@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from kvtrace.report.outcome import Difference, Outcome
+from kvtrace.gate.outcome import Difference, Outcome
 
 CHECK_SCHEMA = "kvtrace.check/1"
 DIFF_SCHEMA = "kvtrace.diff/1"

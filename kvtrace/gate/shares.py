@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvtrace.report.model import Book
+from kvtrace.report.model import Ledger
 
 DECODE = "not-saved:decode-not-offered"
 KEPT = ("saved", "loaded", "local-hit")
 """Accounts of the saves ledger in which a token's KV is in the store, came from it, or was reused."""
 
 
-def shares(book: Book) -> dict[str, float]:
+def shares(book: Ledger) -> dict[str, float]:
     """Account -> share of the book's token-layers; empty for an empty book."""
     total = book["total"]
     return {name: amount / total for name, amount in book["accounts"].items() if amount} if total else {}
@@ -29,7 +29,7 @@ def kept(part: Mapping[str, float]) -> float:
     return sum(part.get(name, 0.0) for name in KEPT)
 
 
-def saved_of_offered(book: Book) -> float | None:
+def saved_of_offered(book: Ledger) -> float | None:
     """Share of the tokens computed here that was saved, without decode tokens that are never offered.
 
     None where no such token was computed; 1.0 where all were loaded or reused and none was left to save.

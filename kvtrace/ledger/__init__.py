@@ -1,21 +1,21 @@
 """From the spools of a run to small tables and the token ledger: pure functions.
 
-``load(run_dir)`` reads everything once and returns a :class:`Run`; the rules in
+``read_run(run_dir)`` reads everything once and returns a :class:`Run`; the rules in
 ``kvtrace.causes`` read nothing else.
 """
 
 from __future__ import annotations
 
-from kvtrace.ledger.load import load
 from kvtrace.ledger.model import (
-    Book,
     Connector,
     Engine,
+    Ledger,
     Process,
     Run,
     RunError,
     Target,
     Worker,
 )
+from kvtrace.ledger.read import read_run
 
-__all__ = ["Book", "Connector", "Engine", "Process", "Run", "RunError", "Target", "Worker", "load"]
+__all__ = ["Connector", "Engine", "Ledger", "Process", "Run", "RunError", "Target", "Worker", "read_run"]

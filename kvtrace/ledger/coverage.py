@@ -25,13 +25,13 @@ from kvtrace.trace.format import (
     OPS,
     QUIET_IS_OP,
     STEP_SHIFT,
+    Dispatch,
     Flag,
     Kind,
-    Road,
     Role,
     Skip,
 )
-from kvtrace.trace.reader import Records, Spool, code, flags, kind, lane, role
+from kvtrace.trace.reader import Records, Spool, code, detail, flags, kind, role
 
 # What one (step, layer) of one worker was seen to do; bits of a byte.
 OP_RAN, OP_HOOKED, OP_NO_METADATA, OP_NO_CONNECTOR, SAVE_OK, SAVE_RAISED, SAVE_NO_METADATA, OP_CLEARED = (
@@ -60,7 +60,7 @@ _QUIET_ROWS = 2048
 
 
 @dataclass
-class GateBits:
+class StoreStepBits:
     """What the workers did in the steps whose metadata held a store: the ledger's evidence."""
 
     steps: Array  # sorted store steps of the worker's engine
@@ -75,7 +75,7 @@ class Coverage:
     ops: pd.DataFrame
     skips: pd.DataFrame
     timing: pd.DataFrame
-    gates: dict[tuple[int, str], GateBits]  # Worker.key -> evidence
+    stages: dict[tuple[int, str], StoreStepBits]  # Worker.key -> evidence
     seen: dict[tuple[int, str], set[str]]  # layers with any op or save hook, same key
     outside: dict[tuple[int, str], set[str]]  # layers with one outside of real steps (capture, warm-up)
     notes: list[str]
@@ -102,7 +102,7 @@ def cover(
     hook_rows: list[tuple[object, ...]] = []
     op_rows: list[tuple[object, ...]] = []
     skip_rows: list[tuple[object, ...]] = []
-    gates: dict[tuple[int, str], GateBits] = {}
+    stages: dict[tuple[int, str], StoreStepBits] = {}
     seen: dict[tuple[int, str], set[str]] = {}
     outside: dict[tuple[int, str], set[str]] = {}
     for table in tables:
@@ -111,7 +111,7 @@ def cover(
             op_rows.extend(table.op_rows(worker))
             for skip, count in sorted(table.skips[worker.engine].items()):
                 skip_rows.append((worker.engine, worker.pid, worker.rank, _skip_name(skip), count))
-            gates[worker.key] = table.gates[worker.engine]
+            stages[worker.key] = table.stages[worker.engine]
             seen[worker.key] = table.layers_seen(worker)
             outside[worker.key] = table.layers_outside()
             worker.python = table.python_of(worker)
@@ -129,7 +129,7 @@ def cover(
         ops=pd.DataFrame(op_rows, columns=list(OP_COLUMNS)),
         skips=pd.DataFrame(skip_rows, columns=list(SKIP_COLUMNS)),
         timing=_timing(hooks_time, ops_time, sum(worker.exec_ns for _, worker in joined)),
-        gates=gates,
+        stages=stages,
         seen=seen,
         outside=outside,
         notes=notes,
@@ -178,18 +178,18 @@ class _Table:
         self.scheduler_calls: Counter[int] = Counter()
         self.scheduler_work: Counter[int] = Counter()
         self.scheduler_raised: Counter[int] = Counter()
-        self.gates: dict[int, GateBits] = {}
-        self._lane_index: dict[int, NDArray[np.int64]] = {}
-        self._lane_names: dict[int, dict[str, int]] = {}
+        self.stages: dict[int, StoreStepBits] = {}
+        self._pair_index: dict[int, NDArray[np.int64]] = {}
+        self._pair_names: dict[int, dict[str, int]] = {}
         for worker in workers:
             own = store_steps[(store_steps >> STEP_SHIFT) == worker.engine]
-            self.gates[worker.engine] = GateBits(
+            self.stages[worker.engine] = StoreStepBits(
                 own,
                 np.zeros((len(own), len(worker.kv_layers)), np.uint8),
                 np.zeros(len(own), np.uint8),
                 np.full(len(own), _NEVER, np.int64),
             )
-            self._lane_names[worker.engine] = {layer: i for i, layer in enumerate(worker.kv_layers)}
+            self._pair_names[worker.engine] = {layer: i for i, layer in enumerate(worker.kv_layers)}
 
     # -- reading
 
@@ -271,7 +271,7 @@ class _Table:
             part[mine] for part in (rows, step, codes, marks, work, raised)
         )
         layer = self._dense(rows[:, 4])
-        self._hook_gates(rows, step, codes, layer, marks, raised)
+        self._hook_stages(rows, step, codes, layer, marks, raised)
         for tag, spent in self.spent.items():
             own = rows[(step >> STEP_SHIFT) == tag]
             spans = np.clip(own[:, 2].astype(np.float64) - own[:, 1], 0, 2.0**62)
@@ -292,7 +292,7 @@ class _Table:
         codes = code(head)
         self._ops_time.add(codes, rows[:, 1], rows[:, 2])
         layer = self._dense(rows[:, 4])
-        direct = lane(head) == Road.DIRECT
+        direct = detail(head) == Dispatch.DIRECT
         raised = (flags(head) & int(Flag.RAISED)) != 0
         key, inside = self._keys(step, 1, codes, layer)
         attention = ~np.isin(codes, _UPDATE_CODES)
@@ -301,14 +301,14 @@ class _Table:
             skips = rows[inside & attention & (tags == tag), 7]
             values, counts = np.unique(skips, return_counts=True)
             tally.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-        self._op_gates(step[attention], layer[attention], rows[attention, 7], rows[attention, 1])
+        self._op_stages(step[attention], layer[attention], rows[attention, 7], rows[attention, 1])
         bits = _FIRED | np.where(direct, _WORK, 0) | np.where(raised, _RAISED, 0)
         return key[inside], bits[inside]
 
     def _quiet_chunk(self, rows: Records) -> list[tuple[Array, Array]]:
         """Collapsed calls: one row per step and hook or op, for a set of layers."""
         head = rows[:, 0]
-        is_op = (lane(head) & QUIET_IS_OP) != 0
+        is_op = (detail(head) & QUIET_IS_OP) != 0
         codes = code(head)
         result: list[tuple[Array, Array]] = []
         groups = np.stack([is_op.astype(np.int64), codes, rows[:, 2]], axis=1)
@@ -406,20 +406,20 @@ class _Table:
 
     # -- evidence for the ledger
 
-    def _lanes(self, tag: int, layer: Array) -> Array:
+    def _pairs(self, tag: int, layer: Array) -> Array:
         """Index into the worker's KV layers of dense layer indices; -1 where it is none."""
-        known = self._lane_index.get(tag)
+        known = self._pair_index.get(tag)
         if known is None or len(known) < len(self._layers):
-            names = self._lane_names[tag]
+            names = self._pair_names[tag]
             known = np.array([names.get(name, -1) for name in self._layers], dtype=np.int64)
-            self._lane_index[tag] = known
+            self._pair_index[tag] = known
         result: Array = np.where(layer >= 0, known[np.maximum(layer, 0)], -1)
         return result
 
-    def _in_store_steps(self, gate: GateBits, tag: int, step: Array) -> tuple[Array, NDArray[np.bool_]]:
-        at = np.searchsorted(gate.steps, step)
-        inside = at < len(gate.steps)
-        inside[inside] = gate.steps[at[inside]] == step[inside]
+    def _in_store_steps(self, stage: StoreStepBits, tag: int, step: Array) -> tuple[Array, NDArray[np.bool_]]:
+        at = np.searchsorted(stage.steps, step)
+        inside = at < len(stage.steps)
+        inside[inside] = stage.steps[at[inside]] == step[inside]
         return at, inside
 
     def _is_real(self, step: Array) -> NDArray[np.bool_]:
@@ -432,46 +432,46 @@ class _Table:
         if len(rows):
             self._outside.update(self._dense(np.unique(rows[:, 4])).tolist())
 
-    def _hook_gates(
+    def _hook_stages(
         self, rows: Records, step: Array, codes: Array, layer: Array, marks: Array, raised: NDArray[np.bool_]
     ) -> None:
         unbound = (marks & int(Flag.NO_METADATA)) != 0
-        for tag, gate in self.gates.items():
-            at, inside = self._in_store_steps(gate, tag, step)
+        for tag, stage in self.stages.items():
+            at, inside = self._in_store_steps(stage, tag, step)
             if not inside.any():
                 continue
             bound = inside & (codes == HOOK_CODE["bind_connector_metadata"]) & ~raised
-            gate.step[at[bound]] |= BOUND
+            stage.step[at[bound]] |= BOUND
             clear = inside & (codes == HOOK_CODE["clear_connector_metadata"]) & ~raised
-            np.minimum.at(gate.cleared, at[clear], rows[clear, 2])
+            np.minimum.at(stage.cleared, at[clear], rows[clear, 2])
             wait = inside & (codes == HOOK_CODE["wait_for_save"])
             for part, bit in (
                 (wait & ~raised & ~unbound, WAIT_OK),
                 (wait & raised, WAIT_RAISED),
                 (wait & unbound, WAIT_NO_METADATA),
             ):
-                gate.step[at[part]] |= bit
+                stage.step[at[part]] |= bit
             save = inside & (codes == HOOK_CODE["save_kv_layer"])
             if not save.any():
                 continue
-            lanes = self._lanes(tag, layer)
-            save &= lanes >= 0
+            pairs = self._pairs(tag, layer)
+            save &= pairs >= 0
             for part, bit in (
                 (save & ~raised & ~unbound, SAVE_OK),
                 (save & raised, SAVE_RAISED),
                 (save & unbound, SAVE_NO_METADATA),
             ):
-                gate.layers[at[part], lanes[part]] |= bit
+                stage.layers[at[part], pairs[part]] |= bit
 
-    def _op_gates(self, step: Array, layer: Array, skip: Array, t0: Array) -> None:
-        for tag, gate in self.gates.items():
-            at, inside = self._in_store_steps(gate, tag, step)
+    def _op_stages(self, step: Array, layer: Array, skip: Array, t0: Array) -> None:
+        for tag, stage in self.stages.items():
+            at, inside = self._in_store_steps(stage, tag, step)
             if not inside.any():
                 continue
-            lanes = self._lanes(tag, layer)
-            inside &= lanes >= 0
+            pairs = self._pairs(tag, layer)
+            inside &= pairs >= 0
             cleared = inside & (skip == Skip.NO_CONNECTOR_METADATA)
-            cleared[cleared] = t0[cleared] >= gate.cleared[at[cleared]]
+            cleared[cleared] = t0[cleared] >= stage.cleared[at[cleared]]
             for part, bit in (
                 (inside, OP_RAN),
                 (cleared, OP_CLEARED),
@@ -479,7 +479,7 @@ class _Table:
                 (inside & (skip == Skip.NO_CONNECTOR_METADATA), OP_NO_METADATA),
                 (inside & (skip == Skip.NO_CONNECTOR), OP_NO_CONNECTOR),
             ):
-                gate.layers[at[part], lanes[part]] |= bit
+                stage.layers[at[part], pairs[part]] |= bit
 
     # -- results
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvtrace.ledger.timing import Histograms
 from kvtrace.trace.format import HOOKS, OPS, QUIET_IS_OP, STEP_SHIFT, Flag
-from kvtrace.trace.reader import Records, code, flags, lane
+from kvtrace.trace.reader import Records, code, detail, flags
 
 BEHIND_NS = 100_000
 """Device work that a call finds outstanding, from which on its return says whether it waited."""
@@ -91,7 +91,7 @@ class DeviceTimes:
     def add_calls(self, rows: Records) -> None:
         """DEVICE records."""
         head, step = rows[:, 0], rows[:, 2]
-        what = code(head) + np.where((lane(head) & QUIET_IS_OP) != 0, _FIRST_OP, 0)
+        what = code(head) + np.where((detail(head) & QUIET_IS_OP) != 0, _FIRST_OP, 0)
         marks = flags(head)
         crossed = (marks & int(Flag.STREAMS)) != 0
         values, counts = np.unique(what[crossed], return_counts=True)

@@ -80,20 +80,20 @@ def collect(joined: Sequence[tuple[SpoolScan, Worker]]) -> dict[tuple[int, str],
     for scan, worker in joined:
         found[worker.key] = Measured()
         by_spool[scan.path.name].append((scan, worker))
-    for pairs in by_spool.values():
-        scan = pairs[0][0]
+    for found_pairs in by_spool.values():
+        scan = found_pairs[0][0]
         if not len(scan.effects):
             continue
         tables = {
             worker.engine: (found[worker.key], {name: i for i, name in enumerate(worker.kv_layers)},
                             worker.connector.ordinal & 0xFF if worker.connector else None)
-            for _, worker in pairs
+            for _, worker in found_pairs
         }  # fmt: skip
         outer = {
             tag: any(
-                row[3] >> STEP_SHIFT == tag and (row[0] >> 24) & 0xFF == lane for row in scan.effects.tolist()
+                row[3] >> STEP_SHIFT == tag and (row[0] >> 24) & 0xFF == pair for row in scan.effects.tolist()
             )
-            for tag, (_, _, lane) in tables.items()
+            for tag, (_, _, pair) in tables.items()
         }
         for w0, t, layer, step, slots, size, files, target in scan.effects.tolist():
             if not step & STEP_MASK or step >> STEP_SHIFT not in tables:
@@ -108,9 +108,9 @@ def collect(joined: Sequence[tuple[SpoolScan, Worker]]) -> dict[tuple[int, str],
             if hook not in (SAVE, WAIT) or (marks & Flag.LOAD and not marks & Flag.STORE):
                 continue
             tag = step >> STEP_SHIFT
-            measured, columns, lane = tables[tag]
+            measured, columns, pair = tables[tag]
             # A connector inside another one is measured twice: the outer one counts.
-            if outer[tag] and lane is not None and (w0 >> 24) & 0xFF != lane:
+            if outer[tag] and pair is not None and (w0 >> 24) & 0xFF != pair:
                 continue
             name = scan.names.get(layer, "") if layer else ""
             column = columns.get(name, -2) if name else WHOLE

@@ -37,14 +37,14 @@ class LoadOf:
     saved_by: str = ""
     others_between: int = 0  # different prompts saved between that save and this lookup
     shared: int = 0  # leading tokens that an earlier prompt of this run begins with
-    measured: bool = False  # the slots written were watched in each lane
-    accounts: dict[str, int] = field(default_factory=dict)  # token-layers; they sum to prompt x lanes
+    measured: bool = False  # the slots written were watched in each pair
+    accounts: dict[str, int] = field(default_factory=dict)  # token-layers; they sum to prompt x pairs
     lost: dict[tuple[Part, ...], int] = field(default_factory=dict)
-    """Accepted positions that did not come, or of which that is not known -> the lanes that fared so, a bit
+    """Accepted positions that did not come, or of which that is not known -> the pairs that fared so, a bit
     each: the engine's workers in order, each with its KV layers in order."""
     reasons: dict[str, list[str]] = field(default_factory=dict)  # cause id -> what was seen, few
     places: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-    """Cause id -> (rank, layer) of a few lanes that it concerns."""
+    """Cause id -> (rank, layer) of a few pairs that it concerns."""
 
     @property
     def offered(self) -> int:

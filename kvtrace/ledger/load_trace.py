@@ -23,7 +23,7 @@ from kvtrace.trace.format import (
     Kind,
     Role,
 )
-from kvtrace.trace.reader import Records, Spool, code, flags, kind, lane
+from kvtrace.trace.reader import Records, Spool, code, detail, flags, kind
 
 NEVER = (1 << 62) - 1
 """The time of what did not happen."""
@@ -35,7 +35,7 @@ _START, _WAIT = HOOK_CODE["start_load_kv"], HOOK_CODE["wait_for_layer_load"]
 _ERRORS = HOOK_CODE["get_block_ids_with_load_errors"]
 _UPDATES = np.array([OP_CODE["unified_kv_cache_update"], OP_CODE["unified_mla_kv_cache_update"]])
 
-# Bits of WorkerLoads.step and .lane
+# Bits of WorkerLoads.step and .pair
 STARTED, START_RAISED, START_WATCHED, START_UNWATCHED = 1, 2, 4, 8
 WATCHED, UNWATCHED, WAIT_RAISED, WAIT_WATCHED = 1, 2, 4, 8
 
@@ -79,20 +79,20 @@ class WorkerLoads:
     step: NDArray[np.uint8]
     started_t: Array  # end of start_load_kv, 0 where it did not run
     slots: Array  # load slots that the metadata bound there declares, -1 unknown
-    lane: NDArray[np.uint8]
+    pair: NDArray[np.uint8]
     wait_t: Array  # begin of the layer's first wait, NEVER
     op_t: Array  # begin of the layer's first attention body, NEVER
     wrote: Array  # slots measured
 
-    def measured(self, at: int, lane: int, waits: bool) -> int:
-        """Slots that the hooks of a step wrote into a lane; -1 where not all of them were watched.
+    def measured(self, at: int, pair: int, waits: bool) -> int:
+        """Slots that the hooks of a step wrote into a pair; -1 where not all of them were watched.
 
         ``waits``: wait_for_layer_load does something in this connector, and counts too.
         """
-        step, seen = int(self.step[at]), int(self.lane[at, lane])
+        step, seen = int(self.step[at]), int(self.pair[at, pair])
         if seen & UNWATCHED or step & START_UNWATCHED:
             return -1
-        wrote = int(self.wrote[at, lane])
+        wrote = int(self.wrote[at, pair])
         # A start_load_kv that touched no layer says so once; of one that touched some, nothing is
         # known about the others: it may have left them to a thread.
         whole = step & START_WATCHED and (not waits or seen & WAIT_WATCHED)
@@ -237,7 +237,7 @@ def _worker_spool(scan: SpoolScan, workers: list[Worker], steps: Array, result: 
             step=np.zeros(len(own), np.uint8),
             started_t=np.zeros(len(own), np.int64),
             slots=np.full(len(own), -1, np.int64),
-            lane=np.zeros(shape, np.uint8),
+            pair=np.zeros(shape, np.uint8),
             wait_t=np.full(shape, NEVER, np.int64),
             op_t=np.full(shape, NEVER, np.int64),
             wrote=np.zeros(shape, np.int64),
@@ -287,17 +287,17 @@ def _rows(
     known = column >= 0
     wait = known & (kinds == Kind.HOOK) & (codes == _WAIT)
     np.minimum.at(loads.wait_t, (at[wait], column[wait]), rows[wait, 1])
-    np.bitwise_or.at(loads.lane, (at[wait & raised], column[wait & raised]), np.uint8(WAIT_RAISED))
+    np.bitwise_or.at(loads.pair, (at[wait & raised], column[wait & raised]), np.uint8(WAIT_RAISED))
     op = known & (kinds == Kind.OP)
     np.minimum.at(loads.op_t, (at[op], column[op]), rows[op, 1])
     effect = known & (kinds == Kind.EFFECT)
     if worker.connector is not None:
         # A connector in another one is seen twice: the outer one counts.
-        outer = effect & (lane(head) == (worker.connector.ordinal & 0xFF))
+        outer = effect & (detail(head) == (worker.connector.ordinal & 0xFF))
         effect = outer if outer.any() else effect
     watched, dark = effect & (rows[:, 4] >= 0), effect & (rows[:, 4] < 0)
     for part, bit in ((watched, WATCHED), (dark, UNWATCHED), (watched & (codes == _WAIT), WAIT_WATCHED)):
-        np.bitwise_or.at(loads.lane, (at[part], column[part]), np.uint8(bit))
+        np.bitwise_or.at(loads.pair, (at[part], column[part]), np.uint8(bit))
     np.add.at(loads.wrote, (at[watched], column[watched]), rows[watched, 4])
     nothing = (kinds == Kind.EFFECT) & (codes == _START) & (rows[:, 2] == 0)
     np.bitwise_or.at(loads.step, at[nothing & (rows[:, 4] == 0)], np.uint8(START_WATCHED))

@@ -1,6 +1,6 @@
 """The ledger of loads: every prompt token, from the connector's answer to the KV in the layers.
 
-Total: the prompt tokens of every request that a scheduler with a connector let in, times lanes.
+Total: the prompt tokens of every request that a scheduler with a connector let in, times pairs.
 Each goes to one account: ``local-hit`` (in the GPU's own prefix cache), ``loaded``,
 ``clamped:<cause>`` (offered, not taken), ``missed:<cause>`` (not offered, or never asked for),
 ``not-loaded:<cause>`` (taken, and not in the layer), ``pending``, ``not-observed``.
@@ -39,8 +39,8 @@ from kvtrace.ledger.model import (
     MISSED,
     NOT_OBSERVED,
     PENDING,
-    Book,
     Engine,
+    Ledger,
     Worker,
 )
 from kvtrace.ledger.requests import Request
@@ -111,7 +111,7 @@ def book(
     joined: Sequence[tuple[SpoolScan, Worker]],
     stories: list[Story],
     saved: Sequence[int],
-) -> Book:
+) -> Ledger:
     """The ledger of what :func:`follow` found.
 
     Args:
@@ -129,29 +129,29 @@ def book(
 
 
 def _with_connector(engines: list[Engine]) -> dict[int, Engine]:
-    return {engine.tag: engine for engine in engines if engine.connector is not None and engine.lanes > 0}
+    return {engine.tag: engine for engine in engines if engine.connector is not None and engine.pairs > 0}
 
 
-def _balance(rows: list[LoadOf], engines: dict[int, Engine]) -> Book:
+def _balance(rows: list[LoadOf], engines: dict[int, Engine]) -> Ledger:
     accounts: Counter[str] = Counter()
     tokens: defaultdict[str, float] = defaultdict(float)
     total = 0
     watched = [row.measured for row in rows if row.accepted]
     for row in rows:
-        lanes = engines[row.engine].lanes
-        short = row.prompt * lanes - sum(row.accounts.values())
+        pairs = engines[row.engine].pairs
+        short = row.prompt * pairs - sum(row.accounts.values())
         assert short == 0, f"load ledger off by {short} token-layers of request {row.id}: {row.accounts}"
-        total += row.prompt * lanes
+        total += row.prompt * pairs
         for account, amount in row.accounts.items():
             accounts[account] += amount
-            tokens[account] += amount / lanes
-    lanes_of = {engines[row.engine].lanes for row in rows}
+            tokens[account] += amount / pairs
+    pairs_of = {engines[row.engine].pairs for row in rows}
     note = MEASURED if watched and all(watched) else MIXED if any(watched) else DECLARED if watched else NONE
     trust = "measured" if note is MEASURED else "mixed" if note is MIXED else "declared"
-    result = Book(
+    result = Ledger(
         total=total,
         accounts=dict(accounts),
-        lanes=lanes_of.pop() if len(lanes_of) == 1 else None,
+        pairs=pairs_of.pop() if len(pairs_of) == 1 else None,
         tokens=dict(tokens),
         total_tokens=float(sum(row.prompt for row in rows)),
         trust=trust if total else "none",
@@ -166,26 +166,26 @@ def _balance(rows: list[LoadOf], engines: dict[int, Engine]) -> Book:
 
 def _until_accepted(i: int, request: Request, story: Story, engine: Engine) -> tuple[LoadOf, _Want | None]:
     """What the scheduler's side alone tells; an accepted load is left for the workers."""
-    lanes, prompt = engine.lanes, request.prompt
+    pairs, prompt = engine.pairs, request.prompt
     lookup = request.looked_up
     row = LoadOf(i, request.id, request.engine, prompt, step=0, looked_up=bool(request.lookups))
     if lookup is None:
         if request.lookups:  # asked, and told to wait
             last = request.lookups[-1]
             row.step, row.local = last.step, min(last.local, prompt)
-            row.add(LOCAL_HIT, row.local * lanes)
-            row.add(NOT_OBSERVED if request.chunks else PENDING, (prompt - row.local) * lanes)
+            row.add(LOCAL_HIT, row.local * pairs)
+            row.add(NOT_OBSERVED if request.chunks else PENDING, (prompt - row.local) * pairs)
             return row, None
         row.local = min(prompt, request.chunks[0].start)
         row.step = request.chunks[0].step
-        row.add(LOCAL_HIT, row.local * lanes)
+        row.add(LOCAL_HIT, row.local * pairs)
         proxied = engine.connector is not None and engine.connector.proxy != "none"
-        row.add(f"{MISSED}never-looked-up" if proxied else NOT_OBSERVED, (prompt - row.local) * lanes)
+        row.add(f"{MISSED}never-looked-up" if proxied else NOT_OBSERVED, (prompt - row.local) * pairs)
         return row, None
     asked = next((a for a in story.asked if (a.step, a.answer) == (lookup.step, lookup.answer)), None)
     row.step, row.answer, row.local = lookup.step, lookup.answer, min(lookup.local, prompt)
     row.asynchronous = asked is not None and asked.asynchronous
-    row.add(LOCAL_HIT, row.local * lanes)
+    row.add(LOCAL_HIT, row.local * pairs)
     left = prompt - row.local
     taken = lookup.accepted
     if taken is None and request.chunks:  # no word of the allocation: where it began to compute
@@ -193,10 +193,10 @@ def _until_accepted(i: int, request: Request, story: Story, engine: Engine) -> t
     if taken is None:
         if request.finish is not None and row.offered:
             row.clamp = NO_BLOCKS
-            row.add(f"{CLAMPED}lookup-clamped", row.offered * lanes)
-            row.add(PENDING, (left - row.offered) * lanes)
+            row.add(f"{CLAMPED}lookup-clamped", row.offered * pairs)
+            row.add(PENDING, (left - row.offered) * pairs)
         else:
-            row.add(PENDING, left * lanes)
+            row.add(PENDING, left * pairs)
         return row, None
     row.accepted = min(max(0, taken), row.offered)
     if request.chunks and not row.asynchronous:
@@ -205,8 +205,8 @@ def _until_accepted(i: int, request: Request, story: Story, engine: Engine) -> t
         # A whole prompt that was loaded computes its last token again.
         row.accepted -= min(1, row.accepted)
     kept_back = row.offered - row.accepted
-    row.add(f"{CLAMPED}lookup-clamped", kept_back * lanes)
-    row.add(f"{MISSED}lookup-miss", (left - row.offered) * lanes)
+    row.add(f"{CLAMPED}lookup-clamped", kept_back * pairs)
+    row.add(f"{MISSED}lookup-miss", (left - row.offered) * pairs)
     if kept_back:
         row.clamp = _clamp(row, request.block or engine.block_size)
     if not row.accepted:
@@ -261,7 +261,7 @@ def _saved_before(
     saves: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # engine -> (step, row, tokens)
     for row in rows:
         request = requests[row.request]
-        tokens = _saved_whole(request, saved[row.request], engines[row.engine].lanes)
+        tokens = _saved_whole(request, saved[row.request], engines[row.engine].pairs)
         if tokens and request.finish is not None and stories[row.request].stores <= 0:
             saves[row.engine].append((request.finish[0], row.request, tokens))
     for done in saves.values():
@@ -289,14 +289,14 @@ def _saved_before(
     return found
 
 
-def _saved_whole(request: Request, amount: int, lanes: int) -> int:
-    """Leading positions that were saved in every lane, 0 where that cannot be told."""
-    if amount <= 0 or amount % lanes:
+def _saved_whole(request: Request, amount: int, pairs: int) -> int:
+    """Leading positions that were saved in every pair, 0 where that cannot be told."""
+    if amount <= 0 or amount % pairs:
         return 0
     entries = union((e.start, min(e.start + e.slots, e.available)) for e in request.entries if e.slots > 0)
     if not entries or entries[0][0] != 0 or any(entry.asynchronous for entry in request.entries):
         return 0
-    return entries[0][1] if entries[0][1] * lanes == amount else 0
+    return entries[0][1] if entries[0][1] * pairs == amount else 0
 
 
 def _mismatches(
@@ -327,10 +327,10 @@ def _mismatches(
         hit = any((row.answer or 0) > 0 for row, _ in group)
         at_once = [row for row in missed if row.others_between == 0]
         for row in at_once if hit else missed if at_once else []:
-            lanes = engines[row.engine].lanes
-            tokens = min(row.saved_before - row.local, row.accounts.get(f"{MISSED}lookup-miss", 0) // lanes)
-            row.add(f"{MISSED}lookup-miss", -tokens * lanes)
-            row.add(f"{MISSED}key-mismatch", tokens * lanes)
+            pairs = engines[row.engine].pairs
+            tokens = min(row.saved_before - row.local, row.accounts.get(f"{MISSED}lookup-miss", 0) // pairs)
+            row.add(f"{MISSED}lookup-miss", -tokens * pairs)
+            row.add(f"{MISSED}key-mismatch", tokens * pairs)
             row.accounts = {name: n for name, n in row.accounts.items() if n}
 
 
@@ -447,8 +447,8 @@ def _load_sync(want: _Want, engine: Engine, executed: dict[tuple[int, str], Exec
     watched = bool(engine.workers)
     ready = 0
     for worker in engine.workers:
-        first, lanes = booked, len(worker.kv_layers)
-        booked += lanes
+        first, pairs = booked, len(worker.kv_layers)
+        booked += pairs
         ran = executed.get(worker.key)
         loads = seen.found.workers.get(worker.key)
         at = loads.row(row.step) if loads is not None else -1
@@ -456,24 +456,24 @@ def _load_sync(want: _Want, engine: Engine, executed: dict[tuple[int, str], Exec
         # An exception ends the step, and may end the worker: no record says that it was executed.
         raised = loads is not None and at >= 0 and bool(loads.step[at] & trace.START_RAISED)
         raised = raised or (
-            loads is not None and at >= 0 and bool((loads.lane[at] & trace.WAIT_RAISED).any())
+            loads is not None and at >= 0 and bool((loads.pair[at] & trace.WAIT_RAISED).any())
         )
         if state and not raised:
-            _put(row, [(start, end, state)], _bits(first, lanes))
+            _put(row, [(start, end, state)], _bits(first, pairs))
             watched = False
             continue
         if loads is None or at < 0:
-            _put(row, [], _bits(first, lanes))  # past what is looked at in detail
+            _put(row, [], _bits(first, pairs))  # past what is looked at in detail
             watched = False
             continue
         ready = max(ready, int(loads.started_t[at]))
         full = ran is not None and _has(ran.full, row.step)
-        for lane, layer in enumerate(worker.kv_layers):
+        for pair, layer in enumerate(worker.kv_layers):
             place = (worker.rank, layer)
-            cause, reason, got = _lane(worker, loads, at, lane, full, row, seen)
-            watched &= loads.measured(at, lane, _waits(worker)) >= 0
+            cause, reason, got = _pair(worker, loads, at, pair, full, row, seen)
+            watched &= loads.measured(at, pair, _waits(worker)) >= 0
             if cause:
-                _put(row, [(start, end, NOT_LOADED + cause)], _bits(first + lane))
+                _put(row, [(start, end, NOT_LOADED + cause)], _bits(first + pair))
                 row.because(cause, reason, place)
                 continue
             # Which positions failed or were left out is recorded as a number alone: taken to be the last.
@@ -482,13 +482,13 @@ def _load_sync(want: _Want, engine: Engine, executed: dict[tuple[int, str], Exec
             if got >= taken and (short := subtract(unnamed, [(good, end)])):
                 reason = "the metadata names fewer slots than were accepted"
             lost = [*_of("loaded-partly", short), *_of("load-failed", [(good, end)])]
-            _put(row, lost, _bits(first + lane))
+            _put(row, lost, _bits(first + pair))
             if failed:
                 row.because("load-failed", row.reasons["load-failed"][0], place)
             if short:
                 row.because("loaded-partly", reason, place)
-    if engine.lanes > booked:  # lanes that no worker told of
-        _put(row, [(start, end, NOT_OBSERVED)], _bits(booked, engine.lanes - booked))
+    if engine.pairs > booked:  # pairs that no worker told of
+        _put(row, [(start, end, NOT_OBSERVED)], _bits(booked, engine.pairs - booked))
         watched = False
     row.measured = watched
     asked = next((a.t for a in want.story.asked if a.step == row.step), 0)
@@ -496,14 +496,14 @@ def _load_sync(want: _Want, engine: Engine, executed: dict[tuple[int, str], Exec
         row.waited_ns = ready - asked
 
 
-def _put(row: LoadOf, lost: Iterable[Part], lanes: int) -> None:
-    """Book an accepted load in some lanes (a bit each): what is lost of it, the rest as loaded."""
+def _put(row: LoadOf, lost: Iterable[Part], pairs: int) -> None:
+    """Book an accepted load in some pairs (a bit each): what is lost of it, the rest as loaded."""
     parts = tuple(part for part in lost if part[0] < part[1])
     for start, end, account in parts:
-        row.add(account, (end - start) * lanes.bit_count())
-    row.add(LOADED, (row.accepted - sum(end - start for start, end, _ in parts)) * lanes.bit_count())
-    if parts and lanes:
-        row.lost[parts] = row.lost.get(parts, 0) | lanes
+        row.add(account, (end - start) * pairs.bit_count())
+    row.add(LOADED, (row.accepted - sum(end - start for start, end, _ in parts)) * pairs.bit_count())
+    if parts and pairs:
+        row.lost[parts] = row.lost.get(parts, 0) | pairs
 
 
 def _bits(first: int, count: int = 1) -> int:
@@ -530,21 +530,21 @@ def _state(worker: Worker, ran: Executed | None, step: int) -> str:
     return NOT_OBSERVED if ran is not None and step <= ran.last else PENDING
 
 
-def _lane(
-    worker: Worker, loads: WorkerLoads, at: int, lane: int, full: bool, row: LoadOf, seen: _Seen
+def _pair(
+    worker: Worker, loads: WorkerLoads, at: int, pair: int, full: bool, row: LoadOf, seen: _Seen
 ) -> tuple[str, str, int]:
-    """(cause, what was seen, tokens that got into the lane) of a synchronous load in one lane."""
+    """(cause, what was seen, tokens that got into the pair) of a synchronous load in one pair."""
     step, taken = row.step, row.accepted
     if int(loads.step[at]) & trace.START_RAISED:
         return "load-failed", "start_load_kv raised", 0
-    if int(loads.lane[at, lane]) & trace.WAIT_RAISED or (
-        int(loads.op_t[at, lane]) == NEVER and bool((loads.lane[at] & trace.WAIT_RAISED).any())
+    if int(loads.pair[at, pair]) & trace.WAIT_RAISED or (
+        int(loads.op_t[at, pair]) == NEVER and bool((loads.pair[at] & trace.WAIT_RAISED).any())
     ):
         return "load-failed", "wait_for_layer_load raised", 0
     if not int(loads.step[at]) & trace.STARTED and bool((loads.step & trace.STARTED).any()):
         return "load-not-injected", "start_load_kv was not called in the step", 0
     waits = _waits(worker)
-    wrote, wanted = loads.measured(at, lane, waits), seen.tokens[step]
+    wrote, wanted = loads.measured(at, pair, waits), seen.tokens[step]
     if wrote == 0:
         if worker.key in seen.write:
             return "load-not-injected", "the load hooks wrote 0 slots here, and did write in other steps", 0
@@ -557,7 +557,7 @@ def _lane(
         alone = seen.loads[step] == 1
         got = max(0, taken - (wanted - wrote)) if alone else taken * wrote // wanted
         return "", f"the load hooks wrote {wrote} of {wanted} slots; in other steps they wrote all", got
-    late = _after_use(worker, loads, at, lane, full)
+    late = _after_use(worker, loads, at, pair, full)
     return ("load-after-use", late, 0) if late else ("", "", taken)
 
 
@@ -566,9 +566,9 @@ def _waits(worker: Worker) -> bool:
     return worker.connector is not None and "wait_for_layer_load" not in worker.connector.noop
 
 
-def _after_use(worker: Worker, loads: WorkerLoads, at: int, lane: int, full: bool) -> str:
+def _after_use(worker: Worker, loads: WorkerLoads, at: int, pair: int, full: bool) -> str:
     """What shows that a layer's attention ran before its KV was waited for."""
-    op, wait = int(loads.op_t[at, lane]), int(loads.wait_t[at, lane])
+    op, wait = int(loads.op_t[at, pair]), int(loads.wait_t[at, pair])
     started = int(loads.started_t[at])
     if op != NEVER and started and op < started:
         return "its attention began before start_load_kv had returned"
@@ -609,9 +609,9 @@ def _load_async(want: _Want, engine: Engine, seen: _Seen) -> None:
             row.waited_ns = max(0, end - want.allocated_t)
     if began < 0 and not told:
         account = _still_open(want, engine, done)
-        _put(row, [(row.local, row.local + row.accepted, account)], _bits(0, engine.lanes))
+        _put(row, [(row.local, row.local + row.accepted, account)], _bits(0, engine.pairs))
         return
-    _async_lanes(want, engine, seen, _async_failed(want, engine, seen.found, done, began))
+    _async_pairs(want, engine, seen, _async_failed(want, engine, seen.found, done, began))
 
 
 def _async_failed(want: _Want, engine: Engine, found: Evidence, done: list[Done], began: int) -> int:
@@ -650,14 +650,14 @@ def _still_open(want: _Want, engine: Engine, done: list[Done]) -> str:
     return NOT_LOADED + "load-never-finished"
 
 
-def _async_lanes(want: _Want, engine: Engine, seen: _Seen, failed: int) -> None:
+def _async_pairs(want: _Want, engine: Engine, seen: _Seen, failed: int) -> None:
     """Reported as finished: loaded, but for what failed, and where hooks that write were seen not to."""
     row = want.row
     start, end = row.local, row.local + row.accepted
     good = end - failed
     bad = _of("load-failed", [(good, end)])
     if good <= start:
-        _put(row, bad, _bits(0, engine.lanes))
+        _put(row, bad, _bits(0, engine.pairs))
         return
     steps = _window(want)
     short = subtract(_unnamed(want), [(good, end)])
@@ -666,10 +666,10 @@ def _async_lanes(want: _Want, engine: Engine, seen: _Seen, failed: int) -> None:
     for worker in engine.workers:
         loads = seen.found.workers.get(worker.key)
         ats = [at for step in steps if loads is not None and (at := loads.row(step)) >= 0]
-        for lane, layer in enumerate(worker.kv_layers):
+        for pair, layer in enumerate(worker.kv_layers):
             own = _bits(booked)
             booked += 1
-            counts = [loads.measured(at, lane, waits=False) for at in ats] if loads is not None else []
+            counts = [loads.measured(at, pair, waits=False) for at in ats] if loads is not None else []
             sure, wrote = bool(counts) and min(counts) >= 0, sum(counts)
             complaints = [said for step in steps for said in seen.found.complaints.get(step, [])]
             missing = sure and wrote == 0
@@ -687,5 +687,5 @@ def _async_lanes(want: _Want, engine: Engine, seen: _Seen, failed: int) -> None:
             if short:
                 row.because("loaded-partly", "the metadata names fewer slots than were accepted",
                             (worker.rank, layer))  # fmt: skip
-    _put(row, [(start, good, NOT_OBSERVED), *bad], _bits(booked, engine.lanes - booked))
+    _put(row, [(start, good, NOT_OBSERVED), *bad], _bits(booked, engine.pairs - booked))
     row.measured = watched

@@ -1,8 +1,8 @@
 """What the analysis knows about a run: plain dataclasses, and tables of fixed columns.
 
 Tables are pandas frames with exactly the columns named here (empty, not absent, where
-there is nothing). Units: *tokens* are positions of a request; a *lane* is one KV-owning
-layer on one rank; *token-layers* are positions times lanes and keep the books. Times are
+there is nothing). Units: *tokens* are positions of a request; a *pair* is one KV-owning
+layer on one rank; *token-layers* are positions times pairs and keep the books. Times are
 nanoseconds of the writing host's monotonic clock unless a name says ``wall``.
 """
 
@@ -46,7 +46,7 @@ a store or load entry of more than 0 slots, and raised. fired <= eligible always
 
 OP_COLUMNS = ("engine", "pid", "process", "rank", "layer", "op", "eligible", "fired", "direct")
 """Run.ops: the same for attention and KV-cache update bodies; ``direct``: steps in which
-the body was reached through Road.DIRECT."""
+the body was reached through Dispatch.DIRECT."""
 
 SKIP_COLUMNS = ("engine", "pid", "rank", "skip", "layer_steps")
 """Run.skips: attention bodies in real steps, by why the connector's hooks did not run
@@ -65,17 +65,17 @@ REQUEST_COLUMNS = (
 client's ("" unknown); ``computed`` counts positions with KV; ``local`` / ``external`` are the positions
 reused from the GPU prefix cache / taken from the connector, ``offered`` what the connector answered
 (>= 0; -1 = never asked); ``chunk_tokens`` is a tuple of at most 16, ``chunk_step`` the step of the first
-chunk (0 none); ``saved`` and ``unsaved`` are token-layers; ``diverged`` says that lanes saved different
+chunk (0 none); ``saved`` and ``unsaved`` are token-layers; ``diverged`` says that pairs saved different
 amounts; ``preempt_step`` is the step of the last preemption (0 none); digests are 0 where unknown."""
 
 PIECE_COLUMNS = (
-    "request", "engine", "start", "end", "lanes", "phase", "chunk", "step", "gate", "live",
+    "request", "engine", "start", "end", "pairs", "phase", "chunk", "step", "stage", "live",
 )  # fmt: skip
 """Run.pieces: the intervals of positions that were not saved, one row per request x
-interval x class of lanes with the same fate. ``request`` is the row in Run.requests, ``lanes`` how many lanes
+interval x class of pairs with the same fate. ``request`` is the row in Run.requests, ``pairs`` how many pairs
 share the row, ``phase`` "prefill" or "decode", ``chunk`` the index of the prefill chunk that
-computed it (-1 for decode), ``step`` that chunk's step (0 for decode), ``gate`` the cause id of the
-first gate after the schedule that failed ("" where the metadata never held these positions),
+computed it (-1 for decode), ``step`` that chunk's step (0 for decode), ``stage`` the cause id of the
+first stage after the schedule that failed ("" where the metadata never held these positions),
 ``live`` whether the worker had a connector."""
 
 ENTRY_COLUMNS = (
@@ -190,8 +190,8 @@ class Engine:
     steps: int = 0  # schedule() calls
     real_steps: int = 0  # ... with tokens
     requests: int = 0
-    lanes: int = 0  # sum over workers of KV-owning layers
-    lanes_known: bool = True  # False: no worker fact, lanes are assumed
+    pairs: int = 0  # sum over workers of KV-owning layers
+    pairs_known: bool = True  # False: no worker fact, pairs are assumed
     store_entries: int = 0
     unreadable_steps: int = 0
     unknown_steps: int = 0  # ... of these, steps with prompt tokens of which nothing was measured either
@@ -327,12 +327,12 @@ class AsyncSave:
 
 
 @dataclass
-class Book:
+class Ledger:
     """A ledger: ``sum(accounts.values()) == total`` to the unit, no negative account."""
 
     total: int
     accounts: dict[str, int]
-    lanes: int | None
+    pairs: int | None
     tokens: dict[str, float]
     total_tokens: float
     trust: str = "declared"
@@ -349,18 +349,18 @@ class Book:
 
 @dataclass(frozen=True)
 class Span:
-    """What became of positions [start, end) of a watched request, in the lanes that fared alike."""
+    """What became of positions [start, end) of a watched request, in the pairs that fared alike."""
 
     request: int  # row in Run.requests
     start: int
     end: int
     account: str  # "" where the positions were not saved: the rules name the cause
-    gate: str  # cause id of the first gate after the schedule that failed, "" for none
+    stage: str  # cause id of the first stage after the schedule that failed, "" for none
     chunk: int  # index of the prefill chunk that computed them, -1 for none
     step: int  # that chunk's step, 0 for none
     live: bool  # whether the worker had a connector
-    lanes: tuple[int, ...]
-    """Lanes of the engine: its workers in order, each with its KV layers in order."""
+    pairs: tuple[int, ...]
+    """Pairs of the engine: its workers in order, each with its KV layers in order."""
 
 
 @dataclass
@@ -400,7 +400,7 @@ class Run:
     base: pd.DataFrame
     """Accounts that need no cause: request (row), engine, account, amount (token-layers), prompt (of
     these, in positions of the prompt). The cause of a ``not-loaded:`` account is the loads'."""
-    loads: Book
+    loads: Ledger
     total: int  # token-layers of the saves ledger
     notes: list[str] = field(default_factory=list)
     """Facts about the reading itself, for the report's limits."""

@@ -91,7 +91,7 @@ class Request:
 
 
 @dataclass
-class Book:
+class Requests:
     """All requests of a run, and the steps whose metadata could not be read."""
 
     requests: list[Request] = field(default_factory=list)
@@ -99,9 +99,9 @@ class Book:
     negative_answers: list[tuple[str, int, int]] = field(default_factory=list)  # id, step, answer
 
 
-def collect(scans: list[SpoolScan]) -> Book:
+def collect(scans: list[SpoolScan]) -> Requests:
     """Requests in order of arrival, the same whatever the order of the spools."""
-    book = Book()
+    book = Requests()
     dark: list[Array] = []
     for scan in sorted(scans, key=lambda s: s.path.name):
         parents = {value.get("parent") for fact, _, value in scan.facts if fact == Fact.CONNECTOR}
@@ -122,7 +122,7 @@ def collect(scans: list[SpoolScan]) -> Book:
     return book
 
 
-def _read(scan: SpoolScan, book: Book) -> list[int]:
+def _read(scan: SpoolScan, book: Requests) -> list[int]:
     """Add a spool's requests to the book; returns steps with an entry that cannot be used."""
     unreadable: list[int] = []
     open_requests: dict[str, Request] = {}

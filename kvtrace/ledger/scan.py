@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.values import integer
 from kvtrace.trace.format import HOOK_CODE, STEP_MASK, STEP_SHIFT, Fact, Flag, Kind
-from kvtrace.trace.reader import Records, Spool, SpoolInfo, code, flags, kind, lane
+from kvtrace.trace.reader import Records, Spool, SpoolInfo, code, detail, flags, kind
 
 Array = NDArray[np.int64]
 
@@ -191,8 +191,8 @@ def scan(path: Path) -> SpoolScan:
         dark = (kinds == Kind.HOOK) & (code(head) == HOOK_CODE["build_connector_meta"])
         dark &= (flags(head) & int(Flag.UNREADABLE)) != 0
         if dark.any():
-            for ordinal in np.unique(lane(head[dark])).tolist():
-                unreadable.setdefault(ordinal, []).append(chunk[dark & (lane(head) == ordinal), 3])
+            for ordinal in np.unique(detail(head[dark])).tolist():
+                unreadable.setdefault(ordinal, []).append(chunk[dark & (detail(head) == ordinal), 3])
         mine = _KIND_IS_REQUEST[kinds]
         if mine.any():
             kept.append(chunk[mine])

@@ -1,9 +1,9 @@
-"""The token ledger: every position of every request, in every lane, on exactly one account.
+"""The token ledger: every position of every request, in every pair, on exactly one account.
 
-A lane is one KV-owning layer on one rank. Lanes that fared alike in all steps of a request
-form a class and are booked together: intervals of positions times the number of lanes.
+A pair is one KV-owning layer on one rank. Pairs that fared alike in all steps of a request
+form a class and are booked together: intervals of positions times the number of pairs.
 Positions that were not saved leave here as *pieces*, with the facts that tell why; the
-rules in ``kvtrace.causes`` put a name to those that no gate after the schedule explains.
+rules in ``kvtrace.causes`` put a name to those that no stage after the schedule explains.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from kvtrace.ledger import completion, verify
 from kvtrace.ledger import coverage as cov
-from kvtrace.ledger.coverage import Coverage, GateBits
+from kvtrace.ledger.coverage import Coverage, StoreStepBits
 from kvtrace.ledger.effects import Measured
 from kvtrace.ledger.intervals import Interval, covers, length, subtract, union
 from kvtrace.ledger.load_model import LoadOf, Part
@@ -41,7 +41,7 @@ from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import Array, Executed, Steps
 from kvtrace.trace.format import Stop
 
-# How a store entry fared in one lane. From _CAUSES on, the gate that it failed.
+# How a store entry fared in one pair. From _CAUSES on, the stage that it failed.
 _SAVED, _PENDING, _NOT_OBSERVED = 0, 1, 2
 _CAUSES = (
     "connector-not-created",
@@ -105,16 +105,16 @@ class Account:
 
 
 @dataclass
-class _Lanes:
-    """One engine's lanes, and how every step that matters went in each."""
+class _Pairs:
+    """One engine's pairs, and how every step that matters went in each."""
 
     live: NDArray[np.bool_]
-    worker: Array  # lane -> index of its worker
-    layer: Array  # lane -> number of its layer; ranks that hold a part of the same layer share it
-    outcome: dict[int, NDArray[np.int8]]  # store step -> outcome per lane
+    worker: Array  # pair -> index of its worker
+    layer: Array  # pair -> number of its layer; ranks that hold a part of the same layer share it
+    outcome: dict[int, NDArray[np.int8]]  # store step -> outcome per pair
     ran: dict[int, NDArray[np.int8]]  # chunk step -> state per worker
     native: bool
-    kept: dict[int, Array]  # store step -> slots measured per lane where fewer than declared, else -1
+    kept: dict[int, Array]  # store step -> slots measured per pair where fewer than declared, else -1
     declared: dict[int, int]  # store step -> slots that its metadata names, of all requests
     spools: list[str]  # of the workers, in order
     dark_decode: bool  # whether decode tokens are stored is not known
@@ -129,8 +129,8 @@ class _Reuse:
     computed: list[Interval]  # by some chunk
     lost: Mapping[tuple[Part, ...], int]  # as in LoadOf
 
-    def lost_in(self, lane: int) -> tuple[Part, ...]:
-        return next((parts for parts, lanes in self.lost.items() if lanes >> lane & 1), ())
+    def lost_in(self, pair: int) -> tuple[Part, ...]:
+        return next((parts for parts, pairs in self.lost.items() if pairs >> pair & 1), ())
 
 
 def book(
@@ -154,15 +154,15 @@ def book(
         swallowed: exceptions that connectors handled themselves.
         loads: what became of the requests' loads.
 
-    The sum over the accounts and the pieces equals the sum of positions x lanes, or this
+    The sum over the accounts and the pieces equals the sum of positions x pairs, or this
     raises AssertionError.
     """
     result = Account()
     by_engine: dict[int, list[Request]] = {}
     for request in requests:
         by_engine.setdefault(request.engine, []).append(request)
-    lanes = {
-        engine.tag: _lanes(
+    pairs = {
+        engine.tag: _pairs(
             engine, by_engine.get(engine.tag, []), executed, coverage, measured or {}, swallowed, result.trust
         )
         for engine in engines
@@ -172,7 +172,7 @@ def book(
     pieces: Rows = []
     entries: Rows = []
     for row, request in enumerate(requests):
-        own = lanes.get(request.engine)
+        own = pairs.get(request.engine)
         for entry in request.entries:
             entries.append(
                 (row, request.engine, entry.step, entry.slots, entry.tokens, entry.start, entry.available,
@@ -193,16 +193,16 @@ def book(
     result.pieces = pd.DataFrame(pieces, columns=list(PIECE_COLUMNS))
     result.entries = pd.DataFrame(entries, columns=list(ENTRY_COLUMNS))
     booked = int(result.base["amount"].sum()) + int(
-        ((result.pieces["end"] - result.pieces["start"]) * result.pieces["lanes"]).sum()
+        ((result.pieces["end"] - result.pieces["start"]) * result.pieces["pairs"]).sum()
     )
     assert booked == result.total, f"token ledger: booked {booked} of {result.total} token-layers"
     return result
 
 
-# ------------------------------------------------------------------------------ lanes
+# ------------------------------------------------------------------------------ pairs
 
 
-def _lanes(
+def _pairs(
     engine: Engine,
     requests: list[Request],
     executed: dict[tuple[int, str], Executed],
@@ -210,7 +210,7 @@ def _lanes(
     measured: Mapping[tuple[int, str], Measured],
     swallowed: Sequence[Swallowed],
     trust: Trust,
-) -> _Lanes:
+) -> _Pairs:
     store_steps = np.unique(np.array([e.step for r in requests for e in r.entries], dtype=np.int64))
     chunk_steps = np.unique(np.array([c.step for r in requests for c in r.chunks], dtype=np.int64))
     native = bool(engine.connector and engine.connector.cls in NATIVE and engine.store_entries == 0)
@@ -226,7 +226,7 @@ def _lanes(
         states.append(_states(worker, ran, chunk_steps))
         columns.append(
             _outcomes(
-                worker, ran, store_steps, coverage.gates[key], coverage.seen[key], coverage.outside[key]
+                worker, ran, store_steps, coverage.stages[key], coverage.seen[key], coverage.outside[key]
             )
         )
         live.extend([worker.connector_live is not False] * len(worker.kv_layers))
@@ -234,9 +234,9 @@ def _lanes(
         layer.extend(layers.setdefault(name, len(layers)) for name in worker.kv_layers)
     stores = verify.Stores.of(requests, store_steps, engine.block_size)
     kept = verify.check(engine, stores, columns, _VERDICTS, measured, list(swallowed), trust)
-    missing = engine.lanes - len(owner)
+    missing = engine.pairs - len(owner)
     if missing > 0:
-        # No worker told its layers: the books still have lanes, and say that nothing was seen.
+        # No worker told its layers: the books still have pairs, and say that nothing was seen.
         columns.append(np.full((len(store_steps), missing), _NOT_OBSERVED, dtype=np.int8))
         kept.append(np.full((len(store_steps), missing), -1, dtype=np.int64))
         states.append(np.full(len(chunk_steps), _MISSING, dtype=np.int8))
@@ -246,7 +246,7 @@ def _lanes(
     outcome = np.concatenate(columns, axis=1) if columns else np.empty((len(store_steps), 0), dtype=np.int8)
     short = np.concatenate(kept, axis=1) if kept else np.empty((len(store_steps), 0), dtype=np.int64)
     state = np.stack(states, axis=1) if states else np.empty((len(chunk_steps), 0), dtype=np.int8)
-    return _Lanes(
+    return _Pairs(
         live=np.array(live, dtype=bool),
         worker=np.array(owner, dtype=np.int64),
         layer=np.array(layer, dtype=np.int64),
@@ -281,19 +281,19 @@ def _outcomes(
     worker: Worker,
     ran: Executed | None,
     steps: Array,
-    gate: GateBits,
+    stage: StoreStepBits,
     seen: set[str],
     outside: set[str],
 ) -> NDArray[np.int8]:
-    """Outcome of each store step in each KV layer of a worker: the first gate that failed.
+    """Outcome of each store step in each KV layer of a worker: the first stage that failed.
 
     Shape (steps, layers).
     """
     shape = (len(steps), len(worker.kv_layers))
     if not len(steps):
         return np.zeros(shape, dtype=np.int8)
-    assert len(gate.steps) == len(steps), "store steps of the ledger and of the coverage differ"
-    lane, step = gate.layers, gate.step[:, None]
+    assert len(stage.steps) == len(steps), "store steps of the ledger and of the coverage differ"
+    pair, step = stage.layers, stage.step[:, None]
 
     def every(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
         return np.broadcast_to(mask[:, None], shape)
@@ -311,20 +311,20 @@ def _outcomes(
         np.array([worker.direct_call.get(layer) is True for layer in worker.kv_layers], dtype=bool), shape
     )
     per_layer = worker.connector is None or worker.connector.saves_per_layer
-    wait_ok, saved = (step & cov.WAIT_OK) != 0, (lane & cov.SAVE_OK) != 0
+    wait_ok, saved = (step & cov.WAIT_OK) != 0, (pair & cov.SAVE_OK) != 0
     good = saved if per_layer else np.broadcast_to(wait_ok, shape)
-    raised = (lane & cov.SAVE_RAISED) != 0
+    raised = (pair & cov.SAVE_RAISED) != 0
     if not per_layer:
         raised = np.broadcast_to((step & cov.WAIT_RAISED) != 0, shape)
     # An exception ends the step: the layers after the one that raised never ran.
     raised = raised | np.broadcast_to(raised.any(axis=1, keepdims=True), shape)
     bound = (step & (cov.BOUND | cov.WAIT_OK)) != 0
-    cleared = ((lane & cov.OP_CLEARED) != 0) & bound & saved.any(axis=1, keepdims=True)
-    not_bound = (lane & (cov.OP_NO_METADATA | cov.SAVE_NO_METADATA)) != 0
+    cleared = ((pair & cov.OP_CLEARED) != 0) & bound & saved.any(axis=1, keepdims=True)
+    not_bound = (pair & (cov.OP_NO_METADATA | cov.SAVE_NO_METADATA)) != 0
     unbound = not_bound | ((step & cov.WAIT_NO_METADATA) != 0)
-    never_bound = ((step & cov.BOUND) == 0) & (lane == 0) & ((step & cov.WAIT_OK) == 0)
-    gone = (lane & cov.OP_NO_CONNECTOR) != 0
-    no_body = (lane & (cov.OP_RAN | cov.SAVE_OK)) == 0
+    never_bound = ((step & cov.BOUND) == 0) & (pair == 0) & ((step & cov.WAIT_OK) == 0)
+    gone = (pair & cov.OP_NO_CONNECTOR) != 0
+    no_body = (pair & (cov.OP_RAN | cov.SAVE_OK)) == 0
     yes = np.ones(shape, dtype=bool)
     tests: list[tuple[NDArray[np.bool_], int]] = [
         (yes & (worker.connector_live is False), _CODE["connector-not-created"]),
@@ -344,7 +344,7 @@ def _outcomes(
         (no_body & ~known, _CODE["layer-not-hooked"]),
         (np.broadcast_to(never_bound, shape), _CODE["metadata-not-bound"]),
         # The body was inside the hook's frame, and the call itself is not in the trace.
-        ((lane & cov.OP_HOOKED) != 0, _NOT_OBSERVED),
+        ((pair & cov.OP_HOOKED) != 0, _NOT_OBSERVED),
     ]
     return np.select(
         [np.broadcast_to(test, shape) for test, _ in tests],
@@ -359,7 +359,7 @@ def _outcomes(
 def _book_request(
     row: int,
     request: Request,
-    lanes: _Lanes,
+    pairs: _Pairs,
     reuse: _Reuse,
     unreadable: Steps,
     result: Account,
@@ -373,11 +373,11 @@ def _book_request(
     prompts: Counter[str] = Counter()
     unsaved = 0
     saved_of: list[int] = []  # of each class
-    classes, class_of = _classes(request, lanes, reuse)
+    classes, class_of = _classes(request, pairs, reuse)
     for count, representative in classes:
         saved_here = 0
-        for segment in _segments(request, lanes, representative, reuse, unreadable):
-            start, end, account, chunk, gate = segment
+        for segment in _segments(request, pairs, representative, reuse, unreadable):
+            start, end, account, chunk, stage = segment
             size = (end - start) * count
             if account:
                 amounts[account] += size
@@ -386,21 +386,21 @@ def _book_request(
                     saved_here += end - start
                 continue
             unsaved += size
-            live = bool(lanes.live[representative])
+            live = bool(pairs.live[representative])
             step = request.chunks[chunk].step if chunk >= 0 else 0
             for low, high, phase in (
                 (start, min(end, prompt), "prefill"),
                 (max(start, prompt), end, "decode"),
             ):
                 if low < high:
-                    pieces.append((row, request.engine, low, high, count, phase, chunk, step, gate, live))
+                    pieces.append((row, request.engine, low, high, count, phase, chunk, step, stage, live))
         saved_of.append(saved_here)
     for account, amount in amounts.items():
         base.append((row, request.engine, account, amount, prompts[account]))
-    result.total += computed * len(lanes.live)
+    result.total += computed * len(pairs.live)
     result.saved.append(amounts[SAVED])
     result.unsaved.append(unsaved)
-    result.diverged.append(_ranks_differ(lanes.layer, np.array(saved_of, dtype=np.int64)[class_of]))
+    result.diverged.append(_ranks_differ(pairs.layer, np.array(saved_of, dtype=np.int64)[class_of]))
 
 
 def _reuse(request: Request, lost: Mapping[tuple[Part, ...], int]) -> _Reuse:
@@ -413,18 +413,18 @@ def _reuse(request: Request, lost: Mapping[tuple[Part, ...], int]) -> _Reuse:
     return _Reuse(external, local, chunks, lost)
 
 
-def _spans(row: int, request: Request, lanes: _Lanes, reuse: _Reuse, unreadable: Steps) -> list[Span]:
-    """The same as :func:`_book_request`, lane by lane, and kept."""
+def _spans(row: int, request: Request, pairs: _Pairs, reuse: _Reuse, unreadable: Steps) -> list[Span]:
+    """The same as :func:`_book_request`, pair by pair, and kept."""
     alike: dict[tuple[tuple[int, int, str, int, str, bool], ...], list[int]] = {}
-    for lane in range(len(lanes.live)):
-        live = bool(lanes.live[lane])
-        fate = tuple((*s, live) for s in _segments(request, lanes, lane, reuse, unreadable))
-        alike.setdefault(fate, []).append(lane)
+    for pair in range(len(pairs.live)):
+        live = bool(pairs.live[pair])
+        fate = tuple((*s, live) for s in _segments(request, pairs, pair, reuse, unreadable))
+        alike.setdefault(fate, []).append(pair)
     return [
-        Span(row, start, end, account, gate, chunk, request.chunks[chunk].step if chunk >= 0 else 0, live,
+        Span(row, start, end, account, stage, chunk, request.chunks[chunk].step if chunk >= 0 else 0, live,
              tuple(members))
         for fate, members in alike.items()
-        for start, end, account, chunk, gate, live in fate
+        for start, end, account, chunk, stage, live in fate
     ]  # fmt: skip
 
 
@@ -433,28 +433,28 @@ def _ranks_differ(layer: Array, saved: Array) -> bool:
     rank may differ: that is another cause's."""
     if not len(saved) or (saved == saved[0]).all():
         return False
-    pairs = np.unique(np.stack([layer, saved]), axis=1)
-    return bool(len(np.unique(pairs[0])) < pairs.shape[1])
+    found_pairs = np.unique(np.stack([layer, saved]), axis=1)
+    return bool(len(np.unique(found_pairs[0])) < found_pairs.shape[1])
 
 
-def _classes(request: Request, lanes: _Lanes, reuse: _Reuse) -> tuple[list[tuple[int, int]], Array]:
-    """Lanes with the same fate in this request: (how many, one of them) each, and the class of each lane."""
-    n = len(lanes.live)
+def _classes(request: Request, pairs: _Pairs, reuse: _Reuse) -> tuple[list[tuple[int, int]], Array]:
+    """Pairs with the same fate in this request: (how many, one of them) each, and the class of each pair."""
+    n = len(pairs.live)
     if not n:
         return [], np.empty(0, dtype=np.int64)
-    rows: list[Array] = [lanes.live.astype(np.int64)]
+    rows: list[Array] = [pairs.live.astype(np.int64)]
     for members in reuse.lost.values():
-        rows.append(np.array([members >> lane & 1 for lane in range(n)], dtype=np.int64))
+        rows.append(np.array([members >> pair & 1 for pair in range(n)], dtype=np.int64))
     stores = list(dict.fromkeys(entry.step for entry in request.entries))
-    rows += [lanes.outcome[step].astype(np.int64) for step in stores]
-    rows += [lanes.kept[step] for step in stores if (lanes.kept[step] >= 0).any()]
-    if any(request.saves.get(spool) for spool in lanes.spools):
+    rows += [pairs.outcome[step].astype(np.int64) for step in stores]
+    rows += [pairs.kept[step] for step in stores if (pairs.kept[step] >= 0).any()]
+    if any(request.saves.get(spool) for spool in pairs.spools):
         ends = np.array(
-            [request.saves.get(spool, "") != "" for spool in (*lanes.spools, "?")], dtype=np.int64
+            [request.saves.get(spool, "") != "" for spool in (*pairs.spools, "?")], dtype=np.int64
         )
-        rows.append(ends[lanes.worker])
+        rows.append(ends[pairs.worker])
     rows += [
-        lanes.ran[step][lanes.worker].astype(np.int64)
+        pairs.ran[step][pairs.worker].astype(np.int64)
         for step in dict.fromkeys(chunk.step for chunk in request.chunks)
     ]
     table = np.stack(rows)
@@ -468,24 +468,24 @@ def _classes(request: Request, lanes: _Lanes, reuse: _Reuse) -> tuple[list[tuple
 
 def _segments(
     request: Request,
-    lanes: _Lanes,
-    lane: int,
+    pairs: _Pairs,
+    pair: int,
     reuse: _Reuse,
     unreadable: Steps,
 ) -> list[tuple[int, int, str, int, str]]:
-    """(start, end, account or "" for unsaved, chunk index or -1, gate's cause or "")."""
+    """(start, end, account or "" for unsaved, chunk index or -1, stage's cause or "")."""
     computed, prompt = request.computed, request.prompt
-    worker = int(lanes.worker[lane])
+    worker = int(pairs.worker[pair])
     by_outcome: dict[int, list[Interval]] = {}
     for entry in request.entries:
         end = min(entry.start + max(0, entry.slots), entry.available, computed)
         if end <= entry.start:
             continue
-        fate, kept = int(lanes.outcome[entry.step][lane]), int(lanes.kept[entry.step][lane])
+        fate, kept = int(pairs.outcome[entry.step][pair]), int(pairs.kept[entry.step][pair])
         middle = entry.start
         if kept >= 0:
             # What was read of the step's stores is shared out as they were declared.
-            part = max(0, entry.slots) * kept // max(1, lanes.declared[entry.step])
+            part = max(0, entry.slots) * kept // max(1, pairs.declared[entry.step])
             middle = min(end, entry.start + part)
         if middle > entry.start:
             by_outcome.setdefault(_SAVED, []).append((entry.start, middle))
@@ -493,8 +493,8 @@ def _segments(
             by_outcome.setdefault(fate, []).append((middle, end))
     taken = {code: union(intervals) for code, intervals in by_outcome.items()}
     done = taken.pop(_SAVED, [])
-    failed = sorted(taken.items())  # by gate: the codes are in the order of the gates
-    lost = reuse.lost_in(lane)
+    failed = sorted(taken.items())  # by stage: the codes are in the order of the stages
+    lost = reuse.lost_in(pair)
     loaded = subtract(reuse.external, union((a, b) for a, b, _ in lost))
     # To come from the connector, not there when it was needed, and computed by no step.
     never = subtract(reuse.external, union([*loaded, *reuse.computed])) if lost else []
@@ -509,19 +509,19 @@ def _segments(
         spans.append((chunk.start, min(chunk.end, computed), i))
         cuts.update((chunk.start, chunk.end))
     marks = sorted(cut for cut in cuts if 0 <= cut <= computed)
-    owner = _owners(marks, spans, request, lanes, worker)
+    owner = _owners(marks, spans, request, pairs, worker)
     # Decode steps name no request: all steps of its life count.
-    decode_unreadable = lanes.dark_decode or (
+    decode_unreadable = pairs.dark_decode or (
         bool(request.steps) and unreadable.any_within(min(request.steps), max(request.steps))
     )
     ended = ""
     if request.saves:
-        spool = lanes.spools[worker] if worker < len(lanes.spools) else "?"
+        spool = pairs.spools[worker] if worker < len(pairs.spools) else "?"
         ended = request.saves.get("") or request.saves.get(spool) or ""
     found: list[tuple[int, int, str, int, str]] = []
     for at, (start, end) in enumerate(pairwise(marks)):
         chunk_index, state = owner[at]
-        account, gate = "", ""
+        account, stage = "", ""
         if covers(loaded, start):
             account = LOADED
         elif covers(never, start):
@@ -531,14 +531,14 @@ def _segments(
             if ended == completion.PENDING:
                 account = PENDING
             elif ended:
-                account, gate = "", "save-lost" if ended == completion.LOST else "save-never-finished"
+                account, stage = "", "save-lost" if ended == completion.LOST else "save-never-finished"
         elif covers(local, start):
             account = LOCAL_HIT
         elif chunk_index < 0 and start < prompt:
             account = NOT_OBSERVED  # no chunk of the trace computed it
         elif state == _LATER:
             account = PENDING
-        elif state == _MISSING or lanes.native:
+        elif state == _MISSING or pairs.native:
             account = NOT_OBSERVED
         else:
             code = next((code for code, intervals in failed if covers(intervals, start)), None)
@@ -547,16 +547,16 @@ def _segments(
             elif code == _NOT_OBSERVED:
                 account = NOT_OBSERVED
             elif code is not None:
-                gate = _CAUSES[code - 3]
+                stage = _CAUSES[code - 3]
             elif chunk_index >= 0:
                 if request.chunks[chunk_index].step in unreadable:
                     account = NOT_OBSERVED
             elif decode_unreadable:
                 account = NOT_OBSERVED
-        if found and found[-1][1] == start and found[-1][2:] == (account, chunk_index, gate):
-            found[-1] = (found[-1][0], end, account, chunk_index, gate)
+        if found and found[-1][1] == start and found[-1][2:] == (account, chunk_index, stage):
+            found[-1] = (found[-1][0], end, account, chunk_index, stage)
         else:
-            found.append((start, end, account, chunk_index, gate))
+            found.append((start, end, account, chunk_index, stage))
     return found
 
 
@@ -564,7 +564,7 @@ def _owners(
     marks: list[int],
     spans: list[tuple[int, int, int]],
     request: Request,
-    lanes: _Lanes,
+    pairs: _Pairs,
     worker: int,
 ) -> list[tuple[int, int]]:
     """Per elementary interval: (chunk index, state of its step); (-1, done) where none."""
@@ -572,7 +572,7 @@ def _owners(
     owner = [(-1, _DONE)] * max(0, len(marks) - 1)
     best = {_DONE: 0, _MISSING: 1, _LATER: 2}
     for start, end, index in spans:
-        state = int(lanes.ran[request.chunks[index].step][worker])
+        state = int(pairs.ran[request.chunks[index].step][worker])
         if end <= start:
             continue
         for i in range(at[start], at[end]):

@@ -86,7 +86,7 @@ class Stores:
 
 
 @dataclass
-class _Lane:
+class _Pair:
     """A store call that was watched and did less than it should."""
 
     row: int
@@ -110,14 +110,14 @@ class _Calls:
     codes: Codes
     trust: Trust
 
-    def stands(self, worker: int, row: int, lane: int) -> bool:
-        return bool(self.columns[worker][row, lane] == self.codes.saved)
+    def stands(self, worker: int, row: int, pair: int) -> bool:
+        return bool(self.columns[worker][row, pair] == self.codes.saved)
 
-    def lose(self, worker: int, row: int, lane: int, code: int) -> None:
+    def lose(self, worker: int, row: int, pair: int, code: int) -> None:
         """A call did its work, and its KV is not in the file any more."""
-        self.columns[worker][row, lane] = code
-        self.agreed[worker].discard((row, lane))
-        self.lost[worker].add((row, lane))
+        self.columns[worker][row, pair] = code
+        self.agreed[worker].discard((row, pair))
+        self.lost[worker].add((row, pair))
 
 
 def check(
@@ -194,7 +194,7 @@ def _worker(
     """
     good: set[tuple[int, int]] = set()
     bad: set[tuple[int, int]] = set()
-    weak: list[_Lane] = []
+    weak: list[_Pair] = []
     unwritten: list[tuple[int, int]] = []  # read all, caught an exception, and wrote nothing
     plain = False  # whether a call without an exception wrote nothing either
     caught = effects.caught(worker, swallowed)
@@ -211,29 +211,29 @@ def _worker(
         hooks = table.hooks(step)
         slots = int(stores.slots[row])
         least = int(stores.whole[row])
-        for lane in np.flatnonzero(work[row]).tolist():
-            cell = cells.get(lane)
+        for pair in np.flatnonzero(work[row]).tolist():
+            cell = cells.get(pair)
             if cell is None and not per_layer and hooks >> WAIT & 1:
                 cell = _untouched(cells)
             if stores.implied[row]:
                 read = -1 if cell is None else cell.slots
                 if read <= 0:
-                    column[row, lane] = codes.not_observed
+                    column[row, pair] = codes.not_observed
                 else:
-                    good.add((row, lane))
+                    good.add((row, pair))
                     trust.measured += 1
                     trust.agreed += 1
                     if read < slots:
-                        column[row, lane], short[row, lane] = codes.not_observed, read
+                        column[row, pair], short[row, pair] = codes.not_observed, read
                 continue
             if cell is None:
                 continue
             if cell.slots > 0 and cell.slots >= least:
-                good.add((row, lane))
+                good.add((row, pair))
                 written = [cell] if per_layer else list(cells.values())
                 if all(one.bytes <= 0 and not one.files for one in written):
-                    if caught.at(step, worker.kv_layers[lane]):
-                        unwritten.append((row, lane))
+                    if caught.at(step, worker.kv_layers[pair]):
+                        unwritten.append((row, pair))
                     else:
                         plain = True
                 trust.measured += 1
@@ -250,31 +250,31 @@ def _worker(
             written = [cell] if per_layer else list(cells.values())
             nowhere = all(one.bytes <= 0 and not one.files for one in written)
             if not least and not cell.slots and not empty:
-                column[row, lane] = codes.not_observed  # less than a block: rounded away, or lost
+                column[row, pair] = codes.not_observed  # less than a block: rounded away, or lost
                 continue
-            weak.append(_Lane(row, lane, max(0, cell.slots), empty, nowhere))
+            weak.append(_Pair(row, pair, max(0, cell.slots), empty, nowhere))
     if unwritten and not plain:
         # Read, and lost on the way to the file: calls without an exception do write.
-        for row, lane in unwritten:
-            good.discard((row, lane))
-            bad.add((row, lane))
-            column[row, lane] = codes.swallowed
+        for row, pair in unwritten:
+            good.discard((row, pair))
+            bad.add((row, pair))
+            column[row, pair] = codes.swallowed
         trust.agreed -= len(unwritten)
         trust.unwritten += len(unwritten)
     if caught.facts:
         trust.caught_agreed += sum(
-            caught.at(int(stores.steps[row]), worker.kv_layers[lane]) for row, lane in good
+            caught.at(int(stores.steps[row]), worker.kv_layers[pair]) for row, pair in good
         )
     usual = caught.calls * 2 >= len(weak)
     native = _native(worker)
     for call in weak:
-        row, lane = call.row, call.column
-        layer = worker.kv_layers[lane]
+        row, pair = call.row, call.column
+        layer = worker.kv_layers[pair]
         raised = bool(caught.facts) and (usual or caught.at(int(stores.steps[row]), layer))
         if not call.slots and not (certain or call.empty_files or raised):
             trust.blind += 1
             if not (native or stores.asynchronous):
-                column[row, lane] = codes.not_observed
+                column[row, pair] = codes.not_observed
             continue
         trust.measured += 1
         if call.slots:
@@ -284,10 +284,10 @@ def _worker(
         else:
             trust.nothing += 1
             trust.empty += call.empty_files
-        bad.add((row, lane))
-        column[row, lane] = codes.swallowed if raised else codes.short if call.slots else codes.nothing
+        bad.add((row, pair))
+        column[row, pair] = codes.swallowed if raised else codes.short if call.slots else codes.nothing
         if call.slots and not (raised and call.unwritten and not plain):
-            short[row, lane] = call.slots
+            short[row, pair] = call.slots
     return good, bad
 
 
@@ -314,13 +314,13 @@ def _forgive(
 ) -> None:
     """KV that every rank holds alike is saved where one rank saved it."""
     stored = {
-        (row, engine.workers[i].kv_layers[lane]) for i, calls in enumerate(agreed) for row, lane in calls
+        (row, engine.workers[i].kv_layers[pair]) for i, calls in enumerate(agreed) for row, pair in calls
     }
     for worker, column, short, bad in zip(engine.workers, columns, kept, lost, strict=True):
-        for row, lane in sorted(bad):
-            if (row, worker.kv_layers[lane]) in stored:
-                column[row, lane], short[row, lane] = codes.saved, -1
-                bad.discard((row, lane))
+        for row, pair in sorted(bad):
+            if (row, worker.kv_layers[pair]) in stored:
+                column[row, pair], short[row, pair] = codes.saved, -1
+                bad.discard((row, pair))
 
 
 def _shared(calls: _Calls) -> bool:
@@ -335,13 +335,13 @@ def _shared(calls: _Calls) -> bool:
     for row, step in enumerate(calls.stores.steps.tolist()):
         writers: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
         for i, (worker, table) in enumerate(zip(workers, calls.tables, strict=True)):
-            for lane, cell in table.steps.get(step, {}).items():
-                if lane == WHOLE or not calls.stands(i, row, lane):
+            for pair, cell in table.steps.get(step, {}).items():
+                if pair == WHOLE or not calls.stands(i, row, pair):
                     continue
                 for target, t in cell.targets.items():
                     if target in common[i]:
                         continue
-                    writers[(target, worker.kv_layers[lane])].append((t, i, lane))
+                    writers[(target, worker.kv_layers[pair])].append((t, i, pair))
         for several in writers.values():
             if len({i for _, i, _ in several}) < 2:
                 apart = True
@@ -352,8 +352,8 @@ def _shared(calls: _Calls) -> bool:
             if len(trust.shared) < _MAX_SHARED:
                 ranks = tuple(sorted({workers[i].rank for _, i, _ in several}))
                 trust.shared.append((step, layer, ranks))
-            for _, i, lane in sorted(several)[:-1]:
-                calls.lose(i, row, lane, calls.codes.shared)
+            for _, i, pair in sorted(several)[:-1]:
+                calls.lose(i, row, pair, calls.codes.shared)
     return shared and not apart
 
 
@@ -369,24 +369,24 @@ def _overwritten(calls: _Calls) -> None:
         held: dict[tuple[int, int], tuple[int, float]] = {}  # (layer, file) -> (row, bytes of a slot)
         for row, step in enumerate(stores.steps.tolist()):
             new = stores.alone[row]
-            for lane, cell in table.steps.get(step, {}).items():
-                if lane == WHOLE or cell.files != 1 or len(cell.targets) != 1 or not stores.slots[row]:
+            for pair, cell in table.steps.get(step, {}).items():
+                if pair == WHOLE or cell.files != 1 or len(cell.targets) != 1 or not stores.slots[row]:
                     continue
                 (target,) = cell.targets
                 if target in common:
                     continue
                 size = cell.bytes / int(stores.slots[row])
-                before, (row_before, size_before) = (lane, target) in held, held.get((lane, target), (0, 0.0))
-                held[lane, target] = (row, size)
+                before, (row_before, size_before) = (pair, target) in held, held.get((pair, target), (0, 0.0))
+                held[pair, target] = (row, size)
                 old = stores.alone[row_before]
                 if not before or old is None or new is None or not cell.replaced or size < _LEAST_BYTES:
                     continue
                 alike = abs(size - size_before) <= max(size, size_before) / 4
-                if alike and _apart(old, new) and calls.stands(i, row_before, lane):
-                    calls.lose(i, row_before, lane, calls.codes.lost)
+                if alike and _apart(old, new) and calls.stands(i, row_before, pair):
+                    calls.lose(i, row_before, pair, calls.codes.lost)
                     trust.overwritten_calls += 1
                     if len(trust.overwritten) < _MAX_SHARED:
-                        trust.overwritten.append((old.id, new.id, step, worker.kv_layers[lane]))
+                        trust.overwritten.append((old.id, new.id, step, worker.kv_layers[pair]))
 
 
 def _apart(one: Request, other: Request) -> bool:
@@ -399,10 +399,10 @@ def _common(table: Measured) -> set[int]:
     """Files that one rank writes for several layers (an index, a container): no layer's own."""
     layers: dict[int, set[int]] = defaultdict(set)
     for cells in table.steps.values():
-        for lane, cell in cells.items():
+        for pair, cell in cells.items():
             for target in cell.targets:
-                layers[target].add(lane)
-    return {target for target, lanes in layers.items() if len(lanes) > 1}
+                layers[target].add(pair)
+    return {target for target, pairs in layers.items() if len(pairs) > 1}
 
 
 def _doubt(
@@ -418,7 +418,7 @@ def _doubt(
         if not stores.slots[row]:
             continue
         cells = table.steps.get(step, {})
-        for lane in np.flatnonzero(column[row] == codes.saved).tolist():
-            if lane not in cells and (row, lane) not in lost:
-                column[row, lane] = codes.not_observed
+        for pair in np.flatnonzero(column[row] == codes.saved).tolist():
+            if pair not in cells and (row, pair) not in lost:
+                column[row, pair] = codes.not_observed
                 trust.unknown += 1

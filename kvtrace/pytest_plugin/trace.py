@@ -49,7 +49,7 @@ class Trace:
 
     @property
     def report(self) -> Report:
-        """``kvtrace.report/1`` of all that was recorded up to now.
+        """``kvtrace.report/2`` of all that was recorded up to now.
 
         Raises:
             KvtraceError: the spools cannot be read.
@@ -67,7 +67,7 @@ class Trace:
 
         from rich.console import Console
 
-        from kvtrace.report.render.text import render_text
+        from kvtrace.render.text import render_text
 
         page = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
         render_text(self.report, page, str(self.run_dir), str(self.run_dir))
@@ -133,10 +133,10 @@ class Trace:
         if request is None:
             tokens = report["ledger"]["loads"]["tokens"].get("loaded", 0.0)
         else:
-            lanes = {engine.tag: max(1, engine.lanes) for engine in run.engines}
+            pairs = {engine.tag: max(1, engine.pairs) for engine in run.engines}
             wanted = {(row["engine"], row["id"]) for row in _rows(requests, request)}
             tokens = sum(
-                one.accounts.get("loaded", 0) / lanes.get(one.engine, 1)
+                one.accounts.get("loaded", 0) / pairs.get(one.engine, 1)
                 for one in run.load_rows
                 if (one.engine, one.id) in wanted
             )
@@ -216,7 +216,7 @@ class Trace:
         state = [(one.name, one.stat().st_size) for one in spools]
         if self._made is None or self._made[0] != state:
             self._write_run()
-            run = ledger.load(self.run_dir)
+            run = ledger.read_run(self.run_dir)
             diagnosis = causes.diagnose(run)
             # the report lists at most 200 requests; a test may ask for any
             requests = diagnosis.requests.to_dict("records")
@@ -251,7 +251,7 @@ class Trace:
             raise TraceError(*_NO_ENGINE)
 
     def _lines(self, ids: set[str]) -> list[str]:
-        from kvtrace.report.render.content import findings
+        from kvtrace.render.content import findings
 
         lines = []
         for one in findings(self.report):
@@ -326,5 +326,5 @@ def _rows(requests: list[dict[str, Any]], wanted: object) -> list[dict[str, Any]
 
 
 def _even(tokens: float) -> float:
-    """Without the dust of dividing by lanes: 96 layers of 96 are 96 tokens."""
+    """Without the dust of dividing by pairs: 96 layers of 96 are 96 tokens."""
     return round(float(tokens), 3)

@@ -1,4 +1,4 @@
-"""Run directory -> report: the run and its diagnosis, as ``kvtrace.report/1``.
+"""Run directory -> report: the run and its diagnosis, as ``kvtrace.report/2``.
 
 The one place where the analysis' tables become JSON: every value is made a plain Python one, every
 list is capped, and the result is held against the published schema before anybody sees it.
@@ -20,7 +20,7 @@ from kvtrace.ledger import model as ledger_model
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.graphs import graph_uses
 from kvtrace.report import model
-from kvtrace.report.load import ReportError, schema_problem
+from kvtrace.report.read import ReportError, schema_problem
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
 _TRUSTS = ("measured", "declared", "mixed", "unknown", "none")
@@ -34,7 +34,7 @@ def build_report(run_dir: str | Path) -> model.Report:
         KvtraceError: no readable spool; or a trace so damaged that its numbers make no report.
     """
     run_dir = Path(run_dir)
-    run = ledger.load(run_dir)
+    run = ledger.read_run(run_dir)
     report = assemble(run, causes.diagnose(run))
     if found := schema_problem(report):
         raise ReportError("the trace makes no valid report", run_dir, found, "its spools may be damaged")
@@ -56,9 +56,9 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "verdict": diagnosis.verdict,
         "instrumentation": _instrumentation(run, notes),
         "coverage": _coverage(run, notes),
-        "road": [
-            {"gate": row.gate, "name": row.name, "in": int(row.into), "out": int(row.out), "note": row.note}
-            for row in diagnosis.road
+        "stages": [
+            {"stage": row.stage, "name": row.name, "in": int(row.into), "out": int(row.out), "note": row.note}
+            for row in diagnosis.stages
         ],
         "ledger": {"saves": _book(diagnosis.saves), "loads": _book(diagnosis.loads)},
         "findings": [_finding(one) for one in diagnosis.findings],
@@ -153,7 +153,7 @@ def _engine(one: ledger_model.Engine) -> model.Engine:
         "enforce_eager": _bool_or_none(facts.get("enforce_eager")),
         "cudagraph_mode": _text(facts.get("cudagraph_mode")),
         "kv_layers": one.layers,
-        "lanes": int(one.lanes),
+        "pairs": int(one.pairs),
         "ranks": sorted({worker.rank for worker in one.workers}),
         "steps": int(one.steps),
         "real_steps": int(one.real_steps),
@@ -272,13 +272,13 @@ def _coverage_rows(
 # ------------------------------------------------------------------------------ the answer
 
 
-def _book(book: ledger_model.Book) -> model.Book:
+def _book(book: ledger_model.Ledger) -> model.Ledger:
     book.check()
     return {
         "unit": "token-layers",
         "total": int(book.total),
         "accounts": {name: int(amount) for name, amount in book.accounts.items()},
-        "lanes": None if book.lanes is None else int(book.lanes),
+        "pairs": None if book.pairs is None else int(book.pairs),
         "tokens": {name: _number(amount) for name, amount in book.tokens.items()},
         "total_tokens": _number(book.total_tokens),
         "trust": cast("Any", book.trust if book.trust in _TRUSTS else "unknown"),
@@ -290,7 +290,7 @@ def _finding(one: cause_model.Finding) -> model.Finding:
     return {
         "id": one.id,
         "severity": cast("Any", one.severity),
-        "gate": one.gate,
+        "stage": one.stage,
         "tokens": _number(one.tokens),
         "share": min(1.0, _number(one.share, 6)),
         "requests": int(one.requests),

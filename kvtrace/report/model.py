@@ -1,6 +1,6 @@
-"""The shape of ``report.json`` (``kvtrace.report/1``) for mypy.
+"""The shape of ``report.json`` (``kvtrace.report/2``) for mypy.
 
-The published truth is ``schema/kvtrace.report.1.json``, with a description and a unit for
+The published truth is ``schema/kvtrace.report.2.json``, with a description and a unit for
 every field; a test holds the two together. Builder and renderers are checked against these.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypedDict
 
-SCHEMA: Final = "kvtrace.report/1"
+SCHEMA: Final = "kvtrace.report/2"
 
 MAX_COVERAGE_ROWS = 4096
 MAX_REQUEST_ROWS = 200
@@ -51,7 +51,7 @@ class Engine(TypedDict):
     enforce_eager: bool | None
     cudagraph_mode: str
     kv_layers: int
-    lanes: int
+    pairs: int
     ranks: list[int]
     steps: int
     real_steps: int
@@ -125,23 +125,23 @@ class Coverage(TypedDict):
     summary: list[SummaryRow]
 
 
-Gate = TypedDict("Gate", {"gate": int, "name": str, "in": int, "out": int, "note": str})
+Stage = TypedDict("Stage", {"stage": int, "name": str, "in": int, "out": int, "note": str})
 
 
-class Book(TypedDict):
+class Ledger(TypedDict):
     unit: Literal["token-layers"]
     total: int
     accounts: dict[str, int]
-    lanes: int | None
+    pairs: int | None
     tokens: dict[str, float]
     total_tokens: float
     trust: Trust
     trust_note: str
 
 
-class Ledger(TypedDict):
-    saves: Book
-    loads: Book
+class Ledgers(TypedDict):
+    saves: Ledger
+    loads: Ledger
 
 
 class Event(TypedDict):
@@ -155,7 +155,7 @@ class Event(TypedDict):
 class Finding(TypedDict):
     id: str
     severity: Severity
-    gate: int | None
+    stage: int | None
     tokens: float
     share: float
     requests: int
@@ -287,13 +287,13 @@ class _Later(TypedDict, total=False):
 
 
 class Report(_Later):
-    schema: Literal["kvtrace.report/1"]
+    schema: Literal["kvtrace.report/2"]
     run: RunFacts
     verdict: str
     instrumentation: Instrumentation
     coverage: Coverage
-    road: list[Gate]
-    ledger: Ledger
+    stages: list[Stage]
+    ledger: Ledgers
     findings: list[Finding]
     ruled_out: list[RuledOut]
     not_observed: list[NotObserved]

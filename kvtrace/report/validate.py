@@ -19,7 +19,7 @@ _KNOWN = _NAMES | {"type", "const", "enum", "additionalProperties", "items", "ma
 
 
 @cache
-def packaged_schema(name: str = "kvtrace.report.1.json") -> dict[str, Any]:
+def packaged_schema(name: str = "kvtrace.report.2.json") -> dict[str, Any]:
     """The published schema of that file name."""
     text = (files("kvtrace.report") / "schema" / name).read_text(encoding="utf-8")
     return cast("dict[str, Any]", json.loads(text))

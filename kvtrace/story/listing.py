@@ -10,7 +10,7 @@ from typing import Any
 
 from kvtrace import causes, ledger
 from kvtrace.report.build import request_rows
-from kvtrace.report.load import load_report
+from kvtrace.report.read import read_report
 from kvtrace.story.locate import traced_directory
 
 Row = dict[str, Any]
@@ -55,10 +55,12 @@ def listing(path: str, verdict: str | None = None, sort: str = "worst", limit: i
     """
     folder = traced_directory(path) if Path(path).is_dir() else None
     if folder is not None:
-        rows: list[Row] = [dict(row) for row in request_rows(causes.diagnose(ledger.load(folder)).requests)]
+        rows: list[Row] = [
+            dict(row) for row in request_rows(causes.diagnose(ledger.read_run(folder)).requests)
+        ]
         total = len(rows)
     else:
-        report = load_report(path)
+        report = read_report(path)
         rows = [dict(row) for row in report["requests"]["rows"]]
         total = report["requests"]["total"]
     fits = [row for row in rows if verdict is None or row["verdict"] == verdict]

@@ -14,7 +14,7 @@ SCHEMA = "kvtrace.story/1"
 
 
 @dataclass(frozen=True)
-class Lane:
+class Pair:
     """One KV-owning layer on one rank; ``rank`` -1 and ``layer`` "" where no worker told its layers."""
 
     rank: int
@@ -102,13 +102,13 @@ class Moment:
 
 @dataclass
 class Range:
-    """Where positions [start, end) ended up, in some of the lanes (indices into Story.lanes)."""
+    """Where positions [start, end) ended up, in some of the pairs (indices into Story.pairs)."""
 
     start: int
     end: int
     account: str  # as in the ledger of saves: saved, loaded, local-hit, pending, not-saved:<cause>, ...
-    gate: int | None
-    lanes: list[int]
+    stage: int | None
+    pairs: list[int]
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Story:
     finished: bool
     preemptions: int
     verdict: str
-    lanes: list[Lane]
+    pairs: list[Pair]
     moments: list[Moment]
     ranges: list[Range]
     notes: list[str] = field(default_factory=list)
@@ -140,5 +140,5 @@ class Story:
         """Token-layers by account."""
         found: dict[str, int] = {}
         for part in self.ranges:
-            found[part.account] = found.get(part.account, 0) + (part.end - part.start) * len(part.lanes)
+            found[part.account] = found.get(part.account, 0) + (part.end - part.start) * len(part.pairs)
         return found

@@ -20,7 +20,7 @@ from kvtrace.errors import KvtraceError
 from kvtrace.ledger.model import NOT_SAVED, PIECE_COLUMNS, Engine, Run, Span
 from kvtrace.ledger.values import integer, text
 from kvtrace.story import find, worker_steps
-from kvtrace.story.model import Entry, Lane, Moment, Range, Story
+from kvtrace.story.model import Entry, Moment, Pair, Range, Story
 from kvtrace.story.records import Source, sources, tag_of
 from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, Fact, Flag, Kind
 
@@ -48,7 +48,7 @@ def tell(run_dir: Path, wanted: str, layer: str | None = None, token: int | None
     }
     arrivals = _arrivals(spools)
     ident, number = find.find(wanted, [one for _, one in arrivals], clients)
-    run = ledger.load(run_dir, watch=(ident,))
+    run = ledger.read_run(run_dir, watch=(ident,))
     same = [at for at, row in enumerate(rows(run.requests)) if row.id == ident]
     if number >= len(same):
         raise KvtraceError("no such request", ident, "its records are incomplete: it is not in the books")
@@ -61,7 +61,7 @@ def tell(run_dir: Path, wanted: str, layer: str | None = None, token: int | None
     diagnosis = causes.diagnose(run)
     judged = diagnosis.requests
     judged = judged[(judged["id"] == ident) & (judged["t_first"] == request.t_first)]
-    lanes = _lanes(engine)
+    pairs = _pairs(engine)
     story = Story(
         id=ident,
         client=request.client,
@@ -74,11 +74,11 @@ def tell(run_dir: Path, wanted: str, layer: str | None = None, token: int | None
         finished=bool(request.finished),
         preemptions=int(request.preemptions),
         verdict=str(judged["verdict"].iloc[0]) if len(judged) else "",
-        lanes=lanes,
+        pairs=pairs,
         moments=[],
-        ranges=_ranges(run, own, len(lanes)),
+        ranges=_ranges(run, own, len(pairs)),
         token=token,
-        layer=None if layer is None else _layer(layer, lanes),
+        layer=None if layer is None else _layer(layer, pairs),
     )
     if token is not None and not 0 <= token < story.computed:
         there = f"positions 0 to {story.computed - 1} had KV" if story.computed else "no position ever had KV"
@@ -102,17 +102,17 @@ def _arrivals(spools: list[Source]) -> list[tuple[int, str]]:
     return sorted(found)
 
 
-def _lanes(engine: Engine) -> list[Lane]:
+def _pairs(engine: Engine) -> list[Pair]:
     """As the ledger counts them: the engine's workers in order, each with its layers."""
-    lanes = [
-        Lane(worker.rank, worker.process, layer) for worker in engine.workers for layer in worker.kv_layers
+    pairs = [
+        Pair(worker.rank, worker.process, layer) for worker in engine.workers for layer in worker.kv_layers
     ]
-    lanes.extend(Lane(-1, "", "") for _ in range(engine.lanes - len(lanes)))
-    return lanes
+    pairs.extend(Pair(-1, "", "") for _ in range(engine.pairs - len(pairs)))
+    return pairs
 
 
-def _layer(wanted: str, lanes: Sequence[Lane]) -> str:
-    names = list(dict.fromkeys(lane.layer for lane in lanes if lane.layer))
+def _layer(wanted: str, pairs: Sequence[Pair]) -> str:
+    names = list(dict.fromkeys(pair.layer for pair in pairs if pair.layer))
     if wanted in names:
         return wanted
     if wanted.isascii() and wanted.isdigit():
@@ -132,27 +132,27 @@ def _layer(wanted: str, lanes: Sequence[Lane]) -> str:
 # ------------------------------------------------------------------------------ where tokens went
 
 
-def _ranges(run: Run, own: int, lanes: int) -> list[Range]:
+def _ranges(run: Run, own: int, pairs: int) -> list[Range]:
     """The request's positions by account; neighbours of the same fate are one range."""
     case = make_case(run)
-    by_lanes: dict[tuple[int, ...], list[tuple[int, int, str]]] = defaultdict(list)
+    by_pairs: dict[tuple[int, ...], list[tuple[int, int, str]]] = defaultdict(list)
     for span in run.spans:
         if span.request == own:
-            by_lanes[span.lanes].extend(_named(case, own, span))
+            by_pairs[span.pairs].extend(_named(case, own, span))
     found: list[Range] = []
-    for members, parts in by_lanes.items():
+    for members, parts in by_pairs.items():
         for start, end, account in sorted(parts):
             last = found[-1] if found else None
-            if last and last.end == start and last.account == account and last.lanes == list(members):
+            if last and last.end == start and last.account == account and last.pairs == list(members):
                 last.end = end
             else:
-                found.append(Range(start, end, account, _gate(account), list(members)))
-    return sorted(found, key=lambda part: (part.start, part.lanes))
+                found.append(Range(start, end, account, _stage(account), list(members)))
+    return sorted(found, key=lambda part: (part.start, part.pairs))
 
 
-def _gate(account: str) -> int | None:
+def _stage(account: str) -> int | None:
     cause = CATALOGUE.get(account.removeprefix(NOT_SAVED)) if account.startswith(NOT_SAVED) else None
-    return cause.gate if cause else None
+    return cause.stage if cause else None
 
 
 def _named(case: Case, own: int, span: Span) -> list[tuple[int, int, str]]:
@@ -168,7 +168,18 @@ def _named(case: Case, own: int, span: Span) -> list[tuple[int, int, str]]:
     ):
         if start >= end:
             continue
-        piece = (own, engine, start, end, len(span.lanes), phase, span.chunk, span.step, span.gate, span.live)
+        piece = (
+            own,
+            engine,
+            start,
+            end,
+            len(span.pairs),
+            phase,
+            span.chunk,
+            span.step,
+            span.stage,
+            span.live,
+        )
         alone = pd.DataFrame([piece], columns=list(PIECE_COLUMNS))
         one = replace(case, run=replace(case.run, pieces=alone), booked=defaultdict(Booked))
         book_pieces(one)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.story.model import Call, Moment, RankStep
 from kvtrace.story.records import Source, step_rows
-from kvtrace.trace.format import HOOKS, OPS, QUIET_IS_OP, Flag, Kind, Road, Role, Skip
+from kvtrace.trace.format import HOOKS, OPS, QUIET_IS_OP, Dispatch, Flag, Kind, Role, Skip
 from kvtrace.trace.reader import SpoolError
 
 MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
@@ -56,7 +56,7 @@ def _rank_step(worker: Worker, rows: list[list[int]], names: Mapping[int, str], 
     measured: list[list[int]] = []
     for row in rows:
         w0, t0, t1, _, layer_id, e, f, g = row
-        kind, marks, code, lane = w0 & 0xFF, (w0 >> 32) & 0xFFFF, (w0 >> 16) & 0xFF, (w0 >> 24) & 0xFF
+        kind, marks, code, pair = w0 & 0xFF, (w0 >> 32) & 0xFFFF, (w0 >> 16) & 0xFF, (w0 >> 24) & 0xFF
         if kind == Kind.EXEC:
             result.state = "no-forward" if marks & Flag.NO_FORWARD or not layer_id else "ran"
             result.mode = MODES.get(f, "")
@@ -70,10 +70,10 @@ def _rank_step(worker: Worker, rows: list[list[int]], names: Mapping[int, str], 
             known = call("op", OPS, code, names.get(layer_id, ""), t0, t1 - t0)
             known.tokens = max(known.tokens, e)
             known.raised |= bool(marks & Flag.RAISED)
-            known.direct |= lane == Road.DIRECT
+            known.direct |= pair == Dispatch.DIRECT
             known.skip = Skip(g).name if g in Skip._value2member_map_ else f"SKIP_{g}"
         elif kind == Kind.QUIET:
-            is_op = bool(lane & QUIET_IS_OP)
+            is_op = bool(pair & QUIET_IS_OP)
             layers = _layers(names.get(t1, "[]"), names)
             for number, layer in enumerate(layers):
                 # counts and times of a quiet step are kept for all layers together

@@ -121,7 +121,7 @@ class Flag(IntEnum):
     """EFFECT: the file of ``target`` held something before, and was written anew."""
 
 
-class Road(IntEnum):
+class Dispatch(IntEnum):
     """How an attention op's body was reached; the ``lane`` of an ``OP`` record."""
 
     DISPATCHER = 0
@@ -207,7 +207,7 @@ COLUMNS: dict[Kind, tuple[str, str, str, str, str, str, str]] = {
     # (sending << 32 | receiving), of blocks for get_block_ids_with_load_errors; name of the
     # exception's type where Flag.RAISED.
     Kind.HOOK: ("t0", "t1", "step", "layer", "slots", "entries", "extra"),
-    # one run of an attention or KV-cache update body. code = OPS, lane = Road.
+    # one run of an attention or KV-cache update body. code = OPS, lane = Dispatch.
     # tokens: rows of the query (padded batch); mode: CUDA-graph runtime mode of the
     # forward context (0 NONE, 1 PIECEWISE, 2 FULL, -1 unknown); skip: Skip
     Kind.OP: ("t0", "t1", "step", "layer", "tokens", "mode", "skip"),

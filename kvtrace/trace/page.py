@@ -27,7 +27,7 @@ def tables() -> str:
         ("Roles", fmt.Role, "word 0, bits 8-15"),
         ("Facts", fmt.Fact, "the code of a FACT record"),
         ("Flags", fmt.Flag, "word 0, bits 32-47"),
-        ("Roads", fmt.Road, "the lane of an OP record"),
+        ("Roads", fmt.Dispatch, "the lane of an OP record"),
         ("Skips", fmt.Skip, "`skip` of an OP record"),
         ("Stops", fmt.Stop, "the code of a TRAILER record"),
     )

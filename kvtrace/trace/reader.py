@@ -61,7 +61,7 @@ def code(w0: Records) -> Records:
     return (w0 >> 16) & 0xFF
 
 
-def lane(w0: Records) -> Records:
+def detail(w0: Records) -> Records:
     return (w0 >> 24) & 0xFF
 
 

@@ -11,7 +11,7 @@ from kvtrace.agent.connector import traced
 from kvtrace.agent.connector_facts import resolves
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role
-from kvtrace.trace.reader import code, flags, kind, lane
+from kvtrace.trace.reader import code, detail, flags, kind
 
 from . import fakes
 
@@ -63,7 +63,7 @@ def test_each_call_is_recorded_with_layer_step_and_the_bound_work(trace):
     assert rows[:, 3].tolist() == [7, 7]
     assert rows[:, 5].tolist() == [96, 96]
     assert (rows[:, 2] >= rows[:, 1]).all()
-    assert lane(rows[:, 0]).tolist() == [number, number]
+    assert detail(rows[:, 0]).tolist() == [number, number]
 
 
 def test_the_connectors_exception_passes_untouched_and_is_noted_without_secrets(trace):
@@ -140,7 +140,7 @@ def test_what_a_hooks_record_says_is_the_same_by_each_road(trace, instance):
         connector.clear_connector_metadata()
         connector.wait_for_save()
         rows = trace.read()[1]
-        rows = rows[(kind(rows[:, 0]) == Kind.HOOK) & (lane(rows[:, 0]) == connector._kvtrace_lane)]
+        rows = rows[(kind(rows[:, 0]) == Kind.HOOK) & (detail(rows[:, 0]) == connector._kvtrace_lane)]
         said.append([(code(w[:1])[0], flags(w[:1])[0], *w[3:].tolist()) for w in rows])
     assert said[0] == said[1]
     assert len(said[0]) == 11

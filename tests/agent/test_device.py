@@ -19,7 +19,7 @@ from kvtrace.agent.connector import traced
 from kvtrace.agent.device import Device
 from kvtrace.agent.state import AGENT, Config
 from kvtrace.trace.format import HOOK_CODE, OP_CODE, QUIET_IS_OP, Fact, Flag, Kind, Role
-from kvtrace.trace.reader import code, flags, kind, lane
+from kvtrace.trace.reader import code, detail, flags, kind
 
 from . import fakes
 from .fake_cuda import Cuda, Stream
@@ -79,7 +79,7 @@ def test_a_call_is_timed_on_both_clocks_and_read_a_step_later(trace: Any, cuda: 
     step(device, 8)
     (row,) = rows(trace, Kind.DEVICE)
     assert row[2] == 7 and trace.read()[0].names[row[3]] == "layer.0"
-    assert (code(row[:1])[0], lane(row[:1])[0]) == (HOOK_CODE["save_kv_layer"], 1)
+    assert (code(row[:1])[0], detail(row[:1])[0]) == (HOOK_CODE["save_kv_layer"], 1)
     assert 3 * MS <= row[4] < 3.01 * MS and row[5] == 0 and MS <= row[6] < 1.01 * MS
     assert flags(row[:1])[0] == Flag.CAUGHT_UP and row[7] == 0
     (timed,) = [row for row in rows(trace, Kind.TIMED).tolist() if row[3]]
@@ -335,7 +335,9 @@ def test_hooks_of_a_traced_connector_are_timed_in_timed_steps_alone(
         (save, "layer.1"), (HOOK_CODE["wait_for_save"], ""),
     ]  # fmt: skip
     calls = [
-        row for row in rows(trace, Kind.HOOK) if lane(row[:1])[0] == lane(rows(trace, Kind.DEVICE)[:1, 0])[0]
+        row
+        for row in rows(trace, Kind.HOOK)
+        if detail(row[:1])[0] == detail(rows(trace, Kind.DEVICE)[:1, 0])[0]
     ]
     assert len(calls) == 3 * 6  # recorded in every call, timed or not
     # the hook's own host time does not hold the events
@@ -357,7 +359,10 @@ def test_attention_bodies_are_timed(trace: Any, cuda: Cuda, monkeypatch: pytest.
     cuda.host(9 * MS)
     step(device, 2)
     first, second = rows(trace, Kind.DEVICE)
-    assert (code(first[:1])[0], lane(first[:1])[0]) == (OP_CODE["unified_attention_with_output"], QUIET_IS_OP)
+    assert (code(first[:1])[0], detail(first[:1])[0]) == (
+        OP_CODE["unified_attention_with_output"],
+        QUIET_IS_OP,
+    )
     assert trace.read()[0].names[second[3]] == "b"
     assert 2 * MS <= first[4] < 2.02 * MS and 1.9 * MS < second[5] <= 2 * MS
     assert len(rows(trace, Kind.OP)) == 2

@@ -18,7 +18,7 @@ from kvtrace.agent.kvwatch import CACHES, Caches, Watch  # noqa: E402
 from kvtrace.agent.prefixes import digest_of  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.trace.format import HOOKS, Flag, Kind, Role  # noqa: E402
-from kvtrace.trace.reader import code, flags, kind, lane  # noqa: E402
+from kvtrace.trace.reader import code, detail, flags, kind  # noqa: E402
 
 from . import fakes  # noqa: E402
 
@@ -497,7 +497,7 @@ def test_a_child_connector_has_records_of_its_own(trace, caches):
     parent.save_kv_layer("layer.0", caches["layer.0"], None)
     _, rows = trace.read()
     rows = rows[kind(rows[:, 0]) == Kind.EFFECT]
-    assert sorted(lane(rows[:, 0]).tolist()) == [top, child._kvtrace_lane]
+    assert sorted(detail(rows[:, 0]).tolist()) == [top, child._kvtrace_lane]
     assert rows[:, 4].tolist() == [7, 7]
     assert not CACHES.address_taken
 

@@ -13,8 +13,8 @@ from kvtrace.agent import graphs, ops
 from kvtrace.agent.config_keys import ReadNotes
 from kvtrace.agent.connector_facts import requires_piecewise
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import OP_CODE, Fact, Flag, Kind, Road, Skip
-from kvtrace.trace.reader import code, flags, kind, lane
+from kvtrace.trace.format import OP_CODE, Dispatch, Fact, Flag, Kind, Skip
+from kvtrace.trace.reader import code, detail, flags, kind
 
 from . import fakes
 
@@ -125,7 +125,7 @@ def test_each_run_of_a_body_says_layer_rows_mode_and_whether_the_hook_came_befor
         (OP_CODE["unified_kv_cache_update"], 5, names["a"], 24, 1, no_site),
         (OP_CODE["unified_kv_cache_update"], 5, names["a"], 8, 1, no_site),
     ]
-    assert lane(said[:, 0]).tolist() == [Road.DISPATCHER] * 7 + [Road.DIRECT, Road.DISPATCHER]
+    assert detail(said[:, 0]).tolist() == [Dispatch.DISPATCHER] * 7 + [Dispatch.DIRECT, Dispatch.DISPATCHER]
     assert flags(said[:, 0]).tolist() == [0] * 8 + [Flag.RAISED]
 
 

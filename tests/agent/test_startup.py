@@ -9,7 +9,7 @@ import pytest
 
 from kvtrace.agent import startup
 from kvtrace.causes.diagnose import diagnose
-from kvtrace.ledger import load
+from kvtrace.ledger import read_run
 from kvtrace.report.build import build_report
 from kvtrace.trace.format import Fact
 
@@ -52,11 +52,11 @@ def test_the_stage_that_raised_is_told(trace: Any, stage: str) -> None:
     trace.read()  # the spool is on disk
     run_dir = trace.run_dir
     line = f"{stage} of a worker raised RuntimeError: CUDA error: out of memory"
-    assert load(run_dir).start_failures == [line]
+    assert read_run(run_dir).start_failures == [line]
     report = build_report(run_dir)
     assert report["verdict"] == f"No engine was seen in this run: {line}."
     assert f"the engine did not start: {line}" in report["limits"]["notes"]
-    assert not [one for one in diagnose(load(run_dir)).not_observed if one.id == "device-time"]
+    assert not [one for one in diagnose(read_run(run_dir)).not_observed if one.id == "device-time"]
 
 
 def test_a_worker_that_comes_up_says_nothing(trace: Any) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kvtrace.causes import registry
-from kvtrace.causes.catalogue import CATALOGUE, GATES, gate_of
-from kvtrace.causes.pages import main, pages
+from kvtrace.causes.catalogue import CATALOGUE, STAGES, stage_of
 from kvtrace.causes.words import count, listed, of_all, percent, plural
+from kvtrace.render.pages import main, pages
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "causes"
 
@@ -21,7 +21,7 @@ def test_pages_are_up_to_date() -> None:
     assert {path.name for path in DOCS.glob("*.md")} == set(made)
     for name, text in made.items():
         assert (DOCS / name).read_text(encoding="utf-8") == text, (
-            f"{name}: run python -m kvtrace.causes.pages"
+            f"{name}: run python -m kvtrace.render.pages"
         )
 
 
@@ -55,9 +55,9 @@ def test_catalogue_is_well_formed() -> None:
     for cause in CATALOGUE.values():
         assert cause.severity in ("fault", "limit", "note")
         assert cause.ledger in ("saves", "loads", "note")
-        assert cause.gate is None or 0 <= cause.gate < len(GATES)
+        assert cause.stage is None or 0 <= cause.stage < len(STAGES)
         assert cause.meaning.endswith(".") and cause.seen_as.endswith(".") and cause.remedy
-    assert gate_of("hook-raised") == 4 and gate_of("unknown") == 1
+    assert stage_of("hook-raised") == 4 and stage_of("unknown") == 1
 
 
 def test_words() -> None:

@@ -10,11 +10,11 @@ from synth import Chunk, Entry, Fate, Rounding, Sim
 from test_effects import finding
 from test_rules import analyse, ids, prompts, ruled_out, tokens
 
-from kvtrace.ledger import load
+from kvtrace.ledger import read_run
 from kvtrace.ledger.graphs import GraphUse, ModeUse, graph_uses
+from kvtrace.render.content import both_clocks, device_note, graphs
+from kvtrace.render.markdown import render_markdown
 from kvtrace.report.build import build_report
-from kvtrace.report.render.content import both_clocks, device_note, graphs
-from kvtrace.report.render.markdown import render_markdown
 from kvtrace.trace.format import Fact, Flag
 
 MS = 1_000_000
@@ -38,7 +38,7 @@ def cuda_sim(tmp_path: Path, *, asked: str | None = None, mode: str = "FULL_AND_
 
 def use_of(sim: Sim) -> GraphUse:
     sim.write()
-    (use,) = graph_uses(load(sim.dir))
+    (use,) = graph_uses(read_run(sim.dir))
     return use
 
 
@@ -51,7 +51,7 @@ def test_steps_bodies_hooks_and_padding_by_mode(tmp_path: Path) -> None:
     def fate(n: int) -> Fate:
         if n == 1:
             return Fate(mode=1, padded=128)
-        return Fate(dead_lanes=EVERY, mode=2, padded=8)
+        return Fate(dead_pairs=EVERY, mode=2, padded=8)
 
     sim.serve(prompts([100], output=4), Rounding(32).policy(), fate=fate)
     use = use_of(sim)
@@ -64,7 +64,7 @@ def test_steps_bodies_hooks_and_padding_by_mode(tmp_path: Path) -> None:
 
 def test_a_store_in_a_full_replay_is_found_and_told(tmp_path: Path) -> None:
     sim = cuda_sim(tmp_path, asked="FULL", mode="FULL")
-    sim.serve(prompts([64]), Rounding(32).policy(), fate=lambda n: Fate(dead_lanes=EVERY, mode=2, padded=64))
+    sim.serve(prompts([64]), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=EVERY, mode=2, padded=64))
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["full-cudagraph-replay"]
     assert tokens(diagnosis) == {"not-saved:full-cudagraph-replay": 64}
@@ -114,21 +114,21 @@ def test_capture_time_bodies_are_no_coverage(tmp_path: Path) -> None:
     """Also not where a graph is captured within a real step: nothing was computed there."""
     sim = cuda_sim(tmp_path, asked="FULL", mode="FULL")
     step = sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64, 64, 0)],
-                    fate=Fate(dead_lanes=EVERY, mode=2))  # fmt: skip
+                    fate=Fate(dead_pairs=EVERY, mode=2))  # fmt: skip
     for layer in sim.layer_names:
         sim.body(0, step, layer, flags=int(Flag.CAPTURE))
         sim.body(0, 0, layer, flags=int(Flag.CAPTURE))
     sim.arrive(prompts([64])[0])
     sim.write()
-    run = load(sim.dir)
+    run = read_run(sim.dir)
     assert run.ops["fired"].sum() == 0 and run.workers()[0].python == {}
     # the same bodies without the mark are coverage
     plain = cuda_sim(tmp_path / "b", asked="FULL", mode="FULL")
-    step = plain.step([Chunk("a", 0, 64, first=True)], fate=Fate(dead_lanes=EVERY, mode=2))
+    step = plain.step([Chunk("a", 0, 64, first=True)], fate=Fate(dead_pairs=EVERY, mode=2))
     for layer in plain.layer_names:
         plain.body(0, step, layer)
     plain.write()
-    assert load(plain.dir).ops["fired"].sum() == 2
+    assert read_run(plain.dir).ops["fired"].sum() == 2
 
 
 def test_device_times_are_called_missing_only_where_they_are(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
 from test_rules import analyse, ids, prompts, ruled_out, tokens
 
 from kvtrace.causes import Diagnosis
-from kvtrace.ledger import load
+from kvtrace.ledger import read_run
 from kvtrace.trace.format import Fact, Flag
 
 
@@ -39,7 +39,7 @@ def test_measured_and_agreeing(tmp_path: Path) -> None:
     assert {"stored-nothing", "slots-short", "ranks-share-store", "exception-swallowed"} <= set(
         ruled_out(diagnosis)
     )
-    assert "12 of 12 store calls" in diagnosis.road[5].note
+    assert "12 of 12 store calls" in diagnosis.stages[5].note
 
 
 def test_partly_measured_is_mixed(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_stored_nothing(tmp_path: Path) -> None:
     assert ids(diagnosis) == ["stored-nothing"]
     assert tokens(diagnosis) == {"saved": 256, "not-saved:stored-nothing": 128}
     assert "2 of 6 measured store calls" in finding(diagnosis, "stored-nothing")
-    assert [row.out for row in diagnosis.road] == [384] * 5 + [256] * 2
+    assert [row.out for row in diagnosis.stages] == [384] * 5 + [256] * 2
 
 
 def test_empty_files_prove_that_nothing_was_stored(tmp_path: Path) -> None:
@@ -594,7 +594,7 @@ def test_captured_not_run(tmp_path: Path) -> None:
         if captured:
             for layer in sim.layer_names:
                 sim.body(0, 0, layer)
-        sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_lanes=every, mode=1))
+        sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=every, mode=1))
         return analyse(sim)
 
     diagnosis = run("captured", captured=True)
@@ -643,7 +643,7 @@ def test_facts_are_read(tmp_path: Path) -> None:
     keys(sim, ["a"], ["a"])
     log(sim, "x" * 900)
     sim.write()
-    run = load(sim.dir)
+    run = read_run(sim.dir)
     assert [(f.count, f.observed_calls, len(f.places)) for f in run.swallowed] == [(4, 4, 4)]
     assert len(run.config_keys) == 2 and run.logs[0].logger == "my.store"
     assert Flag.STORE

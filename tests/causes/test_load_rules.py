@@ -10,7 +10,7 @@ from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim
 from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.catalogue import CATALOGUE, LOADS
 from kvtrace.causes.model import Finding
-from kvtrace.ledger import load
+from kvtrace.ledger import read_run
 from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role, pack_head
 
 LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
@@ -19,7 +19,7 @@ SECOND = 10**9
 
 def analyse(sim: Sim) -> Diagnosis:
     sim.write()
-    diagnosis = diagnose(load(sim.dir))
+    diagnosis = diagnose(read_run(sim.dir))
     diagnosis.loads.check()
     return diagnosis
 
@@ -113,7 +113,7 @@ def test_a_miss_that_proves_no_other_key(tmp_path: Path, case: str) -> None:
             )
             sim.finish(f"r{i}", 129)
     else:
-        fate = Fate(dead_lanes=frozenset({(0, 1)})) if case == "not saved in all layers" else Fate()
+        fate = Fate(dead_pairs=frozenset({(0, 1)})) if case == "not saved in all layers" else Fate()
         flags = int(Flag.STORE | Flag.ASYNC) if case == "not finished" else int(Flag.STORE)
         for i in range(2):
             sim.arrive(Prompt(f"r{i}", 129, digest=1))
@@ -154,7 +154,7 @@ def test_what_never_came_is_one_finding_and_no_loss_of_the_saves(tmp_path: Path)
     assert [(f.id, f.tokens, f.share) for f in diagnosis.findings] == [("load-not-injected", 96, 0.75)]
     assert diagnosis.requests["verdict"].tolist() == ["load-not-injected"]
     assert diagnosis.requests["not_saved_tokens"].tolist() == [0]
-    assert [(gate.into, gate.out) for gate in diagnosis.road] == [(32, 32)] * 7  # computed here
+    assert [(stage.into, stage.out) for stage in diagnosis.stages] == [(32, 32)] * 7  # computed here
     assert diagnosis.verdict.startswith("All prompt KV computed here was saved.")
 
 
@@ -364,7 +364,7 @@ def test_loaded_partly(tmp_path: Path) -> None:
 def test_load_after_use(tmp_path: Path, how: str) -> None:
     fate = Fate()
     if how == "full graph":
-        fate = Fate(dead_lanes=frozenset({(0, 0), (0, 1)}), mode=2)
+        fate = Fate(dead_pairs=frozenset({(0, 0), (0, 1)}), mode=2)
     elif how == "no wait":
         fate = Fate(unhooked=frozenset({(0, 1)}))
     sim = loading(tmp_path, fate=fate, noop=("save_kv_layer",))
@@ -376,7 +376,7 @@ def test_load_after_use(tmp_path: Path, how: str) -> None:
 
 
 def test_a_connector_that_waits_for_nothing_cannot_be_late(tmp_path: Path) -> None:
-    fate = Fate(dead_lanes=frozenset({(0, 0), (0, 1)}), mode=2)
+    fate = Fate(dead_pairs=frozenset({(0, 0), (0, 1)}), mode=2)
     sim = loading(tmp_path, fate=fate, noop=("wait_for_layer_load",))
     assert "load-after-use" not in of_loads(analyse(sim))
 

@@ -11,7 +11,7 @@ from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, ru
 
 from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.catalogue import CATALOGUE
-from kvtrace.ledger import load
+from kvtrace.ledger import read_run
 from kvtrace.trace.format import Fact, Flag
 
 
@@ -22,7 +22,7 @@ def prompts(lengths: list[int], output: int = 1, start: int = 1) -> list[Prompt]
 def analyse(sim: Sim, *others: Sim) -> Diagnosis:
     for one in (sim, *others):
         one.write()
-    return diagnose(load(sim.dir))
+    return diagnose(read_run(sim.dir))
 
 
 def ids(diagnosis: Diagnosis) -> list[str]:
@@ -38,8 +38,8 @@ def tokens(diagnosis: Diagnosis) -> dict[str, float]:
     """Accounts in tokens."""
     book = diagnosis.saves
     book.check()
-    assert book.lanes
-    return {name: amount / book.lanes for name, amount in book.accounts.items()}
+    assert book.pairs
+    return {name: amount / book.pairs for name, amount in book.accounts.items()}
 
 
 FLAGSHIP = [1870, 180, 900, 1200, 1999, 2047, 640, 1500, 2100, 2210]
@@ -52,7 +52,7 @@ def test_flagship(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     first = diagnosis.findings[0]
     assert ids(diagnosis) == ["below-save-granularity", "decode-not-offered"]
-    assert (first.severity, first.gate, first.requests) == ("fault", 1, 10)
+    assert (first.severity, first.stage, first.requests) == ("fault", 1, 10)
     assert "8 of 10 prompts" in first.title
     text = " ".join([first.title, *first.evidence, *first.remedy])
     for words in ("2048", "max_num_batched_tokens, set by --max-num-batched-tokens", "8 of 10 fall",
@@ -73,7 +73,7 @@ def test_flagship(tmp_path: Path) -> None:
     )
     assert "prefix caching is off; 0 tokens reused" in out["local-hit"]
     assert out["ranks-diverge"].startswith("both ranks saved the same tokens")
-    assert [(row.into, row.out) for row in diagnosis.road] == [
+    assert [(row.into, row.out) for row in diagnosis.stages] == [
         (sum(FLAGSHIP), sum(FLAGSHIP)),
         (sum(FLAGSHIP), 4096),
     ] + [(4096, 4096)] * 5
@@ -381,7 +381,7 @@ def test_metadata_not_bound(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert diagnosis.findings[0].id == "metadata-not-bound"
     assert tokens(diagnosis) == {"not-saved:metadata-not-bound": 192, "not-saved:decode-not-offered": 2}
-    assert [row.out for row in diagnosis.road] == [192, 192, 0, 0, 0, 0, 0]
+    assert [row.out for row in diagnosis.stages] == [192, 192, 0, 0, 0, 0, 0]
 
 
 def test_dummy_runs_are_nothing(tmp_path: Path) -> None:
@@ -407,7 +407,7 @@ def test_hook_raised(tmp_path: Path) -> None:
 
 def test_layer_not_hooked(tmp_path: Path) -> None:
     sim = Sim(tmp_path, layers=4, ints={"unit": 32})
-    sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_lanes=frozenset({(0, 3)})))
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=frozenset({(0, 3)})))
     diagnosis = analyse(sim)
     assert diagnosis.findings[0].id == "layer-not-hooked"
     assert "layers.3" in diagnosis.findings[0].title
@@ -418,16 +418,16 @@ def test_full_graph_and_direct_call(tmp_path: Path) -> None:
     every = frozenset({(0, 0), (0, 1)})
     sim = Sim(tmp_path / "full", ints={"unit": 32})
     sim.serve(prompts([64]), Rounding(32).policy())
-    sim.serve(prompts([128], start=5), Rounding(32).policy(), fate=lambda n: Fate(dead_lanes=every, mode=2))
+    sim.serve(prompts([128], start=5), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=every, mode=2))
     assert ids(analyse(sim))[0] == "full-cudagraph-replay"
     sim = Sim(tmp_path / "direct", ints={"unit": 32}, direct_call=True)
-    sim.serve(prompts([128]), Rounding(32).policy(), fate=lambda n: Fate(dead_lanes=every))
+    sim.serve(prompts([128]), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=every))
     assert ids(analyse(sim))[0] == "direct-call-bypass"
 
 
 def test_saves_elsewhere(tmp_path: Path) -> None:
     sim = Sim(tmp_path, noop=("save_kv_layer", "wait_for_layer_load"), ints={"unit": 32})
-    sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_lanes=frozenset({(0, 1)})))
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=frozenset({(0, 1)})))
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"saved": 192}
     assert "saves-elsewhere" in ids(diagnosis)
@@ -445,13 +445,13 @@ def test_agent_not_loaded(tmp_path: Path) -> None:
         {"pid": 5, "ppid": 1, "name": "python", "command": "", "vllm": False},
     ]
     run_json(tmp_path, rows)
-    healthy = diagnose(load(tmp_path))
+    healthy = diagnose(read_run(tmp_path))
     assert ruled_out(healthy)["agent-not-loaded"].startswith("3 of 3")
     # A worker that starts a compiler is two processes of one title until the exec.
     run_json(tmp_path, [*rows, {**rows[2], "pid": 103, "ppid": 102}])
-    assert ruled_out(diagnose(load(tmp_path)))["agent-not-loaded"].startswith("3 of 3")
+    assert ruled_out(diagnose(read_run(tmp_path)))["agent-not-loaded"].startswith("3 of 3")
     sim.workers[1].path.unlink()
-    broken = diagnose(load(tmp_path))
+    broken = diagnose(read_run(tmp_path))
     assert "agent-not-loaded" in ids(broken)
     assert "VLLM::Worker_TP1" in next(f for f in broken.findings if f.id == "agent-not-loaded").title
 
@@ -473,14 +473,14 @@ def test_negative_answers_count_as_nothing(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
     assert diagnosis.loads.accounts == {"missed:lookup-miss": 128}
-    assert any("-128" in note for note in load(tmp_path).notes)
+    assert any("-128" in note for note in read_run(tmp_path).notes)
 
 
 def test_every_finding_has_words(tmp_path: Path) -> None:
     build: list[Callable[[Path], None]] = [test_flagship, test_first_chunk_only, test_metadata_not_bound]
     for i, make in enumerate(build):
         make(tmp_path / str(i))
-        for finding in diagnose(load(tmp_path / str(i))).findings:
+        for finding in diagnose(read_run(tmp_path / str(i))).findings:
             assert finding.title.endswith((".", "!")) and "\n" not in finding.title
             assert finding.evidence and finding.remedy and finding.versions and finding.docs
             assert 0 <= finding.share <= 1

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-import kvtrace.report.load
+import kvtrace.report.read
 from kvtrace import __version__
 from kvtrace.cli.app import main
 from kvtrace.errors import KvtraceError
@@ -95,7 +95,7 @@ def test_errors_become_codes(
     def fail(path: str) -> None:
         raise error
 
-    monkeypatch.setattr(kvtrace.report.load, "load_report", fail)
+    monkeypatch.setattr(kvtrace.report.read, "read_report", fail)
     monkeypatch.delenv("KVTRACE_DEBUG", raising=False)
     got, out, err = call(capsys, "explain", "x")
     assert got == code and out == "" and err.strip().count("\n") == 0 and "Traceback" not in err

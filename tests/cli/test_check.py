@@ -55,7 +55,7 @@ def broken() -> Any:
         {
             "id": "layer-not-hooked",
             "severity": "fault",
-            "gate": 3,
+            "stage": 3,
             "tokens": 368.0,
             "share": 0.25,
             "requests": 6,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace.report.load import load_report
+from kvtrace.report.read import read_report
 
 from .server import KVTRACE
 
@@ -38,7 +38,7 @@ def test_it_is_traced_and_nothing_is_written_into_it(tmp_path, vllm_env, tiny_mo
         timeout=300,
     )
     assert run.returncode == 3, run.stderr[-3000:]
-    report = load_report(tmp_path / "run" / "report.json")
+    report = read_report(tmp_path / "run" / "report.json")
     assert report["requests"]["total"] == 6
     assert report["ledger"]["saves"]["accounts"]["saved"] > 0
     after = sorted(path for path in (tmp_path / "venv").rglob("*") if "__pycache__" not in path.parts)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from vllm_env import vllm_env as make_vllm_env
 
-from kvtrace.report.load import load_report
+from kvtrace.report.read import read_report
 
 from .server import KVTRACE
 from .test_traced_is_like_untraced import run_offline
@@ -20,7 +20,7 @@ def test_the_verdict_names_the_stage_and_the_exception(tmp_path: Path, tiny_mode
     run = tmp_path / "run"
     child = run_offline(env, tiny_model, tmp_path / "store", prefix=(*KVTRACE, "run", "-o", str(run), "--"))
     assert child.returncode == 1 and "Traceback" in child.stderr  # vLLM's own end, as without kvtrace
-    report = load_report(run / "report.json")
+    report = read_report(run / "report.json")
     assert "determine_available_memory of a worker raised" in report["verdict"]
     assert report["verdict"].endswith(".") and not report["verdict"].endswith("..")
     (line,) = [note for note in report["limits"]["notes"] if note.startswith("the engine did not start: ")]

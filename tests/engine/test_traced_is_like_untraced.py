@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from vllm_env import vllm_env as make_vllm_env
 
-from kvtrace.report.load import load_report
+from kvtrace.report.read import read_report
 
 from .server import KVTRACE, Server
 
@@ -76,7 +76,7 @@ def test_a_script_prints_the_same_tokens_and_ends_with_the_same_code(scripts: Sc
     for path, content in files.items():
         assert (tmp_path / "b" / path).read_bytes() == content, "the connector stored the same bytes"
 
-    report = load_report(tmp_path / "run")
+    report = read_report(tmp_path / "run")
     saves = report["ledger"]["saves"]
     assert sum(saves["accounts"].values()) == saves["total"] > 0
     # 600 + 97 new prompt tokens, 200 twice, 20 + 25; 4 decode tokens a request are computed.
@@ -91,7 +91,7 @@ def test_a_script_prints_the_same_tokens_and_ends_with_the_same_code(scripts: Sc
 
 def test_a_killed_run_is_reported_from_what_is_on_disk(scripts: Scripts) -> None:
     assert scripts.killed.returncode == 128 + 9
-    report = load_report(scripts.out / "killed" / "report.json")
+    report = read_report(scripts.out / "killed" / "report.json")
     assert report["requests"]["total"] == 6
     assert {row["status"] for row in report["requests"]["rows"]} == {"FINISHED_LENGTH_CAPPED"}
     saves = report["ledger"]["saves"]

@@ -12,10 +12,10 @@ from synth import Entry, Fate, Policy, Prompt, Rounding, Sim, run_json
 
 from kvtrace.gate.contract import baseline_text, make_baseline
 from kvtrace.gate.judge import judge
-from kvtrace.gate.load import BaselineFile, parse_baseline
+from kvtrace.gate.outcome import Outcome
+from kvtrace.gate.read import BaselineFile, parse_baseline
 from kvtrace.gate.rules import Rules
 from kvtrace.report.build import build_report
-from kvtrace.report.outcome import Outcome
 from kvtrace.trace.format import Fact
 
 RANKS, LAYERS, UNIT = 2, 4, 32

@@ -82,7 +82,7 @@ def test_the_action_passes_a_good_run_and_fails_one_that_lost_a_layer(project: P
     assert good.returncode == 0, good.stdout[-3000:] + good.stderr[-3000:]
     outputs = dict(line.split("=", 1) for line in (project / "output").read_text().splitlines())
     report = json.loads((project / outputs["report"]).read_text())
-    assert report["schema"] == "kvtrace.report/1" and (project / outputs["sarif"]).is_file()
+    assert report["schema"] == "kvtrace.report/2" and (project / outputs["sarif"]).is_file()
     assert (project / "good" / "junit.xml").is_file()
 
     baseline = project / "tests" / "kvtrace-baseline.json"

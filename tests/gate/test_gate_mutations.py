@@ -12,8 +12,8 @@ import pytest
 import synth
 from gated import LANES, LAYERS, Fate, Plan, Policy, Rounding, check, contract, failures, report_of
 
-from kvtrace.gate.load import BaselineFile, load_baseline
-from kvtrace.report.load import load_report
+from kvtrace.gate.read import BaselineFile, read_baseline
+from kvtrace.report.read import read_report
 from kvtrace.trace.format import OP_CODE, Fact
 
 GROUP = "model.layers.*.self_attn.attn"
@@ -53,7 +53,7 @@ MUTATIONS: dict[str, Mutation] = {
         "layer-not-hooked",
     ),
     "two layers' hooks and ops are gone on all ranks": Mutation(
-        Plan(fate=Fate(dead_lanes=frozenset({(0, 1), (0, 2), (1, 1), (1, 2)}))),
+        Plan(fate=Fate(dead_pairs=frozenset({(0, 1), (0, 2), (1, 1), (1, 2)}))),
         ("save_kv_layer", "model.layers.{1-2}.self_attn.attn", None),
         "layer-not-hooked",
     ),
@@ -132,13 +132,13 @@ MUTATIONS: dict[str, Mutation] = {
         None,
     ),
     "full CUDA graphs are replayed": Mutation(
-        Plan(fate=Fate(dead_lanes=LANES, mode=2), fate_from=3),
+        Plan(fate=Fate(dead_pairs=LANES, mode=2), fate_from=3),
         ("save_kv_layer", GROUP, None),
         "full-cudagraph-replay",
         "PIECEWISE",
     ),
     "layers are called directly": Mutation(
-        Plan(fate=Fate(dead_lanes=LANES), settings={"direct_call": True}),
+        Plan(fate=Fate(dead_pairs=LANES), settings={"direct_call": True}),
         ("save_kv_layer", GROUP, None),
         "direct-call-bypass",
     ),
@@ -280,7 +280,7 @@ def test_better_than_the_baseline_is_said_and_passes(good: Any, tmp_path: Path) 
     assert outcome.passed
     said = {(one.subject, one.state) for one in outcome.checks}
     assert {("tokens kept", "better"), ("below-save-granularity", "better")} <= said
-    dead = report_of(tmp_path / "b", Plan(fate=Fate(dead_lanes=frozenset({(0, 3)}))))
+    dead = report_of(tmp_path / "b", Plan(fate=Fate(dead_pairs=frozenset({(0, 3)}))))
     outcome = check(good, contract(dead))
     assert outcome.passed
     layers = {(one.subject, one.before, one.after) for one in outcome.of("better") if one.kind == "coverage"}
@@ -289,14 +289,14 @@ def test_better_than_the_baseline_is_said_and_passes(good: Any, tmp_path: Path) 
 
 def test_a_baseline_of_uneven_layers_holds_them_apart(tmp_path: Path) -> None:
     """A layer that never was hooked is no regression; losing another one is."""
-    plan = Plan(fate=Fate(dead_lanes=frozenset({(0, 3), (1, 3)})))
+    plan = Plan(fate=Fate(dead_pairs=frozenset({(0, 3), (1, 3)})))
     uneven = contract(report_of(tmp_path / "a", plan))
     rows = [row for row in uneven.baseline["coverage"]["hooks"] if row.get("hook") == "save_kv_layer"]
     assert [(row.get("only"), row["share"], row.get("ranks")) for row in rows] == [
         (["0-2"], 1.0, None), (["3"], 0.0, None),
     ]  # fmt: skip
     assert check(report_of(tmp_path / "b", plan), uneven).passed
-    more = Plan(fate=Fate(dead_lanes=frozenset({(0, 3), (1, 3), (1, 0)})))
+    more = Plan(fate=Fate(dead_pairs=frozenset({(0, 3), (1, 3), (1, 0)})))
     outcome = check(report_of(tmp_path / "c", more), uneven)
     assert ("save_kv_layer", "model.layers.0.self_attn.attn", 1, "layer-not-hooked") in failures(outcome)
 
@@ -326,8 +326,8 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_real_runs_that_are_broken_against_a_real_healthy_one(name: str) -> None:
     """The scenarios' reports of a real engine: what each shows is what the gate says, too."""
-    healthy = load_baseline(REPORTS / "baselines" / "healthy-chunk-store.json")
-    outcome = check(load_report(REPORTS / "vllm-0.32.0-cpu" / f"{name}.json"), healthy)
+    healthy = read_baseline(REPORTS / "baselines" / "healthy-chunk-store.json")
+    outcome = check(read_report(REPORTS / "vllm-0.32.0-cpu" / f"{name}.json"), healthy)
     assert ("tokens kept", "", None, REAL[name]) in failures(outcome), failures(outcome)
 
 

@@ -21,17 +21,17 @@ from kvtrace.errors import KvtraceError
 from kvtrace.gate.contract import baseline_text, make_baseline
 from kvtrace.gate.diff import difference
 from kvtrace.gate.layers import group_of, index_of, ranges, spelled, within
-from kvtrace.gate.load import parse_baseline
 from kvtrace.gate.model import baseline_schema
+from kvtrace.gate.read import parse_baseline
 from kvtrace.gate.result import difference_json, outcome_json
 from kvtrace.gate.rules import NAMES, Rules, from_options
 from kvtrace.gate.shares import saved_of_offered
-from kvtrace.report.load import check_report
-from kvtrace.report.render.gate_markdown import check_markdown, diff_markdown
-from kvtrace.report.render.gate_text import render_check, render_diff
-from kvtrace.report.render.github import commands, silenced
-from kvtrace.report.render.junit import junit_xml
-from kvtrace.report.render.sarif import sarif_json
+from kvtrace.render.gate_markdown import check_markdown, diff_markdown
+from kvtrace.render.gate_text import render_check, render_diff
+from kvtrace.render.github import commands, silenced
+from kvtrace.render.junit import junit_xml
+from kvtrace.render.sarif import sarif_json
+from kvtrace.report.read import check_report
 from kvtrace.report.validate import unsupported
 
 SCHEMA = baseline_schema()

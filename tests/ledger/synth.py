@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrace.trace import format as fmt
-from kvtrace.trace.format import HOOK_CODE, OP_CODE, Fact, Flag, Kind, Road, Role, Skip, pack_head
+from kvtrace.trace.format import HOOK_CODE, OP_CODE, Dispatch, Fact, Flag, Kind, Role, Skip, pack_head
 
 US = 1000
 
@@ -74,9 +74,9 @@ class Chunk:
 
 @dataclass
 class Fate:
-    """What goes wrong on the workers in a step. Lanes are (rank, layer index)."""
+    """What goes wrong on the workers in a step. Pairs are (rank, layer index)."""
 
-    dead_lanes: frozenset[tuple[int, int]] = frozenset()  # no body, no hook
+    dead_pairs: frozenset[tuple[int, int]] = frozenset()  # no body, no hook
     unhooked: frozenset[tuple[int, int]] = frozenset()  # body, no hook
     raising: frozenset[tuple[int, int]] = frozenset()
     unbound_ranks: frozenset[int] = frozenset()
@@ -359,7 +359,7 @@ class Sim:
         if tokens:
             for _ in range(2 if fate.twice else 1):
                 for i, layer in enumerate(self.layer_names):
-                    if (rank, i) in fate.dead_lanes or raised or i in fate.after_clear:
+                    if (rank, i) in fate.dead_pairs or raised or i in fate.after_clear:
                         continue
                     hooked = live and bound and (rank, i) not in fate.unhooked
                     skip = Skip.HOOKED if hooked else (
@@ -370,7 +370,7 @@ class Sim:
                         self.hook(rank, "wait_for_layer_load", step, layer)
                     ident = w.name(layer)
                     w.add(pack_head(Kind.OP, Role.WORKER, OP_CODE["unified_attention_with_output"],
-                                    Road.DIRECT if fate.direct else Road.DISPATCHER),
+                                    Dispatch.DIRECT if fate.direct else Dispatch.DISPATCHER),
                           self.clock(), self.clock(), step, ident, tokens, fate.mode, skip)  # fmt: skip
                     if hooked:
                         raised = (rank, i) in fate.raising

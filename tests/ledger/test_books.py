@@ -13,7 +13,7 @@ from synth import Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.causes.catalogue import CATALOGUE, LOADS
-from kvtrace.ledger import Run, RunError, load
+from kvtrace.ledger import Run, RunError, read_run
 from kvtrace.ledger.intervals import covers, length, subtract, union
 from kvtrace.trace.format import RECORD_SIZE, Fact, Flag
 
@@ -21,7 +21,7 @@ SETTINGS = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow
 
 
 @st.composite
-def lanes(draw: st.DrawFn, tp: int, layers: int) -> frozenset[tuple[int, int]]:
+def pairs(draw: st.DrawFn, tp: int, layers: int) -> frozenset[tuple[int, int]]:
     every = [(rank, layer) for rank in range(tp) for layer in range(layers)]
     return frozenset(draw(st.lists(st.sampled_from(every), max_size=2)))
 
@@ -31,9 +31,9 @@ def fates(draw: st.DrawFn, tp: int, layers: int) -> Fate:
     if draw(st.integers(0, 3)):
         return Fate()
     return Fate(
-        dead_lanes=draw(lanes(tp, layers)),
-        unhooked=draw(lanes(tp, layers)),
-        raising=draw(lanes(tp, layers)),
+        dead_pairs=draw(pairs(tp, layers)),
+        unhooked=draw(pairs(tp, layers)),
+        raising=draw(pairs(tp, layers)),
         unbound_ranks=frozenset(draw(st.lists(st.integers(0, tp - 1), max_size=1))),
         missing_ranks=frozenset(draw(st.lists(st.integers(0, tp - 1), max_size=1))),
         mode=draw(st.sampled_from([0, 1, 2, -1])),
@@ -129,27 +129,27 @@ def schedules(draw: st.DrawFn, folder: Path, tag: int = 7) -> Sim:
 
 def checked(folder: Path) -> Run:
     """Load and diagnose: both assert their sums; here the properties that they do not."""
-    run = load(folder)
+    run = read_run(folder)
     diagnosis = diagnose(run)
     book = diagnosis.saves
     book.check()
     run.loads.check()
     agree(run)
-    lanes_of = {engine.tag: engine.lanes for engine in run.engines}
-    want = sum(r.computed * lanes_of.get(r.engine, 0) for r in run.requests.itertuples())
+    pairs_of = {engine.tag: engine.pairs for engine in run.engines}
+    want = sum(r.computed * pairs_of.get(r.engine, 0) for r in run.requests.itertuples())
     assert book.total == want == sum(book.accounts.values())
     assert all(amount >= 0 for amount in book.accounts.values())
     assert book.accounts.get("saved", 0) <= book.total
     assert abs(sum(book.tokens.values()) - book.total_tokens) < 1e-6 * max(1, book.total_tokens)
     for r in run.requests.itertuples():
-        assert 0 <= r.saved + r.unsaved <= r.computed * lanes_of.get(r.engine, 0)
+        assert 0 <= r.saved + r.unsaved <= r.computed * pairs_of.get(r.engine, 0)
     assert (run.hooks["fired"] <= run.hooks["eligible"]).all()
     assert (run.hooks["with_work"] <= run.hooks["fired"]).all()
     assert (run.ops["fired"] <= run.ops["eligible"]).all()
     explained = sum(f.tokens for f in diagnosis.findings if CATALOGUE[f.id].ledger != LOADS)
     lost = sum(n for account, n in book.tokens.items() if account.startswith("not-saved:"))
     assert abs(explained - lost) < 1e-6 * max(1, lost)
-    for before, after in zip(diagnosis.road, diagnosis.road[1:], strict=False):
+    for before, after in zip(diagnosis.stages, diagnosis.stages[1:], strict=False):
         assert before.out == after.into and after.out <= after.into
     return run
 

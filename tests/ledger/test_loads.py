@@ -14,7 +14,7 @@ from synth import Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.causes.catalogue import CATALOGUE, LOADS
-from kvtrace.ledger import Run, load
+from kvtrace.ledger import Run, read_run
 from kvtrace.trace.format import HOOK_CODE, Flag, Kind, Role, pack_head
 
 SETTINGS = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -43,10 +43,10 @@ def one(tmp_path: Path, *, prompt: int = 128, layers: int = 2, **more: object) -
 def accounts(sim: Sim) -> dict[str, int]:
     """In tokens; the books must hold whole ones."""
     sim.write()
-    run = load(sim.dir)
+    run = read_run(sim.dir)
     run.loads.check()
-    assert run.loads.lanes
-    return {name: amount // run.loads.lanes for name, amount in run.loads.accounts.items()}
+    assert run.loads.pairs
+    return {name: amount // run.loads.pairs for name, amount in run.loads.accounts.items()}
 
 
 def take(sim: Sim, tokens: int, prompt: int = 128, fate: Fate | None = None, local: int = 0) -> int:
@@ -70,7 +70,7 @@ def test_a_request_that_was_never_let_in_is_not_in_the_books(tmp_path: Path) -> 
     sim = one(tmp_path)
     sim.finish("a", 0, 0, "FINISHED_ABORTED")
     sim.write()
-    assert load(sim.dir).loads.total == 0
+    assert read_run(sim.dir).loads.total == 0
 
 
 def test_without_a_lookup(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_worker_did_not_get_there(tmp_path: Path) -> None:
     take(sim, 96, fate=Fate(missing_ranks=frozenset({0, 1})))
     sim.workers[1].trailer(2, 10)
     sim.write()
-    assert load(sim.dir).loads.accounts == {
+    assert read_run(sim.dir).loads.accounts == {
         "pending": 96 * 2, "not-observed": 96 * 2, "missed:lookup-miss": 32 * 4,
     }  # fmt: skip
 
@@ -110,7 +110,7 @@ def test_measured_slots(tmp_path: Path) -> None:
     for layer in range(2):
         sim.effect(0, step, layer, 96, hook="start_load_kv", flags=LOAD)
     sim.write()
-    run = load(sim.dir)
+    run = read_run(sim.dir)
     assert run.loads.accounts == {"loaded": 192, "missed:lookup-miss": 64}
     assert run.loads.trust == "measured"
 
@@ -224,11 +224,11 @@ def test_a_load_after_a_preemption_is_not_booked_twice(tmp_path: Path) -> None:
 def saves(sim: Sim) -> dict[str, int]:
     """The accounts of the saves, in tokens."""
     sim.write()
-    run = load(sim.dir)
+    run = read_run(sim.dir)
     agree(run)
     book = diagnose(run).saves
-    assert book.lanes
-    return {name: amount // book.lanes for name, amount in book.accounts.items()}
+    assert book.pairs
+    return {name: amount // book.pairs for name, amount in book.accounts.items()}
 
 
 @pytest.mark.parametrize(
@@ -254,18 +254,18 @@ def test_saves_call_loaded_what_came(tmp_path: Path, slots: int, want: dict[str,
     assert saves(sim) == dict(both)
 
 
-def test_saves_by_lane(tmp_path: Path) -> None:
-    """One rank's load hook raised: its lanes alone lost the tokens."""
+def test_saves_by_pair(tmp_path: Path) -> None:
+    """One rank's load hook raised: its pairs alone lost the tokens."""
     sim = one(tmp_path, tp=2)
     step = take(sim, 96)
     sim.hook(1, "start_load_kv", step, flags=int(Flag.RAISED))
     sim.write()
-    run = load(sim.dir, watch=("a",))
+    run = read_run(sim.dir, watch=("a",))
     agree(run)
     assert diagnose(run).saves.accounts == {
         "loaded": 96 * 2, "not-loaded:load-failed": 96 * 2, "not-saved:metadata-has-no-store": 32 * 4,
     }  # fmt: skip
-    spans = {(span.start, span.end, span.account): span.lanes for span in run.spans}
+    spans = {(span.start, span.end, span.account): span.pairs for span in run.spans}
     assert spans[0, 96, "loaded"] == (0, 1) and spans[0, 96, "not-loaded:load-failed"] == (2, 3)
 
 
@@ -286,7 +286,7 @@ def test_what_failed_and_was_not_computed(tmp_path: Path) -> None:
     step = take(sim, 96)
     errors(sim, 0, step, 2)
     sim.write()
-    spans = load(sim.dir, watch=("a",)).spans
+    spans = read_run(sim.dir, watch=("a",)).spans
     assert [(span.start, span.end, span.account) for span in spans] == [
         (0, 32, "loaded"), (32, 96, "not-loaded:load-failed"), (96, 128, ""),
     ]  # fmt: skip
@@ -298,7 +298,7 @@ def test_positions_that_no_load_entry_names(tmp_path: Path) -> None:
     sim.lookup("a", 0, 96, 96)
     sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 32, 96, 32, LOAD)], prompts={"a": 128})
     sim.write()
-    spans = load(sim.dir, watch=("a",)).spans
+    spans = read_run(sim.dir, watch=("a",)).spans
     assert [(span.start, span.end, span.account) for span in spans][:3] == [
         (0, 32, "not-loaded:loaded-partly"), (32, 64, "loaded"), (64, 96, "not-loaded:loaded-partly"),
     ]  # fmt: skip
@@ -309,7 +309,7 @@ def test_a_load_that_nobody_saw_is_not_called_loaded(tmp_path: Path) -> None:
     sim.step([], tokens=1)
     take(sim, 96, fate=Fate(missing_ranks=frozenset({0, 1})))
     sim.workers[1].trailer(2, 10)
-    assert saves(sim) == {"pending": 64, "not-observed": 64}  # half of the lanes each
+    assert saves(sim) == {"pending": 64, "not-observed": 64}  # half of the pairs each
 
 
 def test_lost_in_loading_and_computed_after_a_preemption(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def _life(draw: st.DrawFn, sim: Sim, prompt: Prompt) -> None:
         fate = draw(
             st.sampled_from([
                 Fate(), Fate(), Fate(missing_ranks=frozenset({0})), Fate(unbound_ranks=frozenset({0})),
-                Fate(dead_lanes=frozenset({(0, 0)}), mode=2), Fate(unhooked=frozenset({(0, 0)})),
+                Fate(dead_pairs=frozenset({(0, 0)}), mode=2), Fate(unhooked=frozenset({(0, 0)})),
                 Fate(raising=frozenset({(0, 0)})),
             ])
         )  # fmt: skip
@@ -407,7 +407,7 @@ def _evidence(draw: st.DrawFn, sim: Sim, step: int) -> None:
 
 
 def checked(folder: Path) -> Run:
-    run = load(folder)  # asserts the sum of each request
+    run = read_run(folder)  # asserts the sum of each request
     diagnosis = diagnose(run)
     book = diagnosis.loads
     book.check()
@@ -418,8 +418,8 @@ def checked(folder: Path) -> Run:
     explained = sum(f.tokens for f in diagnosis.findings if CATALOGUE[f.id].ledger != LOADS)
     unsaved = sum(n for name, n in diagnosis.saves.tokens.items() if name.startswith("not-saved:"))
     assert abs(explained - unsaved) < 1e-6 * max(1, unsaved)  # no finding of the saves counts them
-    lanes = {engine.tag: engine.lanes for engine in run.engines}
-    assert book.total == sum(row.prompt * lanes[row.engine] for row in run.load_rows)
+    pairs = {engine.tag: engine.pairs for engine in run.engines}
+    assert book.total == sum(row.prompt * pairs[row.engine] for row in run.load_rows)
     assert all(amount > 0 for row in run.load_rows for amount in row.accounts.values())
     assert abs(sum(book.tokens.values()) - book.total_tokens) < 1e-6 * max(1, book.total_tokens)
     found = {finding.id: finding for finding in diagnosis.findings}
@@ -469,7 +469,7 @@ def test_prefix_hits_at_every_offset(
         sim.finish("a", prompt)
         sim.write()
         run = checked(sim.dir)
-        assert run.loads.accounts.get("loaded", 0) == taken * run.engines[0].lanes
-        assert run.loads.accounts.get("local-hit", 0) == local * run.engines[0].lanes
+        assert run.loads.accounts.get("loaded", 0) == taken * run.engines[0].pairs
+        assert run.loads.accounts.get("local-hit", 0) == local * run.engines[0].pairs
         causes = [f for f in diagnose(run).findings if CATALOGUE[f.id].ledger == LOADS]
         assert all(finding.severity != "fault" for finding in causes)

@@ -11,7 +11,7 @@ import pytest
 from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, SpoolFile, nothing
 
 from kvtrace.causes import diagnose
-from kvtrace.ledger import RunError, load
+from kvtrace.ledger import RunError, read_run
 from kvtrace.ledger.timing import Histograms
 from kvtrace.trace.format import (
     HOOK_CODE,
@@ -26,14 +26,14 @@ from kvtrace.trace.format import (
 
 
 def account(run_dir: Path) -> dict[str, int]:
-    return diagnose(load(run_dir)).saves.accounts
+    return diagnose(read_run(run_dir)).saves.accounts
 
 
 def test_no_run_and_no_spool(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no such run directory"):
-        load(tmp_path / "nothing")
+        read_run(tmp_path / "nothing")
     with pytest.raises(RunError, match="no process of this run loaded the agent") as caught:
-        load(tmp_path)
+        read_run(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -43,7 +43,7 @@ def test_one_bad_spool_does_not_take_the_others(tmp_path: Path) -> None:
     sim.write()
     (tmp_path / "spool" / "zz.kvt").write_bytes(b"not a spool")
     (tmp_path / "run.json").write_text("[")
-    run = load(tmp_path)
+    run = read_run(tmp_path)
     assert len(run.requests) == 1
     assert any("zz.kvt" in note for note in run.notes)
     assert any("run.json" in note for note in run.notes)
@@ -54,10 +54,10 @@ def test_coverage_counts_layer_steps_once(tmp_path: Path) -> None:
     sim.step([], tokens=8, dummy=True)
     sim.arrive(Prompt("a", 64))
     sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64)], prompts={"a": 64}, fate=Fate(twice=True))
-    sim.step([], tokens=1, fate=Fate(dead_lanes=frozenset({(0, 2)}), direct=True))
+    sim.step([], tokens=1, fate=Fate(dead_pairs=frozenset({(0, 2)}), direct=True))
     sim.step([], tokens=0)
     sim.write()
-    run = load(tmp_path)
+    run = read_run(tmp_path)
     hooks = run.hooks.set_index(["hook", "layer"])
     for i, fired in enumerate((2, 2, 1)):
         row = hooks.loc[("save_kv_layer", sim.layer_names[i])]
@@ -75,12 +75,12 @@ def test_coverage_is_the_same_in_small_chunks(tmp_path: Path, monkeypatch: pytes
     sim.serve([Prompt(f"r{i}", 100 + i, digest=i, output=3) for i in range(5)], Rounding(32).policy(),
               fate=lambda n: Fate(twice=n % 2 == 0))  # fmt: skip
     sim.write()
-    whole = load(tmp_path)
+    whole = read_run(tmp_path)
     from kvtrace.trace import reader
 
     plain = reader.Spool.chunks
     monkeypatch.setattr(reader.Spool, "chunks", lambda self, records=65536: plain(self, 7))
-    small = load(tmp_path)
+    small = read_run(tmp_path)
     assert whole.hooks.equals(small.hooks) and whole.ops.equals(small.ops)
     assert whole.timing.equals(small.timing)
     assert diagnose(whole).saves == diagnose(small).saves
@@ -110,7 +110,7 @@ def test_quiet_records_are_added_exactly(tmp_path: Path) -> None:
             0, layers, step, 2, 300, 100, 200,
         )  # fmt: skip
     sim.write()
-    run = load(tmp_path)
+    run = read_run(tmp_path)
     rows = run.hooks[run.hooks["hook"] == "save_kv_layer"]
     assert rows[["eligible", "fired", "with_work"]].to_numpy().tolist() == [[101, 101, 0]] * 2
     assert run.ops["fired"].tolist() == [101, 101]
@@ -126,11 +126,11 @@ def test_two_engines_in_one_process(tmp_path: Path) -> None:
     second = Sim(tmp_path, tag=6, in_process=True, layers=4, connector=None, base=first.scheduler)
     second.serve([Prompt("0", 100, digest=1)], Policy(nothing))
     first.write()
-    run = load(tmp_path)
-    assert [(engine.tag, engine.lanes, engine.requests) for engine in run.engines] == [(5, 2, 1), (6, 4, 1)]
+    run = read_run(tmp_path)
+    assert [(engine.tag, engine.pairs, engine.requests) for engine in run.engines] == [(5, 2, 1), (6, 4, 1)]
     book = diagnose(run).saves
     assert book.accounts == {"saved": 128, "not-saved:no-connector-configured": 400}
-    assert book.lanes is None
+    assert book.pairs is None
     assert book.tokens == {"saved": 64, "not-saved:no-connector-configured": 100}
 
 
@@ -138,7 +138,7 @@ def test_an_id_that_is_used_again(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
     sim.serve([Prompt("same", 64, digest=1), Prompt("same", 96, digest=2)], Rounding(32).policy())
     sim.write()
-    run = load(tmp_path)
+    run = read_run(tmp_path)
     assert run.requests["prompt"].tolist() == [64, 96]
     assert run.requests["saved"].tolist() == [128, 192]
 
@@ -152,7 +152,7 @@ def test_preempted_and_resumed_positions_count_once(tmp_path: Path) -> None:
     sim.step([Chunk("a", 32, 68, resumed=True)], [], prompts={"a": 100})
     sim.finish("a", 105, 6)
     sim.write()
-    run = load(tmp_path)
+    run = read_run(tmp_path)
     assert run.total == 105
     assert run.requests["saved"].tolist() == [64] and run.requests["local"].tolist() == [0]
 
@@ -164,7 +164,7 @@ def test_local_and_loaded_positions(tmp_path: Path) -> None:
     sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 128, 128, 0)], prompts={"a": 128})
     sim.finish("a", 128, 1)
     sim.write()
-    run = load(tmp_path)
+    run = read_run(tmp_path)
     # What is stored again is saved, even though it was reused; what was loaded stays loaded.
     assert diagnose(run).saves.accounts == {"loaded": 64, "saved": 64}
     assert run.loads.accounts == {"local-hit": 32, "loaded": 64, "missed:lookup-miss": 32}
@@ -178,10 +178,10 @@ def test_what_is_computed_again_after_a_failed_load_was_not_loaded(tmp_path: Pat
     sim.step([Chunk("a", 64, 128)], [Entry("a", 64, 64, 64)], prompts={"a": 128})
     sim.finish("a", 128)
     sim.write()
-    run = load(sim.dir)
+    run = read_run(sim.dir)
     accounts = dict(run.base.groupby("account")["amount"].sum())
-    lanes = run.engines[0].lanes
-    assert accounts == {"loaded": 64 * lanes, "saved": 64 * lanes}
+    pairs = run.engines[0].pairs
+    assert accounts == {"loaded": 64 * pairs, "saved": 64 * pairs}
 
 
 def test_clamped_lookup(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_clamped_lookup(tmp_path: Path) -> None:
     sim.step([Chunk("a", 96, 32, first=True)], prompts={"a": 128})
     sim.finish("a", 128, 1)
     sim.write()
-    assert load(tmp_path).loads.accounts == {
+    assert read_run(tmp_path).loads.accounts == {
         "loaded": 96, "clamped:lookup-clamped": 31, "missed:lookup-miss": 1,
     }  # fmt: skip
 
@@ -234,13 +234,13 @@ def test_a_connector_within_another_declares_once(tmp_path: Path) -> None:
 
 
 def test_worker_without_facts(tmp_path: Path) -> None:
-    """Only the scheduler's spool is there: the books have lanes, and say that nothing was seen."""
+    """Only the scheduler's spool is there: the books have pairs, and say that nothing was seen."""
     sim = Sim(tmp_path, tp=2, layers=3)
     sim.serve([Prompt("a", 64, digest=1)], Rounding(32).policy())
     sim.write()
     for worker in sim.workers:
         worker.path.unlink()
-    diagnosis = diagnose(load(tmp_path))
+    diagnosis = diagnose(read_run(tmp_path))
     assert diagnosis.saves.accounts == {"not-observed": 64 * 6}
     assert [finding.id for finding in diagnosis.findings] == ["agent-not-loaded"]
 
@@ -276,7 +276,7 @@ def test_a_million_hooks_take_seconds(tmp_path: Path) -> None:
     spool.data += table.astype("<i8").tobytes()
     sim.write()
     started = time.perf_counter()
-    run = load(tmp_path)
+    run = read_run(tmp_path)
     diagnose(run)
     spent = time.perf_counter() - started
     assert run.hooks[run.hooks["hook"] == "save_kv_layer"]["fired"].tolist() == [steps + 1] * layers

@@ -10,7 +10,7 @@ HOSTILE: list[Any] = [
     None, True, False, 0, -1, 1, 1.0, 0.5, -0.5, 3, 1e300, 2**63, -(2**63), 10**400, [], {}, [[]], {"a": []},
     "[red]x[/red]", "[/]", "\x1b[2J\x1b]0;title\x07", "a\nb\r\tc", "\x9b31m", "\u202eevil", "\ud800", "", "x",
     "|`*_<b>@me #1", "é" * 5000, "漢字" * 60, "{x}", "%s", "\0", "0",
-    "kvtrace.report/1", "fault", "token-layers", "saved", ":", "not-saved:",
+    "kvtrace.report/2", "fault", "token-layers", "saved", ":", "not-saved:",
 ]  # fmt: skip
 
 

@@ -123,9 +123,9 @@ def _requests() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["not_saved"])
 
 
-def _gate(number: int, name: str, note: str) -> dict[str, Any]:
+def _stage(number: int, name: str, note: str) -> dict[str, Any]:
     return {
-        "gate": number,
+        "stage": number,
         "name": name,
         "in": PROMPT if number <= 1 else SAVED,
         "out": PROMPT if number == 0 else SAVED,
@@ -133,11 +133,11 @@ def _gate(number: int, name: str, note: str) -> dict[str, Any]:
     }
 
 
-def _finding(id: str, severity: str, gate: int, tokens: int, requests: int, **words: Any) -> dict[str, Any]:
+def _finding(id: str, severity: str, stage: int, tokens: int, requests: int, **words: Any) -> dict[str, Any]:
     return {
         "id": id,
         "severity": severity,
-        "gate": gate,
+        "stage": stage,
         "tokens": float(tokens),
         "share": tokens / TOTAL,
         "requests": requests,
@@ -168,7 +168,7 @@ def sample() -> Report:
     """The flagship report; a fresh copy each time."""
     hooks = _hooks()
     report: dict[str, Any] = {
-        "schema": "kvtrace.report/1",
+        "schema": "kvtrace.report/2",
         "run": {
             "name": "vua",
             "command": ["vllm", "serve", "tiny", "--max-num-batched-tokens", "2048", "--api-key", "***"],
@@ -208,7 +208,7 @@ def sample() -> Report:
                     "enforce_eager": True,
                     "cudagraph_mode": "NONE",
                     "kv_layers": len(LAYERS),
-                    "lanes": LANES,
+                    "pairs": LANES,
                     "ranks": RANKS,
                     "steps": STEPS,
                     "real_steps": STEPS,
@@ -242,14 +242,14 @@ def sample() -> Report:
             "failed": 0,
         },
         "coverage": {"hooks": hooks, "ops": _ops(), "summary": _summary(hooks)},
-        "road": [
-            _gate(0, "wiring", "connector live in the scheduler and in 2/2 workers"),
-            _gate(1, "schedule", ""),
-            _gate(2, "bind", ""),
-            _gate(3, "forward", "op body ran in 1 696/1 696 layer-steps (4 layers x 2 ranks x 212 steps)"),
-            _gate(4, "hook", "save_kv_layer called 1 696 times, 16 times with work"),
-            _gate(5, "effect", "measured: slots read from the KV tensors"),
-            _gate(6, "completion", ""),
+        "stages": [
+            _stage(0, "wiring", "connector live in the scheduler and in 2/2 workers"),
+            _stage(1, "schedule", ""),
+            _stage(2, "bind", ""),
+            _stage(3, "forward", "op body ran in 1 696/1 696 layer-steps (4 layers x 2 ranks x 212 steps)"),
+            _stage(4, "hook", "save_kv_layer called 1 696 times, 16 times with work"),
+            _stage(5, "effect", "measured: slots read from the KV tensors"),
+            _stage(6, "completion", ""),
         ],
         "ledger": {
             "saves": {
@@ -261,7 +261,7 @@ def sample() -> Report:
                     "not-saved:below-save-granularity": BELOW * LANES,
                     "not-saved:decode-not-offered": DECODE * LANES,
                 },
-                "lanes": LANES,
+                "pairs": LANES,
                 "tokens": {
                     "saved": float(SAVED),
                     "loaded": 0.0,
@@ -276,7 +276,7 @@ def sample() -> Report:
                 "unit": "token-layers",
                 "total": 0,
                 "accounts": {},
-                "lanes": LANES,
+                "pairs": LANES,
                 "tokens": {},
                 "total_tokens": 0.0,
                 "trust": "none",
@@ -377,7 +377,7 @@ def with_loads() -> Report:
         "unit": "token-layers",
         "total": 1024 * LANES,
         "accounts": {"loaded": 992 * LANES, "clamped:lookup-clamped": 32 * LANES},
-        "lanes": LANES,
+        "pairs": LANES,
         "tokens": {"loaded": 992.0, "clamped:lookup-clamped": 32.0},
         "total_tokens": 1024.0,
         "trust": "declared",

@@ -13,8 +13,8 @@ import pytest
 from kvtrace.causes import model as causes
 from kvtrace.ledger import model as ledger
 from kvtrace.report.build import assemble
-from kvtrace.report.load import check_report
 from kvtrace.report.model import MAX_COVERAGE_ROWS, MAX_REQUEST_ROWS
+from kvtrace.report.read import check_report
 
 ENDED = 1_000_000_005 * 10**9
 HEADER = {"python": "3.11"}
@@ -43,8 +43,8 @@ def request(number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def book(total: int, **accounts: int) -> ledger.Book:
-    return ledger.Book(total, dict(accounts), 8, {name: n / 8 for name, n in accounts.items()}, total / 8)
+def book(total: int, **accounts: int) -> ledger.Ledger:
+    return ledger.Ledger(total, dict(accounts), 8, {name: n / 8 for name, n in accounts.items()}, total / 8)
 
 
 def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
@@ -75,7 +75,7 @@ def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
         {},
         1,
     )
-    engine = ledger.Engine(1, 10, "engine core", facts, connector, lanes=8, steps=9, real_steps=8, requests=1)
+    engine = ledger.Engine(1, 10, "engine core", facts, connector, pairs=8, steps=9, real_steps=8, requests=1)
     worker = ledger.Worker(
         engine=1, pid=11, spool="w-11.kvt", process="worker 0", ordinal=1, rank=0,
         kv_layers=("layers.0", "layers.1"), connector_live=True, connector=None, direct_call={}, facts={},
@@ -130,9 +130,9 @@ def diagnosis(requests: int = 1) -> causes.Diagnosis:
         (*ledger.REQUEST_COLUMNS, "verdict", "saved_tokens", "not_saved_tokens"),
         *map(request, range(requests)),
     )
-    road = [causes.GateRow(0, "wiring", 100, 100, "")]
+    stages = [causes.StageRow(0, "wiring", 100, 100, "")]
     books = book(832, saved=800, **{"not-saved:decode-not-offered": 32})
-    return causes.Diagnosis("All was saved.", [found], [], [], books, book(0), road, rows)
+    return causes.Diagnosis("All was saved.", [found], [], [], books, book(0), stages, rows)
 
 
 def built(run: ledger.Run, what: causes.Diagnosis) -> Any:

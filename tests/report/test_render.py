@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 from sample import sample, with_loads
 
-from kvtrace.report.load import check_report
+from kvtrace.render.markdown import render_markdown
+from kvtrace.render.text import render_text
+from kvtrace.render.wording import bar, clean, count, duration, names, percent, size, wrap
 from kvtrace.report.model import Report
-from kvtrace.report.render.markdown import render_markdown
-from kvtrace.report.render.text import render_text
-from kvtrace.report.render.wording import bar, clean, count, duration, names, percent, size, wrap
+from kvtrace.report.read import check_report
 
 GOLDEN = Path(__file__).parent / "golden"
 SOURCE = "reports/20261120-181500-vua"
@@ -52,12 +52,12 @@ def test_golden_markdown() -> None:
     golden("uneven.md", render_markdown(with_loads(), SOURCE, SOURCE))
 
 
-def test_the_order_is_verdict_books_road_findings_rule_outs_limits_next() -> None:
+def test_the_order_is_verdict_ledgers_pipeline_findings_rule_outs_limits_next() -> None:
     for page in (as_text(sample()), render_markdown(sample(), SOURCE)):
         spine = (
             "of the prompt KV computed here was saved",
             "Where the tokens went",
-            "The road of a prompt token",
+            "Save pipeline",
             "FAULT",
             "LIMIT",
             "Checked, and not the cause",
@@ -129,7 +129,7 @@ def test_empty_report() -> None:
     report["run"]["engines"] = []
     report["run"]["processes"] = []
     report["run"]["vllm"] = None
-    report["road"] = []
+    report["stages"] = []
     report["findings"] = report["ruled_out"] = report["not_observed"] = report["timing"] = []  # type: ignore[typeddict-item]
     report["coverage"] = {"hooks": [], "ops": [], "summary": []}
     report["requests"] = {"total": 0, "shown": 0, "rows": []}

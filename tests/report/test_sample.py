@@ -22,9 +22,9 @@ def test_numbers_add_up() -> None:
 
 
 def test_the_road_is_unbroken() -> None:
-    road = sample()["road"]
-    assert [gate["gate"] for gate in road] == list(range(7))
-    assert all(left["out"] == right["in"] for left, right in itertools.pairwise(road))
+    stages = sample()["stages"]
+    assert [stage["stage"] for stage in stages] == list(range(7))
+    assert all(left["out"] == right["in"] for left, right in itertools.pairwise(stages))
 
 
 def test_summary_is_the_sum_of_the_rows() -> None:

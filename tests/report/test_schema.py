@@ -93,7 +93,7 @@ def test_typed_dicts_have_the_fields_of_the_schema() -> None:
         (["ledger", "saves", "total"], True, "ledger.saves.total should be integer"),
         (["ledger", "saves", "total"], 1 << 70, "ledger.saves.total is out of range"),
         (["findings", 0, "severity"], "doom", "findings[0].severity should be one of fault, limit, note"),
-        (["road", 0, "in"], -1, "road[0].in is out of range"),
+        (["stages", 0, "in"], -1, "stages[0].in is out of range"),
         (["requests", "rows"], [{}], "requests.rows[0] lacks 'id'"),
         (["extra"], 1, "unknown field 'extra'"),
         (["findings", 0, "events"], [{}] * 4, "findings[0].events has 4 items, more than 3"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.report.load import load_report
+from kvtrace.report.read import read_report
 
 ROOT = Path(__file__).resolve().parents[2]
 for folder in (ROOT / "scripts", ROOT / "scenarios"):
@@ -36,7 +36,7 @@ def test_there_are_some() -> None:
 def test_a_reference_report_is_valid_small_and_nameless(version: str, name: str) -> None:
     path = ROOT / "reports" / version / f"{name}.json"
     text = path.read_text(encoding="utf-8")
-    report = load_report(path)
+    report = read_report(path)
     assert path.stat().st_size < 60_000
     assert report["run"]["host"] == "" and report["run"]["started"] is None and report["run"]["seconds"] == 0
     assert all(process["pid"] < 100 for process in report["run"]["processes"])

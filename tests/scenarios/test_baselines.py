@@ -8,10 +8,10 @@ import pytest
 from scenario_runs import Runs, spec
 
 from kvtrace.gate.judge import judge
-from kvtrace.gate.load import load_baseline
+from kvtrace.gate.read import read_baseline
 from kvtrace.gate.rules import Rules
-from kvtrace.report.load import load_report
-from kvtrace.report.render.gate import sentence
+from kvtrace.render.gate import sentence
+from kvtrace.report.read import read_report
 
 FOLDER = Path(__file__).resolve().parents[2] / "reports" / "baselines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
@@ -25,7 +25,7 @@ def test_there_are_baselines() -> None:
 def test_reference_report_keeps_its_baseline(name: str) -> None:
     """Anew: kvtrace baseline reports/vllm-VERSION-cpu/NAME.json -o reports/baselines/NAME.json --force"""
     for path in sorted(FOLDER.parent.glob(f"vllm-*/{name}.json")):
-        outcome = judge(load_report(path), str(path), load_baseline(FOLDER / f"{name}.json"), Rules())
+        outcome = judge(read_report(path), str(path), read_baseline(FOLDER / f"{name}.json"), Rules())
         assert outcome.passed, [sentence(check) for check in outcome.failed]
 
 
@@ -34,5 +34,5 @@ def test_reference_report_keeps_its_baseline(name: str) -> None:
 def test_run_keeps_its_baseline(name: str, runs: Runs) -> None:
     """What a connector project does in its CI, on this repository's own runs."""
     runs.outcome(spec.load(name))
-    outcome = judge(load_report(runs.out / name), name, load_baseline(FOLDER / f"{name}.json"), Rules())
+    outcome = judge(read_report(runs.out / name), name, read_baseline(FOLDER / f"{name}.json"), Rules())
     assert outcome.passed, [sentence(check) for check in outcome.failed]

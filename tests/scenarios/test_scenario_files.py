@@ -90,7 +90,7 @@ def test_unknown_scenario_is_one_line() -> None:
 
 
 def report_for(name: str) -> dict[str, Any]:
-    """A report that says exactly what the scenario expects (lanes: 8)."""
+    """A report that says exactly what the scenario expects (pairs: 8)."""
     expect = ALL[name].expect
     accounts = {account: tokens * 8 for account, tokens in expect.saves.items()}
     assert expect.total is not None
@@ -109,8 +109,8 @@ def report_for(name: str) -> dict[str, Any]:
         "findings": findings,
         "ruled_out": [{"id": cause, "evidence": "seen"} for cause in expect.ruled_out],
         "ledger": {
-            "saves": {"total": expect.total * 8, "accounts": accounts, "lanes": 8},
-            "loads": {"total": 0, "accounts": {}, "lanes": 8},
+            "saves": {"total": expect.total * 8, "accounts": accounts, "pairs": 8},
+            "loads": {"total": 0, "accounts": {}, "pairs": 8},
         },
     }
 
@@ -135,7 +135,7 @@ def test_judge_sees_each_difference() -> None:
     assert "not ruled out" in differences(lambda r: r["ruled_out"][0].update(evidence=" "))
     assert "accounts sum to" in differences(lambda r: r["ledger"]["saves"]["accounts"].update(saved=1))
     assert "expected 14798" in differences(lambda r: r["ledger"]["saves"].update(total=8))
-    assert "lanes unknown" in differences(lambda r: r["ledger"]["saves"].update(lanes=None))
+    assert "pairs unknown" in differences(lambda r: r["ledger"]["saves"].update(pairs=None))
     extra = {"id": "ranks-diverge", "severity": "fault", "title": "", "evidence": [], "remedy": []}
     assert "must not show" in differences(lambda r: r["findings"].append(extra))
     both = {"id": "below-save-granularity", "evidence": "x"}

@@ -24,10 +24,10 @@ def test_connector_did_what_the_scenario_says(name: str, runs: Runs) -> None:
             for part in scenario.rounds
             for _ in part.prompts
         ]
-    lanes = LAYERS * int(scenario.engine.get("tensor_parallel_size", 1))
+    pairs = LAYERS * int(scenario.engine.get("tensor_parallel_size", 1))
     expect = scenario.expect
     in_store = expect.saves["saved"] if expect.in_store is None else expect.in_store
-    assert outcome["rows"] == in_store * lanes
+    assert outcome["rows"] == in_store * pairs
 
 
 @pytest.mark.engine

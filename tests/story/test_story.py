@@ -16,12 +16,12 @@ from synth import HEALTHY, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, no
 from kvtrace import causes, ledger
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.model import NOT_SAVED
+from kvtrace.render.story import render_listing, render_story
 from kvtrace.story import find
 from kvtrace.story.listing import listing
 from kvtrace.story.locate import run_directory, traced_directory
 from kvtrace.story.model import Story
 from kvtrace.story.tell import tell
-from kvtrace.story.text import render_listing, render_story
 from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role, pack_head
 
 
@@ -59,23 +59,23 @@ def test_the_order_is_that_of_the_request(rounded: Path) -> None:
         assert rank.bound and rank.state == "ran"
         saves = [call for call in rank.calls if call.name == "save_kv_layer"]
         assert [call.slots for call in saves] == [512, 512]
-        assert {call.layer for call in saves} == {lane.layer for lane in story.lanes}
+        assert {call.layer for call in saves} == {pair.layer for pair in story.pairs}
     assert [(r.start, r.end, r.account) for r in story.ranges] == [
         (0, 512, "saved"),
         (512, 700, "not-saved:below-save-granularity"),
     ]
-    assert story.ranges[1].gate == 1 and story.ranges[0].lanes == [0, 1, 2, 3]
+    assert story.ranges[1].stage == 1 and story.ranges[0].pairs == [0, 1, 2, 3]
 
 
 def test_equal_ranks_and_layers_are_one_line(rounded: Path) -> None:
     text = page(tell(rounded, "mine"), 200)
     assert text.count("rank 0, 1") == 1 and "save_kv_layer 2/2 layers" in text
-    assert "a store of 0 slots" in text and "below-save-granularity (gate 1 schedule)" in text
+    assert "a store of 0 slots" in text and "below-save-granularity (stage 1 schedule)" in text
     assert "decode: KV for 3 more tokens" in text
     assert text.index("arrived") < text.index("lookup") < text.index("chunk 1 of 1") < text.index("finished")
 
 
-def test_lanes_that_fared_differently_are_told_apart(tmp_path: Path) -> None:
+def test_pairs_that_fared_differently_are_told_apart(tmp_path: Path) -> None:
     sim = Sim(tmp_path, tp=2, layers=3)
     fate = Fate(unhooked=frozenset({(1, 2)}), missing_ranks=frozenset())
     sim.serve([Prompt("a", 64, 1)], Rounding(32).policy(), fate=lambda n: fate)
@@ -83,7 +83,7 @@ def test_lanes_that_fared_differently_are_told_apart(tmp_path: Path) -> None:
     sim.write()
     story = tell(tmp_path, "a")
     lost = [part for part in story.ranges if part.account != "saved"]
-    assert [part.lanes for part in lost] == [[5]]
+    assert [part.pairs for part in lost] == [[5]]
     assert lost[0].account.startswith(NOT_SAVED)
     text = page(story, 400)
     assert "save_kv_layer 2/3 layers (not model.layers.2.self_attn.attn)" in text
@@ -112,8 +112,8 @@ def test_json_holds_the_same(rounded: Path) -> None:
     document = json.loads(json.dumps(tell(rounded, "mine").document()))
     assert document["schema"] == "kvtrace.story/1" and document["client"] == "mine"
     assert document["moments"][0]["kind"] == "arrival"
-    total = sum((part["end"] - part["start"]) * len(part["lanes"]) for part in document["ranges"])
-    assert total == document["computed"] * len(document["lanes"])
+    total = sum((part["end"] - part["start"]) * len(part["pairs"]) for part in document["ranges"])
+    assert total == document["computed"] * len(document["pairs"])
 
 
 def test_loads_preemption_and_a_request_that_never_ends(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_tokens_that_a_load_left_out(tmp_path: Path) -> None:
     sim.finish("partly", 96)
     sim.write()
     story = tell(tmp_path, "partly", token=40)
-    assert [(part.start, part.end, part.account, part.gate) for part in story.ranges][:2] == [
+    assert [(part.start, part.end, part.account, part.stage) for part in story.ranges][:2] == [
         (0, 32, "loaded", None),
         (32, 64, "not-loaded:loaded-partly", None),
     ]
@@ -173,18 +173,18 @@ def test_what_was_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("unit", [32, 96, 512])
-@pytest.mark.parametrize("fate", [HEALTHY, Fate(dead_lanes=frozenset({(0, 1)})), Fate(mode=2)])
+@pytest.mark.parametrize("fate", [HEALTHY, Fate(dead_pairs=frozenset({(0, 1)})), Fate(mode=2)])
 def test_ranges_sum_to_the_ledger(tmp_path: Path, unit: int, fate: Fate) -> None:
     sim = Sim(tmp_path, tp=2, batched=128)
     prompts = [Prompt(f"r{n}", n, n, output=3) for n in (20, 96, 200, 300, 513)]
     sim.serve(prompts, Rounding(unit).policy(), fate=lambda n: fate if n % 2 else HEALTHY)
     sim.write()
-    run = ledger.load(tmp_path)
+    run = ledger.read_run(tmp_path)
     books = Counter[str]()
     for prompt in prompts:
         story = tell(tmp_path, prompt.id)
         own = story.accounts
-        assert sum(own.values()) == story.computed * len(story.lanes)
+        assert sum(own.values()) == story.computed * len(story.pairs)
         books.update(own)
         marks = sorted((r.start, r.end) for r in story.ranges)
         assert all(0 <= start < end <= story.computed for start, end in marks)

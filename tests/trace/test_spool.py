@@ -291,7 +291,7 @@ def test_the_head_word_keeps_its_parts_apart():
     rows = np.array([[head] + [0] * 7])
     from kvtrace.trace import reader
 
-    parts = [reader.kind, reader.role, reader.code, reader.lane, reader.flags, reader.thread]
+    parts = [reader.kind, reader.role, reader.code, reader.detail, reader.flags, reader.thread]
     assert [int(part(rows[:, 0])[0]) for part in parts] == [Kind.HOOK, 2, 5, 129, 0xFFFF, 77]
     assert head > 0
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from kvtrace.report.outcome import Change, Check, Difference, Explanation, Outcome, Unit, Value
-from kvtrace.report.render.wording import clean, count, percent, plural
+from kvtrace.gate.outcome import Change, Check, Difference, Explanation, Outcome, Unit, Value
+from kvtrace.render.wording import clean, count, percent, plural
 
 _NOTHING = {"share": "not seen", "count": "none", "text": "none"}
 _KINDS = {"finding": "finding", "target": "target", "ledger": "ledger"}

@@ -10,9 +10,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from kvtrace.report.model import Book, Report
-from kvtrace.report.render import content
-from kvtrace.report.render.wording import bar, clean, count, glued, pad, percent, wrap
+from kvtrace.render import content
+from kvtrace.render.wording import bar, clean, count, glued, pad, percent, wrap
+from kvtrace.report.model import Ledger, Report
 
 _SEVERITY = {"FAULT": "bold red", "LIMIT": "yellow", "NOTE": "cyan"}
 _MIN_WIDTH = 60
@@ -47,7 +47,7 @@ class _Page:
         self.gap()
         self.words(clean(self.report["verdict"]), style="bold")
         self.books()
-        self.road()
+        self.stages()
         self.findings()
         self.checked()
         self.coverage()
@@ -78,7 +78,7 @@ class _Page:
             self.gap()
             self.words(content.no_loads(self.report), rest="  ")
 
-    def book(self, title: str, book: Book, total: str) -> None:
+    def book(self, title: str, book: Ledger, total: str) -> None:
         rows = content.accounts(book)
         wide = max(cell_len(text) for text in (*(row.label for row in rows), total, title)) + 2
         figures = max(8, *(len(count(row.tokens)) for row in rows), len(count(book["total_tokens"])), 0)
@@ -99,11 +99,11 @@ class _Page:
         self.out.append(line)
         self.words(content.book_note(book), first="  ", style="dim")
 
-    def road(self) -> None:
-        rows = content.road(self.report)
+    def stages(self) -> None:
+        rows = content.stages(self.report)
         if not rows:
             return
-        head = "The road of a prompt token"
+        head = "Save pipeline"
         wide = max(len(head), *(cell_len(row.name) + 2 for row in rows))
         figures = max(8, *(len(row.came) for row in rows), *(len(row.went) for row in rows))
         self.title(f"{pad(head, wide)}  {pad('in', figures, True)}  {pad('out', figures, True)}")
@@ -145,13 +145,13 @@ class _Page:
         rows = content.ruled_out(self.report)
         if rows:
             self.title("Checked, and not the cause")
-            self.pairs(rows)
+            self.id_lines(rows)
         unseen = content.not_observed(self.report)
         if unseen:
             self.title("Not observed")
-            self.pairs(unseen)
+            self.id_lines(unseen)
 
-    def pairs(self, rows: list[tuple[str, str]]) -> None:
+    def id_lines(self, rows: list[tuple[str, str]]) -> None:
         wide = min(max(cell_len(name) for name, _ in rows), 30)
         for name, text in rows:
             self.words(text, first=f"  {pad(name, wide)}  ", rest=" " * (wide + 4))

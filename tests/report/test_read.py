@@ -16,9 +16,9 @@ from mutate import mutated
 from rich.console import Console
 from sample import sample, with_loads
 
-from kvtrace.report.load import ReportError, load_report, parse_report
-from kvtrace.report.render.markdown import render_markdown
-from kvtrace.report.render.text import render_text
+from kvtrace.render.markdown import render_markdown
+from kvtrace.render.text import render_text
+from kvtrace.report.read import ReportError, parse_report, read_report
 from kvtrace.trace.format import pack_header
 
 VALID = json.dumps(with_loads()).encode()
@@ -55,9 +55,10 @@ def changed(**parts: Any) -> bytes:
         (b'{"schema": 1}', "no schema field"),
         (b'{"schema": "sarif"}', "JSON of another kind (schema 'sarif')"),
         (b'{"schema": "kvtrace.run/1"}', "run.json"),
-        (b'{"schema": "kvtrace.report/2"}', "kvtrace.report/2 was made by a newer kvtrace"),
-        (b'{"schema": "kvtrace.report/1"}', "lacks 'run'"),
-        (b'{"schema": "kvtrace.report/1", "run": NaN}', "a number or constant"),
+        (b'{"schema": "kvtrace.report/3"}', "kvtrace.report/3 was made by a newer kvtrace"),
+        (b'{"schema": "kvtrace.report/1"}', "kvtrace.report/1 was made by an older kvtrace"),
+        (b'{"schema": "kvtrace.report/2"}', "lacks 'run'"),
+        (b'{"schema": "kvtrace.report/2", "run": NaN}', "a number or constant"),
         (b"1" * 5000, "not JSON"),
         (changed(verdict=7), "verdict should be string"),
         (changed(limits=[]), "limits should be object"),
@@ -68,7 +69,7 @@ def test_bad_files_get_one_line(tmp_path: Path, data: bytes, says: str) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(data)
     with pytest.raises(ReportError) as caught:
-        load_report(path)
+        read_report(path)
     line = str(caught.value)
     assert says in line and str(path) in line and "\n" not in line and len(line) < 400
 
@@ -76,7 +77,7 @@ def test_bad_files_get_one_line(tmp_path: Path, data: bytes, says: str) -> None:
 def test_paths_that_hold_nothing(tmp_path: Path) -> None:
     def refused(path: str | Path) -> str:
         with pytest.raises(ReportError) as caught:
-            load_report(path)
+            read_report(path)
         return str(caught.value)
 
     assert "no such file" in refused(tmp_path / "absent")
@@ -100,7 +101,7 @@ def test_huge_file_is_not_read(tmp_path: Path) -> None:
     with path.open("wb") as stream:
         stream.truncate(1 << 30)
     with pytest.raises(ReportError, match="larger than any report"):
-        load_report(path)
+        read_report(path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -109,13 +110,13 @@ def test_file_without_permission(tmp_path: Path) -> None:
     path.write_bytes(VALID)
     path.chmod(0)
     with pytest.raises(ReportError, match="cannot read"):
-        load_report(path)
+        read_report(path)
 
 
 def test_good_files_and_directories(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(b"\xef\xbb\xbf" + VALID)  # an editor's byte order mark is no damage
-    assert load_report(path) == load_report(str(path)) == load_report(tmp_path) == with_loads()
+    assert read_report(path) == read_report(str(path)) == read_report(tmp_path) == with_loads()
 
 
 @settings(max_examples=200)

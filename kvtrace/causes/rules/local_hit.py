@@ -19,7 +19,7 @@ def rule(case: Case) -> Iterator[RuledOut]:
         return
     base = case.run.base
     mine = base[base["account"] == LOCAL_HIT]
-    reused = sum(row.amount / max(1, case.engines[row.engine].lanes) for row in rows(mine))
+    reused = sum(row.amount / max(1, case.engines[row.engine].pairs) for row in rows(mine))
     if any(engine.facts["prefix_caching"] for engine in known):
         share = percent(reused, case.total_tokens)
         yield RuledOut(

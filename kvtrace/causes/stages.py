@@ -1,11 +1,11 @@
-"""The road of a prompt token: how many tokens entered each gate, and how many passed."""
+"""The stages of a prompt token: how many tokens entered each stage, and how many passed."""
 
 from __future__ import annotations
 
 from kvtrace.causes import trust
 from kvtrace.causes.case import Case
-from kvtrace.causes.catalogue import GATES, gate_of
-from kvtrace.causes.model import GateRow
+from kvtrace.causes.catalogue import STAGES, stage_of
+from kvtrace.causes.model import StageRow
 from kvtrace.causes.steps import bodies, calls, product
 from kvtrace.causes.tables import rows
 from kvtrace.causes.words import count, plural
@@ -17,27 +17,27 @@ def prompt_tokens(case: Case) -> tuple[float, float]:
     connector, in flight or not observed is neither."""
     base = case.run.base
     mine = base[base["account"] == SAVED]
-    saved = sum(row.prompt / max(1, case.engines[row.engine].lanes) for row in rows(mine))
+    saved = sum(row.prompt / max(1, case.engines[row.engine].pairs) for row in rows(mine))
     return saved, saved + sum(_lost(case).values())
 
 
 def _lost(case: Case) -> dict[str, float]:
     return {
-        ident: sum(n / max(1, case.engines[tag].lanes) for tag, n in booked.prompts.items())
+        ident: sum(n / max(1, case.engines[tag].pairs) for tag, n in booked.prompts.items())
         for ident, booked in case.booked.items()
     }
 
 
-def road(case: Case) -> list[GateRow]:
+def stages(case: Case) -> list[StageRow]:
     _, left = prompt_tokens(case)
-    lost = [0.0] * len(GATES)
+    lost = [0.0] * len(STAGES)
     for ident, tokens in _lost(case).items():
-        lost[gate_of(ident)] += tokens
+        lost[stage_of(ident)] += tokens
     notes = _notes(case)
     found = []
-    for gate, name in enumerate(GATES):
-        after = left - lost[gate]
-        found.append(GateRow(gate, name, round(left), round(after), notes.get(gate, "")))
+    for stage, name in enumerate(STAGES):
+        after = left - lost[stage]
+        found.append(StageRow(stage, name, round(left), round(after), notes.get(stage, "")))
         left = after
     return found
 
@@ -71,5 +71,5 @@ def _notes(case: Case) -> dict[int, str]:
     _, fired, work, _ = calls(run, "save_kv_layer")
     if configured:
         notes[4] = f"save_kv_layer called in {count(fired)} layer-steps, in {count(work)} with work"
-        notes[5] = trust.gate_note(case.run.trust)
+        notes[5] = trust.stage_note(case.run.trust)
     return notes

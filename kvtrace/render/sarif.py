@@ -8,9 +8,9 @@ from typing import Any
 from urllib.parse import quote
 
 from kvtrace import __version__
-from kvtrace.report.outcome import Check, Outcome
-from kvtrace.report.render import gate
-from kvtrace.report.render.wording import clean
+from kvtrace.gate.outcome import Check, Outcome
+from kvtrace.render import gate
+from kvtrace.render.wording import clean
 
 _KINDS = {
     "engine": "The engine is put together otherwise than in the baseline's run.",

@@ -1,6 +1,6 @@
 """What a gate or a comparison of two reports says: plain data between ``kvtrace.gate`` and the renderers.
 
-``kvtrace.gate`` makes these, :mod:`kvtrace.report.render` prints them as text, Markdown, JUnit, SARIF and
+``kvtrace.gate`` makes these, :mod:`kvtrace.render` prints them as text, Markdown, JUnit, SARIF and
 GitHub annotations. Strings in them may come from a report of unknown origin: renderers clean and escape.
 """
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtrace.causes.already_stored import held
 from kvtrace.causes.case import Case, Piece, Request
 from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.rules.already_stored import held
 from kvtrace.causes.words import count, of_all, plural
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.values import integer

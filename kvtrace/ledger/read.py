@@ -23,7 +23,7 @@ _MAX_RUN_JSON = 1 << 26
 _CHUNKS_SHOWN = 16
 
 
-def load(run_dir: Path, watch: Collection[str] = ()) -> Run:
+def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     """Read every spool of a run and build the tables and the token ledger.
 
     Args:
@@ -148,8 +148,8 @@ def _state(one: SpoolScan) -> SpoolState:
     )
 
 
-def _count(engines: list[Engine], book: reqs.Book, notes: list[str]) -> None:
-    """Requests, store entries and lanes of each engine."""
+def _count(engines: list[Engine], book: reqs.Requests, notes: list[str]) -> None:
+    """Requests, store entries and pairs of each engine."""
     known = {engine.tag: engine for engine in engines}
     for request in book.requests:
         if request.engine not in known and len(engines) == 1:
@@ -179,19 +179,19 @@ def _count(engines: list[Engine], book: reqs.Book, notes: list[str]) -> None:
             f"(first: {answer} for request {ident} in step {step & STEP_MASK}): counted as 0"
         )
     for engine in engines:
-        engine.lanes = sum(len(worker.kv_layers) for worker in engine.workers)
+        engine.pairs = sum(len(worker.kv_layers) for worker in engine.workers)
         ranks = max(1, integer(engine.facts, "tp", 1) * integer(engine.facts, "pp", 1))
-        if engine.lanes == 0:
-            engine.lanes_known = False
-            engine.lanes = max(1, _configured_layers(engine)) * max(1, integer(engine.facts, "tp", 1))
-            notes.append("no worker of one engine told its KV layers: its tokens are booked on assumed lanes")
+        if engine.pairs == 0:
+            engine.pairs_known = False
+            engine.pairs = max(1, _configured_layers(engine)) * max(1, integer(engine.facts, "tp", 1))
+            notes.append("no worker of one engine told its KV layers: its tokens are booked on assumed pairs")
         elif len(engine.workers) < ranks:
             notes.append(
                 f"{len(engine.workers)} of {ranks} workers of one engine were seen: the books hold those only"
             )
 
 
-def _unwatched(book: reqs.Book, engines: list[Engine]) -> Array:
+def _unwatched(book: reqs.Requests, engines: list[Engine]) -> Array:
     """Steps whose metadata could not be read, and of which no measurement says everything."""
     watched = {step for engine in engines for step in engine.watched_steps}
     return np.setdiff1d(book.unreadable.sorted, np.array(sorted(watched), dtype=np.int64))

@@ -1,13 +1,13 @@
-"""``python -m kvtrace.causes.pages DIR``: one Markdown page a cause, from the catalogue."""
+"""``python -m kvtrace.render.pages DIR``: one Markdown page a cause, from the catalogue."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-from kvtrace.causes.catalogue import CATALOGUE, GATES, Cause
+from kvtrace.causes.catalogue import CATALOGUE, STAGES, Cause
 
-_HEAD = "<!-- made by python -m kvtrace.causes.pages; edit kvtrace/causes/catalogue.py instead -->\n"
+_HEAD = "<!-- made by python -m kvtrace.render.pages; edit kvtrace/causes/catalogue.py instead -->\n"
 _SEVERITY = {
     "fault": "something to mend: configuration, connector or vLLM",
     "limit": "works as built; the remedy says what to change if that is not wanted",
@@ -17,10 +17,8 @@ _SEVERITY = {
 
 def page(cause: Cause) -> str:
     """The page of one cause."""
-    gate = (
-        "none (it takes no token off the road)"
-        if cause.gate is None
-        else f"{cause.gate} ({GATES[cause.gate]})"
+    stage = (
+        "none (no token is lost by it)" if cause.stage is None else f"{cause.stage} ({STAGES[cause.stage]})"
     )
     books = {"saves": "the ledger of saves", "loads": "the ledger of loads", "note": "none"}[cause.ledger]
     status = "No rule looks for it yet: it is never found."
@@ -35,7 +33,7 @@ def page(cause: Cause) -> str:
         f"{cause.meaning}\n\n"
         f"| | |\n|---|---|\n"
         f"| Severity | {cause.severity}: {_SEVERITY[cause.severity]} |\n"
-        f"| Gate | {gate} |\n"
+        f"| Stage | {stage} |\n"
         f"| Books | {books} |\n"
         f"| vLLM | {cause.versions} |\n"
         f"| Rule | {status} |\n\n"
@@ -45,11 +43,11 @@ def page(cause: Cause) -> str:
 
 
 def index() -> str:
-    lines = [_HEAD + "# Causes\n", "| gate | cause | severity | rule |", "|---|---|---|---|"]
+    lines = [_HEAD + "# Causes\n", "| stage | cause | severity | rule |", "|---|---|---|---|"]
     for cause in CATALOGUE.values():
-        gate = "" if cause.gate is None else str(cause.gate)
+        stage = "" if cause.stage is None else str(cause.stage)
         rule = ("seen live" if cause.live else "not yet seen live") if cause.implemented else "none yet"
-        lines.append(f"| {gate} | [{cause.id}]({cause.id}.md) | {cause.severity} | {rule} |")
+        lines.append(f"| {stage} | [{cause.id}]({cause.id}.md) | {cause.severity} | {rule} |")
     return "\n".join(lines) + "\n"
 
 
@@ -60,7 +58,7 @@ def pages() -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
-        print("usage: python -m kvtrace.causes.pages DIR", file=sys.stderr)
+        print("usage: python -m kvtrace.render.pages DIR", file=sys.stderr)
         return 2
     folder = Path(arguments[0])
     folder.mkdir(parents=True, exist_ok=True)

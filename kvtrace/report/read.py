@@ -28,7 +28,7 @@ class ReportError(KvtraceError):
     """A path holds no report that can be read."""
 
 
-def load_report(path: str | Path) -> Report:
+def read_report(path: str | Path) -> Report:
     """The report at `path`: of the file, or of the run directory.
 
     Raises:
@@ -70,7 +70,7 @@ def check_report(value: object, where: str) -> Report:
     """`value` as a report, if it is one.
 
     Raises:
-        ReportError: another document, a newer report, a wrong type or field, unbalanced books.
+        ReportError: another document, a newer or older report, a wrong type or field, unbalanced books.
     """
     schema = value.get("schema") if isinstance(value, dict) else None
     if not isinstance(schema, str):
@@ -102,8 +102,14 @@ def schema_problem(value: object) -> str | None:
 
 def _refuse_schema(schema: str, where: str) -> NoReturn:
     match = re.fullmatch(r"kvtrace\.report/(\d{1,9})", schema)
-    if match and int(match[1]) > 1:
+    if match and int(match[1]) > int(SCHEMA.rpartition("/")[2]):
         raise ReportError(f"{schema} was made by a newer kvtrace", where, "upgrade kvtrace to read it")
+    if match:
+        raise ReportError(
+            f"{schema} was made by an older kvtrace, this one reads {SCHEMA}",
+            where,
+            "make it again with kvtrace explain RUN_DIR",
+        )
     if re.fullmatch(r"kvtrace\.run/\d{1,9}", schema):
         raise ReportError("this is a run's run.json, not a report", where, "give the run directory")
     raise ReportError(f"JSON of another kind (schema {ascii(schema)[:60]})", where, _HOW)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.catalogue import GATES, Cause
+from kvtrace.causes.catalogue import STAGES, Cause
 
 _SEVERITY = {
     "fault": "fault: something to mend",
@@ -15,8 +15,8 @@ _LEDGERS = {"saves": "saves", "loads": "loads"}
 def cause_page(cause: Cause) -> str:
     """The page of `cause`, as Markdown that ends in a newline."""
     facts = [f"- Severity: {_SEVERITY.get(cause.severity, cause.severity)}"]
-    if cause.gate is not None:
-        facts.append(f"- Gate: {cause.gate} {GATES[cause.gate]}")
+    if cause.stage is not None:
+        facts.append(f"- Stage: {cause.stage} {STAGES[cause.stage]}")
     if cause.ledger in _LEDGERS:
         facts.append(f"- Ledger: {_LEDGERS[cause.ledger]}")
     facts.append(f"- Rule holds for vLLM: {cause.versions}")

@@ -55,9 +55,9 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
 
 def _remainder(case: Case, rows: list[LoadOf]) -> tuple[int, int] | None:
     """(block, remainder) where all prompts have the same length within a block."""
-    pairs = {(row.block, row.prompt % row.block) for row in (case.requests[r.request] for r in rows)
+    found_pairs = {(row.block, row.prompt % row.block) for row in (case.requests[r.request] for r in rows)
              if row.block > 0}  # fmt: skip
-    return pairs.pop() if len(pairs) == 1 else None
+    return found_pairs.pop() if len(found_pairs) == 1 else None
 
 
 def _alignment(case: Case, rows: list[LoadOf]) -> list[str]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from kvtrace.report.outcome import Difference, Outcome
-from kvtrace.report.render import gate
-from kvtrace.report.render.markdown import code, text
-from kvtrace.report.render.wording import clean
+from kvtrace.gate.outcome import Difference, Outcome
+from kvtrace.render import gate
+from kvtrace.render.markdown import code, text
+from kvtrace.render.wording import clean
 
 MAX_ROWS = 50
 

@@ -6,9 +6,9 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from kvtrace.report.outcome import Difference, Outcome
-from kvtrace.report.render import gate
-from kvtrace.report.render.wording import clean, pad, wrap
+from kvtrace.gate.outcome import Difference, Outcome
+from kvtrace.render import gate
+from kvtrace.render.wording import clean, pad, wrap
 
 MAX_ROWS = 12
 _MIN_WIDTH = 60

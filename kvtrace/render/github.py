@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from kvtrace.report.outcome import Outcome
-from kvtrace.report.render import gate
-from kvtrace.report.render.wording import clean
+from kvtrace.gate.outcome import Outcome
+from kvtrace.render import gate
+from kvtrace.render.wording import clean
 
 MAX_ANNOTATIONS = 10
 """GitHub shows no more of one kind in one step."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from kvtrace.report.model import Book, Report
-from kvtrace.report.render import content
-from kvtrace.report.render.wording import clean, count, percent
+from kvtrace.render import content
+from kvtrace.render.wording import clean, count, percent
+from kvtrace.report.model import Ledger, Report
 
 # an underscore inside a word is no emphasis on GitHub, and names are easier to read without the backslash
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>|~$&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
@@ -76,7 +76,7 @@ def _books(report: Report) -> list[str]:
     return [*out, "", text(content.no_loads(report))]
 
 
-def _book(book: Book, total: str) -> list[str]:
+def _book(book: Ledger, total: str) -> list[str]:
     rows = [(text(row.label), count(row.tokens), percent(row.share)) for row in content.accounts(book)]
     rows.append(
         (f"**{total}**", f"**{count(book['total_tokens'])}**", f"**{percent(1.0)}**" if book["total"] else "")
@@ -85,11 +85,11 @@ def _book(book: Book, total: str) -> list[str]:
 
 
 def _road(report: Report) -> list[str]:
-    rows = [(text(row.name), row.came, row.went, text(row.note)) for row in content.road(report)]
+    rows = [(text(row.name), row.came, row.went, text(row.note)) for row in content.stages(report)]
     if not rows:
         return []
-    head = ("gate", "in", "out", "")
-    return ["", "### The road of a prompt token", "", *_table(head, [*rows], {1, 2})]
+    head = ("stage", "in", "out", "")
+    return ["", "### Save pipeline", "", *_table(head, [*rows], {1, 2})]
 
 
 def _findings(report: Report) -> list[str]:

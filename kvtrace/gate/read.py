@@ -30,7 +30,7 @@ class BaselineFile:
         return self.lines.get(line_of(row), 1)
 
 
-def load_baseline(path: str | Path) -> BaselineFile:
+def read_baseline(path: str | Path) -> BaselineFile:
     """The baseline at `path`.
 
     Raises:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as tree
 
-from kvtrace.report.outcome import Check, Outcome
-from kvtrace.report.render import gate
-from kvtrace.report.render.wording import clean
+from kvtrace.gate.outcome import Check, Outcome
+from kvtrace.render import gate
+from kvtrace.render.wording import clean
 
 # what XML 1.0 cannot hold, escaped or not
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -12,15 +12,15 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvtrace.report.model import Book, Engine, Event, Finding, GraphRow, ModeRow, Report
-from kvtrace.report.render.wording import clean, count, duration, names, percent, plural, size
+from kvtrace.render.wording import clean, count, duration, names, percent, plural, size
+from kvtrace.report.model import Engine, Event, Finding, GraphRow, Ledger, ModeRow, Report
 
 MAX_REQUESTS = 5
 MAX_TIMINGS = 6
 MAX_LAYERS = 6
 
 _FIRST = ("saved", "loaded", "local-hit", "pending", "not-observed")
-_GATE_NAMES = ("wiring", "schedule", "bind", "forward", "hook", "effect", "completion")
+_STAGE_NAMES = ("wiring", "schedule", "bind", "forward", "hook", "effect", "completion")
 _PLATFORMS = {"cpu": "CPU", "cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "tpu": "TPU"}
 _T = TypeVar("_T")
 _K = TypeVar("_K", bound=Hashable)
@@ -96,13 +96,13 @@ class Account:
     good: bool
 
 
-def accounts(book: Book) -> list[Account]:
+def accounts(book: Ledger) -> list[Account]:
     """The lines of a book that are not empty: what went well first, then the largest loss."""
     total = book["total_tokens"] or 0.0
 
     def of(name: str) -> Account:
         layers = book["accounts"][name]
-        tokens = book["tokens"].get(name, layers / (book["lanes"] or 1))
+        tokens = book["tokens"].get(name, layers / (book["pairs"] or 1))
         share = tokens / total if total else (layers / book["total"] if book["total"] else 0.0)
         return Account(account_label(name), tokens, min(share, 1.0), name in _FIRST[:3])
 
@@ -118,7 +118,7 @@ def account_label(name: str) -> str:
     return clean(f"{kind.replace('-', ' ')} · {cause}" if colon else name, 80)
 
 
-def book_note(book: Book) -> str:
+def book_note(book: Ledger) -> str:
     """How the books are kept and what they rest on."""
     parts = [f"{count(book['total'])} token-layers, booked to the unit"]
     trust, note = book["trust"], clean(book["trust_note"])
@@ -134,8 +134,8 @@ def no_loads(report: Report) -> str:
 
 
 @dataclass(frozen=True)
-class GateRow:
-    """One gate of the road; tokens in and out."""
+class StageRow:
+    """One stage of the save pipeline; tokens in and out."""
 
     name: str
     came: str
@@ -144,17 +144,19 @@ class GateRow:
     loss: bool
 
 
-def road(report: Report) -> list[GateRow]:
-    """The gates, with what left the road at each."""
+def stages(report: Report) -> list[StageRow]:
+    """The stages, with what was lost at each."""
     rows = []
-    for gate in report["road"]:
-        lost = gate["in"] - gate["out"]
-        note = clean(gate["note"])
+    for stage in report["stages"]:
+        lost = stage["in"] - stage["out"]
+        note = clean(stage["note"])
         if lost > 0:
-            left = f"◀ {count(lost)} left the road here"
+            left = f"◀ {count(lost)} lost at this stage"
             note = f"{left}; {note}" if note else left
-        name = clean(gate["name"], 20) or _GATE_NAMES[gate["gate"]]
-        rows.append(GateRow(f"{gate['gate']} {name}", count(gate["in"]), count(gate["out"]), note, lost > 0))
+        name = clean(stage["name"], 20) or _STAGE_NAMES[stage["stage"]]
+        rows.append(
+            StageRow(f"{stage['stage']} {name}", count(stage["in"]), count(stage["out"]), note, lost > 0)
+        )
     return rows
 
 

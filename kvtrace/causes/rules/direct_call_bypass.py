@@ -36,13 +36,13 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
     )
     size = f" ({product(run)})" if product(run) else ""
     if ran.ran == ran.eligible:
-        road = (
+        stages = (
             "through the dispatcher"
             if not ran.direct
             else f"{count(ran.direct)} of them called directly, and hooked"
         )
         yield RuledOut(
-            ID, f"op body ran in {count(ran.ran)}/{count(ran.eligible)} layer-steps{size}, {road}{said}"
+            ID, f"op body ran in {count(ran.ran)}/{count(ran.eligible)} layer-steps{size}, {stages}{said}"
         )
     elif said:
         yield RuledOut(ID, f"op body ran in {count(ran.ran)}/{count(ran.eligible)} layer-steps{size}{said}")

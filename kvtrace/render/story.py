@@ -11,12 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from kvtrace.causes.catalogue import GATES
+from kvtrace.causes.catalogue import STAGES
 from kvtrace.ledger.model import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED
-from kvtrace.report.render.content import account_label
-from kvtrace.report.render.wording import clean, count, duration, pad, percent, plural, size, wrap
+from kvtrace.render.content import account_label
+from kvtrace.render.wording import clean, count, duration, pad, percent, plural, size, wrap
 from kvtrace.story.listing import Listing
-from kvtrace.story.model import Call, Entry, Lane, Moment, Range, RankStep, Story
+from kvtrace.story.model import Call, Entry, Moment, Pair, Range, RankStep, Story
 
 MAX_CHUNKS = 24
 MAX_METADATA = 6
@@ -80,7 +80,7 @@ class _Page:
         if not rows:
             return
         self.out.append(Text())
-        head = ("Where its tokens ended up", "tokens", "lanes", "account")
+        head = ("Where its tokens ended up", "tokens", "(layer, rank)", "outcome")
         wide = [max(cell_len(row[at]) for row in (head, *rows)) for at in range(3)]
         titles = [pad(head[0], wide[0] + 2), pad(head[1], wide[1], True), pad(head[2], wide[2], True)]
         self.out.append(Text("  ".join([*titles, head[3]]), style="bold"))
@@ -102,13 +102,13 @@ def _headline(story: Story) -> list[str]:
 
 
 def _verdict(story: Story) -> str:
-    lanes = max(1, len(story.lanes))
-    ranks = {lane.rank for lane in story.lanes}
-    layers = {lane.layer for lane in story.lanes}
+    pairs = max(1, len(story.pairs))
+    ranks = {pair.rank for pair in story.pairs}
+    layers = {pair.layer for pair in story.pairs}
     parts = []
     accounts = story.accounts
     for account in sorted(accounts, key=lambda name: (name not in _GOOD, -accounts[name])):
-        parts.append(f"{count(accounts[account] / lanes)} {account_label(account)}")
+        parts.append(f"{count(accounts[account] / pairs)} {account_label(account)}")
     where = f"{plural(len(layers), 'KV layer')} x {plural(len(ranks), 'rank')}"
     if not parts:
         return f"No token of this request ever had KV here ({where})."
@@ -250,7 +250,7 @@ def _details(story: Story, moment: Moment) -> list[tuple[str, str]]:
         return found
     groups: dict[str, list[RankStep]] = {}
     for rank in moment.ranks:
-        groups.setdefault(" · ".join(_rank_parts(rank, story.lanes)), []).append(rank)
+        groups.setdefault(" · ".join(_rank_parts(rank, story.pairs)), []).append(rank)
     for text, alike in groups.items():
         spans = [rank.total_ns for rank in alike if rank.state != "not-recorded"]
         took = f" · {duration(max(spans) / 1e9)}" if spans else ""
@@ -278,10 +278,10 @@ def _entries(entries: Sequence[Entry]) -> list[str]:
     return found
 
 
-def _rank_parts(rank: RankStep, lanes: Sequence[Lane]) -> list[str]:
+def _rank_parts(rank: RankStep, pairs: Sequence[Pair]) -> list[str]:
     if rank.state == "not-recorded":
         return ["no record of this step"]
-    names = [lane.layer for lane in lanes if lane.rank == rank.rank]
+    names = [pair.layer for pair in pairs if pair.rank == rank.rank]
     held = not any(c.skip == "NO_CONNECTOR_METADATA" or (c.no_metadata and c.layer) for c in rank.calls)
     parts = ["no metadata bound"]
     if rank.bound:
@@ -395,23 +395,23 @@ def _range_row(story: Story, part: Range) -> tuple[str, str, str, str]:
     last = part.end - 1
     where = count(part.start) if last == part.start else f"{count(part.start)} to {count(last)}"
     account = account_label(part.account)
-    if part.gate is not None:
-        account += f" (gate {part.gate} {GATES[part.gate]})"
+    if part.stage is not None:
+        account += f" (stage {part.stage} {STAGES[part.stage]})"
     if part.account == PENDING:
         account += " (in flight when the trace ends)"
     elif part.account == NOT_OBSERVED:
         account += " (nothing recorded says)"
-    if len(part.lanes) < len(story.lanes):
-        account += f" · {_lanes(story, part.lanes)}"
-    return (where, count(part.end - part.start), f"{len(part.lanes)}/{len(story.lanes)}", account)
+    if len(part.pairs) < len(story.pairs):
+        account += f" · {_pairs(story, part.pairs)}"
+    return (where, count(part.end - part.start), f"{len(part.pairs)}/{len(story.pairs)}", account)
 
 
-def _lanes(story: Story, members: Sequence[int]) -> str:
-    """Which lanes: whole ranks by number, else layers by rank."""
+def _pairs(story: Story, members: Sequence[int]) -> str:
+    """Which pairs: whole ranks by number, else layers by rank."""
     by_rank: dict[int, list[str]] = {}
     for index in members:
-        by_rank.setdefault(story.lanes[index].rank, []).append(story.lanes[index].layer)
-    whole = {rank: sum(1 for lane in story.lanes if lane.rank == rank) for rank in by_rank}
+        by_rank.setdefault(story.pairs[index].rank, []).append(story.pairs[index].layer)
+    whole = {rank: sum(1 for pair in story.pairs if pair.rank == rank) for rank in by_rank}
     parts = []
     groups: dict[tuple[str, ...], list[int]] = {}
     for rank, layers in by_rank.items():

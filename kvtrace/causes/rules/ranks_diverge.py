@@ -22,7 +22,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         yield case.finding(
             ID,
             f"Ranks saved different amounts of {of_all(len(apart), len(requests), 'request')}.",
-            evidence=["the other findings name the gate at which single ranks lost their tokens"],
+            evidence=["the other findings name the stage at which single ranks lost their tokens"],
             events=[
                 Event(r.id, r.chunk_step, "not the same positions of a layer saved on every rank")
                 for r in rows
