@@ -1,0 +1,407 @@
+"""The JSON documents of a spool, a dataclass each: what the agent writes and the analysis reads.
+
+Standard library only: this module is imported inside vLLM's processes. Reading checks at the border:
+a field that is missing or of another type has its default, which says "unknown"; keys that this version
+does not know are left out. Nothing after it looks into a dictionary.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from kvtrace.trace import format as fmt
+
+D = TypeVar("D", bound="Document")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A JSON object with known fields. ``NAMES``: fields whose key in the JSON is another word."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def from_json(cls: type[D], value: Mapping[str, Any]) -> D:
+        """Never raises: what is no such field is left at its default."""
+        given: dict[str, Any] = {}
+        for name, key, hint in _fields(cls):
+            if key in value:
+                read = _read(value[key], hint)
+                if read is not _WRONG:
+                    given[name] = read
+        return cls(**given)
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: _plain(getattr(self, name)) for name, key, _ in _fields(type(self))}
+
+    def updated(self: D, later: D) -> D:
+        """A document can be sent again with more in it: what the later one knows wins."""
+        unknown = type(self)()
+        values = {name: getattr(self, name) for name, _, _ in _fields(type(self))}
+        for name in values:
+            new = getattr(later, name)
+            if new is not None and (new != getattr(unknown, name) or values[name] is None):
+                values[name] = new
+        return type(self)(**values)
+
+
+@dataclass(frozen=True)
+class Header(Document):
+    """The spool's head: the process that writes it. Times: one pair of host clocks, ns."""
+
+    kvtrace: str = ""
+    run: str = ""
+    pid: int = -1
+    ppid: int = -1
+    role: str = "other"
+    process: str = ""
+    python: str = ""
+    executable: str = ""
+    argv: tuple[str, ...] = ()
+    host: str = ""
+    wall_ns: int = 0
+    perf_ns: int = 0
+    vllm: str | None = None
+
+
+@dataclass(frozen=True)
+class Target(Document):
+    """What became of one row of the target table in this process."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.TARGET
+
+    id: str = ""
+    module: str = ""
+    attr: str = ""
+    status: str = "pending"
+    detail: str = ""
+    versions: str = ""
+
+
+@dataclass(frozen=True)
+class KvGroup(Document):
+    """One KV cache group: the kind of its spec, tokens in a block, names of its layers."""
+
+    kind: str = ""
+    block_size: int | None = None
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KvTransfer(Document):
+    """vLLM's KVTransferConfig."""
+
+    connector: str | None = None
+    role: str | None = None
+    module_path: str | None = None
+    engine_id: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Engine(Document):
+    """One Scheduler instance and the engine it schedules for; ``tag`` 0 where no scheduler told."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.ENGINE
+
+    tag: int = 0
+    vllm: str | None = None
+    torch: str | None = None
+    platform: str | None = None
+    model: str = ""
+    dp_rank: int = 0
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    block_size: int | None = None
+    hash_block_size: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_scheduled_tokens: int | None = None
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    prefix_caching: bool | None = None
+    chunked_prefill: bool | None = None
+    async_scheduling: bool | None = None
+    enforce_eager: bool | None = None
+    cudagraph_mode: str | None = None
+    compilation_mode: str | int | None = None
+    scheduler: str | None = None
+    kv_transfer: KvTransfer | None = None
+    connector_created: bool | None = None
+    connector: int | None = None
+    kv_groups: tuple[KvGroup, ...] = ()
+
+    @property
+    def known(self) -> bool:
+        """Whether a scheduler told anything of this engine."""
+        return self.tag != 0
+
+    @property
+    def ranks(self) -> int:
+        """Workers of one replica: TP times PP."""
+        return max(1, (self.tp or 1) * (self.pp or 1))
+
+
+@dataclass(frozen=True)
+class Worker(Document):
+    """One worker, once its KV cache exists. ``connector``: index of the connector in its process."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.WORKER
+
+    tag: int = 0
+    ordinal: int = 0
+    rank: int = 0
+    local_rank: int | None = None
+    tp_rank: int | None = None
+    pp_rank: int | None = None
+    dp_rank: int = 0
+    worker_class: str | None = None
+    runner_class: str | None = None
+    device: str | None = None
+    kv_layers: tuple[str, ...] = ()
+    direct_call: Mapping[str, bool] = field(default_factory=dict)
+    backends: Mapping[str, str] = field(default_factory=dict)
+    connector_live: bool | None = None
+    connector: int | None = None
+
+
+@dataclass(frozen=True)
+class Connector(Document):
+    """One connector object. ``ordinal``: its index in the process (None or 0: it could not be made);
+    ``noop``, ``overrides``: hooks whose body does nothing, hooks that its class defines; ``ints``: integers
+    that it holds and that may be a storage unit."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.CONNECTOR
+    NAMES: ClassVar[Mapping[str, str]] = {"cls": "class"}
+
+    ordinal: int | None = None
+    role: str = ""
+    parent: int | None = None
+    configured: str | None = None
+    cls: str = ""
+    module: str = ""
+    file: str = ""
+    ok: bool | None = None
+    error_type: str | None = None
+    error: str | None = None
+    where: str = ""
+    proxy: str = ""
+    noop: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    ints: Mapping[str, int] = field(default_factory=dict)
+    engine_tag: int | None = None
+    resolves: bool | None = None
+    requires_piecewise: bool | None = None
+
+
+@dataclass(frozen=True)
+class EngineArgs(Document):
+    """Engine arguments that differ from their class default."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.ENGINE_ARGS
+
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HookException(Document):
+    """An exception that left a hook (or ended a thread of the connector: hook "thread")."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.EXCEPTION
+
+    hook: str = ""
+    layer: str | None = None
+    step: int = 0
+    connector: int = 0
+    type: str = ""
+    message: str = ""
+    where: str = ""
+    count_so_far: int = 1
+
+
+@dataclass(frozen=True)
+class AgentError(Document):
+    """The agent itself failed."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.AGENT_ERROR
+
+    where: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ClientId(Document):
+    """The client's id of a request, and the one that the engine gave it."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.CLIENT_ID
+
+    client: str = ""
+    engine: str = ""
+
+
+@dataclass(frozen=True)
+class Swallowed(Document):
+    """An exception that the connector raised and handled itself, in a watched call or a thread of its own.
+    ``observed_calls``: calls of this hook that were watched so far; ``count``: such exceptions so far."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.SWALLOWED
+
+    hook: str = ""
+    layer: str | None = None
+    step: int = 0
+    connector: int = 0
+    type: str = ""
+    message: str = ""
+    where: str = ""
+    observed_calls: int = 0
+    count: int = 1
+    logged: bool | None = None
+
+
+@dataclass(frozen=True)
+class Log(Document):
+    """A record of WARNING or above that the connector logged. ``shown``: whether a handler shows it."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.LOG
+
+    logger: str = ""
+    level: str = ""
+    message: str = ""
+    hook: str = ""
+    layer: str | None = None
+    step: int = 0
+    connector: int = 0
+    shown: bool | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class ConfigKeys(Document):
+    """Keys of kv_connector_extra_config: given, read of these, and asked for without being given."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.CONFIG_KEYS
+
+    connector: int = -1
+    given: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceTiming(Document):
+    """Whether device times are taken in this process; ``why`` not."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.DEVICE
+
+    mode: str = ""
+    budget: float = 0.0
+    on: bool | None = None
+    pairs: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Graphs(Document):
+    """What was decided about CUDA graphs when an engine's first step began."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.GRAPHS
+
+    tag: int = 0
+    mode: str | None = None
+    captured: int | None = None
+    breakable: bool | None = None
+    v2: bool | None = None
+
+
+@dataclass(frozen=True)
+class StartFailed(Document):
+    """A worker that never came up: the stage that raised, and what."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.START_FAILED
+
+    stage: str = ""
+    type: str = ""
+    message: str = ""
+
+
+AnyFact = (
+    Target | Engine | Worker | Connector | EngineArgs | HookException | AgentError | ClientId | Swallowed
+    | Log | ConfigKeys | DeviceTiming | Graphs | StartFailed
+)  # fmt: skip
+FACTS: dict[fmt.Fact, type[AnyFact]] = {
+    kind.CODE: kind
+    for kind in (
+        Target, Engine, Worker, Connector, EngineArgs, HookException, AgentError, ClientId, Swallowed, Log,
+        ConfigKeys, DeviceTiming, Graphs, StartFailed,
+    )
+}  # fmt: skip
+
+
+def fact_of(code: fmt.Fact, value: Mapping[str, Any]) -> AnyFact:
+    """The typed document of a FACT record."""
+    return FACTS[code].from_json(value)
+
+
+# --- types at the border --------------------------------------------------------------------
+
+_WRONG = object()
+
+
+_known_fields: dict[type[Document], tuple[tuple[str, str, Any], ...]] = {}
+
+
+def _fields(cls: type[Document]) -> tuple[tuple[str, str, Any], ...]:
+    """(field, key in the JSON, type) of a document's class."""
+    known = _known_fields.get(cls)
+    if known is None:
+        hints = get_type_hints(cls)
+        known = tuple((one.name, cls.NAMES.get(one.name, one.name), hints[one.name]) for one in fields(cls))
+        _known_fields[cls] = known
+    return known
+
+
+def _read(value: Any, hint: Any) -> Any:
+    """`value` as a field of that type, or _WRONG."""
+    if hint is Any:
+        return value
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        read = (_read(value, one) for one in get_args(hint))
+        return next((one for one in read if one is not _WRONG), _WRONG)
+    if origin is tuple:
+        return _items(value, get_args(hint)[0]) if isinstance(value, list) else _WRONG
+    if origin is not None:  # Mapping[str, X]
+        return _table(value, get_args(hint)[1]) if isinstance(value, dict) else _WRONG
+    return _scalar(value, hint)
+
+
+def _items(value: list[Any], hint: Any) -> tuple[Any, ...]:
+    return tuple(read for item in value if (read := _read(item, hint)) is not _WRONG)
+
+
+def _table(value: dict[Any, Any], hint: Any) -> dict[str, Any]:
+    return {
+        key: read
+        for key, item in value.items()
+        if isinstance(key, str) and (read := _read(item, hint)) is not _WRONG
+    }
+
+
+def _scalar(value: Any, hint: type[Any]) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if issubclass(hint, Document):
+        return hint.from_json(value) if isinstance(value, dict) else _WRONG
+    right = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    return value if right else _WRONG
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Document):
+        return value.to_json()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value

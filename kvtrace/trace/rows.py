@@ -1,0 +1,425 @@
+"""The records of a spool, a named type for each kind: what their eight words are.
+
+Standard library only: this module is imported inside vLLM's processes. A row is a tuple of eight
+words, so that it can be added to a recorder as it is; the hot path adds plain tuples of the same order,
+and a test holds them equal. :func:`decode` reads one record, :func:`columns` a table of records of one
+kind: there each field is an array, one item a record.
+
+``head`` is word 0 (:func:`~kvtrace.trace.format.pack_head`); its parts are read by :func:`role`,
+:func:`code`, :func:`detail`, :func:`flags` and :func:`thread`. Names of fields:
+
+- ``t``, ``t0``, ``t1``: ``perf_counter_ns`` of the writing host; ``t0`` and ``t1`` a call's begin and end;
+- ``step``: the engine's tag and the number of its ``schedule()`` call, 0 for no step;
+- ``request``, ``layer``, ``*_name``: ids of NAME records, 0 for none;
+- counts are -1 where they could not be observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+from kvtrace.trace.format import Kind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Word: TypeAlias = Any
+"""An int in a row, an array of int64 where the row is the columns of a table."""
+
+
+class Name(NamedTuple):
+    """Gives an integer to a string. The text follows in BYTES records; ``crc`` is its CRC-32."""
+
+    head: Word
+    id: Word
+    length: Word
+    crc: Word
+    spare4: Word = 0
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
+
+
+class Bytes(NamedTuple):
+    """56 bytes of the text of the NAME or FACT before it."""
+
+    head: Word
+    part1: Word
+    part2: Word
+    part3: Word
+    part4: Word
+    part5: Word
+    part6: Word
+    part7: Word
+
+
+class Document(NamedTuple):
+    """A JSON document (:mod:`kvtrace.trace.facts`); code: Fact. The text follows in BYTES records."""
+
+    head: Word
+    t: Word
+    length: Word
+    crc: Word
+    spare4: Word = 0
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
+
+
+class HookCall(NamedTuple):
+    """One call of a connector's hook. code: of :mod:`~kvtrace.trace.hooks`, detail: the connector's index.
+
+    ``slots``, ``entries``: what the metadata bound at that moment declares for this hook's direction, over
+    the whole step. ``extra``: load slots for bind_connector_metadata; the graph mode for start_load_kv;
+    numbers of ids for get_finished (sending << 32 | receiving), of blocks for
+    get_block_ids_with_load_errors; the name of the exception's type where Flag.RAISED.
+    """
+
+    head: Word
+    t0: Word
+    t1: Word
+    step: Word
+    layer: Word
+    slots: Word
+    entries: Word
+    extra: Word
+
+
+class OpCall(NamedTuple):
+    """One run of an attention or KV-cache update body. code: of :mod:`~kvtrace.trace.ops`, detail: Dispatch.
+
+    ``tokens``: rows of the query (padded batch). ``mode``: CUDA-graph mode of the forward context (0 NONE,
+    1 PIECEWISE, 2 FULL, -1 unknown). ``skip``: Skip.
+    """
+
+    head: Word
+    t0: Word
+    t1: Word
+    step: Word
+    layer: Word
+    tokens: Word
+    mode: Word
+    skip: Word
+
+
+class Step(NamedTuple):
+    """One ``Scheduler.schedule()``. ``gone``: preempted << 32 | finished ids handed to the workers."""
+
+    head: Word
+    t0: Word
+    t1: Word
+    step: Word
+    tokens: Word
+    requests: Word
+    new_requests: Word
+    gone: Word
+
+
+class Chunk(NamedTuple):
+    """Prompt tokens [start, start + tokens) of one request computed in a step. Decode steps write none: a
+    request's decode tokens follow from its FINISH."""
+
+    head: Word
+    t: Word
+    request: Word
+    step: Word
+    start: Word
+    tokens: Word
+    prompt: Word
+    block: Word
+
+
+class Arrival(NamedTuple):
+    """A request comes to the scheduler. ``digest``: 63-bit keyed BLAKE2b of the prompt's token ids;
+    ``prefix``: the same of the longest block-aligned proper prefix ((n - 1) // block * block tokens), 0
+    where that is empty. The key is the run's and stays in memory."""
+
+    head: Word
+    t: Word
+    request: Word
+    spare3: Word
+    prompt: Word
+    digest: Word
+    prefix: Word
+    max_tokens: Word
+
+
+class Lookup(NamedTuple):
+    """``get_num_new_matched_tokens``. ``local``: tokens that the GPU's prefix cache holds, ``external``: the
+    connector's answer (NONE_ANSWER where it returned None)."""
+
+    head: Word
+    t0: Word
+    t1: Word
+    step: Word
+    request: Word
+    local: Word
+    external: Word
+    spare7: Word = 0
+
+
+class Allocation(NamedTuple):
+    """``update_state_after_alloc``. ``external``: tokens that the scheduler accepted from the connector."""
+
+    head: Word
+    t0: Word
+    t1: Word
+    step: Word
+    request: Word
+    external: Word
+    blocks: Word
+    spare7: Word = 0
+
+
+class MetadataEntry(NamedTuple):
+    """One entry of the metadata that ``build_connector_meta`` returned: Flag.STORE or LOAD. ``slots``: KV
+    slots that it names; ``tokens``: tokens it speaks of; ``start``: position of its first slot in the
+    request; each -1 where the entry does not say."""
+
+    head: Word
+    t: Word
+    request: Word
+    step: Word
+    slots: Word
+    tokens: Word
+    start: Word
+    spare7: Word = 0
+
+
+class Preemption(NamedTuple):
+    head: Word
+    t: Word
+    request: Word
+    step: Word
+    computed: Word
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
+
+
+class Finish(NamedTuple):
+    """A request left the scheduler. ``computed``: tokens whose KV was computed or reused (prompt and
+    decode), ``status_name``: vLLM's RequestStatus."""
+
+    head: Word
+    t: Word
+    request: Word
+    step: Word
+    computed: Word
+    output: Word
+    status_name: Word
+    preemptions: Word
+
+
+class Execution(NamedTuple):
+    """One ``execute_model`` on a worker. ``mode``: as in OpCall, of the target model's forward; ``padded``:
+    tokens of the batch that the model ran, padding included (0 unknown)."""
+
+    head: Word
+    t0: Word
+    t1: Word
+    step: Word
+    tokens: Word
+    requests: Word
+    mode: Word
+    padded: Word
+
+
+class QuietCalls(NamedTuple):
+    """A quiet step's calls of one hook or op past the spool's size limit (detail: with DETAIL_IS_OP an op).
+    ``layer_set`` names a JSON list of layer name ids; durations in ns."""
+
+    head: Word
+    t0: Word
+    layer_set: Word
+    step: Word
+    count: Word
+    total_ns: Word
+    least_ns: Word
+    most_ns: Word
+
+
+class Trailer(NamedTuple):
+    """This process stopped recording; code: Stop. ``lost``: records dropped after that."""
+
+    head: Word
+    t: Word
+    lost: Word
+    spare3: Word = 0
+    spare4: Word = 0
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
+
+
+class Effect(NamedTuple):
+    """What one watched hook call really did. code: the hook, detail: the connector's index, Flag.STORE (read
+    from the KV tensor) or LOAD (written into it). ``slots``: KV slots of this layer that tensor operations
+    copied, -1 where none could be watched; ``bytes``, ``files``: bytes in, and number of, files that the
+    call opened for writing; ``target``: 63-bit keyed digest of the first such path (0 none)."""
+
+    head: Word
+    t: Word
+    layer: Word
+    step: Word
+    slots: Word
+    bytes: Word
+    files: Word
+    target: Word
+
+
+class Prefixes(NamedTuple):
+    """Keyed 63-bit digests of a prompt's beginnings of first, first + stride, ... tokens (0 = past the
+    end); the key is that of Arrival."""
+
+    head: Word
+    request: Word
+    first: Word
+    stride: Word
+    digest0: Word
+    digest1: Word
+    digest2: Word
+    digest3: Word
+
+
+class TransferBegun(NamedTuple):
+    """An asynchronous transfer of a request began (Flag.STORE: request_finished kept its blocks)."""
+
+    head: Word
+    t: Word
+    request: Word
+    step: Word
+    spare4: Word = 0
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
+
+
+class TransferDone(NamedTuple):
+    """A request's asynchronous transfer was reported finished (Flag.STORE or LOAD), by a worker or to the
+    scheduler (the record's role). ``failed``: 1 where the connector said so."""
+
+    head: Word
+    t: Word
+    request: Word
+    step: Word
+    failed: Word
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
+
+
+class DeviceCall(NamedTuple):
+    """One call timed on the device, by a pair of events around it. code, detail: as in QuietCalls. ``t0``,
+    ``host_ns``: host time of its begin and how long it took. ``device_ns``: between the events, -1 unknown.
+    ``before_ns``: what was still to run on its stream when it began, a lower bound. ``streams``: index of
+    the stream at its begin << 32 | at its end."""
+
+    head: Word
+    t0: Word
+    step: Word
+    layer: Word
+    device_ns: Word
+    before_ns: Word
+    host_ns: Word
+    streams: Word
+
+
+class TimedStep(NamedTuple):
+    """One step whose calls were timed on the device. ``calls``: event pairs with times; ``untimed``: calls
+    that got none; ``lost``: event pairs given up. ``own_ns``: host time that the timing itself took;
+    ``busy_ns``: host time of the steps since the last such record, this one included."""
+
+    head: Word
+    t: Word
+    step: Word
+    calls: Word
+    untimed: Word
+    lost: Word
+    own_ns: Word
+    busy_ns: Word
+
+
+Row = (
+    Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
+    | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
+    | TransferDone | DeviceCall | TimedStep
+)  # fmt: skip
+R = TypeVar("R", bound=NamedTuple)
+
+ROWS: dict[Kind, type[Any]] = {
+    Kind.NAME: Name,
+    Kind.BYTES: Bytes,
+    Kind.FACT: Document,
+    Kind.HOOK: HookCall,
+    Kind.OP: OpCall,
+    Kind.STEP: Step,
+    Kind.CHUNK: Chunk,
+    Kind.REQUEST: Arrival,
+    Kind.LOOKUP: Lookup,
+    Kind.ALLOC: Allocation,
+    Kind.META: MetadataEntry,
+    Kind.PREEMPT: Preemption,
+    Kind.FINISH: Finish,
+    Kind.EXEC: Execution,
+    Kind.QUIET: QuietCalls,
+    Kind.EFFECT: Effect,
+    Kind.PREFIX: Prefixes,
+    Kind.OPEN: TransferBegun,
+    Kind.DONE: TransferDone,
+    Kind.DEVICE: DeviceCall,
+    Kind.TIMED: TimedStep,
+    Kind.TRAILER: Trailer,
+}
+KIND_OF: dict[type[Any], Kind] = {row: kind for kind, row in ROWS.items()}
+
+
+def decode(words: Sequence[int]) -> Row:
+    """One record of eight words as the row of its kind.
+
+    Raises:
+        KeyError: the kind is none of this version.
+    """
+    row: Row = ROWS[Kind(words[0] & 0xFF)]._make(words)
+    return row
+
+
+def columns(row: type[R], table: NDArray[np.int64]) -> R:
+    """A table of shape (n, 8) whose records are all of one kind, as one row of arrays of shape (n,)."""
+    made: R = row._make(table.T)
+    return made
+
+
+def of_kind(row: type[R], table: NDArray[np.int64]) -> R:
+    """The records of that kind in a table of any, as one row of arrays."""
+    return columns(row, table[kind(table[:, 0]) == KIND_OF[row]])
+
+
+# The parts of word 0; each works on an int and on an array.
+
+
+def kind(head: Word) -> Word:
+    return head & 0xFF
+
+
+def role(head: Word) -> Word:
+    return (head >> 8) & 0xFF
+
+
+def code(head: Word) -> Word:
+    return (head >> 16) & 0xFF
+
+
+def detail(head: Word) -> Word:
+    """Of a hook or effect the connector's index in its process, of an op how its body was reached."""
+    return (head >> 24) & 0xFF
+
+
+def flags(head: Word) -> Word:
+    return (head >> 32) & 0xFFFF
+
+
+def thread(head: Word) -> Word:
+    return (head >> 48) & 0x7FFF

@@ -1,0 +1,64 @@
+"""The documents of a spool: what is written is read, and what is no such field is unknown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtrace.trace import facts
+from kvtrace.trace.format import Fact
+
+ENGINE = facts.Engine(
+    tag=7,
+    vllm="0.32.0",
+    tp=2,
+    prefix_caching=False,
+    kv_transfer=facts.KvTransfer(connector="Mine", role="kv_both", extra={"path": "/x", "n": [1]}),
+    kv_groups=(facts.KvGroup("FullAttentionSpec", 128, ("a", "b")),),
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+def test_every_fact_has_a_document() -> None:
+    assert set(facts.FACTS) == set(Fact)
+
+
+@pytest.mark.parametrize("code", sorted(facts.FACTS), ids=lambda code: code.name)
+def test_an_empty_document_is_all_unknown_and_round_trips(code: Fact) -> None:
+    empty = facts.fact_of(code, {})
+    assert empty == facts.FACTS[code]()
+    assert facts.fact_of(code, json.loads(json.dumps(empty.to_json()))) == empty
+
+
+def test_what_is_written_is_read() -> None:
+    assert facts.Engine.from_json(json.loads(json.dumps(ENGINE.to_json()))) == ENGINE
+    connector = facts.Connector(ordinal=1, cls="Mine", ints={"unit": 64}, noop=("shutdown",))
+    document = connector.to_json()
+    assert document["class"] == "Mine" and "cls" not in document
+    assert facts.Connector.from_json(document) == connector
+
+
+@given(code=st.sampled_from(sorted(facts.FACTS)), data=st.data())
+def test_fields_of_any_type_never_raise_and_never_pass_as_another(code: Fact, data: st.DataObject) -> None:
+    keys = sorted(facts.FACTS[code]().to_json())
+    value = data.draw(st.dictionaries(st.sampled_from(keys) | st.text(), VALUES))
+    read = facts.fact_of(code, value)
+    assert facts.fact_of(code, read.to_json()) == read or "nan" in repr(read)
+
+
+@pytest.mark.parametrize("wrong", [{"tp": True}, {"tp": "2"}, {"prefix_caching": 1}, {"kv_groups": {}}])
+def test_a_field_of_another_type_is_unknown(wrong: dict[str, object]) -> None:
+    assert facts.Engine.from_json(wrong) == facts.Engine()
+
+
+def test_a_later_document_adds_to_an_earlier_one() -> None:
+    later = facts.Engine(tag=7, connector=3)
+    assert ENGINE.updated(later).connector == 3 and ENGINE.updated(later).vllm == "0.32.0"
+    assert facts.Engine().updated(ENGINE) == ENGINE
