@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from kvtrace.causes.case import MAX_EVENTS, Case
 from kvtrace.causes.model import Event, Finding
-from kvtrace.causes.words import count, listed, plural
 from kvtrace.ledger.load_model import NOT_LOADED, LoadOf
+from kvtrace.words import count, listed, plural
 
 
 def with_account(case: Case, account: str) -> list[LoadOf]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.words import count, plural
 from kvtrace.ledger.model import Engine, LogLine, Swallowed
+from kvtrace.words import count, plural
 
 _MAX_TEXT = 200
 

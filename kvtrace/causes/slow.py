@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import NotObserved, RuledOut
-from kvtrace.causes.words import percent
 from kvtrace.ledger.model import Worker
+from kvtrace.words import percent
 
 SHARE = 0.25
 """Of the workers' execute_model time; below that a hook is not called slow."""

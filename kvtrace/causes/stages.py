@@ -8,8 +8,8 @@ from kvtrace.causes.catalogue import STAGES, stage_of
 from kvtrace.causes.model import StageRow
 from kvtrace.causes.steps import bodies, calls, product
 from kvtrace.causes.tables import rows
-from kvtrace.causes.words import count, plural
 from kvtrace.ledger.model import SAVED
+from kvtrace.words import count, plural
 
 
 def prompt_tokens(case: Case) -> tuple[float, float]:

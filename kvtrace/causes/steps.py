@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvtrace.causes.words import count
 from kvtrace.ledger.coverage import UPDATE_OPS
 from kvtrace.ledger.model import Run, Worker
+from kvtrace.words import count
 
 
 @dataclass(frozen=True)

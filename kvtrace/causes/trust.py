@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.words import count, plural
 from kvtrace.ledger.model import Trust
+from kvtrace.words import count, plural
 
 
 def level(trust: Trust) -> str:

@@ -6,7 +6,7 @@ from kvtrace.causes.case import Case
 from kvtrace.causes.catalogue import CATALOGUE, LOADS
 from kvtrace.causes.model import FAULT, NOTE, Finding
 from kvtrace.causes.stages import prompt_tokens
-from kvtrace.causes.words import percent
+from kvtrace.words import percent
 
 
 def verdict(case: Case, findings: list[Finding]) -> str:

@@ -13,8 +13,8 @@ from kvtrace.gate.outcome import Check, State
 from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
 from kvtrace.gate.shares import DECODE, kept, shares, without_decode
-from kvtrace.render.wording import percent, plural
 from kvtrace.report.model import Report
+from kvtrace.words import percent, plural
 
 _EPSILON = 1e-6
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kvtrace.gate.model import Baseline
 from kvtrace.gate.shares import kept
-from kvtrace.render.wording import clean, names, percent, plural
+from kvtrace.render.wording import clean, names
+from kvtrace.words import percent, plural
 
 
 def contract_lines(baseline: Baseline, path: str) -> list[str]:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kvtrace.render.wording import clean, count, duration, names, percent, plural, size
+from kvtrace.render.wording import clean, names
 from kvtrace.report.model import Engine, Event, Finding, GraphRow, Ledger, ModeRow, Report
+from kvtrace.words import count, duration, percent, plural, size
 
 MAX_REQUESTS = 5
 MAX_TIMINGS = 6

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kvtrace.gate.outcome import Change, Check, Difference, Explanation, Outcome, Unit, Value
-from kvtrace.render.wording import clean, count, percent, plural
+from kvtrace.render.wording import clean
+from kvtrace.words import count, percent, plural
 
 _NOTHING = {"share": "not seen", "count": "none", "text": "none"}
 _KINDS = {"finding": "finding", "target": "target", "ledger": "ledger"}

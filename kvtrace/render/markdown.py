@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 
 from kvtrace.render import content
-from kvtrace.render.wording import clean, count, percent
+from kvtrace.render.wording import clean
 from kvtrace.report.model import Ledger, Report
+from kvtrace.words import count, percent
 
 # an underscore inside a word is no emphasis on GitHub, and names are easier to read without the backslash
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>|~$&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")

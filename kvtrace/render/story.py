@@ -14,9 +14,10 @@ from rich.text import Text
 from kvtrace.causes.catalogue import STAGES
 from kvtrace.ledger.model import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED
 from kvtrace.render.content import account_label
-from kvtrace.render.wording import clean, count, duration, pad, percent, plural, size, wrap
+from kvtrace.render.wording import clean, pad, wrap
 from kvtrace.story.listing import Listing
 from kvtrace.story.model import Call, Entry, Moment, Pair, Range, RankStep, Story
+from kvtrace.words import count, duration, percent, plural, size
 
 MAX_CHUNKS = 24
 MAX_METADATA = 6

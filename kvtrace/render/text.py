@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.text import Text
 
 from kvtrace.render import content
-from kvtrace.render.wording import bar, clean, count, glued, pad, percent, wrap
+from kvtrace.render.wording import bar, clean, glued, pad, wrap
 from kvtrace.report.model import Ledger, Report
+from kvtrace.words import count, percent
 
 _SEVERITY = {"FAULT": "bold red", "LIMIT": "yellow", "NOTE": "cyan"}
 _MIN_WIDTH = 60

@@ -36,57 +36,6 @@ def clean(text: str, limit: int = MAX_TEXT) -> str:
     return "".join(out)
 
 
-def count(value: float) -> str:
-    """58720 -> ``58 720``; tokens that are no whole number get one decimal."""
-    if abs(value - round(value)) < 0.05:
-        return f"{round(value):,}".replace(",", " ")
-    return f"{value:,.1f}".replace(",", " ")
-
-
-def percent(share: float) -> str:
-    """0.879 -> ``87.9 %``; never rounds a remainder away to 0 or to all."""
-    if 0 < share < 0.0005:
-        return "<0.1 %"
-    if 0.9995 <= share < 1:
-        return ">99.9 %"
-    return f"{share * 100:.1f} %"
-
-
-def duration(seconds: float) -> str:
-    """0.0123 -> ``12 ms``; 61.2 -> ``61 s``; 7300 -> ``2 h 1 min``."""
-    if seconds <= 0:
-        return "0 s"
-    for unit, scale in (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3)):
-        value = seconds / scale
-        if value < 9.95:
-            return f"{value:.1f} {unit}"
-        if value < 999.5:
-            return f"{value:.0f} {unit}"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{count(whole // 3600)} h {whole % 3600 // 60} min"
-
-
-def size(octets: int) -> str:
-    """Bytes with a binary unit."""
-    value = float(octets)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{count(round(value))} TiB"
-
-
-def plural(number: float, noun: str) -> str:
-    """``1 step``, ``212 steps``."""
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
-
-
 def bar(share: float, cells: int = 8) -> str:
     """A bar of eighth blocks; anything above nothing shows."""
     eighths = round(min(max(share, 0.0), 1.0) * cells * 8)

@@ -10,7 +10,6 @@ import pytest
 
 from kvtrace.causes import registry
 from kvtrace.causes.catalogue import CATALOGUE, STAGES, stage_of
-from kvtrace.causes.words import count, listed, of_all, percent, plural
 from kvtrace.render.pages import main, pages
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "causes"
@@ -58,17 +57,3 @@ def test_catalogue_is_well_formed() -> None:
         assert cause.stage is None or 0 <= cause.stage < len(STAGES)
         assert cause.meaning.endswith(".") and cause.seen_as.endswith(".") and cause.remedy
     assert stage_of("hook-raised") == 4 and stage_of("unknown") == 1
-
-
-def test_words() -> None:
-    assert (count(2210), count(58720), count(1234567.4)) == ("2 210", "58 720", "1 234 567")
-    assert (plural(1, "step"), plural(2, "step")) == ("1 step", "2 steps")
-    assert [percent(*pair) for pair in ((0, 5), (5, 5), (1, 1000), (999, 1000), (1, 3), (1, 0))] == [
-        "0 %", "100 %", "less than 1 %", "more than 99 %", "33 %", "0 %",
-    ]  # fmt: skip
-    assert (of_all(2, 2, "x"), of_all(1, 1, "x"), of_all(1, 3, "x")) == (
-        "all 2 xs",
-        "the only x",
-        "1 of 3 xs",
-    )
-    assert listed(["a", "b", "a", "c", "d", "e"]) == "a, b, c and 2 more"

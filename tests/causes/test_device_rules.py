@@ -73,7 +73,7 @@ def test_a_store_in_a_full_replay_is_found_and_told(tmp_path: Path) -> None:
         told.summary
         == "worker 0 · asked: FULL · used: FULL · V1 model runner · 12 graphs captured before the first step"
     )
-    assert told.rows == [("FULL", "1/1", "0.0 % of 64", "0/2", "0/2")]
+    assert told.rows == [("FULL", "1/1", "0 % of 64", "0/2", "0/2")]
     assert told.why == [
         "ChunkStore saves layer by layer and does not declare requires_piecewise_for_cudagraph, "
         "so vLLM keeps FULL graphs"

@@ -142,7 +142,7 @@ def test_slots_short(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["slots-short"]
     assert tokens(diagnosis) == {"saved": 192 + 96, "not-saved:slots-short": 96}
-    assert "read 50 % of the slots" in finding(diagnosis, "slots-short")
+    assert "read 50.0 % of the slots" in finding(diagnosis, "slots-short")
 
 
 @pytest.mark.parametrize(("ranks", "diverge"), [({0, 1}, False), ({1}, True)])

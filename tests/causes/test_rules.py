@@ -63,7 +63,9 @@ def test_flagship(tmp_path: Path) -> None:
         "not-saved:below-save-granularity": sum(FLAGSHIP) - 4096,
         "not-saved:decode-not-offered": 30,
     }
-    assert diagnosis.verdict.startswith("28 % of the prompt KV computed here was saved: 8 of 10 prompts are")
+    assert diagnosis.verdict.startswith(
+        "28.0 % of the prompt KV computed here was saved: 8 of 10 prompts are"
+    )
     out = ruled_out(diagnosis)
     assert out["full-cudagraph-replay"].startswith("graph mode NONE in ")
     assert "use_direct_call is False on all 8 layers" in out["direct-call-bypass"]
@@ -103,7 +105,7 @@ def test_unit_of_the_connector_itself(tmp_path: Path, empty: bool) -> None:
 @pytest.mark.parametrize(
     ("lengths", "said"),
     [
-        ([300, 330], "256 would have saved 81 % of these prompt tokens, 128 81 %, 64 91 %"),
+        ([300, 330], "256 would have saved 81.3 % of these prompt tokens, 128 81.3 %, 64 91.4 %"),
         ([20, 25], "but no prompt of this run would fill 32 either"),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_baseline_of_nothing_and_of_faults(shell: Shell, tmp_path: Path) -> No
     code, _, err = shell("baseline", write(tmp_path / "r.json", report))
     assert code == 2 and "no engine executed a step" in err
     code, out, _ = shell("baseline", write(tmp_path / "r.json", broken()), "-o", "b.json")
-    assert code == 0 and "it allows 1 fault: layer-not-hooked" in out and "save_kv_layer 0.0 %" in out
+    assert code == 0 and "it allows 1 fault: layer-not-hooked" in out and "save_kv_layer 0 %" in out
 
 
 # --------------------------------------------------------------------------------- check
@@ -134,8 +134,8 @@ def test_a_regression_says_what_where_and_why(shell: Shell, tmp_path: Path) -> N
     assert (code, err) == (1, "")
     assert out.startswith("FAILED  3 of ")
     for words in ("FAULT  layer-not-hooked", "1 layer owns KV and passes no connector hook.",
-                  "save_kv_layer  model.layers.2.self_attn.attn  100.0 % -> 0.0 %",
-                  "tokens kept", "100.0 % -> 75.0 %", "Remedy     Take the KV in wait_for_save.",
+                  "save_kv_layer  model.layers.2.self_attn.attn  100 % -> 0 %",
+                  "tokens kept", "100 % -> 75.0 %", "Remedy     Take the KV in wait_for_save.",
                   "Next  kvtrace docs layer-not-hooked"):  # fmt: skip
         assert words in out, words
     assert max(map(len, out.splitlines())) <= 100 or str(REAL_BASELINE) in out
@@ -162,7 +162,7 @@ def test_rules_of_the_command_line(shell: Shell, tmp_path: Path) -> None:
     assert shell("check", REAL, "--min", "save_kv_layer=1.0", "--min-saved-tokens", "0.95")[0] == 0
     assert shell("check", bad, "--min", "bind_connector_metadata=1.0")[0] == 0
     code, out, _ = shell("check", bad, "--min", "save_kv_layer=0.5")
-    assert code == 1 and "model.layers.2.self_attn.attn" in out and "50.0 % -> 0.0 %" in out
+    assert code == 1 and "model.layers.2.self_attn.attn" in out and "50.0 % -> 0 %" in out
     code, out, _ = shell("check", bad, "--min-saved-tokens", "0.95")
     assert code == 1 and "tokens saved  95.0 % -> 75.0 %" in out and "layer-not-hooked" in out
     assert shell("check", bad, "--min-saved-tokens", "0.75")[0] == 0
@@ -277,7 +277,7 @@ def test_rules_in_pyproject_and_kvtrace_toml(shell: Shell, tmp_path: Path) -> No
     os.chdir(below)
     code, out, _ = shell("check", bad)
     assert code == 1 and "save_kv_layer >= 1; no hook-raised" in " ".join(out.split())
-    assert "50.0 % -> 0.0 %" in shell("check", bad, "--min", "save_kv_layer=0.5")[1]  # options win
+    assert "50.0 % -> 0 %" in shell("check", bad, "--min", "save_kv_layer=0.5")[1]  # options win
     assert shell("check", REAL)[0] == 0
     # kvtrace.toml wins beside it, and its baseline's path is meant from there
     (tmp_path / "kvtrace.toml").write_text('[check]\nbaseline = "base.json"\nmin_saved_tokens = 0.5\n')
@@ -430,15 +430,15 @@ def test_diff_says_what_changed(shell: Shell, tmp_path: Path) -> None:
     code, out, _ = shell("diff", REAL, bad)
     assert code == 0
     for words in ("vLLM", "0.32.0 -> 0.33.0", "32 -> 64", "off -> on", "--block-size", "--enforce-eager",
-                  "found -> missing", "save_kv_layer", "100.0 % -> 0.0 %", "not-saved:layer-not-hooked",
-                  "0.0 % -> 25.0 %", "none -> fault", "Take the KV in wait_for_save."):  # fmt: skip
+                  "found -> missing", "save_kv_layer", "100 % -> 0 %", "not-saved:layer-not-hooked",
+                  "0 % -> 25.0 %", "none -> fault", "Take the KV in wait_for_save."):  # fmt: skip
         assert words in out, words
     back = json.loads(shell("diff", bad, REAL, "--format", "json")[1])
     assert back["schema"] == "kvtrace.diff/1" and not back["empty"]
     assert {one["verdict"] for one in back["coverage"]} == {"better"}
     assert [(one["name"], one["verdict"]) for one in back["findings"]] == [("layer-not-hooked", "better")]
     markdown = shell("diff", REAL, bad, "--format", "markdown")[1]
-    assert "| `save_kv_layer` | `model.layers.*.self_attn.attn` | 100.0 % | 0.0 % | worse |" in markdown
+    assert "| `save_kv_layer` | `model.layers.*.self_attn.attn` | 100 % | 0 % | worse |" in markdown
 
 
 def test_the_command_in_a_pipe(tmp_path: Path) -> None:

@@ -18,9 +18,10 @@ from sample import sample, with_loads
 
 from kvtrace.render.markdown import render_markdown
 from kvtrace.render.text import render_text
-from kvtrace.render.wording import bar, clean, count, duration, names, percent, size, wrap
+from kvtrace.render.wording import bar, clean, names, wrap
 from kvtrace.report.model import Report
 from kvtrace.report.read import check_report
+from kvtrace.words import count, duration, percent, size
 
 GOLDEN = Path(__file__).parent / "golden"
 SOURCE = "reports/20261120-181500-vua"
@@ -149,11 +150,11 @@ def test_words_for_numbers() -> None:
         "1 000",
     ]
     assert [percent(x) for x in (0, 0.0001, 0.879, 0.9999, 1)] == [
-        "0.0 %",
+        "0 %",
         "<0.1 %",
         "87.9 %",
         ">99.9 %",
-        "100.0 %",
+        "100 %",
     ]
     assert [duration(s) for s in (0, 9e-7, 0.0123, 1.25, 61.2, 150, 7300)] == [
         "0 s", "900 ns", "12 ms", "1.2 s", "61 s", "2 min 30 s", "2 h 1 min",

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.left_early import ABORTED, only_this_one
 from kvtrace.causes.model import Event, Finding, RuledOut
-from kvtrace.causes.words import capital, count, of_all, plural
 from kvtrace.ledger.intervals import Interval
+from kvtrace.words import capital, count, of_all, plural
 
 ID = "aborted-before-save"
 

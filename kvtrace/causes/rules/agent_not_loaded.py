@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, NotObserved, RuledOut
-from kvtrace.causes.words import count, listed
 from kvtrace.ledger.values import integer
+from kvtrace.words import count, listed
 
 ID = "agent-not-loaded"
 

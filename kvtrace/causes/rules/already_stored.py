@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case, Piece, Request, stored_before
 from kvtrace.causes.model import Finding, RuledOut
-from kvtrace.causes.words import plural
 from kvtrace.ledger.intervals import Interval
+from kvtrace.words import plural
 
 ID = "already-stored"
 

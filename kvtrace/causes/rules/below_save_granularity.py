@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case, Piece, Request
 from kvtrace.causes.model import FAULT, LIMIT, Event, Finding, RuledOut
 from kvtrace.causes.unit import Unit
-from kvtrace.causes.words import count, listed, of_all, percent, plural
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.values import text
+from kvtrace.words import count, listed, of_all, percent, plural
 
 ID = "below-save-granularity"
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import FAULT, NOTE, Finding, NotObserved, RuledOut
-from kvtrace.causes.words import listed, plural
 from kvtrace.ledger.model import SAVED, ConfigKeys, Engine
+from kvtrace.words import listed, plural
 
 ID = "config-key-unused"
 

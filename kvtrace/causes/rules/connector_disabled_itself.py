@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.model import Finding
 from kvtrace.causes.said import log_line, of_engine
-from kvtrace.causes.words import count, plural
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
+from kvtrace.words import count, plural
 
 ID = "connector-disabled-itself"
 

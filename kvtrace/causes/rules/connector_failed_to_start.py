@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.model import Finding, RuledOut
-from kvtrace.causes.words import count, listed
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Connector, Engine
+from kvtrace.words import count, listed
 
 ID = "connector-failed-to-start"
 _START_HOOKS = ("register_kv_caches", "register_cross_layers_kv_cache")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding
 from kvtrace.causes.steps import skipped
-from kvtrace.causes.words import count
+from kvtrace.words import count
 
 ID = "connector-gone"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.model import Finding, RuledOut
-from kvtrace.causes.words import count, plural
 from kvtrace.ledger.intervals import Interval
+from kvtrace.words import count, plural
 
 ID = "decode-not-offered"
 

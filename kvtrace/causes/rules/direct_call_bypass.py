@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, NotObserved, RuledOut
 from kvtrace.causes.steps import bodies, product
-from kvtrace.causes.words import count, plural
+from kvtrace.words import count, plural
 
 ID = "direct-call-bypass"
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.model import FAULT, NOTE, Event, Finding, NotObserved, RuledOut
 from kvtrace.causes.said import exception_line, logs_in, place
-from kvtrace.causes.words import count, listed, plural
 from kvtrace.ledger.effects import HARMLESS
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import NOT_OBSERVED, Swallowed
+from kvtrace.words import count, listed, plural
 
 ID = "exception-swallowed"
 _SAVE_HOOKS = ("save_kv_layer", "wait_for_save")

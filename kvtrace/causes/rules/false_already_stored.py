@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case, Piece, Request, after_empty, stored_before
 from kvtrace.causes.catalogue import CATALOGUE
 from kvtrace.causes.model import Event, Finding, RuledOut
-from kvtrace.causes.words import count, of_all, plural
 from kvtrace.ledger.intervals import Interval
 from kvtrace.trace.format import STEP_MASK
+from kvtrace.words import count, of_all, plural
 
 ID = "false-already-stored"
 

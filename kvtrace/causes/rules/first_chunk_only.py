@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case, Piece, Request
 from kvtrace.causes.model import Event, Finding, RuledOut
 from kvtrace.causes.rules.already_stored import held
-from kvtrace.causes.words import count, of_all, plural
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.values import integer
+from kvtrace.words import count, of_all, plural
 
 ID = "first-chunk-only"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, NotObserved, RuledOut
 from kvtrace.causes.steps import bodies, modes, product, real_steps
-from kvtrace.causes.words import count, percent, plural
+from kvtrace.words import count, percent, plural
 
 ID = "full-cudagraph-replay"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Event, Finding, RuledOut
-from kvtrace.causes.words import count, listed, plural
+from kvtrace.words import count, listed, plural
 
 ID = "hook-raised"
 _AT_START = ("register_kv_caches", "register_cross_layers_kv_cache", "__init__")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, NotObserved, RuledOut
 from kvtrace.causes.slow import not_slow, per_step, share, slow_ranks
-from kvtrace.causes.words import percent
 from kvtrace.ledger.coverage import LAYER_HOOKS, STEP_HOOKS
+from kvtrace.words import percent
 
 ID = "hook-slow"
 _HOOKS = tuple(hook for hook in (*STEP_HOOKS, *LAYER_HOOKS) if hook != "wait_for_save")

@@ -8,10 +8,10 @@ from kvtrace.causes import load_side
 from kvtrace.causes.case import Case
 from kvtrace.causes.catalogue import CATALOGUE
 from kvtrace.causes.model import Event, Finding, RuledOut
-from kvtrace.causes.words import count, listed, of_all, plural
 from kvtrace.ledger.load_model import LoadOf
 from kvtrace.ledger.model import MISSED
 from kvtrace.trace.format import STEP_MASK
+from kvtrace.words import count, listed, of_all, plural
 
 ID = "key-mismatch"
 _ACCOUNT = MISSED + ID

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, RuledOut
 from kvtrace.causes.steps import calls
-from kvtrace.causes.words import count, listed, plural
+from kvtrace.words import count, listed, plural
 
 ID = "layer-not-hooked"
 

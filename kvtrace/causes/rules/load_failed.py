@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from kvtrace.causes import load_side
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, RuledOut
-from kvtrace.causes.words import of_all, plural
 from kvtrace.ledger.load_model import NOT_LOADED
+from kvtrace.words import of_all, plural
 
 ID = "load-failed"
 _HOOKS = ("start_load_kv", "wait_for_layer_load")

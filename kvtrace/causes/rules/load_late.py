@@ -8,9 +8,9 @@ from statistics import median
 from kvtrace.causes import load_side
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Event, Finding
-from kvtrace.causes.words import count, plural
 from kvtrace.ledger.load_model import LoadOf
 from kvtrace.ledger.model import LOADED
+from kvtrace.words import count, plural
 
 ID = "load-late"
 WORTH_A_WORD_NS = 100_000_000

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import RuledOut
 from kvtrace.causes.tables import rows
-from kvtrace.causes.words import count, percent
 from kvtrace.ledger.model import LOCAL_HIT
+from kvtrace.words import count, percent
 
 ID = "local-hit"
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from kvtrace.causes import load_side
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import NOTE, Finding, RuledOut
-from kvtrace.causes.words import count, plural
 from kvtrace.ledger.load_model import (
     FULL_HIT,
     NO_BLOCKS,
@@ -18,6 +17,7 @@ from kvtrace.ledger.load_model import (
     LoadOf,
 )
 from kvtrace.ledger.model import CLAMPED
+from kvtrace.words import count, plural
 
 ID = "lookup-clamped"
 _ACCOUNT = CLAMPED + ID

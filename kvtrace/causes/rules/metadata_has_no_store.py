@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.model import Finding
-from kvtrace.causes.words import count, listed, of_all, plural
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
+from kvtrace.words import count, listed, of_all, plural
 
 ID = "metadata-has-no-store"
 

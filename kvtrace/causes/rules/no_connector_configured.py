@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.model import Finding, RuledOut
-from kvtrace.causes.words import listed, plural
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
+from kvtrace.words import listed, plural
 
 ID = "no-connector-configured"
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.left_early import only_this_one
 from kvtrace.causes.model import Event, Finding, RuledOut
-from kvtrace.causes.words import capital, count, of_all, plural
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.values import integer
 from kvtrace.trace.format import STEP_MASK
+from kvtrace.words import capital, count, of_all, plural
 
 ID = "preempted-before-save"
 

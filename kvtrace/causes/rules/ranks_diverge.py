@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Event, Finding, RuledOut
-from kvtrace.causes.words import of_all, plural
+from kvtrace.words import of_all, plural
 
 ID = "ranks-diverge"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Event, Finding, RuledOut
-from kvtrace.causes.words import count, listed, plural
 from kvtrace.ledger.values import integer
+from kvtrace.words import count, listed, plural
 
 ID = "ranks-share-store"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, NotObserved, RuledOut
 from kvtrace.causes.slow import not_slow, per_step, share, slow_ranks
-from kvtrace.causes.words import percent
+from kvtrace.words import percent
 
 ID = "save-blocks-step"
 _HOOK = "wait_for_save"

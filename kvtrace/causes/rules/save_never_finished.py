@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Event, Finding, NotObserved, RuledOut
-from kvtrace.causes.words import count, listed, plural
+from kvtrace.words import count, listed, plural
 
 ID = "save-never-finished"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, RuledOut
 from kvtrace.causes.said import logs_in
-from kvtrace.causes.words import count, percent, plural
+from kvtrace.words import count, percent, plural
 
 ID = "slots-short"
 

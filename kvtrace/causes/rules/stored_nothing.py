@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.model import Finding, NotObserved, RuledOut
 from kvtrace.causes.said import logs_in
-from kvtrace.causes.words import count, plural
 from kvtrace.ledger.intervals import Interval
+from kvtrace.words import count, plural
 
 ID = "stored-nothing"
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, NotObserved, RuledOut
-from kvtrace.causes.words import count, plural
 from kvtrace.ledger.device import BEHIND_NS, Waits
 from kvtrace.trace.format import HOOKS
+from kvtrace.words import count, plural
 
 ID = "sync-in-hook"
 

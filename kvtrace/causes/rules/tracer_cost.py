@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, NotObserved
-from kvtrace.causes.words import count, percent
+from kvtrace.words import count, percent
 
 ID = "tracer-cost"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, RuledOut
-from kvtrace.causes.words import listed
 from kvtrace.ledger.model import Connector, Engine
+from kvtrace.words import listed
 
 ID = "wrong-connector-class"
 
