@@ -15,6 +15,7 @@ from kvtrace.agent import connector, front, graphs, ops, scheduler, worker
 from kvtrace.agent.imports import when_imported
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Fact, Role
+from kvtrace.versions import since
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ TARGETS: tuple[Target, ...] = (
         "connector-factory",
         "vllm.distributed.kv_transfer.kv_connector.factory",
         "KVConnectorFactory.create_connector",
-        "0.10.2 .. 0.33.0",
+        since("0.10.2"),
         connector.wrap_factory,
         ("KVConnectorFactory.create_connector(config, role)",),
     ),
@@ -44,7 +45,7 @@ TARGETS: tuple[Target, ...] = (
         "scheduler",
         "vllm.v1.core.sched.scheduler",
         "Scheduler",
-        "0.8.5 .. 0.33.0",
+        since("0.8.5"),
         scheduler.wrap_scheduler,
         (
             "Scheduler.__init__(self, vllm_config)",
@@ -57,7 +58,7 @@ TARGETS: tuple[Target, ...] = (
         "worker",
         "vllm.v1.worker.worker_base",
         "WorkerWrapperBase",
-        "0.11.1 .. 0.33.0",
+        since("0.11.1"),
         worker.wrap_worker,
         (
             "WorkerWrapperBase.execute_model(self, scheduler_output)",
@@ -68,7 +69,7 @@ TARGETS: tuple[Target, ...] = (
         "engine-args",
         "vllm.engine.arg_utils",
         "EngineArgs.create_engine_config",
-        "0.8.5 .. 0.33.0",
+        since("0.8.5"),
         front.wrap_engine_args,
         ("EngineArgs.create_engine_config(self)",),
     ),
@@ -76,7 +77,7 @@ TARGETS: tuple[Target, ...] = (
         "client-request-id",
         "vllm.v1.engine.input_processor",
         "InputProcessor.assign_request_id",
-        "0.14.0 .. 0.33.0",
+        since("0.14.0"),
         front.wrap_input_processor,
         ("InputProcessor.assign_request_id(request)",),
     ),
@@ -84,7 +85,7 @@ TARGETS: tuple[Target, ...] = (
         "op-registration",
         "vllm.utils.torch_utils",
         "direct_register_custom_op",
-        "0.11.2 .. 0.33.0",
+        since("0.11.2"),
         ops.wrap_registration,
         ("direct_register_custom_op(op_name, op_func)",),
     ),
@@ -92,7 +93,7 @@ TARGETS: tuple[Target, ...] = (
         "attention-decorator",
         f"{_LAYERS}.kv_transfer_utils",
         "maybe_transfer_kv_layer",
-        "0.16.0 .. 0.33.0",
+        since("0.16.0"),
         ops.wrap_decorator,
         ("maybe_transfer_kv_layer(func)",),
     ),
@@ -100,7 +101,7 @@ TARGETS: tuple[Target, ...] = (
         "attention-decorator-old",
         "vllm.attention.utils.kv_transfer_utils",
         "maybe_transfer_kv_layer",
-        "0.11.1 .. 0.15.1",
+        since("0.11.1", "0.15.1"),
         ops.wrap_decorator,
         ("maybe_transfer_kv_layer(func)",),
     ),
@@ -108,7 +109,7 @@ TARGETS: tuple[Target, ...] = (
         "forward-context",
         "vllm.forward_context",
         "create_forward_context",
-        "0.15.1 .. 0.33.0",
+        since("0.15.1"),
         graphs.wrap_forward_context,
         ("create_forward_context(attn_metadata, vllm_config, cudagraph_runtime_mode, batch_descriptor)",),
     ),
@@ -116,7 +117,7 @@ TARGETS: tuple[Target, ...] = (
         "full-replay-v2",
         "vllm.v1.worker.gpu.cudagraph_utils",
         "CudaGraphManager.run_fullgraph",
-        "0.17.1 .. 0.33.0",
+        since("0.17.1"),
         graphs.wrap_full_replay,
         ("CudaGraphManager.run_fullgraph(self)",),
     ),
@@ -124,7 +125,7 @@ TARGETS: tuple[Target, ...] = (
         "attention-direct-call",
         f"{_LAYERS}.attention",
         "unified_attention_with_output",
-        "0.16.0 .. 0.33.0",
+        since("0.16.0"),
         ops.wrap_direct_calls("unified_attention", "unified_attention_with_output"),
         (
             "unified_attention_with_output(query, key, value, output, layer_name)",
@@ -135,7 +136,7 @@ TARGETS: tuple[Target, ...] = (
         "attention-direct-call-old",
         "vllm.attention.layer",
         "unified_attention_with_output",
-        "0.15.0 .. 0.15.1",
+        since("0.15.0", "0.15.1"),
         ops.wrap_direct_calls("unified_attention", "unified_attention_with_output"),
         (
             "unified_attention_with_output(query, key, value, output, layer_name)",

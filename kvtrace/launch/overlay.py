@@ -14,7 +14,7 @@ import kvtrace
 from kvtrace.launch.interpreter import ENTRY_POINT_GROUP, ENTRY_POINT_NAME
 
 _FOLDERS = ("agent", "trace")
-_FILES = ("__init__.py", "errors.py")
+_FILES = ("__init__.py", "errors.py", "versions.py")
 _TARGET = "kvtrace.agent.plugin:activate"
 # Where kvtrace is installed beside, its other parts stay importable through this package.
 _EXTEND = "\nfrom pkgutil import extend_path as _extend_path\n\n__path__ = _extend_path(__path__, __name__)\n"
