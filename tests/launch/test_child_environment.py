@@ -139,6 +139,7 @@ def test_the_overlay_is_small_and_carries_no_byte_code(tmp_path: Path) -> None:
         "agent",
         "errors.py",
         "trace",
+        "versions.py",
     }
     assert not list(overlay.rglob("*.pyc"))
 
