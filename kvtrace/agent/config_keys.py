@@ -90,8 +90,10 @@ class _Noted:
         self.notes = notes
         self.role = role
         self.given = [key for key in dict.keys(notes) if isinstance(key, str)][:_MAX_KEYS]
-        self.lane = 0
-        self.told = -1
+        self.index = 0
+        """Of the connector, in this process."""
+        self.written = -1
+        """How many keys were read when the fact was written last."""
 
 
 _live: dict[Role, _Noted] = {}
@@ -114,26 +116,26 @@ def note_reads(config: Any, role: Role) -> _Noted | None:
     return _Noted(notes, role)
 
 
-def made(noted: _Noted | None, lane: int) -> None:
-    """The connector exists."""
+def made(noted: _Noted | None, index: int) -> None:
+    """The connector exists, under that index."""
     if noted is not None:
-        noted.lane = lane
+        noted.index = index
         _live[noted.role] = noted
-        _tell(noted)
+        _write(noted)
 
 
 def step_ended(role: Role) -> None:
     """Write the fact again where more keys were read since."""
     noted = _live.get(role)
-    if noted is not None and len(noted.notes.read_keys) != noted.told:
-        _tell(noted)
+    if noted is not None and len(noted.notes.read_keys) != noted.written:
+        _write(noted)
 
 
-def _tell(noted: _Noted) -> None:
+def _write(noted: _Noted) -> None:
     read = set(noted.notes.read_keys)
-    noted.told = len(read)
+    noted.written = len(read)
     value = {
-        "connector": noted.lane,
+        "connector": noted.index,
         "given": noted.given,
         "read": [key for key in noted.given if key in read],
         "asked": sorted(key for key in read - set(noted.given) if isinstance(key, str))[:_MAX_KEYS],

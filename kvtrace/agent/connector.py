@@ -16,18 +16,17 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import config_keys, hooks, logs, owners, swallowed, wrappers
+from kvtrace.agent import config_keys, logs, owners, swallowed, wrappers
 from kvtrace.agent.connector_facts import describe, resolves
 from kvtrace.agent.device import wanted
+from kvtrace.agent.hook_records import PARENT_ATTRIBUTE, argument
+from kvtrace.agent.site import INDEX_ATTRIBUTE, Site
 from kvtrace.agent.state import AGENT, where_raised
-from kvtrace.agent.wrappers import Hook
-from kvtrace.trace.format import HOOKS, Fact, Role
+from kvtrace.trace import hooks
+from kvtrace.trace.format import Fact, Role
 from kvtrace.trace.mask import mask_text
 
-_MARK = hooks.LANE_ATTRIBUTE
-_PARENT = hooks.PARENT_ATTRIBUTE
-
-_next_lane = 1
+_next_index = 1
 
 
 def traced(
@@ -37,26 +36,25 @@ def traced(
     parent: int | None = None,
     module_path: str | None = None,
 ) -> int:
-    """Put the proxy around a live connector. Returns its ordinal in this process.
+    """Put the proxy around a live connector. Returns its index in this process, from 1.
 
     Idempotent; children of a MultiConnector-like connector follow. Never raises.
     """
-    global _next_lane
+    global _next_index
     try:
-        already = getattr(connector, _MARK, None)
+        already = getattr(connector, INDEX_ATTRIBUTE, None)
         if isinstance(already, int):
             return already
-        lane, _next_lane = _next_lane, _next_lane + 1
+        index, _next_index = _next_index, _next_index + 1
         base = type(connector)
-        names = [name for name in HOOKS if name and callable(getattr(base, name, None))]
-        fact = describe(connector, base, role, configured, parent, lane)
+        fact = describe(connector, base, role, configured, parent, index)
         fact["resolves"] = resolves(base, module_path, configured)
-        fact["proxy"] = _install(connector, base, names, role, lane, parent)
+        fact["proxy"] = _install(connector, base, role, index, parent)
         AGENT.fact(Fact.CONNECTOR, fact, role)
-        owners.register(connector, lane)
+        owners.register(connector, index)
         for child in _children(connector):
-            traced(child, role, type(child).__name__, parent=lane)
-        return lane
+            traced(child, role, type(child).__name__, parent=index)
+        return index
     except Exception:
         AGENT.failed("connector proxy")
         return 0
@@ -92,24 +90,30 @@ def _children(connector: Any) -> list[Any]:
     children = getattr(connector, "_connectors", None)
     if not isinstance(children, (list, tuple)):
         return []
-    return [child for child in children if callable(getattr(child, "save_kv_layer", None))]
+    return [child for child in children if callable(getattr(child, hooks.SAVE_LAYER.name, None))]
 
 
 # --- the proxy ---------------------------------------------------------------------------
 
 
-def _install(connector: Any, base: type, names: list[str], role: Role, lane: int, parent: int | None) -> str:
+def _install(connector: Any, base: type, role: Role, index: int, parent: int | None) -> str:
+    """Put the hooks' wrappers in place; returns how: "subclass" or "instance"."""
     child = parent is not None
     timed = role == Role.WORKER and not child and wanted()
-    made = {name: Hook(name, role, lane, child, timed) for name in names}
-    methods = {name: wrappers.of_class(base, hook) for name, hook in made.items()}
-    own = vars(connector) if hasattr(connector, "__dict__") else {}
-    for name, hook in made.items():
+    sites = {
+        hook.name: Site(hook, role, index, child, timed)
+        for hook in hooks.TABLE
+        if callable(getattr(base, hook.name, None))
+    }
+    methods = {name: wrappers.of_class(base, site) for name, site in sites.items()}
+    attributes = vars(connector) if hasattr(connector, "__dict__") else {}
+    for name, site in sites.items():
         # An instance attribute shadows the class: wrap it where it stands.
-        if name in own and callable(own[name]):
-            own[name] = wrappers.of_instance(connector, own[name], hook)
+        if name in attributes and callable(attributes[name]):
+            attributes[name] = wrappers.of_instance(connector, attributes[name], site)
     try:
-        namespace = {**methods, _MARK: lane, _PARENT: parent, "__reduce_ex__": _reduce_ex(base)}
+        marks = {INDEX_ATTRIBUTE: index, PARENT_ATTRIBUTE: parent}
+        namespace = {**methods, **marks, "__reduce_ex__": _reduce_ex(base)}
         subclass = type(base)(base.__name__, (base,), namespace)
         for attribute in ("__module__", "__qualname__", "__doc__"):
             setattr(subclass, attribute, getattr(base, attribute, None))
@@ -117,11 +121,11 @@ def _install(connector: Any, base: type, names: list[str], role: Role, lane: int
         return "subclass"
     except TypeError:
         pass
-    for name, hook in made.items():
-        if name not in own:
-            setattr(connector, name, wrappers.of_instance(connector, getattr(connector, name), hook))
-    setattr(connector, _MARK, lane)
-    setattr(connector, _PARENT, parent)
+    for name, site in sites.items():
+        if name not in attributes:
+            setattr(connector, name, wrappers.of_instance(connector, getattr(connector, name), site))
+    setattr(connector, INDEX_ATTRIBUTE, index)
+    setattr(connector, PARENT_ATTRIBUTE, parent)
     return "instance"
 
 
@@ -163,8 +167,8 @@ def wrap_factory(module: ModuleType) -> None:
             except Exception:
                 AGENT.failed("create_connector")
             raise
-        lane = traced(connector, role, configured, module_path=module_path)
-        config_keys.made(noted, lane)
+        index = traced(connector, role, configured, module_path=module_path)
+        config_keys.made(noted, index)
         return connector
 
     code = getattr(create_connector, "__code__", None)
@@ -177,7 +181,7 @@ def _before_creation(args: tuple[Any, ...], kwargs: dict[str, Any], role: Role) 
     try:
         logs.install()
         swallowed.install_thread_hook()
-        return config_keys.note_reads(hooks.argument(args, kwargs, 0, "config"), role)
+        return config_keys.note_reads(argument(args, kwargs, 0, "config"), role)
     except Exception:
         AGENT.failed("create_connector")
         return None
@@ -185,7 +189,7 @@ def _before_creation(args: tuple[Any, ...], kwargs: dict[str, Any], role: Role) 
 
 def _creation(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Role, str | None, str | None]:
     try:
-        config, role = hooks.argument(args, kwargs, 0, "config"), hooks.argument(args, kwargs, 1, "role")
+        config, role = argument(args, kwargs, 0, "config"), argument(args, kwargs, 1, "role")
         transfer = getattr(config, "kv_transfer_config", None)
         configured = getattr(transfer, "kv_connector", None)
         module_path = getattr(transfer, "kv_connector_module_path", None)

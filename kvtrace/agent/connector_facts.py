@@ -11,17 +11,17 @@ from typing import Any
 
 from kvtrace.agent.config_keys import ReadNotes
 from kvtrace.agent.facts import get
-from kvtrace.trace.format import HOOKS, Role
+from kvtrace.trace import hooks
+from kvtrace.trace.format import Role
 
 _MAX_INTS = 32
 
 
 def describe(
-    connector: Any, base: type, role: Role, configured: str | None, parent: int | None, lane: int
+    connector: Any, base: type, role: Role, configured: str | None, parent: int | None, index: int
 ) -> dict[str, Any]:
-    own = [name for name in HOOKS if name and _defined_by_user(base, name)]
     return {
-        "ordinal": lane,
+        "ordinal": index,
         "role": role.name.lower(),
         "parent": parent,
         "configured": configured,
@@ -31,8 +31,8 @@ def describe(
         "ok": True,
         "error_type": None,
         "error": None,
-        "noop": [name for name in HOOKS if name and does_nothing(getattr(base, name, None))],
-        "overrides": own,
+        "noop": [name for name in hooks.NAMES if does_nothing(getattr(base, name, None))],
+        "overrides": [name for name in hooks.NAMES if _defined_by_user(base, name)],
         "ints": _integers(connector),
         "engine_tag": None,
         "requires_piecewise": requires_piecewise(connector, base),

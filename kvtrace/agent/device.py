@@ -1,6 +1,6 @@
 """Device time of hooks and ops on CUDA: pairs of events, never waited for.
 
-In a step that is timed (``budget.py`` says which), the connector's hooks, the attention bodies
+In a step that is timed (``budget.py`` says which), the outermost connector's hooks, the attention bodies
 and the KV-cache updates have an event recorded before and after them, each on the stream that is
 current then. Nothing synchronises: at the end of a step the pairs of earlier steps are read if
 ``query()`` says that they are done, else they are left for the next step. The pool is made
@@ -28,11 +28,10 @@ from typing import Any
 from kvtrace.agent import facts
 from kvtrace.agent.budget import Sampler
 from kvtrace.agent.codegen import generate
+from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock, complain
-from kvtrace.trace.format import QUIET_IS_OP, Fact, Flag, Kind, Role, pack_head
-
-HOOKS = frozenset(("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "get_finished"))
-"""The connector's hooks that are timed; of the outermost connector alone."""
+from kvtrace.trace.format import DETAIL_IS_OP, Fact, Flag, Kind, Role, pack_head
+from kvtrace.trace.ops import Op
 
 _LEAST_PAIRS, _MOST_PAIRS = 64, 4096
 _STEPS_IN_FLIGHT = 3
@@ -313,22 +312,26 @@ class Device:
 
     # --- wrappers -------------------------------------------------------------------------
 
-    def around_layer(self, body: Callable[..., Any], code: int, lane: int) -> Callable[..., Any]:
+    def around_hook(self, body: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        around = self._around_layer if site.hook.layered else self._around
+        return around(body, site.hook.code, site.index)
+
+    def around_op(self, body: Callable[..., Any], op: Op) -> Callable[..., Any]:
+        return self._around_layer(body, op.code, DETAIL_IS_OP)
+
+    def _around_layer(self, body: Callable[..., Any], code: int, detail: int) -> Callable[..., Any]:
         """``body`` (with a parameter ``layer_name``), timed in the steps that are timed."""
         names = {
             "_kvt_body": body,
             "_kvt_device": self,
             "_kvt_timed": self.timed,
-            "_kvt_head": _head(code, lane),
+            "_kvt_head": _head(code, detail),
         }
-        return generate(body, _TEMPLATE, names, needs=("layer_name",)) or self.around(body, code, lane)
+        return generate(body, _TEMPLATE, names, needs=("layer_name",)) or self._around(body, code, detail)
 
-    def around_op(self, body: Callable[..., Any], code: int) -> Callable[..., Any]:
-        return self.around_layer(body, code, QUIET_IS_OP)
-
-    def around(self, body: Callable[..., Any], code: int, lane: int) -> Callable[..., Any]:
+    def _around(self, body: Callable[..., Any], code: int, detail: int) -> Callable[..., Any]:
         """``body`` with any signature: the record names no layer."""
-        head = _head(code, lane)
+        head = _head(code, detail)
 
         @functools.wraps(body)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -339,8 +342,8 @@ class Device:
         return wrapper
 
 
-def _head(code: int, lane: int) -> int:
-    return pack_head(Kind.DEVICE, Role.WORKER, code, lane)
+def _head(code: int, detail: int) -> int:
+    return pack_head(Kind.DEVICE, Role.WORKER, code, detail)
 
 
 def _nanoseconds(milliseconds: float) -> int:

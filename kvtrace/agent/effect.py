@@ -40,10 +40,12 @@ from kvtrace.agent.connector_facts import does_nothing
 from kvtrace.agent.files import Files
 from kvtrace.agent.kvwatch import CACHES, Watch
 from kvtrace.agent.prefixes import digest_of
+from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.swallowed import Swallowed
 from kvtrace.agent.wayout import WaysOut, works_elsewhere
-from kvtrace.trace.format import HOOK_CODE, UNKNOWN, Flag, Kind, Role, pack_head
+from kvtrace.trace import hooks
+from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
 
 FIRST = 8
 EVERY = 32
@@ -51,14 +53,6 @@ EVERY_BLIND = 64
 _MAX_EXTRA = 16
 """Extra samples because a sampled step left no effect: a connector that works out of sight
 must not be watched for ever."""
-
-# hook -> direction of what it is for
-HOOKS = {
-    "save_kv_layer": Flag.STORE,
-    "wait_for_save": Flag.STORE,
-    "start_load_kv": Flag.LOAD,
-    "wait_for_layer_load": Flag.LOAD,
-}
 
 _OTHER = {Flag.STORE: Flag.LOAD, Flag.LOAD: Flag.STORE}
 
@@ -116,15 +110,15 @@ _seen_to_read: set[int] = set()
 _MAX_CONNECTORS = 64
 
 
-def begin(lane: int, declared: Any) -> None:
-    """Metadata was bound to the (outermost) connector: sample this step?"""
+def begin(index: int, declared: Any) -> None:
+    """Metadata was bound to the (outermost) connector of that index: sample this step?"""
     worker = AGENT.worker
     worker.sample_store = worker.sample_load = None
     if not worker.step or AGENT.recorder is None or not AGENT.recorder.alive:
         return
-    policies = _policies.get(lane)
+    policies = _policies.get(index)
     if policies is None:
-        policies = _policies[lane] = _Policies()
+        policies = _policies[index] = _Policies()
         while len(_policies) > _MAX_CONNECTORS:
             del _policies[next(iter(_policies))]
     # Entries of 0 slots have nothing to show: where sizes are known, they cost no sample.
@@ -156,90 +150,73 @@ def end() -> None:
 
 # --- the watched call ---------------------------------------------------------------------
 
-OBSERVED_CALLS = 16
-_OBSERVED = {
-    Role.WORKER: {
-        "register_kv_caches",
-        "register_cross_layers_kv_cache",
-        "get_finished",
-        "handle_preemptions",
-    },
-    Role.SCHEDULER: {
-        "get_num_new_matched_tokens",
-        "update_state_after_alloc",
-        "build_connector_meta",
-        "request_finished",
-        "request_finished_all_groups",
-        "update_connector_output",
-    },
-}
+FIRST_CALLS = 16
 
 
-class _Gate:
-    """``open`` is None once the first calls are over."""
+class _FirstCalls:
+    """``left`` is None once the first calls are over."""
 
     def __init__(self, calls: int) -> None:
-        self.open: bool | None = True
-        self._left = calls
+        self.left: int | None = calls
 
     def passed(self) -> None:
-        self._left -= 1
-        if self._left <= 0:
-            self.open = None
+        if self.left is not None:
+            self.left = self.left - 1 or None
 
 
-class Gate(NamedTuple):
-    """When and how a hook is watched.
+class WatchPoint(NamedTuple):
+    """When and how the calls of a hook are watched.
 
-    The hook's wrapper calls ``watched(method, layer, *args, **kwargs)`` where an attribute of ``places``
+    The hook's wrapper calls ``watched(method, layer, *args, **kwargs)`` where one of the ``switches``
     (pairs of an object and the name of its attribute) is not None, and the method itself elsewhere.
     """
 
-    places: tuple[tuple[Any, str], ...]
+    switches: tuple[tuple[Any, str], ...]
     watched: Callable[..., Any]
 
-    def shut(self) -> bool:
-        return all(getattr(holder, attribute) is None for holder, attribute in self.places)
+    def off(self) -> bool:
+        return all(getattr(holder, attribute) is None for holder, attribute in self.switches)
 
 
-def gate(name: str, role: Role, lane: int, connector: Any = None) -> Gate:
-    """The gate of a hook. Of the hooks that copy no KV the
-    first 16 calls are watched, for the exceptions that they handle themselves alone (and
-    ``register_kv_caches`` for whether it takes the caches' addresses); those of the worker also in
-    steps whose saves are sampled, for what they copy all the same.
+def watch_point(site: Site, connector: Any = None) -> WatchPoint:
+    """The watch point of a hook. Of the hooks that copy no KV the first 16 calls are watched, for the
+    exceptions that they handle themselves alone (and the registration of the caches for whether it takes
+    their addresses); those of the worker also in steps whose saves are sampled, for what they copy all the
+    same.
 
     Args:
         connector: the instance, where the method is bound; else it is the first argument.
     """
-    if name in HOOKS and role == Role.WORKER:
-        attribute = "sample_store" if HOOKS[name] == Flag.STORE else "sample_load"
-        return Gate(((AGENT.worker, attribute),), _watched(name, role, lane, connector, None))
-    if name in _OBSERVED.get(role, ()):
-        own = _Gate(OBSERVED_CALLS)
-        sampled = ((AGENT.worker, "sample_store"),) if role == Role.WORKER else ()
-        return Gate(((own, "open"), *sampled), _watched(name, role, lane, connector, own))
-    return Gate((), _plain)
+    hook, on_worker = site.hook, site.role == Role.WORKER
+    if hook.watch is hooks.Watch.COPY and on_worker:
+        attribute = "sample_store" if hook.direction == Flag.STORE else "sample_load"
+        return WatchPoint(((AGENT.worker, attribute),), _watched(site, connector, None))
+    if hook.watch is hooks.Watch.CAUGHT and hook.role == site.role:
+        first = _FirstCalls(FIRST_CALLS)
+        sampled = ((AGENT.worker, "sample_store"),) if on_worker else ()
+        return WatchPoint(((first, "left"), *sampled), _watched(site, connector, first))
+    return WatchPoint((), _plain)
 
 
 def _plain(method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     return method(*args, **kwargs)
 
 
-def _watched(name: str, role: Role, lane: int, connector: Any, own: _Gate | None) -> Callable[..., Any]:
+def _watched(site: Site, connector: Any, first: _FirstCalls | None) -> Callable[..., Any]:
     at = 0 if connector is not None else 1  # of the hook's first argument
 
     def watched(method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         call = None
         try:
-            if own is not None:
-                own.passed()
-            if name == "register_kv_caches":
+            if first is not None:
+                first.passed()
+            if site.hook is hooks.REGISTER_KV_CACHES:
                 _register(kwargs["kv_caches"] if "kv_caches" in kwargs else args[at])
             if AGENT.recorder is not None and not does_nothing(method) and not _must_not_watch():
-                call = _Call(name, lane, args[0] if connector is None else connector, role)
+                call = _Call(site, args[0] if connector is None else connector)
                 call.start(None if layer is None else str(layer), args[at:], kwargs)
         except Exception:
-            AGENT.failed(f"sampling {name}")
+            AGENT.failed(f"sampling {site.hook.name}")
         error: BaseException | None = None
         try:
             return method(*args, **kwargs)
@@ -268,24 +245,24 @@ def _must_not_watch() -> bool:
 class _Call:
     """One watched call. Each part is on its own: one that fails takes no other with it."""
 
-    def __init__(self, name: str, lane: int, connector: Any, role: Role) -> None:
-        self._name = name
-        self._lane = lane
-        self._role = role
+    def __init__(self, site: Site, connector: Any) -> None:
+        self._hook = site.hook
+        self._index = site.index
+        self._role = site.role
         self._layer: str | None = None
         self._block_size = _block_size(connector)
         self._running: list[Any] = []
-        self._effects = name in HOOKS
-        self._elsewhere = role == Role.WORKER and not self._effects and not name.startswith("register_")
+        self._effects = site.hook.watch is hooks.Watch.COPY
+        self._elsewhere = self._role == Role.WORKER and not self._effects and site.hook.in_step
         self._watch: Watch | None = None
         self._files = Files()
         self._ways = WaysOut()
-        self._owner = owners.owner_of(lane) or owners.register(connector, lane)
-        self._swallowed = Swallowed(name, lane, self._owner, role)
+        self._owner = owners.owner_of(site.index) or owners.register(connector, site.index)
+        self._swallowed = Swallowed(site, self._owner)
 
     def start(self, layer: str | None, args: Any, kwargs: Any) -> None:
         self._layer = layer
-        if self._name == "save_kv_layer" and layer is not None:
+        if self._hook is hooks.SAVE_LAYER and layer is not None:
             for value in (kwargs.get("kv_layer"), *args[1:2]):
                 if value is not None:
                     CACHES.add(layer, value)
@@ -306,7 +283,7 @@ class _Call:
             self._running.append(part)
             return True
         except Exception:
-            AGENT.failed(f"sampling {self._name}")
+            AGENT.failed(f"sampling {self._hook.name}")
             return False
 
     def stop(self, error: BaseException | None) -> None:
@@ -315,7 +292,7 @@ class _Call:
             try:
                 self._running.pop().stop()
             except Exception:
-                AGENT.failed(f"sampling {self._name}")
+                AGENT.failed(f"sampling {self._hook.name}")
         try:
             step = AGENT.worker.step if self._role == Role.WORKER else AGENT.scheduler.step
             if self._effects:
@@ -324,11 +301,11 @@ class _Call:
                 self._write_elsewhere(step)
             self._swallowed.report(error, self._layer, step)
         except Exception:
-            AGENT.failed(f"sampling {self._name}")
+            AGENT.failed(f"sampling {self._hook.name}")
 
     def _write(self, step: int) -> None:
         worker = AGENT.worker
-        purpose = HOOKS[self._name]
+        purpose = self._hook.direction or Flag.STORE
         sample = worker.sample_store if purpose == Flag.STORE else worker.sample_load
         rows: list[tuple[Flag, str | None, int]] = [
             (direction, name, slots)
@@ -336,7 +313,7 @@ class _Call:
             for name, slots in self._slots(direction)
         ]
         if any(direction == Flag.STORE and slots > 0 for direction, _, slots in rows):
-            _seen_to_read.add(self._lane)
+            _seen_to_read.add(self._index)
         size, count, path, replaced = self._files.result()
         if not any(direction == purpose for direction, _, _ in rows):
             # Nothing of what the hook is for was seen.
@@ -345,9 +322,7 @@ class _Call:
         key = AGENT.config.salt if AGENT.config is not None else b""
         for at, (direction, name, slots) in enumerate(rows):
             marks = direction | Flag.REPLACED if replaced and not at else direction
-            head = pack_head(
-                Kind.EFFECT, Role.WORKER, HOOK_CODE[self._name], self._lane, marks, AGENT.thread()
-            )
+            head = pack_head(Kind.EFFECT, Role.WORKER, self._hook.code, self._index, marks, AGENT.thread())
             ident = AGENT.id(name) if name else 0
             whole = (size, count, digest_of(path, key) if path else 0) if not at else (UNKNOWN, UNKNOWN, 0)
             AGENT.add((head, t, ident, step, slots, *whole))
@@ -363,10 +338,8 @@ class _Call:
         if not rows and (self._ways.handed_over or self._ways.native):
             rows = [("", UNKNOWN)]
         if any(slots > 0 for _, slots in rows):
-            _seen_to_read.add(self._lane)
-        head = pack_head(
-            Kind.EFFECT, Role.WORKER, HOOK_CODE[self._name], self._lane, Flag.STORE, AGENT.thread()
-        )
+            _seen_to_read.add(self._index)
+        head = pack_head(Kind.EFFECT, Role.WORKER, self._hook.code, self._index, Flag.STORE, AGENT.thread())
         for name, slots in rows:
             AGENT.add((head, clock(), AGENT.id(name) if name else 0, step, slots, UNKNOWN, UNKNOWN, 0))
 
@@ -383,7 +356,7 @@ class _Call:
             return UNKNOWN
         if not watch.caches.layers or (self._layer and self._layer not in watch.caches.layers):
             return UNKNOWN  # no KV tensor is known to look at
-        if self._ways.asked and self._lane not in _seen_to_read:
+        if self._ways.asked and self._index not in _seen_to_read:
             return UNKNOWN  # it may have found that all is there
         return UNKNOWN if works_elsewhere(self._owner) else 0
 

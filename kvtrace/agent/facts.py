@@ -10,6 +10,7 @@ import sys
 from enum import Enum
 from typing import Any
 
+from kvtrace.agent.site import INDEX_ATTRIBUTE
 from kvtrace.trace.mask import mask_mapping, mask_text
 
 
@@ -127,7 +128,7 @@ def engine(scheduler: Any) -> dict[str, Any]:
         "scheduler": type(scheduler).__name__,
         "kv_transfer": kv_transfer(config),
         "connector_created": connector is not None,
-        "connector": getattr(connector, "_kvtrace_lane", None),
+        "connector": getattr(connector, INDEX_ATTRIBUTE, None),
         "kv_groups": kv_groups(getattr(scheduler, "kv_cache_config", None)),
     }
 
@@ -163,7 +164,7 @@ def worker(wrapper: Any, kv_cache_config: Any) -> dict[str, Any]:
         },
         "backends": {name: backend for name, layer in known.items() if (backend := _backend(layer))},
         "connector_live": connector is not None,
-        "connector": getattr(connector, "_kvtrace_lane", None),
+        "connector": getattr(connector, INDEX_ATTRIBUTE, None),
     }
 
 

@@ -21,6 +21,7 @@ from types import CodeType
 from typing import Any
 
 from kvtrace.agent import owners
+from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, get_ident, where_raised
 from kvtrace.trace.format import Fact, Role
 from kvtrace.trace.mask import mask_text
@@ -28,8 +29,8 @@ from kvtrace.trace.mask import mask_text
 MAX_FACTS = 100
 _MAX_DEPTH = 400
 
-# Code of our wrappers -> (hook, connector), or None where both are the frame's variables
-# ``name`` and ``lane``.
+# Code of our wrappers -> (hook, index of the connector), or None where the frame's variable ``site``
+# says both.
 FRAMES: dict[CodeType, tuple[str, int] | None] = {}
 
 _counts: dict[tuple[str, str, str], int] = {}
@@ -69,14 +70,14 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
         return  # vLLM's own: "Initializing KVConnectorBase_V1. This API is experimental"
     place = _hook()
     if place is None:
-        lane = owners.lane_of(record.pathname)
-        if not lane:
+        index = owners.index_of(record.pathname)
+        if not index:
             return
         main = threading.current_thread() is threading.main_thread()
-        place = ("" if main else "thread", lane, None)
+        place = ("" if main else "thread", index, None)
     else:
         _by_thread[get_ident()] = emitted() + 1
-    hook, lane, layer = place
+    hook, index, layer = place
     if _spool is not AGENT.recorder:
         # another run's spool: what was said once must be said there too
         _spool = AGENT.recorder
@@ -90,7 +91,7 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
         return  # repeats: said again at 2, 4, 8, ...
     error = _exception(record) if hook == "thread" else None
     if error is not None:
-        _caught_in_thread(error, lane, count)
+        _caught_in_thread(error, index, count)
     AGENT.fact(
         Fact.LOG,
         {
@@ -100,7 +101,7 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
             "hook": hook,
             "layer": layer,
             "step": AGENT.worker.step,
-            "connector": lane,
+            "connector": index,
             "shown": _shown(logger, record.levelno),
             "count": count,
         },
@@ -110,19 +111,19 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
 
 def _exception(record: logging.LogRecord) -> BaseException | None:
     """The exception that a record speaks of: its own, or one among its arguments."""
-    own = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    logged = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
     arguments = record.args if isinstance(record.args, tuple) else ()
-    return own or next((value for value in arguments if isinstance(value, BaseException)), None)
+    return logged or next((value for value in arguments if isinstance(value, BaseException)), None)
 
 
-def _caught_in_thread(error: BaseException, lane: int, count: int) -> None:
+def _caught_in_thread(error: BaseException, index: int, count: int) -> None:
     AGENT.fact(
         Fact.SWALLOWED,
         {
             "hook": "thread",
             "layer": None,
             "step": 0,
-            "connector": lane,
+            "connector": index,
             "type": type(error).__name__,
             "message": mask_text(str(error)[:2000])[:500],
             "where": where_raised(error),
@@ -135,7 +136,7 @@ def _caught_in_thread(error: BaseException, lane: int, count: int) -> None:
 
 
 def _hook() -> tuple[str, int, str | None] | None:
-    """(hook, connector, layer) of the innermost wrapper on this thread's stack."""
+    """(hook, index of the connector, layer) of the innermost wrapper on this thread's stack."""
     frame = sys._getframe(2)
     for _ in range(_MAX_DEPTH):
         code = frame.f_code
@@ -144,7 +145,8 @@ def _hook() -> tuple[str, int, str | None] | None:
             values = frame.f_locals
             layer = values.get("layer_name")
             if known is None:
-                known = (str(values.get("name", "")), int(values.get("lane") or 0))
+                site: Site = values["site"]
+                known = (site.hook.name, site.index)
             return known[0], known[1], None if layer is None else str(layer)
         if frame.f_back is None:
             return None

@@ -19,7 +19,8 @@ from kvtrace.agent import graphs
 from kvtrace.agent.codegen import generate
 from kvtrace.agent.device import DEVICE, wanted
 from kvtrace.agent.state import AGENT, clock, get_ident
-from kvtrace.trace.format import OP_CODE, Dispatch, Flag, Kind, Role, Skip, pack_head
+from kvtrace.trace import ops as table
+from kvtrace.trace.format import Dispatch, Flag, Kind, Role, Skip, pack_head
 
 # Platforms without opaque attention ops let torch.compile trace through the body: there our
 # recording must vanish from the graph. Elsewhere that check would cost every call.
@@ -54,14 +55,14 @@ def _kvt_wrapper({parameters}):
 _KNOWN_MODE = "_kvt_worker.step and -1 < _kvt_worker.mode < _kvt_full"
 
 
-class _Op:
+class _Body:
     """One op's body: the words of its records, and the function that records the less ordinary runs."""
 
-    def __init__(self, name: str, hook_site: bool) -> None:
-        self.name = name
+    def __init__(self, op: table.Op, hook_site: bool) -> None:
+        self.name = op.name
         self.hook_site = hook_site
-        self.dispatched = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Dispatch.DISPATCHER)
-        self.direct = pack_head(Kind.OP, Role.WORKER, OP_CODE[name], Dispatch.DIRECT)
+        self.dispatched = pack_head(Kind.OP, Role.WORKER, op.code, Dispatch.DISPATCHER)
+        self.direct = pack_head(Kind.OP, Role.WORKER, op.code, Dispatch.DIRECT)
         self._capturing = graphs.capturing_probe()
 
     def done(self, t0: int, t1: int, layer_name: Any, rows: Any, flags: int) -> None:
@@ -114,16 +115,16 @@ def _forward_context() -> Any:
 
 def traced_body(body: Callable[..., Any], *, hook_site: bool) -> Callable[..., Any]:
     """``body`` with a record at its end; the body itself where its shape is not understood."""
-    name = body.__name__
-    if name not in OP_CODE:
+    op = table.BY_NAME.get(body.__name__)
+    if op is None:
         return body
-    op = _Op(name, hook_site)
+    made = _Body(op, hook_site)
     rows = next((n for n in ("query", "q", "key", "kv_c_normed") if n in _parameters(body)), "None")
     names = {
         "_kvt_clock": clock,
         "_kvt_str": str,
         "_kvt_body": body,
-        "_kvt_done": op.done,
+        "_kvt_done": made.done,
         "_kvt_raised": int(Flag.RAISED),
         "_kvt_compiling": _compiling_probe(),
         "_kvt_agent": AGENT,
@@ -132,8 +133,8 @@ def traced_body(body: Callable[..., Any], *, hook_site: bool) -> Callable[..., A
         "_kvt_ident": get_ident,
         "_kvt_worker": AGENT.worker,
         "_kvt_full": graphs.FULL,
-        "_kvt_dispatched": op.dispatched,
-        "_kvt_direct": op.direct,
+        "_kvt_dispatched": made.dispatched,
+        "_kvt_direct": made.direct,
     }
     hooked = "_kvt_worker.hooked_layer == _kvt_layer"
     template = _TEMPLATE
@@ -149,7 +150,7 @@ def traced_body(body: Callable[..., Any], *, hook_site: bool) -> Callable[..., A
     wrapper = generate(body, template, names, needs=("layer_name",))
     if wrapper is None:
         return body
-    return DEVICE.around_op(wrapper, OP_CODE[name]) if wanted() else wrapper
+    return DEVICE.around_op(wrapper, op) if wanted() else wrapper
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
@@ -192,8 +193,8 @@ def wrap_registration(module: ModuleType) -> None:
 def _replace_update_op(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    name = kwargs.get("op_name", args[0] if args else None)
-    if name not in ("unified_kv_cache_update", "unified_mla_kv_cache_update"):
+    op = table.BY_NAME.get(kwargs.get("op_name", args[0] if args else ""))
+    if op is None or not op.updates_cache:
         return args, kwargs
     if "op_func" in kwargs:
         return args, {**kwargs, "op_func": traced_body(kwargs["op_func"], hook_site=False)}

@@ -68,23 +68,23 @@ class Owner:
 _owners: dict[int, Owner] = {}
 
 
-def register(connector: Any, lane: int) -> Owner:
+def register(connector: Any, index: int) -> Owner:
     """Learn (again) what is the connector's own: what it holds may have changed."""
-    owner = _owners[lane] = Owner(connector)
+    owner = _owners[index] = Owner(connector)
     while len(_owners) > _MAX_OWNERS:
         del _owners[next(iter(_owners))]
     return owner
 
 
-def owner_of(lane: int) -> Owner | None:
-    return _owners.get(lane)
+def owner_of(index: int) -> Owner | None:
+    return _owners.get(index)
 
 
-def lane_of(filename: str) -> int:
-    """The connector (the last made one) whose code a file is; 0 where it is nobody's."""
-    for lane in sorted(_owners, reverse=True):
-        if _owners[lane].surely_owns(filename):
-            return lane
+def index_of(filename: str) -> int:
+    """Index of the connector (the last made one) whose code a file is; 0 where it is nobody's."""
+    for index in sorted(_owners, reverse=True):
+        if _owners[index].surely_owns(filename):
+            return index
     return 0
 
 

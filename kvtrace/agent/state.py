@@ -93,7 +93,7 @@ class WorkerState:
         """This step's records while the spool is past its size limit."""
         self.direct_depth = 0
         """Above 0 while an attention op was called as a Python function, not dispatched."""
-        self.told_done: tuple[object, set[tuple[int, str]]] = (None, set())
+        self.recorded_done: tuple[object, set[tuple[int, str]]] = (None, set())
         """(role, step) and the transfers whose end was recorded in it."""
         self.declared: Any = None
         """What the scheduler read in this step's metadata (``metadata.Totals``, a tuple), or None."""
@@ -284,8 +284,8 @@ class Agent:
 
     # --- trouble -------------------------------------------------------------------------
 
-    def exception(self, hook: str, layer: str | None, step: int, lane: int, error: BaseException) -> None:
-        """Note an exception that a connector raised out of a hook (it is re-raised as it is)."""
+    def exception(self, hook: str, layer: str | None, step: int, index: int, error: BaseException) -> None:
+        """Note an exception that the connector of that index raised out of a hook (it is re-raised)."""
         self._exceptions += 1
         if self._exceptions > _MAX_EXCEPTION_FACTS:
             return
@@ -295,7 +295,7 @@ class Agent:
                 "hook": hook,
                 "layer": layer,
                 "step": step,
-                "connector": lane,
+                "connector": index,
                 "type": type(error).__name__,
                 "message": mask_text(str(error))[:500],
                 "where": where_raised(error),

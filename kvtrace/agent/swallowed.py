@@ -19,8 +19,9 @@ from typing import Any
 
 from kvtrace.agent import logs, owners
 from kvtrace.agent.owners import Owner
+from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, get_ident
-from kvtrace.trace.format import Fact, Role
+from kvtrace.trace.format import Fact
 from kvtrace.trace.mask import mask_text
 
 MAX_FACTS = 100
@@ -120,8 +121,9 @@ class _Monitor(_Kept):
 class Swallowed:
     """``start`` and ``stop`` around one call, in its thread."""
 
-    def __init__(self, hook: str, lane: int, owner: Owner, role: Role) -> None:
-        self._hook, self._lane, self._owner, self._role = hook, lane, owner, role
+    def __init__(self, site: Site, owner: Owner) -> None:
+        self._hook, self._index, self._role = site.hook.name, site.index, site.role
+        self._owner = owner
         self._kept: Any = None
         self._logged = 0
 
@@ -145,7 +147,7 @@ class Swallowed:
             _spool = AGENT.recorder
             _seen.clear()
             _observed.clear()
-        calls = (self._hook, self._lane)
+        calls = (self._hook, self._index)
         _observed[calls] = _observed.get(calls, 0) + 1
         errors = list(kept.errors.values())
         kept.errors.clear()
@@ -161,7 +163,7 @@ class Swallowed:
 
     def _write(self, error: BaseException, where: str, layer: str | None, step: int) -> None:
         name = type(error).__name__
-        key = (self._hook, self._lane, name, where)
+        key = (self._hook, self._index, name, where)
         count = _seen.get(key, 0) + 1
         if count == 1 and len(_seen) >= MAX_FACTS:
             return
@@ -174,11 +176,11 @@ class Swallowed:
                 "hook": self._hook,
                 "layer": layer,
                 "step": step,
-                "connector": self._lane,
+                "connector": self._index,
                 "type": name,
                 "message": mask_text(_text(error)[:2000])[:500],
                 "where": where,
-                "observed_calls": _observed[(self._hook, self._lane)],
+                "observed_calls": _observed[(self._hook, self._index)],
                 "count": count,
                 "logged": logs.emitted() > self._logged,
             },
@@ -212,12 +214,12 @@ def _place(error: BaseException, owner: Owner) -> str | None:
         trace = trace.tb_next
     if not frames or not owner.owns(frames[0][0]):
         return None
-    own = [frame for frame in frames if owner.owns(frame[0])]
+    of_connector = [frame for frame in frames if owner.owns(frame[0])]
     deeper = frames[1:]
     ordinary = isinstance(error, _ORDINARY) or type(error).__name__ == "Empty"
     if ordinary and all(owners.is_stdlib_file(file) for file, _, _ in deeper):
         return None
-    file, line, function = own[-1]
+    file, line, function = of_connector[-1]
     return f"{'/'.join(file.replace(chr(92), '/').split('/')[-2:])}:{line} in {function}"
 
 
@@ -243,9 +245,9 @@ def install_thread_hook() -> None:
 
 def _thread_died(error: BaseException | None) -> None:
     trace = error.__traceback__ if error is not None else None
-    lane = 0
-    while trace is not None and not lane:
-        lane = owners.lane_of(trace.tb_frame.f_code.co_filename)
+    index = 0
+    while trace is not None and not index:
+        index = owners.index_of(trace.tb_frame.f_code.co_filename)
         trace = trace.tb_next
-    if lane and error is not None:
-        AGENT.exception("thread", None, AGENT.worker.step, lane, error)
+    if index and error is not None:
+        AGENT.exception("thread", None, AGENT.worker.step, index, error)

@@ -13,12 +13,12 @@ from typing import Any
 
 from kvtrace.agent import config_keys, facts, graphs, startup
 from kvtrace.agent.device import DEVICE
-from kvtrace.agent.hooks import DECLARED_ATTRIBUTE
+from kvtrace.agent.hook_records import DECLARED_ATTRIBUTE
 from kvtrace.agent.kvwatch import CACHES
 from kvtrace.agent.scheduler import STEP_ATTRIBUTE
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.trace.format import (
-    QUIET_IS_OP,
+    DETAIL_IS_OP,
     UNKNOWN,
     WORDS,
     Fact,
@@ -204,13 +204,13 @@ def _collapse(words: list[int]) -> list[int]:
             out.extend(row)
         else:
             groups.setdefault((kind, row[0] >> 16 & 0xFFFF), []).append(row)
-    for (kind, code_lane), rows in groups.items():
+    for (kind, code_and_detail), rows in groups.items():
         durations = [row[2] - row[1] for row in rows]
         layers = AGENT.id(json.dumps(sorted({row[4] for row in rows})))
-        code, lane = code_lane & 0xFF, code_lane >> 8
+        code, detail = code_and_detail & 0xFF, code_and_detail >> 8
         if kind == Kind.OP:
-            lane |= QUIET_IS_OP
-        head = pack_head(Kind.QUIET, Role.WORKER, code, lane)
+            detail |= DETAIL_IS_OP
+        head = pack_head(Kind.QUIET, Role.WORKER, code, detail)
         spread = (len(rows), sum(durations), min(durations), max(durations))
         out.extend((head, rows[0][1], layers, rows[0][3], *spread))
     return out

@@ -10,21 +10,23 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
-from kvtrace.agent import effect, hooks, logs
+from kvtrace.agent import effect, hook_records, logs
 from kvtrace.agent.codegen import generate, signature_of
 from kvtrace.agent.device import DEVICE
-from kvtrace.agent.device import HOOKS as TIMED_HOOKS
+from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock, get_ident
-from kvtrace.trace.format import HOOK_CODE, Kind, Role, pack_head
+from kvtrace.trace import hooks
+from kvtrace.trace.format import Flag, Kind, Role, pack_head
+from kvtrace.trace.hooks import Hook
 
 # What every hook's wrapper does, with the signature of the method that it stands for.
 _TEMPLATE = """
 def _kvt_wrapper({parameters}):
     _kvt_t0 = _kvt_clock()
     try:
-        if {shut}:
+        if {off}:
             _kvt_result = _kvt_base.{method}({arguments})
         else:
             _kvt_result = _kvt_watched(_kvt_base.{method}, {layer}, {arguments})
@@ -35,7 +37,7 @@ def _kvt_wrapper({parameters}):
     {record}
     return _kvt_result
 """
-_RECORD = "_kvt_record({told})"
+_RECORD = "_kvt_record({seen})"
 # Of most calls there is little to say, and layer hooks run 2 x layers times a step: no call but the
 # one that adds the tuple.
 _SHORT_RECORD = """try:
@@ -44,45 +46,23 @@ _SHORT_RECORD = """try:
         ))
         {after}
     except Exception:
-        _kvt_record({told})
+        _kvt_record({seen})
 """
-_PLAIN = ("0, -1, -1, 0", "pass")
-# hook -> (layer, slots, entries, extra; statement after the record)
-_LAYER_SIDE = {
-    "wait_for_layer_load": (
-        "_kvt_ids[{layer}], _kvt_side.load_slots, _kvt_side.load_entries, 0",
-        "_kvt_side.hooked_layer = {layer}",
-    ),
-    "save_kv_layer": ("_kvt_ids[{layer}], _kvt_side.store_slots, _kvt_side.store_entries, 0", "pass"),
-}
 
 
-class Hook(NamedTuple):
-    """One hook of one connector."""
-
-    name: str
-    role: Role
-    lane: int
-    child: bool
-    """Whether the connector is inside another one."""
-    timed: bool
-    """Whether its device times may be taken."""
-
-
-def of_class(base: type, hook: Hook) -> Callable[..., Any]:
+def of_class(base: type, site: Site) -> Callable[..., Any]:
     """The method of the proxy that stands for ``base``'s. Looks that up at each call: one that
     somebody patches on the class later still counts."""
-    function = inspect.getattr_static(base, hook.name, None)
-    made = _generated(base, function, hook) if isinstance(function, FunctionType) else None
-    return _timed(made or _general(base, function, hook), hook)
+    function = inspect.getattr_static(base, site.hook.name, None)
+    made = _generated(base, function, site) if isinstance(function, FunctionType) else None
+    return _timed(made or _general(base, function, site), site)
 
 
-def _general(base: type, function: Any, hook: Hook) -> Callable[..., Any]:
-    name, role, lane, child, _ = hook
-    record = hooks.recorder(name, role, lane, child)
-    gate = effect.gate(name, role, lane)
+def _general(base: type, function: Any, site: Site) -> Callable[..., Any]:
+    name = site.hook.name
+    record, needs = hook_records.recorder(site), site.hook.needs
+    point = effect.watch_point(site)
     plain = isinstance(function, FunctionType)
-    wanted_arguments = hooks.arguments(name)
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
         t0 = clock()
@@ -90,14 +70,14 @@ def _general(base: type, function: Any, hook: Hook) -> Callable[..., Any]:
             method = getattr(base, name)
             if not plain:
                 result = function.__get__(self, base)(*args, **kwargs)
-            elif gate.shut():
+            elif point.off():
                 result = method(self, *args, **kwargs)
             else:
-                result = gate.watched(method, None, self, *args, **kwargs)
+                result = point.watched(method, None, self, *args, **kwargs)
         except BaseException as error:
-            hooks.raised(name, role, lane, None, t0, error)
+            hook_records.raised(site, None, t0, error)
             raise
-        given = (hooks.argument(args, kwargs, *which) for which in wanted_arguments)
+        given = (hook_records.argument(args, kwargs, *which) for which in needs)
         record(t0, clock(), self, result, *given)
         return result
 
@@ -105,58 +85,43 @@ def _general(base: type, function: Any, hook: Hook) -> Callable[..., Any]:
     return functools.update_wrapper(wrapper, getattr(base, name))
 
 
-def of_instance(connector: Any, method: Any, hook: Hook) -> Callable[..., Any]:
+def of_instance(connector: Any, method: Any, site: Site) -> Callable[..., Any]:
     """The attribute of the instance that stands for its bound ``method``."""
-    name, role, lane, child, _ = hook
-    record = hooks.recorder(name, role, lane, child)
-    gate = effect.gate(name, role, lane, connector)
-    wanted_arguments = hooks.arguments(name)
-    layered = name in _LAYER_SIDE
+    record, needs = hook_records.recorder(site), site.hook.needs
+    point = effect.watch_point(site, connector)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         t0 = clock()
         try:
-            if gate.shut():
+            if point.off():
                 result = method(*args, **kwargs)
             else:
-                layer = hooks.argument(args, kwargs, 0, "layer_name") if layered else None
-                result = gate.watched(method, layer, *args, **kwargs)
+                layer = hook_records.argument(args, kwargs, *needs[0]) if site.hook.layered else None
+                result = point.watched(method, layer, *args, **kwargs)
         except BaseException as error:
-            hooks.raised(name, role, lane, None, t0, error)
+            hook_records.raised(site, None, t0, error)
             raise
-        given = (hooks.argument(args, kwargs, *which) for which in wanted_arguments)
+        given = (hook_records.argument(args, kwargs, *which) for which in needs)
         record(t0, clock(), connector, result, *given)
         return result
 
     logs.FRAMES[wrapper.__code__] = None
-    return _timed(functools.update_wrapper(wrapper, method), hook)
+    return _timed(functools.update_wrapper(wrapper, method), site)
 
 
-def _timed(wrapper: Callable[..., Any], hook: Hook) -> Callable[..., Any]:
-    if not hook.timed or hook.name not in TIMED_HOOKS:
-        return wrapper
-    around = DEVICE.around_layer if hook.name in _LAYER_SIDE else DEVICE.around
-    return around(wrapper, HOOK_CODE[hook.name], hook.lane)
+def _timed(wrapper: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    return DEVICE.around_hook(wrapper, site) if site.timed and site.hook.timed else wrapper
 
 
-def _generated(base: type, function: FunctionType, hook: Hook) -> Callable[..., Any] | None:
+def _generated(base: type, function: FunctionType, site: Site) -> Callable[..., Any] | None:
     """The wrapper with the method's own signature; None where that has no place for what is needed."""
-    name, role, lane, child, _ = hook
+    hook = site.hook
     signature = signature_of(function)
-    if signature is None or not _takes_what_is_given(base, name, signature):
+    if signature is None or not _takes_what_is_given(base, hook.name, signature):
         return None
-    needed = [argument for _, argument in hooks.arguments(name)]
-    spelt = [next(iter(signature.parameters)), *needed]
-    layer = spelt[1] if name in _LAYER_SIDE else "None"
-    columns, after = _LAYER_SIDE.get(name, _PLAIN)
-    template = _RECORD if hooks.has_detail(name) and name not in _LAYER_SIDE else _SHORT_RECORD
-    template = template.replace("{columns}", columns).replace("{after}", after)
-    gate = effect.gate(name, role, lane)
-    told = ", ".join(("_kvt_t0", "_kvt_t1", spelt[0], "_kvt_result", *spelt[1:]))
-    shut = [f"_kvt_place{at}.{attribute} is None" for at, (_, attribute) in enumerate(gate.places)]
-    source = _TEMPLATE.replace("{record}", template)
-    source = source.replace("{method}", name).replace("{layer}", layer).replace("{told}", told)
-    source = source.replace("{shut}", " and ".join(shut) or "True")
+    needed = [argument for _, argument in hook.needs]
+    point = effect.watch_point(site)
+    source = _source(hook, next(iter(signature.parameters)), needed, point)
     names = {
         "_kvt_clock": clock,
         "_kvt_base": base,
@@ -164,17 +129,46 @@ def _generated(base: type, function: FunctionType, hook: Hook) -> Callable[..., 
         "_kvt_ids": AGENT.ids,
         "_kvt_threads": AGENT.threads,
         "_kvt_ident": get_ident,
-        "_kvt_side": AGENT.worker if role == Role.WORKER else AGENT.scheduler,
-        "_kvt_head": pack_head(Kind.HOOK, role, HOOK_CODE[name], lane),
-        "_kvt_record": hooks.recorder(name, role, lane, child),
-        "_kvt_raised": functools.partial(hooks.raised, name, role, lane),
-        "_kvt_watched": gate.watched,
-        **{f"_kvt_place{at}": holder for at, (holder, _) in enumerate(gate.places)},
+        "_kvt_side": AGENT.worker if site.role == Role.WORKER else AGENT.scheduler,
+        "_kvt_head": pack_head(Kind.HOOK, site.role, hook.code, site.index),
+        "_kvt_record": hook_records.recorder(site),
+        "_kvt_raised": functools.partial(hook_records.raised, site),
+        "_kvt_watched": point.watched,
+        **{f"_kvt_switch{at}": holder for at, (holder, _) in enumerate(point.switches)},
     }
     made = generate(function, source, names, needs=tuple(needed))
     if made is not None:
-        logs.FRAMES[made.__code__] = (name, lane)
+        logs.FRAMES[made.__code__] = (hook.name, site.index)
     return made
+
+
+def _source(hook: Hook, self_name: str, needed: list[str], point: effect.WatchPoint) -> str:
+    """The template with everything filled in but the lists of parameters and arguments."""
+    layer = needed[0] if hook.layered else "None"
+    template = _RECORD if hook_records.has_detail(hook) and not hook.layered else _SHORT_RECORD
+    fills = {
+        "record": template,
+        "columns": _columns(hook),
+        "after": "_kvt_side.hooked_layer = {layer}" if hook is hooks.WAIT_LAYER else "pass",
+        "method": hook.name,
+        "layer": layer,
+        "seen": ", ".join(("_kvt_t0", "_kvt_t1", self_name, "_kvt_result", *needed)),
+        "off": " and ".join(
+            f"_kvt_switch{at}.{attribute} is None" for at, (_, attribute) in enumerate(point.switches)
+        ) or "True",
+    }  # fmt: skip
+    source = _TEMPLATE
+    for field, text in fills.items():
+        source = source.replace(f"{{{field}}}", text)
+    return source
+
+
+def _columns(hook: Hook) -> str:
+    """The record's words from the layer on: ``layer, slots, entries, extra``."""
+    if not hook.layered:
+        return "0, -1, -1, 0"
+    way = "load" if hook.direction == Flag.LOAD else "store"
+    return f"_kvt_ids[{{layer}}], _kvt_side.{way}_slots, _kvt_side.{way}_entries, 0"
 
 
 def _takes_what_is_given(base: type, name: str, signature: inspect.Signature) -> bool:

@@ -7,14 +7,10 @@ from typing import Literal
 
 from kvtrace.gate.layers import group_of, index_of
 from kvtrace.report.model import Report
+from kvtrace.trace import hooks
 
-# Due in every step of a connector's life; all other hooks come when there is a reason for them.
-EVERY_STEP = frozenset(
-    {
-        "bind_connector_metadata", "start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save",
-        "get_finished", "clear_connector_metadata", "build_connector_meta",
-    }
-)  # fmt: skip
+EVERY_STEP = frozenset(hook.name for hook in hooks.TABLE if hook.always_due)
+"""Due in every step of a connector's life; all other hooks come when there is a reason for them."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import FAULT, Rules
 from kvtrace.gate.shares import saved_of_offered, shares
 from kvtrace.report.model import Report
+from kvtrace.trace import hooks
 
-_LAYER_HOOK = "save_kv_layer"
+_LAYER_HOOK = hooks.SAVE_LAYER.name
 
 
 def judge(report: Report, where: str, baseline: BaselineFile | None, rules: Rules) -> Outcome:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 
 from kvtrace.causes.catalogue import CATALOGUE
 from kvtrace.gate.model import TOLERANCE, GateError
-from kvtrace.trace.format import HOOKS, OPS
+from kvtrace.trace import hooks, ops
 
-NAMES = tuple(name for name in (*HOOKS, *OPS) if name)
+NAMES = (*hooks.NAMES, *ops.NAMES)
 FAULT = "fault"
 """Stands for every finding that is a fault where a rule takes the id of a cause."""
 

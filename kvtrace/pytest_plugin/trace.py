@@ -90,10 +90,10 @@ class Trace:
             TraceError: no engine ran, or there is no such hook, layer or rank.
         """
         from kvtrace.gate.cells import cells
-        from kvtrace.trace.format import HOOK_CODE, OP_CODE
+        from kvtrace.trace import hooks, ops
 
-        if hook not in HOOK_CODE and hook not in OP_CODE:
-            known = ", ".join([*HOOK_CODE, *OP_CODE])
+        if hook not in hooks.BY_NAME and hook not in ops.BY_NAME:
+            known = ", ".join([*hooks.NAMES, *ops.NAMES])
             raise TraceError(f"kvtrace knows no hook or op {hook!r}", f"one of {known}")
         self._require_engine()
         seen = cells(self.report)

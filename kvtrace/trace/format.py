@@ -122,7 +122,7 @@ class Flag(IntEnum):
 
 
 class Dispatch(IntEnum):
-    """How an attention op's body was reached; the ``lane`` of an ``OP`` record."""
+    """How an attention op's body was reached; the detail of an ``OP`` record."""
 
     DISPATCHER = 0
     DIRECT = 1
@@ -269,20 +269,23 @@ COLUMNS: dict[Kind, tuple[str, str, str, str, str, str, str]] = {
 COLUMN_INDEX: dict[Kind, dict[str, int]] = {
     kind: {name: i for i, name in enumerate(names, start=1)} for kind, names in COLUMNS.items()
 }
-QUIET_IS_OP = 0x80
+DETAIL_IS_OP = QUIET_IS_OP = 0x80
+"""In the detail of a QUIET or DEVICE record: its code is an op's, not a hook's."""
 NONE_ANSWER = -(1 << 62)
 
 _THREAD_MAX = 0x7FFF
 
 
-def pack_head(kind: int, role: int = 0, code: int = 0, lane: int = 0, flags: int = 0, thread: int = 0) -> int:
-    """Word 0: kind (bits 0-7), role (8-15), code (16-23), lane (24-31), flags (32-47),
+def pack_head(
+    kind: int, role: int = 0, code: int = 0, detail: int = 0, flags: int = 0, thread: int = 0
+) -> int:
+    """Word 0: kind (bits 0-7), role (8-15), code (16-23), detail (24-31), flags (32-47),
     thread index within the process (48-62)."""
     return (
         kind
         | role << 8
         | code << 16
-        | (lane & 0xFF) << 24
+        | (detail & 0xFF) << 24
         | (flags & 0xFFFF) << 32
         | min(thread, _THREAD_MAX) << 48
     )

@@ -74,4 +74,4 @@ def test_what_the_connector_reads_is_written_and_again_when_it_reads_more(trace)
     written = trace.facts(Fact.CONFIG_KEYS)
     assert [fact["read"] for fact in written] == [["path"], ["path", "unit"]]
     assert written[0]["given"] == ["path", "unit", "nested", "api_key"]
-    assert written[0]["connector"] == connector._kvtrace_lane
+    assert written[0]["connector"] == connector._kvtrace_connector

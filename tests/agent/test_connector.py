@@ -140,7 +140,7 @@ def test_what_a_hooks_record_says_is_the_same_by_each_road(trace, instance):
         connector.clear_connector_metadata()
         connector.wait_for_save()
         rows = trace.read()[1]
-        rows = rows[(kind(rows[:, 0]) == Kind.HOOK) & (detail(rows[:, 0]) == connector._kvtrace_lane)]
+        rows = rows[(kind(rows[:, 0]) == Kind.HOOK) & (detail(rows[:, 0]) == connector._kvtrace_connector)]
         said.append([(code(w[:1])[0], flags(w[:1])[0], *w[3:].tolist()) for w in rows])
     assert said[0] == said[1]
     assert len(said[0]) == 11

@@ -497,7 +497,7 @@ def test_a_child_connector_has_records_of_its_own(trace, caches):
     parent.save_kv_layer("layer.0", caches["layer.0"], None)
     _, rows = trace.read()
     rows = rows[kind(rows[:, 0]) == Kind.EFFECT]
-    assert sorted(detail(rows[:, 0]).tolist()) == [top, child._kvtrace_lane]
+    assert sorted(detail(rows[:, 0]).tolist()) == [top, child._kvtrace_connector]
     assert rows[:, 4].tolist() == [7, 7]
     assert not CACHES.address_taken
 

@@ -39,32 +39,32 @@ def quiet():
 
 def run(log, say, layers=("layer.0",)):
     connector = Logging(log, say)
-    lane = traced(connector, Role.WORKER, "Logging")
+    index = traced(connector, Role.WORKER, "Logging")
     AGENT.worker.step = 5
     for layer in layers:
         connector.save_kv_layer(layer, None, None)
-    return connector, lane
+    return connector, index
 
 
 def test_a_warning_that_nobody_sees_is_kept_with_its_place(trace, quiet, capfd):
-    _, lane = run(quiet, lambda log: log.warning("put %s failed: %s", "k1", "api_key=hunter2"))
+    _, index = run(quiet, lambda log: log.warning("put %s failed: %s", "k1", "api_key=hunter2"))
     (fact,) = trace.facts(Fact.LOG)
     assert (fact["logger"], fact["level"], fact["shown"]) == ("lonely", "WARNING", False)
     assert (fact["hook"], fact["layer"], fact["step"], fact["connector"]) == (
         "save_kv_layer",
         "layer.0",
         5,
-        lane,
+        index,
     )
     assert fact["message"].startswith("put k1 failed") and "hunter2" not in fact["message"]
     assert capfd.readouterr() == ("", "")
 
 
 def test_hooks_other_than_the_layers_are_found_too(trace, quiet):
-    connector, lane = run(quiet, lambda log: log.error("no"), layers=())
+    connector, index = run(quiet, lambda log: log.error("no"), layers=())
     connector.wait_for_save()
     (fact,) = trace.facts(Fact.LOG)
-    assert (fact["hook"], fact["layer"], fact["connector"]) == ("wait_for_save", None, lane)
+    assert (fact["hook"], fact["layer"], fact["connector"]) == ("wait_for_save", None, index)
 
 
 def test_the_users_handlers_get_the_record_as_it_was(trace, quiet):
@@ -117,7 +117,7 @@ def test_an_exception_that_a_thread_of_the_connectors_logs_was_caught_there(trac
         except OSError as error:
             quiet.warning("copy failed: %s", error)
 
-    _, lane = run(quiet, lambda log: None)
+    _, index = run(quiet, lambda log: None)
     thread = threading.Thread(target=fail)
     thread.start()
     thread.join()
@@ -125,7 +125,7 @@ def test_an_exception_that_a_thread_of_the_connectors_logs_was_caught_there(trac
     assert (fact["hook"], fact["type"], fact["connector"], fact["logged"]) == (
         "thread",
         "OSError",
-        lane,
+        index,
         True,
     )
     assert "no room" in fact["message"] and "hunter2" not in fact["message"]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import kvtrace
 from kvtrace.trace import config, hooks, ops
 from kvtrace.trace.format import Flag, Role
+
+PACKAGE = Path(kvtrace.__file__).parent
 
 
 def test_codes_are_distinct_stable_and_fit_into_a_head() -> None:
@@ -36,3 +42,11 @@ def test_the_agents_configuration_goes_through_one_text(tmp_path) -> None:  # ty
     for wrong in ("[]", "{}", '{"dir": 1}', '{"dir": "x", "device_timing": "often"}'):
         with pytest.raises(ValueError):
             config.AgentConfig.from_text(wrong)
+
+
+@pytest.mark.parametrize("room", ["agent", "gate", "launch", "pytest_plugin"])
+def test_no_other_module_spells_a_hooks_name(room: str) -> None:
+    for path in (PACKAGE / room).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value not in hooks.BY_NAME, f"{path}:{node.lineno}: take it from trace/hooks.py"

@@ -1,7 +1,7 @@
 """What the record of each connector hook says: one function a hook, after the call.
 
-Each returns ``(flags, layer id, slots, entries, extra)`` of the HOOK record (see
-``trace/format.py``), and keeps the worker's and the scheduler's state up to date.
+Each returns ``(flags, layer id, slots, entries, extra)`` of the hook's record
+(:class:`~kvtrace.trace.rows.HookCall`), and keeps the worker's and the scheduler's state up to date.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtrace.agent import effect, graphs, metadata
+from kvtrace.agent.site import INDEX_ATTRIBUTE, Site
 from kvtrace.agent.state import AGENT, clock, get_ident
-from kvtrace.trace.format import HOOK_CODE, NONE_ANSWER, Flag, Kind, Role, pack_head
+from kvtrace.trace import hooks
+from kvtrace.trace.format import NONE_ANSWER, Flag, Kind, Role, pack_head
+from kvtrace.trace.hooks import Hook
 
-LANE_ATTRIBUTE = "_kvtrace_lane"
 PARENT_ATTRIBUTE = "_kvtrace_parent"
 DECLARED_ATTRIBUTE = "_kvtrace_declared"
 """Of a SchedulerOutput: what its metadata declares, as ``metadata.Totals`` in a plain tuple: it
@@ -22,53 +24,43 @@ _UNREADABLE = int(Flag.UNREADABLE)
 _NOTHING = metadata.Declared()
 
 
-def raised(name: str, role: Role, lane: int, layer: Any, t0: int, error: BaseException) -> None:
+def raised(site: Site, layer: Any, t0: int, error: BaseException) -> None:
+    """Record a call that raised."""
+    hook, role, index = site.hook, site.role, site.index
     try:
         layer = None if layer is None else str(layer)
         step = AGENT.worker.step if role == Role.WORKER else AGENT.scheduler.step
-        head = pack_head(Kind.HOOK, role, HOOK_CODE[name], lane, Flag.RAISED, AGENT.thread())
+        head = pack_head(Kind.HOOK, role, hook.code, index, Flag.RAISED, AGENT.thread())
         ident = AGENT.id(layer) if layer else 0
         AGENT.add((head, t0, clock(), step, ident, -1, -1, AGENT.id(type(error).__name__)))
-        AGENT.exception(name, layer, step, lane, error)
+        AGENT.exception(hook.name, layer, step, index, error)
         AGENT.flush()
     except Exception:
-        AGENT.failed(name)
+        AGENT.failed(hook.name)
 
 
 # --- what each hook's record says ---------------------------------------------------------
-
-# Worker hooks that read the bound metadata.
-_NEEDS_METADATA = {"start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save"}
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Words = tuple[int, int, int, int, int]
 Record = Callable[..., None]
-"""Called with ``(t0, t1, connector, result, *arguments)``, the arguments those of :func:`arguments`."""
+"""Called with ``(t0, t1, connector, result, *arguments)``, the arguments those of ``hook.needs``."""
 
 
-def has_detail(name: str) -> bool:
+def has_detail(hook: Hook) -> bool:
     """Whether the hook's record says more than that it was called, and when."""
-    return name in _DETAILS
-
-
-def arguments(name: str) -> tuple[tuple[int, str], ...]:
-    """(index, name) of the hook's arguments that its record needs."""
-    return _DETAILS[name][1] if name in _DETAILS else ()
+    return hook in _DETAILS
 
 
 def argument(args: Args, kwargs: Kwargs, index: int, name: str) -> Any:
     return kwargs[name] if name in kwargs else args[index] if len(args) > index else None
 
 
-def recorder(name: str, role: Role, lane: int, child: bool) -> Record:
-    """The function that a hook's wrapper calls after the call.
-
-    Args:
-        child: whether the connector is inside another one (MultiConnector's): its calls are
-            recorded, but the step's books are kept by the outermost one alone.
-    """
-    head = pack_head(Kind.HOOK, role, HOOK_CODE[name], lane)
+def recorder(site: Site) -> Record:
+    """The function that a hook's wrapper calls after the call."""
+    hook, role, child = site.hook, site.role, site.child
+    head = pack_head(Kind.HOOK, role, hook.code, site.index)
     side = AGENT.worker if role == Role.WORKER else AGENT.scheduler
     threads = AGENT.threads
 
@@ -76,13 +68,14 @@ def recorder(name: str, role: Role, lane: int, child: bool) -> Record:
         try:
             AGENT.add((head | threads[get_ident()] << 48, t0, t1, side.step, 0, -1, -1, 0))
         except Exception:
-            AGENT.failed(name)
+            AGENT.failed(hook.name)
 
-    if name not in _DETAILS:
+    detail = _DETAILS.get(hook)
+    if detail is None:
         return plain
-    detail, _ = _DETAILS[name]
     worker = AGENT.worker
-    unbound = head | int(Flag.NO_METADATA) << 32 if role == Role.WORKER and name in _NEEDS_METADATA else head
+    misses_metadata = role == Role.WORKER and hook.reads_metadata
+    unbound = head | int(Flag.NO_METADATA) << 32 if misses_metadata else head
 
     def detailed(t0: int, t1: int, connector: Any, result: Any, *given: Any) -> None:
         try:
@@ -91,7 +84,7 @@ def recorder(name: str, role: Role, lane: int, child: bool) -> Record:
             first |= flags << 32 | threads[get_ident()] << 48
             AGENT.add((first, t0, t1, side.step, layer, slots, entries, extra))
         except Exception:
-            AGENT.failed(name)
+            AGENT.failed(hook.name)
 
     return detailed
 
@@ -127,7 +120,7 @@ def _bind(child: bool, t0: int, t1: int, connector: Any, result: Any, bound: Any
     worker.load_slots, worker.load_entries = declared.load_slots, declared.load_entries
     has_metadata = getattr(connector, "has_connector_metadata", None)
     worker.bound = has_metadata is None or bool(has_metadata())
-    effect.begin(getattr(connector, LANE_ATTRIBUTE, 0), declared)
+    effect.begin(getattr(connector, INDEX_ATTRIBUTE, 0), declared)
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 
 
@@ -152,16 +145,16 @@ def _finished(child: bool, t0: int, t1: int, connector: Any, result: Any) -> Wor
     return 0, 0, -1, -1, len(sending or ()) << 32 | len(receiving or ())
 
 
-def _transfers(told: Any) -> tuple[Any, Any, Any]:
+def _transfers(answer: Any) -> tuple[Any, Any, Any]:
     """(sent, received, failed to be received): request ids, or None. Of a connector's answer, which may be
     a pair, or of vLLM's KVConnectorOutput."""
-    if isinstance(told, tuple):
-        sending, receiving = (*told, None, None)[:2]
+    if isinstance(answer, tuple):
+        sending, receiving = (*answer, None, None)[:2]
         return sending, receiving, None
     return (
-        getattr(told, "finished_sending", None),
-        getattr(told, "finished_recving", None),
-        getattr(told, "failed_recving", None),
+        getattr(answer, "finished_sending", None),
+        getattr(answer, "finished_recving", None),
+        getattr(answer, "failed_recving", None),
     )
 
 
@@ -172,9 +165,9 @@ def _done(role: Role, step: int, t: int, sending: Any, receiving: Any, failed: A
     """
     if not (sending or receiving or failed):
         return
-    told = AGENT.worker.told_done
-    if told[0] != (role, step):
-        told = AGENT.worker.told_done = ((role, step), set())
+    recorded = AGENT.worker.recorded_done
+    if recorded[0] != (role, step):
+        recorded = AGENT.worker.recorded_done = ((role, step), set())
     for direction, ids, bad in (
         (Flag.STORE, sending, 0),
         (Flag.LOAD, set(receiving or ()) - set(failed or ()), 0),
@@ -182,8 +175,8 @@ def _done(role: Role, step: int, t: int, sending: Any, receiving: Any, failed: A
     ):
         head = pack_head(Kind.DONE, role, 0, 0, direction, AGENT.thread())
         for req_id in ids or ():
-            if (direction, req_id) not in told[1]:
-                told[1].add((direction, req_id))
+            if (direction, req_id) not in recorded[1]:
+                recorded[1].add((direction, req_id))
                 with AGENT.passing_request(req_id) as ident:
                     AGENT.add((head, t, ident, step, bad, 0, 0, 0))
 
@@ -243,23 +236,20 @@ def _build_meta(child: bool, t0: int, t1: int, connector: Any, result: Any, outp
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 
 
-_LAYER = ((0, "layer_name"),)
-_REQUEST = ((0, "request"),)
-# hook -> (what its record says, the arguments that this takes)
-_DETAILS: dict[str, tuple[Callable[..., Words], tuple[tuple[int, str], ...]]] = {
-    "save_kv_layer": (_save_layer, _LAYER),
-    "wait_for_layer_load": (_wait_layer, _LAYER),
-    "wait_for_save": (_wait_for_save, ()),
-    "bind_connector_metadata": (_bind, ((0, "connector_metadata"),)),
-    "clear_connector_metadata": (_clear, ()),
-    "start_load_kv": (_start_load, ((0, "forward_context"),)),
-    "get_finished": (_finished, ()),
-    "get_transfer_results": (_finished, ()),
-    "get_block_ids_with_load_errors": (_load_errors, ()),
-    "get_num_new_matched_tokens": (_lookup, (*_REQUEST, (1, "num_computed_tokens"))),
-    "update_state_after_alloc": (_alloc, (*_REQUEST, (2, "num_external_tokens"))),
-    "build_connector_meta": (_build_meta, ((0, "scheduler_output"),)),
-    "update_connector_output": (_connector_output, ((0, "connector_output"),)),
-    "request_finished": (_request_finished, _REQUEST),
-    "request_finished_all_groups": (_request_finished, _REQUEST),
+_DETAILS: dict[Hook, Callable[..., Words]] = {
+    hooks.SAVE_LAYER: _save_layer,
+    hooks.WAIT_LAYER: _wait_layer,
+    hooks.WAIT_SAVE: _wait_for_save,
+    hooks.BIND_METADATA: _bind,
+    hooks.CLEAR_METADATA: _clear,
+    hooks.START_LOAD: _start_load,
+    hooks.GET_FINISHED: _finished,
+    hooks.TRANSFER_RESULTS: _finished,
+    hooks.LOAD_ERRORS: _load_errors,
+    hooks.LOOKUP: _lookup,
+    hooks.ALLOCATED: _alloc,
+    hooks.BUILD_METADATA: _build_meta,
+    hooks.CONNECTOR_OUTPUT: _connector_output,
+    hooks.REQUEST_FINISHED: _request_finished,
+    hooks.REQUEST_FINISHED_GROUPS: _request_finished,
 }
