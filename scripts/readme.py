@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Put the demo's explanation into README.md, between its markers.
+"""Put the demo's report into README.md (the beginning) and docs/sample-report.md (all of it).
 
     python scripts/readme.py
 
-The explanation is what `kvtrace explain` prints of reports/demo/report.json, the report
-of a `make demo` (names of the machine taken out), up to the rule-outs. `--from RUN` renews that
-report from the run directory of a demo first.
+Both are what `kvtrace explain` prints of reports/demo/report.json, the report of a `make demo` (names of
+the machine taken out). The README, between its markers, has the head, the verdict, the ledger of saves
+and the first finding without its examples. `--from RUN` renews that report from the run directory of a
+demo first.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,26 +20,68 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "reports" / "demo" / "report.json"
 README = ROOT / "README.md"
-START, END, CUT = "<!-- demo -->\n", "<!-- /demo -->", "\nNot observed"
+SAMPLE = ROOT / "docs" / "sample-report.md"
+START, END = "<!-- demo -->\n", "<!-- /demo -->"
+
+FINDING = re.compile(r"(FAULT|LIMIT|NOTE)  ")
+EXAMPLE = re.compile(r" +(Evidence +)?request \S+, step")
+LABEL = re.compile(r"  [A-Z]\w+  ")
+"""Where the next part of a finding begins: Evidence, Remedy, More."""
+
+INTRODUCTION = """\
+<!-- made by python scripts/readme.py from reports/demo/report.json -->
+# A sample report
+
+What `kvtrace explain reports/demo/report.json` prints: a run of `make demo` with vLLM's ExampleConnector.
+[concepts.md](concepts.md) explains the words.
+
+"""
 
 
-def block() -> str:
-    """The explanation as an indented block."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "kvtrace", "explain", str(REPORT)],
+def explained() -> str:
+    """The explanation of the demo's report, as a terminal of 110 columns shows it."""
+    return subprocess.run(
+        [sys.executable, "-m", "kvtrace", "explain", str(REPORT.relative_to(ROOT))],
         capture_output=True,
         text=True,
         check=True,
+        cwd=ROOT,
         env={"COLUMNS": "110", "NO_COLOR": "1", "PATH": ""},
     ).stdout
-    lines = shown.split(CUT)[0].rstrip().splitlines()
-    return "\n".join(f"    {line}".rstrip() for line in lines) + "\n"
+
+
+def beginning(text: str) -> str:
+    """The first three parts of an explanation (head, verdict, ledger of saves), and the first finding."""
+    parts = text.strip("\n").split("\n\n")
+    finding = next(part for part in parts if FINDING.match(part))
+    return "\n\n".join([*parts[:3], without_examples(finding)]) + "\n"
+
+
+def without_examples(finding: str) -> str:
+    """A finding without the requests that it names."""
+    kept, example = [], False
+    for line in finding.splitlines():
+        example = bool(EXAMPLE.match(line)) or (example and not LABEL.match(line))
+        if not example:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def block(text: str) -> str:
+    """As an indented block of Markdown."""
+    return "\n".join(f"    {line}".rstrip() for line in text.rstrip().splitlines()) + "\n"
 
 
 def rewritten(text: str) -> str:
+    """``text`` of the README with the beginning of the demo's report between its markers."""
     before, rest = text.split(START)
     _, after = rest.split(END)
-    return f"{before}{START}\n{block()}\n{END}{after}"
+    return f"{before}{START}\n{block(beginning(explained()))}\n{END}{after}"
+
+
+def sample() -> str:
+    """The text of docs/sample-report.md."""
+    return INTRODUCTION + block(explained())
 
 
 def renew(run_dir: Path) -> None:
@@ -58,3 +102,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--from"]:
         renew(Path(sys.argv[2]).resolve())
     README.write_text(rewritten(README.read_text(encoding="utf-8")), encoding="utf-8")
+    SAMPLE.write_text(sample(), encoding="utf-8")

@@ -265,14 +265,15 @@ def matrix_page(versions: dict[str, dict[str, Report]]) -> str:
     lines = [
         "# Reference reports",
         "",
-        "What kvtrace says of every scenario in [`scenarios/`](../scenarios/README.md), run on a real vLLM.",
-        "Made by `python scripts/reference_reports.py`; the reports are normalised (no host, process ids,",
-        "absolute paths or times), so that they can be compared. The claims about KV connectors that they",
-        "settle: [claims.md](claims.md).",
+        "What kvtrace finds in every scenario of [`scenarios/`](../scenarios/README.md), run on a real vLLM.",
+        "Made by `python scripts/reference_reports.py`. The reports are normalised (no host, process ids,",
+        "absolute paths or times), so that they can be compared. They settle the claims about KV connectors",
+        "in [claims.md](claims.md).",
         "",
-        "`kvtrace explain reports/VERSION/SCENARIO.json` reads one. Tokens are positions of requests, prompt",
-        "and answer; calls are distinct layer-steps of all ranks in which `save_kv_layer` ran, of those in",
-        "which it could have run, and how many of them had something to store.",
+        "`kvtrace explain reports/VERSION/SCENARIO.json` shows one. The columns, in the words of",
+        "[concepts.md](../docs/concepts.md#glossary): calls / due are layer-steps of all ranks in which",
+        "`save_kv_layer` was called, of those in which it was due; with work: how many of them had something",
+        "to store. Tokens are of prompts and outputs.",
         "",
     ]
     head, rule = ["scenario"], ["---"]
@@ -301,9 +302,9 @@ def accuracy(version: str, reports: dict[str, Report]) -> list[str]:
     lines = [
         f"## Accuracy on {version}",
         "",
-        "The label of each scenario, and the first finding of its report (none: a healthy run; what its",
-        "scenario allows beside, and notes about time, are left out). A fresh run's table stands at the end",
-        "of `make test`, which fails below 100 %.",
+        "The cause that each scenario was made to show (expected; none: a healthy run) and the first finding",
+        "of its report. What the scenario allows as well, and notes about time, are left out.",
+        "`make test` prints this table for a fresh run at its end, and fails below 100 %.",
         "",
         *confusion.markdown(verdicts),
     ]
