@@ -23,7 +23,7 @@ def baseline(
     """
     from kvtrace.cli.writing import write_file
     from kvtrace.gate.contract import baseline_text, make_baseline
-    from kvtrace.gate.words import contract_lines
+    from kvtrace.render.contract import contract_lines
     from kvtrace.report.read import read_report
 
     contract = make_baseline(read_report(path), path)

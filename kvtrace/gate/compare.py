@@ -7,13 +7,14 @@ from dataclasses import replace
 from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.contract import shapes
 from kvtrace.gate.covered import matching, shortfalls
-from kvtrace.gate.explain import Findings, cause_of, is_loss
+from kvtrace.gate.explain import Findings
 from kvtrace.gate.model import CoverageRow, EngineShape
 from kvtrace.gate.outcome import Check, State
 from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
 from kvtrace.gate.shares import DECODE, kept, shares, without_decode
 from kvtrace.report.model import Report
+from kvtrace.terms import FAULT, KEPT, LOADED, NOTE, cause_of
 from kvtrace.words import percent, plural
 
 _EPSILON = 1e-6
@@ -316,7 +317,7 @@ def _saves(report: Report, file: BaselineFile, findings: Findings, rules: Rules)
     if before.get(DECODE, 0.0) > 0:
         before, after = without_decode(before), without_decode(after)
     rises = {
-        name: after.get(name, 0.0) - before.get(name, 0.0) for name in {*before, *after} if is_loss(name)
+        name: after.get(name, 0.0) - before.get(name, 0.0) for name in {*before, *after} if name not in KEPT
     }
     forgiven = sum(max(0.0, rise) for name, rise in rises.items() if cause_of(name) in rules.allow)
     was, now = kept(before), kept(after)
@@ -357,7 +358,7 @@ def _grown(rises: dict[str, float], before: dict[str, float], after: dict[str, f
 
 def _loads(report: Report, file: BaselineFile, findings: Findings, rules: Rules) -> list[Check]:
     before, after = file.baseline["ledger"]["loads"], shares(report["ledger"]["loads"])
-    line, was = file.line(before), before.get("loaded", 0.0)
+    line, was = file.line(before), before.get(LOADED, 0.0)
     if was <= 0:
         return []
     if not after:
@@ -374,11 +375,11 @@ def _loads(report: Report, file: BaselineFile, findings: Findings, rules: Rules)
                 line=line,
             )
         ]
-    now = after.get("loaded", 0.0)
+    now = after.get(LOADED, 0.0)
     rises = {
         name: after.get(name, 0.0) - before.get(name, 0.0)
         for name in {*before, *after}
-        if is_loss(name) and cause_of(name) not in rules.allow
+        if name not in KEPT and cause_of(name) not in rules.allow
     }
     forgiven = sum(
         max(0.0, after[name] - before.get(name, 0.0)) for name in after if cause_of(name) in rules.allow
@@ -416,7 +417,7 @@ def _found(report: Report, file: BaselineFile, findings: Findings, rules: Rules)
         old = findings.known.get(cause)
         if not findings.is_new(one) or cause in rules.allow:
             state: State = "passed"
-        elif severity == "fault":
+        elif severity == FAULT:
             state = "failed"
         else:
             state = "changed"  # a limit or note costs nothing by itself: what it costs is in the ledger
@@ -438,7 +439,7 @@ def _found(report: Report, file: BaselineFile, findings: Findings, rules: Rules)
                 Check(
                     "finding",
                     known["id"],
-                    "changed" if known["severity"] == "note" else "better",
+                    "changed" if known["severity"] == NOTE else "better",
                     known["severity"],
                     None,
                     "text",

@@ -16,9 +16,7 @@ from kvtrace.gate.layers import ranges
 from kvtrace.gate.model import SCHEMA, Baseline, CoverageRow, EngineShape, GateError
 from kvtrace.gate.shares import shares
 from kvtrace.report.model import Engine, Ledger, Report
-
-_FIRST = ("saved", "loaded", "local-hit", "pending", "not-observed")
-_SEVERITIES = ("fault", "limit", "note")
+from kvtrace.terms import outcome_order, severity_order
 
 
 def make_baseline(report: Report, where: str = "report") -> Baseline:
@@ -120,18 +118,14 @@ def _split(name: str, group: str | None, own: list[Cell]) -> list[CoverageRow]:
 
 def _book(book: Ledger) -> dict[str, float]:
     part = {name: round(share, 4) for name, share in shares(book).items() if share >= 0.00005}
-    return {name: part[name] for name in sorted(part, key=_account_order)}
-
-
-def _account_order(name: str) -> tuple[int, str]:
-    return (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)
+    return {name: part[name] for name in sorted(part, key=lambda name: (outcome_order(name), name))}
 
 
 def _findings(report: Report) -> list[tuple[str, Any]]:
     worst: dict[str, str] = {}
     for one in report["findings"]:
         old = worst.get(one["id"])
-        if old is None or _SEVERITIES.index(one["severity"]) < _SEVERITIES.index(old):
+        if old is None or severity_order(one["severity"]) < severity_order(old):
             worst[one["id"]] = one["severity"]
     return sorted(worst.items())
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.contract import rounded
-from kvtrace.gate.explain import SEVERITIES
 from kvtrace.gate.outcome import Change, Difference, Value
-from kvtrace.gate.shares import KEPT, shares
+from kvtrace.gate.shares import shares
 from kvtrace.report.model import Engine, Finding, Ledger, Report
+from kvtrace.terms import FAULT, KEPT, LOCAL_HIT, NOTE, PENDING, severity_order
 
 _EPSILON = 0.0005
 """Shares that print alike are alike."""
@@ -182,7 +182,7 @@ def _book(a: Ledger, b: Ledger) -> list[Change]:
             continue
         up: Any = "better" if name in KEPT else "worse"
         down: Any = "worse" if name in KEPT else "better"
-        if name in ("local-hit", "pending"):
+        if name in (LOCAL_HIT, PENDING):
             up = down = ""
         changes.append(Change(name, was, now, "share", verdict=up if now > was else down))
     if a["trust"] != b["trust"]:
@@ -201,14 +201,14 @@ def _findings(a: list[Finding], b: list[Finding]) -> list[Change]:
         if was and now and was["severity"] == now["severity"]:
             continue
         worse = now is not None and (
-            was is None or SEVERITIES.index(now["severity"]) < SEVERITIES.index(was["severity"])
+            was is None or severity_order(now["severity"]) < severity_order(was["severity"])
         )
         shown = now or was
         assert shown is not None
         words = shown["title"]
-        if now and now["severity"] == "fault" and now["remedy"]:
+        if now and now["severity"] == FAULT and now["remedy"]:
             words = f"{words} Remedy: {now['remedy'][0]}"
-        verdict: Any = ("worse" if worse else "better") if shown["severity"] != "note" else ""
+        verdict: Any = ("worse" if worse else "better") if shown["severity"] != NOTE else ""
         changes.append(
             Change(
                 name,
@@ -225,6 +225,6 @@ def _worst_finding(found: list[Finding]) -> dict[str, Finding]:
     out: dict[str, Finding] = {}
     for one in found:
         old = out.get(one["id"])
-        if old is None or SEVERITIES.index(one["severity"]) < SEVERITIES.index(old["severity"]):
+        if old is None or severity_order(one["severity"]) < severity_order(old["severity"]):
             out[one["id"]] = one
     return out

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kvtrace.gate.outcome import Explanation
-from kvtrace.gate.shares import KEPT
 from kvtrace.report.model import Finding, Report
+from kvtrace.terms import NOTE, cause_of, severity_order
 
-SEVERITIES = ("fault", "limit", "note")
 # Found at gate 0, and yet every hook is called: it says what the metadata holds, not whether hooks run.
 _NOT_ABOUT_CALLS = frozenset({"role-does-not-save", "connector-disabled-itself", "config-key-unused"})
 _CALL_STAGES = (0, 2, 3, 4)
@@ -28,7 +27,7 @@ class Findings:
     def is_new(self, one: Finding) -> bool:
         """Not in the baseline, or more severe than there."""
         old = self.known.get(one["id"])
-        return old is None or SEVERITIES.index(one["severity"]) < SEVERITIES.index(old)
+        return old is None or severity_order(one["severity"]) < severity_order(old)
 
     def has(self, cause: str) -> bool:
         return any(one["id"] == cause for one in self.order)
@@ -38,9 +37,7 @@ class Findings:
         able = [
             one
             for one in self.order
-            if one["stage"] in _CALL_STAGES
-            and one["severity"] != "note"
-            and one["id"] not in _NOT_ABOUT_CALLS
+            if one["stage"] in _CALL_STAGES and one["severity"] != NOTE and one["id"] not in _NOT_ABOUT_CALLS
         ]
         return next((one["id"] for one in able), None)
 
@@ -49,7 +46,7 @@ class Findings:
         for cause in prefer:
             if self.has(cause):
                 return cause
-        return next((o["id"] for o in self.order if o["stage"] == 0 and o["severity"] != "note"), None)
+        return next((o["id"] for o in self.order if o["stage"] == 0 and o["severity"] != NOTE), None)
 
     def for_accounts(self, rises: Mapping[str, float]) -> str | None:
         """The finding for a ledger: the cause of the account that grew most and has one."""
@@ -60,20 +57,11 @@ class Findings:
         return None
 
 
-def cause_of(account: str) -> str | None:
-    """``not-saved:hook-raised`` -> ``hook-raised``."""
-    return account.partition(":")[2] or None
-
-
-def is_loss(account: str) -> bool:
-    return account not in KEPT
-
-
 def explanations(report: Report, causes: Iterable[str | None]) -> dict[str, Explanation]:
     """What the report says of those causes, worst first where it has more than one finding of an id."""
     wanted = {cause for cause in causes if cause}
     found: dict[str, Explanation] = {}
-    for one in sorted(report["findings"], key=lambda one: SEVERITIES.index(one["severity"])):
+    for one in sorted(report["findings"], key=lambda one: severity_order(one["severity"])):
         if one["id"] in wanted and one["id"] not in found:
             found[one["id"]] = Explanation(
                 one["id"],

@@ -8,9 +8,10 @@ from kvtrace.gate.covered import shortfalls
 from kvtrace.gate.explain import Findings, explanations
 from kvtrace.gate.outcome import Check, Outcome
 from kvtrace.gate.read import BaselineFile
-from kvtrace.gate.rules import FAULT, Rules
+from kvtrace.gate.rules import Rules
 from kvtrace.gate.shares import saved_of_offered, shares
 from kvtrace.report.model import Report
+from kvtrace.terms import FAULT
 from kvtrace.trace import hooks
 
 _LAYER_HOOK = hooks.SAVE_LAYER.name

@@ -9,12 +9,10 @@ from dataclasses import dataclass, field, replace
 
 from kvtrace.causes.catalogue import CATALOGUE
 from kvtrace.gate.model import TOLERANCE, GateError
+from kvtrace.terms import FAULT
 from kvtrace.trace import hooks, ops
 
 NAMES = (*hooks.NAMES, *ops.NAMES)
-FAULT = "fault"
-"""Stands for every finding that is a fault where a rule takes the id of a cause."""
-
 KEYS = ("baseline", "min", "min-saved-tokens", "forbid", "allow", "tolerance")
 
 
@@ -175,6 +173,7 @@ def hook_name(name: str, where: str) -> str:
 
 
 def cause_id(name: str, where: str, fault: bool = False) -> str:
+    """A cause; with `fault` also that word, which stands for every finding that is one."""
     if name in CATALOGUE or (fault and name == FAULT):
         return name
     raise GateError(

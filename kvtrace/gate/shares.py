@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvtrace.report.model import Ledger
+from kvtrace.terms import KEPT, LOADED, LOCAL_HIT, SAVED
 
 DECODE = "not-saved:decode-not-offered"
-KEPT = ("saved", "loaded", "local-hit")
-"""Accounts of the saves ledger in which a token's KV is in the store, came from it, or was reused."""
 
 
 def shares(book: Ledger) -> dict[str, float]:
@@ -38,10 +37,10 @@ def saved_of_offered(book: Ledger) -> float | None:
     accounts = book["accounts"]
     if not book["total"]:
         return None
-    elsewhere = (DECODE, "loaded", "local-hit")
+    elsewhere = (DECODE, LOADED, LOCAL_HIT)
     left = book["total"] - sum(
         amount for name, amount in accounts.items() if name in elsewhere or name.startswith("not-loaded:")
     )
     if left <= 0:
-        return 1.0 if any(accounts.get(name) for name in ("loaded", "local-hit")) else None
-    return accounts.get("saved", 0) / left
+        return 1.0 if any(accounts.get(name) for name in (LOADED, LOCAL_HIT)) else None
+    return accounts.get(SAVED, 0) / left

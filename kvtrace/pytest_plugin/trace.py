@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrace.errors import KvtraceError
 from kvtrace.pytest_plugin.measured import Measured
+from kvtrace.terms import LOADED, NOTE, SAVED, SEVERITIES, severity_order
 
 if TYPE_CHECKING:
     from kvtrace.ledger.model import Run
     from kvtrace.report.model import Finding, Report
 
-_SEVERITIES = ("fault", "limit", "note")
 _MAX_SHORT = 3
 """Pytest shows eight lines of an explanation: the finding must be among them."""
 _NO_ENGINE = (
@@ -121,7 +121,7 @@ class Trace:
         self._require_engine()
         _, _, report, requests = self._analysed()
         if request is None:
-            tokens = report["ledger"]["saves"]["tokens"].get("saved", 0.0)
+            tokens = report["ledger"]["saves"]["tokens"].get(SAVED, 0.0)
         else:
             tokens = sum(float(row["saved_tokens"]) for row in _rows(requests, request))
         return Measured(_even(tokens), "tokens saved", lambda: self._about_ledger("saves"))
@@ -131,12 +131,12 @@ class Trace:
         self._require_engine()
         _, run, report, requests = self._analysed()
         if request is None:
-            tokens = report["ledger"]["loads"]["tokens"].get("loaded", 0.0)
+            tokens = report["ledger"]["loads"]["tokens"].get(LOADED, 0.0)
         else:
             pairs = {engine.tag: max(1, engine.pairs) for engine in run.engines}
             wanted = {(row["engine"], row["id"]) for row in _rows(requests, request)}
             tokens = sum(
-                one.accounts.get("loaded", 0) / pairs.get(one.engine, 1)
+                one.accounts.get(LOADED, 0) / pairs.get(one.engine, 1)
                 for one in run.load_rows
                 if (one.engine, one.id) in wanted
             )
@@ -161,12 +161,15 @@ class Trace:
         allowed = {allow} if isinstance(allow, str) else set(allow)
         if unknown := sorted(allowed - set(CATALOGUE)):
             raise TraceError(f"kvtrace knows no cause {', '.join(unknown)}", "kvtrace docs lists them")
-        if severity not in _SEVERITIES:
-            raise TraceError(f"no severity {severity!r}", f"one of {', '.join(_SEVERITIES)}")
+        if severity not in SEVERITIES:
+            raise TraceError(f"no severity {severity!r}", f"one of {', '.join(SEVERITIES)}")
         if not self._ran():
             raise AssertionError(": ".join(_NO_ENGINE))
-        severe = _SEVERITIES[: _SEVERITIES.index(severity) + 1]
-        bad = [one["id"] for one in self.findings if one["severity"] in severe and one["id"] not in allowed]
+        bad = [
+            one["id"]
+            for one in self.findings
+            if severity_order(one["severity"]) <= severity_order(severity) and one["id"] not in allowed
+        ]
         if bad:
             head = f"{len(bad)} finding{'' if len(bad) == 1 else 's'} that the test does not allow"
             raise AssertionError("\n".join([f"{head}: {', '.join(bad)}", *self._lines(set(bad))]))
@@ -285,7 +288,7 @@ class Trace:
     def _about_ledger(self, side: str) -> list[str]:
         from kvtrace.causes.catalogue import CATALOGUE
 
-        ids = {one["id"] for one in self.findings if one["severity"] != "note"}
+        ids = {one["id"] for one in self.findings if one["severity"] != NOTE}
         ours = {one for one in ids if one in CATALOGUE and CATALOGUE[one].ledger == side}
         return self._lines(ours) or [f"verdict: {self.report['verdict']}"]
 

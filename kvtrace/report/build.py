@@ -20,7 +20,7 @@ from kvtrace.ledger import model as ledger_model
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.graphs import graph_uses
 from kvtrace.report import model
-from kvtrace.report.read import ReportError, schema_problem
+from kvtrace.report.validate import schema_problem
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
 _TRUSTS = ("measured", "declared", "mixed", "unknown", "none")
@@ -37,7 +37,9 @@ def build_report(run_dir: str | Path) -> model.Report:
     run = ledger.read_run(run_dir)
     report = assemble(run, causes.diagnose(run))
     if found := schema_problem(report):
-        raise ReportError("the trace makes no valid report", run_dir, found, "its spools may be damaged")
+        raise model.ReportError(
+            "the trace makes no valid report", run_dir, found, "its spools may be damaged"
+        )
     return report
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypedDict
 
+from kvtrace.errors import KvtraceError
+
 SCHEMA: Final = "kvtrace.report/2"
 
 MAX_COVERAGE_ROWS = 4096
@@ -17,6 +19,11 @@ MAX_CHUNKS_SHOWN = 16
 MAX_PROCESSES = 4096
 MAX_TARGETS = 4096
 MAX_GRAPH_ROWS = 256
+
+
+class ReportError(KvtraceError):
+    """A path holds no report that can be read, or a trace makes none."""
+
 
 Severity = Literal["fault", "limit", "note"]
 Trust = Literal["measured", "declared", "mixed", "unknown", "none"]

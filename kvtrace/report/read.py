@@ -12,9 +12,8 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from kvtrace.errors import KvtraceError
-from kvtrace.report.model import SCHEMA, Report
-from kvtrace.report.validate import packaged_schema, problem
+from kvtrace.report.model import SCHEMA, Report, ReportError
+from kvtrace.report.validate import schema_problem
 from kvtrace.trace.format import MAGIC, SPOOL_DIR, SPOOL_SUFFIX
 
 REPORT_NAME = "report.json"
@@ -22,10 +21,6 @@ MAX_BYTES = 64 << 20
 """Reports are bounded: a file beyond this is something else, and is not read."""
 
 _HOW = "give a report.json or a run directory of kvtrace run"
-
-
-class ReportError(KvtraceError):
-    """A path holds no report that can be read."""
 
 
 def read_report(path: str | Path) -> Report:
@@ -92,12 +87,6 @@ def check_report(value: object, where: str) -> Report:
                 "make it again with kvtrace explain RUN_DIR",
             )
     return report
-
-
-def schema_problem(value: object) -> str | None:
-    """Where and how `value` breaks the published schema of reports, or None."""
-    root = packaged_schema()
-    return problem(value, root, root)
 
 
 def _refuse_schema(schema: str, where: str) -> NoReturn:

@@ -25,6 +25,12 @@ def packaged_schema(name: str = "kvtrace.report.2.json") -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(text))
 
 
+def schema_problem(value: object) -> str | None:
+    """Where and how `value` breaks the published schema of reports, or None."""
+    root = packaged_schema()
+    return problem(value, root, root)
+
+
 def _is(value: object, kind: str) -> bool:
     if kind == "null":
         return value is None
