@@ -3,3 +3,7 @@
 from __future__ import annotations
 
 __version__ = "0.1.0"
+
+CONFIG_VARIABLE = "KVTRACE_CONFIG"
+"""The environment variable with the agent's configuration (``kvtrace.trace.config``). Its name stands here,
+where reading it costs no further import: the agent is inert in every process where it is not set."""

@@ -16,7 +16,6 @@ import gc
 import json
 import os
 import platform
-import secrets
 import socket
 import subprocess
 import sys
@@ -28,6 +27,9 @@ from typing import Any
 
 import drive
 from spec import Scenario, ScenarioError, load, names
+
+from kvtrace import CONFIG_VARIABLE
+from kvtrace.trace.config import AgentConfig, new_salt
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 LIMIT_BYTES = 256 << 20
@@ -53,17 +55,12 @@ def run_here(scenarios: list[Scenario], output: Output, model: str, trace: bool)
     """Runs one-process scenarios in this process, one engine after another; returns the failed."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     drive.prepare_environment()
-    os.environ.pop("KVTRACE_CONFIG", None)
+    os.environ.pop(CONFIG_VARIABLE, None)
     if trace:
         first = output.run(scenarios[0].name)
         first.mkdir(mode=0o700)
-        config = {
-            "dir": str(first),
-            "salt": secrets.token_hex(16),
-            "limit_bytes": LIMIT_BYTES,
-            "run": scenarios[0].name,
-        }
-        os.environ["KVTRACE_CONFIG"] = json.dumps(config)
+        config = AgentConfig(first, new_salt(), scenarios[0].name, LIMIT_BYTES)
+        os.environ[CONFIG_VARIABLE] = config.to_text()
     failed = []
     for i, scenario in enumerate(scenarios):
         name = scenario.name
@@ -101,7 +98,7 @@ def run_here(scenarios: list[Scenario], output: Output, model: str, trace: bool)
 def run_outside(scenario: Scenario, output: Output, model: str, trace: bool) -> bool:
     """Runs a scenario in processes of its own, under ``kvtrace run``. True where it went well."""
     name = scenario.name
-    environment = {k: v for k, v in os.environ.items() if k not in ("KVTRACE_CONFIG", "VLLM_PLUGINS")}
+    environment = {k: v for k, v in os.environ.items() if k not in (CONFIG_VARIABLE, "VLLM_PLUGINS")}
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
     command = [sys.executable, str(Path(drive.__file__)), name, "--model", model]
     command += ["--store", str(output.store(name)), "--outcome", str(output.outcome(name))]

@@ -30,7 +30,8 @@ import torch  # noqa: E402
 
 from kvtrace.agent.connector import traced  # noqa: E402
 from kvtrace.agent.kvwatch import CACHES  # noqa: E402
-from kvtrace.agent.state import AGENT, Config  # noqa: E402
+from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.trace.config import AgentConfig  # noqa: E402
 from kvtrace.trace.format import Role  # noqa: E402
 
 SLOTS = 256
@@ -97,7 +98,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        AGENT.open(Config(dir=Path(folder), salt=b"k" * 16, limit_bytes=1 << 30, run="cost"))
+        AGENT.open(AgentConfig(dir=Path(folder), salt=b"k" * 16, limit_bytes=1 << 30, run="cost"))
         AGENT.worker.step = 1
         measure(Path(folder), options.rounds)
         AGENT.close()

@@ -1,13 +1,15 @@
 """The entry point that vLLM loads in every process (group ``vllm.general_plugins``).
 
-Inert unless ``KVTRACE_CONFIG`` is set: installing kvtrace changes nothing for a user who
-does not run it.
+Inert unless the variable of the agent's configuration is set: installing kvtrace changes nothing for
+a user who does not run it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+
+from kvtrace import CONFIG_VARIABLE
 
 _MODEL_INSPECTION = "vllm.model_executor.models.registry"
 _active = False
@@ -16,7 +18,7 @@ _active = False
 def activate() -> None:
     """Called by vLLM without arguments, possibly more than once. Never raises."""
     global _active
-    text = os.environ.get("KVTRACE_CONFIG")
+    text = os.environ.get(CONFIG_VARIABLE)
     if not text or _active:
         return
     if _MODEL_INSPECTION in sys.orig_argv:
@@ -24,10 +26,11 @@ def activate() -> None:
         return
     _active = True
     try:
-        from kvtrace.agent.state import AGENT, Config
+        from kvtrace.agent.state import AGENT
         from kvtrace.agent.targets import install_all
+        from kvtrace.trace.config import AgentConfig
 
-        AGENT.open(Config.from_text(text))
+        AGENT.open(AgentConfig.from_text(text))
         os.register_at_fork(after_in_child=AGENT.after_fork)
         install_all()
     except Exception as error:

@@ -8,7 +8,6 @@ off in this process, and the report says so.
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import secrets
@@ -17,52 +16,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kvtrace import __version__
 from kvtrace.trace import format as fmt
+from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.format import Fact, Role, Stop
 from kvtrace.trace.mask import mask_argv, mask_text
 from kvtrace.trace.writer import Recorder
 
-CONFIG_VARIABLE = "KVTRACE_CONFIG"
-DEFAULT_LIMIT_BYTES = 1 << 30
 _MAX_FAILURES = 5
 _MAX_EXCEPTION_FACTS = 50
 
 clock = time.perf_counter_ns
 get_ident = threading.get_ident
-
-
-@dataclass(frozen=True)
-class Config:
-    """What ``kvtrace run`` hands down in :data:`CONFIG_VARIABLE`."""
-
-    dir: Path
-    salt: bytes
-    limit_bytes: int
-    run: str
-    device_timing: str = "sampled"
-    """``off``, ``sampled`` or ``full``; without effect where there is no CUDA device."""
-    budget: float = 0.01
-    """Share of the steps' time that device timing may take."""
-
-    @classmethod
-    def from_text(cls, text: str) -> Config:
-        """Raises ValueError or TypeError where the text is not such a document."""
-        value = json.loads(text)
-        if not isinstance(value, dict) or not isinstance(value.get("dir"), str):
-            raise ValueError("no object with a 'dir'")
-        return cls(
-            dir=Path(value["dir"]),
-            salt=bytes.fromhex(value.get("salt") or secrets.token_hex(16)),
-            limit_bytes=int(value.get("limit_bytes") or DEFAULT_LIMIT_BYTES),
-            run=str(value.get("run") or ""),
-            device_timing=str(value.get("device_timing") or "sampled"),
-            budget=float(value.get("budget") or 0.01),
-        )
 
 
 class SchedulerState:
@@ -116,7 +83,7 @@ class Agent:
     """Process-wide state of the agent."""
 
     def __init__(self) -> None:
-        self.config: Config | None = None
+        self.config: AgentConfig | None = None
         self.recorder: Recorder | None = None
         self.add: Callable[[Sequence[int]], None] = _drop
         self.pid = os.getpid()
@@ -134,7 +101,7 @@ class Agent:
 
     # --- opening and closing -------------------------------------------------------------
 
-    def open(self, config: Config) -> None:
+    def open(self, config: AgentConfig) -> None:
         """Start a spool in ``config.dir``. Never raises; without a spool nothing is recorded."""
         self.config = config
         self.pid = os.getpid()
@@ -203,7 +170,7 @@ class Agent:
             os.rename(recorder.path, target)
             recorder.path = target
 
-    def _header(self, config: Config) -> dict[str, object]:
+    def _header(self, config: AgentConfig) -> dict[str, object]:
         return {
             "kvtrace": __version__,
             "run": config.run,

@@ -9,12 +9,12 @@ from typing import Optional
 import typer
 
 from kvtrace.errors import KvtraceError
+from kvtrace.trace.config import TIMINGS, AgentConfig
 
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _LEAST = 64 << 10
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%\Z")
-_TIMINGS = ("off", "sampled", "full")
 
 
 def parse_size(text: str) -> int:
@@ -48,8 +48,8 @@ def parse_budget(text: str) -> float:
 
 def parse_timing(text: str) -> str:
     """Raises KvtraceError where it is not off, sampled or full."""
-    if text not in _TIMINGS:
-        raise KvtraceError(f"--device-timing {text!r} is not known", f"write one of {', '.join(_TIMINGS)}")
+    if text not in TIMINGS:
+        raise KvtraceError(f"--device-timing {text!r} is not known", f"write one of {', '.join(TIMINGS)}")
     return text
 
 
@@ -68,20 +68,20 @@ def run(
         None, "--name", metavar="NAME", help="Name of the run. [default: the command's program]"
     ),
     limit: str = typer.Option(
-        "1G",
+        f"{AgentConfig.limit_bytes >> 30}G",
         "--limit",
         metavar="SIZE",
         help="Per process: past this size, steps in which nothing was stored or loaded are kept as sums.",
     ),
     device_timing: str = typer.Option(
-        "sampled",
+        AgentConfig.device_timing,
         "--device-timing",
-        metavar="off|sampled|full",
+        metavar="|".join(TIMINGS),
         help="CUDA only: device time of hooks and attention, in no step, in as many as the budget allows, "
         "or in all.",
     ),
     budget: str = typer.Option(
-        "1%",
+        f"{AgentConfig.budget:.0%}",
         "--budget",
         metavar="SHARE",
         help="Share of the steps' time that sampled device timing may take.",

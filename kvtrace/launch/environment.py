@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kvtrace import CONFIG_VARIABLE
 from kvtrace.launch.interpreter import ENTRY_POINT_NAME
 
-CONFIG_VARIABLE = "KVTRACE_CONFIG"
 PLUGINS_VARIABLE = "VLLM_PLUGINS"
 RAY_VARIABLE = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 _PREFIX = "KVTRACE_"
 
 
-def agent_config(
-    run_dir: Path,
-    salt: str,
-    limit_bytes: int,
-    run: str,
-    device_timing: str = "sampled",
-    budget: float = 0.01,
-) -> str:
-    """The text of :data:`CONFIG_VARIABLE`. The salt goes nowhere else, least of all to disk."""
-    return json.dumps(
-        {
-            "dir": str(run_dir),
-            "salt": salt,
-            "limit_bytes": limit_bytes,
-            "run": run,
-            "device_timing": device_timing,
-            "budget": budget,
-        }
-    )
-
-
 def child_environment(
     environ: Mapping[str, str], command: Sequence[str], config: str, overlay: Path | None
 ) -> dict[str, str]:
-    """A copy of ``environ`` in which vLLM, wherever the command starts it, loads the agent."""
+    """A copy of ``environ`` in which vLLM, wherever the command starts it, loads the agent.
+
+    Args:
+        config: the text of the agent's configuration.
+    """
     child = dict(environ)
     child[CONFIG_VARIABLE] = config
     # Unset loads every plugin; set, and also set empty, loads the named ones only.

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvtrace import CONFIG_VARIABLE
 from kvtrace.launch.commands import TITLE, ignores_pythonpath, is_python, is_vllm
-from kvtrace.launch.environment import CONFIG_VARIABLE, PLUGINS_VARIABLE
+from kvtrace.launch.environment import PLUGINS_VARIABLE
 from kvtrace.launch.interpreter import ENTRY_POINT_NAME
 from kvtrace.trace.mask import mask_argv
 
@@ -59,7 +60,7 @@ class ProcessTable:
     """All processes of a run that were seen, dead ones included.
 
     Args:
-        config: the value of ``KVTRACE_CONFIG`` that this run hands down.
+        config: the text of the agent's configuration that this run hands down.
         overlay: the folder that it put on PYTHONPATH, if any.
     """
 

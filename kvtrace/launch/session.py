@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from kvtrace.launch.processes import ProcessTable
 from kvtrace.launch.record import RunRecord
 from kvtrace.launch.rundir import RUN_FILE, RunDir, safe_name
 from kvtrace.launch.say import say
+from kvtrace.trace.config import AgentConfig, new_salt
 
 OVERLAY = "overlay"
 _GRACE_SECONDS = 2.0
@@ -27,15 +27,18 @@ _GRACE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user asked for. ``limit_bytes``: size of one process's spool from which quiet
-    steps are recorded as sums. ``budget``: share of the steps' time that device timing may take."""
+    """What the user asked for. The last three: as in :class:`~kvtrace.trace.config.AgentConfig`."""
 
     command: Sequence[str]
     output: Path | None = None
     name: str | None = None
-    limit_bytes: int = 1 << 30
-    device_timing: str = "sampled"
-    budget: float = 0.01
+    limit_bytes: int = AgentConfig.limit_bytes
+    device_timing: str = AgentConfig.device_timing
+    budget: float = AgentConfig.budget
+
+    def agent(self, run_dir: Path, run: str) -> AgentConfig:
+        """The agent's configuration for a run of that name, under a new key."""
+        return AgentConfig(run_dir, new_salt(), run, self.limit_bytes, self.device_timing, self.budget)
 
 
 def run(options: RunOptions) -> int:
@@ -76,14 +79,7 @@ class _Session:
             if runs_in_our_environment(program, options.command, os.environ)
             else make_overlay(rundir.path / OVERLAY)
         )
-        config = environment.agent_config(
-            rundir.path,
-            secrets.token_hex(16),
-            options.limit_bytes,
-            name,
-            options.device_timing,
-            options.budget,
-        )
+        config = options.agent(rundir.path, name).to_text()
         self._environ = environment.child_environment(os.environ, options.command, config, self._overlay)
         self._table = ProcessTable(config, self._overlay)
         self._record = RunRecord(

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from kvtrace import CONFIG_VARIABLE
+
 if TYPE_CHECKING:
-    from kvtrace.agent.state import Config
     from kvtrace.pytest_plugin.trace import Trace
+    from kvtrace.trace.config import AgentConfig
 
 LIMIT_BYTES = 256 << 20
 _IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
@@ -36,8 +38,8 @@ def activate() -> None:
     """
     from kvtrace.agent.plugin import activate as activate_agent
     from kvtrace.agent.plugin import retarget
-    from kvtrace.agent.state import AGENT, CONFIG_VARIABLE
-    from kvtrace.launch.environment import agent_config
+    from kvtrace.agent.state import AGENT
+    from kvtrace.trace.config import AgentConfig, new_salt
 
     if AGENT.config is not None:
         return
@@ -46,9 +48,8 @@ def activate() -> None:
         return
     # The agent opens a spool as it starts; this one is thrown away, each test gets its own.
     with tempfile.TemporaryDirectory(prefix="kvtrace-") as parking:
-        os.environ[CONFIG_VARIABLE] = agent_config(
-            Path(parking), secrets.token_hex(16), LIMIT_BYTES, "pytest"
-        )
+        config = AgentConfig(Path(parking), new_salt(), "pytest", LIMIT_BYTES)
+        os.environ[CONFIG_VARIABLE] = config.to_text()
         try:
             activate_agent()
         finally:
@@ -63,22 +64,15 @@ def recording(node: pytest.Item, folders: pytest.TempPathFactory) -> Iterator[Tr
     The directory is removed where ``Trace.keep`` stays false.
     """
     from kvtrace.agent.plugin import retarget
-    from kvtrace.agent.state import AGENT, CONFIG_VARIABLE
-    from kvtrace.launch.environment import agent_config, child_environment
+    from kvtrace.agent.state import AGENT
+    from kvtrace.launch.environment import child_environment
     from kvtrace.pytest_plugin.trace import Trace
 
     config = _agent()
     outer = config.dir if CONFIG_VARIABLE in os.environ else None
     # vLLM makes sockets elsewhere, but paths of a run are shown to people: short names
     run_dir = folders.mktemp("kvtrace-" + re.sub(r"\W+", "-", node.name)[:40].strip("-"))
-    text = agent_config(
-        run_dir,
-        config.salt.hex(),
-        config.limit_bytes,
-        run_dir.name,
-        config.device_timing,
-        config.budget,
-    )
+    text = replace(config, dir=run_dir, run=run_dir.name).to_text()
     retarget(str(run_dir))
     trace = Trace(
         run_dir, node.nodeid, ["pytest", *map(str, node.config.invocation_params.args)], time.time_ns()
@@ -101,7 +95,7 @@ def recording(node: pytest.Item, folders: pytest.TempPathFactory) -> Iterator[Tr
             shutil.rmtree(run_dir, ignore_errors=True)
 
 
-def _agent() -> Config:
+def _agent() -> AgentConfig:
     """The agent's configuration; fails the test where the agent cannot see what it is for."""
     from kvtrace.agent.state import AGENT
 

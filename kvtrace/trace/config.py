@@ -6,12 +6,9 @@ Standard library only: this module is imported inside vLLM's processes.
 from __future__ import annotations
 
 import json
-import secrets
+import os
 from dataclasses import dataclass
 from pathlib import Path
-
-VARIABLE = "KVTRACE_CONFIG"
-"""The environment variable; the agent is inert where it is not set."""
 
 TIMINGS = ("off", "sampled", "full")
 
@@ -60,7 +57,7 @@ class AgentConfig:
         )
 
     def to_text(self) -> str:
-        """The text of :data:`VARIABLE`."""
+        """The text of the variable (:data:`kvtrace.CONFIG_VARIABLE`)."""
         return json.dumps(
             {
                 "dir": str(self.dir),
@@ -75,4 +72,4 @@ class AgentConfig:
 
 def new_salt() -> bytes:
     """A key for one run."""
-    return secrets.token_bytes(16)
+    return os.urandom(16)

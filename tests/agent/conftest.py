@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtrace.agent.state import AGENT, Config
+from kvtrace.agent.state import AGENT
+from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.reader import Spool, spool_paths
 
 
@@ -30,7 +31,7 @@ class Trace:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Iterator[Trace]:
-    AGENT.open(Config(dir=tmp_path, salt=b"k" * 16, limit_bytes=1 << 20, run="test"))
+    AGENT.open(AgentConfig(dir=tmp_path, salt=b"k" * 16, limit_bytes=1 << 20, run="test"))
     AGENT.worker.__init__()  # type: ignore[misc]
     AGENT._failures = AGENT._exceptions = 0
     yield Trace(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ from kvtrace.agent import ops, wrappers
 from kvtrace.agent.budget import Sampler
 from kvtrace.agent.connector import traced
 from kvtrace.agent.device import Device
-from kvtrace.agent.state import AGENT, Config
+from kvtrace.agent.state import AGENT
+from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.format import HOOK_CODE, OP_CODE, QUIET_IS_OP, Fact, Flag, Kind, Role
 from kvtrace.trace.reader import code, detail, flags, kind
 
@@ -40,7 +42,7 @@ def cuda(trace: Any, monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def make(cuda: Cuda, mode: str = "full", budget: float = 0.01, layers: int = 2) -> Device:
     assert AGENT.config is not None
     old = AGENT.config
-    AGENT.config = Config(old.dir, old.salt, old.limit_bytes, old.run, mode, budget)
+    AGENT.config = replace(old, device_timing=mode, budget=budget)
     device = Device()
     device.open(layers)
     return device
@@ -443,8 +445,10 @@ def test_past_the_size_limit_no_step_is_timed(trace: Any, cuda: Cuda) -> None:
 
 
 def test_settings_reach_the_agent(tmp_path: Path) -> None:
-    from kvtrace.launch.environment import agent_config
+    from kvtrace.launch.session import RunOptions
 
-    config = Config.from_text(agent_config(tmp_path, "ab", 5, "n", "full", 0.05))
+    options = RunOptions(["vllm"], None, None, 1 << 20, "full", 0.05)
+    config = AgentConfig.from_text(options.agent(tmp_path, "n").to_text())
+    assert (config.dir, config.run, config.limit_bytes) == (tmp_path, "n", 1 << 20)
     assert (config.device_timing, config.budget) == ("full", 0.05)
-    assert Config.from_text('{"dir": "/d"}').device_timing == "sampled"
+    assert AgentConfig.from_text('{"dir": "/d"}').device_timing == "sampled"

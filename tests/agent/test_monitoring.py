@@ -17,7 +17,8 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from kvtrace.agent.connector import traced
-from kvtrace.agent.state import AGENT, Config
+from kvtrace.agent.state import AGENT
+from kvtrace.trace.config import AgentConfig  # noqa: E402
 from kvtrace.trace.format import Role, Fact
 from agent import fakes, swallowing
 written = []
@@ -26,7 +27,7 @@ class Recorder:
     def name(self, text): return 1
     def fact(self, fact, value, role=0): written.append((int(fact), value))
     def flush(self): pass
-AGENT.config = Config(Path("."), b"k" * 16, 1, "t")
+AGENT.config = AgentConfig(Path("."), b"k" * 16, "t", 1)
 AGENT.recorder = Recorder()
 AGENT.add = lambda words: None
 connector = swallowing.Careful()

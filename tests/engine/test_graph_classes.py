@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 from vllm_env import vllm_env as make_vllm_env
 
-from kvtrace.launch.environment import agent_config
+from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.format import HOOK_CODE, STEP_SHIFT, Flag, Kind
 from kvtrace.trace.reader import Spool, spool_paths
 
@@ -36,7 +36,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     """All modes one after the other in one process, as engines 1, 2, 3, ..."""
     folder = tmp_path_factory.mktemp("graphs")
     # without device times: there is a stand-in for the graph, not for the device
-    config = agent_config(folder, "ab", 1 << 20, "run", "off", 0.01)
+    config = AgentConfig(folder, b"k" * 16, "run", 1 << 20, "off").to_text()
     asked = json.dumps({"modes": MODES, "sizes": [1, 4, 8, 32], "steps": STEPS})
     found = subprocess.run(
         [sys.executable, str(SCRIPT)],

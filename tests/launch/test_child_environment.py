@@ -12,10 +12,11 @@ import pytest
 
 import kvtrace
 from kvtrace.launch import interpreter
-from kvtrace.launch.environment import agent_config, child_environment
+from kvtrace.launch.environment import child_environment
 from kvtrace.launch.errors import LaunchError
 from kvtrace.launch.interpreter import find_program, runs_in_our_environment
 from kvtrace.launch.overlay import make_overlay
+from kvtrace.trace.config import AgentConfig
 
 RAY = "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY"
 # The overlay must be all that a foreign Python needs: nothing of this checkout may be on its path.
@@ -61,11 +62,11 @@ def test_pythonpath_and_the_rest() -> None:
 
 
 def test_config_document() -> None:
-    text = agent_config(Path("/run"), "ab", 5, "n")
+    text = AgentConfig(Path("/run"), b"\xab", "n", 5).to_text()
     assert json.loads(text) == {
         "dir": "/run", "salt": "ab", "limit_bytes": 5, "run": "n", "device_timing": "sampled", "budget": 0.01,
     }  # fmt: skip
-    timed = json.loads(agent_config(Path("/run"), "ab", 5, "n", "full", 0.05))
+    timed = json.loads(AgentConfig(Path("/run"), b"\xab", "n", 5, "full", 0.05).to_text())
     assert (timed["device_timing"], timed["budget"]) == ("full", 0.05)
 
 
