@@ -194,7 +194,7 @@ def make_case(run: Run) -> Case:
         by_engine[request.engine].append(request)
     for tag, engine in engines.items():
         case.units[tag] = infer_unit(
-            engine, [_sample(case, request) for request in by_engine[tag]], list(run.run.get("command") or ())
+            engine, [_sample(case, request) for request in by_engine[tag]], run.run.command
         )
     return case
 

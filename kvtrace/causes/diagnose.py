@@ -118,7 +118,7 @@ def _book(case: Case) -> Ledger:
 
 def _blind_spots(case: Case, saves: Ledger, said_of: set[str]) -> list[NotObserved]:
     found = []
-    cuda = any(engine.facts.get("platform") == "cuda" for engine in case.run.engines)
+    cuda = any(engine.facts.platform == "cuda" for engine in case.run.engines)
     if case.run.engines and not cuda:
         found.append(NotObserved("device-time", "no device clock on this platform: all times are the host's"))
     elif cuda and not case.run.device.any_calls():

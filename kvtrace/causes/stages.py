@@ -49,7 +49,7 @@ def _notes(case: Case) -> dict[int, str]:
     configured = [engine for engine in run.engines if engine.configured]
     if configured:
         live = sum(bool(worker.connector_live) for worker in workers)
-        made = [engine for engine in configured if engine.facts.get("connector_created") is not False]
+        made = [engine for engine in configured if engine.facts.connector_created is not False]
         where = "in the scheduler" if made else "not in the scheduler"
         notes[0] = f"connector live {where} and in {live}/{len(workers)} workers"
         stores = sum(engine.store_entries for engine in configured)

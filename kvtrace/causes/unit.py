@@ -109,7 +109,7 @@ class _Candidate:
         return self.block or self.named or like_batched or any(_LEAST_NAME.search(name) for name in names)
 
 
-def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[object]) -> Unit | None:
+def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]) -> Unit | None:
     """The unit of an engine's connector, None where the evidence is not unambiguous."""
     if engine.connector is None or engine.unknown_steps:
         return None
@@ -148,10 +148,10 @@ def _candidates(engine: Engine) -> dict[int, _Candidate]:
     block = get(engine.block_size)
     if block is not None:
         block.block = True
-    batched = get(_int(engine.facts.get("max_num_batched_tokens")))
+    batched = get(engine.facts.max_num_batched_tokens or 0)
     if batched is not None:
         batched.batched = True
-    for name, value in _integers((engine.configured or {}).get("extra")):
+    for name, value in _integers(engine.extra):
         candidate = get(value)
         if candidate is not None:
             candidate.extra += (name,)
@@ -160,10 +160,6 @@ def _candidates(engine: Engine) -> dict[int, _Candidate]:
         if candidate is not None:
             candidate.attributes += (name,)
     return found
-
-
-def _int(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _integers(value: Any, path: str = "") -> list[tuple[str, int]]:
@@ -252,7 +248,7 @@ def _without_stores(
     return None
 
 
-def _named(candidate: _Candidate, d: int, engine: Engine, command: Sequence[object]) -> Unit:
+def _named(candidate: _Candidate, d: int, engine: Engine, command: Sequence[str]) -> Unit:
     keeps = f"; the connector keeps it as {_quoted(candidate.attributes)}" if candidate.attributes else ""
     if candidate.extra:
         key = candidate.extra[0]
@@ -262,7 +258,7 @@ def _named(candidate: _Candidate, d: int, engine: Engine, command: Sequence[obje
         kind, name = "extra", key
     elif candidate.batched and not (candidate.block and engine.block_size == candidate.value):
         given = "max_num_batched_tokens" in engine.args or any(
-            str(part).replace("_", "-").startswith("--max-num-batched-tokens") for part in command
+            part.replace("_", "-").startswith("--max-num-batched-tokens") for part in command
         )
         source = "set by --max-num-batched-tokens" if given else "vLLM's default for --max-num-batched-tokens"
         kind, name, where = (

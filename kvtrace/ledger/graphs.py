@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvtrace.ledger.model import Engine, Run, Worker
-from kvtrace.ledger.values import flag, integer, optional_text, table
 
 MODES = {-1: "unknown", 0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 DEFAULT = "default"
@@ -47,26 +46,24 @@ def graph_uses(run: Run) -> list[GraphUse]:
         _use(engine, worker)
         for engine in run.engines
         for worker in engine.workers
-        if worker.steps
-        and (optional_text(engine.facts, "platform") == "cuda" or max(worker.modes, default=0) > 0)
+        if worker.steps and (engine.facts.platform == "cuda" or max(worker.modes, default=0) > 0)
     ]
 
 
 def _use(engine: Engine, worker: Worker) -> GraphUse:
     known = worker.graphs
     asked = str(engine.args.get("compilation_config.cudagraph_mode") or "")
-    configured = optional_text(engine.facts, "cudagraph_mode") or ""
-    used = optional_text(known, "mode") or configured
-    v2 = flag(known, "v2")
+    configured = engine.facts.cudagraph_mode or ""
+    used = known.mode or configured
     return GraphUse(
         worker=worker,
-        runner="" if v2 is None else "V2" if v2 else "V1",
-        asked=asked or (DEFAULT if engine.args or engine.facts else ""),
+        runner="" if known.v2 is None else "V2" if known.v2 else "V1",
+        asked=asked or (DEFAULT if engine.args or engine.facts.known else ""),
         configured=configured,
         used=used,
         why=_why(engine, worker, asked, configured, used),
-        breakable=flag(known, "breakable"),
-        captured=integer(known, "captured") if "captured" in known else None,
+        breakable=known.breakable,
+        captured=known.captured,
         capturing_steps=worker.capturing_steps,
         modes=[_mode(worker, mode) for mode in sorted(worker.modes)],
     )
@@ -82,10 +79,10 @@ def _mode(worker: Worker, mode: int) -> ModeUse:
 
 
 def _why(engine: Engine, worker: Worker, asked: str, configured: str, used: str) -> list[str]:
-    platform = optional_text(engine.facts, "platform")
+    platform = engine.facts.platform
     if platform and platform != "cuda" and max(worker.modes, default=0) <= 0:
         return [f"this platform ({platform}) has no CUDA graphs"]
-    if flag(engine.facts, "enforce_eager"):
+    if engine.facts.enforce_eager:
         return ["enforce_eager switches them off"]
     connector = worker.connector or engine.connector
     needs = connector.requires_piecewise if connector else None
@@ -113,6 +110,6 @@ def _why(engine: Engine, worker: Worker, asked: str, configured: str, used: str)
 
 
 def _suspects(worker: Worker) -> str:
-    backends = sorted({str(name) for name in table(worker.facts, "backends").values()})
+    backends = sorted(set(worker.facts.backends.values()))
     attention = f"the attention backend ({', '.join(backends)})" if backends else "the attention backend"
     return f"what {attention}, the model or the platform supports"

@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import Array, SpoolScan
-from kvtrace.ledger.values import integer, text
+from kvtrace.trace import facts
 from kvtrace.trace.format import (
     HOOK_CODE,
     NONE_ANSWER,
     OP_CODE,
     STEP_MASK,
     STEP_SHIFT,
-    Fact,
     Flag,
     Kind,
     Role,
@@ -209,22 +208,18 @@ def written(joined: Sequence[tuple[SpoolScan, Worker]]) -> set[int]:
 
 
 def _complaints(scan: SpoolScan, result: Evidence) -> None:
-    for fact, _, value in scan.facts:
-        if fact not in (Fact.LOG, Fact.SWALLOWED):
-            continue
-        hook, step = text(value, "hook"), integer(value, "step")
-        if hook not in ("start_load_kv", "wait_for_layer_load") or step <= 0:
-            continue
-        if fact == Fact.LOG:
-            said = f'{hook} logged "{text(value, "message")[:200]}" ({text(value, "level").lower()})'
+    for _, fact in scan.documents:
+        if isinstance(fact, facts.Log):
+            line = f'{fact.hook} logged "{fact.message[:200]}" ({fact.level.lower()})'
+        elif isinstance(fact, facts.Swallowed):
+            line = f"{fact.hook} raised and caught {fact.type}: {fact.message[:160]} (at {fact.where})"
         else:
-            said = (
-                f"{hook} raised and caught {text(value, 'type')}: {text(value, 'message')[:160]} "
-                f"(at {text(value, 'where')})"
-            )
-        known = result.complaints.setdefault(step, [])
-        if said not in known and len(known) < 4:
-            known.append(said)
+            continue
+        if fact.hook not in ("start_load_kv", "wait_for_layer_load") or fact.step <= 0:
+            continue
+        known = result.complaints.setdefault(fact.step, [])
+        if line not in known and len(known) < 4:
+            known.append(line)
 
 
 def _worker_spool(scan: SpoolScan, workers: list[Worker], steps: Array, result: Evidence) -> None:

@@ -314,9 +314,8 @@ def _mismatches(
     by_kind: dict[tuple[int, int], list[tuple[LoadOf, int]]] = defaultdict(list)
     for row, other in candidates:
         engine = engines[row.engine]
-        role = (engine.configured or {}).get("role")
         # A saved prompt that leaves no token to compute may be out of bounds for a lookup in whole units.
-        if role == "kv_producer" or row.saved_before >= row.prompt or row.saved_before <= row.local:
+        if engine.role == "kv_producer" or row.saved_before >= row.prompt or row.saved_before <= row.local:
             continue
         if not _settled(row, requests[other], stories[other], stories[row.request], written):
             continue

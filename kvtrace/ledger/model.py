@@ -18,6 +18,8 @@ import pandas as pd
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.load_model import LoadOf
+from kvtrace.ledger.run_file import RunFile
+from kvtrace.trace import facts as documents
 
 # --------------------------------------------------------------------------- accounts
 
@@ -102,7 +104,7 @@ class Process:
     records: int
     end: str  # how the spool ends: trailer | open | cut | damaged | ""
     vllm: bool
-    header: Mapping[str, Any] = field(default_factory=dict)
+    header: documents.Header = field(default_factory=documents.Header)
 
     @property
     def agent(self) -> bool:
@@ -110,28 +112,13 @@ class Process:
 
 
 @dataclass(frozen=True)
-class Connector:
-    """One connector object of one process (the CONNECTOR fact)."""
+class Connector(documents.Connector):
+    """One connector object, in the process ``pid``; ``ordinal`` -1: it could not be made."""
 
-    pid: int
-    ordinal: int
-    role: str  # scheduler | worker
-    parent: int | None
-    configured: str | None
-    cls: str
-    module: str
-    file: str
-    ok: bool
-    error_type: str | None
-    error: str | None
-    proxy: str
-    noop: tuple[str, ...]
-    overrides: tuple[str, ...]
-    ints: Mapping[str, int]
-    engine_tag: int | None
+    ordinal: int = -1
+    ok: bool = True
+    pid: int = -1
     spool: str = ""
-    resolves: bool | None = None  # the configured module's class of this name is the live one
-    requires_piecewise: bool | None = None  # its requires_piecewise_for_cudagraph; None unknown or too old
 
     @property
     def saves_per_layer(self) -> bool:
@@ -147,13 +134,8 @@ class Worker:
     pid: int
     spool: str  # file name
     process: str
-    ordinal: int
-    rank: int
-    kv_layers: tuple[str, ...]
-    connector_live: bool | None
     connector: Connector | None
-    direct_call: Mapping[str, bool]
-    facts: Mapping[str, Any]
+    facts: documents.Worker
     steps: int = 0  # distinct real forward steps executed
     no_forward_steps: int = 0
     modes: dict[int, int] = field(default_factory=dict)  # graph mode -> real steps
@@ -162,7 +144,7 @@ class Worker:
     python: dict[int, tuple[int, int]] = field(default_factory=dict)
     """graph mode -> layer-steps with an attention body, and with a save hook, run in Python (KV layers)"""
     capturing_steps: int = 0  # real steps in which a graph was captured
-    graphs: Mapping[str, Any] = field(default_factory=dict)  # the GRAPHS fact
+    graphs: documents.Graphs = field(default_factory=documents.Graphs)
     device_off: str = ""  # why device times were not taken, "" where they were or nobody asked
     exec_ns: int = 0
     last_step: int = 0
@@ -172,6 +154,18 @@ class Worker:
     hook_ns: dict[str, int] = field(default_factory=dict)  # host time in each connector hook
 
     @property
+    def rank(self) -> int:
+        return self.facts.rank
+
+    @property
+    def kv_layers(self) -> tuple[str, ...]:
+        return self.facts.kv_layers
+
+    @property
+    def connector_live(self) -> bool | None:
+        return self.facts.connector_live
+
+    @property
     def key(self) -> tuple[int, str]:
         """One spool holds at most one worker of an engine."""
         return self.engine, self.spool
@@ -179,12 +173,12 @@ class Worker:
 
 @dataclass
 class Engine:
-    """One scheduler instance and its workers. ``facts`` is its ENGINE fact ({} where unknown)."""
+    """One scheduler instance and its workers. ``facts.known`` says whether a scheduler told of it."""
 
     tag: int
     pid: int
     process: str
-    facts: Mapping[str, Any]
+    facts: documents.Engine
     connector: Connector | None  # the scheduler's
     workers: list[Worker] = field(default_factory=list)
     steps: int = 0  # schedule() calls
@@ -204,14 +198,23 @@ class Engine:
     args: Mapping[str, Any] = field(default_factory=dict)  # ENGINE_ARGS.given of its process or its front
 
     @property
-    def configured(self) -> Mapping[str, Any] | None:
+    def configured(self) -> documents.KvTransfer | None:
         """The kv_transfer part of the configuration, None without one."""
-        value = self.facts.get("kv_transfer")
-        return value if isinstance(value, dict) else None
+        return self.facts.kv_transfer
+
+    @property
+    def role(self) -> str | None:
+        """kv_role, None where none is configured."""
+        return self.facts.kv_transfer.role if self.facts.kv_transfer else None
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """kv_connector_extra_config."""
+        return self.facts.kv_transfer.extra if self.facts.kv_transfer else {}
 
     @property
     def block_size(self) -> int:
-        return int(self.facts.get("block_size") or 0)
+        return self.facts.block_size or 0
 
     @property
     def layers(self) -> int:
@@ -220,74 +223,47 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Target:
-    """One instrumentation target over all processes. ``processes``: how many report ``status``."""
+class Target(documents.Target):
+    """One instrumentation target over all processes: ``status`` is the worst of failed > missing > found >
+    pending, ``processes`` how many report it."""
 
-    id: str
-    module: str
-    attr: str
-    status: str  # worst of failed > missing > found > pending
-    processes: int
-    detail: str
+    processes: int = 0
 
 
 @dataclass(frozen=True)
-class HookException:
-    pid: int
-    engine: int
-    hook: str
-    layer: str
-    step: int
-    type: str
-    message: str
-    where: str
-    count: int
+class HookException(documents.HookException):
+    """``step``, ``layer``: of the first one."""
+
+    layer: str = ""
+    pid: int = -1
 
 
 @dataclass(frozen=True)
-class Swallowed:
-    """An exception that a connector raised and handled itself (the SWALLOWED fact)."""
+class Swallowed(documents.Swallowed):
+    """``step``, ``layer``: of the first one. ``logged``: whether the connector also logged a warning in such
+    a call."""
 
-    pid: int
-    spool: str
-    hook: str
-    layer: str  # of the first one
-    step: int  # of the first one
-    type: str
-    message: str
-    where: str
-    count: int
-    observed_calls: int  # calls of this hook that were watched
-    logged: bool | None  # whether the connector also logged a warning in such a call
+    layer: str = ""
+    pid: int = -1
+    spool: str = ""
     places: tuple[tuple[int, str], ...] = ()  # (step, layer) of the first ones
 
 
 @dataclass(frozen=True)
-class LogLine:
-    """A log record of WARNING or above that a connector emitted inside a hook (the LOG fact)."""
+class LogLine(documents.Log):
+    """``step``, ``layer``: of the first one."""
 
-    pid: int
-    spool: str
-    hook: str
-    layer: str
-    step: int
-    logger: str
-    level: str
-    message: str
-    shown: bool | None  # whether some handler would show it
-    count: int
+    layer: str = ""
+    pid: int = -1
+    spool: str = ""
 
 
 @dataclass(frozen=True)
-class ConfigKeys:
-    """Keys of kv_connector_extra_config that were given, and those that the connector read."""
+class ConfigKeys(documents.ConfigKeys):
+    """Keys of kv_connector_extra_config, in one process."""
 
-    pid: int
-    spool: str
-    connector: int  # ordinal in its process
-    given: tuple[str, ...]
-    read: tuple[str, ...]
-    asked: tuple[str, ...] = ()  # read, and not given
+    pid: int = -1
+    spool: str = ""
 
 
 @dataclass
@@ -382,7 +358,7 @@ class Run:
     """Everything the rules and the report read."""
 
     directory: Path
-    run: Mapping[str, Any]  # run.json, {} where absent
+    run: RunFile
     processes: list[Process]
     engines: list[Engine]
     connectors: list[Connector]

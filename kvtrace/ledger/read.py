@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from kvtrace.ledger import completion, device, effects, facts, load_trace, loads, tokens
+from kvtrace.ledger import completion, device, effects, load_trace, loads, reported, tokens, topology
 from kvtrace.ledger import coverage as cov
 from kvtrace.ledger import requests as reqs
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, SpoolState
+from kvtrace.ledger.run_file import read_run_file
 from kvtrace.ledger.scan import Array, SpoolScan, Steps, scan
-from kvtrace.ledger.values import integer
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, spool_paths
 
-_MAX_RUN_JSON = 1 << 26
 _CHUNKS_SHOWN = 16
 
 
@@ -33,12 +30,14 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
         RunError: there is no spool that can be read; one line that says why.
     """
     run_dir = Path(run_dir)
-    run, notes = _run_json(run_dir)
-    scans = _scan(run_dir, run, notes)
-    connectors = facts.connectors(scans)
-    engines = facts.engines(scans, connectors)
-    joined = facts.workers(scans, engines, connectors)
-    processes = facts.processes(scans, run, engines)
+    if not run_dir.is_dir():
+        raise RunError(f"{run_dir}: no such run directory")
+    run, notes = read_run_file(run_dir)
+    scans = _scan(run_dir, notes)
+    connectors = topology.connectors(scans)
+    engines = topology.engines(scans, connectors)
+    joined = topology.workers(scans, engines, connectors)
+    processes = topology.processes(scans, run, engines)
     named = {process.pid: process.name for process in processes}
     for engine in engines:
         engine.process = named.get(engine.pid, "engine core")
@@ -46,7 +45,7 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     measured = effects.collect(joined)
     dark = Steps(np.array(effects.imply(book.requests, engines, measured, book.unreadable), dtype=np.int64))
     async_saves = completion.settle(book.requests, engines, scans)
-    swallowed = facts.swallowed(scans)
+    swallowed = reported.swallowed(scans)
     _count(engines, book, notes)
     store_steps: Array = np.unique(
         np.array([entry.step for r in book.requests for entry in r.entries], dtype=np.int64)
@@ -72,50 +71,33 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
         engines=engines,
         connectors=connectors,
         spools=[_state(one) for one in scans],
-        targets=facts.targets(scans),
-        exceptions=facts.exceptions(scans),
-        agent_errors=facts.agent_errors(scans),
+        targets=reported.targets(scans),
+        exceptions=reported.exceptions(scans),
+        agent_errors=reported.agent_errors(scans),
         hooks=coverage.hooks,
         ops=coverage.ops,
         skips=coverage.skips,
         timing=coverage.timing,
-        requests=_request_table(book.requests, account, facts.clients(scans)),
+        requests=_request_table(book.requests, account, reported.clients(scans)),
         entries=account.entries,
         pieces=account.pieces,
         base=account.base,
         loads=loaded,
         load_rows=load_rows,
         device=device.merged(one.device for one in scans),
-        start_failures=facts.start_failures(scans),
+        start_failures=reported.start_failures(scans),
         total=account.total,
         notes=notes,
         spans=account.spans,
         swallowed=swallowed,
-        logs=facts.logs(scans),
-        config_keys=facts.config_keys(scans),
+        logs=reported.logs(scans),
+        config_keys=reported.config_keys(scans),
         trust=account.trust,
         async_saves=async_saves,
     )
 
 
-def _run_json(run_dir: Path) -> tuple[dict[str, Any], list[str]]:
-    path = run_dir / "run.json"
-    if not run_dir.is_dir():
-        raise RunError(f"{run_dir}: no such run directory")
-    try:
-        if path.stat().st_size > _MAX_RUN_JSON:
-            return {}, ["run.json is too large to be one and was left out"]
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except FileNotFoundError:
-        return {}, ["no run.json: the command and its processes are unknown"]
-    except (OSError, ValueError, RecursionError):
-        return {}, ["run.json cannot be read: the command and its processes are unknown"]
-    if not isinstance(value, dict):
-        return {}, ["run.json is not an object: the command and its processes are unknown"]
-    return value, []
-
-
-def _scan(run_dir: Path, run: dict[str, Any], notes: list[str]) -> list[SpoolScan]:
+def _scan(run_dir: Path, notes: list[str]) -> list[SpoolScan]:
     paths = spool_paths(run_dir)
     scans = []
     failures = []
@@ -180,35 +162,20 @@ def _count(engines: list[Engine], book: reqs.Requests, notes: list[str]) -> None
         )
     for engine in engines:
         engine.pairs = sum(len(worker.kv_layers) for worker in engine.workers)
-        ranks = max(1, integer(engine.facts, "tp", 1) * integer(engine.facts, "pp", 1))
         if engine.pairs == 0:
             engine.pairs_known = False
-            engine.pairs = max(1, _configured_layers(engine)) * max(1, integer(engine.facts, "tp", 1))
+            layers = {layer for group in engine.facts.kv_groups for layer in group.layers}
+            engine.pairs = max(1, len(layers)) * max(1, engine.facts.tp or 1)
             notes.append("no worker of one engine told its KV layers: its tokens are booked on assumed pairs")
-        elif len(engine.workers) < ranks:
-            notes.append(
-                f"{len(engine.workers)} of {ranks} workers of one engine were seen: the books hold those only"
-            )
+        elif len(engine.workers) < engine.facts.ranks:
+            seen = f"{len(engine.workers)} of {engine.facts.ranks} workers of one engine"
+            notes.append(f"{seen} were seen: the books hold those only")
 
 
 def _unwatched(book: reqs.Requests, engines: list[Engine]) -> Array:
     """Steps whose metadata could not be read, and of which no measurement says everything."""
     watched = {step for engine in engines for step in engine.watched_steps}
     return np.setdiff1d(book.unreadable.sorted, np.array(sorted(watched), dtype=np.int64))
-
-
-def _configured_layers(engine: Engine) -> int:
-    groups = engine.facts.get("kv_groups")
-    if not isinstance(groups, list):
-        return 0
-    layers = {
-        layer
-        for group in groups
-        if isinstance(group, dict) and isinstance(group.get("layers"), list)
-        for layer in group["layers"]
-        if isinstance(layer, str)
-    }
-    return len(layers)
 
 
 def _request_table(

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvtrace.ledger.scan import Array, SpoolScan, Steps
-from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, STEP_SHIFT, Fact, Flag, Kind
+from kvtrace.trace import facts
+from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, STEP_SHIFT, Flag, Kind
 
 _SAME_STEP = 8
 """Entries of a request in one step that are compared for being the same one."""
@@ -104,7 +105,7 @@ def collect(scans: list[SpoolScan]) -> Requests:
     book = Requests()
     dark: list[Array] = []
     for scan in sorted(scans, key=lambda s: s.path.name):
-        parents = {value.get("parent") for fact, _, value in scan.facts if fact == Fact.CONNECTOR}
+        parents = {fact.parent for fact in scan.facts(facts.Connector)}
         # A connector of connectors is read through its parts.
         dark.extend(steps for ordinal, steps in scan.unreadable.items() if ordinal not in parents)
         if len(scan.rows):

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.ledger.device import DeviceTimes
-from kvtrace.ledger.values import integer
-from kvtrace.trace.format import HOOK_CODE, STEP_MASK, STEP_SHIFT, Fact, Flag, Kind
-from kvtrace.trace.reader import Records, Spool, SpoolInfo, code, detail, flags, kind
+from kvtrace.trace import facts
+from kvtrace.trace.format import HOOK_CODE, STEP_MASK, STEP_SHIFT, Flag, Kind
+from kvtrace.trace.reader import Documents, Records, Spool, SpoolInfo, code, detail, flags, kind, of_type
 
 Array = NDArray[np.int64]
+F = TypeVar("F", bound=facts.Document)
 
 _REQUEST_KINDS = np.array(
     [Kind.CHUNK, Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.PREEMPT, Kind.FINISH, Kind.PREFIX,
@@ -87,8 +88,8 @@ class SpoolScan:
     path: Path
     pid: int
     names: dict[int, str]
-    facts: list[tuple[Fact, int, dict[str, Any]]]
-    header: dict[str, Any]
+    documents: Documents
+    header: facts.Header
     info: SpoolInfo
     rows: Records  # (n, 8): the request kinds, in file order
     scheduled: dict[int, Scheduled] = field(default_factory=dict)
@@ -96,6 +97,14 @@ class SpoolScan:
     unreadable: dict[int, Array] = field(default_factory=dict)  # connector ordinal -> steps
     effects: Records = field(default_factory=lambda: np.empty((0, 8), dtype=np.int64))  # EFFECT, in order
     device: DeviceTimes = field(default_factory=DeviceTimes)
+
+    def facts(self, kind: type[F]) -> list[F]:
+        """The facts of one type, in file order."""
+        return [fact for _, fact in of_type(kind, self.documents)]
+
+    def timed_facts(self, kind: type[F]) -> list[tuple[int, F]]:
+        """... each with the time at which it was written."""
+        return of_type(kind, self.documents)
 
 
 @dataclass
@@ -212,12 +221,13 @@ def scan(path: Path) -> SpoolScan:
         if ran.any():
             executions.add(chunk[ran])
     rows: Records = np.concatenate(kept) if kept else np.empty((0, 8), dtype=np.int64)
+    header = facts.Header.from_json(spool.header)
     return SpoolScan(
         path=path,
-        pid=integer(spool.header, "pid", -1),
+        pid=header.pid,
         names=spool.names,
-        facts=spool.facts,
-        header=spool.header,
+        documents=spool.documents(),
+        header=header,
         info=spool.info(),
         rows=rows,
         scheduled=scheduled,

@@ -308,7 +308,8 @@ def _outcomes(
         np.array([graphs and layer in outside for layer in worker.kv_layers], dtype=bool), shape
     )
     direct = np.broadcast_to(
-        np.array([worker.direct_call.get(layer) is True for layer in worker.kv_layers], dtype=bool), shape
+        np.array([worker.facts.direct_call.get(layer) is True for layer in worker.kv_layers], dtype=bool),
+        shape,
     )
     per_layer = worker.connector is None or worker.connector.saves_per_layer
     wait_ok, saved = (step & cov.WAIT_OK) != 0, (pair & cov.SAVE_OK) != 0

@@ -167,9 +167,8 @@ def check(
 
 def _replicated(engine: Engine) -> bool:
     """Whether every rank holds the same KV (MLA): one of them saves for all."""
-    groups = engine.facts.get("kv_groups")
-    kinds = [str(g.get("kind")) for g in groups if isinstance(g, dict)] if isinstance(groups, list) else []
-    return bool(kinds) and all("MLA" in kind for kind in kinds)
+    groups = engine.facts.kv_groups
+    return bool(groups) and all("MLA" in group.kind for group in groups)
 
 
 def _native(worker: Worker) -> bool:

@@ -7,7 +7,6 @@ list is capped, and the result is held against the published schema before anybo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +20,7 @@ from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.graphs import graph_uses
 from kvtrace.report import model
 from kvtrace.report.validate import schema_problem
+from kvtrace.trace.facts import Engine, Header, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
 _TRUSTS = ("measured", "declared", "mixed", "unknown", "none")
@@ -93,33 +93,31 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
 
 
 def _run(run: ledger_model.Run, notes: list[str]) -> model.RunFacts:
-    facts = run.run
-    header: Mapping[str, Any] = next((one.header for one in run.processes if one.header), {})
-    started, ended = _int_or_none(facts.get("started_wall_ns")), _int_or_none(facts.get("ended_wall_ns"))
+    file = run.run
+    header = next((one.header for one in run.processes if one.agent), Header())
+    started, ended = file.started_wall_ns, file.ended_wall_ns
     if started is not None and ended is not None:
         seconds = max(0.0, (ended - started) / 1e9)
     else:
         seen = [(one.t_first, one.t_last) for one in run.engines if one.t_last]
         seconds = max(0, max(t for _, t in seen) - min(t for t, _ in seen)) / 1e9 if seen else 0.0
         notes.append("the run's end is not recorded: its duration is that of the engines' steps")
-    engine_facts: Mapping[str, Any] = next((one.facts for one in run.engines if one.facts), {})
+    engine = next((one.facts for one in run.engines if one.facts.known), Engine())
     processes = run.processes[: model.MAX_PROCESSES]
     if len(processes) < len(run.processes):
         notes.append(f"{len(processes)} of {len(run.processes)} processes are listed")
     return {
-        "name": _text(facts.get("name")) or run.directory.resolve().name,
-        "command": [str(part) for part in facts.get("command") or header.get("argv") or []],
+        "name": file.name or run.directory.resolve().name,
+        "command": list(file.command or header.argv),
         "started": _iso(started),
         "seconds": round(seconds, 3),
-        "exit_code": _int_or_none(facts.get("exit_code")),
-        "signal": _text(facts.get("signal")) or None,
-        "kvtrace": _text(facts.get("kvtrace")) or _text(header.get("kvtrace")) or __version__,
-        "vllm": _text(engine_facts.get("vllm"))
-        or next((_text(one.header.get("vllm")) for one in run.processes if one.header.get("vllm")), None)
-        or None,
-        "torch": _text(engine_facts.get("torch")) or None,
-        "python": _text(header.get("python")) or _text(facts.get("python")) or None,
-        "host": _text(facts.get("host")) or _text(header.get("host")),
+        "exit_code": file.exit_code,
+        "signal": file.signal or None,
+        "kvtrace": file.kvtrace or header.kvtrace or __version__,
+        "vllm": engine.vllm or next((one.header.vllm for one in run.processes if one.header.vllm), None),
+        "torch": engine.torch or None,
+        "python": header.python or file.python or None,
+        "host": file.host or header.host,
         "processes": [_process(one) for one in processes],
         "engines": [_engine(one) for one in run.engines[: model.MAX_PROCESSES]],
     }
@@ -142,18 +140,18 @@ def _engine(one: ledger_model.Engine) -> model.Engine:
     facts = one.facts
     return {
         "tag": one.tag,
-        "dp_rank": max(0, _int_or_none(facts.get("dp_rank")) or 0),
-        "platform": _text(facts.get("platform")),
-        "model": _text(facts.get("model")),
+        "dp_rank": max(0, facts.dp_rank),
+        "platform": facts.platform or "",
+        "model": facts.model,
         "connector": _connector(one),
-        "tp": _count_or_none(facts.get("tp")),
-        "pp": _count_or_none(facts.get("pp")),
-        "block_size": _count_or_none(facts.get("block_size")),
-        "prefix_caching": _bool_or_none(facts.get("prefix_caching")),
-        "max_num_batched_tokens": _count_or_none(facts.get("max_num_batched_tokens")),
-        "chunked_prefill": _bool_or_none(facts.get("chunked_prefill")),
-        "enforce_eager": _bool_or_none(facts.get("enforce_eager")),
-        "cudagraph_mode": _text(facts.get("cudagraph_mode")),
+        "tp": _count_or_none(facts.tp),
+        "pp": _count_or_none(facts.pp),
+        "block_size": _count_or_none(facts.block_size),
+        "prefix_caching": facts.prefix_caching,
+        "max_num_batched_tokens": _count_or_none(facts.max_num_batched_tokens),
+        "chunked_prefill": facts.chunked_prefill,
+        "enforce_eager": facts.enforce_eager,
+        "cudagraph_mode": facts.cudagraph_mode or "",
         "kv_layers": one.layers,
         "pairs": int(one.pairs),
         "ranks": sorted({worker.rank for worker in one.workers}),
@@ -171,14 +169,14 @@ def _connector(one: ledger_model.Engine) -> model.Connector | None:
         live = next((worker.connector for worker in one.workers if worker.connector), None)
     if configured is None and live is None:
         return None
-    configured = configured or {}
+    configured = configured or KvTransfer()
     works = live is not None and live.ok
     return {
-        "name": _text(configured.get("connector")) or _text(live.configured if live else ""),
+        "name": configured.connector or (live.configured if live else "") or "",
         "class": live.cls if live and works else "",
         "module": live.module if live and works else "",
         "file": live.file if live and works else "",
-        "role": _text(configured.get("role")),
+        "role": configured.role or "",
     }
 
 
@@ -447,13 +445,8 @@ def _count(value: object) -> int:
     return max(0, _int_or_none(value) or 0)
 
 
-def _count_or_none(value: object) -> int | None:
-    number = _int_or_none(value)
+def _count_or_none(number: int | None) -> int | None:
     return None if number is None or number < 0 else number
-
-
-def _bool_or_none(value: object) -> bool | None:
-    return value if isinstance(value, bool) else None
 
 
 def _number(value: object, digits: int = 3) -> float:

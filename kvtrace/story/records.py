@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.ledger.model import RunError
-from kvtrace.trace.format import COLUMN_INDEX, STEP_SHIFT, Fact, Kind
-from kvtrace.trace.reader import Records, Spool, SpoolError, kind, spool_paths
+from kvtrace.trace.format import COLUMN_INDEX, STEP_SHIFT, Kind
+from kvtrace.trace.reader import Documents, Records, Spool, SpoolError, kind, spool_paths
 
 Array = NDArray[np.int64]
 
@@ -32,7 +31,7 @@ class Source:
 
     path: Path
     names: dict[int, str]
-    facts: list[tuple[Fact, int, dict[str, Any]]]
+    documents: Documents
     rows: Records
     ids: set[str] = field(default_factory=set)
 
@@ -76,7 +75,7 @@ def _source(path: Path) -> Source:
         if mine.any():
             kept.append(chunk[mine])
     rows: Records = np.concatenate(kept) if kept else np.empty((0, 8), dtype=np.int64)
-    source = Source(path, spool.names, spool.facts, rows)
+    source = Source(path, spool.names, spool.documents(), rows)
     kinds = kind(rows[:, 0])
     for one in (Kind.REQUEST, Kind.CHUNK, Kind.FINISH):
         numbers = np.unique(rows[kinds == one, COLUMN_INDEX[one]["req"]]).tolist()

@@ -18,11 +18,12 @@ from kvtrace.causes.diagnose import book_pieces
 from kvtrace.causes.tables import rows
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.model import NOT_SAVED, PIECE_COLUMNS, Engine, Run, Span
-from kvtrace.ledger.values import integer, text
 from kvtrace.story import find, worker_steps
 from kvtrace.story.model import Entry, Moment, Pair, Range, Story
 from kvtrace.story.records import Source, sources, tag_of
-from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, Fact, Flag, Kind
+from kvtrace.trace import facts
+from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, Flag, Kind
+from kvtrace.trace.reader import of_type
 
 MAX_STEPS = 4096
 """Steps whose calls are told; a request with more has its first ones told."""
@@ -41,10 +42,10 @@ def tell(run_dir: Path, wanted: str, layer: str | None = None, token: int | None
     """
     spools = sources(run_dir)
     clients = {
-        text(value, "engine"): text(value, "client")
+        fact.engine: fact.client
         for source in spools
-        for fact, _, value in source.facts
-        if fact == Fact.CLIENT_ID and text(value, "engine")
+        for _, fact in of_type(facts.ClientId, source.documents)
+        if fact.engine
     }
     arrivals = _arrivals(spools)
     ident, number = find.find(wanted, [one for _, one in arrivals], clients)
@@ -299,19 +300,22 @@ def _trouble(told: _Told, spools: list[Source], steps: set[int]) -> None:
     """Exceptions and warnings of the connector's hooks in this request's steps, one of each."""
     seen: set[tuple[object, ...]] = set()
     for source in spools:
-        for fact, t, value in source.facts:
-            if fact not in (Fact.EXCEPTION, Fact.SWALLOWED, Fact.LOG):
+        for t, fact in source.documents:
+            if (
+                not isinstance(fact, (facts.HookException, facts.Swallowed, facts.Log))
+                or fact.step not in steps
+            ):
                 continue
-            step = integer(value, "step")
-            if step not in steps:
-                continue
-            what = text(value, "type") or text(value, "level")
-            key = (fact, step, text(value, "hook"), what, text(value, "message"))
+            if isinstance(fact, facts.Log):
+                how, kind, where = "logged", fact.level, fact.logger
+            else:
+                how = "raised" if isinstance(fact, facts.HookException) else "swallowed"
+                kind, where = fact.type, fact.where
+            key = (how, fact.step, fact.hook, kind, fact.message)
             if key in seen:
                 continue
             seen.add(key)
-            how = {Fact.EXCEPTION: "raised", Fact.SWALLOWED: "swallowed", Fact.LOG: "logged"}[fact]
             told.add(
-                "trouble", t, step, how=how, hook=text(value, "hook"), layer=text(value, "layer"), type=what,
-                message=text(value, "message"), where=text(value, "where") or text(value, "logger"),
+                "trouble", t, fact.step, how=how, hook=fact.hook, layer=fact.layer or "", type=kind,
+                message=fact.message, where=where,
             )  # fmt: skip

@@ -12,16 +12,20 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.errors import KvtraceError
+from kvtrace.trace import facts
 from kvtrace.trace import format as fmt
 from kvtrace.trace.format import Fact, Kind
 
 Records = NDArray[np.int64]
+Documents = list[tuple[int, facts.AnyFact]]
+"""When each fact was written (``perf_counter_ns``), and the fact; in file order."""
+F = TypeVar("F", bound=facts.Document)
 
 _MAX_HEADER = 1 << 20
 _MAX_TEXT = 1 << 24
@@ -247,6 +251,10 @@ class Spool:
             raise _Damage("a fact is not an object")
         self.facts.append((fact, t, value))
 
+    def documents(self) -> Documents:
+        """The facts read so far, typed."""
+        return [(t, facts.fact_of(code, value)) for code, t, value in self.facts]
+
     def info(self) -> SpoolInfo:
         """What was read so far; complete after :meth:`chunks` is exhausted."""
         return SpoolInfo(
@@ -259,6 +267,11 @@ class Spool:
             lost=self._lost,
             detail=self._detail,
         )
+
+
+def of_type(kind: type[F], documents: Documents) -> list[tuple[int, F]]:
+    """The documents of one type, each with its time."""
+    return [(t, fact) for t, fact in documents if isinstance(fact, kind)]
 
 
 def spool_paths(run_dir: Path) -> list[Path]:

@@ -12,12 +12,14 @@ import pytest
 
 from kvtrace.causes import model as causes
 from kvtrace.ledger import model as ledger
+from kvtrace.ledger.run_file import RunFile
 from kvtrace.report.build import assemble
 from kvtrace.report.model import MAX_COVERAGE_ROWS, MAX_REQUEST_ROWS
 from kvtrace.report.read import check_report
+from kvtrace.trace import facts
 
 ENDED = 1_000_000_005 * 10**9
-HEADER = {"python": "3.11"}
+HEADER = facts.Header(python="3.11")
 
 
 def table(columns: tuple[str, ...], *rows: dict[str, Any]) -> pd.DataFrame:
@@ -48,42 +50,23 @@ def book(total: int, **accounts: int) -> ledger.Ledger:
 
 
 def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
-    facts = {
-        "vllm": "0.32.0",
-        "torch": "2.13.0",
-        "platform": "cpu",
-        "tp": 1,
-        "prefix_caching": True,
-        "block_size": 32,
-    }
-    facts["kv_transfer"] = {"connector": "Example", "role": "kv_both"}
+    told = facts.Engine(
+        tag=1, vllm="0.32.0", torch="2.13.0", platform="cpu", tp=1, prefix_caching=True, block_size=32,
+        kv_transfer=facts.KvTransfer("Example", "kv_both"),
+    )  # fmt: skip
     connector = ledger.Connector(
-        10,
-        0,
-        "scheduler",
-        None,
-        "Example",
-        "ExampleConnector",
-        "m",
-        "m.py",
-        True,
-        None,
-        None,
-        "subclass",
-        (),
-        (),
-        {},
-        1,
-    )
-    engine = ledger.Engine(1, 10, "engine core", facts, connector, pairs=8, steps=9, real_steps=8, requests=1)
+        pid=10, ordinal=0, role="scheduler", configured="Example", cls="ExampleConnector", module="m",
+        file="m.py", proxy="subclass", engine_tag=1,
+    )  # fmt: skip
+    engine = ledger.Engine(1, 10, "engine core", told, connector, pairs=8, steps=9, real_steps=8, requests=1)
     worker = ledger.Worker(
-        engine=1, pid=11, spool="w-11.kvt", process="worker 0", ordinal=1, rank=0,
-        kv_layers=("layers.0", "layers.1"), connector_live=True, connector=None, direct_call={}, facts={},
+        engine=1, pid=11, spool="w-11.kvt", process="worker 0", connector=None,
+        facts=facts.Worker(ordinal=1, kv_layers=("layers.0", "layers.1"), connector_live=True),
     )  # fmt: skip
     engine.workers.append(worker)
     values: dict[str, Any] = {
         "directory": tmp_path,
-        "run": {"name": "x", "command": ["vllm"], "started_wall_ns": 10**18, "ended_wall_ns": ENDED},
+        "run": RunFile(name="x", command=("vllm",), started_wall_ns=10**18, ended_wall_ns=ENDED),
         "processes": [
             ledger.Process(10, 1, "engine core", "scheduler", None, "s-10.kvt", 50, "open", True, HEADER),
             ledger.Process(12, 1, "sh", "shell", None, None, 0, "", False),
@@ -91,7 +74,7 @@ def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
         "engines": [engine],
         "connectors": [connector],
         "spools": [ledger.SpoolState("s-10.kvt", 10, 6400, 50, "damaged", None, 3, "bad record 50")],
-        "targets": [ledger.Target("t", "m", "a", "found", 2, "")],
+        "targets": [ledger.Target("t", "m", "a", "found", processes=2)],
         "exceptions": [],
         "agent_errors": [(10, "recorder", "disk full")],
         "hooks": table(ledger.HOOK_COLUMNS, hook(0, 5), hook(1, 4)),
@@ -161,18 +144,17 @@ def test_a_run_becomes_a_report(tmp_path: Path) -> None:
 
 
 def test_a_run_about_which_little_is_known(tmp_path: Path) -> None:
-    engine = ledger.Engine(1, 10, "engine core", {}, None)
+    engine = ledger.Engine(1, 10, "engine core", facts.Engine(), None)
     report = built(
-        run_of(tmp_path, run={}, processes=[], engines=[engine], spools=[], targets=[]), diagnosis(0)
+        run_of(tmp_path, run=RunFile(), processes=[], engines=[engine], spools=[], targets=[]), diagnosis(0)
     )
     assert report["run"]["name"] == tmp_path.name and report["run"]["vllm"] is None
     assert report["run"]["engines"][0]["connector"] is None and report["run"]["engines"][0]["tp"] is None
 
 
 def test_configured_but_not_live(tmp_path: Path) -> None:
-    engine = ledger.Engine(
-        1, 10, "engine core", {"kv_transfer": {"connector": "Mine", "role": "kv_both"}}, None
-    )
+    told = facts.Engine(tag=1, kv_transfer=facts.KvTransfer("Mine", "kv_both"))
+    engine = ledger.Engine(1, 10, "engine core", told, None)
     connector = built(run_of(tmp_path, engines=[engine]), diagnosis())["run"]["engines"][0]["connector"]
     assert connector == {"name": "Mine", "class": "", "module": "", "file": "", "role": "kv_both"}
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, NotObserved, RuledOut
-from kvtrace.ledger.values import integer
+from kvtrace.ledger.run_file import ListedProcess
 from kvtrace.words import count, listed
 
 ID = "agent-not-loaded"
@@ -14,13 +14,11 @@ ID = "agent-not-loaded"
 
 def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
     traced_pids = {process.pid for process in case.run.processes if process.agent}
-    forks = _forks_before_exec(case.run.run.get("processes"), traced_pids)
+    forks = _forks_before_exec(case.run.run.processes, traced_pids)
     seen = [process for process in case.run.processes if process.vllm and process.pid not in forks]
     dark = [process for process in seen if not process.agent and process.role in ("scheduler", "worker")]
     short = [
-        (engine, ranks)
-        for engine in case.run.engines
-        if len(engine.workers) < (ranks := integer(engine.facts, "tp", 1) * integer(engine.facts, "pp", 1))
+        (engine, ranks) for engine in case.run.engines if len(engine.workers) < (ranks := engine.facts.ranks)
     ]
     if dark or short:
         evidence = [f"no spool: {process.name}, pid {process.pid}" for process in dark[:4]]
@@ -44,22 +42,18 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         yield NotObserved(
             ID, f"without a spool, and not needed for the books: {listed(p.name for p in other)}"
         )
-    if case.run.run.get("processes"):
+    if case.run.run.processes:
         traced = sum(process.agent for process in seen)
         yield RuledOut(ID, f"{traced} of {len(seen)} vLLM processes wrote a spool, every engine and worker")
 
 
-def _forks_before_exec(processes: object, traced: set[int]) -> set[int]:
+def _forks_before_exec(processes: Sequence[ListedProcess], traced: set[int]) -> set[int]:
     """Children of a traced process that still bear its title: starting a program (a compiler, say)
     forks first, and the fork looks like the engine or worker for a moment. No process of vLLM's:
     those take a title of their own."""
-    rows = [row for row in processes if isinstance(row, dict)] if isinstance(processes, list) else []
-    titles = {row.get("pid"): (row.get("name"), row.get("command")) for row in rows}
+    titles = {row.pid: (row.name, row.command) for row in processes}
     return {
-        row["pid"]
-        for row in rows
-        if isinstance(row.get("pid"), int)
-        and row["pid"] not in traced
-        and row.get("ppid") in traced
-        and titles.get(row.get("ppid")) == (row.get("name"), row.get("command"))
+        row.pid
+        for row in processes
+        if row.pid not in traced and row.ppid in traced and titles.get(row.ppid) == (row.name, row.command)
     }

@@ -11,7 +11,6 @@ from kvtrace.causes.model import FAULT, LIMIT, Event, Finding, RuledOut
 from kvtrace.causes.unit import Unit
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
-from kvtrace.ledger.values import text
 from kvtrace.words import count, listed, of_all, percent, plural
 
 ID = "below-save-granularity"
@@ -144,7 +143,7 @@ def _remedy(engine: Engine, unit: Unit, prompts: list[Request]) -> list[str]:
     saved."""
     total = sum(r.prompt for r in prompts)
     if unit.kind == "block_size":
-        floor = 32 if text(engine.facts, "platform") == "cpu" else 16
+        floor = 32 if engine.facts.platform == "cpu" else 16
     else:
         floor = max(1, engine.block_size)
     effects: list[str] = []

@@ -17,8 +17,7 @@ def _keys(case: Case, engine: Engine) -> list[ConfigKeys]:
     pids = {engine.pid, *(worker.pid for worker in engine.workers)}
     spools = {worker.spool for worker in engine.workers}
     mine = [keys for keys in case.run.config_keys if keys.pid in pids or keys.spool in spools]
-    configured = (engine.configured or {}).get("extra")
-    wanted = set(configured) if isinstance(configured, dict) else set()
+    wanted = set(engine.extra)
     # Several engines in one process: those whose keys these are.
     return [keys for keys in mine if not wanted or set(keys.given) <= wanted]
 
@@ -45,7 +44,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         own = base[(base["engine"] == engine.tag) & (base["account"] == SAVED)]
         mine = sorted(offered - read)
         if mine:
-            only_reads = (engine.configured or {}).get("role") == "kv_consumer"
+            only_reads = engine.role == "kv_consumer"
             saved = saved or only_reads or int(own["amount"].sum()) > 0
         for key in mine:
             near = difflib.get_close_matches(key, asked, n=1, cutoff=0.6)

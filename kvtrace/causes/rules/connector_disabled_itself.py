@@ -41,7 +41,7 @@ def reasons(case: Case, engine: Engine) -> list[str]:
         for line in of_engine(engine, case.run.logs)
         if _OFF.search(line.message) and _WHAT.search(line.message)
     ]
-    if connector.cls in _NEEDS_PREFIX_CACHING and engine.facts.get("prefix_caching") is False:
+    if connector.cls in _NEEDS_PREFIX_CACHING and engine.facts.prefix_caching is False:
         found.append(f"{connector.cls} does nothing while prefix caching is off, and it is")
     return list(dict.fromkeys(found))
 

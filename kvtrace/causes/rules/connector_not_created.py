@@ -14,7 +14,7 @@ ID = "connector-not-created"
 
 
 def scheduler_without(engine: Engine) -> bool:
-    return bool(engine.configured) and engine.facts.get("connector_created") is False
+    return bool(engine.configured) and engine.facts.connector_created is False
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
@@ -34,8 +34,8 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
     live = [worker for worker in workers if worker.connector_live]
     if bare or dead:
         names = [*(f"the scheduler ({name})" for name in bare), *(w.process for w in dead)]
-        classes = [str(w.facts.get("worker_class")) for w in dead if w.facts.get("worker_class")]
-        configured = listed(str((e.configured or {}).get("connector")) for e in engines)
+        classes = [w.facts.worker_class for w in dead if w.facts.worker_class]
+        configured = listed(str(e.configured.connector) for e in engines if e.configured)
         evidence = [
             f"created in {len(engines) - len(bare)}/{len(engines)} schedulers and live in "
             f"{len(live)}/{len(workers)} workers; not in: {listed(names)}"

@@ -14,7 +14,7 @@ ID = "direct-call-bypass"
 
 def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
     run = case.run
-    flags = [value for worker in run.workers() for value in worker.direct_call.values()]
+    flags = [value for worker in run.workers() for value in worker.facts.direct_call.values()]
     ran = bodies(run)
     if ID in case.booked:
         yield case.finding(

@@ -8,7 +8,6 @@ from kvtrace.causes.case import Case, Piece, Request
 from kvtrace.causes.model import Event, Finding, RuledOut
 from kvtrace.causes.rules.already_stored import held
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.values import integer
 from kvtrace.words import count, of_all, plural
 
 ID = "first-chunk-only"
@@ -53,7 +52,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
                 f"{plural(sum(r.chunks for r in rows), 'prefill chunk')} of {plural(len(rows), 'prompt')}: "
                 f"store entries in the {plural(len(rows), 'first one')}, 0 in the "
                 f"{count(sum(r.chunks - 1 for r in rows))} later ones",
-                f"a step computes at most {integer(engine.facts, 'max_num_batched_tokens')} tokens "
+                f"a step computes at most {engine.facts.max_num_batched_tokens or 0} tokens "
                 "(--max-num-batched-tokens)",
             ],
             events=[

@@ -33,7 +33,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         yield NotObserved(ID, "no worker's steps were seen")
         return
     ran = bodies(run)
-    eager = [str(e.facts.get("enforce_eager")) == "True" for e in run.engines if e.facts]
+    eager = [e.facts.enforce_eager for e in run.engines if e.facts.known]
     if seen.get(0, 0) == total:
         steps = real_steps(run)
         note = " (enforce_eager)" if eager and all(eager) else ""

@@ -17,10 +17,10 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     raised = [e for e in run.exceptions if e.hook not in _AT_START]
     steps = int(run.hooks["raised"].sum())
     if ID in case.booked or raised or steps:
-        n = max(sum(e.count for e in raised), steps)
+        n = max(sum(e.count_so_far for e in raised), steps)
         evidence = [
             f"{e.hook}{f' of {e.layer}' if e.layer else ''}: {e.type}: {e.message} (at {e.where}), "
-            f"{plural(e.count, 'time')}"
+            f"{plural(e.count_so_far, 'time')}"
             for e in raised[:3]
         ] or [f"{plural(steps, 'call')} raised; the exceptions were not recorded"]
         hooks = listed(dict.fromkeys(e.hook for e in raised)) or "a hook"

@@ -14,13 +14,13 @@ ID = "local-hit"
 
 
 def rule(case: Case) -> Iterator[RuledOut]:
-    known = [engine for engine in case.run.engines if isinstance(engine.facts.get("prefix_caching"), bool)]
+    known = [engine for engine in case.run.engines if engine.facts.prefix_caching is not None]
     if not known or not case.requests:
         return
     base = case.run.base
     mine = base[base["account"] == LOCAL_HIT]
     reused = sum(row.amount / max(1, case.engines[row.engine].pairs) for row in rows(mine))
-    if any(engine.facts["prefix_caching"] for engine in known):
+    if any(engine.facts.prefix_caching for engine in known):
         share = percent(reused, case.total_tokens)
         yield RuledOut(
             ID,

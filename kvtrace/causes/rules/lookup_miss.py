@@ -16,7 +16,7 @@ _MISMATCH = MISSED + "key-mismatch"
 
 
 def _role(case: Case, row: LoadOf) -> str:
-    return str((case.engines[row.engine].configured or {}).get("role") or "")
+    return case.engines[row.engine].role or ""
 
 
 def _nothing(row: LoadOf) -> bool:

@@ -52,7 +52,7 @@ def rule(case: Case) -> Iterator[Finding]:
 
 def _switched_off(engine: Engine) -> list[str]:
     """Options of the connector's own that say no."""
-    extra = (engine.configured or {}).get("extra")
-    values = extra.items() if isinstance(extra, dict) else ()
     off = ("false", "off", "none", "never", "disabled")
-    return [f"{key} = {str(value).lower()}" for key, value in values if str(value).lower() in off]
+    return [
+        f"{key} = {str(value).lower()}" for key, value in engine.extra.items() if str(value).lower() in off
+    ]

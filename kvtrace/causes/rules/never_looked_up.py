@@ -19,12 +19,12 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         return
     mine = load_side.with_account(case, MISSED + ID)
     if mine:
-        known = {case.engines[row.engine].facts.get("scheduler") for row in mine} - {None}
+        known = {case.engines[row.engine].facts.scheduler for row in mine} - {None}
         evidence = [
             "no call of get_num_new_matched_tokens for them, though their prompts were computed",
         ]
         if known:
-            evidence.append(f"scheduler: {', '.join(sorted(map(str, known)))}")
+            evidence.append(f"scheduler: {', '.join(sorted(filter(None, known)))}")
         tokens = sum(load_side.tokens_of(case, row, MISSED + ID) for row in mine)
         yield load_side.finding(
             case, ID, MISSED + ID,

@@ -14,7 +14,7 @@ ID = "no-connector-configured"
 
 
 def missing(engine: Engine) -> bool:
-    return bool(engine.facts) and "kv_transfer" in engine.facts and engine.configured is None
+    return engine.facts.known and engine.configured is None
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
@@ -38,7 +38,5 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
             headline="this engine has no KV connector",
         )
     elif configured:
-        names = [
-            f"{e.configured.get('connector')}, {e.configured.get('role')}" for e in configured if e.configured
-        ]
+        names = [f"{e.configured.connector}, {e.configured.role}" for e in configured if e.configured]
         yield RuledOut(ID, f"kv_transfer_config names {listed(names)}")

@@ -8,7 +8,6 @@ from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.left_early import only_this_one
 from kvtrace.causes.model import Event, Finding, RuledOut
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.values import integer
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import capital, count, of_all, plural
 
@@ -45,7 +44,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
             f"{plural(sum(r.preemptions for r in rows), 'preemption')} of {plural(len(rows), 'request')}; "
             f"{count(again)} of them got a store entry after it, {count(len(rows) - again)} none",
             "requests of this run that were not preempted were offered in full",
-            f"at most {integer(engine.facts, 'max_num_seqs')} sequences at once (--max-num-seqs)",
+            f"at most {engine.facts.max_num_seqs or 0} sequences at once (--max-num-seqs)",
         ],
         events=[
             Event(r.id, r.preempt_step, f"preempted in step {r.preempt_step & STEP_MASK} with "

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Event, Finding, RuledOut
-from kvtrace.ledger.values import integer
 from kvtrace.words import count, listed, plural
 
 ID = "ranks-share-store"
@@ -18,7 +17,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         ranks = max(len(ranks) for _, _, ranks in trust.shared)
         who = "both ranks" if ranks == 2 else f"{ranks} ranks"
         names = listed(e.connector.cls for e in case.run.engines if e.connector) or "The connector"
-        sizes = sorted({integer(e.facts, "tp", 1) for e in case.run.engines})
+        sizes = sorted({e.facts.tp or 1 for e in case.run.engines})
         yield case.finding(
             ID,
             f"{names}: {who} write the same file for a layer, and the last one wins: the others' KV is "

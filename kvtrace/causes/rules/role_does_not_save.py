@@ -14,8 +14,7 @@ ID = "role-does-not-save"
 
 
 def only_reads(engine: Engine) -> bool:
-    role = (engine.configured or {}).get("role")
-    return role == "kv_consumer" and engine.store_entries == 0 and engine.unknown_steps == 0
+    return engine.role == "kv_consumer" and engine.store_entries == 0 and engine.unknown_steps == 0
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
@@ -38,7 +37,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         )
         return
     configured = [engine for engine in case.run.engines if engine.configured]
-    roles = [str((engine.configured or {}).get("role")) for engine in configured]
+    roles = [str(engine.role) for engine in configured]
     if any(engine.store_entries for engine in configured):
         yield RuledOut(ID, f"kv_role is {listed(roles)}, and store entries were made")
     elif configured and "kv_consumer" not in roles:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from kvtrace.causes.case import Case
 from kvtrace.causes.model import Finding, RuledOut
 from kvtrace.ledger.model import Connector, Engine
+from kvtrace.trace.facts import KvTransfer
 from kvtrace.words import listed
 
 ID = "wrong-connector-class"
@@ -23,10 +24,10 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         known = known and len(made) == len(live)
         wrong = [connector for connector in made if connector.resolves is False]
         if wrong:
-            yield _other_class(case, wrong[0], dict(engine.configured))
+            yield _other_class(case, wrong[0], engine.configured)
         elif len(files := _files(made)) > 1:
             yield _two_copies(case, engine, files)
-        elif all(_agrees(connector, dict(engine.configured)) for connector in made):
+        elif all(_agrees(connector, engine.configured) for connector in made):
             agree += made
             continue
         known = False
@@ -35,9 +36,9 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         yield RuledOut(ID, f"{names} is live in {len(agree)}/{len(agree)} places, as configured")
 
 
-def _agrees(connector: Connector, configured: dict[str, object]) -> bool:
-    path = configured.get("module_path")
-    return connector.cls == configured.get("connector") and (not path or connector.module == path)
+def _agrees(connector: Connector, configured: KvTransfer) -> bool:
+    path = configured.module_path
+    return connector.cls == configured.connector and (not path or connector.module == path)
 
 
 def _files(made: list[Connector]) -> dict[str, list[str]]:
@@ -48,8 +49,8 @@ def _files(made: list[Connector]) -> dict[str, list[str]]:
     return {} if "" in files else files
 
 
-def _other_class(case: Case, live: Connector, configured: dict[str, object]) -> Finding:
-    asked = f"{configured.get('module_path')}.{configured.get('connector')}"
+def _other_class(case: Case, live: Connector, configured: KvTransfer) -> Finding:
+    asked = f"{configured.module_path}.{configured.connector}"
     return case.finding(
         ID,
         f"{live.module}.{live.cls} is live; configured is {asked}.",

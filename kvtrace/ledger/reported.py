@@ -1,0 +1,110 @@
+"""What the processes reported beside their records: targets, exceptions, log lines, configuration keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from kvtrace.ledger.model import ConfigKeys, HookException, LogLine, Swallowed, Target
+from kvtrace.ledger.scan import SpoolScan
+from kvtrace.trace import facts
+
+_MAX_PLACES = 256
+_WORST = ("failed", "missing", "found", "pending")
+
+T = TypeVar("T")
+
+
+def _of(kind: Callable[..., T], fact: facts.Document, **identity: Any) -> T:
+    """A fact with what tells it apart from those of other processes."""
+    return kind(**{**vars(fact), **identity})
+
+
+def targets(scans: Sequence[SpoolScan]) -> list[Target]:
+    """Each target over all processes, with the worst status that any of them reports."""
+    latest: dict[str, dict[str, facts.Target]] = {}
+    for scan in scans:
+        for fact in scan.facts(facts.Target):
+            if fact.id:
+                latest.setdefault(fact.id, {})[scan.path.name] = fact
+    found = []
+    for ident in sorted(latest):
+        rows = list(latest[ident].values())
+        status = next((s for s in _WORST if any(row.status == s for row in rows)), "pending")
+        with_it = [row for row in rows if row.status == status] or rows
+        found.append(_of(Target, with_it[0], status=status, processes=len(with_it)))
+    return found
+
+
+def start_failures(scans: Sequence[SpoolScan]) -> list[str]:
+    """Why workers never came up, as the first stage that raised says it."""
+    found = set()
+    for scan in scans:
+        for fact in scan.facts(facts.StartFailed)[:1]:
+            error = f"{fact.type}: {fact.message}".rstrip(": ")
+            found.add(f"{fact.stage} of a worker raised {error}")
+    return sorted(found)
+
+
+def exceptions(scans: Sequence[SpoolScan]) -> list[HookException]:
+    """The exceptions that hooks raised; one row per process, hook, layer, type and place."""
+    latest: dict[tuple[object, ...], HookException] = {}
+    for scan in scans:
+        for fact in scan.facts(facts.HookException):
+            row = _of(HookException, fact, pid=scan.pid, layer=fact.layer or "")
+            key = (row.pid, row.hook, row.layer, row.type, row.where)
+            first = latest.get(key, row)
+            latest[key] = replace(first, count_so_far=row.count_so_far)
+    return sorted(latest.values(), key=lambda row: (row.pid, row.step, row.hook, row.layer))
+
+
+def swallowed(scans: Sequence[SpoolScan]) -> list[Swallowed]:
+    """Exceptions that connectors handled themselves: one row per process, hook, type and place."""
+    found: dict[tuple[object, ...], Swallowed] = {}
+    for scan in scans:
+        for fact in scan.facts(facts.Swallowed):
+            row = _of(Swallowed, fact, pid=scan.pid, spool=scan.path.name, layer=fact.layer or "")
+            key = (row.spool, row.hook, row.type, row.where, row.connector, row.step >> 32)
+            first = found.get(key, row)
+            found[key] = replace(
+                first,
+                count=max(1, first.count, row.count),
+                observed_calls=max(0, first.observed_calls, row.observed_calls),
+                logged=first.logged or row.logged,
+                places=(*first.places, (row.step, row.layer))[:_MAX_PLACES],
+            )
+    return sorted(found.values(), key=lambda row: (row.pid, row.step, row.hook, row.layer, row.type))
+
+
+def logs(scans: Sequence[SpoolScan]) -> list[LogLine]:
+    """What connectors logged inside hooks: one row per process, hook and message."""
+    latest: dict[tuple[object, ...], LogLine] = {}
+    for scan in scans:
+        for fact in scan.facts(facts.Log):
+            row = _of(LogLine, fact, pid=scan.pid, spool=scan.path.name, layer=fact.layer or "",
+                      count=max(1, fact.count))  # fmt: skip
+            key = (row.spool, row.hook, row.logger, row.level, row.message)
+            first = latest.get(key, row)
+            latest[key] = replace(row, step=first.step, layer=first.layer)
+    return sorted(latest.values(), key=lambda row: (row.pid, row.step, row.hook, row.message))
+
+
+def config_keys(scans: Sequence[SpoolScan]) -> list[ConfigKeys]:
+    """Given and read keys of each connector; the latest fact knows most."""
+    latest = {
+        (scan.path.name, fact.connector): _of(ConfigKeys, fact, pid=scan.pid, spool=scan.path.name)
+        for scan in scans
+        for fact in scan.facts(facts.ConfigKeys)
+    }
+    return [latest[key] for key in sorted(latest)]
+
+
+def agent_errors(scans: Sequence[SpoolScan]) -> list[tuple[int, str, str]]:
+    """(process, where, error) of each failure of the agent itself."""
+    return [(scan.pid, fact.where, fact.error) for scan in scans for fact in scan.facts(facts.AgentError)]
+
+
+def clients(scans: Sequence[SpoolScan]) -> dict[str, str]:
+    """Engine's request id -> client's."""
+    return {fact.engine: fact.client for scan in scans for fact in scan.facts(facts.ClientId) if fact.engine}

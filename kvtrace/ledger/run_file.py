@@ -1,0 +1,54 @@
+"""``run.json`` (``kvtrace.run/1``), as ``kvtrace run`` wrote it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtrace.trace.facts import Document
+
+_MAX_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class ListedProcess(Document):
+    """A process that was seen below the command. ``vllm``: it is one of vLLM's."""
+
+    pid: int = -1
+    ppid: int = -1
+    name: str = ""
+    command: str = ""
+    vllm: bool = False
+
+
+@dataclass(frozen=True)
+class RunFile(Document):
+    """What ran, with which processes, and how it ended. Times are wall times, ns; None where unknown."""
+
+    name: str = ""
+    command: tuple[str, ...] = ()
+    started_wall_ns: int | None = None
+    ended_wall_ns: int | None = None
+    exit_code: int | None = None
+    signal: str | None = None
+    host: str = ""
+    kvtrace: str = ""
+    python: str = ""
+    processes: tuple[ListedProcess, ...] = ()
+
+
+def read_run_file(run_dir: Path) -> tuple[RunFile, list[str]]:
+    """The run.json of a directory and notes on reading it; all unknown where there is none to be read."""
+    path = run_dir / "run.json"
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            return RunFile(), ["run.json is too large to be one and was left out"]
+        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except FileNotFoundError:
+        return RunFile(), ["no run.json: the command and its processes are unknown"]
+    except (OSError, ValueError, RecursionError):
+        return RunFile(), ["run.json cannot be read: the command and its processes are unknown"]
+    if not isinstance(value, dict):
+        return RunFile(), ["run.json is not an object: the command and its processes are unknown"]
+    return RunFile.from_json(value), []
