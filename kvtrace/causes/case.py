@@ -1,4 +1,4 @@
-"""A run, prepared for the rules: requests with their store entries, units, and booked tokens."""
+"""A run, prepared for the rules: requests with store entries, units, lost tokens by cause."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvtrace.causes.catalogue import CATALOGUE
+from kvtrace.causes.cause import Cause
+from kvtrace.causes.evidence.unit import Sample, Store, Unit, infer_unit
 from kvtrace.causes.model import Event, Finding
 from kvtrace.causes.tables import rows
-from kvtrace.causes.unit import Sample, Store, Unit, infer_unit
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Run
 
@@ -70,8 +70,8 @@ class Request:
 
 
 @dataclass
-class Booked:
-    """What one cause explains: token-layers per engine and request."""
+class Assigned:
+    """The lost tokens that one cause explains: token-layers per engine and request."""
 
     amounts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # engine -> token-layers
     prompts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # of these, prompt positions
@@ -81,6 +81,8 @@ class Booked:
 
 @dataclass
 class Case:
+    """A run and what the rules ask of it."""
+
     run: Run
     engines: dict[int, Engine]
     requests: list[Request]
@@ -89,15 +91,19 @@ class Case:
     """Engine -> (step, digest, prompt) of the first request that was offered with 0 slots."""
     stored: dict[tuple[int, int], list[tuple[int, int, int]]]
     """(engine, digest or prefix digest) -> (step, stored up to, request row), in order."""
-    booked: dict[str, Booked] = field(default_factory=lambda: defaultdict(Booked))
+    assigned: dict[str, Assigned] = field(default_factory=lambda: defaultdict(Assigned))
+    """Cause -> the lost tokens that it explains; only causes that have some."""
 
-    def tokens(self, ident: str) -> float:
-        """Tokens for people: token-layers by the pairs of their engine."""
-        if ident not in self.booked:
-            return 0.0
-        return sum(
-            amount / max(1, self.engines[tag].pairs) for tag, amount in self.booked[ident].amounts.items()
-        )
+    def affected(self, cause: Cause) -> list[Request]:
+        """The requests that lost tokens by this cause."""
+        assigned = self.assigned.get(cause.id)
+        return [self.requests[row] for row in assigned.requests] if assigned else []
+
+    def tokens(self, cause: Cause) -> float:
+        """Tokens lost by this cause: token-layers divided by the pairs of their engine."""
+        assigned = self.assigned.get(cause.id)
+        amounts = assigned.amounts if assigned else {}
+        return sum(amount / max(1, self.engines[tag].pairs) for tag, amount in amounts.items())
 
     @property
     def total_tokens(self) -> float:
@@ -107,31 +113,29 @@ class Case:
     def of_engine(self, tag: int) -> list[Request]:
         return [request for request in self.requests if request.engine == tag]
 
-    def finding(self, ident: str, title: str, **more: object) -> Finding:
-        """A finding with the numbers of the books filled in; ``more`` are fields of Finding."""
-        cause = CATALOGUE[ident]
-        booked = self.booked.get(ident)
-        tokens, total = self.tokens(ident), self.total_tokens
+    def finding(self, cause: Cause, title: str, **more: object) -> Finding:
+        """A finding with the numbers of the ledger filled in; ``more`` are fields of Finding."""
+        tokens, total = self.tokens(cause), self.total_tokens
         values: dict[str, object] = {
             "severity": cause.severity,
             "tokens": tokens,
             "share": min(1.0, tokens / total) if total else 0.0,
-            "requests": len(booked.requests) if booked else 0,
+            "requests": len(self.affected(cause)),
             "remedy": [cause.remedy],
             "versions": cause.versions,
-            "docs": f"docs/causes/{ident}.md",
+            "docs": f"docs/causes/{cause.id}.md",
             **more,
         }
-        return Finding(id=ident, stage=cause.stage, title=title, **values)  # type: ignore[arg-type]
+        return Finding(id=cause.id, stage=cause.stage, title=title, **values)  # type: ignore[arg-type]
 
-    def events(self, ident: str, text: str = "") -> list[Event]:
-        """Concrete moments of what was booked: the largest losses first, one a request."""
-        booked = self.booked.get(ident)
-        if booked is None:
+    def events(self, cause: Cause, text: str = "") -> list[Event]:
+        """Concrete moments of the loss: the largest losses first, one a request."""
+        assigned = self.assigned.get(cause.id)
+        if assigned is None:
             return []
         found: list[Event] = []
         seen: set[int] = set()
-        for piece, start, end in sorted(booked.samples, key=lambda s: (s[1] - s[2], s[0].request)):
+        for piece, start, end in sorted(assigned.samples, key=lambda s: (s[1] - s[2], s[0].request)):
             if piece.request in seen:
                 continue
             seen.add(piece.request)
@@ -146,21 +150,21 @@ class Case:
 _SAMPLES = 512
 
 
-def add(case: Case, ident: str, piece: Piece, intervals: Iterable[Interval]) -> None:
-    """Book parts of a piece to a cause."""
-    booked = case.booked[ident]
+def assign(case: Case, ident: str, piece: Piece, intervals: Iterable[Interval]) -> None:
+    """Give parts of a piece to a cause."""
+    assigned = case.assigned[ident]
     prompt = case.requests[piece.request].prompt
     for start, end in intervals:
         size = (end - start) * piece.pairs
-        booked.amounts[piece.engine] += size
-        booked.prompts[piece.engine] += max(0, min(end, prompt) - start) * piece.pairs
-        booked.requests[piece.request] += size
-        if len(booked.samples) < _SAMPLES:
-            booked.samples.append((piece, start, end))
+        assigned.amounts[piece.engine] += size
+        assigned.prompts[piece.engine] += max(0, min(end, prompt) - start) * piece.pairs
+        assigned.requests[piece.request] += size
+        if len(assigned.samples) < _SAMPLES:
+            assigned.samples.append((piece, start, end))
 
 
 def make_case(run: Run) -> Case:
-    """Read the tables of a run into what the rules ask for, with no token booked yet."""
+    """Read the tables of a run into what the rules ask for, with no token assigned yet."""
     requests = [
         Request(
             row=row, id=r.id, engine=r.engine, prompt=r.prompt, computed=r.computed, local=r.local,

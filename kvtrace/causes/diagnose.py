@@ -1,4 +1,4 @@
-"""All rules over one run: books with their causes, findings in order, what is ruled out."""
+"""All rules over one run: the ledger with its causes, findings in order, what is ruled out."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections import Counter, defaultdict
 
 import pandas as pd
 
-from kvtrace.causes import trust
-from kvtrace.causes.case import Case, Piece, add, make_case
-from kvtrace.causes.catalogue import CATALOGUE
-from kvtrace.causes.model import SEVERITIES, Diagnosis, Finding, NotObserved, RuledOut
-from kvtrace.causes.registry import RULES, SCHEDULE, UNREAD, WIRING, Claim
-from kvtrace.causes.rules import stored_nothing
-from kvtrace.causes.stages import stages
+from kvtrace.causes.assign import assign_pieces
+from kvtrace.causes.case import Case, make_case
+from kvtrace.causes.cause import SEVERITIES
+from kvtrace.causes.evidence import measured
+from kvtrace.causes.model import Diagnosis, Finding, NotObserved, RuledOut
+from kvtrace.causes.pipeline import stage_rows
+from kvtrace.causes.registry import CATALOGUE, RULES
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
-from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.ledger.load_model import NOT_LOADED
 from kvtrace.ledger.model import NOT_OBSERVED, NOT_SAVED, Ledger, Run
 
@@ -23,27 +22,25 @@ from kvtrace.ledger.model import NOT_OBSERVED, NOT_SAVED, Ledger, Run
 def diagnose(run: Run) -> Diagnosis:
     """Name the cause of every lost position, and say what was checked and is none.
 
-    Raises AssertionError where the books do not balance: a bug, never the user's input.
+    Raises AssertionError where the ledger does not balance: a bug, never the user's input.
     """
     case = make_case(run)
-    book_pieces(case)
-    saves = _book(case)
+    assign_pieces(case)
+    saves = _ledger(case)
     findings: list[Finding] = []
     ruled_out: list[RuledOut] = []
     not_observed: list[NotObserved] = []
     for rule in RULES:
-        for said in rule(case):
-            if isinstance(said, Finding):
-                findings.append(said)
-            elif isinstance(said, RuledOut):
-                ruled_out.append(said)
+        for result in rule(case):
+            if isinstance(result, Finding):
+                findings.append(result)
+            elif isinstance(result, RuledOut):
+                ruled_out.append(result)
             else:
-                not_observed.append(said)
-    unexplained = set(case.booked) - {finding.id for finding in findings}
-    assert not unexplained, f"tokens without a finding: {sorted(unexplained)}"
+                not_observed.append(result)
     found = {finding.id for finding in findings}
-    said_of = found | {item.id for item in ruled_out} | {item.id for item in not_observed}
-    not_observed.extend(_blind_spots(case, saves, said_of))
+    assert found >= set(case.assigned), f"tokens without a finding: {sorted(set(case.assigned) - found)}"
+    not_observed.extend(_blind_spots(case, saves))
     findings.sort(key=_order)
     return Diagnosis(
         verdict=verdict(case, findings),
@@ -52,7 +49,7 @@ def diagnose(run: Run) -> Diagnosis:
         not_observed=not_observed,
         saves=saves,
         loads=run.loads,
-        stages=stages(case),
+        stages=stage_rows(case),
         requests=_requests(case),
     )
 
@@ -63,60 +60,34 @@ def _order(finding: Finding) -> tuple[int, bool, float, int, str]:
     return SEVERITIES.index(finding.severity), finding.tokens <= 0, -finding.tokens, stage, finding.id
 
 
-def book_pieces(case: Case) -> None:
-    """Give each lost position its cause: the first stage that it failed."""
-    for row in rows(case.run.pieces):
-        piece = Piece(*row)
-        left: list[Interval] = [(piece.start, piece.end)]
-        left = _claimed(case, piece, left, WIRING)
-        if left and piece.stage == stored_nothing.ID:
-            left = _claimed(case, piece, left, UNREAD)
-        if left and piece.stage:
-            add(case, piece.stage, piece, left)
-            continue
-        left = _claimed(case, piece, left, SCHEDULE)
-        assert not left, f"positions {left} of request {piece.request} without a cause"
-
-
-def _claimed(
-    case: Case, piece: Piece, left: list[Interval], claims: tuple[tuple[str, Claim], ...]
-) -> list[Interval]:
-    for ident, claim in claims:
-        if not left:
-            break
-        taken = claim(case, piece, left)
-        if taken:
-            add(case, ident, piece, taken)
-            left = subtract(left, taken)
-    return left
-
-
-def _book(case: Case) -> Ledger:
+def _ledger(case: Case) -> Ledger:
+    """The ledger of saves, with a cause on each lost token-layer."""
     run = case.run
     accounts: Counter[str] = Counter()
     tokens: defaultdict[str, float] = defaultdict(float)
     for row in rows(run.base.groupby(["account", "engine"], as_index=False)[["amount"]].sum()):
         accounts[row.account] += int(row.amount)
         tokens[row.account] += int(row.amount) / max(1, case.engines[row.engine].pairs)
-    for ident, booked in case.booked.items():
-        accounts[NOT_SAVED + ident] += sum(booked.amounts.values())
-        tokens[NOT_SAVED + ident] += case.tokens(ident)
+    for ident, assigned in case.assigned.items():
+        accounts[NOT_SAVED + ident] += sum(assigned.amounts.values())
+        tokens[NOT_SAVED + ident] += case.tokens(CATALOGUE[ident])
     pairs = {engine.pairs for engine in run.engines if engine.requests}
     connected = any(engine.connector or engine.configured for engine in run.engines)
-    book = Ledger(
+    ledger = Ledger(
         total=run.total,
         accounts={name: amount for name, amount in accounts.items() if amount},
         pairs=pairs.pop() if len(pairs) == 1 else None,
         tokens={name: tokens[name] for name, amount in accounts.items() if amount},
         total_tokens=case.total_tokens,
-        trust=trust.level(run.trust) if connected and run.total else "none",
-        trust_note=trust.note(run.trust) if connected and run.total else "",
+        trust=measured.level(run.trust) if connected and run.total else "none",
+        trust_note=measured.note(run.trust) if connected and run.total else "",
     )
-    book.check()
-    return book
+    ledger.check()
+    return ledger
 
 
-def _blind_spots(case: Case, saves: Ledger, said_of: set[str]) -> list[NotObserved]:
+def _blind_spots(case: Case, saves: Ledger) -> list[NotObserved]:
+    """What no rule could look at in this run."""
     found = []
     cuda = any(engine.facts.platform == "cuda" for engine in case.run.engines)
     if case.run.engines and not cuda:
@@ -137,23 +108,12 @@ def _blind_spots(case: Case, saves: Ledger, said_of: set[str]) -> list[NotObserv
     if saves.accounts.get(NOT_OBSERVED) and not unreadable:
         found.append(
             NotObserved(
-                "some-tokens", "steps or workers that left no record: their tokens are booked not-observed"
+                "some-tokens", "steps or workers that left no record: their tokens count as not observed"
             )
         )
-    if saves.trust == "declared" and run_has_stores(case):
-        found.append(NotObserved("slots-read", trust.unseen(case.run.trust)))
-    missing = [
-        cause.id
-        for cause in CATALOGUE.values()
-        if cause.ledger == "saves" and not cause.implemented and cause.id not in said_of
-    ]
-    if missing:
-        found.append(NotObserved("other-causes", f"no rule yet for {', '.join(missing)}"))
+    if saves.trust == "declared" and case.run.trust.calls:
+        found.append(NotObserved("slots-read", measured.unseen(case.run.trust)))
     return found
-
-
-def run_has_stores(case: Case) -> bool:
-    return case.run.trust.calls > 0
 
 
 def _requests(case: Case) -> pd.DataFrame:
@@ -163,8 +123,8 @@ def _requests(case: Case) -> pd.DataFrame:
     for row in rows(run.base):
         if row.amount > best.get(row.request, (0, ""))[0]:
             best[row.request] = (int(row.amount), str(row.account).removeprefix(NOT_LOADED))
-    for ident, booked in case.booked.items():
-        for request, amount in booked.requests.items():
+    for ident, assigned in case.assigned.items():
+        for request, amount in assigned.requests.items():
             if amount > best.get(request, (0, ""))[0]:
                 best[request] = (amount, ident)
     table = run.requests.copy()

@@ -1,17 +1,14 @@
-"""What the rules yield: findings, rule-outs, things not observed, and the books."""
+"""What the rules yield (findings, rule-outs, things not observed), and the diagnosis made of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pandas as pd
 
 from kvtrace.ledger.model import Ledger
-
-FAULT = "fault"
-LIMIT = "limit"
-NOTE = "note"
-SEVERITIES = (FAULT, LIMIT, NOTE)
+from kvtrace.ledger.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -29,10 +26,10 @@ class Event:
 class Finding:
     id: str
     severity: str
-    stage: int | None
+    stage: Stage | None
     title: str
-    tokens: float = 0.0  # of people: token-layers / pairs of their engine
-    share: float = 0.0  # of all tokens of the book that it concerns
+    tokens: float = 0.0  # token-layers / pairs of their engine
+    share: float = 0.0  # of all tokens of the ledger that it concerns
     requests: int = 0
     evidence: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -54,12 +51,15 @@ class NotObserved:
     why: str
 
 
+Results = Iterator[Finding | RuledOut | NotObserved]
+"""What a rule yields; nothing where there was nothing to look at."""
+
+
 @dataclass(frozen=True)
 class StageRow:
     """Prompt tokens into and out of a stage (sums over pairs, divided by pairs, rounded)."""
 
-    stage: int
-    name: str
+    stage: Stage
     into: int
     out: int
     note: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.catalogue import CATALOGUE, LOADS
-from kvtrace.causes.model import FAULT, NOTE, Finding
-from kvtrace.causes.stages import prompt_tokens
+from kvtrace.causes.cause import FAULT, LOADS, NOTE
+from kvtrace.causes.model import Finding
+from kvtrace.causes.pipeline import prompt_tokens
+from kvtrace.causes.registry import CATALOGUE
 from kvtrace.words import percent
 
 
@@ -21,8 +22,8 @@ def verdict(case: Case, findings: list[Finding]) -> str:
 def _saves(case: Case, findings: list[Finding]) -> str:
     reasons = [finding for finding in findings if finding.severity != NOTE and finding.headline]
     # The sentence is about prompts: what explains lost prompt tokens is the better reason.
-    reasons.sort(key=lambda finding: not any(case.booked[finding.id].prompts.values())
-                 if finding.id in case.booked else finding.severity != FAULT)  # fmt: skip
+    reasons.sort(key=lambda finding: not any(case.assigned[finding.id].prompts.values())
+                 if finding.id in case.assigned else finding.severity != FAULT)  # fmt: skip
     why = reasons[0].headline if reasons else ""
     if not case.requests and not why:
         why = next(iter(case.run.start_failures), "")
@@ -32,7 +33,7 @@ def _saves(case: Case, findings: list[Finding]) -> str:
         return f"No request reached an engine in this run{_because(why)}."
     saved, computed = prompt_tokens(case)
     if computed <= 0:
-        if case.run.total and not case.booked:
+        if case.run.total and not case.assigned:
             return (
                 "No prompt KV was computed here that could be saved: it was reused, left to the connector "
                 "to load, or not observed."

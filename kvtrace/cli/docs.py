@@ -15,7 +15,7 @@ def docs(
     id: str = typer.Argument("", metavar="[ID]", help="A cause; without it, all are listed."),
 ) -> None:
     """Print the page of a cause: what it means, how it is seen, what to do."""
-    from kvtrace.causes.catalogue import CATALOGUE
+    from kvtrace.causes.registry import CATALOGUE
     from kvtrace.render.cause import cause_page
 
     if not id:

@@ -156,7 +156,7 @@ class Trace:
             TraceError: an id or severity that kvtrace does not know.
         """
         __tracebackhide__ = True
-        from kvtrace.causes.catalogue import CATALOGUE
+        from kvtrace.causes.registry import CATALOGUE
 
         allowed = {allow} if isinstance(allow, str) else set(allow)
         if unknown := sorted(allowed - set(CATALOGUE)):
@@ -286,7 +286,7 @@ class Trace:
         return lines or [f"verdict: {self.report['verdict']}"]
 
     def _about_ledger(self, side: str) -> list[str]:
-        from kvtrace.causes.catalogue import CATALOGUE
+        from kvtrace.causes.registry import CATALOGUE
 
         ids = {one["id"] for one in self.findings if one["severity"] != NOTE}
         ours = {one for one in ids if one in CATALOGUE and CATALOGUE[one].ledger == side}

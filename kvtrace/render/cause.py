@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.catalogue import STAGES, Cause
+from kvtrace.causes.cause import Cause
 
 _SEVERITY = {
     "fault": "fault: something to mend",
     "limit": "limit: by the connector's design; works as built",
     "note": "note: information",
 }
-_LEDGERS = {"saves": "saves", "loads": "loads"}
 
 
 def cause_page(cause: Cause) -> str:
     """The page of `cause`, as Markdown that ends in a newline."""
     facts = [f"- Severity: {_SEVERITY.get(cause.severity, cause.severity)}"]
     if cause.stage is not None:
-        facts.append(f"- Stage: {cause.stage} {STAGES[cause.stage]}")
-    if cause.ledger in _LEDGERS:
-        facts.append(f"- Ledger: {_LEDGERS[cause.ledger]}")
+        facts.append(f"- Stage: {int(cause.stage)} {cause.stage.label}")
+    if cause.ledger is not None:
+        facts.append(f"- Ledger: {cause.ledger}")
     facts.append(f"- Rule holds for vLLM: {cause.versions}")
-    if not cause.implemented:
-        facts.append("- This version of kvtrace does not look for it yet: it is neither found nor ruled out.")
     sections = [
         f"# {cause.id}",
         cause.meaning,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from kvtrace.causes.catalogue import CATALOGUE, STAGES, Cause
+from kvtrace.causes.cause import Cause
+from kvtrace.causes.registry import CATALOGUE
 
-_HEAD = "<!-- made by python -m kvtrace.render.pages; edit kvtrace/causes/catalogue.py instead -->\n"
+_HEAD = "<!-- made by python -m kvtrace.render.pages; edit the file in kvtrace/causes/rules instead -->\n"
 _SEVERITY = {
     "fault": "something to mend: configuration, connector or vLLM",
     "limit": "works as built; the remedy says what to change if that is not wanted",
@@ -18,23 +19,22 @@ _SEVERITY = {
 def page(cause: Cause) -> str:
     """The page of one cause."""
     stage = (
-        "none (no token is lost by it)" if cause.stage is None else f"{cause.stage} ({STAGES[cause.stage]})"
+        "none (no token is lost by it)"
+        if cause.stage is None
+        else f"{int(cause.stage)} ({cause.stage.label})"
     )
-    books = {"saves": "the ledger of saves", "loads": "the ledger of loads", "note": "none"}[cause.ledger]
-    status = "No rule looks for it yet: it is never found."
-    if cause.implemented:
-        status = "A rule looks for it. " + (
-            "Seen on a real vLLM: a scenario gives it as first finding, and a healthy twin does not."
-            if cause.live
-            else "Not yet seen live: the rule is tested on synthetic traces."
-        )
+    status = "A rule looks for it. " + (
+        "Seen on a real vLLM: a scenario gives it as first finding, and a healthy twin does not."
+        if cause.live
+        else "Not yet seen live: the rule is tested on synthetic traces."
+    )
     return (
         f"{_HEAD}# {cause.id}\n\n"
         f"{cause.meaning}\n\n"
         f"| | |\n|---|---|\n"
         f"| Severity | {cause.severity}: {_SEVERITY[cause.severity]} |\n"
         f"| Stage | {stage} |\n"
-        f"| Books | {books} |\n"
+        f"| Ledger | {cause.ledger or 'none'} |\n"
         f"| vLLM | {cause.versions} |\n"
         f"| Rule | {status} |\n\n"
         f"## How it shows\n\n{cause.seen_as}\n\n"
@@ -45,8 +45,8 @@ def page(cause: Cause) -> str:
 def index() -> str:
     lines = [_HEAD + "# Causes\n", "| stage | cause | severity | rule |", "|---|---|---|---|"]
     for cause in CATALOGUE.values():
-        stage = "" if cause.stage is None else str(cause.stage)
-        rule = ("seen live" if cause.live else "not yet seen live") if cause.implemented else "none yet"
+        stage = "" if cause.stage is None else str(int(cause.stage))
+        rule = "seen live" if cause.live else "not yet seen live"
         lines.append(f"| {stage} | [{cause.id}]({cause.id}.md) | {cause.severity} | {rule} |")
     return "\n".join(lines) + "\n"
 

@@ -11,8 +11,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from kvtrace.causes.catalogue import STAGES
 from kvtrace.ledger.model import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED
+from kvtrace.ledger.stage import Stage
 from kvtrace.render.content import account_label
 from kvtrace.render.wording import clean, pad, wrap
 from kvtrace.story.listing import Listing
@@ -397,7 +397,7 @@ def _range_row(story: Story, part: Range) -> tuple[str, str, str, str]:
     where = count(part.start) if last == part.start else f"{count(part.start)} to {count(last)}"
     account = account_label(part.account)
     if part.stage is not None:
-        account += f" (stage {part.stage} {STAGES[part.stage]})"
+        account += f" (stage {part.stage} {Stage(part.stage).label})"
     if part.account == PENDING:
         account += " (in flight when the trace ends)"
     elif part.account == NOT_OBSERVED:

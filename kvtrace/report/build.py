@@ -59,7 +59,13 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "instrumentation": _instrumentation(run, notes),
         "coverage": _coverage(run, notes),
         "stages": [
-            {"stage": row.stage, "name": row.name, "in": int(row.into), "out": int(row.out), "note": row.note}
+            {
+                "stage": int(row.stage),
+                "name": row.stage.label,
+                "in": row.into,
+                "out": row.out,
+                "note": row.note,
+            }
             for row in diagnosis.stages
         ],
         "ledger": {"saves": _book(diagnosis.saves), "loads": _book(diagnosis.loads)},
@@ -290,7 +296,7 @@ def _finding(one: cause_model.Finding) -> model.Finding:
     return {
         "id": one.id,
         "severity": cast("Any", one.severity),
-        "stage": one.stage,
+        "stage": None if one.stage is None else int(one.stage),
         "tokens": _number(one.tokens),
         "share": min(1.0, _number(one.share, 6)),
         "requests": int(one.requests),

@@ -12,9 +12,9 @@ from typing import Any
 import pandas as pd
 
 from kvtrace import causes, ledger
-from kvtrace.causes.case import Booked, Case, make_case
-from kvtrace.causes.catalogue import CATALOGUE
-from kvtrace.causes.diagnose import book_pieces
+from kvtrace.causes.assign import assign_pieces
+from kvtrace.causes.case import Assigned, Case, make_case
+from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.tables import rows
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.model import NOT_SAVED, PIECE_COLUMNS, Engine, Run, Span
@@ -182,10 +182,10 @@ def _named(case: Case, own: int, span: Span) -> list[tuple[int, int, str]]:
             span.live,
         )
         alone = pd.DataFrame([piece], columns=list(PIECE_COLUMNS))
-        one = replace(case, run=replace(case.run, pieces=alone), booked=defaultdict(Booked))
-        book_pieces(one)
-        for cause, booked in one.booked.items():
-            found.extend((low, high, NOT_SAVED + cause) for _, low, high in booked.samples)
+        one = replace(case, run=replace(case.run, pieces=alone), assigned=defaultdict(Assigned))
+        assign_pieces(one)
+        for cause, assigned in one.assigned.items():
+            found.extend((low, high, NOT_SAVED + cause) for _, low, high in assigned.samples)
     return found
 
 

@@ -8,8 +8,9 @@ import pytest
 from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim
 
 from kvtrace.causes import Diagnosis, diagnose
-from kvtrace.causes.catalogue import CATALOGUE, LOADS
+from kvtrace.causes.cause import LOADS
 from kvtrace.causes.model import Finding
+from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import read_run
 from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role, pack_head
 

@@ -10,7 +10,7 @@ import pytest
 from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, run_json
 
 from kvtrace.causes import Diagnosis, diagnose
-from kvtrace.causes.catalogue import CATALOGUE
+from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import read_run
 from kvtrace.trace.format import Fact, Flag
 

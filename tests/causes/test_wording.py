@@ -15,15 +15,6 @@ def said(diagnosis: Diagnosis, ident: str) -> str:
     return " | ".join([finding.title, *finding.evidence, *finding.remedy])
 
 
-def test_other_causes_name_only_what_nothing_was_said_of(tmp_path: Path) -> None:
-    sim = Sim(tmp_path, ints={"unit": 32})
-    sim.serve(prompts([64]), Rounding(32).policy())
-    diagnosis = analyse(sim)
-    other = " ".join(item.why for item in diagnosis.not_observed if item.id == "other-causes")
-    mentioned = {f.id for f in diagnosis.findings} | set(ruled_out(diagnosis))
-    assert not [ident for ident in mentioned if ident in other.replace(",", " ").split()]
-
-
 def test_a_lookup_that_rounds_further_down_than_the_store(tmp_path: Path) -> None:
     def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
         return [Entry(prompt.id, 0, prompt.length)] if prompt.length == 20 else []

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from synth import Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.causes import diagnose
-from kvtrace.causes.catalogue import CATALOGUE, LOADS
+from kvtrace.causes.cause import LOADS
+from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import Run, RunError, read_run
 from kvtrace.ledger.intervals import covers, length, subtract, union
 from kvtrace.trace.format import RECORD_SIZE, Fact, Flag

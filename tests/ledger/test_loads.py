@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from synth import Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.causes import diagnose
-from kvtrace.causes.catalogue import CATALOGUE, LOADS
+from kvtrace.causes.cause import LOADS
+from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import Run, read_run
 from kvtrace.trace.format import HOOK_CODE, Flag, Kind, Role, pack_head
 

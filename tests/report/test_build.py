@@ -13,6 +13,7 @@ import pytest
 from kvtrace.causes import model as causes
 from kvtrace.ledger import model as ledger
 from kvtrace.ledger.run_file import RunFile
+from kvtrace.ledger.stage import Stage
 from kvtrace.report.build import assemble
 from kvtrace.report.model import MAX_COVERAGE_ROWS, MAX_REQUEST_ROWS
 from kvtrace.report.read import check_report
@@ -113,7 +114,7 @@ def diagnosis(requests: int = 1) -> causes.Diagnosis:
         (*ledger.REQUEST_COLUMNS, "verdict", "saved_tokens", "not_saved_tokens"),
         *map(request, range(requests)),
     )
-    stages = [causes.StageRow(0, "wiring", 100, 100, "")]
+    stages = [causes.StageRow(Stage.WIRING, 100, 100, "")]
     books = book(832, saved=800, **{"not-saved:decode-not-offered": 32})
     return causes.Diagnosis("All was saved.", [found], [], [], books, book(0), stages, rows)
 

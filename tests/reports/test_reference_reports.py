@@ -258,7 +258,7 @@ def test_every_method_and_hook_of_the_thread_has_a_row(name: str) -> None:
 
 def test_the_rows_name_what_is_there() -> None:
     from kvtrace.agent.targets import TARGETS
-    from kvtrace.causes.catalogue import CATALOGUE
+    from kvtrace.causes.registry import CATALOGUE
     from kvtrace.trace.format import HOOKS
 
     targets = {target.id for target in TARGETS}

@@ -1,0 +1,1 @@
+"""One file a cause: catalogue entry, rule and claims. See :mod:`kvtrace.causes.registry`."""

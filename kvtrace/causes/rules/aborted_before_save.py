@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.left_early import ABORTED, only_this_one
-from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.cause import LIMIT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.prompts import ABORTED, nothing_else_explains
+from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import capital, count, of_all, plural
 
-ID = "aborted-before-save"
+CAUSE = Cause(
+    id="aborted-before-save",
+    stage=Stage.SCHEDULE,
+    severity=LIMIT,
+    ledger=SAVES,
+    meaning="The request was aborted before what it had computed was offered for saving.",
+    seen_as=(
+        "A finish with status FINISHED_ABORTED, no store entry for the positions, and requests of the "
+        "same run that were not aborted and were offered in full."
+    ),
+    remedy="Look at the client's timeouts; or offer each chunk as it is computed.",
+)
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     request = case.requests[piece.request]
     if request.status != ABORTED:
         return []
-    return left if only_this_one(case, request) else []
+    return left if nothing_else_explains(case, request) else []
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
-    rows = [case.requests[row] for row in case.booked[ID].requests] if ID in case.booked else []
+CLAIMS: dict[Turn, Claim] = {Turn.REQUEST: claim}
+
+
+def rule(case: Case) -> Results:
+    rows = case.affected(CAUSE)
     aborted = [r for r in case.requests if r.status == ABORTED]
     if not rows:
         if aborted:
-            yield RuledOut(ID, f"{plural(len(aborted), 'request')} aborted, none with tokens that were due")
+            yield CAUSE.ruled_out(
+                f"{plural(len(aborted), 'request')} aborted, none with tokens that were due"
+            )
         elif case.requests:
-            yield RuledOut(ID, f"no abort of {plural(len(case.requests), 'request')}")
+            yield CAUSE.ruled_out(f"no abort of {plural(len(case.requests), 'request')}")
         return
     in_prefill = sum(r.computed < r.prompt for r in rows)
     yield case.finding(
-        ID,
+        CAUSE,
         f"{capital(of_all(len(rows), len(aborted), 'aborted request'))} had computed tokens that were not "
         "offered "
         "yet.",

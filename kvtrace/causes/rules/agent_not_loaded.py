@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, NotObserved, RuledOut
+from kvtrace.causes.cause import FAULT, Cause
+from kvtrace.causes.model import Results
 from kvtrace.ledger.run_file import ListedProcess
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, listed
 
-ID = "agent-not-loaded"
+CAUSE = Cause(
+    id="agent-not-loaded",
+    stage=Stage.WIRING,
+    severity=FAULT,
+    ledger=None,
+    meaning="A vLLM process of this run never loaded the agent: what happened in it is not in this report.",
+    seen_as="A vLLM engine or worker process in the process tree, and no spool with its pid.",
+    remedy=(
+        "Start the whole command under 'kvtrace run'; if its environment is rebuilt on the way (ssh, "
+        "sudo, containers), pass KVTRACE_CONFIG, PYTHONPATH and VLLM_PLUGINS on, and install kvtrace "
+        "there."
+    ),
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+def rule(case: Case) -> Results:
     traced_pids = {process.pid for process in case.run.processes if process.agent}
     forks = _forks_before_exec(case.run.run.processes, traced_pids)
     seen = [process for process in case.run.processes if process.vllm and process.pid not in forks]
@@ -29,7 +43,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         lost = len(dark) or sum(ranks - len(engine.workers) for engine, ranks in short)
         what = listed(process.name for process in dark) if dark else "workers"
         yield case.finding(
-            ID,
+            CAUSE,
             f"{count(lost)} vLLM processes of this run never loaded the agent: {what}."
             if lost != 1
             else f"One vLLM process of this run never loaded the agent: {what}.",
@@ -39,12 +53,14 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         return
     other = [process for process in seen if not process.agent]
     if other:
-        yield NotObserved(
-            ID, f"without a spool, and not needed for the books: {listed(p.name for p in other)}"
+        yield CAUSE.not_observed(
+            f"without a spool, and not needed for the books: {listed(p.name for p in other)}"
         )
     if case.run.run.processes:
         traced = sum(process.agent for process in seen)
-        yield RuledOut(ID, f"{traced} of {len(seen)} vLLM processes wrote a spool, every engine and worker")
+        yield CAUSE.ruled_out(
+            f"{traced} of {len(seen)} vLLM processes wrote a spool, every engine and worker"
+        )
 
 
 def _forks_before_exec(processes: Sequence[ListedProcess], traced: set[int]) -> set[int]:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kvtrace.causes.case import Case, Piece, Request, stored_before
-from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.case import Case, Piece, stored_before
+from kvtrace.causes.cause import LIMIT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.prompts import held
+from kvtrace.causes.model import Results
 from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import plural
 
-ID = "already-stored"
-
-
-def held(case: Case, request: Request) -> int:
-    """Leading positions that the connector holds: by an earlier store of the same tokens, by its
-    own answer at the lookup, or by where its store of this request begins."""
-    answered = request.local + request.offered if request.offered > 0 else 0
-    begins = min((e.start for e in request.entries if e.slots > 0), default=0)
-    return max(stored_before(case, request), answered, begins)
+CAUSE = Cause(
+    id="already-stored",
+    stage=Stage.SCHEDULE,
+    severity=LIMIT,
+    ledger=SAVES,
+    meaning="The connector holds these tokens already, so it does not store them again.",
+    seen_as="No store entry, and an earlier store of the same tokens in this trace, or a hit at the lookup.",
+    remedy=(
+        "Nothing to mend. Let such prompts load (kv_role kv_both, no prompt_logprobs) if they should not "
+        "be computed again."
+    ),
+)
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
@@ -34,19 +39,21 @@ def claim_unread(case: Case, piece: Piece, left: list[Interval]) -> list[Interva
     return [(start, min(end, end_held)) for start, end in left if start < end_held]
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
-    booked = case.booked.get(ID)
-    if booked is None:
+CLAIMS: dict[Turn, Claim] = {Turn.POSITION: claim, Turn.UNREAD: claim_unread}
+
+
+def rule(case: Case) -> Results:
+    assigned = case.assigned.get(CAUSE.id)
+    if assigned is None:
         looked = [r for r in case.requests if r.offered >= 0]
         if looked:
             hits = sum(r.offered > 0 for r in looked)
-            yield RuledOut(
-                ID,
+            yield CAUSE.ruled_out(
                 f"{plural(hits, 'hit')} in {plural(len(looked), 'lookup')}, and no prompt that an earlier "
                 "store of this run covers was left out",
             )
         return
-    rows = [case.requests[row] for row in booked.requests]
+    rows = [case.requests[row] for row in assigned.requests]
     here = sum(stored_before(case, r) > 0 for r in rows)
     hits = sum(r.offered > 0 for r in rows)
     skipped = len(rows) - sum(stored_before(case, r) > 0 or r.offered > 0 for r in rows)
@@ -59,15 +66,15 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
     if skipped:
         parts.append(f"the store begins after them ({plural(skipped, 'request')})")
-    whole = [r for r in rows if not r.external and booked.requests[r.row] and not r.entries]
+    whole = [r for r in rows if not r.external and assigned.requests[r.row] and not r.entries]
     title = "The connector holds these tokens already and does not store them again"
     if not whole:
         title += ": what a hit leaves to compute"
     yield case.finding(
-        ID,
+        CAUSE,
         f"{title} ({plural(len(rows), 'request')}).",
         evidence=["; ".join(parts)],
-        events=case.events(ID, "computed again, no store: held by the connector"),
+        events=case.events(CAUSE, "computed again, no store: held by the connector"),
         headline=f"{plural(len(whole), 'prompt')} that the connector holds already "
         f"{'was' if len(whole) == 1 else 'were'} computed again"
         if whole

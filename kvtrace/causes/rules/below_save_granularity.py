@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator
 
 from kvtrace.causes.case import Case, Piece, Request
-from kvtrace.causes.model import FAULT, LIMIT, Event, Finding, RuledOut
-from kvtrace.causes.unit import Unit
+from kvtrace.causes.cause import FAULT, LIMIT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.unit import Unit
+from kvtrace.causes.model import Event, Finding, Results
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, listed, of_all, percent, plural
 
-ID = "below-save-granularity"
+CAUSE = Cause(
+    id="below-save-granularity",
+    stage=Stage.SCHEDULE,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning=(
+        "The tokens do not fill the connector's unit (a block, a chunk, max_num_batched_tokens): they are "
+        "rounded down to nothing (a fault where whole prompts go), or a prompt's tail is cut off (a "
+        "limit)."
+    ),
+    seen_as="Tokens stored = floor(prompt / unit) x unit over all requests, with a unit that has a name.",
+    remedy="Make the unit smaller than the prompts, or change the connector's rounding.",
+)
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
@@ -33,10 +47,13 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return [(max(start, aligned), end) for start, end in left if end > aligned]
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
-    booked = case.booked.get(ID)
+CLAIMS: dict[Turn, Claim] = {Turn.POSITION: claim}
+
+
+def rule(case: Case) -> Results:
+    assigned = case.assigned.get(CAUSE.id)
     for tag, unit in case.units.items():
-        if booked and booked.amounts.get(tag) and unit:
+        if assigned and assigned.amounts.get(tag) and unit:
             yield _finding(case, tag, unit)
             return
     known = [(tag, unit) for tag, unit in case.units.items() if unit]
@@ -45,15 +62,15 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         stored = sum(bool(request.stored_end) for request in case.of_engine(tag))
         also = f", and of {listed(map(str, unit.also))} (the block size) just as well" if unit.also else ""
         verb = "fills" if stored == 1 else "fill"
-        yield RuledOut(
-            ID, f"units of {unit.value} tokens ({unit.where}){also}; {plural(stored, 'prompt')} {verb} them"
+        yield CAUSE.ruled_out(
+            f"units of {unit.value} tokens ({unit.where}){also}; {plural(stored, 'prompt')} {verb} them",
         )
 
 
 def _finding(case: Case, tag: int, unit: Unit) -> Finding:
     """One finding for the run, told from its first engine that lost tokens so."""
     engine = case.engines[tag]
-    lost = case.booked[ID].requests
+    lost = case.assigned[CAUSE.id].requests
     # What was reused or loaded whole asks nothing of the unit.
     prompts = [r for r in case.of_engine(tag) if r.row in lost or r.stored_end]
     whole = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) == 0]
@@ -79,7 +96,7 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
         f"every store is {unit.rounding} tokens, cut to what its chunk held",
     ]
     return case.finding(
-        ID,
+        CAUSE,
         title,
         severity=FAULT if whole else LIMIT,
         evidence=evidence,

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding
-from kvtrace.causes.steps import modes
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.evidence.steps import modes
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count
 
-ID = "captured-not-run"
+CAUSE = Cause(
+    id="captured-not-run",
+    stage=Stage.FORWARD,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="The layer's Python body ran only while graphs were captured or warmed up, and never again.",
+    seen_as=(
+        "Graph modes in real steps, bodies or save hooks of the layer outside of all steps, none inside one."
+    ),
+    remedy="Set cudagraph_mode to PIECEWISE, or enforce_eager to see the difference.",
+    live=False,
+    save_ends=(SaveEnd.ONLY_CAPTURED,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding]:
-    if ID in case.booked:
+def rule(case: Case) -> Results:
+    if case.affected(CAUSE):
         seen = modes(case.run.workers())
         graphs = sum(n for mode, n in seen.items() if mode > 0)
         yield case.finding(
-            ID,
+            CAUSE,
             "Attention ran its Python body while graphs were captured or warmed up, and in no real step: "
             "the hooks "
             "are not replayed.",
@@ -27,7 +40,7 @@ def rule(case: Case) -> Iterator[Finding]:
                 "are known from outside of the steps alone"
             ],
             events=case.events(
-                ID, "a store entry, and the body of this layer only ever ran outside of steps"
+                CAUSE, "a store entry, and the body of this layer only ever ran outside of steps"
             ),
             headline="hooks ran only while graphs were captured",
         )

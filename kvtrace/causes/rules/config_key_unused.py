@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import FAULT, NOTE, Finding, NotObserved, RuledOut
+from kvtrace.causes.cause import FAULT, NOTE, Cause
+from kvtrace.causes.model import Results
 from kvtrace.ledger.model import SAVED, ConfigKeys, Engine
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import listed, plural
 
-ID = "config-key-unused"
+CAUSE = Cause(
+    id="config-key-unused",
+    stage=Stage.WIRING,
+    severity=FAULT,
+    ledger=None,
+    meaning=(
+        "Extra configuration keys that the connector never read: misspelt, or of another version. A fault "
+        "where nothing was saved, else a note."
+    ),
+    seen_as=(
+        "Keys given in kv_connector_extra_config less keys read, in the scheduler and in the workers "
+        "together. A connector that reads none of its keys where that can be seen is not judged."
+    ),
+    remedy="Compare the keys with the connector's documentation.",
+    about_calls=False,
+)
 
 
 def _keys(case: Case, engine: Engine) -> list[ConfigKeys]:
@@ -22,7 +38,7 @@ def _keys(case: Case, engine: Engine) -> list[ConfigKeys]:
     return [keys for keys in mine if not wanted or set(keys.given) <= wanted]
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+def rule(case: Case) -> Results:
     unused: dict[str, str] = {}  # key -> the nearest one that was asked for
     given: set[str] = set()
     dark = 0
@@ -53,7 +69,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         hints = [f'"{key}": did you mean "{near}"?' for key, near in unused.items() if near]
         names = listed(f'"{key}"' for key in unused)
         yield case.finding(
-            ID,
+            CAUSE,
             f"The connector never read {names} of kv_connector_extra_config in this run.",
             severity=NOTE if saved or not case.requests else FAULT,
             evidence=[
@@ -67,10 +83,10 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         )  # fmt: skip
     elif given:
         all_of = f"all {plural(len(given), 'key')}" if len(given) > 1 else "the only key"
-        yield RuledOut(
-            ID, f"{all_of} of kv_connector_extra_config {'were' if len(given) > 1 else 'was'} read"
+        yield CAUSE.ruled_out(
+            f"{all_of} of kv_connector_extra_config {'were' if len(given) > 1 else 'was'} read"
         )
     elif dark:
-        yield NotObserved(
-            ID, "the connector reads its configuration on a way that is not watched, or not at all"
+        yield CAUSE.not_observed(
+            "the connector reads its configuration on a way that is not watched, or not at all"
         )

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.model import Finding
-from kvtrace.causes.said import log_line, of_engine
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.logs import log_line, of_engine
+from kvtrace.causes.model import Results
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, plural
 
-ID = "connector-disabled-itself"
+CAUSE = Cause(
+    id="connector-disabled-itself",
+    stage=Stage.WIRING,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="The connector switched itself off (missing option, prefix caching off, unhealthy backend).",
+    seen_as=(
+        "No store entry and no lookup hit in the whole run, and a warning of the connector's own that "
+        "says so; or a built-in connector known to do nothing under this configuration "
+        "(SimpleCPUOffloadConnector without prefix caching)."
+    ),
+    remedy="Mend what its log line names.",
+    about_calls=False,
+)
 
 _OFF = re.compile(
     r"\b(disabl\w*|inactive|deactivat\w*|(turn|switch)(ed|ing) (itself )?off|not (be "
@@ -50,14 +65,17 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if reasons(case, case.engines[piece.engine]) else []
 
 
-def rule(case: Case) -> Iterator[Finding]:
+CLAIMS: dict[Turn, Claim] = {Turn.ENGINE: claim}
+
+
+def rule(case: Case) -> Results:
     for engine in case.run.engines:
         said = reasons(case, engine)
-        if not said or not case.tokens(ID):
+        if not said or not case.tokens(CAUSE):
             continue
         name = engine.connector.cls if engine.connector else "The connector"
         yield case.finding(
-            ID,
+            CAUSE,
             f"{name} switched itself off: it put no store into the metadata of "
             f"{plural(engine.steps, 'step')}.",
             evidence=[
@@ -65,7 +83,7 @@ def rule(case: Case) -> Iterator[Finding]:
                 f"0 store entries and 0 lookup hits for {plural(engine.requests, 'request')} in "
                 f"{count(engine.steps)} steps",
             ],
-            events=case.events(ID),
+            events=case.events(CAUSE),
             headline=f"{name} switched itself off",
         )
         return

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.model import Results
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Connector, Engine
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, listed
 
-ID = "connector-failed-to-start"
+CAUSE = Cause(
+    id="connector-failed-to-start",
+    stage=Stage.WIRING,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning=(
+        "Creating the connector raised, or it refused the KV caches; the engine may have died of it under "
+        'another name ("Engine core initialization failed").'
+    ),
+    seen_as="An exception at the connector's factory, its constructor or register_kv_caches.",
+    remedy=(
+        "Mend what the exception says: a missing package, a constructor without kv_cache_config (three "
+        "arguments from vLLM 0.21 on), an allocator or model that the connector does not support."
+    ),
+)
 _START_HOOKS = ("register_kv_caches", "register_cross_layers_kv_cache")
 
 
@@ -29,7 +44,10 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if dead or (not piece.live and any(c.role == "worker" for c in failed)) else []
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+CLAIMS: dict[Turn, Claim] = {Turn.ENGINE: claim}
+
+
+def rule(case: Case) -> Results:
     failed = [c for c in case.run.connectors if not c.ok]
     refused = [e for e in case.run.exceptions if e.hook in _START_HOOKS]
     if failed or refused:
@@ -47,7 +65,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         kind = failed[0].error_type if failed else refused[0].type
         places = len({*(c.pid for c in failed), *(e.pid for e in refused)})
         yield case.finding(
-            ID,
+            CAUSE,
             f"{name} did not start in {places} process{'es' if places > 1 else ''}: {kind}.",
             evidence=evidence,
             headline=f"{name} did not start ({kind})",
@@ -55,6 +73,6 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         return
     made = [c for c in case.run.connectors if c.parent is None]
     if made:
-        yield RuledOut(
-            ID, f"{listed(c.cls for c in made)} was made {count(len(made))} times without an error"
+        yield CAUSE.ruled_out(
+            f"{listed(c.cls for c in made)} was made {count(len(made))} times without an error"
         )

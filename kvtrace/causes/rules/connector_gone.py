@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding
-from kvtrace.causes.steps import skipped
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.evidence.steps import skipped
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count
 
-ID = "connector-gone"
+CAUSE = Cause(
+    id="connector-gone",
+    stage=Stage.HOOK,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="At the op the worker had no connector any more, though one was created (disabled, shut down).",
+    seen_as="has_kv_transfer_group() is false at the op.",
+    remedy="Look for a shutdown or an out-of-tree runner that disables the connector.",
+    save_ends=(SaveEnd.CONNECTOR_GONE,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding]:
-    if ID in case.booked:
+def rule(case: Case) -> Results:
+    if case.affected(CAUSE):
         calls = skipped(case.run, "NO_CONNECTOR")
         yield case.finding(
-            ID,
+            CAUSE,
             "A worker had no connector any more when its attention ran, though one had been created.",
             evidence=[f"{count(calls)} attention calls of real steps found no connector in the process"],
-            events=case.events(ID, "a store entry, and no connector at the op"),
+            events=case.events(CAUSE, "a store entry, and no connector at the op"),
             headline="the connector was gone when attention ran",
         )

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.model import Finding, NotObserved, RuledOut
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import listed
 
-ID = "connector-not-created"
+CAUSE = Cause(
+    id="connector-not-created",
+    stage=Stage.WIRING,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="A connector is configured, but it was not created in the scheduler or in one of the workers.",
+    seen_as="The connectors that are live in each process, against the configuration.",
+    remedy=(
+        "Look at the worker class and the start-up log of the process named here: an out-of-tree worker "
+        "must call ensure_kv_transfer_initialized() before its KV cache is made."
+    ),
+    save_ends=(SaveEnd.NO_CONNECTOR,),
+)
 
 
 def scheduler_without(engine: Engine) -> bool:
@@ -24,7 +38,10 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if scheduler_without(engine) or not piece.live else []
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+CLAIMS: dict[Turn, Claim] = {Turn.ENGINE: claim}
+
+
+def rule(case: Case) -> Results:
     engines = [engine for engine in case.run.engines if engine.configured]
     if not engines:
         return
@@ -43,23 +60,25 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         if classes:
             evidence.append(f"worker class there: {listed(classes)}")
         yield case.finding(
-            ID,
+            CAUSE,
             f"{configured} is configured, but was not created in {listed(names)}.",
             evidence=evidence,
-            events=case.events(ID),
+            events=case.events(CAUSE),
             headline=f"the connector was not created in {listed(names)}",
         )
         return
     if not workers:
-        yield NotObserved(ID, "no worker was seen, so it is unknown whether a connector is live there")
+        yield CAUSE.not_observed("no worker was seen, so it is unknown whether a connector is live there")
         return
     if len(live) < len(workers):
-        yield NotObserved(ID, f"only {len(live)} of {len(workers)} workers say whether a connector is live")
+        yield CAUSE.not_observed(
+            f"only {len(live)} of {len(workers)} workers say whether a connector is live"
+        )
         return
     files = [engine.connector.file for engine in engines if engine.connector and engine.connector.file]
     made = "the scheduler" if len(engines) == 1 else f"{len(engines)} schedulers"
     source = f", from {listed(_short(file) for file in files)}" if files else ""
-    yield RuledOut(ID, f"created in {made} and in {len(live)}/{len(workers)} workers{source}")
+    yield CAUSE.ruled_out(f"created in {made} and in {len(live)}/{len(workers)} workers{source}")
 
 
 def _short(file: str) -> str:

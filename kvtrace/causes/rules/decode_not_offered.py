@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.cause import LIMIT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.model import Results
 from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, plural
 
-ID = "decode-not-offered"
+CAUSE = Cause(
+    id="decode-not-offered",
+    stage=Stage.SCHEDULE,
+    severity=LIMIT,
+    ledger=SAVES,
+    meaning="Tokens made in decode are not offered for saving by this connector.",
+    seen_as="No store entry in this run reaches past a prompt.",
+    remedy="By design in most connectors; some have an option for it (LMCache: save_decode_cache).",
+)
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
@@ -18,21 +27,24 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
-    booked = case.booked.get(ID)
-    if booked is None:
+CLAIMS: dict[Turn, Claim] = {Turn.POSITION: claim}
+
+
+def rule(case: Case) -> Results:
+    assigned = case.assigned.get(CAUSE.id)
+    if assigned is None:
         offered = sum(engine.decode_entries for engine in case.run.engines)
         if offered:
-            yield RuledOut(ID, f"{plural(offered, 'store')} of this run reach past a prompt")
+            yield CAUSE.ruled_out(f"{plural(offered, 'store')} of this run reach past a prompt")
         return
     stores = sum(engine.store_entries for engine in case.run.engines)
     yield case.finding(
-        ID,
+        CAUSE,
         "This connector never offers tokens made in decode.",
         evidence=[
-            f"{count(case.tokens(ID))} tokens were made in decode; 0 of {count(stores)} store entries "
+            f"{count(case.tokens(CAUSE))} tokens were made in decode; 0 of {count(stores)} store entries "
             "reach past a prompt"
         ],
-        events=case.events(ID, "decode tokens after the prompt, in no metadata"),
+        events=case.events(CAUSE, "decode tokens after the prompt, in no metadata"),
         headline="tokens made in decode are never offered",
     )

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, NotObserved, RuledOut
-from kvtrace.causes.steps import bodies, product
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.evidence.steps import bodies, product
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
+from kvtrace.versions import NEWEST, since
 from kvtrace.words import count, plural
 
-ID = "direct-call-bypass"
+CAUSE = Cause(
+    id="direct-call-bypass",
+    stage=Stage.FORWARD,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="The layer calls its backend directly and not through the hooked op.",
+    seen_as="use_direct_call is true for the layer, and its op never ran in a real step.",
+    remedy=(
+        "Upgrade: from vLLM 0.15.0 Attention calls the hooked function also directly (MLA does not yet). "
+        "On CUDA and CPU use_direct_call is false."
+    ),
+    versions=f"{since('0.8.5', '0.14.1')} (MLA: .. {NEWEST})",
+    live=False,
+    save_ends=(SaveEnd.DIRECT_CALL,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+def rule(case: Case) -> Results:
     run = case.run
     flags = [value for worker in run.workers() for value in worker.facts.direct_call.values()]
     ran = bodies(run)
-    if ID in case.booked:
+    if case.affected(CAUSE):
         yield case.finding(
-            ID,
+            CAUSE,
             f"{plural(sum(flags), 'layer')} call their backend directly: their hooked op never ran.",
             evidence=[
                 f"use_direct_call is True on {sum(flags)} of {len(flags)} layers and ranks; op body ran in "
                 f"{count(ran.ran)}/{count(ran.eligible)} layer-steps"
             ],
-            events=case.events(ID, "a store entry, and no op body in this layer"),
+            events=case.events(CAUSE, "a store entry, and no op body in this layer"),
             headline="layers call their attention backend directly, past the hooks",
         )
         return
     if not ran.eligible:
-        yield NotObserved(ID, "no real step of a worker was seen")
+        yield CAUSE.not_observed("no real step of a worker was seen")
         return
     said = (
         f"; use_direct_call is False on all {plural(len(flags), 'layer')}" if flags and not any(flags) else ""
@@ -41,10 +57,14 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
             if not ran.direct
             else f"{count(ran.direct)} of them called directly, and hooked"
         )
-        yield RuledOut(
-            ID, f"op body ran in {count(ran.ran)}/{count(ran.eligible)} layer-steps{size}, {stages}{said}"
+        yield CAUSE.ruled_out(
+            f"op body ran in {count(ran.ran)}/{count(ran.eligible)} layer-steps{size}, {stages}{said}",
         )
     elif said:
-        yield RuledOut(ID, f"op body ran in {count(ran.ran)}/{count(ran.eligible)} layer-steps{size}{said}")
+        yield CAUSE.ruled_out(
+            f"op body ran in {count(ran.ran)}/{count(ran.eligible)} layer-steps{size}{said}"
+        )
     else:
-        yield NotObserved(ID, f"op body seen in {count(ran.ran)} of {count(ran.eligible)} layer-steps only")
+        yield CAUSE.not_observed(
+            f"op body seen in {count(ran.ran)} of {count(ran.eligible)} layer-steps only"
+        )

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.model import FAULT, NOTE, Event, Finding, NotObserved, RuledOut
-from kvtrace.causes.said import exception_line, logs_in, place
+from kvtrace.causes.cause import FAULT, NOTE, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.logs import exception_line, logs_in, place
+from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.effects import HARMLESS
+from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import NOT_OBSERVED, Swallowed
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, listed, plural
 
-ID = "exception-swallowed"
+CAUSE = Cause(
+    id="exception-swallowed",
+    stage=Stage.HOOK,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning=(
+        "The connector raised and caught its own exception inside the hook, and went on: every hook "
+        "fires, nothing is stored."
+    ),
+    seen_as=(
+        "Exceptions raised and handled inside the connector's frames in watched calls, where such calls "
+        "read fewer slots than their metadata names (a note where they read all)."
+    ),
+    remedy="Mend the connector at the place named here.",
+    save_ends=(SaveEnd.CAUGHT,),
+)
 _SAVE_HOOKS = ("save_kv_layer", "wait_for_save")
 _SCHEDULE_HOOKS = ("build_connector_meta", "update_state_after_alloc", "request_finished")
 
@@ -30,11 +47,14 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if piece.step in at else []
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+CLAIMS: dict[Turn, Claim] = {Turn.STEP: claim}
+
+
+def rule(case: Case) -> Results:
     facts = [fact for fact in case.run.swallowed if fact.type not in HARMLESS or fact.logged]
     facts.sort(key=lambda fact: (fact.hook not in _SAVE_HOOKS, -fact.count))
     trust = case.run.trust
-    if ID in case.booked:
+    if case.affected(CAUSE):
         mine = [f for f in facts if f.hook in (*_SAVE_HOOKS, *_SCHEDULE_HOOKS)] or facts
         mine = mine or case.run.swallowed
         first = mine[0]
@@ -56,12 +76,12 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
             )
         evidence += logs_in(case, (*_SAVE_HOOKS, *_SCHEDULE_HOOKS))
         yield case.finding(
-            ID,
+            CAUSE,
             f"The connector catches its own {listed(dict.fromkeys(f.type for f in mine))} in {first.hook} "
             "and "
-            f"goes on: {plural(len(case.booked[ID].requests), 'request')} lost tokens by it.",
+            f"goes on: {plural(len(case.affected(CAUSE)), 'request')} lost tokens by it.",
             evidence=evidence,
-            events=_events(mine) or case.events(ID),
+            events=_events(mine) or case.events(CAUSE),
             headline=f"the connector catches its own {first.type} in {first.hook} and goes on",
             remedy=[f"mend the connector at {first.where}, and let {first.hook} raise what it can't mend"],
         )
@@ -71,7 +91,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         loud += _in_threads(case, facts)
         shown = loud or facts
         yield case.finding(
-            ID,
+            CAUSE,
             f"The connector caught {listed(dict.fromkeys(f.type for f in shown))} of its own in "
             f"{listed(dict.fromkeys(place(f.hook) for f in shown))}; "
             + ("what it saved then could not be measured." if loud else "no save is known to be lost by it."),
@@ -84,7 +104,9 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         return
     watched = trust.measured + trust.blind
     if watched:
-        yield RuledOut(ID, f"no exception was raised and caught in {plural(watched, 'watched store call')}")
+        yield CAUSE.ruled_out(
+            f"no exception was raised and caught in {plural(watched, 'watched store call')}"
+        )
 
 
 def _in_threads(case: Case, facts: list[Swallowed]) -> list[Swallowed]:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece, Request, after_empty, stored_before
-from kvtrace.causes.catalogue import CATALOGUE
-from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.stage import Stage
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, of_all, plural
 
-ID = "false-already-stored"
+CAUSE = Cause(
+    id="false-already-stored",
+    stage=Stage.SCHEDULE,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning=(
+        "The connector takes prompts for stored that never were: different prompts share one key (all "
+        "short prompts hash the same empty prefix)."
+    ),
+    seen_as="A prompt left out of the metadata after another, different one was rounded down to nothing.",
+    remedy=(
+        "Do not look up or store a prompt whose rounded length is 0, and use one rounding for both; and "
+        "make the unit smaller: a key of its own would still name no tokens."
+    ),
+)
 
 
 def taken_for_stored(case: Case, request: Request) -> bool:
@@ -32,15 +46,20 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if taken_for_stored(case, case.requests[piece.request]) else []
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
-    booked = case.booked.get(ID)
-    if booked is None:
+CLAIMS: dict[Turn, Claim] = {Turn.POSITION: claim}
+
+
+def rule(case: Case) -> Results:
+    assigned = case.assigned.get(CAUSE.id)
+    if assigned is None:
         if case.empty_before:
-            yield RuledOut(ID, "prompts were offered with 0 slots, and no other one was left out after them")
+            yield CAUSE.ruled_out(
+                "prompts were offered with 0 slots, and no other one was left out after them"
+            )
         elif any(r.entries for r in case.requests):
-            yield RuledOut(ID, "no prompt was offered with 0 slots: nothing was stored under an empty key")
+            yield CAUSE.ruled_out("no prompt was offered with 0 slots: nothing was stored under an empty key")
         return
-    victims = [case.requests[row] for row in booked.requests]
+    victims = [case.requests[row] for row in assigned.requests]
     digests = {r.digest for r in victims if r.digest}
     engine = case.engines[victims[0].engine]
     first = case.empty_before[victims[0].engine]
@@ -83,7 +102,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
             "empty key"
         )
     reason = "rounded down to 0 tokens, they share the key of the empty prefix"
-    remedy = [CATALOGUE[ID].remedy]
+    remedy = [CAUSE.remedy]
     if edge:
         gain = count(sum(max(0, r.prompt - kept) // size * size for r in edge))
         mend = f"round the lookup as the store does: {gain} tokens of {plural(len(edge), 'prompt')}"
@@ -92,7 +111,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     if len(edge) == len(victims):
         reason = "the lookup rounds them down to 0 tokens, the key of the empty prefix; a store would not"
     yield case.finding(
-        ID,
+        CAUSE,
         f"{name} takes {affected} for stored that never {'was' if len(victims) == 1 else 'were'}: {reason}.",
         evidence=evidence,
         remedy=remedy,

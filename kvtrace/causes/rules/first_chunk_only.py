@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece, Request
-from kvtrace.causes.model import Event, Finding, RuledOut
-from kvtrace.causes.rules.already_stored import held
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.prompts import first_chunk_alone, held
+from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, of_all, plural
 
-ID = "first-chunk-only"
-
-
-def only_first(request: Request) -> bool:
-    """Several chunks, and every store entry in the step of the first one."""
-    return (
-        request.chunks >= 2
-        and request.stored_end > 0
-        and all(entry.step <= request.chunk_step for entry in request.entries)
-    )
+CAUSE = Cause(
+    id="first-chunk-only",
+    stage=Stage.SCHEDULE,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="Chunked prefill: the connector offers the first scheduled chunk of a prompt and no later one.",
+    seen_as="Prefill chunks of a request against the store entries in its steps.",
+    remedy=(
+        "Offer later chunks too: in build_connector_meta, scheduled_cached_reqs of prompts still in "
+        "prefill. Until then raise --max-num-batched-tokens above the longest prompt."
+    ),
+)
 
 
 def _left_after_first(case: Case, request: Request) -> bool:
@@ -31,22 +34,27 @@ def _left_after_first(case: Case, request: Request) -> bool:
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     request = case.requests[piece.request]
-    if piece.phase == "decode" or not only_first(request):
+    if piece.phase == "decode" or not first_chunk_alone(request):
         return []
     at = request.stored_end
     return [(max(start, at), end) for start, end in left if end > at]
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
-    booked = case.booked.get(ID)
-    if booked is not None:
-        rows = sorted((case.requests[row] for row in booked.requests), key=lambda r: -booked.requests[r.row])
+CLAIMS: dict[Turn, Claim] = {Turn.REQUEST: claim}
+
+
+def rule(case: Case) -> Results:
+    assigned = case.assigned.get(CAUSE.id)
+    if assigned is not None:
+        rows = sorted(
+            (case.requests[row] for row in assigned.requests), key=lambda r: -assigned.requests[r.row]
+        )
         engine = case.engines[rows[0].engine]
         chunked = [r for r in case.of_engine(engine.tag) if r.chunks >= 2]
         name = engine.connector.cls if engine.connector else "The connector"
         affected = of_all(len(rows), len(chunked), "chunked prompt")
         yield case.finding(
-            ID,
+            CAUSE,
             f"{name} stores the first chunk of a prompt only: {affected} lost all later chunks.",
             evidence=[
                 f"{plural(sum(r.chunks for r in rows), 'prefill chunk')} of {plural(len(rows), 'prompt')}: "
@@ -72,14 +80,13 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     later = [r for r in wanting if any(e.step > r.chunk_step for e in r.entries)]
     if later:
         whose = of_all(len(later), len(wanting), "chunked prompt")
-        yield RuledOut(
-            ID,
+        yield CAUSE.ruled_out(
             f"{whose} with something to store after the first chunk "
             f"{'has' if len(later) == 1 else 'have'} store entries in later chunks",
         )
     elif chunked and not wanting:
-        yield RuledOut(
-            ID, f"{plural(len(chunked), 'chunked prompt')}, with nothing left to store after the first chunk"
+        yield CAUSE.ruled_out(
+            f"{plural(len(chunked), 'chunked prompt')}, with nothing left to store after the first chunk",
         )
     elif case.requests and not chunked:
-        yield RuledOut(ID, f"each of {plural(len(case.requests), 'prompt')} was computed in one chunk")
+        yield CAUSE.ruled_out(f"each of {plural(len(case.requests), 'prompt')} was computed in one chunk")

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.model import Event, Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, listed, plural
 
-ID = "hook-raised"
+CAUSE = Cause(
+    id="hook-raised",
+    stage=Stage.HOOK,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="A connector hook raised.",
+    seen_as="The exception's type, message and place.",
+    remedy="Mend the connector at the place named here.",
+    save_ends=(SaveEnd.RAISED,),
+)
 _AT_START = ("register_kv_caches", "register_cross_layers_kv_cache", "__init__")
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Results:
     run = case.run
     raised = [e for e in run.exceptions if e.hook not in _AT_START]
     steps = int(run.hooks["raised"].sum())
-    if ID in case.booked or raised or steps:
+    if case.affected(CAUSE) or raised or steps:
         n = max(sum(e.count_so_far for e in raised), steps)
         evidence = [
             f"{e.hook}{f' of {e.layer}' if e.layer else ''}: {e.type}: {e.message} (at {e.where}), "
@@ -25,13 +35,13 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         ] or [f"{plural(steps, 'call')} raised; the exceptions were not recorded"]
         hooks = listed(dict.fromkeys(e.hook for e in raised)) or "a hook"
         kinds = listed(dict.fromkeys(e.type for e in raised)) or "an exception"
-        events = case.events(ID, "a store entry, and the hook raised in its step")
+        events = case.events(CAUSE, "a store entry, and the hook raised in its step")
         if not events:
             events = [
                 Event("", e.step, f"{e.hook} raised {e.type}", layer=e.layer or None) for e in raised[:3]
             ]
         yield case.finding(
-            ID,
+            CAUSE,
             f"{hooks} raised {kinds}, {plural(n, 'time')}.",
             evidence=evidence,
             events=events,
@@ -40,4 +50,4 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         return
     total = int(run.timing.loc[run.timing["kind"] == "hook", "count"].sum())
     if total:
-        yield RuledOut(ID, f"0 of {count(total)} hook calls raised")
+        yield CAUSE.ruled_out(f"0 of {count(total)} hook calls raised")

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, NotObserved, RuledOut
-from kvtrace.causes.slow import not_slow, per_step, share, slow_ranks
+from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.evidence.hook_time import not_slow, per_step, share, slow_ranks
+from kvtrace.causes.model import Results
 from kvtrace.ledger.coverage import LAYER_HOOKS, STEP_HOOKS
 from kvtrace.words import percent
 
-ID = "hook-slow"
+CAUSE = Cause(
+    id="hook-slow",
+    stage=None,
+    severity=NOTE,
+    ledger=None,
+    meaning="A hook takes a large share of the step.",
+    seen_as=(
+        "Host time of the hook, by rank: a quarter of execute_model or more, and at least 1 s in the run."
+    ),
+    remedy="Move the work off the step.",
+    timed=True,
+)
 _HOOKS = tuple(hook for hook in (*STEP_HOOKS, *LAYER_HOOKS) if hook != "wait_for_save")
 
 
-def rule(case: Case) -> Iterator[Finding | NotObserved | RuledOut]:
+def rule(case: Case) -> Results:
     slow = [(hook, worker, part) for hook in _HOOKS for worker, part in slow_ranks(case, hook)]
     slow.sort(key=lambda row: -row[2])
     if slow:
         hook, worker, part = slow[0]
         rest = per_step(worker, max(0, worker.exec_ns - worker.hook_ns[hook]))
         yield case.finding(
-            ID,
+            CAUSE,
             f"{hook} takes {percent(part, 1)} of the steps of {worker.process}.",
             evidence=[
                 f"{w.process}: {per_step(w, w.hook_ns[name])} of {per_step(w, w.exec_ns)} a step in {name} "
@@ -40,4 +50,4 @@ def rule(case: Case) -> Iterator[Finding | NotObserved | RuledOut]:
     ]
     if parts:
         most, hook = max(parts)
-        yield not_slow(ID, hook, most)
+        yield not_slow(CAUSE, hook, most)

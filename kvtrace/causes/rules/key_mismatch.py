@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kvtrace.causes import load_side
 from kvtrace.causes.case import Case
-from kvtrace.causes.catalogue import CATALOGUE
-from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.cause import FAULT, LOADS, Cause
+from kvtrace.causes.evidence import loads
+from kvtrace.causes.model import Event, Results
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.load_model import LoadOf
 from kvtrace.ledger.model import MISSED
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, of_all, plural
 
-ID = "key-mismatch"
-_ACCOUNT = MISSED + ID
+CAUSE = Cause(
+    id="key-mismatch",
+    stage=None,
+    severity=FAULT,
+    ledger=LOADS,
+    meaning=(
+        "The tokens were saved, under another key than the lookup computes (alignment, hash seed per "
+        "process, salt, LoRA, multimodal)."
+    ),
+    seen_as=(
+        "A prompt was saved in every layer, at least one token short of the whole; the save was written; "
+        "nothing else was saved since; a request with the same tokens is looked up and told 0."
+    ),
+    remedy=(
+        "Use one function for both keys. Up to vLLM 0.28, or with a hash other than sha256, set "
+        "PYTHONHASHSEED where keys build on vLLM's block hashes."
+    ),
+    load_ends=(LoadEnd.MISSED_SAVED,),
+)
+_ACCOUNT = MISSED + CAUSE.id
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Results:
     again = [row for row in case.run.load_rows if row.saved_before > row.local and row.answer is not None]
-    mine = load_side.with_account(case, _ACCOUNT)
+    mine = loads.with_account(case, _ACCOUNT)
     if not mine:
         hits = [row for row in again if (row.answer or 0) > 0]
         if hits:
             whose = of_all(len(hits), len(again), "prompt")
-            yield RuledOut(ID, f"{whose} that this run had saved before, found again by the lookup")
+            yield CAUSE.ruled_out(f"{whose} that this run had saved before, found again by the lookup")
         return
-    tokens = sum(load_side.tokens_of(case, row, _ACCOUNT) for row in mine)
+    tokens = sum(loads.tokens_of(case, row, _ACCOUNT) for row in mine)
     at_once = [row for row in mine if row.others_between == 0]
     first = (at_once or mine)[0]
     evidence = [
@@ -39,8 +56,8 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         rest = f"in {count(len(mine) - len(at_once))} of {plural(len(mine), 'lookup')}"
         evidence.append(f"{rest} other prompts were saved in between; none of these prompts was ever found")
     names = listed(c.cls for row in mine if (c := case.engines[row.engine].connector))
-    yield load_side.finding(
-        case, ID, _ACCOUNT,
+    yield loads.finding(
+        case, CAUSE, _ACCOUNT,
         f"{names} does not find what it saved: {of_all(len(mine), len(again), 'lookup')} of prompts with the "
         f"same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again).",
         evidence=evidence,
@@ -82,4 +99,4 @@ def _remedy(case: Case, rows: list[LoadOf]) -> list[str]:
     if same is not None and same[1] == 1:
         tokens = count(sum(row.saved_before - row.local for row in rows))
         first = [f"Round the lookup as the store does: it would have found {tokens} tokens of this run."]
-    return [*first, CATALOGUE[ID].remedy]
+    return [*first, CAUSE.remedy]

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, RuledOut
-from kvtrace.causes.steps import calls
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.evidence.steps import calls
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, listed, plural
 
-ID = "layer-not-hooked"
+CAUSE = Cause(
+    id="layer-not-hooked",
+    stage=Stage.FORWARD,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning=(
+        "The layer owns KV, but its forward passes no connector hook (custom attention, indexer, Mamba "
+        "and linear attention, some fused ops)."
+    ),
+    seen_as="KV-owning layers less the layers whose hooks ever fired.",
+    remedy="This model needs a connector that takes the KV in wait_for_save from the registered caches.",
+    save_ends=(SaveEnd.NO_HOOK,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Results:
     run = case.run
     hooks = run.hooks[(run.hooks["hook"] == "save_kv_layer") & (run.hooks["rank"] >= 0)]
     silent: list[str] = []
@@ -29,12 +42,12 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         owning += len(worker.kv_layers)
         if any(fired.values()):
             silent += [layer for layer in worker.kv_layers if not fired.get(layer)]
-    if ID not in case.booked and "metadata-cleared-early" in case.booked:
+    if not case.affected(CAUSE) and "metadata-cleared-early" in case.assigned:
         return  # these layers have their hooks: the metadata was gone when they ran
-    if ID in case.booked or silent:
+    if case.affected(CAUSE) or silent:
         layers = listed(dict.fromkeys(silent)) if silent else "layers without a hook"
         yield case.finding(
-            ID,
+            CAUSE,
             f"{plural(len(set(silent)), 'layer')} with KV {'pass' if len(set(silent)) > 1 else 'passes'} no "
             f"connector hook: {layers}."
             if silent
@@ -42,14 +55,13 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
             evidence=[
                 f"save_kv_layer fired on {count(owning - len(silent))} of {count(owning)} layers and ranks"
             ],
-            events=case.events(ID, "a store entry, and no hook in this layer"),
+            events=case.events(CAUSE, "a store entry, and no hook in this layer"),
             headline="some layers pass no connector hook",
         )
         return
     eligible, fired_all, work, _ = calls(run, "save_kv_layer")
     if eligible and fired_all == eligible:
-        yield RuledOut(
-            ID,
+        yield CAUSE.ruled_out(
             f"save_kv_layer was called in {count(fired_all)}/{count(eligible)} layer-steps, "
             f"{count(work)} of them with work",
         )

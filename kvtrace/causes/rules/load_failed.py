@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kvtrace.causes import load_side
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.cause import FAULT, LOADS, Cause
+from kvtrace.causes.evidence import loads
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.load_model import NOT_LOADED
+from kvtrace.versions import since
 from kvtrace.words import of_all, plural
 
-ID = "load-failed"
+CAUSE = Cause(
+    id="load-failed",
+    stage=None,
+    severity=FAULT,
+    ledger=LOADS,
+    meaning="The connector reported blocks or requests that it could not load, or its load hook raised.",
+    seen_as=(
+        "get_block_ids_with_load_errors, failed transfers, exceptions of start_load_kv and "
+        "wait_for_layer_load. Blocks are counted, at most up to what was accepted."
+    ),
+    remedy=(
+        "Mend what the connector's log names. kv_load_failure_policy says what becomes of the request: "
+        '"recompute" computes the tokens, "fail" ends it (from vLLM 0.13).'
+    ),
+    versions=f"{since('0.11.1')} (reported blocks; raised: all)",
+    load_ends=(LoadEnd.FAILED,),
+)
 _HOOKS = ("start_load_kv", "wait_for_layer_load")
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
-    accepted = load_side.accepted(case)
-    mine = load_side.not_loaded(case, ID)
+def rule(case: Case) -> Results:
+    accepted = loads.accepted(case)
+    mine = loads.not_loaded(case, CAUSE.id)
     if not mine:
         if accepted:
-            loads = plural(len(accepted), "load")
-            yield RuledOut(ID, f"no block was reported as not loaded, and no load hook raised ({loads})")
+            of = plural(len(accepted), "load")
+            yield CAUSE.ruled_out(f"no block was reported as not loaded, and no load hook raised ({of})")
         return
-    tokens = sum(load_side.tokens_of(case, row, NOT_LOADED + ID) for row in mine)
-    evidence = load_side.reasons(mine, ID)
+    tokens = sum(loads.tokens_of(case, row, NOT_LOADED + CAUSE.id) for row in mine)
+    evidence = loads.reasons(mine, CAUSE.id)
     evidence += [
         f"{e.hook}: {e.type}: {e.message} (at {e.where})" for e in case.run.exceptions if e.hook in _HOOKS
     ][:2]
@@ -32,8 +49,8 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         status = case.requests[row.request].status or "no end in the trace"
         after[status] = after.get(status, 0) + 1
     evidence.append("how these requests ended: " + ", ".join(f"{status} {n}" for status, n in after.items()))
-    yield load_side.finding(
-        case, ID, NOT_LOADED + ID,
+    yield loads.finding(
+        case, CAUSE, NOT_LOADED + CAUSE.id,
         f"Loading failed for {plural(tokens, 'token')} of {of_all(len(mine), len(accepted), 'load')}: the "
         "connector said so, or its hook raised.",
         evidence=evidence,

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from statistics import median
 
-from kvtrace.causes import load_side
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Event, Finding
+from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.evidence import loads
+from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.load_model import LoadOf
 from kvtrace.ledger.model import LOADED
 from kvtrace.words import count, plural
 
-ID = "load-late"
+CAUSE = Cause(
+    id="load-late",
+    stage=None,
+    severity=NOTE,
+    ledger=None,
+    meaning="Loading takes longer than computing the tokens would.",
+    seen_as=(
+        "Time from the lookup to the end of start_load_kv (synchronous) or to the report that it is "
+        "finished (asynchronous): in the median 100 ms and five steps of this run or more, and at least "
+        "twice what the tokens cost to compute at this run's pace."
+    ),
+    remedy="Load asynchronously, or answer a lookup with a hit only where loading is faster than computing.",
+    timed=True,
+)
 WORTH_A_WORD_NS = 100_000_000
 """A median wait below this is not worth a word."""
 _STEPS = 5
@@ -21,8 +34,8 @@ _TIMES = 2
 _HOOKS = ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "get_finished")
 
 
-def rule(case: Case) -> Iterator[Finding]:
-    rows = [row for row in load_side.accepted(case) if row.waited_ns >= 0 and row.accounts.get(LOADED)]
+def rule(case: Case) -> Results:
+    rows = [row for row in loads.accepted(case) if row.waited_ns >= 0 and row.accounts.get(LOADED)]
     if not rows:
         return
     middle = median(row.waited_ns for row in rows)
@@ -34,7 +47,7 @@ def rule(case: Case) -> Iterator[Finding]:
     loaded = sum(row.accepted for row in rows)
     slow = sorted(rows, key=lambda row: -row.waited_ns)[:3]
     yield case.finding(
-        ID,
+        CAUSE,
         f"From lookup to KV takes {middle / 1e6:.0f} ms (median of {plural(len(rows), 'load')}): longer than "
         "computing the tokens.",
         requests=len(rows),

@@ -2,36 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kvtrace.causes import load_side
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, NotObserved, RuledOut
+from kvtrace.causes.cause import FAULT, LOADS, Cause
+from kvtrace.causes.evidence import loads
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.load_model import NOT_LOADED
 from kvtrace.words import count, of_all, plural
 
-ID = "load-not-injected"
+CAUSE = Cause(
+    id="load-not-injected",
+    stage=None,
+    severity=FAULT,
+    ledger=LOADS,
+    meaning=(
+        "Accepted, and no layer was written: attention ran over KV that was not there. The answer is "
+        "wrong, without a word."
+    ),
+    seen_as=(
+        "A step with loads in which the watched load hooks wrote 0 slots, and either wrote in other steps "
+        "or logged or swallowed why not; or a worker in which start_load_kv was not called or has no "
+        "connector. Hooks that leave the writing to threads or native code are not judged."
+    ),
+    remedy=(
+        "Look at start_load_kv for early returns: the forward context's attn_metadata is None in a step "
+        "without a forward (only asynchronous loads scheduled) and in a FULL graph of the V2 runner. Load "
+        "into the registered KV caches instead, or report the blocks in get_block_ids_with_load_errors."
+    ),
+    load_ends=(LoadEnd.NOT_WRITTEN,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
-    accepted = load_side.accepted(case)
-    mine = load_side.not_loaded(case, ID)
+def rule(case: Case) -> Results:
+    accepted = loads.accepted(case)
+    mine = loads.not_loaded(case, CAUSE.id)
     if mine:
-        tokens = sum(load_side.tokens_of(case, row, NOT_LOADED + ID) for row in mine)
-        yield load_side.finding(
-            case, ID, NOT_LOADED + ID,
+        tokens = sum(loads.tokens_of(case, row, NOT_LOADED + CAUSE.id) for row in mine)
+        yield loads.finding(
+            case, CAUSE, NOT_LOADED + CAUSE.id,
             f"{plural(tokens, 'token')} accepted from the connector never reached the layers "
             f"({of_all(len(mine), len(accepted), 'load')}): attention ran over KV that was not there.",
-            evidence=load_side.seen(mine, ID),
+            evidence=loads.seen(mine, CAUSE.id),
             headline=f"{plural(tokens, 'accepted token')} never written into the layers",
         )  # fmt: skip
         return
     measured = [row for row in accepted if row.measured]
     if measured:
-        yield RuledOut(
-            ID, f"the load hooks wrote the slots of {of_all(len(measured), len(accepted), 'load')}"
-            f" ({count(sum(row.accepted for row in measured))} tokens, measured in every layer)",
-        )  # fmt: skip
+        yield CAUSE.ruled_out(
+            f"the load hooks wrote the slots of {of_all(len(measured), len(accepted), 'load')}"
+            f" ({count(sum(row.accepted for row in measured))} tokens, measured in every layer)"
+        )
     elif accepted:
-        yield NotObserved(ID, "what the load hooks wrote into the layers was not seen: threads, native code, "
-                          "or not sampled")  # fmt: skip
+        yield CAUSE.not_observed(
+            "what the load hooks wrote into the layers was not seen: threads, native code, or not sampled"
+        )

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import RuledOut
+from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.model import Results
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.model import LOCAL_HIT
 from kvtrace.words import count, percent
 
-ID = "local-hit"
+CAUSE = Cause(
+    id="local-hit",
+    stage=None,
+    severity=NOTE,
+    ledger=None,
+    meaning=(
+        "Often suspected, and never a cause of lost tokens: tokens that the GPU's own prefix cache already "
+        "held. It is only ever ruled out."
+    ),
+    seen_as="The tokens that vLLM's prefix cache gave to requests, as the scheduler counts them.",
+    remedy="Nothing to do.",
+)
 
 
-def rule(case: Case) -> Iterator[RuledOut]:
+def rule(case: Case) -> Results:
     known = [engine for engine in case.run.engines if engine.facts.prefix_caching is not None]
     if not known or not case.requests:
         return
@@ -22,13 +32,11 @@ def rule(case: Case) -> Iterator[RuledOut]:
     reused = sum(row.amount / max(1, case.engines[row.engine].pairs) for row in rows(mine))
     if any(engine.facts.prefix_caching for engine in known):
         share = percent(reused, case.total_tokens)
-        yield RuledOut(
-            ID,
+        yield CAUSE.ruled_out(
             f"{count(reused)} tokens ({share}) were reused from the GPU's prefix cache: none of them is lost",
         )
     else:
-        yield RuledOut(
-            ID,
+        yield CAUSE.ruled_out(
             f"prefix caching is off; {count(reused)} tokens reused. With it on, fewer tokens would be "
             "offered, not more",
         )

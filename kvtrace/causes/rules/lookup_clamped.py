@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 
-from kvtrace.causes import load_side
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import NOTE, Finding, RuledOut
+from kvtrace.causes.cause import LIMIT, LOADS, NOTE, Cause
+from kvtrace.causes.evidence import loads
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.load_model import (
     FULL_HIT,
     NO_BLOCKS,
@@ -19,8 +20,20 @@ from kvtrace.ledger.load_model import (
 from kvtrace.ledger.model import CLAMPED
 from kvtrace.words import count, plural
 
-ID = "lookup-clamped"
-_ACCOUNT = CLAMPED + ID
+CAUSE = Cause(
+    id="lookup-clamped",
+    stage=None,
+    severity=LIMIT,
+    ledger=LOADS,
+    meaning=(
+        "The connector offered N tokens, and the scheduler took fewer (prompt_logprobs, full hit less "
+        "one, block rounding, no free blocks)."
+    ),
+    seen_as="Lookup N, allocation M < N.",
+    remedy="Depends on the reason, which the finding names where the trace shows it.",
+    load_ends=(LoadEnd.CLAMPED,),
+)
+_ACCOUNT = CLAMPED + CAUSE.id
 
 _WHY = {
     SKIPS_CACHE: "took none of an offer, as vLLM does for requests that must not read cached prefixes "
@@ -41,24 +54,24 @@ _REMEDY = {
 }
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
-    mine = load_side.with_account(case, _ACCOUNT)
+def rule(case: Case) -> Results:
+    mine = loads.with_account(case, _ACCOUNT)
     if not mine:
         offered = [row for row in case.run.load_rows if row.offered]
         if offered:
             took = count(sum(row.offered for row in offered))
-            yield RuledOut(
-                ID, f"the scheduler took all {took} tokens that {plural(len(offered), 'lookup')} offered"
+            yield CAUSE.ruled_out(
+                f"the scheduler took all {took} tokens that {plural(len(offered), 'lookup')} offered",
             )
         return
     by_reason: dict[str, list[LoadOf]] = defaultdict(list)
     for row in mine:
         by_reason[row.clamp].append(row)
     offered_tokens = sum(row.offered for row in mine)
-    tokens = sum(load_side.tokens_of(case, row, _ACCOUNT) for row in mine)
+    tokens = sum(loads.tokens_of(case, row, _ACCOUNT) for row in mine)
     evidence = []
     for reason, rows in sorted(by_reason.items(), key=lambda item: -len(item[1])):
-        lost = sum(load_side.tokens_of(case, row, _ACCOUNT) for row in rows)
+        lost = sum(loads.tokens_of(case, row, _ACCOUNT) for row in rows)
         why = _WHY.get(reason, "took fewer than offered; the trace does not say why")
         evidence.append(f"{plural(len(rows), 'request')}, {plural(lost, 'token')}: {why}")
     first = max(mine, key=lambda row: row.accounts[_ACCOUNT])
@@ -68,8 +81,8 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     )
     harmless = set(by_reason) <= {FULL_HIT, SUB_BLOCK}
     more: dict[str, object] = {"severity": NOTE} if harmless else {}
-    yield load_side.finding(
-        case, ID, _ACCOUNT,
+    yield loads.finding(
+        case, CAUSE, _ACCOUNT,
         f"The scheduler left {count(tokens)} of {plural(offered_tokens, 'token')} that the connector offered "
         f"({plural(len(mine), 'request')}).",
         evidence=evidence,

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kvtrace.causes import load_side
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.cause import LOADS, NOTE, Cause
+from kvtrace.causes.evidence import loads
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.load_model import LoadOf
 from kvtrace.ledger.model import MISSED
 from kvtrace.words import count, of_all, plural
 
-ID = "lookup-miss"
+CAUSE = Cause(
+    id="lookup-miss",
+    stage=None,
+    severity=NOTE,
+    ledger=LOADS,
+    meaning=(
+        "Asked, and nothing was there, where a hit could be expected: the prompt begins like an earlier "
+        "one of this run, or the engine is a kv_consumer. A prompt that is new is no finding."
+    ),
+    seen_as="A lookup that was answered with 0, and no earlier save of this run that surely covers it.",
+    remedy=(
+        "See the ledger of saves: what was not saved cannot be loaded. A prefix that two prompts share is "
+        "found only in whole units of the connector, and not at all where it keys whole prompts "
+        "(ExampleConnector)."
+    ),
+    load_ends=(LoadEnd.MISSED,),
+)
 _MISMATCH = MISSED + "key-mismatch"
 
 
@@ -23,7 +39,7 @@ def _nothing(row: LoadOf) -> bool:
     return row.answer == 0 and row.local < row.prompt and not row.accounts.get(_MISMATCH)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Results:
     asked = [
         row for row in case.run.load_rows if row.answer is not None and _role(case, row) != "kv_producer"
     ]
@@ -43,7 +59,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
             said += f"; {rest} like no earlier one of this run"
         if deeper:
             said += f"; {plural(deeper, 'lookup')}: the GPU's own prefix cache reaches deeper than the store"
-        yield RuledOut(ID, said)
+        yield CAUSE.ruled_out(said)
         return
     evidence = []
     if consumers:
@@ -70,14 +86,14 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         row.prompt - row.local for row in consumers
     )
     total = case.run.loads.total_tokens
-    yield load_side.finding(
-        case, ID, MISSED + ID,
+    yield loads.finding(
+        case, CAUSE, MISSED + CAUSE.id,
         f"Nothing was found by {of_all(len(mine), len(asked), 'lookup')} where a hit could be expected "
         f"({plural(tokens, 'token')}): no earlier save covers them.",
         tokens=tokens,
         share=min(1.0, tokens / total) if total else 0.0,
         requests=len(mine),
         evidence=evidence,
-        events=load_side.events(case, mine, MISSED + ID),
+        events=loads.events(case, mine, MISSED + CAUSE.id),
         headline="nothing was there that the lookups could find",
     )  # fmt: skip

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding
-from kvtrace.causes.steps import skipped
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.evidence.steps import skipped
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
+from kvtrace.versions import since
 from kvtrace.words import count, plural
 
-ID = "metadata-cleared-early"
+CAUSE = Cause(
+    id="metadata-cleared-early",
+    stage=Stage.BIND,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning=(
+        "The metadata was cleared before the draft model's forward (speculative decoding): its layers are "
+        "not saved."
+    ),
+    seen_as=(
+        "In one step: metadata bound, other layers saved, clear_connector_metadata, and after it the "
+        "layer's body without metadata."
+    ),
+    remedy="Use a vLLM with finalize_kv_connector (0.18.1 and later).",
+    versions=since("0.11.1", "0.21.0"),
+    save_ends=(SaveEnd.CLEARED,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding]:
-    if ID in case.booked:
-        lost = plural(len(case.booked[ID].requests), "request")
+def rule(case: Case) -> Results:
+    if case.affected(CAUSE):
+        lost = plural(len(case.affected(CAUSE)), "request")
         yield case.finding(
-            ID,
+            CAUSE,
             f"Layers ran after clear_connector_metadata in the same step (a draft model's): {lost} lost "
             "them.",
             evidence=[
                 f"{count(skipped(case.run, 'NO_CONNECTOR_METADATA'))} attention calls of real steps found no "
                 "metadata; it had been bound in these steps, other layers saved, and it was cleared before"
             ],
-            events=case.events(ID, "a store entry, and the layer ran after the metadata was cleared"),
+            events=case.events(CAUSE, "a store entry, and the layer ran after the metadata was cleared"),
             headline="the metadata was cleared before the last layers ran",
         )

@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.model import Finding
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.model import Results
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, listed, of_all, plural
 
-ID = "metadata-has-no-store"
+CAUSE = Cause(
+    id="metadata-has-no-store",
+    stage=Stage.SCHEDULE,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning=(
+        "The connector's scheduler side did not put these tokens into any step's metadata, and nothing "
+        "that kvtrace knows explains it."
+    ),
+    seen_as="Metadata that is readable, and names no slots of these positions.",
+    remedy=(
+        "Look at build_connector_meta of this connector: what must be true of a request before it gets a "
+        "store entry?"
+    ),
+)
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left
 
 
-def rule(case: Case) -> Iterator[Finding]:
-    booked = case.booked.get(ID)
-    if booked is None:
+CLAIMS: dict[Turn, Claim] = {Turn.REST: claim}
+
+
+def rule(case: Case) -> Results:
+    assigned = case.assigned.get(CAUSE.id)
+    if assigned is None:
         return
-    rows = [case.requests[row] for row in booked.requests]
+    rows = [case.requests[row] for row in assigned.requests]
     engine = case.engines[rows[0].engine]
     name = engine.connector.cls if engine.connector else "The connector"
     of_engine = case.of_engine(engine.tag)
@@ -42,10 +60,10 @@ def rule(case: Case) -> Iterator[Finding]:
     if off:
         evidence.append(f"given as off in kv_connector_extra_config: {listed(off)}; one may be the reason")
     yield case.finding(
-        ID,
+        CAUSE,
         f"{name} put {affected} (or a part of them) into no step's metadata, for a reason of its own.",
         evidence=evidence,
-        events=case.events(ID),
+        events=case.events(CAUSE),
         headline=f"the connector gave {affected} no store (or for a part only), for a reason of its own",
     )
 

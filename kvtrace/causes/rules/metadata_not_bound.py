@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, RuledOut
-from kvtrace.causes.steps import calls, skipped
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.evidence.steps import calls, skipped
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
+from kvtrace.versions import since
 from kvtrace.words import count, plural
 
-ID = "metadata-not-bound"
+CAUSE = Cause(
+    id="metadata-not-bound",
+    stage=Stage.BIND,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning=(
+        "The forward ran while the connector had no metadata bound: vLLM then leaves the layer hooks out, "
+        "without a word. Dummy, profile and warm-up runs are no fault and do not count."
+    ),
+    seen_as="has_connector_metadata() is false at the attention op in a real step.",
+    remedy=(
+        "If the connector overrides bind_connector_metadata, clear_connector_metadata or "
+        "has_connector_metadata, call super() there."
+    ),
+    versions=since("0.11.1"),
+    save_ends=(SaveEnd.NOT_BOUND,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Results:
     run = case.run
     unbound = skipped(run, "NO_CONNECTOR_METADATA")
     hooked = skipped(run, "HOOKED")
     steps, bound, _, _ = calls(run, "bind_connector_metadata")
     # Cleared too early is a cause of its own: the metadata was bound, and the same calls show it.
-    if ID in case.booked or (unbound and "metadata-cleared-early" not in case.booked):
+    if case.affected(CAUSE) or (unbound and "metadata-cleared-early" not in case.assigned):
         overriding = sorted(
             {
                 f"{c.cls}.{name}"
@@ -35,16 +53,16 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
             evidence.append(
                 f"overridden by the connector: {', '.join(overriding)} (is super() called there?)"
             )
-        lost = len(case.booked[ID].requests) if ID in case.booked else 0
+        lost = len(case.affected(CAUSE)) if case.affected(CAUSE) else 0
         yield case.finding(
-            ID,
+            CAUSE,
             "The forward ran without the connector's metadata, so vLLM left its layer hooks out in silence"
             + (f": {plural(lost, 'request')} with a store entry lost it." if lost else "."),
             evidence=evidence,
-            events=case.events(ID, "a store entry in the metadata, and none bound on the worker"),
+            events=case.events(CAUSE, "a store entry in the metadata, and none bound on the worker"),
             headline="the connector's metadata was not bound when the forward ran",
         )
     elif hooked and not unbound:
-        yield RuledOut(
-            ID, f"metadata was bound at {count(hooked)}/{count(hooked)} attention calls of real steps"
+        yield CAUSE.ruled_out(
+            f"metadata was bound at {count(hooked)}/{count(hooked)} attention calls of real steps"
         )

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from kvtrace.causes import load_side
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.cause import LIMIT, LOADS, Cause
+from kvtrace.causes.evidence import loads
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.model import MISSED
 from kvtrace.words import count, of_all, plural
 
-ID = "never-looked-up"
+CAUSE = Cause(
+    id="never-looked-up",
+    stage=None,
+    severity=LIMIT,
+    ledger=LOADS,
+    meaning="The scheduler let a request in and computed its prompt without asking the connector.",
+    seen_as="Prefill chunks of a request, and no get_num_new_matched_tokens for it.",
+    remedy=(
+        "vLLM's own scheduler asks for every new request, also for those that may not load "
+        "(prompt_logprobs, skip_reading_prefix_cache): look at the scheduler class (--scheduler-cls) of "
+        "this engine, and at connectors inside another one, which are asked by that one."
+    ),
+    load_ends=(LoadEnd.NEVER_ASKED,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Results:
     rows = case.run.load_rows
     if not rows:
         return
-    mine = load_side.with_account(case, MISSED + ID)
+    mine = loads.with_account(case, MISSED + CAUSE.id)
     if mine:
         known = {case.engines[row.engine].facts.scheduler for row in mine} - {None}
         evidence = [
@@ -25,14 +38,14 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         ]
         if known:
             evidence.append(f"scheduler: {', '.join(sorted(filter(None, known)))}")
-        tokens = sum(load_side.tokens_of(case, row, MISSED + ID) for row in mine)
-        yield load_side.finding(
-            case, ID, MISSED + ID,
+        tokens = sum(loads.tokens_of(case, row, MISSED + CAUSE.id) for row in mine)
+        yield loads.finding(
+            case, CAUSE, MISSED + CAUSE.id,
             f"The scheduler never asked the connector for {of_all(len(mine), len(rows), 'request')}: "
             f"{plural(tokens, 'prompt token')} computed without a lookup.",
             evidence=evidence,
             headline=f"{plural(len(mine), 'request')} never looked up in the connector",
         )  # fmt: skip
         return
-    yield RuledOut(ID, f"the connector was asked for {of_all(len(rows), len(rows), 'request')}"
+    yield CAUSE.ruled_out(f"the connector was asked for {of_all(len(rows), len(rows), 'request')}"
                    f" ({count(sum(row.prompt for row in rows))} prompt tokens)")  # fmt: skip

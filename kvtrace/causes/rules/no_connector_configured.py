@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.model import Results
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import listed, plural
 
-ID = "no-connector-configured"
+CAUSE = Cause(
+    id="no-connector-configured",
+    stage=Stage.WIRING,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="The engine has no kv_transfer_config: nothing can be saved or loaded.",
+    seen_as="The engine's configuration as its scheduler was made.",
+    remedy=(
+        'Give the engine a connector: --kv-transfer-config \'{"kv_connector": "...", "kv_role": "kv_both"}\'.'
+    ),
+)
 
 
 def missing(engine: Engine) -> bool:
@@ -21,22 +32,25 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if missing(case.engines[piece.engine]) else []
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+CLAIMS: dict[Turn, Claim] = {Turn.ENGINE: claim}
+
+
+def rule(case: Case) -> Results:
     without = [engine for engine in case.run.engines if missing(engine)]
     configured = [engine for engine in case.run.engines if engine.configured]
     if without:
         many = len(case.run.engines) > 1
         which = f"{len(without)} of {len(case.run.engines)} engines have" if many else "This engine has"
         yield case.finding(
-            ID,
+            CAUSE,
             f"{which} no KV connector: kv_transfer_config is not set, so nothing can be saved or loaded.",
             evidence=[
                 f"kv_transfer_config is None in the {listed(e.process for e in without)}, seen as its "
                 f"scheduler was made; {plural(sum(e.requests for e in without), 'request')}, no lookup"
             ],
-            events=case.events(ID),
+            events=case.events(CAUSE),
             headline="this engine has no KV connector",
         )
     elif configured:
         names = [f"{e.configured.connector}, {e.configured.role}" for e in configured if e.configured]
-        yield RuledOut(ID, f"kv_transfer_config names {listed(names)}")
+        yield CAUSE.ruled_out(f"kv_transfer_config names {listed(names)}")

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding
+from kvtrace.causes.cause import LIMIT, SAVES, Cause
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count
 
-ID = "no-forward"
+CAUSE = Cause(
+    id="no-forward",
+    stage=Stage.FORWARD,
+    severity=LIMIT,
+    ledger=SAVES,
+    meaning=(
+        "The step had nothing to compute, so no layer hook ran; what its metadata asked for was not "
+        "stored there."
+    ),
+    seen_as="A store entry in a step without tokens.",
+    remedy="Store in wait_for_save or get_finished what must also be stored without a forward.",
+    save_ends=(SaveEnd.NO_FORWARD,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding]:
-    if ID in case.booked:
+def rule(case: Case) -> Results:
+    if case.affected(CAUSE):
         idle = sum(worker.no_forward_steps for worker in case.run.workers())
         yield case.finding(
-            ID,
+            CAUSE,
             "Store entries stood in steps without a token to compute: no layer hook runs there.",
             evidence=[f"{count(idle)} worker-steps had nothing to compute"],
-            events=case.events(ID, "a store entry in a step without forward"),
+            events=case.events(CAUSE, "a store entry in a step without forward"),
             headline="stores stood in steps without a forward",
         )

@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.left_early import only_this_one
-from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.cause import LIMIT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.prompts import nothing_else_explains
+from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.stage import Stage
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import capital, count, of_all, plural
 
-ID = "preempted-before-save"
+CAUSE = Cause(
+    id="preempted-before-save",
+    stage=Stage.SCHEDULE,
+    severity=LIMIT,
+    ledger=SAVES,
+    meaning=(
+        "The request was preempted, and what it had computed (or computed again) was not offered for saving."
+    ),
+    seen_as=(
+        "A preemption, no store entry for the positions, and requests of the same run that were not "
+        "preempted and were offered in full."
+    ),
+    remedy=(
+        "Treat resumed requests like new ones in build_connector_meta; or fewer sequences at once "
+        "(--max-num-seqs) or more KV cache memory."
+    ),
+)
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     request = case.requests[piece.request]
     if not request.preemptions or not request.preempt_step:
         return []
-    return left if only_this_one(case, request) else []
+    return left if nothing_else_explains(case, request) else []
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
-    rows = [case.requests[row] for row in case.booked[ID].requests] if ID in case.booked else []
+CLAIMS: dict[Turn, Claim] = {Turn.REQUEST: claim}
+
+
+def rule(case: Case) -> Results:
+    rows = case.affected(CAUSE)
     preempted = [r for r in case.requests if r.preemptions]
     if not rows:
         if preempted:
-            yield RuledOut(
-                ID,
+            yield CAUSE.ruled_out(
                 f"{plural(len(preempted), 'request')} preempted; what they computed was offered all the same",
             )
         elif case.requests:
-            yield RuledOut(ID, f"no preemption of {plural(len(case.requests), 'request')}")
+            yield CAUSE.ruled_out(f"no preemption of {plural(len(case.requests), 'request')}")
         return
     engine = case.engines[rows[0].engine]
     again = sum(any(e.step > r.preempt_step for e in r.entries) for r in rows)
     yield case.finding(
-        ID,
+        CAUSE,
         f"{capital(of_all(len(rows), len(preempted), 'preempted request'))} lost tokens: they were computed, "
         "preempted, and "
         "not offered again.",

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.model import Event, Results
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import of_all, plural
 
-ID = "ranks-diverge"
+CAUSE = Cause(
+    id="ranks-diverge",
+    stage=Stage.COMPLETION,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="Ranks of one engine saved different amounts for the same request.",
+    seen_as="The ledger, rank by rank.",
+    remedy="Look at the causes that are found on the rank that saved less.",
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Results:
     requests = case.run.requests
     if not len(requests):
         return
@@ -20,7 +28,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
     if len(apart):
         rows = [case.requests[int(i)] for i in apart.index[:3]]
         yield case.finding(
-            ID,
+            CAUSE,
             f"Ranks saved different amounts of {of_all(len(apart), len(requests), 'request')}.",
             evidence=["the other findings name the stage at which single ranks lost their tokens"],
             events=[
@@ -32,4 +40,4 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         )
     elif ranks > 1:
         both = "both ranks" if ranks == 2 else f"all {ranks} ranks"
-        yield RuledOut(ID, f"{both} saved the same tokens of {plural(len(requests), 'request')}")
+        yield CAUSE.ruled_out(f"{both} saved the same tokens of {plural(len(requests), 'request')}")

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.model import Event, Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, listed, plural
 
-ID = "ranks-share-store"
+CAUSE = Cause(
+    id="ranks-share-store",
+    stage=Stage.EFFECT,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning=(
+        "Several ranks write the same key or file: the last one wins, and a later load is silently wrong."
+    ),
+    seen_as=(
+        "The same file written by different ranks for the same layer in one step (watched calls). The "
+        "rank that wrote last counts as saved. KV that every rank holds alike (MLA) is no loss."
+    ),
+    remedy="Put the rank into the key (ExampleConnector does not: use it with TP 1 only).",
+    save_ends=(SaveEnd.OVERWRITTEN_BY_RANK,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Results:
     trust = case.run.trust
-    if ID in case.booked:
+    if case.affected(CAUSE):
         ranks = max(len(ranks) for _, _, ranks in trust.shared)
         who = "both ranks" if ranks == 2 else f"{ranks} ranks"
         names = listed(e.connector.cls for e in case.run.engines if e.connector) or "The connector"
         sizes = sorted({e.facts.tp or 1 for e in case.run.engines})
         yield case.finding(
-            ID,
+            CAUSE,
             f"{names}: {who} write the same file for a layer, and the last one wins: the others' KV is "
             "lost, and a "
             "later load gives it to every rank.",
@@ -44,8 +59,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         return
     several = [engine for engine in case.run.engines if len(engine.workers) > 1]
     if several and trust.agreed:
-        yield RuledOut(
-            ID,
+        yield CAUSE.ruled_out(
             "no file was written by two ranks for the same layer in "
             f"{plural(trust.agreed, 'measured store call')}",
         )

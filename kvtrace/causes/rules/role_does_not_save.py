@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.cause import LIMIT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.model import Results
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, listed
 
-ID = "role-does-not-save"
+CAUSE = Cause(
+    id="role-does-not-save",
+    stage=Stage.WIRING,
+    severity=LIMIT,
+    ledger=SAVES,
+    meaning="Under this role the connector only reads: kv_consumer, or a rank that it leaves out.",
+    seen_as="kv_role, and no store entry in any metadata of the run.",
+    remedy='If this engine shall save, set "kv_role" to "kv_both" or "kv_producer".',
+    about_calls=False,
+)
 
 
 def only_reads(engine: Engine) -> bool:
@@ -21,24 +31,27 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if only_reads(case.engines[piece.engine]) else []
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+CLAIMS: dict[Turn, Claim] = {Turn.ENGINE: claim}
+
+
+def rule(case: Case) -> Results:
     reading = [engine for engine in case.run.engines if only_reads(engine) and engine.requests]
-    if reading and case.tokens(ID) > 0:
+    if reading and case.tokens(CAUSE) > 0:
         steps = sum(engine.steps for engine in reading)
         yield case.finding(
-            ID,
+            CAUSE,
             "kv_role is kv_consumer, and under this role the connector stores nothing.",
             evidence=[
                 f"kv_role is kv_consumer; 0 store entries in the metadata of {count(steps)} steps, "
                 f"for {count(sum(e.requests for e in reading))} requests"
             ],
-            events=case.events(ID),
+            events=case.events(CAUSE),
             headline="this engine runs as kv_consumer, and its connector stores nothing under that role",
         )
         return
     configured = [engine for engine in case.run.engines if engine.configured]
     roles = [str(engine.role) for engine in configured]
     if any(engine.store_entries for engine in configured):
-        yield RuledOut(ID, f"kv_role is {listed(roles)}, and store entries were made")
+        yield CAUSE.ruled_out(f"kv_role is {listed(roles)}, and store entries were made")
     elif configured and "kv_consumer" not in roles:
-        yield RuledOut(ID, f"kv_role is {listed(roles)}")
+        yield CAUSE.ruled_out(f"kv_role is {listed(roles)}")

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, NotObserved, RuledOut
-from kvtrace.causes.slow import not_slow, per_step, share, slow_ranks
+from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.evidence.hook_time import not_slow, per_step, share, slow_ranks
+from kvtrace.causes.model import Results
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import percent
 
-ID = "save-blocks-step"
+CAUSE = Cause(
+    id="save-blocks-step",
+    stage=Stage.COMPLETION,
+    severity=NOTE,
+    ledger=None,
+    meaning="Not lost but slow: wait_for_save takes a large share of the step.",
+    seen_as="Host time of wait_for_save: a quarter of execute_model or more, and at least 1 s in the run.",
+    remedy="Save asynchronously, or fewer tokens at once.",
+    timed=True,
+)
 _HOOK = "wait_for_save"
 
 
-def rule(case: Case) -> Iterator[Finding | NotObserved | RuledOut]:
+def rule(case: Case) -> Results:
     slow = slow_ranks(case, _HOOK)
     if slow:
         worker, part = slow[0]
         spent = worker.hook_ns[_HOOK]
         rest = per_step(worker, max(0, worker.exec_ns - spent))
         yield case.finding(
-            ID,
+            CAUSE,
             f"wait_for_save takes {percent(part, 1)} of the steps of {worker.process}.",
             evidence=[
                 f"{w.process}: {per_step(w, w.hook_ns[_HOOK])} of {per_step(w, w.exec_ns)} a step in "
@@ -37,4 +46,4 @@ def rule(case: Case) -> Iterator[Finding | NotObserved | RuledOut]:
         return
     seen = [worker for worker in case.run.workers() if worker.steps and _HOOK in worker.hook_ns]
     if seen:
-        yield not_slow(ID, _HOOK, max(share(worker, _HOOK) for worker in seen))
+        yield not_slow(CAUSE, _HOOK, max(share(worker, _HOOK) for worker in seen))

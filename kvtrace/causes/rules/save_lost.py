@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Event, Finding, RuledOut
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.model import Event, Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, plural
 
-ID = "save-lost"
+CAUSE = Cause(
+    id="save-lost",
+    stage=Stage.EFFECT,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning=(
+        "Handed over, and then overwritten or dropped inside the connector: prompts with different tokens "
+        "share one key, or an asynchronous save failed."
+    ),
+    seen_as=(
+        "A file that was written for one prompt is written anew, as the only file of a watched call and "
+        "with as many bytes a slot, for a prompt that has not even the first block in common with it "
+        "(salted prefix digests). Or a save that the connector itself reports as failed. What a connector "
+        "loses in other ways is not visible."
+    ),
+    remedy=(
+        "Make the key of all tokens up to the end of what is stored (and of the model, the layer and the "
+        "rank); if saves failed, look at the connector's queue."
+    ),
+    save_ends=(SaveEnd.OVERWRITTEN,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Results:
     saves = case.run.async_saves
     trust = case.run.trust
-    if ID in case.booked and trust.overwritten_calls:
+    if case.affected(CAUSE) and trust.overwritten_calls:
         old = {request for request, _, _, _ in trust.overwritten}
         yield case.finding(
-            ID,
+            CAUSE,
             "Different prompts are stored under one key: the later one overwrites the earlier one's KV.",
             evidence=[
                 f"{plural(trust.overwritten_calls, 'time')} the file of one prompt was written anew for a "
@@ -30,14 +51,16 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
             ],
             headline=f"{plural(len(old), 'request')} lost their KV to another prompt with the same key",
         )
-    elif ID in case.booked:
+    elif case.affected(CAUSE):
         lost = [save for save in saves if save.state == "lost"]
         yield case.finding(
-            ID,
+            CAUSE,
             f"{plural(len(lost), 'asynchronous save')} failed after the hooks had handed them over.",
             evidence=[f"{count(len(lost))} of {plural(len(saves), 'save')} were reported as failed"],
-            events=case.events(ID, "handed over to an asynchronous save that failed"),
+            events=case.events(CAUSE, "handed over to an asynchronous save that failed"),
             headline="saves failed after they had been handed over",
         )
     elif saves and all(save.state == "done" for save in saves):
-        yield RuledOut(ID, f"{plural(len(saves), 'asynchronous save')} began and came back, none as failed")
+        yield CAUSE.ruled_out(
+            f"{plural(len(saves), 'asynchronous save')} began and came back, none as failed"
+        )

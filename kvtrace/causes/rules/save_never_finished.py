@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Event, Finding, NotObserved, RuledOut
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.model import Event, Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, listed, plural
 
-ID = "save-never-finished"
+CAUSE = Cause(
+    id="save-never-finished",
+    stage=Stage.COMPLETION,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="An asynchronous save whose completion never came back, or came from some ranks only.",
+    seen_as=(
+        "request_finished kept the blocks, and no completion of the request: three saves that began later "
+        "are done, or 60 s went by, or 5 s after some ranks were done. What the end of the trace cuts "
+        "off is pending."
+    ),
+    remedy="Look at get_finished on the rank named here.",
+    save_ends=(SaveEnd.NOT_FINISHED,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+def rule(case: Case) -> Results:
     saves = case.run.async_saves
     never = [save for save in saves if save.state == "never"]
     pending = [save for save in saves if save.state == "pending"]
-    if ID in case.booked or never:
+    if case.affected(CAUSE) or never:
         partly = [save for save in never if save.reported]
         missing = sorted({rank for save in partly for rank in save.missing})
         evidence = [
@@ -32,7 +46,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         evidence.append("their blocks stay allocated: they are missing from the KV cache from then on")
         where = f" (rank {listed(map(str, missing))})" if partly else ""
         yield case.finding(
-            ID,
+            CAUSE,
             f"{plural(len(never), 'asynchronous save')} never finished{where}.",
             evidence=evidence,
             events=[
@@ -51,8 +65,8 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
         )  # fmt: skip
         return
     if pending:
-        yield NotObserved(
-            ID, f"{plural(len(pending), 'asynchronous save')} still in flight when the trace ends"
+        yield CAUSE.not_observed(
+            f"{plural(len(pending), 'asynchronous save')} still in flight when the trace ends"
         )
     elif saves:
-        yield RuledOut(ID, f"{plural(len(saves), 'asynchronous save')} began, and each came back")
+        yield CAUSE.ruled_out(f"{plural(len(saves), 'asynchronous save')} began, and each came back")

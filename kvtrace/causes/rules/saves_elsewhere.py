@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding
+from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.model import Results
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import listed
 
-ID = "saves-elsewhere"
+CAUSE = Cause(
+    id="saves-elsewhere",
+    stage=Stage.HOOK,
+    severity=NOTE,
+    ledger=None,
+    meaning="Not a fault: save_kv_layer does nothing in this connector; it saves in wait_for_save or later.",
+    seen_as="The body of save_kv_layer only returns.",
+    remedy="Nothing to do.",
+)
 
 
-def rule(case: Case) -> Iterator[Finding]:
+def rule(case: Case) -> Results:
     empty = [w.connector for w in case.run.workers() if w.connector and not w.connector.saves_per_layer]
     if not empty:
         return
     also = ["wait_for_save"] if all("wait_for_save" in connector.noop for connector in empty) else []
     place = "asynchronously, in neither of the save hooks" if also else "in wait_for_save"
     yield case.finding(
-        ID,
+        CAUSE,
         f"save_kv_layer does nothing in {listed(c.cls for c in empty)}: it saves {place}.",
         evidence=[f"empty body in {listed(c.module for c in empty)}: {listed(['save_kv_layer', *also])}"],
     )

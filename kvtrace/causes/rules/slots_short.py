@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, RuledOut
-from kvtrace.causes.said import logs_in
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.evidence.logs import logs_in
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, percent, plural
 
-ID = "slots-short"
+CAUSE = Cause(
+    id="slots-short",
+    stage=Stage.EFFECT,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="The hook read fewer slots of the KV tensor than its metadata names.",
+    seen_as="0 < slots read < slots declared in a watched call, by a block or more per entry.",
+    remedy="Look at the connector's slot mapping.",
+    save_ends=(SaveEnd.PART_READ,),
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Results:
     trust = case.run.trust
-    if ID in case.booked:
+    if case.affected(CAUSE):
         share = percent(trust.short_read, trust.short_declared)
         blocks = sorted({e.block_size for e in case.run.engines if e.block_size})
         yield case.finding(
-            ID,
+            CAUSE,
             f"The save hook read {share} of the slots that the metadata names in "
             f"{plural(trust.short, 'call')}.",
             evidence=[
@@ -31,11 +41,11 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
                 "counted here; where a step stores for several requests, the loss is shared out over them",
                 *logs_in(case, ("save_kv_layer", "wait_for_save")),
             ],
-            events=case.events(ID),
+            events=case.events(CAUSE),
             headline=f"the save hook read {share} of the slots that its metadata names",
             remedy=["compare the slot mapping that is indexed in save_kv_layer with the one in the metadata"],
         )
     elif trust.agreed and not trust.nothing:
-        yield RuledOut(
-            ID, f"no measured store call of {count(trust.agreed)} read fewer slots than the metadata names"
+        yield CAUSE.ruled_out(
+            f"no measured store call of {count(trust.agreed)} read fewer slots than the metadata names",
         )

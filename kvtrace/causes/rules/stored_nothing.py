@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.model import Finding, NotObserved, RuledOut
-from kvtrace.causes.said import logs_in
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.logs import logs_in
+from kvtrace.causes.model import Results
+from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.stage import Stage
 from kvtrace.words import count, plural
 
-ID = "stored-nothing"
+CAUSE = Cause(
+    id="stored-nothing",
+    stage=Stage.EFFECT,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="The hook ran with a store entry and took 0 slots (it may still write files: empty ones).",
+    seen_as=(
+        "0 slots read from the layer's KV tensor in a watched call with slots to store (or whose metadata "
+        "leaves it to the worker), and one of these: other calls of this connector were seen to read "
+        "some; the files written hold less than 8 bytes a slot; no watched call of the run read anything, "
+        "and in none could it have happened out of sight (another thread, native code, a memory address, "
+        "a look into the store)."
+    ),
+    remedy="Look at the connector's slot mapping; in a wrapper, at what it does not hand on.",
+    save_ends=(SaveEnd.NOTHING_READ,),
+)
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
@@ -19,9 +36,12 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if piece.step in case.engines[piece.engine].watched_steps else []
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
+CLAIMS: dict[Turn, Claim] = {Turn.WORKER: claim}
+
+
+def rule(case: Case) -> Results:
     trust = case.run.trust
-    if ID in case.booked:
+    if case.affected(CAUSE):
         others = f", {count(trust.agreed)} all that the metadata names" if trust.agreed else ""
         evidence = []
         if trust.nothing:
@@ -31,7 +51,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
             )
         steps = {
             piece.step
-            for piece, _, _ in case.booked[ID].samples
+            for piece, _, _ in case.assigned[CAUSE.id].samples
             if piece.step in case.engines[piece.engine].watched_steps
         }
         if steps:
@@ -45,9 +65,9 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
                 f"{count(trust.empty)} of them opened a file for writing and put next to nothing into it"
             )
         evidence += logs_in(case, ("save_kv_layer", "wait_for_save"))
-        lost = len(case.booked[ID].requests)
+        lost = len(case.affected(CAUSE))
         yield case.finding(
-            ID,
+            CAUSE,
             (
                 f"The save hook ran with store entries and took no KV slot in {plural(trust.nothing, 'call')}"
                 if trust.nothing
@@ -55,7 +75,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
             )
             + f": {plural(lost, 'request')} lost tokens by it.",
             evidence=evidence,
-            events=case.events(ID, "a store entry with slots, and none was read from the KV tensor"),
+            events=case.events(CAUSE, "a store entry with slots, and none was read from the KV tensor"),
             headline="the save hook ran with store entries and took no KV slot"
             if trust.nothing
             else "the save hooks ran and took no KV slot",
@@ -67,14 +87,13 @@ def rule(case: Case) -> Iterator[Finding | RuledOut | NotObserved]:
             ],
         )
     elif trust.blind:
-        yield NotObserved(
-            ID,
+        yield CAUSE.not_observed(
             f"{plural(trust.blind, 'store call')} read nothing that could be seen, and no call of this "
             "connector "
             "ever did: it works where the probe can't look (a thread of its own, native code), or stores "
             "nothing; look into its store",
         )
     elif trust.agreed:
-        yield RuledOut(
-            ID, f"{plural(trust.agreed, 'measured store call')} read the slots that the metadata names"
+        yield CAUSE.ruled_out(
+            f"{plural(trust.agreed, 'measured store call')} read the slots that the metadata names"
         )

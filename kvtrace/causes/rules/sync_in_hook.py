@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, NotObserved, RuledOut
+from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.model import Results
 from kvtrace.ledger.device import BEHIND_NS, Waits
 from kvtrace.trace.format import HOOKS
 from kvtrace.words import count, plural
 
-ID = "sync-in-hook"
+CAUSE = Cause(
+    id="sync-in-hook",
+    stage=None,
+    severity=NOTE,
+    ledger=None,
+    meaning="The hook waits for the device.",
+    seen_as=(
+        "Events around its calls (CUDA): calls that began while their stream had 0.1 ms of work left or "
+        "more, of which none returned before that work was done, and half or more took little longer than "
+        "it, over a spread of its length. Without a device clock it is not observed."
+    ),
+    remedy="Copy asynchronously on a stream of its own, and wait for it in wait_for_save or get_finished.",
+    live=False,
+    timed=True,
+)
 
 
-def rule(case: Case) -> Iterator[Finding | NotObserved | RuledOut]:
+def rule(case: Case) -> Results:
     if not any(worker.steps for worker in case.run.workers()):
         return
     times = case.run.device
@@ -24,7 +37,7 @@ def rule(case: Case) -> Iterator[Finding | NotObserved | RuledOut]:
     if hooks:
         worst = sorted(hooks.items(), key=lambda item: -item[1].total_ns)
         yield case.finding(
-            ID,
+            CAUSE,
             f"{worst[0][0]} makes the host wait for the device.",
             evidence=[_evidence(hook, waits) for hook, waits in worst[:4]],
         )
@@ -33,20 +46,18 @@ def rule(case: Case) -> Iterator[Finding | NotObserved | RuledOut]:
     behind = sum(row.behind for row in timed)
     early = sum(waits.early for waits in times.waits.values())
     if behind and early == behind:
-        yield RuledOut(
-            ID,
+        yield CAUSE.ruled_out(
             f"in all {count(behind)} timed calls that began with device work outstanding the hook returned "
             "before that work was done",
         )
     elif timed:
-        yield NotObserved(
-            ID,
+        yield CAUSE.not_observed(
             f"{plural(behind, 'timed call')} began with {BEHIND_NS / 1e6:.1f} ms of device work or more "
             f"outstanding, {count(early)} of them returned before it was done: too little, or too mixed, "
             "to say",
         )
     else:
-        yield NotObserved(ID, "whether a hook waits for the device shows on a device clock only")
+        yield CAUSE.not_observed("whether a hook waits for the device shows on a device clock only")
 
 
 def _evidence(hook: str, waits: Waits) -> str:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, NotObserved
+from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.model import Results
 from kvtrace.words import count, percent
 
-ID = "tracer-cost"
+CAUSE = Cause(
+    id="tracer-cost",
+    stage=None,
+    severity=NOTE,
+    ledger=None,
+    meaning="What tracing itself took.",
+    seen_as=(
+        "An estimate, as the agent does not measure itself call by call: records times 10 µs against the "
+        "time in steps. A finding from a tenth of it, and 1 s, on."
+    ),
+    remedy="Trace fewer layers or a shorter run; see docs/overhead.md.",
+    live=False,
+    timed=True,
+)
 
 RECORD_NS = 10_000
 """Host time of tracing for each record: all that a step costs more, divided by its records, as measured on
@@ -16,7 +28,7 @@ whole engines of the CPU build, rounded up (docs/overhead.md). Most of it is wha
 _SHARE = 0.1
 
 
-def rule(case: Case) -> Iterator[Finding | NotObserved]:
+def rule(case: Case) -> Results:
     workers = case.run.workers()
     records = {spool.name: spool.records for spool in case.run.spools}
     parts = []
@@ -34,7 +46,7 @@ def rule(case: Case) -> Iterator[Finding | NotObserved]:
     )
     if part >= _SHARE and most * RECORD_NS >= 10**9:
         yield case.finding(
-            ID, f"Tracing took an estimated {percent(part, 1)} of the steps' time.", evidence=[estimate]
+            CAUSE, f"Tracing took an estimated {percent(part, 1)} of the steps' time.", evidence=[estimate]
         )
     else:
-        yield NotObserved(ID, estimate)
+        yield CAUSE.not_observed(estimate)

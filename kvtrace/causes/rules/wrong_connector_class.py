@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from kvtrace.causes.case import Case
-from kvtrace.causes.model import Finding, RuledOut
+from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.model import Finding, Results
 from kvtrace.ledger.model import Connector, Engine
+from kvtrace.ledger.stage import Stage
 from kvtrace.trace.facts import KvTransfer
 from kvtrace.words import listed
 
-ID = "wrong-connector-class"
+CAUSE = Cause(
+    id="wrong-connector-class",
+    stage=Stage.WIRING,
+    severity=FAULT,
+    ledger=SAVES,
+    meaning="Another class or module than the configured one is live (a bundled copy wins, two installs).",
+    seen_as="The class, module and file of the live connector in each process.",
+    remedy=(
+        "Set kv_connector_module_path, and remove the copy that you do not want (pip uninstall, or its "
+        "folder out of PYTHONPATH)."
+    ),
+)
 
 
-def rule(case: Case) -> Iterator[Finding | RuledOut]:
+def rule(case: Case) -> Results:
     agree: list[Connector] = []
     known = True
     for engine in case.run.engines:
@@ -33,7 +44,7 @@ def rule(case: Case) -> Iterator[Finding | RuledOut]:
         known = False
     if known and agree:
         names = listed(f"{c.module}.{c.cls}" for c in agree)
-        yield RuledOut(ID, f"{names} is live in {len(agree)}/{len(agree)} places, as configured")
+        yield CAUSE.ruled_out(f"{names} is live in {len(agree)}/{len(agree)} places, as configured")
 
 
 def _agrees(connector: Connector, configured: KvTransfer) -> bool:
@@ -52,7 +63,7 @@ def _files(made: list[Connector]) -> dict[str, list[str]]:
 def _other_class(case: Case, live: Connector, configured: KvTransfer) -> Finding:
     asked = f"{configured.module_path}.{configured.connector}"
     return case.finding(
-        ID,
+        CAUSE,
         f"{live.module}.{live.cls} is live; configured is {asked}.",
         evidence=[f"the live class is of {live.file or 'an unknown file'}"],
         headline="another connector class than the configured one was live",
@@ -62,7 +73,7 @@ def _other_class(case: Case, live: Connector, configured: KvTransfer) -> Finding
 def _two_copies(case: Case, engine: Engine, files: dict[str, list[str]]) -> Finding:
     name = engine.connector.cls if engine.connector is not None else "the connector"
     return case.finding(
-        ID,
+        CAUSE,
         f"{len(files)} copies of {name} are live in one engine.",
         evidence=[f"{file}: {listed(sorted(set(places)))}" for file, places in sorted(files.items())],
         headline="the roles of one engine run different copies of the connector",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvtrace.causes.case import MAX_EVENTS, Case
+from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Event, Finding
 from kvtrace.ledger.load_model import NOT_LOADED, LoadOf
 from kvtrace.words import count, listed, plural
@@ -28,7 +29,7 @@ def accepted(case: Case) -> list[LoadOf]:
     return [row for row in case.run.load_rows if row.accepted > 0]
 
 
-def finding(case: Case, ident: str, account: str, title: str, **more: object) -> Finding:
+def finding(case: Case, cause: Cause, account: str, title: str, **more: object) -> Finding:
     """A finding with the numbers of the ledger of loads."""
     rows = with_account(case, account)
     tokens = sum(tokens_of(case, row, account) for row in rows)
@@ -40,7 +41,7 @@ def finding(case: Case, ident: str, account: str, title: str, **more: object) ->
         "events": events(case, rows, account),
         **more,
     }
-    return case.finding(ident, title, **values)
+    return case.finding(cause, title, **values)
 
 
 def events(case: Case, rows: Iterable[LoadOf], account: str, text: str = "") -> list[Event]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
+from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import NotObserved, RuledOut
 from kvtrace.ledger.model import Worker
 from kvtrace.words import percent
@@ -27,12 +28,12 @@ def slow_ranks(case: Case, hook: str) -> list[tuple[Worker, float]]:
     return sorted(found, key=lambda pair: -pair[1])
 
 
-def not_slow(ident: str, hook: str, most: float) -> RuledOut | NotObserved:
+def not_slow(cause: Cause, hook: str, most: float) -> RuledOut | NotObserved:
     """What to say where :func:`slow_ranks` is empty; ``most``: the hook's share in the worst rank."""
     if most >= SHARE:
         what = f"{hook} takes {percent(most, 1)} of the step"
-        return NotObserved(ident, f"{what}, but less than 1 s in all: too short a run to call it slow")
-    return RuledOut(ident, f"{hook} takes {percent(most, 1)} of the step at most (host clock)")
+        return cause.not_observed(f"{what}, but less than 1 s in all: too short a run to call it slow")
+    return cause.ruled_out(f"{hook} takes {percent(most, 1)} of the step at most (host clock)")
 
 
 def per_step(worker: Worker, nanoseconds: int) -> str:

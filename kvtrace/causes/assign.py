@@ -1,0 +1,39 @@
+"""Every lost position gets its cause: the first stage that it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvtrace.causes.case import Case, Piece, assign
+from kvtrace.causes.claims import NOT_OFFERED, Turn
+from kvtrace.causes.registry import CATALOGUE, CLAIMS
+from kvtrace.causes.tables import rows
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.intervals import Interval, subtract
+
+
+def assign_pieces(case: Case) -> None:
+    """Fill ``case.assigned`` from the pieces of the run, to the last position."""
+    for row in rows(case.run.pieces):
+        piece = Piece(*row)
+        left: list[Interval] = [(piece.start, piece.end)]
+        left = _claimed(case, piece, left, (Turn.ENGINE,))
+        if left and piece.stage and SaveEnd.NOTHING_READ in CATALOGUE[piece.stage].save_ends:
+            left = _claimed(case, piece, left, (Turn.UNREAD,))
+        if left and piece.stage:
+            assign(case, piece.stage, piece, left)
+            continue
+        left = _claimed(case, piece, left, NOT_OFFERED)
+        assert not left, f"positions {left} of request {piece.request} without a cause"
+
+
+def _claimed(case: Case, piece: Piece, left: list[Interval], turns: Iterable[Turn]) -> list[Interval]:
+    """What is left after the claims of these turns."""
+    for cause, claim in (pair for turn in turns for pair in CLAIMS[turn]):
+        if not left:
+            break
+        taken = claim(case, piece, left)
+        if taken:
+            assign(case, cause.id, piece, taken)
+            left = subtract(left, taken)
+    return left

@@ -1,0 +1,56 @@
+"""What a file in ``kvtrace/causes/rules/`` says about its cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvtrace.causes.model import NotObserved, RuledOut
+from kvtrace.ledger.ends import LoadEnd, SaveEnd
+from kvtrace.ledger.stage import Stage
+from kvtrace.versions import OLDEST, since
+
+FAULT = "fault"
+LIMIT = "limit"
+NOTE = "note"
+SEVERITIES = (FAULT, LIMIT, NOTE)
+"""Worst first."""
+
+SAVES, LOADS = "saves", "loads"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cause:
+    """One entry of the catalogue. The texts are whole sentences of plain English, without Markdown."""
+
+    id: str
+    """Never renamed: reports, baselines and contracts hold it. The file has the same name, with _ for -."""
+    stage: Stage | None
+    """Where the tokens are lost; None for loads and for notes that concern no token."""
+    severity: str
+    """FAULT, LIMIT (by the connector's design) or NOTE; a single finding may have another one."""
+    ledger: str | None
+    """SAVES or LOADS, where tokens are assigned to it; None for notes."""
+    meaning: str
+    seen_as: str
+    """What has to be seen in a trace for a finding."""
+    remedy: str
+    """The connector's own fix first, then settings of the engine with what they cost."""
+    versions: str = since(OLDEST)
+    live: bool = True
+    """Seen on a real vLLM by a scenario; False where the rule was tested on synthetic traces only."""
+    timed: bool = False
+    """A note about time: on a busy machine any run may show it."""
+    about_calls: bool = True
+    """False where hooks are called all the same, though the cause is one of the early stages."""
+    save_ends: tuple[SaveEnd, ...] = ()
+    """The ends of a token's way into the store that this cause stands behind."""
+    load_ends: tuple[LoadEnd, ...] = ()
+    """The same for loads."""
+
+    def ruled_out(self, evidence: str) -> RuledOut:
+        """This was looked for, and is not the cause; `evidence` says what was seen instead."""
+        return RuledOut(self.id, evidence)
+
+    def not_observed(self, why: str) -> NotObserved:
+        """The trace does not show whether it is the cause."""
+        return NotObserved(self.id, why)

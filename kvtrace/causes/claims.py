@@ -1,0 +1,38 @@
+"""Claims: how a cause takes the lost positions that it explains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+
+from kvtrace.causes.case import Case, Piece
+from kvtrace.ledger.intervals import Interval
+
+Claim = Callable[[Case, Piece, list[Interval]], list[Interval]]
+"""Takes a piece and what of its positions is left; returns those that the cause explains."""
+
+
+class Turn(IntEnum):
+    """When a claim is asked: the first one to explain a position gets it.
+
+    Not the stages' order: what is known of the engine goes before what is known of a position, that
+    before a step, that before a request. Within a turn the order is that of the registry.
+    """
+
+    ENGINE = 0
+    """On every lost position: nothing of this engine can be saved."""
+    UNREAD = 1
+    """On positions whose store entry the save hook did not read."""
+    POSITION = 2
+    """On positions that no metadata held, like all that follow: such positions are never stored."""
+    STEP = 3
+    """Something went wrong while the metadata of their step was built."""
+    REQUEST = 4
+    """What became of their request explains them."""
+    WORKER = 5
+    """The worker decides what is stored, and was seen to take nothing."""
+    REST = 6
+    """What is left, whatever it is."""
+
+
+NOT_OFFERED = tuple(turn for turn in Turn if turn >= Turn.POSITION)

@@ -1,0 +1,47 @@
+"""What is known of single requests: held by the store, offered in part, ended or preempted too early."""
+
+from __future__ import annotations
+
+from kvtrace.causes.case import Case, Request, stored_before
+
+ABORTED = "FINISHED_ABORTED"
+
+
+def held(case: Case, request: Request) -> int:
+    """Leading positions that the connector holds: by an earlier store of the same tokens, by its
+    own answer at the lookup, or by where its store of this request begins."""
+    answered = request.local + request.offered if request.offered > 0 else 0
+    begins = min((e.start for e in request.entries if e.slots > 0), default=0)
+    return max(stored_before(case, request), answered, begins)
+
+
+def first_chunk_alone(request: Request) -> bool:
+    """Several chunks, and every store entry in the step of the first one."""
+    return (
+        request.chunks >= 2
+        and request.stored_end > 0
+        and all(entry.step <= request.chunk_step for entry in request.entries)
+    )
+
+
+def nothing_else_explains(case: Case, request: Request) -> bool:
+    """Whether requests that were not disturbed were offered in full, so that only this one's abort or
+    preemption explains what it lacks."""
+    others = _offered_in_full(case, request.engine)
+    if first_chunk_alone(request):
+        # Stores in the first chunk's step alone: is that how this connector works?
+        return any(r.chunks >= 2 and not first_chunk_alone(r) for r in others)
+    return bool(others)
+
+
+def _offered_in_full(case: Case, tag: int) -> list[Request]:
+    """Requests that ran to their end at once, and whose prompt was offered as far as the unit goes."""
+    unit = case.units.get(tag)
+    found = []
+    for request in case.of_engine(tag):
+        if request.preemptions or request.status == ABORTED or not request.entries:
+            continue
+        wanted = unit.aligned(request.prompt) if unit else request.prompt - max(1, request.block)
+        if request.stored_end > 0 and request.stored_end >= wanted:
+            found.append(request)
+    return found
