@@ -1,4 +1,4 @@
-"""How often the first finding is the right one: expected cause x first finding. Standard library only.
+"""How often the first finding is the right one: expected cause x first finding.
 
 A scenario is labelled with the cause that it produces, or healthy ("none"). What a healthy run may show
 beside (``allowed``: a tail below the unit, say) and notes about time are no answer to "what is wrong".

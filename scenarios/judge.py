@@ -1,4 +1,4 @@
-"""Compares a report with what its scenario expects. Standard library only."""
+"""Compares a report with what its scenario expects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 from spec import Scenario
 
-TIMED = ("hook-slow", "load-late", "save-blocks-step", "sync-in-hook", "tracer-cost")
+from kvtrace.causes.registry import CATALOGUE
+
+TIMED = tuple(cause.id for cause in CATALOGUE.values() if cause.timed)
 """Notes about time: on a busy machine any run may show one."""
 
 

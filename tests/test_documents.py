@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import typer
-
 from kvtrace.causes.catalogue import CATALOGUE
+
 from kvtrace.cli.app import app
 from kvtrace.trace import hooks
 

@@ -6,14 +6,8 @@ from dataclasses import dataclass
 
 from kvtrace.causes.model import NotObserved, RuledOut
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import Stage
 from kvtrace.versions import OLDEST, since
-
-FAULT = "fault"
-LIMIT = "limit"
-NOTE = "note"
-SEVERITIES = (FAULT, LIMIT, NOTE)
-"""Worst first."""
 
 SAVES, LOADS = "saves", "loads"
 

@@ -8,7 +8,6 @@ import pandas as pd
 
 from kvtrace.causes.assign import assign_pieces
 from kvtrace.causes.case import Case, make_case
-from kvtrace.causes.cause import SEVERITIES
 from kvtrace.causes.evidence import measured
 from kvtrace.causes.model import Diagnosis, Finding, NotObserved, RuledOut
 from kvtrace.causes.pipeline import stage_rows
@@ -17,6 +16,7 @@ from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.load_model import NOT_LOADED
 from kvtrace.ledger.model import NOT_OBSERVED, NOT_SAVED, Ledger, Run
+from kvtrace.terms import Stage, severity_order
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -56,8 +56,8 @@ def diagnose(run: Run) -> Diagnosis:
 
 def _order(finding: Finding) -> tuple[int, bool, float, int, str]:
     """Severity first, then the tokens explained, then the stage."""
-    stage = finding.stage if finding.stage is not None else 9
-    return SEVERITIES.index(finding.severity), finding.tokens <= 0, -finding.tokens, stage, finding.id
+    stage = len(Stage) if finding.stage is None else int(finding.stage)
+    return severity_order(finding.severity), finding.tokens <= 0, -finding.tokens, stage, finding.id
 
 
 def _ledger(case: Case) -> Ledger:

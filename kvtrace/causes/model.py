@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from kvtrace.ledger.model import Ledger
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import Stage
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from kvtrace.causes.model import StageRow
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.model import SAVED
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import Stage
 from kvtrace.words import count, plural
 
 

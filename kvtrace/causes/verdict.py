@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import FAULT, LOADS, NOTE
+from kvtrace.causes.cause import LOADS
 from kvtrace.causes.model import Finding
 from kvtrace.causes.pipeline import prompt_tokens
 from kvtrace.causes.registry import CATALOGUE
+from kvtrace.terms import FAULT, NOTE
 from kvtrace.words import percent
 
 

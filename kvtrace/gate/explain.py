@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from kvtrace.causes.registry import CATALOGUE
 from kvtrace.gate.outcome import Explanation
 from kvtrace.report.model import Finding, Report
-from kvtrace.terms import NOTE, cause_of, severity_order
+from kvtrace.terms import NOTE, Stage, cause_of, severity_order
 
-# Found at gate 0, and yet every hook is called: it says what the metadata holds, not whether hooks run.
-_NOT_ABOUT_CALLS = frozenset({"role-does-not-save", "connector-disabled-itself", "config-key-unused"})
-_CALL_STAGES = (0, 2, 3, 4)
+_CALL_STAGES = (Stage.WIRING, Stage.BIND, Stage.FORWARD, Stage.HOOK)
 
 
 class Findings:
@@ -34,19 +33,17 @@ class Findings:
 
     def for_calls(self) -> str | None:
         """The finding for a hook or op that is called too rarely."""
-        able = [
-            one
-            for one in self.order
-            if one["stage"] in _CALL_STAGES and one["severity"] != NOTE and one["id"] not in _NOT_ABOUT_CALLS
-        ]
-        return next((one["id"] for one in able), None)
+        able = (one for one in self.order if one["stage"] in _CALL_STAGES and one["severity"] != NOTE)
+        return next((one["id"] for one in able if _about_calls(one["id"])), None)
 
     def for_wiring(self, prefer: Iterable[str] = ()) -> str | None:
         """The finding for an engine that is put together otherwise."""
         for cause in prefer:
             if self.has(cause):
                 return cause
-        return next((o["id"] for o in self.order if o["stage"] == 0 and o["severity"] != NOTE), None)
+        return next(
+            (o["id"] for o in self.order if o["stage"] == Stage.WIRING and o["severity"] != NOTE), None
+        )
 
     def for_accounts(self, rises: Mapping[str, float]) -> str | None:
         """The finding for a ledger: the cause of the account that grew most and has one."""
@@ -55,6 +52,12 @@ class Findings:
             if rises[account] > 0 and cause and self.has(cause):
                 return cause
         return None
+
+
+def _about_calls(ident: str) -> bool:
+    """Whether a cause keeps hooks from being called; one that this kvtrace does not know may."""
+    cause = CATALOGUE.get(ident)
+    return cause is None or cause.about_calls
 
 
 def explanations(report: Report, causes: Iterable[str | None]) -> dict[str, Explanation]:

@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.text import Text
 
 from kvtrace.ledger.model import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED
-from kvtrace.ledger.stage import Stage
 from kvtrace.render.content import account_label
 from kvtrace.render.wording import clean, pad, wrap
 from kvtrace.story.listing import Listing
 from kvtrace.story.model import Call, Entry, Moment, Pair, Range, RankStep, Story
+from kvtrace.terms import Stage
 from kvtrace.words import count, duration, percent, plural, size
 
 MAX_CHUNKS = 24

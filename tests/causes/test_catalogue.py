@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace.causes.cause import SEVERITIES
 from kvtrace.causes.claims import Turn
 from kvtrace.causes.registry import CATALOGUE, CLAIMS, ORDER, RULES
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
-from kvtrace.ledger.stage import Stage
 from kvtrace.render.pages import main, pages
+from kvtrace.terms import SEVERITIES, Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "causes"

@@ -13,10 +13,10 @@ import pytest
 from kvtrace.causes import model as causes
 from kvtrace.ledger import model as ledger
 from kvtrace.ledger.run_file import RunFile
-from kvtrace.ledger.stage import Stage
 from kvtrace.report.build import assemble
 from kvtrace.report.model import MAX_COVERAGE_ROWS, MAX_REQUEST_ROWS
 from kvtrace.report.read import check_report
+from kvtrace.terms import Stage
 from kvtrace.trace import facts
 
 ENDED = 1_000_000_005 * 10**9

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import LIMIT, SAVES, Cause
+from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.prompts import ABORTED, nothing_else_explains
 from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import LIMIT, Stage
 from kvtrace.words import capital, count, of_all, plural
 
 CAUSE = Cause(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import FAULT, Cause
+from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Results
 from kvtrace.ledger.run_file import ListedProcess
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import FAULT, Stage
 from kvtrace.words import count, listed
 
 CAUSE = Cause(

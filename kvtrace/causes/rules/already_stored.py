@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case, Piece, stored_before
-from kvtrace.causes.cause import LIMIT, SAVES, Cause
+from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.prompts import held
 from kvtrace.causes.model import Results
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import LIMIT, Stage
 from kvtrace.words import plural
 
 CAUSE = Cause(

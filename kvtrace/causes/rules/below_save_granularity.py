@@ -6,13 +6,13 @@ import statistics
 from collections import Counter
 
 from kvtrace.causes.case import Case, Piece, Request
-from kvtrace.causes.cause import FAULT, LIMIT, SAVES, Cause
+from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Event, Finding, Results
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import FAULT, LIMIT, Stage
 from kvtrace.words import count, listed, of_all, percent, plural
 
 CAUSE = Cause(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import FAULT, NOTE, Cause
+from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Results
 from kvtrace.ledger.model import SAVED, ConfigKeys, Engine
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import FAULT, NOTE, Stage
 from kvtrace.words import listed, plural
 
 CAUSE = Cause(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.evidence.steps import bodies, product
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import FAULT, Stage
 from kvtrace.versions import NEWEST, since
 from kvtrace.words import count, plural
 

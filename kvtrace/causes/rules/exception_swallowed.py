@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import FAULT, NOTE, SAVES, Cause
+from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
 from kvtrace.causes.model import Event, Results
@@ -11,7 +11,7 @@ from kvtrace.ledger.effects import HARMLESS
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import NOT_OBSERVED, Swallowed
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import FAULT, NOTE, Stage
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(

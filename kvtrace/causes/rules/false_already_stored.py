@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case, Piece, Request, after_empty, stored_before
-from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import FAULT, Stage
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, of_all, plural
 

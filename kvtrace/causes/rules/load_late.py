@@ -5,11 +5,12 @@ from __future__ import annotations
 from statistics import median
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.load_model import LoadOf
 from kvtrace.ledger.model import LOADED
+from kvtrace.terms import NOTE
 from kvtrace.words import count, plural
 
 CAUSE = Cause(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import FAULT, LOADS, Cause
+from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.load_model import NOT_LOADED
 from kvtrace.ledger.model import LOADED
+from kvtrace.terms import FAULT
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(

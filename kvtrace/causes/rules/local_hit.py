@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Results
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.model import LOCAL_HIT
+from kvtrace.terms import NOTE
 from kvtrace.words import count, percent
 
 CAUSE = Cause(

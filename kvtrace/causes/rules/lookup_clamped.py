@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import LIMIT, LOADS, NOTE, Cause
+from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
@@ -18,6 +18,7 @@ from kvtrace.ledger.load_model import (
     LoadOf,
 )
 from kvtrace.ledger.model import CLAMPED
+from kvtrace.terms import LIMIT, NOTE
 from kvtrace.words import count, plural
 
 CAUSE = Cause(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import LIMIT, LOADS, Cause
+from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.model import MISSED
+from kvtrace.terms import LIMIT
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.model import Results
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import FAULT, Stage
 from kvtrace.words import listed, plural
 
 CAUSE = Cause(

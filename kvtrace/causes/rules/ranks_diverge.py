@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.model import Event, Results
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import FAULT, Stage
 from kvtrace.words import of_all, plural
 
 CAUSE = Cause(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.hook_time import not_slow, per_step, share, slow_ranks
 from kvtrace.causes.model import Results
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import NOTE, Stage
 from kvtrace.words import percent
 
 CAUSE = Cause(

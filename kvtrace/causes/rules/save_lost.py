@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import FAULT, Stage
 from kvtrace.words import count, plural
 
 CAUSE = Cause(

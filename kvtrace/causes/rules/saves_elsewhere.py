@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Results
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import NOTE, Stage
 from kvtrace.words import listed
 
 CAUSE = Cause(

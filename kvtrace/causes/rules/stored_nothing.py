@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import FAULT, Stage
 from kvtrace.words import count, plural
 
 CAUSE = Cause(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Results
 from kvtrace.ledger.device import BEHIND_NS, Waits
+from kvtrace.terms import NOTE
 from kvtrace.trace.format import HOOKS
 from kvtrace.words import count, plural
 

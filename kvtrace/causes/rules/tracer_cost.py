@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import NOTE, Cause
+from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Results
+from kvtrace.terms import NOTE
 from kvtrace.words import count, percent
 
 CAUSE = Cause(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Case
-from kvtrace.causes.cause import FAULT, SAVES, Cause
+from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.model import Finding, Results
 from kvtrace.ledger.model import Connector, Engine
-from kvtrace.ledger.stage import Stage
+from kvtrace.terms import FAULT, Stage
 from kvtrace.trace.facts import KvTransfer
 from kvtrace.words import listed
 
