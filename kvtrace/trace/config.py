@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 TIMINGS = ("off", "sampled", "full")
@@ -15,7 +15,7 @@ TIMINGS = ("off", "sampled", "full")
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """How one run is recorded.
+    """How one run is recorded. Its text has a member for each field; what has a default may be missing.
 
     Attributes:
         dir: the run directory; spools go to its folder ``spool``.
@@ -44,30 +44,19 @@ class AgentConfig:
         value = json.loads(text)
         if not isinstance(value, dict) or not isinstance(value.get("dir"), str):
             raise ValueError("no object with a 'dir'")
-        timing = str(value.get("device_timing") or cls.device_timing)
-        if timing not in TIMINGS:
+        given = {
+            field.name: type(field.default)(value[field.name])
+            for field in fields(cls)
+            if field.default is not MISSING and value.get(field.name) is not None
+        }
+        config = cls(Path(value["dir"]), bytes.fromhex(value.get("salt") or new_salt().hex()), **given)
+        if config.device_timing not in TIMINGS:
             raise ValueError(f"'device_timing' is none of {', '.join(TIMINGS)}")
-        return cls(
-            dir=Path(value["dir"]),
-            salt=bytes.fromhex(value.get("salt") or new_salt().hex()),
-            run=str(value.get("run") or ""),
-            limit_bytes=int(value.get("limit_bytes") or cls.limit_bytes),
-            device_timing=timing,
-            budget=float(value.get("budget") or cls.budget),
-        )
+        return config
 
     def to_text(self) -> str:
         """The text of the variable (:data:`kvtrace.CONFIG_VARIABLE`)."""
-        return json.dumps(
-            {
-                "dir": str(self.dir),
-                "salt": self.salt.hex(),
-                "run": self.run,
-                "limit_bytes": self.limit_bytes,
-                "device_timing": self.device_timing,
-                "budget": self.budget,
-            }
-        )
+        return json.dumps({**vars(self), "dir": str(self.dir), "salt": self.salt.hex()})
 
 
 def new_salt() -> bytes:
