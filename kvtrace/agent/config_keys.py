@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import Fact, Role
+from kvtrace.trace.facts import ConfigKeys
+from kvtrace.trace.format import Role
 
 _ATTRIBUTE = "kv_connector_extra_config"
 _MAX_KEYS = 200
@@ -89,7 +90,7 @@ class _Noted:
     def __init__(self, notes: ReadNotes, role: Role) -> None:
         self.notes = notes
         self.role = role
-        self.given = [key for key in dict.keys(notes) if isinstance(key, str)][:_MAX_KEYS]
+        self.given = tuple(key for key in dict.keys(notes) if isinstance(key, str))[:_MAX_KEYS]
         self.index = 0
         """Of the connector, in this process."""
         self.written = -1
@@ -134,10 +135,11 @@ def step_ended(role: Role) -> None:
 def _write(noted: _Noted) -> None:
     read = set(noted.notes.read_keys)
     noted.written = len(read)
-    value = {
-        "connector": noted.index,
-        "given": noted.given,
-        "read": [key for key in noted.given if key in read],
-        "asked": sorted(key for key in read - set(noted.given) if isinstance(key, str))[:_MAX_KEYS],
-    }
-    AGENT.fact(Fact.CONFIG_KEYS, value, noted.role)
+    asked = sorted(key for key in read - set(noted.given) if isinstance(key, str))
+    fact = ConfigKeys(
+        connector=noted.index,
+        given=noted.given,
+        read=tuple(key for key in noted.given if key in read),
+        asked=tuple(asked[:_MAX_KEYS]),
+    )
+    AGENT.fact(fact, noted.role)

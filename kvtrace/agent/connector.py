@@ -13,17 +13,19 @@ from __future__ import annotations
 import copyreg
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 from kvtrace.agent import config_keys, logs, owners, swallowed, wrappers
-from kvtrace.agent.connector_facts import describe, resolves
+from kvtrace.agent.connector_facts import fact_of, resolves
 from kvtrace.agent.device import wanted
 from kvtrace.agent.hook_records import PARENT_ATTRIBUTE, argument
 from kvtrace.agent.site import INDEX_ATTRIBUTE, Site
 from kvtrace.agent.state import AGENT, where_raised
 from kvtrace.trace import hooks
-from kvtrace.trace.format import Fact, Role
+from kvtrace.trace.facts import Connector
+from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_text
 
 _next_index = 1
@@ -47,10 +49,10 @@ def traced(
             return already
         index, _next_index = _next_index, _next_index + 1
         base = type(connector)
-        fact = describe(connector, base, role, configured, parent, index)
-        fact["resolves"] = resolves(base, module_path, configured)
-        fact["proxy"] = _install(connector, base, role, index, parent)
-        AGENT.fact(Fact.CONNECTOR, fact, role)
+        fact = fact_of(connector, role, configured, parent, index)
+        found = resolves(base, module_path, configured)
+        proxy = _install(connector, base, role, index, parent)
+        AGENT.fact(replace(fact, resolves=found, proxy=proxy), role)
         owners.register(connector, index)
         for child in _children(connector):
             traced(child, role, type(child).__name__, parent=index)
@@ -62,28 +64,17 @@ def traced(
 
 def creation_failed(role: Role, configured: str | None, error: BaseException) -> None:
     """Note that the factory, or the connector's constructor, raised."""
-    AGENT.fact(
-        Fact.CONNECTOR,
-        {
-            "ordinal": 0,
-            "role": role.name.lower(),
-            "parent": None,
-            "configured": configured,
-            "class": "",
-            "module": "",
-            "file": "",
-            "ok": False,
-            "error_type": type(error).__name__,
-            "error": mask_text(str(error))[:1000],
-            "where": where_raised(error),
-            "proxy": "none",
-            "noop": [],
-            "overrides": [],
-            "ints": {},
-            "engine_tag": None,
-        },
-        role,
+    fact = Connector(
+        ordinal=0,
+        role=role.name.lower(),
+        configured=configured,
+        ok=False,
+        error_type=type(error).__name__,
+        error=mask_text(str(error))[:1000],
+        where=where_raised(error),
+        proxy="none",
     )
+    AGENT.fact(fact, role)
 
 
 def _children(connector: Any) -> list[Any]:

@@ -10,33 +10,37 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from kvtrace.agent.config_keys import ReadNotes
-from kvtrace.agent.facts import get
+from kvtrace.agent.describe import get
 from kvtrace.trace import hooks
+from kvtrace.trace.facts import Connector
 from kvtrace.trace.format import Role
 
 _MAX_INTS = 32
 
 
-def describe(
-    connector: Any, base: type, role: Role, configured: str | None, parent: int | None, index: int
-) -> dict[str, Any]:
-    return {
-        "ordinal": index,
-        "role": role.name.lower(),
-        "parent": parent,
-        "configured": configured,
-        "class": base.__name__,
-        "module": base.__module__,
-        "file": getattr(sys.modules.get(base.__module__), "__file__", None) or "",
-        "ok": True,
-        "error_type": None,
-        "error": None,
-        "noop": [name for name in hooks.NAMES if does_nothing(getattr(base, name, None))],
-        "overrides": [name for name in hooks.NAMES if _defined_by_user(base, name)],
-        "ints": _integers(connector),
-        "engine_tag": None,
-        "requires_piecewise": requires_piecewise(connector, base),
-    }
+def fact_of(connector: Any, role: Role, configured: str | None, parent: int | None, index: int) -> Connector:
+    """The fact of a connector that has no proxy yet.
+
+    Args:
+        configured: the name under which it was asked for.
+        parent: index of the connector that it is inside of.
+        index: its index in this process.
+    """
+    base = type(connector)
+    return Connector(
+        ordinal=index,
+        role=role.name.lower(),
+        parent=parent,
+        configured=configured,
+        cls=base.__name__,
+        module=base.__module__,
+        file=getattr(sys.modules.get(base.__module__), "__file__", None) or "",
+        ok=True,
+        noop=tuple(name for name in hooks.NAMES if does_nothing(getattr(base, name, None))),
+        overrides=tuple(name for name in hooks.NAMES if _defined_by_user(base, name)),
+        ints=_integers(connector),
+        requires_piecewise=requires_piecewise(connector, base),
+    )
 
 
 def resolves(live: type, module_path: str | None, name: str | None) -> bool | None:

@@ -25,12 +25,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.agent import facts
+from kvtrace.agent import describe
 from kvtrace.agent.budget import Sampler
 from kvtrace.agent.codegen import generate
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock, complain
-from kvtrace.trace.format import DETAIL_IS_OP, Fact, Flag, Kind, Role, pack_head
+from kvtrace.trace.facts import DeviceTiming
+from kvtrace.trace.format import DETAIL_IS_OP, Flag, Kind, Role, pack_head
 from kvtrace.trace.ops import Op
 
 _LEAST_PAIRS, _MOST_PAIRS = 64, 4096
@@ -51,7 +52,7 @@ def _kvt_wrapper({parameters}):
 def wanted() -> bool:
     """Whether calls of this process are to be wrapped for timing. Touches no device."""
     config = AGENT.config
-    return config is not None and config.device_timing != "off" and facts.platform() == "cuda"
+    return config is not None and config.device_timing != "off" and describe.platform() == "cuda"
 
 
 class Pair:
@@ -127,11 +128,7 @@ class Device:
             return
         self._cuda = cuda
         self._sampler = Sampler(config.device_timing, config.budget)
-        value = {
-            "mode": config.device_timing, "budget": config.budget, "on": True, "pairs": self._pairs,
-            "why": "",
-        }  # fmt: skip
-        AGENT.fact(Fact.DEVICE, value, Role.WORKER, standing="device")
+        self._write_fact(True, self._pairs)
 
     def _give_up(self, error: BaseException) -> None:
         """No more timing in this process: one line in the report and one on stderr."""
@@ -141,10 +138,16 @@ class Device:
         self._steps.clear()
         try:
             why = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            AGENT.fact(Fact.DEVICE, {"on": False, "why": why}, Role.WORKER, standing="device")
+            self._write_fact(False, 0, why)
             complain(f"device times are not taken in process {AGENT.pid}: {why}")
         except Exception:
             AGENT.failed("device timing")
+
+    def _write_fact(self, on: bool, pairs: int, why: str = "") -> None:
+        config = AGENT.config
+        if config is not None:
+            fact = DeviceTiming(config.device_timing, config.budget, on, pairs, why)
+            AGENT.fact(fact, Role.WORKER, standing="device")
 
     # --- steps ----------------------------------------------------------------------------
 

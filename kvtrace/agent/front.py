@@ -6,9 +6,10 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import facts, graphs
+from kvtrace.agent import describe, graphs
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import Fact, Role
+from kvtrace.trace.facts import ClientId, EngineArgs
+from kvtrace.trace.format import Role
 
 
 def wrap_engine_args(module: ModuleType) -> None:
@@ -19,8 +20,8 @@ def wrap_engine_args(module: ModuleType) -> None:
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             AGENT.set_role(Role.FRONT, "front")
-            given = {**facts.engine_args(self), **graphs.asked(self)}
-            AGENT.fact(Fact.ENGINE_ARGS, {"given": given}, Role.FRONT, standing="args")
+            given = {**describe.engine_args(self), **graphs.asked(self)}
+            AGENT.fact(EngineArgs(given), Role.FRONT, standing="args")
         except Exception:
             AGENT.failed("create_engine_config")
         return original(self, *args, **kwargs)
@@ -41,8 +42,7 @@ def wrap_input_processor(module: ModuleType) -> None:
             request = kwargs.get("request", args[-1] if args else None)
             client, engine = getattr(request, "external_req_id", None), getattr(request, "request_id", None)
             if client and engine:
-                value = {"client": client, "engine": engine}
-                AGENT.fact(Fact.CLIENT_ID, value, Role.FRONT, flush=not AGENT.scheduler_writes)
+                AGENT.fact(ClientId(client, engine), Role.FRONT, flush=not AGENT.scheduler_writes)
         except Exception:
             AGENT.failed("assign_request_id")
         return result

@@ -16,13 +16,15 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import facts
+from kvtrace.agent import describe
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import STEP_SHIFT, Fact, Role
+from kvtrace.trace.facts import Graphs
+from kvtrace.trace.format import STEP_SHIFT, Role
 
 FULL = 2
 _captured = 0
-_told: set[tuple[int, int]] = set()
+_written: set[tuple[int, int]] = set()
+"""(engine tag, process) whose GRAPHS fact is written."""
 
 
 def wrap_forward_context(module: ModuleType) -> None:
@@ -81,7 +83,7 @@ def capturing_probe() -> Callable[[], bool]:
     """``torch.cuda.is_current_stream_capturing`` on CUDA; elsewhere nothing is ever captured."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     probe = getattr(cuda, "is_current_stream_capturing", None)
-    return probe if probe is not None and facts.platform() == "cuda" else (lambda: False)
+    return probe if probe is not None and describe.platform() == "cuda" else (lambda: False)
 
 
 def _captures() -> int:
@@ -96,23 +98,20 @@ def step_begins(wrapper: Any, step: int) -> None:
     global _captured
     _captured = _captures()
     key = (step >> STEP_SHIFT, AGENT.pid)
-    if not step or key in _told:
+    if not step or key in _written:
         return
-    _told.add(key)
+    _written.add(key)
     config = getattr(wrapper, "vllm_config", None)
     runner = getattr(getattr(wrapper, "worker", None), "model_runner", None)
-    AGENT.fact(
-        Fact.GRAPHS,
-        {
-            "tag": step >> STEP_SHIFT,
-            # By now the attention backend's support has been taken into account.
-            "mode": facts.plain(facts.get(config, "compilation_config.cudagraph_mode")),
-            "captured": _captured,
-            "breakable": os.environ.get("VLLM_USE_BREAKABLE_CUDAGRAPH") == "1",
-            "v2": type(runner).__module__.startswith("vllm.v1.worker.gpu."),
-        },
-        Role.WORKER,
+    fact = Graphs(
+        tag=step >> STEP_SHIFT,
+        # By now the attention backend's support has been taken into account.
+        mode=describe.plain(describe.get(config, "compilation_config.cudagraph_mode")),
+        captured=_captured,
+        breakable=os.environ.get("VLLM_USE_BREAKABLE_CUDAGRAPH") == "1",
+        v2=type(runner).__module__.startswith("vllm.v1.worker.gpu."),
     )
+    AGENT.fact(fact, Role.WORKER)
 
 
 def captured_in_step() -> bool:
@@ -123,6 +122,6 @@ def captured_in_step() -> bool:
 def asked(args: Any) -> dict[str, Any]:
     """What the engine's arguments ask of CUDA graphs, before vLLM decides."""
     config = getattr(args, "compilation_config", None)
-    named = config if isinstance(config, dict) else {"cudagraph_mode": facts.get(config, "cudagraph_mode")}
+    named = config if isinstance(config, dict) else {"cudagraph_mode": describe.get(config, "cudagraph_mode")}
     mode = named.get("cudagraph_mode")
-    return {"compilation_config.cudagraph_mode": facts.plain(mode)} if mode is not None else {}
+    return {"compilation_config.cudagraph_mode": describe.plain(mode)} if mode is not None else {}

@@ -23,7 +23,8 @@ from typing import Any
 from kvtrace.agent import owners
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, get_ident, where_raised
-from kvtrace.trace.format import Fact, Role
+from kvtrace.trace.facts import Log, Swallowed
+from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_text
 
 MAX_FACTS = 100
@@ -92,21 +93,18 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
     error = _exception(record) if hook == "thread" else None
     if error is not None:
         _caught_in_thread(error, index, count)
-    AGENT.fact(
-        Fact.LOG,
-        {
-            "logger": record.name,
-            "level": record.levelname,
-            "message": _message(record),
-            "hook": hook,
-            "layer": layer,
-            "step": AGENT.worker.step,
-            "connector": index,
-            "shown": _shown(logger, record.levelno),
-            "count": count,
-        },
-        Role.WORKER,
+    fact = Log(
+        logger=record.name,
+        level=record.levelname,
+        message=_message(record),
+        hook=hook,
+        layer=layer,
+        step=AGENT.worker.step,
+        connector=index,
+        shown=_shown(logger, record.levelno),
+        count=count,
     )
+    AGENT.fact(fact, Role.WORKER)
 
 
 def _exception(record: logging.LogRecord) -> BaseException | None:
@@ -117,22 +115,16 @@ def _exception(record: logging.LogRecord) -> BaseException | None:
 
 
 def _caught_in_thread(error: BaseException, index: int, count: int) -> None:
-    AGENT.fact(
-        Fact.SWALLOWED,
-        {
-            "hook": "thread",
-            "layer": None,
-            "step": 0,
-            "connector": index,
-            "type": type(error).__name__,
-            "message": mask_text(str(error)[:2000])[:500],
-            "where": where_raised(error),
-            "observed_calls": 0,
-            "count": count,
-            "logged": True,
-        },
-        Role.WORKER,
+    fact = Swallowed(
+        hook="thread",
+        connector=index,
+        type=type(error).__name__,
+        message=mask_text(str(error)[:2000])[:500],
+        where=where_raised(error),
+        count=count,
+        logged=True,
     )
+    AGENT.fact(fact, Role.WORKER)
 
 
 def _hook() -> tuple[str, int, str | None] | None:

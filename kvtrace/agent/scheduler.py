@@ -13,9 +13,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import config_keys, facts, prefixes
+from kvtrace.agent import config_keys, describe, prefixes
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.trace.format import STEP_SHIFT, Fact, Flag, Kind, Role, pack_head
+from kvtrace.trace.format import STEP_SHIFT, Flag, Kind, Role, pack_head
 
 STEP_ATTRIBUTE = "_kvtrace_step"
 _STATE_ATTRIBUTE = "_kvtrace_state"
@@ -76,8 +76,8 @@ def _around(
 def _created(self: Any, t0: int, result: Any, *args: Any) -> None:
     state = _steps(self)
     AGENT.scheduler.current = self
-    AGENT.set_role(Role.SCHEDULER, f"scheduler-dp{facts.dp_rank(self.vllm_config)}")
-    AGENT.fact(Fact.ENGINE, {"tag": state.tag, **facts.engine(self)}, Role.SCHEDULER)
+    AGENT.set_role(Role.SCHEDULER, f"scheduler-dp{describe.dp_rank(self.vllm_config)}")
+    AGENT.fact(describe.engine(self, state.tag), Role.SCHEDULER)
 
 
 def _before_schedule(self: Any, t0: int, *args: Any, **kwargs: Any) -> None:
@@ -128,7 +128,7 @@ def _chunks(self: Any, state: _Steps, scheduled: dict[str, int], t: int, thread:
                 start,
                 inside,
                 prompt,
-                facts.block_size(self),
+                describe.block_size(self),
             )
         )
         if end >= prompt:
@@ -143,7 +143,7 @@ def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: 
     _steps(self).prefilling[req_id] = prompt
     key = AGENT.config.salt if AGENT.config is not None else b""
     key = prefixes.key_of(request, key)
-    found = prefixes.digests(request.prompt_token_ids, facts.block_size(self), key)
+    found = prefixes.digests(request.prompt_token_ids, describe.block_size(self), key)
     head = pack_head(Kind.REQUEST, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
     limit = int(getattr(request, "max_tokens", -1) or -1)
     ident = AGENT.request_id(req_id)

@@ -7,7 +7,8 @@ import functools
 from typing import Any
 
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import Fact, Role
+from kvtrace.trace.facts import StartFailed
+from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_text
 
 _OF_WRAPPER = ("init_device", "initialize_from_config")
@@ -51,10 +52,6 @@ def _failed(stage: str, error: BaseException) -> None:
     try:
         # torch adds paragraphs of advice below its message
         message = mask_text(next(iter(str(error).strip().splitlines()), ""))[:300]
-        AGENT.fact(
-            Fact.START_FAILED,
-            {"stage": stage, "type": type(error).__name__, "message": message},
-            Role.WORKER,
-        )
+        AGENT.fact(StartFailed(stage, type(error).__name__, message), Role.WORKER)
     except Exception:
         AGENT.failed(stage)

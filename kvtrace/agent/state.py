@@ -21,7 +21,8 @@ from typing import Any
 from kvtrace import __version__
 from kvtrace.trace import format as fmt
 from kvtrace.trace.config import AgentConfig
-from kvtrace.trace.format import Fact, Role, Stop
+from kvtrace.trace.facts import AgentError, AnyFact, Header, HookException
+from kvtrace.trace.format import Role, Stop
 from kvtrace.trace.mask import mask_argv, mask_text
 from kvtrace.trace.writer import Recorder
 
@@ -93,7 +94,7 @@ class Agent:
         self.ids: dict[str, int] = {}
         """Layer names and other long-lived strings -> NAME ids of the open spool."""
         self.threads: dict[int, int] = _Threads()
-        self.standing_facts: dict[tuple[int, object], tuple[Fact, dict[str, Any], int]] = {}
+        self.standing_facts: dict[tuple[int, object], tuple[AnyFact, int]] = {}
         """Facts that hold until further notice; repeated into each spool that is opened."""
         self._failures = 0
         self._exceptions = 0
@@ -109,7 +110,7 @@ class Agent:
             folder = config.dir / fmt.SPOOL_DIR
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             name = f"process-{self.pid}-{secrets.token_hex(4)}{fmt.SPOOL_SUFFIX}"
-            self.recorder = Recorder(folder / name, self._header(config), config.limit_bytes)
+            self.recorder = Recorder(folder / name, self._header(config.run), config.limit_bytes)
         except OSError as error:
             self.recorder = None
             self.add = _drop
@@ -121,8 +122,8 @@ class Agent:
         self.threads.clear()
         self.threads[get_ident()] = 0
         self.add = self.recorder.add
-        for fact, value, role in list(self.standing_facts.values()):
-            self.recorder.fact(fact, value, role)
+        for document, role in list(self.standing_facts.values()):
+            self.recorder.fact(document, role)
         self.recorder.flush()
 
     def close(self) -> None:
@@ -170,22 +171,22 @@ class Agent:
             os.rename(recorder.path, target)
             recorder.path = target
 
-    def _header(self, config: AgentConfig) -> dict[str, object]:
-        return {
-            "kvtrace": __version__,
-            "run": config.run,
-            "pid": self.pid,
-            "ppid": os.getppid(),
-            "role": _guess_role(),
-            "process": multiprocessing.current_process().name,
-            "python": ".".join(str(part) for part in sys.version_info[:3]),
-            "executable": sys.executable,
-            "argv": mask_argv(list(sys.argv))[:64],
-            "host": socket.gethostname(),
-            "wall_ns": time.time_ns(),
-            "perf_ns": clock(),
-            "vllm": _vllm_version(),
-        }
+    def _header(self, run: str) -> Header:
+        return Header(
+            kvtrace=__version__,
+            run=run,
+            pid=self.pid,
+            ppid=os.getppid(),
+            role=_guess_role(),
+            process=multiprocessing.current_process().name,
+            python=".".join(str(part) for part in sys.version_info[:3]),
+            executable=sys.executable,
+            argv=tuple(mask_argv(list(sys.argv))[:64]),
+            host=socket.gethostname(),
+            wall_ns=time.time_ns(),
+            perf_ns=clock(),
+            vllm=_vllm_version(),
+        )
 
     # --- recording -----------------------------------------------------------------------
 
@@ -227,15 +228,13 @@ class Agent:
         """Small index of the calling thread; 0 is the one that opened the spool."""
         return self.threads[get_ident()]
 
-    def fact(
-        self, fact: Fact, value: dict[str, Any], role: Role, standing: object = None, flush: bool = True
-    ) -> None:
-        """Write a JSON fact; ``standing`` is its identity where it must outlive this spool."""
+    def fact(self, document: AnyFact, role: Role, standing: object = None, flush: bool = True) -> None:
+        """Write a fact; ``standing`` is its identity where it must outlive this spool."""
         if standing is not None:
-            self.standing_facts[(int(fact), standing)] = (fact, value, int(role))
+            self.standing_facts[(int(document.CODE), standing)] = (document, int(role))
         recorder = self.live()
         if recorder is not None:
-            recorder.fact(fact, value, int(role))
+            recorder.fact(document, int(role))
             if flush:
                 recorder.flush()
 
@@ -256,20 +255,17 @@ class Agent:
         self._exceptions += 1
         if self._exceptions > _MAX_EXCEPTION_FACTS:
             return
-        self.fact(
-            Fact.EXCEPTION,
-            {
-                "hook": hook,
-                "layer": layer,
-                "step": step,
-                "connector": index,
-                "type": type(error).__name__,
-                "message": mask_text(str(error))[:500],
-                "where": where_raised(error),
-                "count_so_far": self._exceptions,
-            },
-            Role.WORKER,
+        fact = HookException(
+            hook=hook,
+            layer=layer,
+            step=step,
+            connector=index,
+            type=type(error).__name__,
+            message=mask_text(str(error))[:500],
+            where=where_raised(error),
+            count_so_far=self._exceptions,
         )
+        self.fact(fact, Role.WORKER)
 
     def failed(self, where: str, error: BaseException | None = None) -> None:
         """The agent itself failed. Says so in the trace; after a few times it goes silent."""
@@ -279,9 +275,9 @@ class Agent:
             if self._failures > _MAX_FAILURES:
                 return
             text = f"{type(error).__name__}: {error} at {where_raised(error)}" if error else "?"
-            self.fact(Fact.AGENT_ERROR, {"where": where, "error": text[:500]}, Role.FRONT)
+            self.fact(AgentError(where, text[:500]), Role.FRONT)
             if self._failures == _MAX_FAILURES:
-                self.fact(Fact.AGENT_ERROR, {"where": "agent", "error": "turned off"}, Role.FRONT)
+                self.fact(AgentError("agent", "turned off"), Role.FRONT)
                 if self.recorder is not None:
                     self.recorder.stop(Stop.AGENT_ERROR)
                 self.add = _drop

@@ -21,7 +21,7 @@ from kvtrace.agent import logs, owners
 from kvtrace.agent.owners import Owner
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, get_ident
-from kvtrace.trace.format import Fact
+from kvtrace.trace import facts
 from kvtrace.trace.mask import mask_text
 
 MAX_FACTS = 100
@@ -170,22 +170,19 @@ class Swallowed:
         _seen[key] = count
         if count > 16 and count & (count - 1):
             return
-        AGENT.fact(
-            Fact.SWALLOWED,
-            {
-                "hook": self._hook,
-                "layer": layer,
-                "step": step,
-                "connector": self._index,
-                "type": name,
-                "message": mask_text(_text(error)[:2000])[:500],
-                "where": where,
-                "observed_calls": _observed[(self._hook, self._index)],
-                "count": count,
-                "logged": logs.emitted() > self._logged,
-            },
-            self._role,
+        fact = facts.Swallowed(
+            hook=self._hook,
+            layer=layer,
+            step=step,
+            connector=self._index,
+            type=name,
+            message=mask_text(_text(error)[:2000])[:500],
+            where=where,
+            observed_calls=_observed[(self._hook, self._index)],
+            count=count,
+            logged=logs.emitted() > self._logged,
         )
+        AGENT.fact(fact, self._role)
 
 
 def _text(error: BaseException) -> str:

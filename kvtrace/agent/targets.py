@@ -14,7 +14,8 @@ from types import ModuleType
 from kvtrace.agent import connector, front, graphs, ops, scheduler, worker
 from kvtrace.agent.imports import when_imported
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import Fact, Role
+from kvtrace.trace import facts
+from kvtrace.trace.format import Role
 from kvtrace.versions import since
 
 
@@ -172,16 +173,5 @@ def install_all() -> None:
 
 
 def _report(target: Target, status: str, detail: str) -> None:
-    AGENT.fact(
-        Fact.TARGET,
-        {
-            "id": target.id,
-            "module": target.module,
-            "attr": target.attr,
-            "status": status,
-            "detail": detail,
-            "versions": target.versions,
-        },
-        Role.FRONT,
-        standing=target.id,
-    )
+    fact = facts.Target(target.id, target.module, target.attr, status, detail, target.versions)
+    AGENT.fact(fact, Role.FRONT, standing=target.id)

@@ -11,7 +11,7 @@ import json
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import config_keys, facts, graphs, startup
+from kvtrace.agent import config_keys, describe, graphs, startup
 from kvtrace.agent.device import DEVICE
 from kvtrace.agent.hook_records import DECLARED_ATTRIBUTE
 from kvtrace.agent.kvwatch import CACHES
@@ -21,7 +21,6 @@ from kvtrace.trace.format import (
     DETAIL_IS_OP,
     UNKNOWN,
     WORDS,
-    Fact,
     Flag,
     Kind,
     Role,
@@ -58,13 +57,13 @@ def _wrap_initialize(cls: Any) -> None:
 
 def _ready(wrapper: Any, kv_cache_config: Any) -> None:
     global _next_ordinal
-    value = facts.worker(wrapper, kv_cache_config)
-    AGENT.set_role(Role.WORKER, f"worker-r{value['rank']}")
-    AGENT.fact(Fact.WORKER, {"tag": 0, "ordinal": _next_ordinal, **value}, Role.WORKER)
+    fact = describe.worker(wrapper, kv_cache_config, _next_ordinal)
     _next_ordinal += 1
-    context = facts.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
+    AGENT.set_role(Role.WORKER, f"worker-r{fact.rank}")
+    AGENT.fact(fact, Role.WORKER)
+    context = describe.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
     CACHES.configure(kv_cache_config, context)
-    DEVICE.open(len(value["kv_layers"]))
+    DEVICE.open(len(fact.kv_layers))
     _wrap_sampling(wrapper.worker)
 
 

@@ -18,12 +18,10 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from kvtrace.trace import format as fmt
-from kvtrace.trace.format import Fact, Kind, Stop
-
-_FLUSH_WORDS = 512 * fmt.WORDS
+from kvtrace.trace.facts import AnyFact, Header
+from kvtrace.trace.format import Kind, Stop
 
 
 class Recorder:
@@ -31,14 +29,14 @@ class Recorder:
 
     Args:
         path: the file to create (must not exist).
-        header: process facts, written as JSON into the head.
+        header: the process that writes, as JSON in the head.
         limit_bytes: size at which ``full`` turns true; callers then collapse quiet steps.
 
     Raises:
         OSError: the file cannot be created.
     """
 
-    def __init__(self, path: Path, header: dict[str, object], limit_bytes: int) -> None:
+    def __init__(self, path: Path, header: Header, limit_bytes: int) -> None:
         self.path = path
         self.limit_bytes = limit_bytes
         self.size = 0
@@ -52,7 +50,7 @@ class Recorder:
         self._next_name = 1
         self._ceiling = max(limit_bytes * 2, limit_bytes + (64 << 20))
         self.add: Callable[[Sequence[int]], None] = self._buffer.extend
-        self._write(fmt.pack_header(header))
+        self._write(fmt.pack_header(header.to_json()))
 
     def name(self, text: str) -> int:
         """The id of a string, given once and written before its first use."""
@@ -75,19 +73,16 @@ class Recorder:
         """Drop a string that will not come again (a finished request): memory stays bounded."""
         self._names.pop(text, None)
 
-    def fact(self, fact: Fact, value: dict[str, Any], role: int = 0) -> None:
-        body = json.dumps(value, separators=(",", ":"), default=str).encode("utf-8", "replace")
-        self._text(fmt.pack_head(Kind.FACT, role, fact), time.perf_counter_ns(), body)
+    def fact(self, document: AnyFact, role: int = 0) -> None:
+        text = json.dumps(document.to_json(), separators=(",", ":"), default=str)
+        head = fmt.pack_head(Kind.FACT, role, document.CODE)
+        self._text(head, time.perf_counter_ns(), text.encode("utf-8", "replace"))
 
     def _text(self, head: int, word1: int, body: bytes) -> None:
         # One extend for all of it: no other thread's record can come between.
         words = [head, word1, len(body), zlib.crc32(body), 0, 0, 0, 0]
         words.extend(fmt.payload_words(body))
         self._buffer.extend(words)
-
-    def maybe_flush(self) -> None:
-        if len(self._buffer) >= _FLUSH_WORDS:
-            self.flush()
 
     def flush(self) -> None:
         """Write what has been added. Safe from any thread; the loser of a race leaves its

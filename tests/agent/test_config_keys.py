@@ -7,7 +7,7 @@ import json
 import pickle
 from types import SimpleNamespace
 
-from kvtrace.agent import config_keys, facts
+from kvtrace.agent import config_keys, describe
 from kvtrace.agent.config_keys import ReadNotes
 from kvtrace.agent.connector import wrap_factory
 from kvtrace.trace.format import Fact, Role
@@ -66,7 +66,7 @@ def test_what_the_connector_reads_is_written_and_again_when_it_reads_more(trace)
     transfer = SimpleNamespace(kv_connector="Reading", kv_connector_extra_config={**EXTRA, "api_key": "k"})
     config = SimpleNamespace(kv_transfer_config=transfer)
     connector = KVConnectorFactory.create_connector(config, SimpleNamespace(name="WORKER"))
-    facts.kv_transfer(config)  # our own reading does not count
+    describe.kv_transfer(config)  # our own reading does not count
     config_keys.step_ended(Role.WORKER)
     connector.wait_for_save()
     config_keys.step_ended(Role.WORKER)

@@ -20,6 +20,7 @@ from kvtrace.agent.connector import traced
 from kvtrace.agent.device import Device
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.config import AgentConfig
+from kvtrace.trace.facts import DeviceTiming
 from kvtrace.trace.format import HOOK_CODE, OP_CODE, QUIET_IS_OP, Fact, Flag, Kind, Role
 from kvtrace.trace.reader import code, detail, flags, kind
 
@@ -266,7 +267,8 @@ def test_a_device_that_fails_costs_one_line_and_no_call(
     assert answers == ["result"] * 3
     assert capsys.readouterr().err.count("\n") == 1
     last = trace.facts(Fact.DEVICE)[-1]
-    assert last == {"on": False, "why": "RuntimeError: CUDA error: out of memory"}
+    why = "RuntimeError: CUDA error: out of memory"
+    assert last == DeviceTiming("full", 0.01, on=False, pairs=0, why=why).to_json()
     assert trace.facts(Fact.AGENT_ERROR) == [] and not device.on
 
 

@@ -18,14 +18,14 @@ import json, sys
 from pathlib import Path
 from kvtrace.agent.connector import traced
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.config import AgentConfig  # noqa: E402
+from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.format import Role, Fact
 from agent import fakes, swallowing
 written = []
 class Recorder:
     size, alive = 0, True
     def name(self, text): return 1
-    def fact(self, fact, value, role=0): written.append((int(fact), value))
+    def fact(self, document, role=0): written.append((int(document.CODE), document.to_json()))
     def flush(self): pass
 AGENT.config = AgentConfig(Path("."), b"k" * 16, "t", 1)
 AGENT.recorder = Recorder()

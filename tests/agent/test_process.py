@@ -13,7 +13,8 @@ import pytest
 from kvtrace.agent import worker
 from kvtrace.agent.connector import traced
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import HOOK_CODE, Fact, Kind, Role
+from kvtrace.trace.facts import Target
+from kvtrace.trace.format import HOOK_CODE, Kind, Role
 from kvtrace.trace.reader import Spool, code, kind, spool_paths
 
 from . import fakes
@@ -48,14 +49,15 @@ def test_a_forked_child_opens_its_own_spool_when_it_has_something_to_write(trace
 
 
 def test_standing_facts_are_in_every_spool_that_is_opened(trace, tmp_path):
-    AGENT.fact(Fact.TARGET, {"id": "x", "status": "found"}, Role.FRONT, standing="x")
+    target = Target(id="x", status="found")
+    AGENT.fact(target, Role.FRONT, standing="x")
     AGENT.close()
     AGENT.open(AGENT.config)
     spools = [Spool(path) for path in spool_paths(trace.run_dir)]
     assert len(spools) == 2
     for spool in spools:
         assert not list(spool.chunks()) or spool.info().end == "trailer"
-        assert [value for _, _, value in spool.facts] == [{"id": "x", "status": "found"}]
+        assert [value for _, _, value in spool.facts] == [target.to_json()]
 
 
 def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:

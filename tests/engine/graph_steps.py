@@ -18,7 +18,7 @@ import torch
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.platforms import current_platform
 
-from kvtrace.agent import facts
+from kvtrace.agent import describe
 from kvtrace.agent.plugin import activate
 
 LAYERS = ("layers.0.attn", "layers.1.attn")
@@ -51,7 +51,7 @@ def capture(graph: Graph, **_: Any) -> Any:
 torch.cuda.CUDAGraph = Graph
 torch.cuda.graph = capture
 torch.cuda.is_current_stream_capturing = lambda: stream.capturing
-facts.platform = lambda: "cuda"  # what the agent asks; vLLM's own platform stays what it is
+describe.platform = lambda: "cuda"  # what the agent asks; vLLM's own platform stays what it is
 type(current_platform).get_global_graph_pool = lambda self: None
 
 activate()

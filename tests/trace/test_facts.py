@@ -62,3 +62,37 @@ def test_a_later_document_adds_to_an_earlier_one() -> None:
     later = facts.Engine(tag=7, connector=3)
     assert ENGINE.updated(later).connector == 3 and ENGINE.updated(later).vllm == "0.32.0"
     assert facts.Engine().updated(ENGINE) == ENGINE
+
+
+# The keys of each document on disk, in the order in which they are written. Append, never rename: spools
+# of older versions hold them.
+KEYS = {
+    facts.Header: "kvtrace run pid ppid role process python executable argv host wall_ns perf_ns vllm",
+    facts.Target: "id module attr status detail versions",
+    facts.Engine: "tag vllm torch platform model dp_rank tp pp dp block_size hash_block_size "
+    "max_num_batched_tokens max_num_scheduled_tokens max_num_seqs max_model_len prefix_caching "
+    "chunked_prefill async_scheduling enforce_eager cudagraph_mode compilation_mode scheduler kv_transfer "
+    "connector_created connector kv_groups",
+    facts.KvTransfer: "connector role module_path engine_id extra",
+    facts.KvGroup: "kind block_size layers",
+    facts.Worker: "tag ordinal rank local_rank tp_rank pp_rank dp_rank worker_class runner_class device "
+    "kv_layers direct_call backends connector_live connector",
+    facts.Connector: "ordinal role parent configured class module file ok error_type error where proxy noop "
+    "overrides ints engine_tag resolves requires_piecewise",
+    facts.EngineArgs: "given",
+    facts.HookException: "hook layer step connector type message where count_so_far",
+    facts.AgentError: "where error",
+    facts.ClientId: "client engine",
+    facts.Swallowed: "hook layer step connector type message where observed_calls count logged",
+    facts.Log: "logger level message hook layer step connector shown count",
+    facts.ConfigKeys: "connector given read asked",
+    facts.DeviceTiming: "mode budget on pairs why",
+    facts.Graphs: "tag mode captured breakable v2",
+    facts.StartFailed: "stage type message",
+}
+
+
+@pytest.mark.parametrize("kind", KEYS, ids=lambda kind: kind.__name__)
+def test_the_keys_on_disk_stay(kind: type[facts.Document]) -> None:
+    assert set(facts.FACTS.values()) <= set(KEYS)
+    assert list(kind().to_json()) == KEYS[kind].split()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
@@ -18,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtrace.trace import format as fmt
-from kvtrace.trace.format import Fact, Kind, Stop
+from kvtrace.trace.facts import EngineArgs, Header
+from kvtrace.trace.format import Kind, Stop
 from kvtrace.trace.reader import Spool, SpoolError, kind
 from kvtrace.trace.writer import Recorder
 
-HEADER = {"pid": 1, "role": "worker"}
+HEADER = Header(pid=1, role="worker")
 word = st.integers(-(1 << 63), (1 << 63) - 1)
 fixed_kind = st.sampled_from([k for k in Kind if k not in (Kind.END, Kind.NAME, Kind.BYTES, Kind.FACT)])
 record = st.tuples(
@@ -46,7 +46,7 @@ def write(path: Path, items: list[tuple[str, object]], close: bool = False) -> N
         elif what == "name":
             recorder.name(value)  # type: ignore[arg-type]
         else:
-            recorder.fact(Fact.ENGINE, value)  # type: ignore[arg-type]
+            recorder.fact(EngineArgs(value))  # type: ignore[arg-type]
     if close:
         recorder.stop(Stop.CLEAN)
     else:
@@ -69,7 +69,9 @@ def test_what_is_written_is_read_back(tmp_path_factory, items, chunk, close):
     expected = [value for what, value in items if what == "record"]
     data = rows[kind(rows[:, 0]) != Kind.TRAILER]
     assert data.tolist() == expected
-    assert [value for _, _, value in spool.facts] == [value for what, value in items if what == "fact"]
+    assert [value for _, _, value in spool.facts] == [
+        {"given": value} for what, value in items if what == "fact"
+    ]
     assert set(spool.names.values()) == {
         value.encode("utf-8", "replace").decode("utf-8", "replace") for what, value in items if what == "name"
     }
@@ -194,6 +196,7 @@ def test_a_failing_write_stops_the_recording_and_is_not_raised(tmp_path):
         import resource, signal
         from pathlib import Path
         from kvtrace.trace import format as fmt
+        from kvtrace.trace.facts import Header
         from kvtrace.trace.writer import Recorder
         recorder = Recorder(Path({str(tmp_path / "a.kvt")!r}), {HEADER!r}, 1 << 30)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -231,6 +234,7 @@ def test_what_was_flushed_survives_sigkill(tmp_path):
         import sys, time
         from pathlib import Path
         from kvtrace.trace import format as fmt
+        from kvtrace.trace.facts import Header
         from kvtrace.trace.writer import Recorder
         recorder = Recorder(Path({str(path)!r}), {HEADER!r}, 1 << 30)
         for n in range(1, 1001):
@@ -297,9 +301,9 @@ def test_the_head_word_keeps_its_parts_apart():
 
 
 def test_the_header_is_json_that_survives_odd_values(tmp_path):
-    recorder = Recorder(tmp_path / "a.kvt", {"argv": ["é", "\n"], "odd": Path("/x")}, 1 << 20)
-    recorder.stop(Stop.CLEAN)
-    assert Spool(tmp_path / "a.kvt").header == json.loads('{"argv": ["é", "\\n"], "odd": "/x"}')
+    header = Header(argv=("é", "\n"), host=Path("/x"))  # type: ignore[arg-type]
+    Recorder(tmp_path / "a.kvt", header, 1 << 20).stop(Stop.CLEAN)
+    assert Spool(tmp_path / "a.kvt").header == {**header.to_json(), "argv": ["é", "\n"], "host": "/x"}
 
 
 def test_the_format_page_is_up_to_date():

@@ -1,4 +1,4 @@
-"""What is configured and live, read off vLLM's own objects as plain JSON values.
+"""What is configured and live: facts of an engine and of a worker, read off vLLM's own objects.
 
 Every reader tolerates missing attributes: names differ between versions, and a fact that
 cannot be read is left out (None), never guessed.
@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from kvtrace.agent.site import INDEX_ATTRIBUTE
+from kvtrace.trace.facts import Engine, KvGroup, KvTransfer, Worker
 from kvtrace.trace.mask import mask_mapping, mask_text
 
 
@@ -59,18 +60,18 @@ def _version(module: str) -> str | None:
     return str(version) if version is not None else None
 
 
-def kv_transfer(config: Any) -> dict[str, Any] | None:
+def kv_transfer(config: Any) -> KvTransfer | None:
     transfer = getattr(config, "kv_transfer_config", None)
     if transfer is None:
         return None
     extra = getattr(transfer, "kv_connector_extra_config", None) or {}
-    return {
-        "connector": plain(getattr(transfer, "kv_connector", None)),
-        "role": plain(getattr(transfer, "kv_role", None)),
-        "module_path": plain(getattr(transfer, "kv_connector_module_path", None)),
-        "engine_id": plain(getattr(transfer, "engine_id", None)),
-        "extra": mask_mapping(_jsonable(extra)),
-    }
+    return KvTransfer(
+        connector=plain(getattr(transfer, "kv_connector", None)),
+        role=plain(getattr(transfer, "kv_role", None)),
+        module_path=plain(getattr(transfer, "kv_connector_module_path", None)),
+        engine_id=plain(getattr(transfer, "engine_id", None)),
+        extra=mask_mapping(_jsonable(extra)),
+    )
 
 
 def _jsonable(value: Any, depth: int = 0) -> Any:
@@ -84,88 +85,92 @@ def _jsonable(value: Any, depth: int = 0) -> Any:
     return plain(value)
 
 
-def kv_groups(kv_cache_config: Any) -> list[dict[str, Any]]:
+def kv_groups(kv_cache_config: Any) -> tuple[KvGroup, ...]:
+    """The KV cache groups of vLLM's KVCacheConfig."""
     groups = []
     for group in getattr(kv_cache_config, "kv_cache_groups", None) or ():
         spec = getattr(group, "kv_cache_spec", None)
         groups.append(
-            {
-                "kind": type(spec).__name__,
-                "block_size": plain(getattr(spec, "block_size", None)),
-                "layers": [str(name) for name in getattr(group, "layer_names", ())],
-            }
+            KvGroup(
+                kind=type(spec).__name__,
+                block_size=plain(getattr(spec, "block_size", None)),
+                layers=tuple(str(name) for name in getattr(group, "layer_names", ())),
+            )
         )
-    return groups
+    return tuple(groups)
 
 
-def engine(scheduler: Any) -> dict[str, Any]:
-    """Facts of one Scheduler instance and the engine it schedules for."""
+def engine(scheduler: Any, tag: int) -> Engine:
+    """One Scheduler instance, of that tag, and the engine it schedules for."""
     config = scheduler.vllm_config
     connector = getattr(scheduler, "connector", None)
-    return {
-        "vllm": _version("vllm"),
-        "torch": _version("torch"),
-        "platform": platform(),
-        "model": mask_text(str(get(config, "model_config.model", ""))),
-        "dp_rank": dp_rank(config),
-        "tp": get(config, "parallel_config.tensor_parallel_size", 1),
-        "pp": get(config, "parallel_config.pipeline_parallel_size", 1),
-        "dp": get(config, "parallel_config.data_parallel_size", 1),
-        "block_size": block_size(scheduler),
-        "hash_block_size": plain(getattr(scheduler, "hash_block_size", None)),
-        "max_num_batched_tokens": get(config, "scheduler_config.max_num_batched_tokens"),
-        "max_num_scheduled_tokens": plain(getattr(scheduler, "max_num_scheduled_tokens", None)),
-        "max_num_seqs": get(config, "scheduler_config.max_num_seqs"),
-        "max_model_len": get(config, "model_config.max_model_len"),
-        "prefix_caching": bool(get(config, "cache_config.enable_prefix_caching", False)),
-        "chunked_prefill": bool(get(config, "scheduler_config.enable_chunked_prefill", False)),
-        "async_scheduling": bool(get(config, "scheduler_config.async_scheduling", False)),
-        "enforce_eager": bool(get(config, "model_config.enforce_eager", False)),
-        "cudagraph_mode": plain(get(config, "compilation_config.cudagraph_mode")),
-        "compilation_mode": plain(
+    return Engine(
+        tag=tag,
+        vllm=_version("vllm"),
+        torch=_version("torch"),
+        platform=platform(),
+        model=mask_text(str(get(config, "model_config.model", ""))),
+        dp_rank=dp_rank(config),
+        tp=get(config, "parallel_config.tensor_parallel_size", 1),
+        pp=get(config, "parallel_config.pipeline_parallel_size", 1),
+        dp=get(config, "parallel_config.data_parallel_size", 1),
+        block_size=block_size(scheduler),
+        hash_block_size=plain(getattr(scheduler, "hash_block_size", None)),
+        max_num_batched_tokens=get(config, "scheduler_config.max_num_batched_tokens"),
+        max_num_scheduled_tokens=plain(getattr(scheduler, "max_num_scheduled_tokens", None)),
+        max_num_seqs=get(config, "scheduler_config.max_num_seqs"),
+        max_model_len=get(config, "model_config.max_model_len"),
+        prefix_caching=bool(get(config, "cache_config.enable_prefix_caching", False)),
+        chunked_prefill=bool(get(config, "scheduler_config.enable_chunked_prefill", False)),
+        async_scheduling=bool(get(config, "scheduler_config.async_scheduling", False)),
+        enforce_eager=bool(get(config, "model_config.enforce_eager", False)),
+        cudagraph_mode=plain(get(config, "compilation_config.cudagraph_mode")),
+        compilation_mode=plain(
             get(config, "compilation_config.mode", get(config, "compilation_config.level"))
         ),
-        "scheduler": type(scheduler).__name__,
-        "kv_transfer": kv_transfer(config),
-        "connector_created": connector is not None,
-        "connector": getattr(connector, INDEX_ATTRIBUTE, None),
-        "kv_groups": kv_groups(getattr(scheduler, "kv_cache_config", None)),
-    }
+        scheduler=type(scheduler).__name__,
+        kv_transfer=kv_transfer(config),
+        connector_created=connector is not None,
+        connector=getattr(connector, INDEX_ATTRIBUTE, None),
+        kv_groups=kv_groups(getattr(scheduler, "kv_cache_config", None)),
+    )
 
 
-def worker(wrapper: Any, kv_cache_config: Any) -> dict[str, Any]:
-    """Facts of one worker, once its KV cache exists.
+def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> Worker:
+    """One worker, once its KV cache exists.
 
     Args:
         wrapper: vLLM's WorkerWrapperBase.
         kv_cache_config: this rank's KVCacheConfig.
+        ordinal: number of the worker in this process.
     """
     inner = getattr(wrapper, "worker", None)
     config = getattr(wrapper, "vllm_config", None)
-    layers = [name for group in kv_groups(kv_cache_config) for name in group["layers"]]
+    layers = tuple(name for group in kv_groups(kv_cache_config) for name in group.layers)
     context = get(config, "compilation_config.static_forward_context", {})
     known = {name: context[name] for name in layers if name in context}
     state = sys.modules.get("vllm.distributed.kv_transfer.kv_transfer_state")
     connector = getattr(state, "_KV_CONNECTOR_AGENT", None)
-    return {
-        "rank": plain(getattr(inner, "rank", getattr(wrapper, "global_rank", 0))),
-        "local_rank": plain(getattr(inner, "local_rank", None)),
-        "tp_rank": _group_rank("get_tp_group"),
-        "pp_rank": _group_rank("get_pp_group"),
-        "dp_rank": dp_rank(config),
-        "worker_class": f"{type(inner).__module__}.{type(inner).__qualname__}",
-        "runner_class": _qualified(getattr(inner, "model_runner", None)),
-        "device": str(getattr(inner, "device", "")) or None,
-        "kv_layers": layers,
-        "direct_call": {
+    return Worker(
+        ordinal=ordinal,
+        rank=plain(getattr(inner, "rank", getattr(wrapper, "global_rank", 0))),
+        local_rank=plain(getattr(inner, "local_rank", None)),
+        tp_rank=_group_rank("get_tp_group"),
+        pp_rank=_group_rank("get_pp_group"),
+        dp_rank=dp_rank(config),
+        worker_class=f"{type(inner).__module__}.{type(inner).__qualname__}",
+        runner_class=_qualified(getattr(inner, "model_runner", None)),
+        device=str(getattr(inner, "device", "")) or None,
+        kv_layers=layers,
+        direct_call={
             name: bool(layer.use_direct_call)
             for name, layer in known.items()
             if hasattr(layer, "use_direct_call")
         },
-        "backends": {name: backend for name, layer in known.items() if (backend := _backend(layer))},
-        "connector_live": connector is not None,
-        "connector": getattr(connector, INDEX_ATTRIBUTE, None),
-    }
+        backends={name: backend for name, layer in known.items() if (backend := _backend(layer))},
+        connector_live=connector is not None,
+        connector=getattr(connector, INDEX_ATTRIBUTE, None),
+    )
 
 
 def _qualified(value: Any) -> str | None:
