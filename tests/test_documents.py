@@ -14,6 +14,7 @@ import typer
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.cli.app import app
 from kvtrace.trace import hooks
+from kvtrace.versions import NEWEST
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -183,3 +184,7 @@ def test_hooks_that_the_readme_names_are_in_the_table() -> None:
     part = text_of(ROOT / "README.md").partition("the connector's hooks (")[2].partition(")")[0]
     named = re.findall(r"`(\w+)`", part)
     assert named and set(named) <= set(hooks.NAMES)
+
+
+def test_the_readme_names_the_versions_of_the_table_of_targets() -> None:
+    assert f"covers 0.11.1 to {NEWEST} by their sources" in text_of(ROOT / "README.md")

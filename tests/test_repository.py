@@ -163,6 +163,17 @@ def test_imports_have_no_circle() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}) == {"a", "b", "c"}
 
 
+def test_the_map_for_contributors_is_the_same() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(?:kvtrace/)?(\w+)/` \| .* \|(.*)\|$", text, re.MULTILINE)
+    rooms = {name: set(re.findall(r"`(\w+)`", may)) for name, may in rows}
+    assert {name: rooms.get(name) for name in MAY_IMPORT} == MAY_IMPORT
+    assert set(rooms) - set(MAY_IMPORT) == {"scenarios", "reports", "scripts", "tests"}
+    assert {path.parent.name for path in PACKAGE.glob("*/*.py")} == set(MAY_IMPORT)
+    for path in PACKAGE.glob("*.py"):
+        assert path.stem.startswith("__") or f"`{path.stem}`" in text
+
+
 @pytest.mark.parametrize("piece", sorted(set(MAY_IMPORT) - {"agent"}))
 def test_only_the_agent_may_import_what_it_observes(piece: str) -> None:
     for path in (PACKAGE / piece).rglob("*.py"):

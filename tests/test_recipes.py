@@ -1,0 +1,238 @@
+"""The recipes of CONTRIBUTING.md, followed on a copy of the package as far as a program can.
+
+A step says where its code block goes: "New file PATH", or "In PATH, after (before, in place of) LINE", where
+that line stands once. A block of ``sh`` is run in the copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SUPPORT = (ROOT / "tests" / "ledger", ROOT / "tests" / "agent")
+COPIED = ("kvtrace", "docs", "scripts")
+
+_BLOCK = re.compile(r"^   ```(\w+)\n(.*?)^   ```$", re.MULTILINE | re.DOTALL)
+_WHERE = re.compile(
+    r"(?P<new>New file) `(?P<made>[^`]+)`"
+    r"|In `(?P<path>[^`]+)`.*?(?P<how>after|before|in place of)\s+`(?P<at>[^`]+)`",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a recipe with its code block."""
+
+    path: str
+    """"" for a command."""
+    how: str
+    """new file, after, before, in place of; run for a command."""
+    at: str
+    block: str
+
+
+def steps(title: str) -> Iterator[Step]:
+    """The steps of a recipe that have a code block, in order."""
+    part = CONTRIBUTING.partition(f"\n### {title}\n")[2]
+    assert part, f"CONTRIBUTING.md has no recipe '{title}'"
+    part = re.split(r"^#{2,3} ", part, maxsplit=1, flags=re.MULTILINE)[0]
+    for text in re.split(r"^\d+\. ", part, flags=re.MULTILINE)[1:]:
+        found = _BLOCK.search(text)
+        if found is None:
+            continue
+        block = (
+            textwrap.dedent(re.sub(r"^   ", "", found[2], flags=re.MULTILINE))
+            if found[1] == "sh"
+            else (re.sub(r"^   ", "", found[2], flags=re.MULTILINE))
+        )
+        if found[1] == "sh":
+            yield Step("", "run", "", block.strip())
+            continue
+        where = _WHERE.search(text[: found.start()])
+        assert where, f"{title}: where does this block go? {text[:80]}"
+        if where["new"]:
+            yield Step(where["made"], "new file", "", block)
+        else:
+            yield Step(where["path"], where["how"], where["at"], block)
+
+
+@dataclass
+class Copy:
+    """A copy of the package, in which recipes are followed."""
+
+    root: Path
+
+    def follow(self, title: str, **words: str) -> list[str]:
+        """Do the steps; ``words`` stand for words in capitals of its commands. Returns what they printed."""
+        printed = [self.do(step, words) for step in steps(title)]
+        for verb in (["check"], ["format", "--check"]):
+            self.run(
+                "-m", "ruff", *verb, "-q", "--no-cache", "--config", str(ROOT / "pyproject.toml"), "kvtrace"
+            )
+        return printed
+
+    def do(self, step: Step, words: dict[str, str]) -> str:
+        if step.how == "run":
+            command = shlex.split(step.block)
+            assert command[0] == "python"
+            return self.run(*(words.get(word, word) for word in command[1:])).stdout
+        path = self.root / step.path
+        if step.how == "new file":
+            assert not path.exists(), step.path
+            path.write_text(step.block, encoding="utf-8")
+            return ""
+        text = path.read_text(encoding="utf-8")
+        lines = f"\n{text}"
+        at = f"\n{step.at}\n"
+        assert lines.count(at) == 1, f"{step.path}: {lines.count(at)} times: {step.at!r}"
+        put = {
+            "after": f"{at}{step.block}",
+            "before": f"\n{step.block}{step.at}\n",
+            "in place of": f"\n{step.block}",
+        }[step.how]
+        path.write_text(lines.replace(at, put)[1:], encoding="utf-8")
+        return ""
+
+    def run(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Python in the copy."""
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=self.root,
+            env={
+                "PYTHONPATH": os.pathsep.join(map(str, (self.root, *SUPPORT))),
+                "COLUMNS": "100",
+                "NO_COLOR": "1",
+                "PATH": "/usr/bin:/bin",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    def python(self, code: str) -> str:
+        return self.run("-c", textwrap.dedent(code)).stdout
+
+    def kvtrace(self, *words: str, code: int = 0) -> str:
+        return self.run("-m", "kvtrace", *words, code=code).stdout
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    root = tmp_path / "copy"
+    for name in COPIED:
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("gpu"))
+    return Copy(root)
+
+
+def test_a_cause(copy: Copy, tmp_path: Path) -> None:
+    copy.follow("A cause")
+    page = copy.kvtrace("docs", "long-prompt-skipped")
+    assert page.startswith("# long-prompt-skipped\n") and "leaves longer ones out" in page
+    listed = copy.kvtrace("docs").splitlines()
+    at = [line.split()[0] for line in listed].index("long-prompt-skipped")
+    assert listed[at - 1].startswith("first-chunk-only")
+    pages = copy.root / "docs" / "causes"
+    assert "(long-prompt-skipped.md)" in (pages / "README.md").read_text(encoding="utf-8")
+    assert "Not yet seen live" in (pages / "long-prompt-skipped.md").read_text(encoding="utf-8")
+
+    serve = """
+store = lambda prompt, index, start, end, last: [Entry(prompt.id, end - start, prompt.length, start)]
+some = Policy(lambda prompt, *where: store(prompt, *where) if prompt.length <= LIMIT else [])
+sim.serve([Prompt(f"r{n}", n, digest=n) for n in (64, 96, 128, 256)], some)
+"""
+    report = run_of(copy, tmp_path / "shows", serve.replace("LIMIT", "96"))
+    assert report["ledger"]["saves"]["tokens"]["not-saved:long-prompt-skipped"] == 128 + 256
+    (finding,) = [one for one in report["findings"] if one["id"] == "long-prompt-skipped"]
+    assert (finding["severity"], finding["stage"], finding["requests"]) == ("limit", 1, 2)
+    assert "prompts longer than 96 tokens are left out" in report["verdict"]
+    healthy = run_of(copy, tmp_path / "twin", serve.replace("LIMIT", "999"))
+    assert not healthy["findings"]
+    assert "long-prompt-skipped" in {one["id"] for one in healthy["ruled_out"]}
+
+
+def test_a_flag_that_reaches_the_agent(copy: Copy, tmp_path: Path) -> None:
+    copy.follow("A CLI flag that reaches the agent")
+    child = (
+        "from kvtrace.agent.plugin import activate; from kvtrace.agent.state import AGENT\n"
+        "activate(); print(AGENT.config.note, AGENT.config.budget)"
+    )
+    run = ("-m", "kvtrace", "run", "-o", str(tmp_path / "run"), "--note", "a word")
+    assert copy.run(*run, "--", sys.executable, "-c", child).stdout == "a word 0.01\n"
+    assert "--note TEXT" in copy.kvtrace("run", "--help")
+
+
+def test_a_new_vllm_version_and_a_moved_target(copy: Copy, tmp_path: Path) -> None:
+    same = sources(tmp_path / "same", "0.34.0", {})
+    moved = sources(
+        tmp_path / "moved", "0.34.0", {"vllm.forward_context": ("vllm.v1.forward_context", "make")}
+    )
+    said = "".join(copy.follow("A new vLLM version", PATH=str(same)))
+    assert "vLLM 0.34.0: no targets missing" in said
+    page = (copy.root / "docs" / "causes" / "hook-raised.md").read_text(encoding="utf-8")
+    assert "0.8.5 .. 0.34.0" in page
+
+    check = ("scripts/check_targets.py", str(moved))
+    said = copy.run(*check, code=1).stdout
+    assert "no module vllm.forward_context" in said and "1 target missing" in said
+    copy.follow("A moved vLLM target")
+    said = copy.run(*check).stdout
+    assert "no targets missing" in said
+    assert re.search(r"^forward-context +not meant for it", said, re.MULTILINE)
+    assert re.search(r"^forward-context-new +ok", said, re.MULTILINE)
+
+
+def sources(folder: Path, version: str, moved: dict[str, tuple[str, str]]) -> Path:
+    """Sources of a vLLM that has what the table of targets relies on, and nothing else.
+
+    Args:
+        moved: module -> where it is instead, and what ``create`` is called there.
+    """
+    from kvtrace.agent.targets import TARGETS
+    from kvtrace.versions import NEWEST
+
+    modules: dict[str, dict[str, list[str]]] = {}
+    for target in TARGETS:
+        if target.versions.endswith(NEWEST):
+            where, create = moved.get(target.module, (target.module, "create"))
+            for line in target.expects:
+                dotted, _, parameters = line.replace("create_", f"{create}_").partition("(")
+                holder, _, name = dotted.rpartition(".")
+                modules.setdefault(where, {}).setdefault(holder, []).append(f"def {name}({parameters}: ...")
+    for module, holders in modules.items():
+        path = folder / f"{module.replace('.', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = holders.pop("", [])
+        for holder, methods in holders.items():
+            lines += [f"class {holder}:", *(f"    {method}" for method in methods)]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "vllm" / "__init__.py").write_text("")
+    (folder / "vllm" / "_version.py").write_text(f"version = '{version}'\n")
+    return folder
+
+
+def run_of(copy: Copy, folder: Path, body: str) -> Any:
+    """The report, made by the copy, of a synthetic run: ``body`` drives ``sim``."""
+    code = (
+        "import json\nfrom pathlib import Path\nfrom kvtrace.report.read import read_report\n"
+        f"from synth import *\nsim = Sim(Path({str(folder)!r}), layers=2)\n{body}\nsim.write()\n"
+        "print(json.dumps(read_report(sim.dir)))"
+    )
+    return json.loads(copy.run("-c", code).stdout)
