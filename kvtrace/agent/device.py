@@ -30,6 +30,7 @@ from kvtrace.agent.budget import Sampler
 from kvtrace.agent.codegen import generate
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock, complain
+from kvtrace.trace import rows
 from kvtrace.trace.facts import DeviceTiming
 from kvtrace.trace.format import DETAIL_IS_OP, Flag, Kind, Role, pack_head
 from kvtrace.trace.ops import Op
@@ -197,7 +198,10 @@ class Device:
             self._sampler.spent(now - began)
             own = step.own + now - began
             self._sampler.learned(own)
-            AGENT.add((_TIMED, now, step.step, calls, step.untimed, lost, own, step.busy))
+            row = rows.TimedStep(
+                _TIMED, now, step.step, calls, step.untimed, lost, own_ns=own, busy_ns=step.busy
+            )
+            AGENT.add(row)
 
     def _read(self, step: _Step) -> tuple[int, int]:
         """Write the step's DEVICE records; (calls with times, pairs given up)."""

@@ -44,7 +44,7 @@ from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.swallowed import Swallowed
 from kvtrace.agent.wayout import WaysOut, works_elsewhere
-from kvtrace.trace import hooks
+from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
 
 FIRST = 8
@@ -307,41 +307,45 @@ class _Call:
         worker = AGENT.worker
         purpose = self._hook.direction or Flag.STORE
         sample = worker.sample_store if purpose == Flag.STORE else worker.sample_load
-        rows: list[tuple[Flag, str | None, int]] = [
+        seen: list[tuple[Flag, str | None, int]] = [
             (direction, name, slots)
             for direction in (purpose, _OTHER[purpose])
             for name, slots in self._slots(direction)
         ]
-        if any(direction == Flag.STORE and slots > 0 for direction, _, slots in rows):
+        if any(direction == Flag.STORE and slots > 0 for direction, _, slots in seen):
             _seen_to_read.add(self._index)
         size, count, path, replaced = self._files.result()
-        if not any(direction == purpose for direction, _, _ in rows):
+        if not any(direction == purpose for direction, _, _ in seen):
             # Nothing of what the hook is for was seen.
-            rows.insert(0, (purpose, self._layer, self._nothing()))
+            seen.insert(0, (purpose, self._layer, self._nothing()))
         t = clock()
         key = AGENT.config.salt if AGENT.config is not None else b""
-        for at, (direction, name, slots) in enumerate(rows):
+        for at, (direction, name, slots) in enumerate(seen):
             marks = direction | Flag.REPLACED if replaced and not at else direction
             head = pack_head(Kind.EFFECT, Role.WORKER, self._hook.code, self._index, marks, AGENT.thread())
             ident = AGENT.id(name) if name else 0
-            whole = (size, count, digest_of(path, key) if path else 0) if not at else (UNKNOWN, UNKNOWN, 0)
-            AGENT.add((head, t, ident, step, slots, *whole))
+            row = rows.Effect(head, t, ident, step, slots, bytes=UNKNOWN, files=UNKNOWN, target=0)
+            if not at:  # what was written is the call's, not the layer's
+                target = digest_of(path, key) if path else 0
+                row = row._replace(bytes=size, files=count, target=target)
+            AGENT.add(row)
         if sample is not None:
             sample.calls += 1
             # what can't be told is not sampled for again and again either
-            if count or any(slots for _, _, slots in rows):
+            if count or any(slots for _, _, slots in seen):
                 sample.effect = True
 
     def _write_elsewhere(self, step: int) -> None:
         """Of a hook that is not for copying: what it copied, and work that it handed out of sight."""
-        rows = self._slots(Flag.STORE)
-        if not rows and (self._ways.handed_over or self._ways.native):
-            rows = [("", UNKNOWN)]
-        if any(slots > 0 for _, slots in rows):
+        seen = self._slots(Flag.STORE)
+        if not seen and (self._ways.handed_over or self._ways.native):
+            seen = [("", UNKNOWN)]
+        if any(slots > 0 for _, slots in seen):
             _seen_to_read.add(self._index)
         head = pack_head(Kind.EFFECT, Role.WORKER, self._hook.code, self._index, Flag.STORE, AGENT.thread())
-        for name, slots in rows:
-            AGENT.add((head, clock(), AGENT.id(name) if name else 0, step, slots, UNKNOWN, UNKNOWN, 0))
+        for name, slots in seen:
+            ident = AGENT.id(name) if name else 0
+            AGENT.add(rows.Effect(head, clock(), ident, step, slots, UNKNOWN, UNKNOWN, target=0))
 
     def _slots(self, direction: int) -> list[tuple[str, int]]:
         watch = self._watch

@@ -12,8 +12,8 @@ from typing import Any
 from kvtrace.agent import effect, graphs, metadata
 from kvtrace.agent.site import INDEX_ATTRIBUTE, Site
 from kvtrace.agent.state import AGENT, clock, get_ident
-from kvtrace.trace import hooks
-from kvtrace.trace.format import NONE_ANSWER, Flag, Kind, Role, pack_head
+from kvtrace.trace import hooks, rows
+from kvtrace.trace.format import NONE_ANSWER, UNKNOWN, Flag, Kind, Role, pack_head
 from kvtrace.trace.hooks import Hook
 
 PARENT_ATTRIBUTE = "_kvtrace_parent"
@@ -32,7 +32,8 @@ def raised(site: Site, layer: Any, t0: int, error: BaseException) -> None:
         step = AGENT.worker.step if role == Role.WORKER else AGENT.scheduler.step
         head = pack_head(Kind.HOOK, role, hook.code, index, Flag.RAISED, AGENT.thread())
         ident = AGENT.id(layer) if layer else 0
-        AGENT.add((head, t0, clock(), step, ident, -1, -1, AGENT.id(type(error).__name__)))
+        type_name = AGENT.id(type(error).__name__)
+        AGENT.add(rows.HookCall(head, t0, clock(), step, ident, UNKNOWN, UNKNOWN, extra=type_name))
         AGENT.exception(hook.name, layer, step, index, error)
         AGENT.flush()
     except Exception:
@@ -178,7 +179,7 @@ def _done(role: Role, step: int, t: int, sending: Any, receiving: Any, failed: A
             if (direction, req_id) not in recorded[1]:
                 recorded[1].add((direction, req_id))
                 with AGENT.passing_request(req_id) as ident:
-                    AGENT.add((head, t, ident, step, bad, 0, 0, 0))
+                    AGENT.add(rows.TransferDone(head, t, ident, step, failed=bad))
 
 
 def _connector_output(child: bool, t0: int, t1: int, connector: Any, result: Any, output: Any) -> Words:
@@ -192,7 +193,7 @@ def _request_finished(child: bool, t0: int, t1: int, connector: Any, result: Any
     if keeps and not child:
         head = pack_head(Kind.OPEN, Role.SCHEDULER, 0, 0, Flag.STORE, AGENT.thread())
         ident = AGENT.request_id(request.request_id)
-        AGENT.add((head, t1, ident, AGENT.scheduler.step, 0, 0, 0, 0))
+        AGENT.add(rows.TransferBegun(head, t1, ident, AGENT.scheduler.step))
     return 0, 0, -1, -1, 0
 
 
@@ -207,7 +208,7 @@ def _lookup(child: bool, t0: int, t1: int, connector: Any, result: Any, request:
     if not child:
         head = pack_head(Kind.LOOKUP, Role.SCHEDULER, 0, 0, flags, AGENT.thread())
         step, ident = AGENT.scheduler.step, AGENT.request_id(request.request_id)
-        AGENT.add((head, t0, t1, step, ident, int(local or 0), external, 0))
+        AGENT.add(rows.Lookup(head, t0, t1, step, ident, local=int(local or 0), external=external))
     return flags, 0, external if answer is not None else -1, 1, 0
 
 
@@ -216,7 +217,8 @@ def _alloc(child: bool, t0: int, t1: int, connector: Any, result: Any, request: 
     if not child:
         head = pack_head(Kind.ALLOC, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
         ident = AGENT.request_id(request.request_id)
-        AGENT.add((head, t0, t1, AGENT.scheduler.step, ident, external, -1, 0))
+        step = AGENT.scheduler.step
+        AGENT.add(rows.Allocation(head, t0, t1, step, ident, external=external, blocks=UNKNOWN))
     return 0, 0, external, 1, 0
 
 
@@ -231,7 +233,10 @@ def _build_meta(child: bool, t0: int, t1: int, connector: Any, result: Any, outp
         for entry in declared.entries:
             head = pack_head(Kind.META, Role.SCHEDULER, 0, 0, entry.direction, AGENT.thread())
             ident = AGENT.request_id(entry.req_id) if entry.req_id else 0
-            AGENT.add((head, t1, ident, step, entry.slots, entry.tokens, entry.start, 0))
+            row = rows.MetadataEntry(
+                head, t1, ident, step, slots=entry.slots, tokens=entry.tokens, start=entry.start
+            )
+            AGENT.add(row)
         setattr(output, DECLARED_ATTRIBUTE, declared.totals())
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 

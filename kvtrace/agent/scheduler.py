@@ -15,6 +15,7 @@ from typing import Any
 
 from kvtrace.agent import config_keys, describe, prefixes
 from kvtrace.agent.state import AGENT, clock
+from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Kind, Role, pack_head
 
 STEP_ATTRIBUTE = "_kvtrace_step"
@@ -119,18 +120,17 @@ def _chunks(self: Any, state: _Steps, scheduled: dict[str, int], t: int, thread:
         start = max(0, end - tokens)
         flags = Flag.RESUMED if getattr(request, "num_preemptions", 0) else 0
         inside = max(0, min(end, prompt) - start)
-        AGENT.add(
-            (
-                head | flags << 32,
-                t,
-                AGENT.request_id(req_id),
-                state.step,
-                start,
-                inside,
-                prompt,
-                describe.block_size(self),
-            )
+        row = rows.Chunk(
+            head | flags << 32,
+            t,
+            AGENT.request_id(req_id),
+            state.step,
+            start=start,
+            tokens=inside,
+            prompt=prompt,
+            block=describe.block_size(self),
         )
+        AGENT.add(row)
         if end >= prompt:
             done.append(req_id)
     for req_id in done:
@@ -147,18 +147,21 @@ def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: 
     head = pack_head(Kind.REQUEST, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
     limit = int(getattr(request, "max_tokens", -1) or -1)
     ident = AGENT.request_id(req_id)
-    AGENT.add((head, t0, ident, 0, prompt, found.prompt, found.aligned, limit))
+    row = rows.Arrival(
+        head, t0, ident, prompt=prompt, digest=found.prompt, prefix=found.aligned, max_tokens=limit
+    )
+    AGENT.add(row)
     head = pack_head(Kind.PREFIX, Role.SCHEDULER)
     for at in range(0, len(found.prefixes), 4):
         four = (*found.prefixes[at : at + 4], 0, 0, 0)[:4]
-        AGENT.add((head, ident, (at + 1) * found.stride, found.stride, *four))
+        AGENT.add(rows.Prefixes(head, ident, (at + 1) * found.stride, found.stride, *four))
 
 
 def _before_preempt(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) -> None:
     head = pack_head(Kind.PREEMPT, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
     step = AGENT.scheduler.step
     computed = int(request.num_computed_tokens)
-    AGENT.add((head, t0, AGENT.request_id(request.request_id), step, computed, 0, 0, 0))
+    AGENT.add(rows.Preemption(head, t0, AGENT.request_id(request.request_id), step, computed))
     _steps(self).prefilling[request.request_id] = request.num_prompt_tokens
 
 
@@ -180,9 +183,17 @@ def _before_free(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) ->
     status = getattr(request.status, "name", str(request.status))
     head = pack_head(Kind.FINISH, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
     step = AGENT.scheduler.step
-    ident = AGENT.request_id(req_id)
-    preemptions = int(getattr(request, "num_preemptions", 0))
-    AGENT.add((head, t0, ident, step, computed, output, AGENT.id(status), preemptions))
+    row = rows.Finish(
+        head,
+        t0,
+        AGENT.request_id(req_id),
+        step,
+        computed=computed,
+        output=output,
+        status_name=AGENT.id(status),
+        preemptions=int(getattr(request, "num_preemptions", 0)),
+    )
+    AGENT.add(row)
     _steps(self).prefilling.pop(req_id, None)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,7 @@ from kvtrace.agent.hook_records import DECLARED_ATTRIBUTE
 from kvtrace.agent.kvwatch import CACHES
 from kvtrace.agent.scheduler import STEP_ATTRIBUTE
 from kvtrace.agent.state import AGENT, clock
+from kvtrace.trace import rows
 from kvtrace.trace.format import (
     DETAIL_IS_OP,
     UNKNOWN,
@@ -180,36 +182,41 @@ def _end_of_step(raised: bool = False) -> None:
 _ODD = int(Flag.RAISED | Flag.NO_METADATA)
 
 
+def _records(words: list[int]) -> Iterator[rows.Row]:
+    return (rows.decode(words[at : at + WORDS]) for at in range(0, len(words), WORDS))
+
+
 def _quiet(words: list[int]) -> bool:
     """Nothing stored, loaded, raised or odd in this step's records."""
-    for at in range(0, len(words), WORDS):
-        head = words[at]
-        kind = head & 0xFF
-        if head >> 32 & _ODD or kind not in (Kind.HOOK, Kind.OP, Kind.EXEC):
+    for row in _records(words):
+        if rows.flags(row.head) & _ODD or not isinstance(row, (rows.HookCall, rows.OpCall, rows.Execution)):
             return False
-        if kind == Kind.HOOK and (words[at + 5] > 0 or words[at + 6] > 0):
+        if isinstance(row, rows.HookCall) and (row.slots > 0 or row.entries > 0):
             return False
     return True
 
 
 def _collapse(words: list[int]) -> list[int]:
-    """QUIET records: count, sum, min and max of durations per hook or op, and its layers."""
-    groups: dict[tuple[int, int], list[list[int]]] = {}
+    """QUIET records: count, sum, least and most of the durations per hook or op, and its layers."""
+    groups: dict[tuple[bool, int, int], list[rows.HookCall | rows.OpCall]] = {}
     out: list[int] = []
-    for at in range(0, len(words), WORDS):
-        row = words[at : at + WORDS]
-        kind = row[0] & 0xFF
-        if kind == Kind.EXEC:
-            out.extend(row)
+    for row in _records(words):
+        if isinstance(row, (rows.HookCall, rows.OpCall)):
+            key = (isinstance(row, rows.OpCall), rows.code(row.head), rows.detail(row.head))
+            groups.setdefault(key, []).append(row)
         else:
-            groups.setdefault((kind, row[0] >> 16 & 0xFFFF), []).append(row)
-    for (kind, code_and_detail), rows in groups.items():
-        durations = [row[2] - row[1] for row in rows]
-        layers = AGENT.id(json.dumps(sorted({row[4] for row in rows})))
-        code, detail = code_and_detail & 0xFF, code_and_detail >> 8
-        if kind == Kind.OP:
-            detail |= DETAIL_IS_OP
-        head = pack_head(Kind.QUIET, Role.WORKER, code, detail)
-        spread = (len(rows), sum(durations), min(durations), max(durations))
-        out.extend((head, rows[0][1], layers, rows[0][3], *spread))
+            out.extend(row)
+    for (is_op, code, detail), calls in groups.items():
+        durations = [call.t1 - call.t0 for call in calls]
+        quiet = rows.QuietCalls(
+            pack_head(Kind.QUIET, Role.WORKER, code, detail | (DETAIL_IS_OP if is_op else 0)),
+            calls[0].t0,
+            layer_set=AGENT.id(json.dumps(sorted({call.layer for call in calls}))),
+            step=calls[0].step,
+            count=len(calls),
+            total_ns=sum(durations),
+            least_ns=min(durations),
+            most_ns=max(durations),
+        )
+        out.extend(quiet)
     return out

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from kvtrace.trace.format import Kind
+from kvtrace.trace.format import UNKNOWN, Kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -139,11 +139,11 @@ class Arrival(NamedTuple):
     head: Word
     t: Word
     request: Word
-    spare3: Word
-    prompt: Word
-    digest: Word
-    prefix: Word
-    max_tokens: Word
+    spare3: Word = 0
+    prompt: Word = 0
+    digest: Word = 0
+    prefix: Word = 0
+    max_tokens: Word = UNKNOWN
 
 
 class Lookup(NamedTuple):

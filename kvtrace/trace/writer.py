@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvtrace.trace import format as fmt
+from kvtrace.trace import rows
 from kvtrace.trace.facts import AnyFact, Header
 from kvtrace.trace.format import Kind, Stop
 
@@ -61,7 +62,9 @@ class Recorder:
                 if ident is None:
                     ident = self._next_name
                     self._next_name += 1
-                    self._text(fmt.pack_head(Kind.NAME), ident, text.encode("utf-8", "replace"))
+                    data = text.encode("utf-8", "replace")
+                    head = fmt.pack_head(Kind.NAME)
+                    self._add_text(rows.Name(head, ident, len(data), zlib.crc32(data)), data)
                     self._names[text] = ident
         return ident
 
@@ -75,14 +78,13 @@ class Recorder:
 
     def fact(self, document: AnyFact, role: int = 0) -> None:
         text = json.dumps(document.to_json(), separators=(",", ":"), default=str)
+        data = text.encode("utf-8", "replace")
         head = fmt.pack_head(Kind.FACT, role, document.CODE)
-        self._text(head, time.perf_counter_ns(), text.encode("utf-8", "replace"))
+        self._add_text(rows.Document(head, time.perf_counter_ns(), len(data), zlib.crc32(data)), data)
 
-    def _text(self, head: int, word1: int, body: bytes) -> None:
+    def _add_text(self, announcement: rows.Name | rows.Document, data: bytes) -> None:
         # One extend for all of it: no other thread's record can come between.
-        words = [head, word1, len(body), zlib.crc32(body), 0, 0, 0, 0]
-        words.extend(fmt.payload_words(body))
-        self._buffer.extend(words)
+        self._buffer.extend([*announcement, *fmt.payload_words(data)])
 
     def flush(self) -> None:
         """Write what has been added. Safe from any thread; the loser of a race leaves its
@@ -130,8 +132,8 @@ class Recorder:
             whole = os.fstat(self._fd).st_size // fmt.RECORD_SIZE * fmt.RECORD_SIZE
             os.ftruncate(self._fd, whole)
             os.lseek(self._fd, whole, os.SEEK_SET)
-            head = fmt.pack_head(Kind.TRAILER, 0, why)
-            os.write(self._fd, struct.pack("<8q", head, time.perf_counter_ns(), self.lost, 0, 0, 0, 0, 0))
+            trailer = rows.Trailer(fmt.pack_head(Kind.TRAILER, 0, why), time.perf_counter_ns(), self.lost)
+            os.write(self._fd, struct.pack("<8q", *trailer))
         # The list stays the target of callers that hold ``add``; nothing may pile up in it.
         self._buffer.clear()
 
