@@ -25,7 +25,7 @@ from kvtrace.cli.run import run
 from kvtrace.cli.scenario import scenario
 from kvtrace.cli.why import why
 from kvtrace.errors import KvtraceError
-from kvtrace.render.wording import clean
+from kvtrace.render.layout import clean
 
 app = typer.Typer(
     name="kvtrace",

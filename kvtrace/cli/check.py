@@ -3,56 +3,82 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 from pathlib import Path
-from typing import Optional
 
 import typer
 
-from kvtrace.cli.output import emit, styled
+from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.errors import KvtraceError
+from kvtrace.gate.outcome import Outcome
+from kvtrace.render.formats import Format, page_formats
+from kvtrace.render.page import Page, Screen
+
+
+def _page(outcome: Outcome) -> Page:
+    from kvtrace.render.check import check_page
+
+    return check_page(outcome)
+
+
+def _junit(outcome: Outcome, screen: Screen) -> str:
+    from kvtrace.render.junit import junit_xml
+
+    return junit_xml(outcome)
+
+
+def _sarif(outcome: Outcome, screen: Screen) -> str:
+    from kvtrace.render.sarif import sarif_json
+
+    return sarif_json(outcome)
+
+
+TEXT, MARKDOWN, JSON = page_formats(_page, Outcome.document)
+JUNIT = Format("junit", "JUnit XML", _junit)
+SARIF = Format("sarif", "SARIF 2.1.0", _sarif)
+FORMATS = (TEXT, MARKDOWN, JSON, JUNIT, SARIF)
 
 
 def check(
     path: str = typer.Argument(..., metavar="PATH", help="A report.json, or a run directory of kvtrace run."),
-    baseline: Optional[str] = typer.Option(  # noqa: UP045 (typer on Python 3.10)
+    baseline: str | None = typer.Option(
         None, "--baseline", metavar="FILE", help="The contract that kvtrace baseline wrote."
     ),
-    minimum: Optional[list[str]] = typer.Option(  # noqa: UP045
+    minimum: list[str] | None = typer.Option(
         None,
         "--min",
         metavar="HOOK=SHARE",
         help="Least coverage of a hook in each layer, on each rank. Repeatable.",
     ),
-    min_saved_tokens: Optional[float] = typer.Option(  # noqa: UP045
+    min_saved_tokens: float | None = typer.Option(
         None,
         "--min-saved-tokens",
         metavar="SHARE",
         help="Least share saved of the tokens computed here (not counting decode that is never offered).",
     ),
-    forbid: Optional[list[str]] = typer.Option(  # noqa: UP045
+    forbid: list[str] | None = typer.Option(
         None, "--forbid", metavar="CAUSE", help="Fail on this finding; 'fault': on every fault. Repeatable."
     ),
-    allow: Optional[list[str]] = typer.Option(  # noqa: UP045
+    allow: list[str] | None = typer.Option(
         None, "--allow", metavar="CAUSE", help="Let this finding, and the tokens it costs, pass. Repeatable."
     ),
-    tolerance: Optional[float] = typer.Option(  # noqa: UP045
+    tolerance: float | None = typer.Option(
         None, "--tolerance", metavar="SHARE", help="How much worse a ledger share may be. [default: 0.02]"
     ),
-    config: Optional[Path] = typer.Option(  # noqa: UP045
+    config: Path | None = typer.Option(
         None,
         "--config",
         metavar="FILE",
         help="Rules. [default: kvtrace.toml or pyproject.toml, here or above]",
     ),
     no_config: bool = typer.Option(False, "--no-config", help="Look for no file of rules."),
-    junit: Optional[Path] = typer.Option(None, "--junit", metavar="FILE", help="Also write JUnit XML."),  # noqa: UP045
-    sarif: Optional[Path] = typer.Option(None, "--sarif", metavar="FILE", help="Also write SARIF 2.1.0."),  # noqa: UP045
+    junit: Path | None = typer.Option(None, "--junit", metavar="FILE", help="Also write JUnit XML."),
+    sarif: Path | None = typer.Option(None, "--sarif", metavar="FILE", help="Also write SARIF 2.1.0."),
     github: bool = typer.Option(False, "--github", help="Also write GitHub annotations and the job summary."),
-    as_json: bool = typer.Option(False, "--json", help="Print the outcome as JSON."),
-    no_color: bool = typer.Option(False, "--no-color", help="No colour (also: NO_COLOR=1)."),
+    format: Format[Outcome] = format_option(FORMATS),
+    as_json: bool = typer.Option(False, "--json", help="The same as --format json."),
+    no_color: bool = NO_COLOR,
 ) -> None:
     """Fail where a run lost hooks, tokens or targets, with the finding that explains it.
 
@@ -75,37 +101,31 @@ def check(
     _no_clash(path, rules.baseline, junit, sarif)
     outcome = judge(read_report(path), path, contract, rules)
 
-    if junit is not None:
-        from kvtrace.render.junit import junit_xml
-
-        write_file(junit, junit_xml(outcome), replace=True)
-    if sarif is not None:
-        from kvtrace.render.sarif import sarif_json
-
-        write_file(sarif, sarif_json(outcome, path), replace=True)
-    if as_json:
-        from kvtrace.gate.result import outcome_json
-
-        shown = json.dumps(outcome_json(outcome), indent=2, allow_nan=False) + "\n"
-    else:
-        from kvtrace.render.gate_text import render_check
-
-        shown = styled(lambda console: render_check(outcome, console), no_color)
+    here = screen(no_color)
+    for file, row in ((junit, JUNIT), (sarif, SARIF)):
+        if file is not None:
+            write_file(file, row.draw(outcome, here), replace=True)
+    chosen = JSON if as_json else format
+    shown = chosen.draw(outcome, here)
     if github:
-        from kvtrace.render.gate_markdown import check_markdown
-        from kvtrace.render.github import commands, silenced
-
-        _summary(check_markdown(outcome))
-        lines = "".join(f"{line}\n" for line in commands(outcome))
-        if as_json:
-            typer.echo(lines, nl=False, err=True)  # the runner reads both streams
-        else:
-            shown = silenced(shown, secrets.token_hex(16)) + lines
+        shown = _for_github(outcome, shown, chosen)
     with contextlib.suppress(
         typer.Exit
     ):  # a reader that has gone (| head) does not turn a failure into a pass
         emit(shown)
     raise typer.Exit(0 if outcome.passed else 1)
+
+
+def _for_github(outcome: Outcome, shown: str, format: Format[Outcome]) -> str:
+    """What goes to stdout: `shown` with annotations behind it, or `shown` alone where a program reads it."""
+    from kvtrace.render.github import commands, silenced
+
+    _summary(MARKDOWN.draw(outcome, screen()))
+    lines = "".join(f"{line}\n" for line in commands(outcome))
+    if format is TEXT:
+        return silenced(shown, secrets.token_hex(16)) + lines
+    typer.echo(lines, nl=False, err=True)  # the runner reads both streams
+    return shown
 
 
 def _summary(text: str) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from kvtrace.cli.output import emit, styled
+from kvtrace.cli.output import emit, screen
 from kvtrace.errors import KvtraceError
 
 
@@ -30,6 +30,8 @@ def docs(
     if sys.stdout.isatty():
         from rich.markdown import Markdown
 
-        emit(styled(lambda console: console.print(Markdown(page))))
+        from kvtrace.render.terminal import paint
+
+        emit(paint(screen(), Markdown(page)))
     else:
         emit(page)

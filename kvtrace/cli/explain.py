@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from enum import Enum
+from dataclasses import dataclass
 
 import typer
 
-from kvtrace.cli.output import emit, styled
+from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
+from kvtrace.render.formats import Format, page_formats
+from kvtrace.render.page import Page
+from kvtrace.report.model import Report
 
 
-class Format(str, Enum):
-    """How the explanation is printed."""
+@dataclass(frozen=True)
+class Explanation:
+    """A report, the path it came from, and its run directory where that has spools."""
 
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
+    report: Report
+    source: str
+    traced: str | None
+
+    def page(self) -> Page:
+        from kvtrace.render.report import report_page
+
+        return report_page(self.report, self.source, self.traced)
+
+
+FORMATS = page_formats(Explanation.page, lambda answer: answer.report)
 
 
 def explain(
     path: str = typer.Argument(..., metavar="PATH", help="A report.json, or a run directory of kvtrace run."),
-    format: Format = typer.Option(Format.TEXT, "--format", help="json is the report itself."),
-    no_color: bool = typer.Option(False, "--no-color", help="No colour (also: NO_COLOR=1)."),
+    format: Format[Explanation] = format_option(FORMATS),
+    no_color: bool = NO_COLOR,
 ) -> None:
     """Say why KV blocks were or were not saved and loaded, with the evidence."""
     from kvtrace.report.read import read_report
@@ -29,15 +40,5 @@ def explain(
 
     report = read_report(path)
     folder = traced_directory(path)
-    traced = None if folder is None else str(folder)
-    if format is Format.JSON:
-        # ASCII only: no byte in it means anything to a terminal
-        emit(json.dumps(report, indent=2, allow_nan=False) + "\n")
-    elif format is Format.MARKDOWN:
-        from kvtrace.render.markdown import render_markdown
-
-        emit(render_markdown(report, path, traced))
-    else:
-        from kvtrace.render.text import render_text
-
-        emit(styled(lambda console: render_text(report, console, path, traced), no_color))
+    answer = Explanation(report, path, None if folder is None else str(folder))
+    emit(format.draw(answer, screen(no_color)))

@@ -1,37 +1,51 @@
-"""What a verb prints: styled for a terminal, plain in a pipe, quiet where the reader has gone."""
+"""What a verb prints: in the format that was asked for, styled for a terminal, plain in a pipe, quiet where
+the reader has gone."""
 
 from __future__ import annotations
 
-import io
 import os
+import shutil
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from kvtrace.render.formats import Format
+from kvtrace.render.page import Screen
 
 PIPE_WIDTH = 100
+T = TypeVar("T")
+
+NO_COLOR: Any = typer.Option(False, "--no-color", help="No colour (also: NO_COLOR=1).")
 
 
-def styled(draw: Callable[[Console], None], no_color: bool = False) -> str:
-    """What `draw` prints to a console made for stdout: its width, and its colours where wanted."""
-    from rich.console import Console
+def format_option(formats: Sequence[Format[T]]) -> Any:
+    """The option ``--format`` of a verb: its value is the row of `formats`, the first one by default.
 
+    A name that has no row is a usage error.
+    """
+
+    def row(name: str) -> Format[T]:
+        for one in formats:
+            if one.name == name:
+                return one
+        known = ", ".join(one.name for one in formats)
+        raise typer.BadParameter(f"no format {ascii(name)[:40]}, there are {known}")
+
+    words = ", ".join(f"{one.name} ({one.help})" for one in formats)
+    metavar = "|".join(one.name for one in formats)
+    return typer.Option(formats[0].name, "--format", metavar=metavar, help=f"{words}.", parser=row)
+
+
+def screen(no_color: bool = False) -> Screen:
+    """Stdout: its width, and its colours where they are wanted."""
     terminal = sys.stdout.isatty()
-    plain = no_color or not terminal or bool(os.environ.get("NO_COLOR"))
-    stream = io.StringIO()
-    # NO_COLOR alone would leave rich's bold and dim on: no colour system, no escapes at all
-    console = Console(
-        file=stream,
-        force_terminal=terminal,
-        color_system=None if plain else "auto",
-        width=None if terminal else _pipe_width(),
-    )
-    draw(console)
-    return stream.getvalue()
+    if not terminal:
+        return Screen(_pipe_width())
+    plain = no_color or bool(os.environ.get("NO_COLOR"))
+    # NO_COLOR alone would leave rich's bold and dim on: no colours here are no escapes at all
+    return Screen(shutil.get_terminal_size().columns, None if plain else "auto")
 
 
 def emit(text: str) -> None:

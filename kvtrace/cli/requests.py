@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from enum import Enum
-from typing import Optional
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvtrace.cli.output import emit, styled
+from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
+from kvtrace.render.formats import Format, page_formats
+from kvtrace.render.page import Page
 
-
-class Format(str, Enum):
-    """How the list is printed."""
-
-    TEXT = "text"
-    JSON = "json"
+if TYPE_CHECKING:
+    from kvtrace.story.listing import Listing
 
 
 class Sort(str, Enum):
@@ -28,23 +25,26 @@ class Sort(str, Enum):
     ID = "id"
 
 
+def _page(listing: Listing) -> Page:
+    from kvtrace.render.listing import listing_page
+
+    return listing_page(listing)
+
+
+FORMATS = page_formats(_page, lambda listing: listing.document())
+
+
 def requests(
     path: str = typer.Argument(..., metavar="PATH", help="A report.json, or a run directory of kvtrace run."),
-    verdict: Optional[str] = typer.Option(  # noqa: UP045 (typer on Python 3.10)
+    verdict: str | None = typer.Option(
         None, "--verdict", metavar="ID", help="Only these: a cause's id, saved, loaded, local-hit, ..."
     ),
     sort: Sort = typer.Option(Sort.WORST, "--sort", help="worst: most tokens not saved."),
-    limit: Optional[int] = typer.Option(None, "--limit", min=1, metavar="N", help="At most N."),  # noqa: UP045
-    format: Format = typer.Option(Format.TEXT, "--format"),
-    no_color: bool = typer.Option(False, "--no-color", help="No colour (also: NO_COLOR=1)."),
+    limit: int | None = typer.Option(None, "--limit", min=1, metavar="N", help="At most N."),
+    format: Format[Any] = format_option(FORMATS),
+    no_color: bool = NO_COLOR,
 ) -> None:
     """List the requests of a run with what was saved of each; a report holds the worst 200 only."""
     from kvtrace.story.listing import listing
 
-    found = listing(path, verdict, sort.value, limit)
-    if format is Format.JSON:
-        emit(json.dumps(found.document(), indent=2, allow_nan=False) + "\n")
-    else:
-        from kvtrace.render.story import render_listing
-
-        emit(styled(lambda console: render_listing(found, console), no_color))
+    emit(format.draw(listing(path, verdict, sort.value, limit), screen(no_color)))

@@ -6,13 +6,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple
 
 import typer
 
 import kvtrace
-from kvtrace.cli.output import emit
+from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.errors import KvtraceError
+from kvtrace.render.formats import Format, page_formats
+from kvtrace.render.layout import clean
+from kvtrace.render.page import Code, Column, Heading, Page, Row, Table
 
 _DIR = typer.Option(None, "--dir", metavar="DIR", help="The scenarios folder. [default: the checkout's]")
 
@@ -41,9 +44,17 @@ def scenarios_folder(given: Path | None) -> Path:
     )
 
 
-def listed(folder: Path) -> list[tuple[str, str, str]]:
-    """(name, cause or "healthy", title) of each scenario file."""
-    return [(path.stem, *_read(path)) for path in sorted(folder.glob("*.toml"))]
+class Scenario(NamedTuple):
+    """The name of its file, its cause or "healthy", its title."""
+
+    name: str
+    cause: str
+    title: str
+
+
+def listed(folder: Path) -> list[Scenario]:
+    """The scenarios in a folder."""
+    return [Scenario(path.stem, *_read(path)) for path in sorted(folder.glob("*.toml"))]
 
 
 def _read(path: Path) -> tuple[str, str]:
@@ -59,28 +70,37 @@ def _read(path: Path) -> tuple[str, str]:
         return str(data.get("cause") or "healthy"), str(data.get("title", ""))
 
 
-@scenario.command("list")
-def list_(directory: Optional[Path] = _DIR) -> None:  # noqa: UP045 (typer on Python 3.10)
-    """List the scenarios: name, the cause that each must give first, what it does."""
-    from kvtrace.render.wording import clean
+def _page(scenarios: list[Scenario]) -> Page:
+    columns = (Column("scenario"), Column("cause"), Column("what it does"))
+    rows = [Row((Code(one.name), one.cause, clean(one.title))) for one in scenarios]
+    return [Heading("kvtrace scenario list", 2, quiet=True), Table(columns, rows)]
 
-    rows = listed(scenarios_folder(directory))
-    wide = [max((len(row[at]) for row in rows), default=0) for at in range(2)]
-    emit("".join(f"{row[0]:{wide[0]}}  {row[1]:{wide[1]}}  {clean(row[2])}\n" for row in rows))
+
+FORMATS = page_formats(_page, lambda scenarios: [one._asdict() for one in scenarios])
+
+
+@scenario.command("list")
+def list_(
+    directory: Path | None = _DIR,
+    format: Format[list[Scenario]] = format_option(FORMATS),
+    no_color: bool = NO_COLOR,
+) -> None:
+    """List the scenarios: name, the cause that each must give first, what it does."""
+    emit(format.draw(listed(scenarios_folder(directory)), screen(no_color)))
 
 
 @scenario.command("run")
 def run(
-    names: Optional[list[str]] = typer.Argument(None, metavar="[NAME]...", help="[default: all]"),  # noqa: UP045
-    out: Optional[Path] = typer.Option(  # noqa: UP045
+    names: list[str] | None = typer.Argument(None, metavar="[NAME]...", help="[default: all]"),
+    out: Path | None = typer.Option(
         None, "-o", "--out", metavar="DIR", help="New folder. [default: reports/<timestamp>-scenarios]"
     ),
     check: bool = typer.Option(True, "--check/--no-check", help="Compare with what each must give."),
-    directory: Optional[Path] = _DIR,  # noqa: UP045
+    directory: Path | None = _DIR,
 ) -> None:
     """Run scenarios on the vLLM of this Python; exit code 1 where one does not give what it must."""
     folder = scenarios_folder(directory)
-    known = [name for name, _, _ in listed(folder)]
+    known = [one.name for one in listed(folder)]
     for name in names or []:
         if name not in known:
             raise KvtraceError("no such scenario", ascii(name)[1:-1], "kvtrace scenario list shows them")

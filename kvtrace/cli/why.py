@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-import json
-from typing import Optional
-
 import typer
 
-from kvtrace.cli.output import emit, styled
-from kvtrace.cli.requests import Format
+from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
+from kvtrace.render.formats import Format, page_formats
+from kvtrace.render.page import Page
+from kvtrace.story.model import Story
+
+
+def _page(story: Story) -> Page:
+    from kvtrace.render.story import story_page
+
+    return story_page(story)
+
+
+FORMATS = page_formats(_page, Story.document)
 
 
 def why(
     path: str = typer.Argument(
-        ..., metavar="PATH", help="A run directory of kvtrace run, or its report.json."
+        ..., metavar="PATH", help="A run directory of kvtrace run, or the report.json in it."
     ),
     request: str = typer.Option(
         ..., "--request", metavar="ID", help="The client's or the engine's id, or its unique beginning."
     ),
-    layer: Optional[str] = typer.Option(  # noqa: UP045 (typer on Python 3.10)
+    layer: str | None = typer.Option(
         None, "--layer", metavar="N", help="Each call of one layer, with its time: number or name."
     ),
-    token: Optional[int] = typer.Option(  # noqa: UP045
+    token: int | None = typer.Option(
         None, "--token", metavar="K", help="Only what concerns this position (from 0)."
     ),
-    format: Format = typer.Option(Format.TEXT, "--format"),
-    no_color: bool = typer.Option(False, "--no-color", help="No colour (also: NO_COLOR=1)."),
+    format: Format[Story] = format_option(FORMATS),
+    no_color: bool = NO_COLOR,
 ) -> None:
-    """Tell one request's story, from its arrival to where each of its tokens left the road."""
+    """Tell one request's story, from its arrival to the outcome of each of its tokens."""
     from kvtrace.story.locate import run_directory
     from kvtrace.story.tell import tell
 
-    story = tell(run_directory(path), request, layer, token)
-    if format is Format.JSON:
-        emit(json.dumps(story.document(), indent=2, allow_nan=False) + "\n")
-    else:
-        from kvtrace.render.story import render_story
-
-        emit(styled(lambda console: render_story(story, console), no_color))
+    emit(format.draw(tell(run_directory(path), request, layer, token), screen(no_color)))

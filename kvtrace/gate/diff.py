@@ -174,7 +174,7 @@ def _book(a: Ledger, b: Ledger) -> list[Change]:
     changes = []
     good = [name for name in KEPT if name in before or name in after]
     rest = sorted(
-        {*before, *after} - set(good), key=lambda name: -abs(after.get(name, 0.0) - before.get(name, 0.0))
+        {*before, *after} - set(good), key=lambda one: (-abs(after.get(one, 0.0) - before.get(one, 0.0)), one)
     )
     for name in [*good, *rest]:
         was, now = before.get(name, 0.0), after.get(name, 0.0)

@@ -6,8 +6,11 @@ GitHub annotations. Strings in them may come from a report of unknown origin: re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+CHECK_SCHEMA = "kvtrace.check/1"
+DIFF_SCHEMA = "kvtrace.diff/1"
 
 State = Literal["passed", "failed", "better", "changed"]
 Unit = Literal["share", "count", "text"]
@@ -74,6 +77,20 @@ class Outcome:
     def of(self, state: State) -> list[Check]:
         return [check for check in self.checks if check.state == state]
 
+    def document(self) -> dict[str, Any]:
+        """As JSON: every check, and the findings that explain the failed ones."""
+        return {
+            "schema": CHECK_SCHEMA,
+            "passed": self.passed,
+            "report": self.report,
+            "baseline": self.baseline,
+            "asked": self.asked,
+            "failed": len(self.failed),
+            "checks": [asdict(check) for check in self.checks],
+            "explanations": [asdict(one) for one in self.explanations.values()],
+            "notes": self.notes,
+        }
+
 
 @dataclass(frozen=True)
 class Change:
@@ -107,3 +124,7 @@ class Difference:
         return not (
             self.settings or self.targets or self.coverage or self.saves or self.loads or self.findings
         )
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: every change, part by part."""
+        return {"schema": DIFF_SCHEMA, "empty": self.empty, **asdict(self)}

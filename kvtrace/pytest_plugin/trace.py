@@ -63,16 +63,12 @@ class Trace:
 
     def explain(self, width: int = 100) -> str:
         """The page that ``kvtrace explain`` prints, without colour."""
-        import io
+        from kvtrace.render.page import Screen
+        from kvtrace.render.report import report_page
+        from kvtrace.render.terminal import terminal
 
-        from rich.console import Console
-
-        from kvtrace.render.text import render_text
-
-        page = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
-        render_text(self.report, page, str(self.run_dir), str(self.run_dir))
-        text: str = page.file.getvalue()  # type: ignore[attr-defined]
-        return text
+        where = str(self.run_dir)
+        return terminal(report_page(self.report, where, where), Screen(width))
 
     # --- numbers -----------------------------------------------------------------------------
 
@@ -254,15 +250,18 @@ class Trace:
             raise TraceError(*_NO_ENGINE)
 
     def _lines(self, ids: set[str]) -> list[str]:
-        from kvtrace.render.content import findings
+        from kvtrace.render.report import event_words, finding_facts
 
         lines = []
-        for one in findings(self.report):
-            if one.id in ids:
-                lines.append(" · ".join([f"{one.severity}  {one.id}", *one.facts]))
-                lines.append(f"  {one.title}")
-                lines += [f"  Remedy    {text}" for text in one.remedy]
-                lines += [f"  Evidence  {text}" for text in one.evidence]
+        for one in self.findings:
+            if one["id"] in ids:
+                facts = finding_facts(one, self.report["requests"]["total"])
+                lines.append(" · ".join([f"{one['severity'].upper()}  {one['id']}", *facts]))
+                lines.append(f"  {one['title']}")
+                lines += [f"  Remedy    {text}" for text in one["remedy"]]
+                lines += [
+                    f"  Evidence  {text}" for text in (*one["evidence"], *map(event_words, one["events"]))
+                ]
         return lines
 
     def _about_calls(self, hook: str) -> list[str]:

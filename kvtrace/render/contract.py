@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.gate.model import Baseline
 from kvtrace.gate.shares import kept
-from kvtrace.render.wording import clean, names
+from kvtrace.render.layout import clean, names
 from kvtrace.words import percent, plural
 
 

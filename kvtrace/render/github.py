@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from kvtrace.gate.outcome import Outcome
-from kvtrace.render import gate
-from kvtrace.render.wording import clean
+from kvtrace.render.check import groups, sentence, subject
+from kvtrace.render.layout import clean
 
 MAX_ANNOTATIONS = 10
 """GitHub shows no more of one kind in one step."""
@@ -15,15 +15,15 @@ MAX_ANNOTATIONS = 10
 def commands(outcome: Outcome) -> list[str]:
     """Annotations: one error a finding that explains failures and one a failure that none explains."""
     lines = []
-    for group in gate.groups(outcome):
+    for group in groups(outcome):
         if group.cause is None:
             for check in group.checks:
                 more = f". {clean(check.remedy)}" if check.remedy else ""
                 lines.append(
                     _command(
                         "error",
-                        f"kvtrace: {gate.row(check).name}",
-                        gate.sentence(check) + more,
+                        f"kvtrace: {subject(check)[0]}",
+                        sentence(check) + more,
                         check.source,
                         check.line,
                     )
@@ -32,7 +32,7 @@ def commands(outcome: Outcome) -> list[str]:
         first = next((check for check in group.checks if check.line), group.checks[0])
         body = [
             clean(group.cause.title),
-            *(gate.sentence(check) for check in group.checks if check.kind != "finding"),
+            *(sentence(check) for check in group.checks if check.kind != "finding"),
         ]
         body = [*body[:8], *(f"Remedy: {line}" for line in group.remedies)]
         lines.append(
@@ -47,7 +47,7 @@ def commands(outcome: Outcome) -> list[str]:
         ]
     good = outcome.of("better")
     if good:
-        body = [gate.sentence(check) for check in good[:8]]
+        body = [sentence(check) for check in good[:8]]
         lines.append(_command("notice", "kvtrace: better than asked", "\n".join(body), "", 0))
     return lines
 

@@ -6,8 +6,8 @@ import re
 from xml.etree import ElementTree as tree
 
 from kvtrace.gate.outcome import Check, Outcome
-from kvtrace.render import gate
-from kvtrace.render.wording import clean
+from kvtrace.render.check import sentence, subject
+from kvtrace.render.layout import clean
 
 # what XML 1.0 cannot hold, escaped or not
 _FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -24,8 +24,7 @@ def junit_xml(outcome: Outcome) -> str:
         tree.SubElement(properties, "property", {"name": name, "value": _xml(clean(value))})
     seen: dict[tuple[str, str], int] = {}
     for check in outcome.checks:
-        row = gate.row(check)
-        name = " · ".join(filter(None, (row.name, row.where)))
+        name = " · ".join(filter(None, subject(check)))
         key = (check.kind, name)
         seen[key] = seen.get(key, 0) + 1
         if seen[key] > 1:
@@ -36,21 +35,21 @@ def junit_xml(outcome: Outcome) -> str:
         if check.state == "failed":
             failure = tree.SubElement(case, "failure", {"type": _xml(check.cause or check.kind)})
             cause = outcome.explanations.get(check.cause or "")
-            failure.set("message", _xml(gate.sentence(check, cause.title if cause else "")))
-            failure.text = _xml("\n".join(_told(check, outcome)))
+            failure.set("message", _xml(sentence(check, cause.title if cause else "")))
+            failure.text = _xml("\n".join(_details(check, outcome)))
         elif check.state != "passed":
-            tree.SubElement(case, "system-out").text = _xml(f"{check.state}: {gate.sentence(check)}")
+            tree.SubElement(case, "system-out").text = _xml(f"{check.state}: {sentence(check)}")
     tree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + tree.tostring(root, encoding="unicode") + "\n"
 
 
-def _told(check: Check, outcome: Outcome) -> list[str]:
+def _details(check: Check, outcome: Outcome) -> list[str]:
     """What the finding says, and what to do."""
     cause = outcome.explanations.get(check.cause or "")
     if cause is None:
-        return [gate.sentence(check), *([f"remedy: {clean(check.remedy)}"] if check.remedy else [])]
+        return [sentence(check), *([f"remedy: {clean(check.remedy)}"] if check.remedy else [])]
     lines = [
-        gate.sentence(check, cause.title),
+        sentence(check, cause.title),
         f"{cause.severity} {clean(cause.id, 80)}: {clean(cause.title)}",
     ]
     lines += [f"evidence: {clean(line)}" for line in cause.evidence[:3]]

@@ -1,6 +1,6 @@
-"""The explanation as GitHub Markdown, for an issue or a pull request.
+"""A page as GitHub Markdown, for an issue, a pull request, a job summary.
 
-Every string of the report is escaped: it can neither open a table cell, a code span or a tag,
+Every string of a page is escaped: it can neither open a table cell, a code span or a tag,
 nor mention a person or an issue of the place where it is pasted.
 """
 
@@ -8,10 +8,27 @@ from __future__ import annotations
 
 import re
 
-from kvtrace.render import content
-from kvtrace.render.wording import clean
-from kvtrace.report.model import Ledger, Report
-from kvtrace.words import count, percent
+from kvtrace.render.layout import clean
+from kvtrace.render.page import (
+    Badge,
+    Bullets,
+    Code,
+    Command,
+    Facts,
+    Heading,
+    Labelled,
+    Line,
+    Page,
+    Paragraph,
+    Part,
+    Table,
+    Terms,
+    Timeline,
+    plain,
+)
+
+MAX_BRIEF_ROWS = 50
+"""Rows of a table that is brief in a terminal."""
 
 # an underscore inside a word is no emphasis on GitHub, and names are easier to read without the backslash
 _SPECIAL = re.compile(r"([\\`*{}\[\]<>|~$&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
@@ -20,22 +37,16 @@ _LINE_START = re.compile(r"^(\s*)(\d*)([-+=#.)])(?=\s|$|[-=])")
 _NOT_A_JOINT = "\u200b"
 
 
-def render_markdown(report: Report, source: str | None = None, traced: str | None = None) -> str:
-    """`report` as Markdown.
-
-    `source` is the path it came from and `traced` its run directory with spools, for the next command.
-    """
-    out: list[str] = ["## kvtrace: " + text(report["run"]["name"] or "run"), ""]
-    out += [f"{text(line)}  " for line in content.headline(report)]
-    out += ["", f"**{text(clean(report['verdict']))}**" if report["verdict"].strip() else ""]
-    out += _books(report)
-    out += _road(report)
-    out += _findings(report)
-    out += _checked(report)
-    out += _details(report)
-    out += ["", "### Limits", "", *(f"- {text(line)}" for line in content.limits(report))]
-    out += ["", f"Next: {code(content.next_command(report, source, traced))}", ""]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(out))
+def markdown(page: Page) -> str:
+    """`page` as Markdown that ends in a newline."""
+    blocks: list[list[str]] = []
+    for part in page:
+        lines = _lines(part)
+        if isinstance(part, Facts) and blocks and blocks[-1][-1].endswith("  "):
+            blocks[-1] += lines  # one paragraph, a line each
+        elif lines:
+            blocks.append(lines)
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 
 
 def text(value: str) -> str:
@@ -54,94 +65,63 @@ def code(value: str) -> str:
     return f"{fence}{space}{value or ' '}{space}{fence}"
 
 
-def _cell_code(value: str) -> str:
-    return code(value).replace("|", "\\|")
+def line(value: Line) -> str:
+    """A line, its code spans and its running text."""
+    pieces = (value,) if isinstance(value, str) else value
+    return "".join(code(piece) if isinstance(piece, Code) else text(piece) for piece in pieces)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], right: set[int]) -> list[str]:
-    rule = ["---:" if at in right else "---" for at in range(len(head))]
-    return [f"| {' | '.join(row)} |" for row in (head, tuple(rule), *rows)]
+def _lines(part: Part) -> list[str]:
+    match part:
+        case Heading(value, level):
+            return [f"{'#' * level} {line(value)}"]
+        case Facts(facts):
+            return [text(" · ".join(facts)) + "  "]
+        case Paragraph(value, style):
+            shown = line(value)
+            return [f"**{shown}**" if style == "bold" else shown] if plain(value).strip() else []
+        case Badge(word, value):
+            return [f"**{text(word)}** {line(value)}".rstrip()]
+        case Labelled(label, lines):
+            if len(lines) < 2:
+                return [f"{text(label)}: {line(one)}" for one in lines]
+            return [f"{text(label)}:", "", *(f"- {line(one)}" for one in lines)]
+        case Bullets(lines):
+            return [f"- {line(one)}" for one in lines]
+        case Terms(rows):
+            return [f"- {code(name)}: {text(words)}" for name, words in rows]
+        case Table():
+            return _table(part)
+        case Timeline(moments):
+            out = []
+            for moment in moments:
+                when = " · ".join(filter(None, (moment.at, moment.step)))
+                out.append(f"- {text(when)}: {text(moment.text)}" if when else f"- {text(moment.text)}")
+                for label, words in moment.details:
+                    out.append("  - " + (f"{text(label)}: " if label else "") + text(words))
+            return out
+        case Command(command):
+            return [f"Next: {code(command)}"]
 
 
-def _books(report: Report) -> list[str]:
-    ledger = report["ledger"]
-    out = ["", "### Where the tokens went", "", *_book(ledger["saves"], "every token, each layer and rank")]
-    if ledger["loads"]["total"] > 0:
-        return [
-            *out,
-            "",
-            "### What the connector loaded",
-            "",
-            *_book(ledger["loads"], "every prompt token"),
-        ]
-    return [*out, "", text(content.no_loads(report))]
-
-
-def _book(book: Ledger, total: str) -> list[str]:
-    rows = [(text(row.label), count(row.tokens), percent(row.share)) for row in content.accounts(book)]
-    rows.append(
-        (f"**{total}**", f"**{count(book['total_tokens'])}**", f"**{percent(1.0)}**" if book["total"] else "")
-    )
-    return [*_table(("account", "tokens", "share"), [*rows], {1, 2}), "", text(content.book_note(book))]
-
-
-def _road(report: Report) -> list[str]:
-    rows = [(text(row.name), row.came, row.went, text(row.note)) for row in content.stages(report)]
-    if not rows:
-        return []
-    head = ("stage", "in", "out", "")
-    return ["", "### Save pipeline", "", *_table(head, [*rows], {1, 2})]
-
-
-def _findings(report: Report) -> list[str]:
-    out = ["", "### Findings"]
-    for one in content.findings(report):
-        facts = "".join(f" · {text(fact)}" for fact in one.facts)
-        out += ["", f"**{text(one.severity)}** {code(one.id)}{facts}", "", text(one.title)]
-        for label, lines in (("Evidence", one.evidence), ("Remedy", one.remedy)):
-            if lines:
-                out += ["", f"{label}:", "", *(f"- {text(line)}" for line in lines)]
-        out += ["", f"More: {code(one.command)}" + (f" ({text(one.rule)})" if one.rule else "")]
-    return out if report["findings"] else [*out, "", "No findings."]
-
-
-def _checked(report: Report) -> list[str]:
-    out: list[str] = []
-    for title, rows in (
-        ("Checked, and not the cause", content.ruled_out(report)),
-        ("Not observed", content.not_observed(report)),
-    ):
-        if rows:
-            out += ["", f"### {title}", "", *(f"- {code(name)}: {text(why)}" for name, why in rows)]
+def _table(table: Table) -> list[str]:
+    used = table.told()
+    heads = [table.columns[at] for at in used]
+    out = [f"### {text(table.title)}", ""] if table.title else []
+    out.append(f"| {' | '.join(text(column.head) for column in heads)} |")
+    out.append(f"| {' | '.join('---:' if column.right else '---' for column in heads)} |")
+    most = MAX_BRIEF_ROWS if table.brief else len(table.rows)
+    for row in table.rows[:most]:
+        cells = [_cell(row.cells[at]) for at in used]
+        if row.total:
+            cells = [f"**{cell}**" if cell else "" for cell in cells]
+        out.append(f"| {' | '.join(cells)} |")
+    if len(table.rows) > most:
+        out += ["", f"and {len(table.rows) - most} more"]
     return out
 
 
-def _details(report: Report) -> list[str]:
-    out: list[str] = []
-    covered = content.coverage(report)
-    if covered:
-        rows = [(_cell_code(row.name), row.calls, text(row.extra), text(row.where)) for row in covered]
-        out += ["", "### Coverage", "", *_table(("hook or op", "calls / due", "", "seen in"), [*rows], {1})]
-    for one in content.graphs(report):
-        ran = [(text(row[0]), *row[1:]) for row in one.rows]
-        modes = ("mode", "steps", "padding", "op bodies in Python", "save hooks")
-        out += ["", "### CUDA graphs", "", text(one.summary), "", *(f"- {text(line)}" for line in one.why)]
-        out += ["", *_table(modes, [*ran], {1, 2, 3, 4})]
-    worst = content.requests(report)
-    if worst:
-        head = ("request", "prompt", "saved", "not saved", "verdict")
-        cells = [(_cell_code(row[0]), *row[1:4], text(row[4])) for row in worst]
-        out += ["", "### Requests, worst first", "", *_table(head, [*cells], {1, 2, 3})]
-    spent = content.timing(report)
-    if spent:
-        times = ("hook", "clock", "calls", "median", "p99", "of the steps")
-        lines = [(_cell_code(row[0]), *row[1:]) for row in spent]
-        out += ["", "### Time in the connector", "", *_table(times, [*lines], {2, 3, 4, 5})]
-    both = content.both_clocks(report)
-    if both:
-        clocks = ("hook or op", "calls", "host median", "device median", "host sum", "device sum")
-        pairs = [(_cell_code(row[0]), *row[1:]) for row in both]
-        out += ["", "### Host and device", "", *_table(clocks, [*pairs], {1, 2, 3, 4, 5})]
-    if note := content.device_note(report):
-        out += ["", text(note)]
-    return out
+def _cell(value: str) -> str:
+    if not value:
+        return ""
+    return code(value).replace("|", "\\|") if isinstance(value, Code) else text(value)

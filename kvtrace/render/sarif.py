@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from kvtrace import __version__
 from kvtrace.gate.outcome import Check, Outcome
-from kvtrace.render import gate
-from kvtrace.render.wording import clean
+from kvtrace.render.check import sentence
+from kvtrace.render.formats import json_text
+from kvtrace.render.layout import clean
 
 _KINDS = {
     "engine": "The engine is put together otherwise than in the baseline's run.",
@@ -23,14 +23,14 @@ _KINDS = {
 }
 
 
-def sarif_json(outcome: Outcome, report_path: str) -> str:
-    """The log. `report_path` stands as the place of failures that no file asks for."""
+def sarif_json(outcome: Outcome) -> str:
+    """The log. The report stands as the place of failures that no file asks for."""
     rules: dict[str, dict[str, Any]] = {}
     results = []
     for check in outcome.failed:
         rule = _rule(check, outcome)
         rules.setdefault(rule["id"], rule)
-        results.append(_result(check, rule["id"], list(rules).index(rule["id"]), outcome, report_path))
+        results.append(_result(check, rule["id"], list(rules).index(rule["id"]), outcome))
     log = {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -47,7 +47,7 @@ def sarif_json(outcome: Outcome, report_path: str) -> str:
             }
         ],
     }
-    return json.dumps(log, indent=2, allow_nan=False) + "\n"
+    return json_text(log)
 
 
 def _rule(check: Check, outcome: Outcome) -> dict[str, Any]:
@@ -63,20 +63,20 @@ def _rule(check: Check, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _result(check: Check, rule: str, index: int, outcome: Outcome, report_path: str) -> dict[str, Any]:
+def _result(check: Check, rule: str, index: int, outcome: Outcome) -> dict[str, Any]:
     cause = outcome.explanations.get(check.cause or "")
-    said = [gate.sentence(check, cause.title if cause else "")]
+    words = [sentence(check, cause.title if cause else "")]
     if cause is not None:
-        said += [clean(cause.title), *(clean(line) for line in cause.remedy[:1])]
+        words += [clean(cause.title), *(clean(line) for line in cause.remedy[:1])]
     elif check.remedy:
-        said.append(clean(check.remedy))
-    place = check.source if check.line else report_path
+        words.append(clean(check.remedy))
+    place = check.source if check.line else outcome.report
     region = {"region": {"startLine": max(1, check.line)}}
     return {
         "ruleId": rule,
         "ruleIndex": index,
         "level": "error",  # a gate failed: how severe the finding is by itself is in its rule
-        "message": {"text": ". ".join(part.rstrip(".") for part in said) + "."},
+        "message": {"text": ". ".join(part.rstrip(".") for part in words) + "."},
         "locations": [{"physicalLocation": {"artifactLocation": {"uri": _uri(place)}, **region}}],
         "partialFingerprints": {"kvtrace/v1": _fingerprint(check)},
     }

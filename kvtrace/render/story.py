@@ -1,30 +1,32 @@
-"""A story, and a list of requests, for people: in a terminal, or plain in a pipe.
+"""The page of ``kvtrace why``: one request's story.
 
-As with reports, every string of the trace is cleaned and never taken for markup.
+Strings of the trace are cleaned here: one line, no control characters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
-
-from kvtrace.ledger.model import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED
-from kvtrace.render.content import account_label
-from kvtrace.render.wording import clean, pad, wrap
-from kvtrace.story.listing import Listing
+from kvtrace.render.layout import clean
+from kvtrace.render.page import (
+    Bullets,
+    Column,
+    Facts,
+    Heading,
+    Page,
+    Paragraph,
+    Row,
+    Table,
+    Timeline,
+    TimelineRow,
+)
+from kvtrace.render.report import outcome_label
 from kvtrace.story.model import Call, Entry, Moment, Pair, Range, RankStep, Story
-from kvtrace.terms import Stage
-from kvtrace.words import count, duration, percent, plural, size
+from kvtrace.terms import KEPT, NOT_OBSERVED, PENDING, Stage
+from kvtrace.words import count, duration, plural, size
 
-MAX_CHUNKS = 24
-MAX_METADATA = 6
-_MIN_WIDTH = 60
-_TIME = 12
-_WHEN = _TIME + 2 + 11
-_GOOD = (SAVED, LOADED, LOCAL_HIT)
+_MOST = {"chunk": 24, "metadata": 6}
+"""Moments of a kind that are shown."""
 _SKIPS = {
     "NO_CONNECTOR": "no connector in this process at the op",
     "NO_ATTN_METADATA": "the op had no attention metadata",
@@ -33,62 +35,27 @@ _SKIPS = {
 }
 
 
-def render_story(story: Story, console: Console) -> None:
-    """Prints `story`."""
-    for line in _Page(story, max(console.width, _MIN_WIDTH)).lines():
-        console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
+def story_page(story: Story) -> Page:
+    """What happened to one request, in order, and where its tokens ended up."""
+    page: Page = [
+        Heading("kvtrace why", 2, quiet=True),
+        Facts(_headline(story)),
+        Paragraph(_verdict(story), "bold", gap=True),
+    ]
+    if story.token is not None:
+        page.append(Paragraph(_position(story)))
+    page += [Timeline(_timeline(story)), *_ranges(story)]
+    notes = [clean(note) for note in story.notes]
+    return [*page, Heading("Limits"), Bullets(notes)] if notes else page
 
 
-class _Page:
-    def __init__(self, story: Story, width: int) -> None:
-        self.story, self.width = story, width
-        self.out: list[Text] = []
-
-    def lines(self) -> list[Text]:
-        story = self.story
-        self.words(" · ".join(_headline(story)), style="dim", rest="  ")
-        self.out.append(Text())
-        self.words(_verdict(story), style="bold")
-        if story.token is not None:
-            self.words(_position(story))
-        self.out.append(Text())
-        for moment in _told(story):
-            if isinstance(moment, str):
-                self.moment("", "", moment, [])
-            else:
-                step = f"step {moment.step}" if moment.step else ""
-                self.moment(_at(moment.at_ns), step, _sentence(moment), _details(story, moment))
-        self.ranges()
-        for note in story.notes:
-            self.words(clean(note), first="Note  ")
-        return self.out
-
-    def words(self, text: str, first: str = "", rest: str | None = None, style: str = "") -> None:
-        for line in wrap(text, self.width, first, rest):
-            self.out.append(Text(line, style=style))
-
-    def moment(self, at: str, step: str, sentence: str, details: Iterable[tuple[str, str]]) -> None:
-        when = f"{pad(at, _TIME, True)}  {pad(step, _WHEN - _TIME - 2)}  "
-        self.words(sentence, first=when, rest=" " * len(when))
-        for label, text in details:
-            first = " " * len(when) + "  " + (f"{label}  " if label else "")
-            self.words(text, first=first, rest=" " * (len(when) + 4))
-
-    def ranges(self) -> None:
-        story = self.story
-        parts = [p for p in story.ranges if story.token is None or p.start <= story.token < p.end]
-        rows = [_range_row(story, part) for part in parts]
-        if not rows:
-            return
-        self.out.append(Text())
-        head = ("Where its tokens ended up", "tokens", "(layer, rank)", "outcome")
-        wide = [max(cell_len(row[at]) for row in (head, *rows)) for at in range(3)]
-        titles = [pad(head[0], wide[0] + 2), pad(head[1], wide[1], True), pad(head[2], wide[2], True)]
-        self.out.append(Text("  ".join([*titles, head[3]]), style="bold"))
-        for part, row in zip(parts, rows, strict=True):
-            cells = [f"  {pad(row[0], wide[0])}", pad(row[1], wide[1], True), pad(row[2], wide[2], True)]
-            first = "  ".join(cells) + "  "
-            self.words(row[3], first=first, style="green" if part.account in _GOOD else "red")
+def _ranges(story: Story) -> Page:
+    rows = []
+    for part in story.ranges:
+        if story.token is None or part.start <= story.token < part.end:
+            rows.append(Row(_range_row(story, part), "good" if part.account in KEPT else "bad"))
+    columns = (Column("positions"), Column("tokens", True), Column("(layer, rank)", True), Column("outcome"))
+    return [Table(columns, rows, "Where its tokens ended up")] if rows else []
 
 
 def _headline(story: Story) -> list[str]:
@@ -108,8 +75,8 @@ def _verdict(story: Story) -> str:
     layers = {pair.layer for pair in story.pairs}
     parts = []
     accounts = story.accounts
-    for account in sorted(accounts, key=lambda name: (name not in _GOOD, -accounts[name])):
-        parts.append(f"{count(accounts[account] / pairs)} {account_label(account)}")
+    for account in sorted(accounts, key=lambda name: (name not in KEPT, -accounts[name])):
+        parts.append(f"{count(accounts[account] / pairs)} {outcome_label(account)}")
     where = f"{plural(len(layers), 'KV layer')} x {plural(len(ranks), 'rank')}"
     if not parts:
         return f"No token of this request ever had KV here ({where})."
@@ -147,53 +114,54 @@ def _covers(entry: Entry, token: int) -> bool:
     return entry.slots > 0 and max(0, entry.start) <= token < max(0, entry.start) + entry.slots
 
 
-def _told(story: Story) -> list[Moment | str]:
-    """The moments to print; long rows of chunks and of decode metadata are cut, and it is said."""
-    found: list[Moment | str] = []
-    chunks = metadata = 0
+def _timeline(story: Story) -> list[TimelineRow]:
+    """What happened; long rows of chunks and of decode metadata are cut, and it says so."""
+    rows: list[TimelineRow] = []
+    shown = {"chunk": 0, "metadata": 0}
     for moment in story.moments:
-        if moment.kind == "chunk":
-            if story.token is not None and not _holds(moment, story.token):
+        if moment.kind in shown:
+            if story.token is not None and not _concerns(moment, story.token):
                 continue
-            chunks += 1
-            if chunks > MAX_CHUNKS:
-                continue
-        elif moment.kind == "metadata":
-            if story.token is not None and not any(_covers(entry, story.token) for entry in moment.entries):
-                continue
-            metadata += 1
-            if metadata > MAX_METADATA:
+            shown[moment.kind] += 1
+            if shown[moment.kind] > _MOST[moment.kind]:
                 continue
         elif moment.kind == "finish":
-            found += _left_out(chunks - MAX_CHUNKS, "chunk") + _left_out(metadata - MAX_METADATA, "step")
-            chunks = metadata = 0
-            found += _decode(story, moment)
-        found.append(moment)
-    return found + _left_out(chunks - MAX_CHUNKS, "chunk") + _left_out(metadata - MAX_METADATA, "step")
+            rows += _left_out(shown)
+            rows += _decode(story, moment)
+        step = f"step {moment.step}" if moment.step else ""
+        rows.append(TimelineRow(_at(moment.at_ns), step, _sentence(moment), _details(story, moment)))
+    return rows + _left_out(shown)
 
 
-def _left_out(number: int, noun: str) -> list[Moment | str]:
-    what = "more " + (f"{noun}s" if number != 1 else noun)
-    why = " with metadata for this request" if noun == "step" else ""
-    return [f"{count(number)} {what}{why}: --format json tells them all"] if number > 0 else []
+def _concerns(moment: Moment, token: int) -> bool:
+    if moment.kind == "chunk":
+        return _holds(moment, token)
+    return any(_covers(entry, token) for entry in moment.entries)
 
 
-def _decode(story: Story, finish: Moment) -> list[Moment | str]:
+def _left_out(shown: dict[str, int]) -> list[TimelineRow]:
+    """Lines for what was cut; the counts begin anew."""
+    rows = []
+    for kind, words in (("chunk", ""), ("metadata", " with metadata for this request")):
+        number = shown[kind] - _MOST[kind]
+        if number > 0:
+            noun = "chunk" if kind == "chunk" else "step"
+            what = f"{count(number)} more {noun}{'' if number == 1 else 's'}{words}"
+            rows.append(TimelineRow("", "", f"{what}: --format json has them all"))
+        shown[kind] = 0
+    return rows
+
+
+def _decode(story: Story, finish: Moment) -> list[TimelineRow]:
     made = finish.facts["computed"] - story.prompt
     if made <= 0 or story.token is not None:
         return []
-    past = [
-        e
-        for m in story.moments
-        for e in m.entries
-        if e.direction == "store" and e.start + e.slots > story.prompt
-    ]
-    stores = (
-        f"{plural(len(past), 'store entry')} reach past the prompt"
-        if past
-        else "no store entry reaches past the prompt"
-    )
-    return [f"decode: KV for {plural(made, 'more token')}; {stores.replace('entrys', 'entries')}"]
+    entries = (entry for moment in story.moments for entry in moment.entries)
+    past = sum(one.direction == "store" and one.start + one.slots > story.prompt for one in entries)
+    stores = f"{count(past)} store {'entry reaches' if past == 1 else 'entries reach'} past the prompt"
+    if not past:
+        stores = "no store entry reaches past the prompt"
+    return [TimelineRow("", "", f"decode: KV for {plural(made, 'more token')}; {stores}")]
 
 
 def _at(ns: int) -> str:
@@ -312,7 +280,7 @@ def _rank_parts(rank: RankStep, pairs: Sequence[Pair]) -> list[str]:
             continue
         parts.append(_group(name, calls, names))
     if not bodies and rank.state == "ran":
-        parts.append("no attention op body ran")
+        parts.append("no attention op ran in Python")
     return parts
 
 
@@ -385,7 +353,7 @@ def _layer_calls(rank: RankStep, layer: str) -> list[tuple[str, str]]:
         if call.no_metadata:
             parts.append("no metadata bound")
         found.append((label, " · ".join(parts)))
-    return found or [(label, "no op body and no hook of this layer")]
+    return found or [(label, "no op and no hook of this layer ran")]
 
 
 def _ranks(ranks: Iterable[int]) -> str:
@@ -395,7 +363,7 @@ def _ranks(ranks: Iterable[int]) -> str:
 def _range_row(story: Story, part: Range) -> tuple[str, str, str, str]:
     last = part.end - 1
     where = count(part.start) if last == part.start else f"{count(part.start)} to {count(last)}"
-    account = account_label(part.account)
+    account = outcome_label(part.account)
     if part.stage is not None:
         account += f" (stage {part.stage} {Stage(part.stage).label})"
     if part.account == PENDING:
@@ -424,66 +392,3 @@ def _pairs(story: Story, members: Sequence[int]) -> str:
             text += f": {shown}" + (f" and {len(layers_of) - 3} more layers" if len(layers_of) > 3 else "")
         parts.append(text)
     return "; ".join(parts)
-
-
-# ------------------------------------------------------------------------------ the list
-
-
-def render_listing(listing: Listing, console: Console) -> None:
-    """Prints the requests, one a line."""
-    for line in _listing_lines(listing, max(console.width, _MIN_WIDTH)):
-        console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
-
-
-def _listing_lines(listing: Listing, width: int) -> list[Text]:
-    out = [Text(line, style="dim") for line in wrap(_summary(listing), width, "", "  ")]
-    head = (
-        "request",
-        "client",
-        "prompt",
-        "made",
-        "chunks",
-        "reused",
-        "accepted",
-        "saved",
-        "not saved",
-        "verdict",
-    )
-    table = [head]
-    for row in listing.rows:
-        lost = row["not_saved"]
-        whole = lost + row["saved"]
-        share = f" {percent(lost / whole)}" if whole else ""
-        client = row["client"] or ""
-        table.append(
-            (
-                clean(row["id"], 60), "" if client == row["id"] else clean(client, 40), count(row["prompt"]),
-                count(row["output"]), count(row["chunks"]), count(row["local"]), count(row["external"]),
-                count(row["saved"]), f"{count(lost)}{pad(share, 8, True)}", clean(row["verdict"], 60),
-            )
-        )  # fmt: skip
-    keep = [
-        at for at in range(len(head)) if len(table) == 1 or any(row[at] not in ("", "0") for row in table[1:])
-    ]
-    wide = {at: max(cell_len(row[at]) for row in table) for at in keep}
-    if listing.rows:
-        out.append(Text())
-        for number, line in enumerate(table):
-            cells = [pad(line[at], wide[at], 2 <= at <= 8) for at in keep]
-            out.append(Text("  ".join(cells).rstrip(), style="bold" if number == 0 else ""))
-    return out
-
-
-def _summary(listing: Listing) -> str:
-    shown, fit, total = len(listing.rows), listing.fit, listing.total
-    parts = [f"{count(shown)} of {plural(fit, 'request')}" if shown < fit else plural(fit, "request")]
-    if listing.verdict is not None:
-        parts[0] += f" with verdict {clean(listing.verdict, 80)}, of {count(total)}"
-    if listing.known < total:
-        parts.append(
-            f"the report lists {count(listing.known)} of {count(total)}: give the run directory for all"
-        )
-    if fit == 0 and listing.verdicts:
-        there = ", ".join(f"{clean(name, 80)} ({count(n)})" for name, n in listing.verdicts.items())
-        parts.append(f"there are: {there}")
-    return " · ".join(parts)

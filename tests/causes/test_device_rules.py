@@ -12,8 +12,9 @@ from test_rules import analyse, ids, prompts, ruled_out, tokens
 
 from kvtrace.ledger import read_run
 from kvtrace.ledger.graphs import GraphUse, ModeUse, graph_uses
-from kvtrace.render.content import both_clocks, device_note, graphs
-from kvtrace.render.markdown import render_markdown
+from kvtrace.render.markdown import markdown
+from kvtrace.render.page import Paragraph, Table
+from kvtrace.render.report import device, graphs, report_page
 from kvtrace.report.build import build_report
 from kvtrace.trace.format import Fact, Flag
 
@@ -68,16 +69,14 @@ def test_a_store_in_a_full_replay_is_found_and_told(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["full-cudagraph-replay"]
     assert tokens(diagnosis) == {"not-saved:full-cudagraph-replay": 64}
-    (told,) = graphs(build_report(sim.dir))
-    assert (
-        told.summary
-        == "worker 0 · asked: FULL · used: FULL · V1 model runner · 12 graphs captured before the first step"
-    )
-    assert told.rows == [("FULL", "1/1", "0 % of 64", "0/2", "0/2")]
-    assert told.why == [
+    _, *lines, modes = graphs(build_report(sim.dir))
+    assert [line.text for line in lines if isinstance(line, Paragraph)] == [
+        "worker 0 · asked: FULL · used: FULL · V1 model runner · 12 graphs captured before the first step",
         "ChunkStore saves layer by layer and does not declare requires_piecewise_for_cudagraph, "
-        "so vLLM keeps FULL graphs"
-    ]  # fmt: skip
+        "so vLLM keeps FULL graphs",
+    ]
+    assert isinstance(modes, Table)
+    assert [row.cells for row in modes.rows] == [("FULL", "1/1", "0 % of 64", "0/2", "0/2")]
 
 
 @pytest.mark.parametrize(
@@ -210,15 +209,16 @@ def test_host_and_device_side_by_side(tmp_path: Path) -> None:
     sim.timed(0, sim.step_id, 5, untimed=2, own=100_000, busy=10 * MS)
     sim.write()
     report = build_report(sim.dir)
-    assert both_clocks(report) == [
+    both, note = device(report)
+    assert isinstance(both, Table) and isinstance(note, Paragraph)
+    assert [row.cells for row in both.rows] == [
         ("save_kv_layer", "3", "40 µs", "20 µs", "120 µs", "60 µs"),
         ("unified_attention_with_output", "1", "90 µs", "2.0 ms", "90 µs", "2.0 ms"),
     ]
-    note = device_note(report)
     assert (
         "8 calls in 2 timed steps · timing took 1.0 % of the steps' host time · 2 calls had no event free"
-        in note
+        in note.text
     )
-    assert "1 call ended on another stream than they began" in note
-    page = render_markdown(report)
+    assert "1 call ended on another stream than they began" in note.text
+    page = markdown(report_page(report))
     assert "### Host and device" in page and "### CUDA graphs" in page

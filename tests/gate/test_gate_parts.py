@@ -14,7 +14,6 @@ from gated import check, contract
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutate import mutated
-from rich.console import Console
 from sample import sample, with_loads
 
 from kvtrace.errors import KvtraceError
@@ -23,14 +22,16 @@ from kvtrace.gate.diff import difference
 from kvtrace.gate.layers import group_of, index_of, ranges, spelled, within
 from kvtrace.gate.model import baseline_schema
 from kvtrace.gate.read import parse_baseline
-from kvtrace.gate.result import difference_json, outcome_json
 from kvtrace.gate.rules import NAMES, Rules, from_options
 from kvtrace.gate.shares import saved_of_offered
-from kvtrace.render.gate_markdown import check_markdown, diff_markdown
-from kvtrace.render.gate_text import render_check, render_diff
+from kvtrace.render.check import check_page
+from kvtrace.render.diff import diff_page
 from kvtrace.render.github import commands, silenced
 from kvtrace.render.junit import junit_xml
+from kvtrace.render.markdown import markdown
+from kvtrace.render.page import Screen
 from kvtrace.render.sarif import sarif_json
+from kvtrace.render.terminal import terminal
 from kvtrace.report.read import check_report
 from kvtrace.report.validate import unsupported
 
@@ -123,18 +124,15 @@ def drawn(report: Any, baseline: Any, rules: Rules) -> None:
     """Everything that a gate and a comparison print."""
     outcome = check(report, baseline, rules)
     ElementTree.fromstring(junit_xml(outcome))
-    json.loads(sarif_json(outcome, "report.json"))
-    json.dumps(outcome_json(outcome), allow_nan=False)
+    json.loads(sarif_json(outcome))
+    json.dumps(outcome.document(), allow_nan=False)
     assert all(line.startswith(("::error ", "::notice ")) and "\n" not in line for line in commands(outcome))
-    assert "\x1b" not in check_markdown(outcome)
     changes = difference(report, with_loads(), "a", "b")
-    json.dumps(difference_json(changes), allow_nan=False)
-    assert "\x1b" not in diff_markdown(changes)
-    with open("/dev/null", "w", encoding="utf-8", errors="backslashreplace") as null:
+    json.dumps(changes.document(), allow_nan=False)
+    for page in (check_page(outcome), diff_page(changes)):
+        assert "\x1b" not in markdown(page)
         for width in (60, 100):
-            console = Console(file=null, width=width)
-            render_check(outcome, console)
-            render_diff(changes, console)
+            assert "\x1b" not in terminal(page, Screen(width))
 
 
 @settings(max_examples=120)

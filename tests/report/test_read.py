@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import random
@@ -13,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutate import mutated
-from rich.console import Console
 from sample import sample, with_loads
 
-from kvtrace.render.markdown import render_markdown
-from kvtrace.render.text import render_text
+from kvtrace.render.markdown import markdown
+from kvtrace.render.page import Screen
+from kvtrace.render.report import report_page
+from kvtrace.render.terminal import terminal
 from kvtrace.report.read import ReportError, parse_report, read_report
 from kvtrace.trace.format import pack_header
 
@@ -27,9 +27,8 @@ BOOK = sample()["ledger"]["saves"]
 
 def renders(report: Any) -> None:
     """All renderers get through, and their output can be written."""
-    stream = io.StringIO()
-    render_text(report, Console(file=stream, width=100, color_system="truecolor", force_terminal=True), "x")
-    (stream.getvalue() + render_markdown(report, "x")).encode("utf-8")
+    page = report_page(report, "x")
+    (terminal(page, Screen(100, "truecolor")) + markdown(page)).encode("utf-8")
     json.dumps(report, allow_nan=False)
 
 

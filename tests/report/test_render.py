@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import unicodedata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from sample import sample, with_loads
 
-from kvtrace.render.markdown import render_markdown
-from kvtrace.render.text import render_text
-from kvtrace.render.wording import bar, clean, names, wrap
+from kvtrace.render.layout import bar, clean, names, wrap
+from kvtrace.render.markdown import markdown
+from kvtrace.render.page import Screen
+from kvtrace.render.report import report_page
+from kvtrace.render.terminal import terminal
 from kvtrace.report.model import Report
 from kvtrace.report.read import check_report
 from kvtrace.words import count, duration, percent, size
@@ -28,11 +28,12 @@ SOURCE = "reports/20261120-181500-vua"
 HOSTILE = "[red]x[/red] [/] \x1b[2J\x1b]8;;http://evil\x07 \x9b31m \u202e | ` @me #12 <b> \ud800\n## no"
 
 
-def as_text(report: Report, width: int = 100, **options: Any) -> str:
-    stream = io.StringIO()
-    options = {"color_system": None, "force_terminal": False, **options}
-    render_text(report, Console(file=stream, width=width, **options), SOURCE, SOURCE)
-    return stream.getvalue()
+def as_text(report: Report, width: int = 100, colours: Literal["truecolor"] | None = None) -> str:
+    return terminal(report_page(report, SOURCE, SOURCE), Screen(width, colours))
+
+
+def as_markdown(report: Report) -> str:
+    return markdown(report_page(report, SOURCE, SOURCE))
 
 
 def golden(name: str, text: str) -> None:
@@ -49,12 +50,12 @@ def test_golden_text() -> None:
 
 
 def test_golden_markdown() -> None:
-    golden("flagship.md", render_markdown(sample(), SOURCE, SOURCE))
-    golden("uneven.md", render_markdown(with_loads(), SOURCE, SOURCE))
+    golden("flagship.md", as_markdown(sample()))
+    golden("uneven.md", as_markdown(with_loads()))
 
 
 def test_the_order_is_verdict_ledgers_pipeline_findings_rule_outs_limits_next() -> None:
-    for page in (as_text(sample()), render_markdown(sample(), SOURCE)):
+    for page in (as_text(sample()), as_markdown(sample())):
         spine = (
             "of the prompt KV computed here was saved",
             "Where the tokens went",
@@ -72,7 +73,7 @@ def test_the_order_is_verdict_ledgers_pipeline_findings_rule_outs_limits_next() 
 
 def test_plain_has_no_escape_and_colour_has_the_same_words() -> None:
     plain = as_text(with_loads())
-    coloured = as_text(with_loads(), color_system="truecolor", force_terminal=True)
+    coloured = as_text(with_loads(), colours="truecolor")
     assert "\x1b" not in plain and "\x1b[" in coloured
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
 
@@ -104,7 +105,7 @@ def hostile_report() -> Report:
 
 
 def test_hostile_strings_are_harmless_in_a_terminal() -> None:
-    page = as_text(hostile_report(), color_system="truecolor", force_terminal=True)
+    page = as_text(hostile_report(), colours="truecolor")
     page = re.sub(r"\x1b\[[\d;]*m", "", page)
     assert "[red]x[/red] [/]" in page and "\\x1b[2J" in page and "\\x9b31m" in page
     assert all(char.isprintable() or char == "\n" for char in page)
@@ -112,7 +113,7 @@ def test_hostile_strings_are_harmless_in_a_terminal() -> None:
 
 
 def test_hostile_strings_are_harmless_in_markdown() -> None:
-    page = render_markdown(hostile_report(), SOURCE)
+    page = as_markdown(hostile_report())
     page.encode("utf-8")
     assert "\x1b" not in page and "\n## no" not in page
     spans = re.compile(r"(?<!\\)(`+)(?!`).*?(?<!`)\1(?!`)")
@@ -138,7 +139,7 @@ def test_empty_report() -> None:
     report["ledger"]["saves"] = {**book, "total": 0, "accounts": {}, "tokens": {}, "total_tokens": 0.0}
     page = as_text(check_report(report, "here"))
     assert "no engine was seen" in page and "No findings" in page and "explain" in page.splitlines()[-1]
-    assert "No findings" in render_markdown(report)
+    assert "No findings" in as_markdown(report)
 
 
 def test_words_for_numbers() -> None:

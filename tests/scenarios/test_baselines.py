@@ -10,7 +10,7 @@ from scenario_runs import Runs, spec
 from kvtrace.gate.judge import judge
 from kvtrace.gate.read import read_baseline
 from kvtrace.gate.rules import Rules
-from kvtrace.render.gate import sentence
+from kvtrace.render.check import sentence
 from kvtrace.report.read import read_report
 
 FOLDER = Path(__file__).resolve().parents[2] / "reports" / "baselines"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections import Counter
@@ -10,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from synth import HEALTHY, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, run_json
 
 from kvtrace import causes, ledger
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.model import NOT_SAVED
-from kvtrace.render.story import render_listing, render_story
+from kvtrace.render.listing import listing_page
+from kvtrace.render.page import Screen
+from kvtrace.render.story import story_page
+from kvtrace.render.terminal import terminal
 from kvtrace.story import find
 from kvtrace.story.listing import listing
 from kvtrace.story.locate import run_directory, traced_directory
@@ -25,10 +26,8 @@ from kvtrace.story.tell import tell
 from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role, pack_head
 
 
-def page(story: Story, width: int = 100, **options: object) -> str:
-    stream = io.StringIO()
-    render_story(story, Console(file=stream, width=width, **{"color_system": None, **options}))  # type: ignore[arg-type]
-    return stream.getvalue()
+def page(story: Story, width: int = 100) -> str:
+    return terminal(story_page(story), Screen(width))
 
 
 @pytest.fixture
@@ -263,13 +262,11 @@ def test_the_list(rounded: Path) -> None:
     assert [row["id"] for row in listing(str(rounded), sort="best", limit=1).rows] == ["cmpl-7b00-0"]
     assert [row["id"] for row in listing(str(rounded), verdict="saved").rows] == ["cmpl-7b00-0"]
     none = listing(str(rounded), verdict="nope")
-    stream = io.StringIO()
-    render_listing(none, Console(file=stream, width=100))
-    assert "0 requests with verdict nope" in stream.getvalue() and "saved (1)" in stream.getvalue()
-    stream = io.StringIO()
-    render_listing(found, Console(file=stream, width=100))
-    assert "cmpl-7f3a-0" in stream.getvalue() and "below-save-granularity" in stream.getvalue()
-    assert "client" in stream.getvalue() and "accepted" not in stream.getvalue()  # empty columns are left out
+    text = terminal(listing_page(none), Screen())
+    assert "0 requests with verdict nope" in text and "saved (1)" in text
+    text = terminal(listing_page(found), Screen())
+    assert "cmpl-7f3a-0" in text and "below-save-granularity" in text
+    assert "client" in text and "accepted" not in text  # empty columns are left out
 
 
 def test_hostile_strings_are_harmless(tmp_path: Path) -> None:
@@ -284,6 +281,5 @@ def test_hostile_strings_are_harmless(tmp_path: Path) -> None:
         assert "[red]x[/red]" in text and "\\x1b[2J" in text
         assert all(char.isprintable() or char == "\n" for char in text)
     assert page(replace(story, moments=[], ranges=[]))
-    stream = io.StringIO()
-    render_listing(listing(str(tmp_path)), Console(file=stream, width=100))
-    assert all(char.isprintable() or char == "\n" for char in stream.getvalue())
+    text = terminal(listing_page(listing(str(tmp_path))), Screen())
+    assert all(char.isprintable() or char == "\n" for char in text)

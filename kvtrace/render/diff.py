@@ -1,0 +1,53 @@
+"""The page of ``kvtrace diff``: two runs side by side."""
+
+from __future__ import annotations
+
+from kvtrace.gate.outcome import Change, Difference
+from kvtrace.render.check import value
+from kvtrace.render.layout import clean
+from kvtrace.render.page import Badge, Code, Column, Heading, Page, Paragraph, Row, Style, Table
+
+_SECTIONS = (
+    ("settings", "Settings that differ"),
+    ("targets", "Targets that appeared or vanished"),
+    ("coverage", "Coverage"),
+    ("saves", "Where the tokens went"),
+    ("loads", "What the connector loaded"),
+    ("findings", "Findings gained and lost"),
+)
+_COLUMNS = (
+    Column("what"),
+    Column("where"),
+    Column("A", right=True, most=24),
+    Column("B", join=" -> ", most=24),
+    Column(),
+)
+_STYLES: dict[str, Style] = {"better": "good", "worse": "bad"}
+
+
+def diff_page(difference: Difference) -> Page:
+    """What differs between two runs."""
+    page: Page = [Heading("kvtrace diff", 2, quiet=True)]
+    both = zip((difference.a, difference.b), difference.verdicts, strict=True)
+    for name, (path, verdict) in zip("AB", both, strict=True):
+        page += [Badge(name, (Code(clean(path)),), "dim"), Paragraph(clean(verdict), indent=True)]
+    if difference.empty:
+        words = "No difference in settings, targets, coverage, ledgers or findings."
+        page.append(Paragraph(words, gap=True))
+    for name, title in _SECTIONS:
+        changes: list[Change] = getattr(difference, name)
+        if changes:
+            table = Table(_COLUMNS, [_row(change) for change in changes], head=False)
+            page += [Heading(title), table]
+    return page
+
+
+def _row(change: Change) -> Row:
+    cells = (
+        Code(clean(change.name, 80)),
+        Code(clean(change.layers, 160)),
+        value(change.before, change.unit),
+        value(change.after, change.unit),
+        " · ".join(filter(None, (change.verdict if change.verdict in _STYLES else "", clean(change.text)))),
+    )
+    return Row(cells, _STYLES.get(change.verdict, ""))

@@ -1,0 +1,51 @@
+"""The page of ``kvtrace requests``: one request a line."""
+
+from __future__ import annotations
+
+from kvtrace.render.layout import clean, pad
+from kvtrace.render.page import Code, Column, Facts, Heading, Page, Row, Table
+from kvtrace.story.listing import Listing
+from kvtrace.words import count, percent, plural
+
+_NUMBERS = ("prompt", "output", "chunks", "reused", "accepted", "saved", "not saved")
+
+
+def listing_page(listing: Listing) -> Page:
+    """The requests of a listing; columns that hold nothing but zeros are left out."""
+    page: Page = [Heading("kvtrace requests", 2, quiet=True), Facts(_summary(listing))]
+    table = []
+    for row in listing.rows:
+        lost, whole = row["not_saved"], row["not_saved"] + row["saved"]
+        share = f" {pad(percent(lost / whole), 8, True)}" if whole else ""
+        client = "" if row["client"] in (None, row["id"]) else clean(row["client"], 40)
+        fields = ("prompt", "output", "chunks", "local", "external", "saved")
+        numbers = [count(row[field]) for field in fields]
+        table.append(
+            (clean(row["id"], 60), client, *numbers, f"{count(lost)}{share}", clean(row["verdict"], 60))
+        )
+    columns = (
+        Column("request"),
+        Column("client"),
+        *(Column(name, True) for name in _NUMBERS),
+        Column("verdict"),
+    )
+    if table:
+        idle = [at for at in range(len(columns)) if all(row[at] in ("", "0") for row in table)]
+        cells = [tuple("" if at in idle else cell for at, cell in enumerate(row)) for row in table]
+        page.append(Table(columns, [Row((Code(row[0]), *row[1:])) for row in cells], "Requests"))
+    return page
+
+
+def _summary(listing: Listing) -> list[str]:
+    shown, fit, total = len(listing.rows), listing.fit, listing.total
+    parts = [f"{count(shown)} of {plural(fit, 'request')}" if shown < fit else plural(fit, "request")]
+    if listing.verdict is not None:
+        parts[0] += f" with verdict {clean(listing.verdict, 80)}, of {count(total)}"
+    if listing.known < total:
+        parts.append(
+            f"the report lists {count(listing.known)} of {count(total)}: give the run directory for all"
+        )
+    if fit == 0 and listing.verdicts:
+        there = ", ".join(f"{clean(name, 80)} ({count(n)})" for name, n in listing.verdicts.items())
+        parts.append(f"there are: {there}")
+    return parts

@@ -1,0 +1,477 @@
+"""The page of ``kvtrace explain``: what a report says, in rows and sentences.
+
+Strings of the report, which may be of unknown origin, are cleaned here: one line, no control characters.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from kvtrace.gate.layers import group_of, index_of, spelled
+from kvtrace.render.layout import clean, names
+from kvtrace.render.page import (
+    Badge,
+    Bullets,
+    Code,
+    Column,
+    Command,
+    Facts,
+    Heading,
+    Labelled,
+    Line,
+    Page,
+    Paragraph,
+    Row,
+    Style,
+    Table,
+    Terms,
+)
+from kvtrace.report.model import Engine, Event, Finding, GraphRow, Ledger, ModeRow, Report
+from kvtrace.terms import FAULT, KEPT, LIMIT, NOTE, Stage, outcome_order
+from kvtrace.words import count, duration, percent, plural, size
+
+MAX_REQUESTS = 5
+MAX_TIMINGS = 6
+MAX_LAYERS = 6
+
+SEVERITY_STYLES: dict[str, Style] = {FAULT: "failed", LIMIT: "limit", NOTE: "note"}
+_PLATFORMS = {"cpu": "CPU", "cuda": "CUDA", "rocm": "ROCm", "xpu": "XPU", "tpu": "TPU"}
+_T = TypeVar("_T")
+_K = TypeVar("_K", bound=Hashable)
+
+
+def report_page(report: Report, source: str | None = None, traced: str | None = None) -> Page:
+    """The explanation of a run.
+
+    `source` is the path that the report came from and `traced` its run directory, where that has the spools
+    that ``kvtrace why`` reads: for the next command.
+    """
+    ledger = report["ledger"]
+    return [
+        Heading(("kvtrace: ", clean(report["run"]["name"] or "run")), 2, quiet=True),
+        *(Facts(facts) for facts in headline(report)),
+        Paragraph(clean(report["verdict"]), "bold", gap=True),
+        *_ledger("Where the tokens went", ledger["saves"], "every token, each layer and rank"),
+        *_loads(report),
+        *_stages(report),
+        *_findings(report),
+        *_terms("Checked, and not the cause", ((one["id"], one["evidence"]) for one in report["ruled_out"])),
+        *_terms("Not observed", ((one["id"], one["why"]) for one in report["not_observed"])),
+        *_coverage(report),
+        *graphs(report),
+        *_requests(report),
+        *_timing(report),
+        *device(report),
+        Heading("Limits"),
+        Bullets(_limits(report)),
+        Command(_next_command(report, source, traced)),
+    ]
+
+
+# ------------------------------------------------------------------------------ what ran
+
+
+def headline(report: Report) -> list[list[str]]:
+    """What ran: one line an engine kind, one line of counts, one where something is amiss."""
+    run = report["run"]
+    engines = run["engines"]
+    version = f"vLLM {clean(run['vllm'])}" if run["vllm"] else "vLLM of unknown version"
+    lines = []
+    for facts, alike in _grouped(engines, lambda engine: tuple(_engine_facts(version, engine))):
+        lines.append([*facts, *([f"{len(alike)} such engines"] if len(alike) > 1 else [])])
+    if not engines:
+        lines.append([version, "no engine was seen"])
+    traced = [process["name"] for process in run["processes"] if process["agent"]]
+    lines.append(
+        [
+            plural(report["requests"]["total"], "request"),
+            plural(sum(engine["real_steps"] for engine in engines), "step"),
+            duration(run["seconds"]),
+            f"traced: {names(traced) or 'nothing'}",
+        ]
+    )
+    amiss = []
+    if run["signal"]:
+        amiss.append(f"the command was ended by {clean(run['signal'])}")
+    elif run["exit_code"]:
+        amiss.append(f"the command ended with exit code {run['exit_code']}")
+    untraced = [
+        f"{process['name']} (pid {process['pid']})"
+        for process in run["processes"]
+        if not process["agent"] and process["role"] != "other"
+    ]
+    if untraced:
+        amiss.append(f"not traced: {names(untraced)}")
+    return [*lines, amiss] if amiss else lines
+
+
+def _engine_facts(version: str, engine: Engine) -> list[str]:
+    connector = engine["connector"]
+    platform = clean(engine["platform"])
+    facts = [f"{version} ({_PLATFORMS.get(platform, platform)})" if platform else version]
+    if connector is None:
+        facts.append("no KV connector")
+    else:
+        name = connector["class"] or connector["name"]
+        module = clean(connector["module"])
+        where = "built into vLLM" if module.startswith("vllm.") else module
+        if not connector["class"]:
+            where = "not live"
+        facts.append(f"{clean(name)} ({where})" if where else clean(name))
+        if connector["role"]:
+            facts.append(clean(connector["role"]))
+    if engine["tp"]:
+        facts.append(f"TP {engine['tp']}")
+    if (engine["pp"] or 1) > 1:
+        facts.append(f"PP {engine['pp']}")
+    facts.append(plural(engine["kv_layers"], "KV layer"))
+    if engine["block_size"]:
+        facts.append(f"block {engine['block_size']}")
+    if engine["prefix_caching"] is not None:
+        facts.append(f"prefix caching {'on' if engine['prefix_caching'] else 'off'}")
+    return facts
+
+
+# ------------------------------------------------------------------- ledgers and stages
+
+
+def _ledger(title: str, ledger: Ledger, everything: str) -> Page:
+    """The outcomes that any token had: what went well first, then the largest loss."""
+    total = ledger["total_tokens"]
+    rows = []
+    present = [name for name in ledger["accounts"] if ledger["accounts"][name]]
+    for name in sorted(present, key=lambda name: (outcome_order(name), -ledger["accounts"][name], name)):
+        amount = ledger["accounts"][name]
+        tokens = ledger["tokens"].get(name, amount / (ledger["pairs"] or 1))
+        share = min(tokens / total if total else amount / ledger["total"], 1.0)
+        cells = (outcome_label(name), count(tokens), percent(share))
+        rows.append(Row(cells, "good" if name in KEPT else "bad", bar=share))
+    whole = percent(1.0) if ledger["total"] else ""
+    rows.append(Row((everything, count(total), whole), total=True))
+    columns = (Column("outcome"), Column("tokens", right=True), Column("share", right=True))
+    notes = [f"{count(ledger['total'])} token-layers, totals match exactly"]
+    trust, note = ledger["trust"], clean(ledger["trust_note"])
+    if trust != "none":
+        notes.append(note if note.startswith(trust) else f"{trust}: {note}" if note else trust)
+    return [Table(columns, rows, title), Paragraph(" · ".join(notes), "dim", indent=True)]
+
+
+def outcome_label(name: str) -> str:
+    """``not-saved:below-save-granularity`` -> ``not saved · below-save-granularity``."""
+    kind, colon, cause = name.partition(":")
+    return clean(f"{kind.replace('-', ' ')} · {cause}" if colon else name, 80)
+
+
+def _loads(report: Report) -> Page:
+    loads = report["ledger"]["loads"]
+    if loads["total"] > 0:
+        return _ledger("What the connector loaded", loads, "every prompt token")
+    note = clean(loads["trust_note"])
+    words = "Loads: no load was offered or asked for in this run" + (f" ({note})" if note else "")
+    return [Paragraph(words, gap=True)]
+
+
+def _stages(report: Report) -> Page:
+    """The save pipeline: tokens in and out, and what was lost at each stage."""
+    rows = []
+    for stage in report["stages"]:
+        lost = stage["in"] - stage["out"]
+        notes = [f"◀ {count(lost)} lost at this stage"] if lost > 0 else []
+        notes += filter(None, [clean(stage["note"])])
+        name = clean(stage["name"], 20) or Stage(stage["stage"]).label
+        cells = (f"{stage['stage']} {name}", count(stage["in"]), count(stage["out"]), "; ".join(notes))
+        rows.append(Row(cells, "bad" if lost > 0 else ""))
+    columns = (Column("stage"), Column("in", right=True), Column("out", right=True), Column())
+    return [Table(columns, rows, "Save pipeline")] if rows else []
+
+
+# ------------------------------------------------------------------------------ findings
+
+
+def _findings(report: Report) -> Page:
+    page: Page = [Heading("Findings", quiet=True)]
+    for one in report["findings"]:
+        page += _finding(one, report["requests"]["total"])
+    return page if report["findings"] else [*page, Paragraph("No findings.", gap=True)]
+
+
+def finding_facts(one: Finding, requests: int) -> list[str]:
+    """How many tokens, and of a fault how many requests, it concerns."""
+    facts = []
+    if one["tokens"]:
+        facts.append(f"{plural(one['tokens'], 'token')} ({percent(one['share'])})")
+    if one["requests"] and one["severity"] == FAULT:
+        facts.append(f"{count(one['requests'])} of {plural(max(requests, one['requests']), 'request')}")
+    return facts
+
+
+def _finding(one: Finding, requests: int) -> Page:
+    """A finding; what is no fault more briefly."""
+    cause, facts = Code(clean(one["id"], 80)), "".join(f" · {fact}" for fact in finding_facts(one, requests))
+    badge, style = one["severity"].upper(), SEVERITY_STYLES[one["severity"]]
+    evidence: list[Line] = [clean(line) for line in one["evidence"]]
+    evidence += [event_words(event) for event in one["events"]]
+    remedy = [clean(line) for line in one["remedy"]]
+    if one["severity"] != FAULT:
+        return [
+            Badge(badge, (cause, facts, f": {clean(one['title'])}"), style, whole=False),
+            Labelled("Evidence", evidence[:1]),
+            Labelled("Remedy", remedy[:1]),
+        ]
+    rule = f" · rule for vLLM {clean(one['versions'])}" if one["versions"] else ""
+    return [
+        Badge(badge, (cause, facts), style),
+        Paragraph(clean(one["title"]), indent=True),
+        Labelled("Evidence", evidence),
+        Labelled("Remedy", remedy),
+        Labelled("More", [(Code(f"kvtrace docs {cause}"), rule)]),
+    ]
+
+
+def event_words(event: Event) -> str:
+    where = [f"request {clean(event['request'], 120)}"] if event["request"] else []
+    where.append(f"step {event['step']}")
+    if event["rank"] is not None:
+        where.append(f"rank {event['rank']}")
+    if event["layer"]:
+        where.append(clean(event["layer"], 120))
+    return f"{', '.join(where)}: {clean(event['text'])}"
+
+
+def _terms(title: str, rows: Iterable[tuple[str, str]]) -> Page:
+    cleaned = [(clean(name, 80), clean(words)) for name, words in rows]
+    return [Heading(title), Terms(cleaned)] if cleaned else []
+
+
+# ------------------------------------------------------------------------------ coverage
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Calls of one hook or op, in one layer of one process."""
+
+    process: str
+    layer: str | None
+    name: str
+    eligible: int
+    fired: int
+    extra: tuple[tuple[int, str], ...]
+
+    @property
+    def numbers(self) -> tuple[object, ...]:
+        return (self.eligible, self.fired, self.extra)
+
+
+def _coverage(report: Report) -> Page:
+    """One row a hook or op where all layers and ranks saw the same, else one a group of likes."""
+    seen = []
+    for row in report["coverage"]["hooks"]:
+        extra = ((row["with_work"], "with work"), (row["raised"], "raised"))
+        seen.append(_Seen(row["process"], row["layer"], row["hook"], row["eligible"], row["fired"], extra))
+    for op in report["coverage"]["ops"]:
+        direct = ((op["direct"], "called directly"),)
+        seen.append(_Seen(op["process"], op["layer"], op["op"], op["eligible"], op["fired"], direct))
+    rows: list[Row] = []
+    for name, alike in _grouped(seen, lambda one: one.name):
+        rows += _covered(Code(clean(name, 60)), alike)
+    columns = (Column("hook or op"), Column("calls/due", right=True), Column(), Column("seen in"))
+    return [Table(columns, rows, "Coverage")] if rows else []
+
+
+def _covered(name: Code, seen: list[_Seen]) -> list[Row]:
+    if len({one.numbers for one in seen}) == 1:
+        return [_covered_row(name, seen, True)]
+    kinds: dict[tuple[object, ...], list[_Seen]] = {}  # processes that saw the same in all their layers
+    for _, of_process in _grouped(seen, lambda one: one.process):
+        kind = tuple(sorted((one.layer or "", one.numbers) for one in of_process))
+        kinds.setdefault(kind, []).extend(of_process)
+    rows: list[Row] = []
+    for same in kinds.values():
+        groups = sorted(_grouped(same, lambda one: one.numbers), key=lambda group: -len(group[1]))
+        rows += [_covered_row(name, alike, len(groups) == 1) for _, alike in groups[:MAX_LAYERS]]
+        if rest := [one for _, alike in groups[MAX_LAYERS:] for one in alike]:
+            rows.append(_covered_row(name, rest, False))
+    return rows
+
+
+def _covered_row(name: Code, seen: list[_Seen], whole: bool) -> Row:
+    """One row for `seen`; `whole` says that these are all the layers there are."""
+    layers = list(dict.fromkeys(one.layer for one in seen if one.layer is not None))
+    processes = names(dict.fromkeys(one.process for one in seen))
+    where = f"{_layers(layers, whole)} · {processes}" if layers else processes
+    eligible, fired = sum(one.eligible for one in seen), sum(one.fired for one in seen)
+    extras: dict[str, int] = {}
+    for number, word in (extra for one in seen for extra in one.extra):
+        extras[word] = extras.get(word, 0) + number
+    words = ", ".join(f"{count(number)} {word}" for word, number in extras.items() if number)
+    style: Style = "" if fired >= eligible else "bad"
+    return Row((name, f"{count(fired)}/{count(eligible)}", words, where), style)
+
+
+def _layers(layers: list[str], whole: bool) -> str:
+    """``4 layers`` for all of them; some: ``model.layers.{0-2,5}.self_attn.attn``."""
+    if whole and len(layers) > 1:
+        return plural(len(layers), "layer")
+    groups = {group_of(layer) for layer in layers}
+    if len(layers) == 1 or len(groups) > 1 or not all(map(index_of, layers)):
+        return names(layers, 3)
+    return clean(spelled(groups.pop(), map(index_of, layers), False), 160)
+
+
+# ------------------------------------------------------------------- graphs, requests, times
+
+
+def graphs(report: Report) -> Page:
+    """What was asked of CUDA graphs, what was used and why; how many steps ran in each mode."""
+    groups = _grouped(
+        report.get("graphs", []),
+        lambda row: (
+            row["runner"], row["asked"], row["configured"], row["used"], tuple(row["why"]), row["breakable"],
+            row["captured"], row["capturing_steps"],
+            tuple(tuple(mode.values()) for mode in row["modes"]),
+        ),
+    )  # fmt: skip
+    page: Page = []
+    heads = ("mode", "steps", "padding", "attention in Python", "save hooks")
+    columns = [Column(head, right=at > 0) for at, head in enumerate(heads)]
+    for _, rows in groups:
+        page += [Heading("CUDA graphs"), Paragraph(_graph_words(rows), indent=True)]
+        page += [Paragraph(clean(line), indent=True) for line in rows[0]["why"]]
+        page.append(Table(columns, _mode_rows(rows[0]["modes"])))
+    return page
+
+
+def _graph_words(rows: list[GraphRow]) -> str:
+    row = rows[0]
+    parts = [names([one["process"] for one in rows])]
+    if row["asked"]:
+        parts.append(f"asked: {clean(row['asked'], 40)}")
+    parts.append(f"used: {clean(row['used'], 40) or 'unknown'}")
+    if row["runner"]:
+        parts.append(f"{clean(row['runner'], 8)} model runner")
+    if row["breakable"]:
+        parts.append("breakable graphs: attention runs in Python between the parts")
+    if row["captured"]:
+        parts.append(f"{plural(row['captured'], 'graph')} captured before the first step")
+    if row["capturing_steps"]:
+        parts.append(f"graphs were captured in {plural(row['capturing_steps'], 'step')}")
+    return " · ".join(parts)
+
+
+def _mode_rows(modes: list[ModeRow]) -> list[Row]:
+    total = sum(mode["steps"] for mode in modes)
+    rows = []
+    for mode in modes:
+        padding = ""  # tokens that were run and not asked for, of those that were run
+        if mode["padded"]:
+            share = 1 - min(1.0, mode["tokens"] / mode["padded"])
+            padding = f"{percent(share)} of {count(mode['padded'])}"
+        of_layers = [f"{count(mode[key])}/{count(mode['layer_steps'])}" for key in ("bodies", "saves")]
+        steps = f"{count(mode['steps'])}/{count(total)}"
+        rows.append(Row((clean(mode["mode"], 20), steps, padding, *of_layers)))
+    return rows
+
+
+def _requests(report: Report) -> Page:
+    """The requests that lost most."""
+    worst = [row for row in report["requests"]["rows"] if row["not_saved"] > 0][:MAX_REQUESTS]
+    rows = []
+    for row in worst:
+        numbers = (count(row["prompt"]), count(row["saved"]), count(row["not_saved"]))
+        rows.append(Row((Code(clean(row["id"], 60)), *numbers, clean(row["verdict"], 60))))
+    numeric = [Column(head, right=True) for head in ("prompt", "saved", "not saved")]
+    columns = [Column("request"), *numeric, Column("verdict")]
+    return [Table(columns, rows, "Requests, worst first")] if rows else []
+
+
+def _timing(report: Report) -> Page:
+    """The hooks that took most of the steps' time."""
+    rows = []
+    for row in sorted(report["timing"], key=lambda row: -row["total_ns"])[:MAX_TIMINGS]:
+        share = "" if row["share_of_steps"] is None else percent(row["share_of_steps"])
+        times = _times(row["p50_ns"], row["p99_ns"])
+        rows.append(Row((Code(clean(row["hook"], 60)), row["clock"], count(row["count"]), *times, share)))
+    numeric = [Column(head, right=True) for head in ("calls", "median", "p99", "of the steps")]
+    columns = [Column("hook"), Column("clock"), *numeric]
+    return [Table(columns, rows, "Time in the connector")] if rows else []
+
+
+def _times(*nanoseconds: int) -> list[str]:
+    return [duration(ns / 1e9) for ns in nanoseconds]
+
+
+def device(report: Report) -> Page:
+    """The calls timed on both clocks, what the device times rest on, and what taking them cost."""
+    if "device" not in report:
+        return []
+    part = report["device"]
+    rows = []
+    for row in part["rows"]:
+        if row["count"]:
+            medians = _times(row["host_p50_ns"], row["device_p50_ns"])
+            sums = _times(row["host_total_ns"], row["device_total_ns"])
+            rows.append(Row((Code(clean(row["name"], 60)), count(row["count"]), *medians, *sums)))
+    heads = ("hook or op", "calls", "host median", "device median", "host sum", "device sum")
+    columns = [Column(head, right=at > 0) for at, head in enumerate(heads)]
+    notes = [f"{plural(part['calls'], 'call')} in {plural(part['steps'], 'timed step')}"]
+    if part["busy_ns"]:
+        notes.append(f"timing took {percent(part['own_ns'] / part['busy_ns'])} of the steps' host time")
+    for number, what in ((part["untimed"], "had no event free"), (part["lost"], "could not be read")):
+        if number:
+            notes.append(f"{plural(number, 'call')} {what}")
+    crossed = sum(row["other_stream"] for row in part["rows"])
+    if crossed:
+        notes.append(f"{plural(crossed, 'call')} ended on another stream than they began: no device time")
+    notes.append("device time is from event to event: it includes the device's waits for the host")
+    note = Paragraph(" · ".join(notes), "dim", indent=True)
+    return [*([Table(columns, rows, "Host and device")] if rows else []), note]
+
+
+# -------------------------------------------------------------------------------- the end
+
+
+def _limits(report: Report) -> list[str]:
+    """What this report cannot say, and what tracing took."""
+    part = report["limits"]
+    out = [clean(note) for note in part["notes"]]
+    for status, words in (("missing", "not in this vLLM"), ("failed", "could not be hooked")):
+        ids = [target["id"] for target in report["instrumentation"]["targets"] if target["status"] == status]
+        if ids:
+            out.append(f"{plural(len(set(ids)), 'target')} {words}: {names(ids)}")
+    if part["lost_records"]:
+        out.append(f"{plural(part['lost_records'], 'record')} lost: what they held is missing above")
+    for damage in part["damaged"][:MAX_LAYERS]:
+        out.append(f"{clean(damage['spool'], 120)}: {clean(damage['detail'])}")
+    if len(part["damaged"]) > MAX_LAYERS:
+        out.append(f"and {len(part['damaged']) - MAX_LAYERS} more damaged spools")
+    tracer = part["tracer"]
+    found = report["instrumentation"]["found"]
+    out.append(
+        f"tracing hooked {plural(found, 'target')} and wrote {plural(tracer['records'], 'record')}, "
+        f"{size(tracer['spool_bytes'])}"
+    )
+    return out
+
+
+def _next_command(report: Report, source: str | None, traced: str | None) -> str:
+    """The one command that helps most from here."""
+    faults = [one for one in report["findings"] if one["severity"] == FAULT]
+    worst = next((event["request"] for one in faults for event in one["events"] if event["request"]), None)
+    if traced and worst:
+        where, request = clean(shlex.quote(traced)), clean(shlex.quote(worst), 200)
+        return f"kvtrace why {where} --request {request}"
+    if faults:
+        return f"kvtrace docs {clean(faults[0]['id'], 80)}"
+    where = clean(shlex.quote(source)) if source else "PATH"
+    return f"kvtrace explain {where} --format markdown"
+
+
+def _grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> list[tuple[_K, list[_T]]]:
+    """Items by key, keys in order of first sight."""
+    groups: dict[_K, list[_T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.items())

@@ -1,0 +1,185 @@
+"""A page in a terminal, or plain in a pipe.
+
+Lines are laid out here and never re-wrapped by rich: the same words come out with and without
+colour, and markup in a page's strings is never interpreted.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from kvtrace.render.layout import bar, glued, pad, wrap
+from kvtrace.render.page import (
+    Badge,
+    Bullets,
+    Command,
+    Facts,
+    Heading,
+    Labelled,
+    Page,
+    Paragraph,
+    Part,
+    Row,
+    Screen,
+    Style,
+    Table,
+    Terms,
+    Timeline,
+    TimelineRow,
+    plain,
+)
+
+_STYLES: dict[Style, str] = {
+    "good": "green",
+    "bad": "red",
+    "passed": "bold green",
+    "failed": "bold red",
+    "limit": "yellow",
+    "note": "cyan",
+}
+_MIN_WIDTH = 60
+_LABEL = 11
+_TERM = 30
+_SHORT = 40
+_TIME, _STEP = 12, 11
+
+
+def terminal(page: Page, screen: Screen) -> str:
+    """`page` as text of the screen's width."""
+    printer = _Printer(max(screen.width, _MIN_WIDTH))
+    for part in page:
+        printer.part(part)
+    for line in printer.out:
+        line.rstrip()
+    return paint(screen, *printer.out)
+
+
+def paint(screen: Screen, *things: RenderableType) -> str:
+    """What rich makes of `things`, with escape sequences where there are colours."""
+    stream = io.StringIO()
+    styled = screen.colours is not None
+    console = Console(file=stream, width=screen.width, color_system=screen.colours, force_terminal=styled)
+    for one in things:
+        # a Text is laid out already
+        console.print(one, soft_wrap=isinstance(one, Text), markup=False, highlight=False, emoji=False)
+    return stream.getvalue()
+
+
+class _Printer:
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.out: list[Text] = []
+
+    def part(self, part: Part) -> None:
+        match part:
+            case Heading(text, quiet=quiet):
+                if not quiet:
+                    self.gap()
+                    self.line(plain(text), "bold")
+            case Facts(facts):
+                self.words(" · ".join(facts), rest="  ", style="dim")
+            case Paragraph(text, style, indent, gap):
+                if gap:
+                    self.gap()
+                self.words(plain(text), first="  " if indent else "", style=style)
+            case Badge():
+                self.badge(part)
+            case Labelled(label, lines):
+                for number, line in enumerate(lines):
+                    first = f"  {pad('' if number else label, _LABEL)}"
+                    self.words(plain(line), first, " " * len(first))
+            case Bullets(lines):
+                for line in lines:
+                    self.words(plain(line), "  ", "    ")
+            case Terms(rows):
+                wide = min(max(cell_len(name) for name, _ in rows), _TERM)
+                for name, text in rows:
+                    self.words(text, f"  {pad(name, wide)}  ", " " * (wide + 4))
+            case Table():
+                self.table(part)
+            case Timeline(moments):
+                self.gap()
+                for moment in moments:
+                    self.moment(moment)
+            case Command(command):
+                self.gap()
+                self.line(f"Next  {command}")
+                self.out[-1].stylize("bold", len("Next  "))
+
+    def gap(self) -> None:
+        if self.out:
+            self.out.append(Text())
+
+    def line(self, text: str, style: Style = "") -> None:
+        self.out.append(Text(text, style=_STYLES.get(style, style)))
+
+    def words(self, text: str, first: str = "", rest: str | None = None, style: Style = "") -> None:
+        # "prefix caching off" and the like stay on one line: breaks go to the dots between them
+        facts = (glued(fact) if cell_len(fact) < _SHORT else fact for fact in text.split(" · "))
+        for line in wrap(" · ".join(facts), self.width, first, rest):
+            self.line(line, style)
+
+    def badge(self, part: Badge) -> None:
+        self.gap()
+        start = len(self.out)
+        self.words(plain(part.text), first=f"{part.word}  " if plain(part.text) else part.word, rest="  ")
+        shown = self.out[start:] if part.whole else self.out[start : start + 1]
+        for line in shown:
+            line.stylize(_STYLES.get(part.style, part.style), 0, None if part.whole else len(part.word))
+
+    def table(self, table: Table) -> None:
+        rows = table.rows[: table.brief] if table.brief else table.rows
+        used, last = table.told(), table.told()[-1]
+        heads = [column.head for column in table.columns]
+        every = [row.cells for row in rows]
+        if table.head:
+            heads[0] = table.title or heads[0]
+            every.append((heads[0][2:] if table.title else heads[0], *heads[1:]))
+        wide = {
+            at: min(max(map(cell_len, (cells[at] for cells in every))), table.columns[at].most) for at in used
+        }
+        if table.head:
+            if table.title:
+                self.gap()
+            indent = "" if table.title else "  "
+            first = pad(heads[0], wide[0] + 2 - len(indent))
+            self.line((indent + self.cells(table, [first, *heads[1:]], used, wide)).rstrip(), "bold")
+        for row in rows:
+            self.row(table, row, used, wide, last)
+        if len(table.rows) > len(rows):
+            self.line(f"  and {len(table.rows) - len(rows)} more (--format json has them all)")
+
+    def cells(self, table: Table, cells: Sequence[str], used: list[int], wide: dict[int, int]) -> str:
+        """The cells of a row in their columns; the first is laid out already."""
+        line = cells[0]
+        for at in used[1:]:
+            column = table.columns[at]
+            line += column.join + pad(cells[at], wide[at], column.right)
+        return line
+
+    def row(self, table: Table, row: Row, used: list[int], wide: dict[int, int], last: int) -> None:
+        cells = [f"  {pad(row.cells[0], wide[0])}", *row.cells[1:]]
+        if row.bar is not None or last == 0 or table.columns[last].right:
+            self.line(self.cells(table, cells, used, wide), "" if row.bar is not None else row.style)
+            if row.bar is not None:
+                self.out[-1].append(f"  {bar(row.bar)}", style=_STYLES.get(row.style, row.style))
+            return
+        first = self.cells(table, cells, used[:-1], wide) + table.columns[last].join
+        prose, room = row.cells[last], self.width - cell_len(first)
+        if table.head or cell_len(prose) <= room or room >= self.width // 3:
+            self.words(prose, first, style=row.style)
+        else:  # no column to keep to, and little room: under the row
+            self.line(first, row.style)
+            self.words(prose, first=" " * 6, style=row.style)
+
+    def moment(self, moment: TimelineRow) -> None:
+        when = f"{pad(moment.at, _TIME, True)}  {pad(moment.step, _STEP)}  "
+        blank = " " * len(when)
+        self.words(moment.text, first=when, rest=blank)
+        for label, text in moment.details:
+            self.words(text, first=f"{blank}  " + (f"{label}  " if label else ""), rest=f"{blank}    ")
