@@ -218,23 +218,29 @@ def run_cases(
 
 def in_window(run_dir: Path, window: list[int]) -> dict[str, dict[str, float]]:
     """The trace's own view of the attention op and of save_kv_layer between two host times."""
-    from kvtrace.trace.format import HOOK_CODE, OP_CODE, QUIET_IS_OP, Kind
-    from kvtrace.trace.reader import Spool, code, kind, pair, spool_paths
+    from kvtrace.trace import hooks, ops, rows
+    from kvtrace.trace.format import DETAIL_IS_OP
+    from kvtrace.trace.reader import Spool, spool_paths
 
-    wanted = {"op": (OP_CODE[OP], Kind.OP, True), "save": (HOOK_CODE[SAVE], Kind.HOOK, False)}
+    def inside(row: Any, number: int) -> Any:
+        return (row.t0 >= window[0]) & (row.t0 <= window[1]) & (rows.code(row.head) == number)
+
+    wanted: dict[str, tuple[int, Any]] = {
+        "op": (ops.BY_NAME[OP].code, rows.OpCall),
+        "save": (hooks.BY_NAME[SAVE].code, rows.HookCall),
+    }
     found = {name: {"calls": 0, "timed": 0, "device_ns": 0, "host_ns": 0} for name in wanted}
     for path in spool_paths(run_dir):
         for chunk in Spool(path).chunks():
-            head = chunk[:, 0]
-            inside = (chunk[:, 1] >= window[0]) & (chunk[:, 1] <= window[1])
-            for name, (number, of_kind, is_op) in wanted.items():
-                mine = inside & (code(head) == number)
+            timed = rows.of_kind(rows.DeviceCall, chunk)
+            of_op = rows.detail(timed.head) == DETAIL_IS_OP
+            for name, (number, row) in wanted.items():
                 sums = found[name]
-                sums["calls"] += int((mine & (kind(head) == of_kind)).sum())
-                timed = mine & (kind(head) == Kind.DEVICE) & ((pair(head) == QUIET_IS_OP) == is_op)
-                sums["timed"] += int(timed.sum())
-                sums["device_ns"] += int(chunk[timed, 4].sum())
-                sums["host_ns"] += int(chunk[timed, 6].sum())
+                sums["calls"] += int(inside(rows.of_kind(row, chunk), number).sum())
+                chosen = inside(timed, number) & (of_op == (row is rows.OpCall))
+                sums["timed"] += int(chosen.sum())
+                sums["device_ns"] += int(timed.device_ns[chosen].sum())
+                sums["host_ns"] += int(timed.host_ns[chosen].sum())
     return {name: {key: float(value) for key, value in sums.items()} for name, sums in found.items()}
 
 

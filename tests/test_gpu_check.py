@@ -18,6 +18,10 @@ import gpu_check  # noqa: E402
 from gpu.cases import Case, expected, matrix  # noqa: E402
 from gpu.judge import compare, judge, ratios  # noqa: E402
 
+from kvtrace.trace import facts, hooks, ops, rows  # noqa: E402
+from kvtrace.trace.format import DETAIL_IS_OP, Kind, Stop, pack_head  # noqa: E402
+from kvtrace.trace.writer import Recorder  # noqa: E402
+
 FULL = Case("FULL", False, "FLASH_ATTN")
 MIXED = Case("FULL_AND_PIECEWISE", False, "FLASH_ATTN")
 DECLARES = Case("FULL_AND_PIECEWISE", True, "FLASH_ATTN")
@@ -182,6 +186,23 @@ def test_a_profiler_without_kernels_proves_nothing() -> None:
     assert compare(none, untimed, "cpu") == []
     never = {name: row | {"calls": 0.0} for name, row in none.items()}
     assert compare(never, {name: row | {"calls": 0.0} for name, row in untimed.items()}, "cpu") != []
+
+
+def test_the_trace_s_own_view_of_a_window(tmp_path: Path) -> None:
+    """Calls and device times of the op and of the hook, between two host times, each for itself."""
+    (tmp_path / "spool").mkdir()
+    recorder = Recorder(tmp_path / "spool" / "worker.kvt", facts.Header(), 1 << 20)
+    op, save = ops.ATTENTION_WITH_OUTPUT.code, hooks.SAVE_LAYER.code
+    for t in (50, 150, 160, 950):
+        recorder.add(rows.OpCall(pack_head(Kind.OP, 2, op), t, t + 5, 1, 0, 1, 0, 0))
+        recorder.add(rows.DeviceCall(pack_head(Kind.DEVICE, 2, op, DETAIL_IS_OP), t, 1, 0, 30, 0, 7, 0))
+    recorder.add(rows.HookCall(pack_head(Kind.HOOK, 2, save, 1), 170, 190, 1, 0, 0, 0, 0))
+    recorder.add(rows.DeviceCall(pack_head(Kind.DEVICE, 2, save, 1), 170, 1, 0, 11, 0, 20, 0))
+    recorder.stop(Stop.CLEAN)
+    assert gpu_check.in_window(tmp_path, [100, 900]) == {
+        "op": {"calls": 2, "timed": 2, "device_ns": 60, "host_ns": 14},
+        "save": {"calls": 1, "timed": 1, "device_ns": 11, "host_ns": 20},
+    }
 
 
 def test_ratios_are_taken_pair_by_pair() -> None:

@@ -1,11 +1,11 @@
-"""The spool file: byte layout, record kinds and their columns.
+"""The spool file: byte layout, record kinds, flags and codes. What the columns are: ``trace/rows.py``.
 
 The one thing that the agent (inside vLLM) and the analysis (on any machine) share.
 Standard library only: this module is imported inside vLLM's processes.
 
 A spool is a header followed by records of 64 bytes, each eight little-endian signed
 64-bit words. Word 0 says what the record is (see :func:`pack_head`), words 1 to 7 are
-the columns that :data:`COLUMNS` names for its kind. Text never stands in a record: a
+the columns of its kind. Text never stands in a record: a
 ``NAME`` record gives a small integer to a string once, a ``FACT`` record announces a
 JSON document; the bytes of both follow at once in ``BYTES`` records (56 bytes each,
 zero-padded). A kind of zero ends the file: what a killed process left behind is a valid

@@ -85,11 +85,6 @@ def mask_text(text: str) -> str:
     return _SHAPES.sub(MASK, text)
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether the value of an option, variable or key of this name is masked."""
-    return _strength(name) > 0
-
-
 def _strength(name: str) -> int:
     """0: no secret. 1: probably (a number under it is none). 2: surely."""
     words = [word.lower() for word in _WORDS.findall(name)]

@@ -189,6 +189,8 @@ class MetadataEntry(NamedTuple):
 
 
 class Preemption(NamedTuple):
+    """The scheduler took a request's blocks back. ``computed``: tokens whose KV was lost by that."""
+
     head: Word
     t: Word
     request: Word

@@ -10,7 +10,8 @@ import pytest
 from kvtrace.agent.connector import traced
 from kvtrace.agent.connector_facts import resolves
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role
+from kvtrace.trace import hooks
+from kvtrace.trace.format import Fact, Flag, Kind, Role
 from kvtrace.trace.reader import code, detail, flags, kind
 
 from . import fakes
@@ -19,7 +20,7 @@ from . import fakes
 def hook_rows(trace, hook):
     _, rows = trace.read()
     w0 = rows[:, 0]
-    return rows[(kind(w0) == Kind.HOOK) & (code(w0) == HOOK_CODE[hook])]
+    return rows[(kind(w0) == Kind.HOOK) & (code(w0) == hooks.BY_NAME[hook].code)]
 
 
 def test_the_traced_connector_is_still_one_of_the_users_class(trace):

@@ -19,9 +19,11 @@ from kvtrace.agent.budget import Sampler
 from kvtrace.agent.connector import traced
 from kvtrace.agent.device import Device
 from kvtrace.agent.state import AGENT
+from kvtrace.trace import hooks
+from kvtrace.trace import ops as op_table
 from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.facts import DeviceTiming
-from kvtrace.trace.format import HOOK_CODE, OP_CODE, QUIET_IS_OP, Fact, Flag, Kind, Role
+from kvtrace.trace.format import DETAIL_IS_OP, Fact, Flag, Kind, Role
 from kvtrace.trace.reader import code, detail, flags, kind
 
 from . import fakes
@@ -62,7 +64,7 @@ def step(device: Device, number: int, *calls: Any) -> None:
 
 
 def hook(device: Device, body: Any, name: str = "save_kv_layer", layer: str = "layer.0") -> Any:
-    head = device_module._head(HOOK_CODE[name], 1)
+    head = device_module._head(hooks.BY_NAME[name].code, 1)
     return lambda: device.timed(body, head, layer)
 
 
@@ -82,7 +84,7 @@ def test_a_call_is_timed_on_both_clocks_and_read_a_step_later(trace: Any, cuda: 
     step(device, 8)
     (row,) = rows(trace, Kind.DEVICE)
     assert row[2] == 7 and trace.read()[0].names[row[3]] == "layer.0"
-    assert (code(row[:1])[0], detail(row[:1])[0]) == (HOOK_CODE["save_kv_layer"], 1)
+    assert (code(row[:1])[0], detail(row[:1])[0]) == (hooks.SAVE_LAYER.code, 1)
     assert 3 * MS <= row[4] < 3.01 * MS and row[5] == 0 and MS <= row[6] < 1.01 * MS
     assert flags(row[:1])[0] == Flag.CAUGHT_UP and row[7] == 0
     (timed,) = [row for row in rows(trace, Kind.TIMED).tolist() if row[3]]
@@ -318,7 +320,7 @@ def test_hooks_of_a_traced_connector_are_timed_in_timed_steps_alone(
     traced(parent, Role.WORKER, "Parent")
     layers = ("layer.0", "layer.1")
 
-    def hooks() -> None:
+    def call_hooks() -> None:
         parent.start_load_kv(None)
         for layer in layers:
             parent.wait_for_layer_load(layer)
@@ -326,17 +328,17 @@ def test_hooks_of_a_traced_connector_are_timed_in_timed_steps_alone(
             child.save_kv_layer(layer, object(), None)
         parent.wait_for_save()
 
-    hooks()
-    step(device, 3, hooks)
-    hooks()
+    call_hooks()
+    step(device, 3, call_hooks)
+    call_hooks()
     cuda.host(MS)
     step(device, 4)
     spool, _ = trace.read()
     seen = [(int(code(row[:1])[0]), spool.names.get(row[3], "")) for row in rows(trace, Kind.DEVICE)]
-    wait, save = HOOK_CODE["wait_for_layer_load"], HOOK_CODE["save_kv_layer"]
+    wait, save = hooks.WAIT_LAYER.code, hooks.SAVE_LAYER.code
     assert seen == [
-        (HOOK_CODE["start_load_kv"], ""), (wait, "layer.0"), (save, "layer.0"), (wait, "layer.1"),
-        (save, "layer.1"), (HOOK_CODE["wait_for_save"], ""),
+        (hooks.START_LOAD.code, ""), (wait, "layer.0"), (save, "layer.0"), (wait, "layer.1"),
+        (save, "layer.1"), (hooks.WAIT_SAVE.code, ""),
     ]  # fmt: skip
     calls = [
         row
@@ -364,8 +366,8 @@ def test_attention_bodies_are_timed(trace: Any, cuda: Cuda, monkeypatch: pytest.
     step(device, 2)
     first, second = rows(trace, Kind.DEVICE)
     assert (code(first[:1])[0], detail(first[:1])[0]) == (
-        OP_CODE["unified_attention_with_output"],
-        QUIET_IS_OP,
+        op_table.ATTENTION_WITH_OUTPUT.code,
+        DETAIL_IS_OP,
     )
     assert trace.read()[0].names[second[3]] == "b"
     assert 2 * MS <= first[4] < 2.02 * MS and 1.9 * MS < second[5] <= 2 * MS

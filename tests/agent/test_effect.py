@@ -17,7 +17,8 @@ from kvtrace.agent.connector import traced  # noqa: E402
 from kvtrace.agent.kvwatch import CACHES, Caches, Watch  # noqa: E402
 from kvtrace.agent.prefixes import digest_of  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.trace.format import HOOKS, Flag, Kind, Role  # noqa: E402
+from kvtrace.trace import hooks  # noqa: E402
+from kvtrace.trace.format import Flag, Kind, Role  # noqa: E402
 from kvtrace.trace.reader import code, detail, flags, kind  # noqa: E402
 
 from . import fakes  # noqa: E402
@@ -31,13 +32,16 @@ def caches():
     return {name: torch.randn(BLOCKS, BLOCK, 8) for name in ("layer.0", "layer.1")}
 
 
+def _hook(row):
+    return hooks.name_of(int(code(row[:1])[0]))
+
+
 def effects(trace):
     """[(hook, direction, layer, slots, bytes, files, target)] in order."""
     spool, rows = trace.read()
     rows = rows[kind(rows[:, 0]) == Kind.EFFECT]
     return [
-        (HOOKS[code(row[:1])[0]], int(flags(row[:1])[0]), spool.names.get(row[2], ""), *row[4:].tolist())
-        for row in rows
+        (_hook(row), int(flags(row[:1])[0]), spool.names.get(row[2], ""), *row[4:].tolist()) for row in rows
     ]
 
 

@@ -13,7 +13,8 @@ from kvtrace.agent import graphs, ops
 from kvtrace.agent.config_keys import ReadNotes
 from kvtrace.agent.connector_facts import requires_piecewise
 from kvtrace.agent.state import AGENT
-from kvtrace.trace.format import OP_CODE, Dispatch, Fact, Flag, Kind, Skip
+from kvtrace.trace import ops as op_table
+from kvtrace.trace.format import Dispatch, Fact, Flag, Kind, Skip
 from kvtrace.trace.reader import code, detail, flags, kind
 
 from . import fakes
@@ -117,13 +118,13 @@ def test_each_run_of_a_body_says_layer_rows_mode_and_whether_the_hook_came_befor
         row
         for layer in ("a", "b", "a")
         for row in (
-            (OP_CODE["unified_kv_cache_update"], 5, names[layer], 24, 1, no_site),
-            (OP_CODE["unified_attention_with_output"], 5, names[layer], 24, 1, hooked),
+            (op_table.KV_CACHE_UPDATE.code, 5, names[layer], 24, 1, no_site),
+            (op_table.ATTENTION_WITH_OUTPUT.code, 5, names[layer], 24, 1, hooked),
         )
     ] + [
-        (OP_CODE["unified_attention_with_output"], 5, names["a"], -1, 1, unhooked),
-        (OP_CODE["unified_kv_cache_update"], 5, names["a"], 24, 1, no_site),
-        (OP_CODE["unified_kv_cache_update"], 5, names["a"], 8, 1, no_site),
+        (op_table.ATTENTION_WITH_OUTPUT.code, 5, names["a"], -1, 1, unhooked),
+        (op_table.KV_CACHE_UPDATE.code, 5, names["a"], 24, 1, no_site),
+        (op_table.KV_CACHE_UPDATE.code, 5, names["a"], 8, 1, no_site),
     ]
     assert detail(said[:, 0]).tolist() == [Dispatch.DISPATCHER] * 7 + [Dispatch.DIRECT, Dispatch.DISPATCHER]
     assert flags(said[:, 0]).tolist() == [0] * 8 + [Flag.RAISED]

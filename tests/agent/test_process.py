@@ -13,8 +13,9 @@ import pytest
 from kvtrace.agent import worker
 from kvtrace.agent.connector import traced
 from kvtrace.agent.state import AGENT
+from kvtrace.trace import hooks
 from kvtrace.trace.facts import Target
-from kvtrace.trace.format import HOOK_CODE, Kind, Role
+from kvtrace.trace.format import Kind, Role
 from kvtrace.trace.reader import Spool, code, kind, spool_paths
 
 from . import fakes
@@ -23,7 +24,7 @@ from . import fakes
 def saves(path: Path) -> int:
     spool = Spool(path)
     return sum(
-        int(((kind(c[:, 0]) == Kind.HOOK) & (code(c[:, 0]) == HOOK_CODE["save_kv_layer"])).sum())
+        int(((kind(c[:, 0]) == Kind.HOOK) & (code(c[:, 0]) == hooks.SAVE_LAYER.code)).sum())
         for c in spool.chunks()
     )
 

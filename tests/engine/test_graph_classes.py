@@ -12,8 +12,9 @@ from typing import NamedTuple
 import pytest
 from vllm_env import vllm_env as make_vllm_env
 
+from kvtrace.trace import hooks
 from kvtrace.trace.config import AgentConfig
-from kvtrace.trace.format import HOOK_CODE, STEP_SHIFT, Flag, Kind
+from kvtrace.trace.format import STEP_SHIFT, Flag, Kind
 from kvtrace.trace.reader import Spool, spool_paths
 
 pytestmark = pytest.mark.engine
@@ -62,7 +63,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
                 engine += 1  # the next engine captures
             captured[engine] += bool(marks & Flag.CAPTURE)
             assert not (step and marks & Flag.CAPTURE), "a body of a step is no capture"
-        elif what == Kind.HOOK and row[0] >> 16 & 0xFF == HOOK_CODE["save_kv_layer"]:
+        elif what == Kind.HOOK and row[0] >> 16 & 0xFF == hooks.SAVE_LAYER.code:
             assert step, "no metadata is bound outside of steps"
             saves[step] += 1
         elif what == Kind.EXEC:

@@ -14,7 +14,8 @@ from gated import LANES, LAYERS, Fate, Plan, Policy, Rounding, check, contract, 
 
 from kvtrace.gate.read import BaselineFile, read_baseline
 from kvtrace.report.read import read_report
-from kvtrace.trace.format import OP_CODE, Fact
+from kvtrace.trace import ops
+from kvtrace.trace.format import Fact
 
 GROUP = "model.layers.*.self_attn.attn"
 OP = "unified_attention_with_output"
@@ -182,7 +183,7 @@ def test_an_op_of_another_name(
     good: Any, baseline: BaselineFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = "unified_mla_attention_with_output"
-    monkeypatch.setattr(synth, "OP_CODE", {**OP_CODE, OP: OP_CODE[other]})
+    monkeypatch.setattr(synth, "ATTENTION", ops.BY_NAME[other])
     outcome = check(report_of(tmp_path), baseline)
     (failed,) = outcome.failed
     assert (failed.kind, failed.subject, failed.layers, failed.before, failed.after) == (

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from kvtrace.trace import format as fmt
-from kvtrace.trace.format import HOOK_CODE, OP_CODE, Dispatch, Fact, Flag, Kind, Role, Skip, pack_head
+from kvtrace.trace import hooks, ops, rows
+from kvtrace.trace.format import Dispatch, Fact, Flag, Kind, Role, Skip, pack_head
 
 US = 1000
+ATTENTION = ops.ATTENTION_WITH_OUTPUT
 
 
 class SpoolFile:
@@ -31,22 +33,25 @@ class SpoolFile:
     def add(self, head: int, *words: int) -> None:
         self.data += struct.pack("<8q", head, *words, *([0] * (7 - len(words))))
 
-    def _text(self, head: int, word1: int, body: bytes) -> None:
-        self.add(head, word1, len(body), zlib.crc32(body))
+    def _text(self, announcement: rows.Name | rows.Document, body: bytes) -> None:
+        self.add(*announcement)
         words = fmt.payload_words(body)
         self.data += struct.pack(f"<{len(words)}q", *words)
 
     def name(self, text: str) -> int:
         if text not in self.names:
             self.names[text] = len(self.names)
-            self._text(pack_head(Kind.NAME), self.names[text], text.encode())
+            body = text.encode()
+            announcement = rows.Name(pack_head(Kind.NAME), self.names[text], len(body), zlib.crc32(body))
+            self._text(announcement, body)
         return self.names[text]
 
     def fact(self, fact: Fact, value: dict[str, Any], t: int = 0) -> None:
-        self._text(pack_head(Kind.FACT, 0, fact), t, json.dumps(value).encode())
+        body = json.dumps(value).encode()
+        self._text(rows.Document(pack_head(Kind.FACT, 0, fact), t, len(body), zlib.crc32(body)), body)
 
     def trailer(self, stop: int, lost: int = 0) -> None:
-        self.add(pack_head(Kind.TRAILER, 0, stop), 0, lost)
+        self.add(*rows.Trailer(pack_head(Kind.TRAILER, 0, stop), 0, lost))
 
     def write(self) -> None:
         self.path.write_bytes(bytes(self.data))
@@ -231,11 +236,13 @@ class Sim:
     def arrive(self, prompt: Prompt) -> None:
         s = self.scheduler
         req = s.name(prompt.id)
-        s.add(pack_head(Kind.REQUEST, Role.SCHEDULER), self.clock(), req, 0, prompt.length, prompt.digest,
-              prompt.prefix, 16)  # fmt: skip
+        head = pack_head(Kind.REQUEST, Role.SCHEDULER)
+        digests = {"digest": prompt.digest, "prefix": prompt.prefix}
+        s.add(*rows.Arrival(head, self.clock(), req, prompt=prompt.length, **digests, max_tokens=16))
         if prompt.prefixes:
             four = (*prompt.prefixes, 0, 0, 0, 0)[:4]
-            s.add(pack_head(Kind.PREFIX, Role.SCHEDULER), req, self.block, self.block, *four)
+            head = pack_head(Kind.PREFIX, Role.SCHEDULER)
+            s.add(*rows.Prefixes(head, req, self.block, self.block, *four))
 
     def lookup(
         self, request: str, local: int, answer: int | None, accepted: int | None, flags: int = 0
@@ -246,18 +253,25 @@ class Sim:
         req = s.name(request)
         self._asked.add(request)
         head = pack_head(Kind.LOOKUP, Role.SCHEDULER, flags=flags)
-        s.add(head, self.clock(), self.clock(), step, req, local, value)
+        s.add(*rows.Lookup(head, self.clock(), self.clock(), step, req, local=local, external=value))
         if accepted is not None:
-            s.add(pack_head(Kind.ALLOC, Role.SCHEDULER), self.clock(), self.clock(), step, req, accepted, 1)
+            head = pack_head(Kind.ALLOC, Role.SCHEDULER)
+            s.add(*rows.Allocation(head, self.clock(), self.clock(), step, req, external=accepted, blocks=1))
 
     def preempt(self, request: str, computed: int = 0) -> None:
         s = self.scheduler
-        s.add(pack_head(Kind.PREEMPT, Role.SCHEDULER), self.clock(), s.name(request), self.step_id, computed)
+        head = pack_head(Kind.PREEMPT, Role.SCHEDULER)
+        s.add(*rows.Preemption(head, self.clock(), s.name(request), self.step_id, computed))
 
     def finish(self, request: str, computed: int, output: int = 1, status: str = "FINISHED_STOPPED") -> None:
         s = self.scheduler
-        s.add(pack_head(Kind.FINISH, Role.SCHEDULER), self.clock(), s.name(request), self.step_id, computed,
-              output, s.name(status), 0)  # fmt: skip
+        head = pack_head(Kind.FINISH, Role.SCHEDULER)
+        s.add(
+            *rows.Finish(
+                head, self.clock(), s.name(request), self.step_id, computed=computed, output=output,
+                status_name=s.name(status), preemptions=0,
+            )
+        )  # fmt: skip
 
     def step(
         self,
@@ -277,23 +291,25 @@ class Sim:
         self.n += 1
         step, s = self.step_id, self.scheduler
         total = sum(chunk.tokens for chunk in chunks) if tokens is None else tokens
-        s.add(
-            pack_head(Kind.STEP, Role.SCHEDULER), self.clock(), self.clock(), step, total, len(chunks), 0, 0
-        )
+        head = pack_head(Kind.STEP, Role.SCHEDULER)
+        s.add(*rows.Step(head, self.clock(), self.clock(), step, total, len(chunks), new_requests=0, gone=0))
         for c in chunks:
             flags = (Flag.FIRST if c.first else 0) | (Flag.RESUMED if c.resumed else 0)
             length = (prompts or {}).get(c.request, c.start + c.tokens)
-            s.add(pack_head(Kind.CHUNK, Role.SCHEDULER, flags=int(flags)), self.clock(), s.name(c.request),
-                  step, c.start, c.tokens, length, self.block)  # fmt: skip
+            head = pack_head(Kind.CHUNK, Role.SCHEDULER, flags=int(flags))
+            size = (c.start, c.tokens, length, self.block)
+            s.add(*rows.Chunk(head, self.clock(), s.name(c.request), step, *size))
         for e in entries:
-            s.add(pack_head(Kind.META, Role.SCHEDULER, flags=e.flags), self.clock(), s.name(e.request), step,
-                  e.slots, e.tokens, e.start)  # fmt: skip
+            head = pack_head(Kind.META, Role.SCHEDULER, flags=e.flags)
+            ident = s.name(e.request)
+            s.add(*rows.MetadataEntry(head, self.clock(), ident, step, e.slots, e.tokens, e.start))
         if unreadable:
-            s.add(pack_head(Kind.META, Role.SCHEDULER, flags=int(Flag.UNREADABLE)), self.clock(), 0, step,
-                  -1, -1, -1)  # fmt: skip
+            head = pack_head(Kind.META, Role.SCHEDULER, flags=int(Flag.UNREADABLE))
+            s.add(*rows.MetadataEntry(head, self.clock(), 0, step, -1, -1, -1))
         if self.connector is not None:
-            s.add(pack_head(Kind.HOOK, Role.SCHEDULER, HOOK_CODE["build_connector_meta"], 0), self.clock(),
-                  self.clock(), step, 0, sum(max(0, e.slots) for e in entries), len(entries), 0)  # fmt: skip
+            head = pack_head(Kind.HOOK, Role.SCHEDULER, hooks.BUILD_METADATA.code, 0)
+            slots = sum(max(0, e.slots) for e in entries)
+            s.add(*rows.HookCall(head, self.clock(), self.clock(), step, 0, slots, len(entries), 0))
         for rank in range(self.tp):
             if rank not in fate.missing_ranks:
                 self._execute(rank, step, total, len(chunks), entries, fate, dummy)
@@ -305,16 +321,17 @@ class Sim:
              flags: int = 0) -> None:  # fmt: skip
         w = self.workers[rank]
         ident = w.name(layer)
-        w.add(pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE[name], 1, flags), self.clock(),
-              self.clock(self.slow.get(name, US)), step, ident, slots, entries)  # fmt: skip
+        head = pack_head(Kind.HOOK, Role.WORKER, hooks.BY_NAME[name].code, 1, flags)
+        t0, t1 = self.clock(), self.clock(self.slow.get(name, US))
+        w.add(*rows.HookCall(head, t0, t1, step, ident, slots, entries, extra=0))
 
     def body(self, rank: int, step: int, layer: str, skip: Skip = Skip.NO_CONNECTOR_METADATA,
              flags: int = 0) -> None:  # fmt: skip
         """An attention body by itself; step 0: outside of any step."""
         w = self.workers[rank]
         ident = w.name(layer)
-        head = pack_head(Kind.OP, Role.WORKER, OP_CODE["unified_attention_with_output"], flags=flags)
-        w.add(head, self.clock(), self.clock(), step, ident, 1, 0, skip)
+        head = pack_head(Kind.OP, Role.WORKER, ATTENTION.code, flags=flags)
+        w.add(*rows.OpCall(head, self.clock(), self.clock(), step, ident, tokens=1, mode=0, skip=skip))
 
     def effect(
         self, rank: int, step: int, layer: int | None, slots: int, *, size: int = 0, files: int = 0,
@@ -323,20 +340,20 @@ class Sim:
         """What one watched call read of a layer (None: no layer was touched)."""
         w = self.workers[rank]
         ident = w.name(self.layer_names[layer]) if layer is not None else 0
-        w.add(pack_head(Kind.EFFECT, Role.WORKER, HOOK_CODE[hook], self.tag * 10 + 1 & 0xFF, flags),
-              self.clock(), ident, step, slots, size, files, target)  # fmt: skip
+        head = pack_head(Kind.EFFECT, Role.WORKER, hooks.BY_NAME[hook].code, self.tag * 10 + 1 & 0xFF, flags)
+        w.add(*rows.Effect(head, self.clock(), ident, step, slots, bytes=size, files=files, target=target))
 
     def open_save(self, request: str) -> None:
         s = self.scheduler
-        s.add(pack_head(Kind.OPEN, Role.SCHEDULER, 0, 0, int(Flag.STORE)), self.clock(), s.name(request),
-              self.step_id)  # fmt: skip
+        head = pack_head(Kind.OPEN, Role.SCHEDULER, 0, 0, int(Flag.STORE))
+        s.add(*rows.TransferBegun(head, self.clock(), s.name(request), self.step_id))
 
     def done(self, request: str, rank: int | None = None, failed: int = 0) -> None:
         """A save is reported finished: by a rank, or (None) to the scheduler."""
         spool = self.scheduler if rank is None else self.workers[rank]
         role = Role.SCHEDULER if rank is None else Role.WORKER
-        spool.add(pack_head(Kind.DONE, role, 0, 0, int(Flag.STORE)), self.clock(), spool.name(request),
-                  self.step_id, failed)  # fmt: skip
+        head = pack_head(Kind.DONE, role, 0, 0, int(Flag.STORE))
+        spool.add(*rows.TransferDone(head, self.clock(), spool.name(request), self.step_id, failed))
 
     def _execute(
         self,
@@ -369,9 +386,10 @@ class Sim:
                     if hooked:
                         self.hook(rank, "wait_for_layer_load", step, layer)
                     ident = w.name(layer)
-                    w.add(pack_head(Kind.OP, Role.WORKER, OP_CODE["unified_attention_with_output"],
-                                    Dispatch.DIRECT if fate.direct else Dispatch.DISPATCHER),
-                          self.clock(), self.clock(), step, ident, tokens, fate.mode, skip)  # fmt: skip
+                    dispatch = Dispatch.DIRECT if fate.direct else Dispatch.DISPATCHER
+                    head = pack_head(Kind.OP, Role.WORKER, ATTENTION.code, dispatch)
+                    times = (self.clock(), self.clock())
+                    w.add(*rows.OpCall(head, *times, step, ident, tokens, fate.mode, skip))
                     if hooked:
                         raised = (rank, i) in fate.raising
                         self.hook(rank, "save_kv_layer", step, layer, slots, len(entries),
@@ -385,23 +403,27 @@ class Sim:
         flags = (
             (Flag.DUMMY if dummy else 0) | (0 if tokens else Flag.NO_FORWARD) | (Flag.RAISED if raised else 0)
         )
-        w.add(pack_head(Kind.EXEC, Role.WORKER, flags=int(flags)), t0, self.clock(), step, tokens, requests,
-              fate.mode, fate.padded)  # fmt: skip
+        head = pack_head(Kind.EXEC, Role.WORKER, flags=int(flags))
+        w.add(*rows.Execution(head, t0, self.clock(), step, tokens, requests, fate.mode, fate.padded))
 
     def device(
         self, rank: int, step: int, *, device: int, before: int, host: int, caught_up: bool = True,
         hook: str = "save_kv_layer", op: str = "", streams: int = 0,
     ) -> None:  # fmt: skip
         """A call timed on the device."""
-        what = OP_CODE[op] if op else HOOK_CODE[hook]
+        what = ops.BY_NAME[op].code if op else hooks.BY_NAME[hook].code
         flags = (Flag.CAUGHT_UP if caught_up else 0) | (Flag.STREAMS if streams else 0)
-        head = pack_head(Kind.DEVICE, Role.WORKER, what, fmt.QUIET_IS_OP if op else 1, int(flags))
-        self.workers[rank].add(head, self.clock(), step, 0, device, before, host, streams)
+        head = pack_head(Kind.DEVICE, Role.WORKER, what, fmt.DETAIL_IS_OP if op else 1, int(flags))
+        row = rows.DeviceCall(
+            head, self.clock(), step, 0, device_ns=device, before_ns=before, host_ns=host, streams=streams
+        )
+        self.workers[rank].add(*row)
 
     def timed(self, rank: int, step: int, calls: int, untimed: int = 0, own: int = 0, busy: int = 0) -> None:
         """A step whose calls were timed on the device."""
         head = pack_head(Kind.TIMED, Role.WORKER)
-        self.workers[rank].add(head, self.clock(), step, calls, untimed, 0, own, busy)
+        row = rows.TimedStep(head, self.clock(), step, calls, untimed, lost=0, own_ns=own, busy_ns=busy)
+        self.workers[rank].add(*row)
 
     # -- a whole request after the other
 
