@@ -22,8 +22,8 @@ def note(trust: Trust) -> str:
         return f"measured: slots read from the KV tensors in {which} (one per step, layer and rank)"
     left = trust.calls - trust.measured - trust.unknown
     parts = [
-        f"{count(trust.measured)} of {plural(trust.calls, 'store call')} (one per step, layer and rank) were "
-        "measured: slots read from the KV tensors"
+        f"{count(trust.measured)} of {plural(trust.calls, 'store call')} (one per step, layer and rank) "
+        "were measured: slots read from the KV tensors"
     ]
     if left > 0:
         parts.append(f"{count(left)} are taken as the metadata declares them")
@@ -40,8 +40,7 @@ def unseen(trust: Trust) -> str:
     if trust.blind:
         return (
             f"{plural(trust.blind, 'store call')} were watched and read nothing that could be seen, and no "
-            "other "
-            "call of this connector did"
+            "other call of this connector did"
         )
     return "the slots really read were not measured"
 

@@ -18,8 +18,8 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="The request was aborted before what it had computed was offered for saving.",
     seen_as=(
-        "A finish with status FINISHED_ABORTED, no store entry for the positions, and requests of the "
-        "same run that were not aborted and were offered in full."
+        "A finish with status FINISHED_ABORTED, no store entry for the positions, and requests of the same "
+        "run that were not aborted and were offered in full."
     ),
     remedy="Look at the client's timeouts; or offer each chunk as it is computed.",
 )
@@ -50,12 +50,10 @@ def rule(case: Case) -> Results:
     yield case.finding(
         CAUSE,
         f"{capital(of_all(len(rows), len(aborted), 'aborted request'))} had computed tokens that were not "
-        "offered "
-        "yet.",
+        "offered yet.",
         evidence=[
             f"status {ABORTED} of {plural(len(rows), 'request')}, {count(in_prefill)} of them in the "
-            "middle of the "
-            f"prompt; {count(sum(not r.entries for r in rows))} without any store entry",
+            f"middle of the prompt; {count(sum(not r.entries for r in rows))} without any store entry",
             "requests of this run that were not aborted were offered in full",
         ],
         events=[

@@ -19,9 +19,8 @@ CAUSE = Cause(
     meaning="A vLLM process of this run never loaded the agent: what happened in it is not in this report.",
     seen_as="A vLLM engine or worker process in the process tree, and no spool with its pid.",
     remedy=(
-        "Start the whole command under 'kvtrace run'; if its environment is rebuilt on the way (ssh, "
-        "sudo, containers), pass KVTRACE_CONFIG, PYTHONPATH and VLLM_PLUGINS on, and install kvtrace "
-        "there."
+        "Start the whole command under 'kvtrace run'; if its environment is rebuilt on the way (ssh, sudo, "
+        "containers), pass KVTRACE_CONFIG, PYTHONPATH and VLLM_PLUGINS on, and install kvtrace there."
     ),
 )
 

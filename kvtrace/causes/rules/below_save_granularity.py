@@ -22,8 +22,7 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning=(
         "The tokens do not fill the connector's unit (a block, a chunk, max_num_batched_tokens): they are "
-        "rounded down to nothing (a fault where whole prompts go), or a prompt's tail is cut off (a "
-        "limit)."
+        "rounded down to nothing (a fault where whole prompts go), or a prompt's tail is cut off (a limit)."
     ),
     seen_as="Tokens stored = floor(prompt / unit) x unit over all requests, with a unit that has a name.",
     remedy="Make the unit smaller than the prompts, or change the connector's rounding.",
@@ -125,8 +124,8 @@ def _lengths(lengths: list[int], whole: int, tails: int) -> str:
     )
     verb = "falls" if whole == 1 else "fall"
     return (
-        f"{spread}; {count(whole)} of {count(len(lengths))} {verb} below the unit whole, "
-        f"{count(tails)} by their tail"
+        f"{spread}; {count(whole)} of {count(len(lengths))} {verb} below the unit whole, {count(tails)} by "
+        "their tail"
     )
 
 

@@ -32,12 +32,10 @@ def rule(case: Case) -> Results:
         yield case.finding(
             CAUSE,
             "Attention ran its Python body while graphs were captured or warmed up, and in no real step: "
-            "the hooks "
-            "are not replayed.",
+            "the hooks are not replayed.",
             evidence=[
                 f"graphs in {count(graphs)} of {count(sum(seen.values()))} worker-steps; these layers' "
-                "bodies "
-                "are known from outside of the steps alone"
+                "bodies are known from outside of the steps alone"
             ],
             events=case.events(
                 CAUSE, "a store entry, and the body of this layer only ever ran outside of steps"

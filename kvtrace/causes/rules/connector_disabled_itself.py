@@ -21,8 +21,8 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="The connector switched itself off (missing option, prefix caching off, unhealthy backend).",
     seen_as=(
-        "No store entry and no lookup hit in the whole run, and a warning of the connector's own that "
-        "says so; or a built-in connector known to do nothing under this configuration "
+        "No store entry and no lookup hit in the whole run, and a warning of the connector's own that says "
+        "so; or a built-in connector known to do nothing under this configuration "
         "(SimpleCPUOffloadConnector without prefix caching)."
     ),
     remedy="Mend what its log line names.",

@@ -20,8 +20,8 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning=(
-        "The connector raised and caught its own exception inside the hook, and went on: every hook "
-        "fires, nothing is stored."
+        "The connector raised and caught its own exception inside the hook, and went on: every hook fires, "
+        "nothing is stored."
     ),
     seen_as=(
         "Exceptions raised and handled inside the connector's frames in watched calls, where such calls "
@@ -71,15 +71,13 @@ def rule(case: Case) -> Results:
         if did:
             evidence.append(
                 f"of {plural(trust.measured, 'measured store call')} {', '.join(did)}; every hook returned "
-                "as if "
-                "all were well"
+                "as if all were well"
             )
         evidence += logs_in(case, (*_SAVE_HOOKS, *_SCHEDULE_HOOKS))
         yield case.finding(
             CAUSE,
             f"The connector catches its own {listed(dict.fromkeys(f.type for f in mine))} in {first.hook} "
-            "and "
-            f"goes on: {plural(len(case.affected(CAUSE)), 'request')} lost tokens by it.",
+            f"and goes on: {plural(len(case.affected(CAUSE)), 'request')} lost tokens by it.",
             evidence=evidence,
             events=_events(mine) or case.events(CAUSE),
             headline=f"the connector catches its own {first.type} in {first.hook} and goes on",

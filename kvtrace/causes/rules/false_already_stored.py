@@ -80,8 +80,8 @@ def rule(case: Case) -> Results:
         + (f" (request {holder.id})" if holder else ""),
         f"after it {plural(len(victims), 'prompt')} of {sizes} tokens got no entry; "
         + (
-            f"their digests differ ({plural(len(digests), 'different prompt')}): they share the key, "
-            "not the tokens"
+            f"their digests differ ({plural(len(digests), 'different prompt')}): they share the key, not "
+            "the tokens"
             if len(digests) > 1
             else "its tokens are others: it shares the key, not the tokens"
             if len(victims) == 1

@@ -67,8 +67,8 @@ def rule(case: Case) -> Results:
                 Event(
                     r.id,
                     r.chunk_step,
-                    f"{count(r.prompt)} prompt tokens in {r.chunks} chunks, a store of {count(r.stored_end)} "
-                    "tokens in the first chunk's step, none after",
+                    f"{count(r.prompt)} prompt tokens in {r.chunks} chunks, a store of "
+                    f"{count(r.stored_end)} tokens in the first chunk's step, none after",
                 )
                 for r in rows[:3]
             ],
@@ -81,8 +81,8 @@ def rule(case: Case) -> Results:
     if later:
         whose = of_all(len(later), len(wanting), "chunked prompt")
         yield CAUSE.ruled_out(
-            f"{whose} with something to store after the first chunk "
-            f"{'has' if len(later) == 1 else 'have'} store entries in later chunks",
+            f"{whose} with something to store after the first chunk {'has' if len(later) == 1 else 'have'} "
+            "store entries in later chunks",
         )
     elif chunked and not wanting:
         yield CAUSE.ruled_out(

@@ -41,8 +41,7 @@ def rule(case: Case) -> Results:
             ],
             remedy=[
                 "move the work off the step (a thread, a stream of its own): a step here would take "
-                f"{rest} instead "
-                f"of {per_step(worker, worker.exec_ns)}"
+                f"{rest} instead of {per_step(worker, worker.exec_ns)}"
             ],
         )
         return

@@ -59,8 +59,8 @@ def rule(case: Case) -> Results:
     names = listed(c.cls for row in mine if (c := case.engines[row.engine].connector))
     yield loads.finding(
         case, CAUSE, _ACCOUNT,
-        f"{names} does not find what it saved: {of_all(len(mine), len(again), 'lookup')} of prompts with the "
-        f"same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again).",
+        f"{names} does not find what it saved: {of_all(len(mine), len(again), 'lookup')} of prompts with "
+        f"the same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again).",
         evidence=evidence,
         events=[
             Event(row.id, row.step, f"{count(row.saved_before)} tokens saved by {row.saved_by}; lookup 0")
@@ -87,8 +87,8 @@ def _alignment(case: Case, rows: list[LoadOf]) -> list[str]:
         row = rows[0]
         return [
             f"all these prompts are one token longer than whole blocks of {block}: the store rounds "
-            f"{count(row.prompt)} tokens to {count(row.saved_before)}, floor((n - 1) / {block}) x {block}; a "
-            f"lookup that takes another token off first, as floor((n - 2) / {block}) x {block}, asks for "
+            f"{count(row.prompt)} tokens to {count(row.saved_before)}, floor((n - 1) / {block}) x {block}; "
+            f"a lookup that takes another token off first, as floor((n - 2) / {block}) x {block}, asks for "
             f"{count((row.prompt - 2) // block * block)} tokens"
         ]
     return [f"all these prompts leave {plural(rest, 'token')} in their last block of {block}"]

@@ -16,8 +16,8 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning=(
-        "The layer owns KV, but its forward passes no connector hook (custom attention, indexer, Mamba "
-        "and linear attention, some fused ops)."
+        "The layer owns KV, but its forward passes no connector hook (custom attention, indexer, Mamba and "
+        "linear attention, some fused ops)."
     ),
     seen_as="KV-owning layers less the layers whose hooks ever fired.",
     remedy="This model needs a connector that takes the KV in wait_for_save from the registered caches.",
@@ -48,8 +48,8 @@ def rule(case: Case) -> Results:
         layers = listed(dict.fromkeys(silent)) if silent else "layers without a hook"
         yield case.finding(
             CAUSE,
-            f"{plural(len(set(silent)), 'layer')} with KV {'pass' if len(set(silent)) > 1 else 'passes'} no "
-            f"connector hook: {layers}."
+            f"{plural(len(set(silent)), 'layer')} with KV {'pass' if len(set(silent)) > 1 else 'passes'} "
+            f"no connector hook: {layers}."
             if silent
             else "Layers that own KV passed no connector hook in steps with a store entry.",
             evidence=[
@@ -62,6 +62,6 @@ def rule(case: Case) -> Results:
     eligible, fired_all, work, _ = calls(run, "save_kv_layer")
     if eligible and fired_all == eligible:
         yield CAUSE.ruled_out(
-            f"save_kv_layer was called in {count(fired_all)}/{count(eligible)} layer-steps, "
-            f"{count(work)} of them with work",
+            f"save_kv_layer was called in {count(fired_all)}/{count(eligible)} layer-steps, {count(work)} "
+            "of them with work",
         )

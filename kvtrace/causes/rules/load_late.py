@@ -49,8 +49,8 @@ def rule(case: Case) -> Results:
     slow = sorted(rows, key=lambda row: -row.waited_ns)[:3]
     yield case.finding(
         CAUSE,
-        f"From lookup to KV takes {middle / 1e6:.0f} ms (median of {plural(len(rows), 'load')}): longer than "
-        "computing the tokens.",
+        f"From lookup to KV takes {middle / 1e6:.0f} ms (median of {plural(len(rows), 'load')}): longer "
+        "than computing the tokens.",
         requests=len(rows),
         evidence=[
             f"{plural(loaded, 'token')} loaded in {waited / 1e6:.0f} ms of waiting; at this run's pace "

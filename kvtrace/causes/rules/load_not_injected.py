@@ -50,8 +50,8 @@ def rule(case: Case) -> Results:
     measured = [row for row in accepted if row.measured]
     if measured:
         yield CAUSE.ruled_out(
-            f"the load hooks wrote the slots of {of_all(len(measured), len(accepted), 'load')}"
-            f" ({count(sum(row.accepted for row in measured))} tokens, measured in every layer)"
+            f"the load hooks wrote the slots of {of_all(len(measured), len(accepted), 'load')} "
+            f"({count(sum(row.accepted for row in measured))} tokens, measured in every layer)"
         )
     elif accepted:
         yield CAUSE.not_observed(

@@ -27,8 +27,8 @@ CAUSE = Cause(
     severity=LIMIT,
     ledger=LOADS,
     meaning=(
-        "The connector offered N tokens, and the scheduler took fewer (prompt_logprobs, full hit less "
-        "one, block rounding, no free blocks)."
+        "The connector offered N tokens, and the scheduler took fewer (prompt_logprobs, full hit less one, "
+        "block rounding, no free blocks)."
     ),
     seen_as="Lookup N, allocation M < N.",
     remedy="Depends on the reason, which the finding names where the trace shows it.",
@@ -84,8 +84,8 @@ def rule(case: Case) -> Results:
     more: dict[str, object] = {"severity": NOTE} if harmless else {}
     yield loads.finding(
         case, CAUSE, _ACCOUNT,
-        f"The scheduler left {count(tokens)} of {plural(offered_tokens, 'token')} that the connector offered "
-        f"({plural(len(mine), 'request')}).",
+        f"The scheduler left {count(tokens)} of {plural(offered_tokens, 'token')} that the connector "
+        f"offered ({plural(len(mine), 'request')}).",
         evidence=evidence,
         remedy=[_REMEDY[reason] for reason in by_reason if reason in _REMEDY]
         or ["Compare the lookup and update_state_after_alloc of the requests named here."],

@@ -79,8 +79,8 @@ def rule(case: Case) -> Results:
         )
     if kept:
         evidence.append(
-            f"{plural(len(kept), 'prompt')} saved by an earlier request of this run, and not found: dropped "
-            "since, not written yet, or under another key"
+            f"{plural(len(kept), 'prompt')} saved by an earlier request of this run, and not found: "
+            "dropped since, not written yet, or under another key"
         )
     mine = consumers + again
     tokens = float(sum(max(row.shared, row.saved_before) - row.local for row in again)) + sum(

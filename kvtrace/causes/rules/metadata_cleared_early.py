@@ -38,8 +38,9 @@ def rule(case: Case) -> Results:
             f"Layers ran after clear_connector_metadata in the same step (a draft model's): {lost} lost "
             "them.",
             evidence=[
-                f"{count(skipped(case.run, 'NO_CONNECTOR_METADATA'))} attention calls of real steps found no "
-                "metadata; it had been bound in these steps, other layers saved, and it was cleared before"
+                f"{count(skipped(case.run, 'NO_CONNECTOR_METADATA'))} attention calls of real steps found "
+                "no metadata; it had been bound in these steps, other layers saved, and it was cleared "
+                "before"
             ],
             events=case.events(CAUSE, "a store entry, and the layer ran after the metadata was cleared"),
             headline="the metadata was cleared before the last layers ran",

@@ -49,7 +49,8 @@ def rule(case: Case) -> Results:
     lengths = sorted(r.prompt for r in rows)
     evidence = [
         f"{count(len(without))} of these have no entry in any step, {count(len(rows) - len(without))} one "
-        f"that leaves tokens out; {plural(len(stored), 'other prompt' if without else 'prompt')} got a store",
+        f"that leaves tokens out; {plural(len(stored), 'other prompt' if without else 'prompt')} got a "
+        "store",
         f"their prompts have {count(lengths[0])} to {count(lengths[-1])} tokens; no unit with a name "
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"
         if case.units.get(engine.tag) is None

@@ -15,8 +15,8 @@ CAUSE = Cause(
     severity=LIMIT,
     ledger=SAVES,
     meaning=(
-        "The step had nothing to compute, so no layer hook ran; what its metadata asked for was not "
-        "stored there."
+        "The step had nothing to compute, so no layer hook ran; what its metadata asked for was not stored "
+        "there."
     ),
     seen_as="A store entry in a step without tokens.",
     remedy="Store in wait_for_save or get_finished what must also be stored without a forward.",

@@ -56,9 +56,8 @@ def rule(case: Case) -> Results:
     again = sum(any(e.step > r.preempt_step for e in r.entries) for r in rows)
     yield case.finding(
         CAUSE,
-        f"{capital(of_all(len(rows), len(preempted), 'preempted request'))} lost tokens: they were computed, "
-        "preempted, and "
-        "not offered again.",
+        f"{capital(of_all(len(rows), len(preempted), 'preempted request'))} lost tokens: they were "
+        "computed, preempted, and not offered again.",
         evidence=[
             f"{plural(sum(r.preemptions for r in rows), 'preemption')} of {plural(len(rows), 'request')}; "
             f"{count(again)} of them got a store entry after it, {count(len(rows) - again)} none",

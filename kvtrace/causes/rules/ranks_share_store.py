@@ -18,8 +18,8 @@ CAUSE = Cause(
         "Several ranks write the same key or file: the last one wins, and a later load is silently wrong."
     ),
     seen_as=(
-        "The same file written by different ranks for the same layer in one step (watched calls). The "
-        "rank that wrote last counts as saved. KV that every rank holds alike (MLA) is no loss."
+        "The same file written by different ranks for the same layer in one step (watched calls). The rank "
+        "that wrote last counts as saved. KV that every rank holds alike (MLA) is no loss."
     ),
     remedy="Put the rank into the key (ExampleConnector does not: use it with TP 1 only).",
     save_ends=(SaveEnd.OVERWRITTEN_BY_RANK,),
@@ -36,13 +36,11 @@ def rule(case: Case) -> Results:
         yield case.finding(
             CAUSE,
             f"{names}: {who} write the same file for a layer, and the last one wins: the others' KV is "
-            "lost, and a "
-            "later load gives it to every rank.",
+            "lost, and a later load gives it to every rank.",
             evidence=[
                 f"{plural(trust.shared_files, 'time')} several ranks wrote one file for the same layer in "
-                "the same "
-                f"step (tensor_parallel_size {listed(map(str, sizes))}); the one that wrote last counts as "
-                "saved",
+                f"the same step (tensor_parallel_size {listed(map(str, sizes))}); the one that wrote last "
+                "counts as saved",
                 f"{count(trust.measured)} of {plural(trust.calls, 'store call')} were measured"
                 + (
                     f"; the {count(trust.unknown)} others are not observed: nobody knows who won there"

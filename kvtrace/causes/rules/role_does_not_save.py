@@ -42,8 +42,8 @@ def rule(case: Case) -> Results:
             CAUSE,
             "kv_role is kv_consumer, and under this role the connector stores nothing.",
             evidence=[
-                f"kv_role is kv_consumer; 0 store entries in the metadata of {count(steps)} steps, "
-                f"for {count(sum(e.requests for e in reading))} requests"
+                f"kv_role is kv_consumer; 0 store entries in the metadata of {count(steps)} steps, for "
+                f"{count(sum(e.requests for e in reading))} requests"
             ],
             events=case.events(CAUSE),
             headline="this engine runs as kv_consumer, and its connector stores nothing under that role",

@@ -33,14 +33,12 @@ def rule(case: Case) -> Results:
             f"wait_for_save takes {percent(part, 1)} of the steps of {worker.process}.",
             evidence=[
                 f"{w.process}: {per_step(w, w.hook_ns[_HOOK])} of {per_step(w, w.exec_ns)} a step in "
-                "wait_for_save "
-                f"({percent(p, 1)}; host clock, execute_model)"
+                f"wait_for_save ({percent(p, 1)}; host clock, execute_model)"
                 for w, p in slow[:4]
             ],
             remedy=[
                 "hand the copy to a thread or a stream of its own and report it in get_finished: a step "
-                "here would "
-                f"take {rest} instead of {per_step(worker, worker.exec_ns)}"
+                f"here would take {rest} instead of {per_step(worker, worker.exec_ns)}"
             ],
         )
         return

@@ -17,8 +17,8 @@ CAUSE = Cause(
     meaning="An asynchronous save whose completion never came back, or came from some ranks only.",
     seen_as=(
         "request_finished kept the blocks, and no completion of the request: three saves that began later "
-        "are done, or 60 s went by, or 5 s after some ranks were done. What the end of the trace cuts "
-        "off is pending."
+        "are done, or 60 s went by, or 5 s after some ranks were done. What the end of the trace cuts off "
+        "is pending."
     ),
     remedy="Look at get_finished on the rank named here.",
     save_ends=(SaveEnd.NOT_FINISHED,),
@@ -34,14 +34,13 @@ def rule(case: Case) -> Results:
         missing = sorted({rank for save in partly for rank in save.missing})
         evidence = [
             f"{count(len(never))} of {plural(len(saves), 'asynchronous save')} that request_finished "
-            "announced "
-            f"never came back, though the run went on; {count(sum(s.state == 'done' for s in saves))} did"
+            "announced never came back, though the run went on; "
+            f"{count(sum(s.state == 'done' for s in saves))} did"
         ]
         if partly:
             evidence.append(
                 f"{count(len(partly))} of them finished on some ranks only: rank "
-                f"{listed(map(str, missing))} said "
-                "nothing"
+                f"{listed(map(str, missing))} said nothing"
             )
         evidence.append("their blocks stay allocated: they are missing from the KV cache from then on")
         where = f" (rank {listed(map(str, missing))})" if partly else ""

@@ -33,12 +33,11 @@ def rule(case: Case) -> Results:
             f"{plural(trust.short, 'call')}.",
             evidence=[
                 f"{count(trust.short_read)} of {count(trust.short_declared)} slots were read from the KV "
-                "tensors "
-                f"in {count(trust.short)} of {plural(trust.measured, 'measured store call')}; "
+                f"tensors in {count(trust.short)} of {plural(trust.measured, 'measured store call')}; "
                 f"{count(trust.agreed)} read all of theirs",
                 f"less than a block ({blocks[0] if blocks else 1} slots) an entry is taken for rounding "
-                "and not "
-                "counted here; where a step stores for several requests, the loss is shared out over them",
+                "and not counted here; where a step stores for several requests, the loss is shared out "
+                "over them",
                 *logs_in(case, ("save_kv_layer", "wait_for_save")),
             ],
             events=case.events(CAUSE),

@@ -20,10 +20,10 @@ CAUSE = Cause(
     meaning="The hook ran with a store entry and took 0 slots (it may still write files: empty ones).",
     seen_as=(
         "0 slots read from the layer's KV tensor in a watched call with slots to store (or whose metadata "
-        "leaves it to the worker), and one of these: other calls of this connector were seen to read "
-        "some; the files written hold less than 8 bytes a slot; no watched call of the run read anything, "
-        "and in none could it have happened out of sight (another thread, native code, a memory address, "
-        "a look into the store)."
+        "leaves it to the worker), and one of these: other calls of this connector were seen to read some; "
+        "the files written hold less than 8 bytes a slot; no watched call of the run read anything, and in "
+        "none could it have happened out of sight (another thread, native code, a memory address, a look "
+        "into the store)."
     ),
     remedy="Look at the connector's slot mapping; in a wrapper, at what it does not hand on.",
     save_ends=(SaveEnd.NOTHING_READ,),
@@ -56,9 +56,9 @@ def rule(case: Case) -> Results:
         }
         if steps:
             evidence.append(
-                f"the metadata of this connector names no request: what it stores is decided on the worker; "
-                f"there the save hooks read 0 slots in {plural(len(steps), 'watched step')}, handed nothing "
-                "to another thread and took no address"
+                "the metadata of this connector names no request: what it stores is decided on the worker; "
+                f"there the save hooks read 0 slots in {plural(len(steps), 'watched step')}, handed "
+                "nothing to another thread and took no address"
             )
         if trust.empty:
             evidence.append(
@@ -81,17 +81,16 @@ def rule(case: Case) -> Results:
             else "the save hooks ran and took no KV slot",
             remedy=[
                 "look at what save_kv_layer does with an entry: an early return, an empty slot mapping, a "
-                "filter by rank or layer; in a wrapper, whether save_kv_layer and "
-                "bind_connector_metadata are handed on",
+                "filter by rank or layer; in a wrapper, whether save_kv_layer and bind_connector_metadata "
+                "are handed on",
                 "no harm where the worker found the key in a store from before this run",
             ],
         )
     elif trust.blind:
         yield CAUSE.not_observed(
             f"{plural(trust.blind, 'store call')} read nothing that could be seen, and no call of this "
-            "connector "
-            "ever did: it works where the probe can't look (a thread of its own, native code), or stores "
-            "nothing; look into its store",
+            "connector ever did: it works where the probe can't look (a thread of its own, native code), "
+            "or stores nothing; look into its store",
         )
     elif trust.agreed:
         yield CAUSE.ruled_out(

@@ -42,8 +42,8 @@ def rule(case: Case) -> Results:
     part, most = max(parts)
     estimate = (
         f"estimated, not measured: {count(most)} records at {RECORD_NS / 1000:.0f} µs each make "
-        f"{percent(part, 1)} of the time that this process spent in its steps; watched calls "
-        "(the first of each kind) cost more"
+        f"{percent(part, 1)} of the time that this process spent in its steps; watched calls (the first of "
+        "each kind) cost more"
     )
     if part >= _SHARE and most * RECORD_NS >= 10**9:
         yield case.finding(
