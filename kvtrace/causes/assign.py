@@ -22,6 +22,7 @@ def assign_pieces(case: Case) -> None:
             left = _claimed(case, piece, left, (Turn.UNREAD,))
         if left and piece.stage:
             assign(case, piece.stage, piece, left)
+            case.ends.update(CATALOGUE[piece.stage].save_ends)
             continue
         left = _claimed(case, piece, left, NOT_OFFERED)
         assert not left, f"positions {left} of request {piece.request} without a cause"

@@ -10,6 +10,7 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.unit import Sample, Store, Unit, infer_unit
 from kvtrace.causes.model import Event, Finding
 from kvtrace.causes.tables import rows
+from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Run
 
@@ -93,6 +94,8 @@ class Case:
     """(engine, digest or prefix digest) -> (step, stored up to, request row), in order."""
     assigned: dict[str, Assigned] = field(default_factory=lambda: defaultdict(Assigned))
     """Cause -> the lost tokens that it explains; only causes that have some."""
+    ends: set[SaveEnd] = field(default_factory=set)
+    """How tokens ended that were assigned to the cause behind that end."""
 
     def affected(self, cause: Cause) -> list[Request]:
         """The requests that lost tokens by this cause."""

@@ -95,7 +95,7 @@ def _blind_spots(case: Case, saves: Ledger) -> list[NotObserved]:
     elif cuda and not case.run.device.any_calls():
         why = next(
             (worker.device_off for worker in case.run.workers() if worker.device_off),
-            "none were taken (--device-timing off, or no step with a call of Python's)",
+            "none were taken (--device-timing off, or no step that ran Python)",
         )
         found.append(NotObserved("device-time", f"{why}: all times are the host's"))
     unreadable = sum(engine.unreadable_steps for engine in case.run.engines)

@@ -17,8 +17,8 @@ def prompt_tokens(case: Case) -> tuple[float, float]:
     """(saved, computed here and to be saved) tokens of prompts: what was reused, accepted from the
     connector, in flight or not observed is neither."""
     base = case.run.base
-    mine = base[base["account"] == SAVED]
-    saved = sum(row.prompt / max(1, case.engines[row.engine].pairs) for row in rows(mine))
+    kept = base[base["account"] == SAVED]
+    saved = sum(row.prompt / max(1, case.engines[row.engine].pairs) for row in rows(kept))
     return saved, saved + sum(_lost(case).values())
 
 
@@ -69,7 +69,7 @@ def _notes(case: Case) -> dict[Stage, str]:
     ran = bodies(run)
     if ran.eligible:
         size = f" ({product(run)})" if product(run) else ""
-        notes[Stage.FORWARD] = f"op body ran in {count(ran.ran)}/{count(ran.eligible)} layer-steps{size}"
+        notes[Stage.FORWARD] = f"{ran.share}{size}"
     _, fired, work, _ = calls(run, "save_kv_layer")
     if configured:
         notes[Stage.HOOK] = f"save_kv_layer called in {count(fired)} layer-steps, in {count(work)} with work"

@@ -203,7 +203,7 @@ def test_a_store_that_the_gpu_is_ahead_of(tmp_path: Path) -> None:
     sim.finish("a", 128)
     diagnosis = analyse(sim)
     assert of_loads(diagnosis) == []
-    assert "own prefix cache reaches deeper" in ruled_out(diagnosis)["lookup-miss"]
+    assert "own prefix cache reaches further" in ruled_out(diagnosis)["lookup-miss"]
 
 
 def test_never_looked_up(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def test_flagship(tmp_path: Path) -> None:
     assert (first.severity, first.stage, first.requests) == ("fault", 1, 10)
     assert "8 of 10 prompts" in first.title
     text = " ".join([first.title, *first.evidence, *first.remedy])
-    for words in ("2048", "max_num_batched_tokens, set by --max-num-batched-tokens", "8 of 10 fall",
+    for words in ("2048", "max_num_batched_tokens, set by --max-num-batched-tokens",
+                  "10 prompts here have", "8 are shorter than one unit; 2 lose a partial last unit",
                   "1024 would have", "median", "0 (8 requests)", "2 048 (2 requests)"):  # fmt: skip
         assert words in text, words
     assert tokens(diagnosis) == {
@@ -356,7 +357,7 @@ def test_decode_not_offered_and_offered(tmp_path: Path) -> None:
     assert ids(diagnosis) == ["decode-not-offered"]
     assert tokens(diagnosis)["not-saved:decode-not-offered"] == 64
     assert diagnosis.verdict == (
-        "All prompt KV computed here was saved; tokens made in decode are never offered."
+        "All prompt KV computed here was saved; output tokens are never offered for saving."
     )
 
 

@@ -73,10 +73,10 @@ def test_one_prompt_is_spoken_of_as_one(tmp_path: Path) -> None:
     sim = Sim(tmp_path, block=128, ints={"_block_size": 128})
     sim.serve(prompts([50]), Rounding(128, d=1).policy())
     text = said(analyse(sim), "below-save-granularity")
-    assert "the prompt has 50 tokens: below the unit" in text and "50 to 50" not in text
+    assert "the prompt has 50 tokens: less than one unit" in text and "50 to 50" not in text
     sim = Sim(tmp_path / "same", block=128, ints={"_block_size": 128})
     sim.serve(prompts([50, 50]), Rounding(128, d=1).policy())
-    assert "all 2 prompts here have 50 tokens; 2 of 2 fall below" in said(
+    assert "all 2 prompts here have 50 tokens; 2 are shorter than one unit; 0 lose" in said(
         analyse(sim), "below-save-granularity"
     )
 
@@ -96,3 +96,26 @@ def test_a_chunk_step_is_named(tmp_path: Path) -> None:
     sim.step([Chunk("a", 128, 128)], prompts={"a": 256})
     sim.finish("a", 256, 1)
     assert ids(analyse(sim)) == ["first-chunk-only"]
+
+
+def test_the_connector_comes_before_the_engine(tmp_path: Path) -> None:
+    sim = Sim(tmp_path / "engine", batched=2048, ints={"unit": 2048})
+    sim.serve(prompts([1870, 2210]), Rounding(2048).policy())
+    (finding,) = (f for f in analyse(sim).findings if f.id == "below-save-granularity")
+    assert finding.remedy[0].startswith("change the rounding in ")
+    assert finding.remedy[1].startswith("or lower --max-num-batched-tokens: 1024 would have saved ")
+    assert finding.remedy[1].endswith("(for the whole engine: long prompts take more steps)")
+    sim = Sim(tmp_path / "option", batched=4096, extra={"chunk_size": 2048})
+    sim.serve(prompts([1870, 2210]), Rounding(2048).policy())
+    (finding,) = (f for f in analyse(sim).findings if f.id == "below-save-granularity")
+    assert finding.remedy[0].startswith('lower "chunk_size" in kv_connector_extra_config: 1024 would have ')
+    assert finding.remedy[1].startswith("or change the rounding in ")
+
+
+def test_the_attention_op_is_named(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve(prompts([64]), Rounding(32).policy())
+    diagnosis = analyse(sim)
+    text = ruled_out(diagnosis)["direct-call-bypass"]
+    assert text.startswith("unified_attention_with_output ran in 2/2 layer-steps")
+    assert diagnosis.stages[3].note.startswith("unified_attention_with_output ran in 2/2 layer-steps")

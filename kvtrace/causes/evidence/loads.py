@@ -1,4 +1,4 @@
-"""What the rules about loads have in common: requests by account, tokens, events."""
+"""What the rules about loads have in common: their requests, tokens and events."""
 
 from __future__ import annotations
 
@@ -7,21 +7,33 @@ from collections.abc import Iterable
 from kvtrace.causes.case import MAX_EVENTS, Case
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Event, Finding
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.load_model import NOT_LOADED, LoadOf
+from kvtrace.ledger.model import CLAMPED, MISSED
 from kvtrace.words import count, listed, plural
 
+_PREFIX = {
+    LoadEnd.NEVER_ASKED: MISSED,
+    LoadEnd.MISSED: MISSED,
+    LoadEnd.MISSED_SAVED: MISSED,
+    LoadEnd.CLAMPED: CLAMPED,
+}
+"""How an outcome begins, by its end; all others are tokens that were accepted and not loaded."""
 
-def with_account(case: Case, account: str) -> list[LoadOf]:
-    """The requests that have tokens on an account of the loads."""
-    return [row for row in case.run.load_rows if row.accounts.get(account)]
+
+def lost_by(row: LoadOf, cause: Cause) -> int:
+    """Token-layers of a request that this cause took, 0 where it took none."""
+    return sum(row.accounts.get(_PREFIX.get(end, NOT_LOADED) + cause.id, 0) for end in cause.load_ends)
 
 
-def not_loaded(case: Case, cause: str) -> list[LoadOf]:
-    return with_account(case, NOT_LOADED + cause)
+def affected(case: Case, cause: Cause) -> list[LoadOf]:
+    """The requests that lost tokens by this cause."""
+    return [row for row in case.run.load_rows if lost_by(row, cause)]
 
 
-def tokens_of(case: Case, row: LoadOf, account: str) -> float:
-    return row.accounts.get(account, 0) / max(1, case.engines[row.engine].pairs)
+def tokens(case: Case, rows: Iterable[LoadOf], cause: Cause) -> float:
+    """Tokens that these requests lost by this cause."""
+    return sum(lost_by(row, cause) / max(1, case.engines[row.engine].pairs) for row in rows)
 
 
 def accepted(case: Case) -> list[LoadOf]:
@@ -29,59 +41,52 @@ def accepted(case: Case) -> list[LoadOf]:
     return [row for row in case.run.load_rows if row.accepted > 0]
 
 
-def finding(case: Case, cause: Cause, account: str, title: str, **more: object) -> Finding:
-    """A finding with the numbers of the ledger of loads."""
-    rows = with_account(case, account)
-    tokens = sum(tokens_of(case, row, account) for row in rows)
-    total = case.run.loads.total_tokens
+def finding(case: Case, cause: Cause, title: str, **more: object) -> Finding:
+    """A finding with the numbers of the ledger of loads; ``more`` are fields of Finding."""
+    rows = affected(case, cause)
+    lost, total = tokens(case, rows, cause), case.run.loads.total_tokens
     values: dict[str, object] = {
-        "tokens": tokens,
-        "share": min(1.0, tokens / total) if total else 0.0,
+        "tokens": lost,
+        "share": min(1.0, lost / total) if total else 0.0,
         "requests": len(rows),
-        "events": events(case, rows, account),
+        "events": events(case, rows, cause),
         **more,
     }
     return case.finding(cause, title, **values)
 
 
-def events(case: Case, rows: Iterable[LoadOf], account: str, text: str = "") -> list[Event]:
-    """The largest amounts first, with a pair where one is known."""
-    cause = account.rpartition(":")[2]
+def events(case: Case, rows: Iterable[LoadOf], cause: Cause) -> list[Event]:
+    """The largest losses first, with a pair where one is known."""
     found = []
-    for row in sorted(rows, key=lambda row: -row.accounts.get(account, 0))[:MAX_EVENTS]:
-        places = row.places.get(cause, [])
+    for row in sorted(rows, key=lambda row: -lost_by(row, cause))[:MAX_EVENTS]:
+        places = row.places.get(cause.id, [])
         rank, layer = places[0] if places else (None, None)
-        amount = tokens_of(case, row, account)
-        said = text or (
-            f"{count(amount)} of {count(row.prompt)} prompt tokens; lookup: {count(row.local)} local, "
+        text = (
+            f"{count(tokens(case, [row], cause))} of {count(row.prompt)} prompt tokens; lookup: "
+            f"{count(row.local)} local, "
             f"{'no answer' if row.answer is None else f'{count(row.offered)} offered'}, "
             f"{count(row.accepted)} accepted"
         )
-        found.append(Event(row.id, row.step, said, rank=rank, layer=layer))
+        found.append(Event(row.id, row.step, text, rank=rank, layer=layer))
     return found
 
 
-def reasons(rows: Iterable[LoadOf], cause: str, most: int = 4) -> list[str]:
+def reasons(rows: Iterable[LoadOf], cause: Cause, most: int = 4) -> list[str]:
     """What was seen, each once, with how many requests it concerns."""
     seen: dict[str, int] = {}
     for row in rows:
-        for reason in row.reasons.get(cause, ()):
+        for reason in row.reasons.get(cause.id, ()):
             seen[reason] = seen.get(reason, 0) + 1
     ordered = sorted(seen.items(), key=lambda item: -item[1])
     return [f"{reason} ({plural(n, 'request')})" for reason, n in ordered[:most]]
 
 
-def seen(rows: list[LoadOf], cause: str) -> list[str]:
-    """The evidence: what was seen, and in which pairs."""
-    place = where(rows, cause)
-    return [*reasons(rows, cause), *([f"in {place}"] if place else [])]
-
-
-def where(rows: Iterable[LoadOf], cause: str) -> str:
-    """``8 layers on rank 0, 1``, "" where no pair is known."""
-    places = {place for row in rows for place in row.places.get(cause, ())}
-    if not places:
-        return ""
-    ranks = sorted({rank for rank, _ in places})
-    layers = len({layer for _, layer in places})
-    return f"{plural(layers, 'layer')} on rank {listed(map(str, ranks))}"
+def reasons_and_places(rows: list[LoadOf], cause: Cause) -> list[str]:
+    """:func:`reasons`, and then in which pairs: ``in 8 layers on rank 0, 1``."""
+    places = {place for row in rows for place in row.places.get(cause.id, ())}
+    found = reasons(rows, cause)
+    if places:
+        layers = len({layer for _, layer in places})
+        ranks = listed(map(str, sorted({rank for rank, _ in places})))
+        found.append(f"in {plural(layers, 'layer')} on rank {ranks}")
+    return found

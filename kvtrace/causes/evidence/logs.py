@@ -1,4 +1,4 @@
-"""What the connector itself said or caught: its exceptions and log lines as evidence."""
+"""What the connector logged and caught: its exceptions and log lines as evidence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shortened(text: str) -> str:
 
 def place(hook: str) -> str:
     """Where an exception was caught, in words."""
-    return "a thread of its own" if hook == "thread" else hook
+    return "one of its threads" if hook == "thread" else hook
 
 
 def exception_line(fact: Swallowed) -> str:

@@ -14,7 +14,7 @@ def level(trust: Trust) -> str:
 
 
 def note(trust: Trust) -> str:
-    """One line for the books."""
+    """One line for the ledger."""
     if not trust.measured:
         return f"declared by the connector's metadata; {unseen(trust)}"
     if level(trust) == "measured":

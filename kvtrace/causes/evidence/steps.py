@@ -6,16 +6,22 @@ from dataclasses import dataclass
 
 from kvtrace.ledger.coverage import UPDATE_OPS
 from kvtrace.ledger.model import Run, Worker
-from kvtrace.words import count
+from kvtrace.words import count, listed
 
 
 @dataclass(frozen=True)
 class Bodies:
-    """Attention bodies over KV-owning layers: layer-steps."""
+    """Attention ops over KV-owning layers: layer-steps, and the names of the ops that ran."""
 
     eligible: int
     ran: int
     direct: int
+    op: str
+
+    @property
+    def share(self) -> str:
+        """``unified_attention_with_output ran in 48/48 layer-steps``."""
+        return f"{self.op} ran in {count(self.ran)}/{count(self.eligible)} layer-steps"
 
 
 def bodies(run: Run) -> Bodies:
@@ -24,8 +30,9 @@ def bodies(run: Run) -> Bodies:
         {"eligible": "max", "fired": "max", "direct": "max"}
     )
     owning = {(w.engine, w.pid, w.rank, layer) for w in run.workers() for layer in w.kv_layers}
-    mine = best[[key in owning for key in best.index]] if len(best) else best
-    return Bodies(int(mine["eligible"].sum()), int(mine["fired"].sum()), int(mine["direct"].sum()))
+    kept = best[[key in owning for key in best.index]] if len(best) else best
+    names = listed(sorted(set(ops[ops["fired"] > 0]["op"]))) or "the attention op"
+    return Bodies(int(kept["eligible"].sum()), int(kept["fired"].sum()), int(kept["direct"].sum()), names)
 
 
 def calls(run: Run, hook: str) -> tuple[int, int, int, int]:

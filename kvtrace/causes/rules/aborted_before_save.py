@@ -21,7 +21,7 @@ CAUSE = Cause(
         "A finish with status FINISHED_ABORTED, no store entry for the positions, and requests of the same "
         "run that were not aborted and were offered in full."
     ),
-    remedy="Look at the client's timeouts; or offer each chunk as it is computed.",
+    remedy="Offer each chunk as it is computed. Or look at the client's timeouts and disconnects.",
 )
 
 
@@ -41,7 +41,8 @@ def rule(case: Case) -> Results:
     if not rows:
         if aborted:
             yield CAUSE.ruled_out(
-                f"{plural(len(aborted), 'request')} aborted, none with tokens that were due"
+                f"{plural(len(aborted), 'request')} aborted, none with tokens that should have been "
+                "offered by then"
             )
         elif case.requests:
             yield CAUSE.ruled_out(f"no abort of {plural(len(case.requests), 'request')}")
@@ -60,9 +61,9 @@ def rule(case: Case) -> Results:
             Event(r.id, r.last_step, f"aborted after {count(r.computed)} of {count(r.prompt)} prompt tokens")
             for r in rows[:3]
         ],
-        headline=f"{plural(len(rows), 'request')} left before all that was computed had been offered",
+        headline=f"{plural(len(rows), 'request')} aborted before all computed tokens had been offered",
         remedy=[
-            "look at the client's timeouts and disconnects",
-            "or let the connector offer each chunk as it is computed instead of whole prompts",
+            "let the connector offer each chunk as it is computed instead of whole prompts",
+            "or look at the client's timeouts and disconnects",
         ],
     )

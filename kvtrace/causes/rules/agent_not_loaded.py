@@ -16,11 +16,11 @@ CAUSE = Cause(
     stage=Stage.WIRING,
     severity=FAULT,
     ledger=None,
-    meaning="A vLLM process of this run never loaded the agent: what happened in it is not in this report.",
+    meaning="A vLLM process of this run never loaded the agent: what happened in it is missing here.",
     seen_as="A vLLM engine or worker process in the process tree, and no spool with its pid.",
     remedy=(
-        "Start the whole command under 'kvtrace run'; if its environment is rebuilt on the way (ssh, sudo, "
-        "containers), pass KVTRACE_CONFIG, PYTHONPATH and VLLM_PLUGINS on, and install kvtrace there."
+        "Start the whole command under 'kvtrace run'. If its environment is rebuilt on the way (ssh, sudo, "
+        "containers), pass on KVTRACE_CONFIG, PYTHONPATH and VLLM_PLUGINS, and install kvtrace there."
     ),
 )
 
@@ -29,23 +29,22 @@ def rule(case: Case) -> Results:
     traced_pids = {process.pid for process in case.run.processes if process.agent}
     forks = _forks_before_exec(case.run.run.processes, traced_pids)
     seen = [process for process in case.run.processes if process.vllm and process.pid not in forks]
-    dark = [process for process in seen if not process.agent and process.role in ("scheduler", "worker")]
+    silent = [process for process in seen if not process.agent and process.role in ("scheduler", "worker")]
     short = [
         (engine, ranks) for engine in case.run.engines if len(engine.workers) < (ranks := engine.facts.ranks)
     ]
-    if dark or short:
-        evidence = [f"no spool: {process.name}, pid {process.pid}" for process in dark[:4]]
+    if silent or short:
+        evidence = [f"no spool: {process.name}, pid {process.pid}" for process in silent[:4]]
         evidence += [
             f"{engine.process}: {len(engine.workers)} of {ranks} workers wrote a spool"
             for engine, ranks in short
         ]
-        lost = len(dark) or sum(ranks - len(engine.workers) for engine, ranks in short)
-        what = listed(process.name for process in dark) if dark else "workers"
+        lost = len(silent) or sum(ranks - len(engine.workers) for engine, ranks in short)
+        what = listed(process.name for process in silent) if silent else "workers"
+        noun = "vLLM process" if lost == 1 else "vLLM processes"
         yield case.finding(
             CAUSE,
-            f"{count(lost)} vLLM processes of this run never loaded the agent: {what}."
-            if lost != 1
-            else f"One vLLM process of this run never loaded the agent: {what}.",
+            f"{count(lost)} {noun} of this run never loaded the agent: {what}.",
             evidence=evidence,
             headline="a part of the engine was not traced",
         )
@@ -53,7 +52,7 @@ def rule(case: Case) -> Results:
     other = [process for process in seen if not process.agent]
     if other:
         yield CAUSE.not_observed(
-            f"without a spool, and not needed for the books: {listed(p.name for p in other)}"
+            f"without a spool, and not needed for the ledgers: {listed(p.name for p in other)}"
         )
     if case.run.run.processes:
         traced = sum(process.agent for process in seen)
@@ -63,9 +62,9 @@ def rule(case: Case) -> Results:
 
 
 def _forks_before_exec(processes: Sequence[ListedProcess], traced: set[int]) -> set[int]:
-    """Children of a traced process that still bear its title: starting a program (a compiler, say)
-    forks first, and the fork looks like the engine or worker for a moment. No process of vLLM's:
-    those take a title of their own."""
+    """Children of a traced process that still have its title: starting a program (a compiler, say)
+    forks first, and the fork looks like the engine or worker for a moment. vLLM's own processes set
+    another title."""
     titles = {row.pid: (row.name, row.command) for row in processes}
     return {
         row.pid

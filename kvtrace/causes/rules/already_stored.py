@@ -19,8 +19,8 @@ CAUSE = Cause(
     meaning="The connector holds these tokens already, so it does not store them again.",
     seen_as="No store entry, and an earlier store of the same tokens in this trace, or a hit at the lookup.",
     remedy=(
-        "Nothing to mend. Let such prompts load (kv_role kv_both, no prompt_logprobs) if they should not "
-        "be computed again."
+        "Nothing to fix. Let such prompts load (kv_role kv_both, no prompt_logprobs) if they should not be "
+        "computed again."
     ),
 )
 
@@ -43,8 +43,8 @@ CLAIMS: dict[Turn, Claim] = {Turn.POSITION: claim, Turn.UNREAD: claim_unread}
 
 
 def rule(case: Case) -> Results:
-    assigned = case.assigned.get(CAUSE.id)
-    if assigned is None:
+    rows = case.affected(CAUSE)
+    if not rows:
         looked = [r for r in case.requests if r.offered >= 0]
         if looked:
             hits = sum(r.offered > 0 for r in looked)
@@ -53,7 +53,6 @@ def rule(case: Case) -> Results:
                 "store of this run covers was left out",
             )
         return
-    rows = [case.requests[row] for row in assigned.requests]
     here = sum(stored_before(case, r) > 0 for r in rows)
     hits = sum(r.offered > 0 for r in rows)
     skipped = len(rows) - sum(stored_before(case, r) > 0 or r.offered > 0 for r in rows)
@@ -66,10 +65,10 @@ def rule(case: Case) -> Results:
         parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
     if skipped:
         parts.append(f"the store begins after them ({plural(skipped, 'request')})")
-    whole = [r for r in rows if not r.external and assigned.requests[r.row] and not r.entries]
+    whole = [r for r in rows if not r.external and not r.entries]
     title = "The connector holds these tokens already and does not store them again"
     if not whole:
-        title += ": what a hit leaves to compute"
+        title += ": they are what a hit leaves to compute"
     yield case.finding(
         CAUSE,
         f"{title} ({plural(len(rows), 'request')}).",
@@ -78,5 +77,5 @@ def rule(case: Case) -> Results:
         headline=f"{plural(len(whole), 'prompt')} that the connector holds already "
         f"{'was' if len(whole) == 1 else 'were'} computed again"
         if whole
-        else "the rest is what hits in the connector's store leave to compute",
+        else "the rest are tokens that a hit in the connector's store leaves to compute",
     )

@@ -8,6 +8,7 @@ from collections import Counter
 from kvtrace.causes.case import Case, Piece, Request
 from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.paths import short_path
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Event, Finding, Results
 from kvtrace.ledger.intervals import Interval
@@ -21,11 +22,16 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning=(
-        "The tokens do not fill the connector's unit (a block, a chunk, max_num_batched_tokens): they are "
-        "rounded down to nothing (a fault where whole prompts go), or a prompt's tail is cut off (a limit)."
+        "The tokens do not fill the connector's unit (a block, a chunk, max_num_batched_tokens). A prompt "
+        "shorter than one unit is not stored at all (a fault); a longer one loses its partial last unit (a "
+        "limit)."
     ),
     seen_as="Tokens stored = floor(prompt / unit) x unit over all requests, with a unit that has a name.",
-    remedy="Make the unit smaller than the prompts, or change the connector's rounding.",
+    remedy=(
+        "Change the connector's rounding, or make its unit smaller than the prompts. If the unit is a "
+        "setting of the engine (--max-num-batched-tokens, --block-size), a smaller one concerns the whole "
+        "engine."
+    ),
 )
 
 
@@ -62,71 +68,63 @@ def rule(case: Case) -> Results:
         also = f", and of {listed(map(str, unit.also))} (the block size) just as well" if unit.also else ""
         verb = "fills" if stored == 1 else "fill"
         yield CAUSE.ruled_out(
-            f"units of {unit.value} tokens ({unit.where}){also}; {plural(stored, 'prompt')} {verb} them",
+            f"units of {unit.value} tokens ({unit.where}){also}; {plural(stored, 'prompt')} {verb} them"
         )
 
 
 def _finding(case: Case, tag: int, unit: Unit) -> Finding:
-    """One finding for the run, told from its first engine that lost tokens so."""
+    """One finding for the run, of its first engine that lost tokens so."""
     engine = case.engines[tag]
     lost = case.assigned[CAUSE.id].requests
-    # What was reused or loaded whole asks nothing of the unit.
+    # A prompt that was reused or loaded as a whole needs no unit.
     prompts = [r for r in case.of_engine(tag) if r.row in lost or r.stored_end]
-    whole = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) == 0]
-    tails = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) > 0]
-    lengths = [r.prompt for r in prompts]
-    connector = engine.connector.cls if engine.connector else "This connector"
-    alone = len(prompts) == 1 and len(case.of_engine(tag)) > 1  # what else there was has other causes
-    shorter = (
-        f"1 of {count(len(case.of_engine(tag)))} prompts"
-        if alone and whole
-        else of_all(len(whole), len(prompts), "prompt")
-    )
-    if whole:
-        verb = "is" if len(whole) == 1 else "are"
-        title = f"{connector} stores whole units of {unit.value} tokens only: {shorter} {verb} shorter."
-    else:
-        title = (
-            f"{connector} stores whole units of {unit.value} tokens: a prompt's tail below that is cut off."
-        )
+    short = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) == 0]
+    partial = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) > 0]
     evidence = [
-        _lengths(lengths, len(whole), len(tails)),
+        _lengths([r.prompt for r in prompts], len(short), len(partial)),
         f"{_stores(prompts)}; {unit.value} = {unit.where}",
         f"every store is {unit.rounding} tokens, cut to what its chunk held",
     ]
+    name = engine.connector.cls if engine.connector else "This connector"
+    if short:
+        alone = len(prompts) == 1 and len(case.of_engine(tag)) > 1  # the other prompts have other causes
+        which = (
+            f"1 of {count(len(case.of_engine(tag)))} prompts"
+            if alone
+            else of_all(len(short), len(prompts), "prompt")
+        )
+        which += " is" if len(short) == 1 else " are"
+        title = f"{name} stores whole units of {unit.value} tokens only: {which} shorter."
+        headline = f"{which} shorter than this connector's unit of {unit.value} tokens"
+    else:
+        title = f"{name} stores whole units of {unit.value} tokens only: the rest of a prompt is not stored."
+        headline = f"of each prompt only whole units of {unit.value} tokens are stored"
     return case.finding(
         CAUSE,
         title,
-        severity=FAULT if whole else LIMIT,
+        severity=FAULT if short else LIMIT,
         evidence=evidence,
-        events=_events(case, whole or tails, unit),
+        events=_events(short or partial),
         remedy=_remedy(engine, unit, prompts),
-        headline=(
-            f"{shorter} {'is' if len(whole) == 1 else 'are'} shorter than this connector's unit of "
-            f"{unit.value} tokens"
-            if whole
-            else f"only the tails of prompts below the unit of {unit.value} tokens are left out"
-        ),
+        headline=headline,
     )
 
 
-def _lengths(lengths: list[int], whole: int, tails: int) -> str:
-    """How long the prompts are, and how many fall below the unit."""
+def _lengths(lengths: list[int], short: int, partial: int) -> str:
+    """How long the prompts are, and what the unit costs them."""
     if len(lengths) == 1:
-        fate = "below the unit" if whole else "more than a unit, and its tail is below one"
+        fate = "less than one unit" if short else "more than one unit; its partial last unit is not stored"
         return f"the prompt has {plural(lengths[0], 'token')}: {fate}"
     low, high = min(lengths), max(lengths)
     spread = (
         f"all {count(len(lengths))} prompts here have {plural(low, 'token')}"
         if low == high
-        else f"prompts here have {count(low)} to {count(high)} tokens, "
+        else f"{count(len(lengths))} prompts here have {count(low)} to {count(high)} tokens, "
         f"median {count(statistics.median(lengths))}"
     )
-    verb = "falls" if whole == 1 else "fall"
-    return (
-        f"{spread}; {count(whole)} of {count(len(lengths))} {verb} below the unit whole, {count(tails)} by "
-        "their tail"
-    )
+    shorter = f"{count(short)} {'is' if short == 1 else 'are'} shorter than one unit"
+    lose = "loses" if partial == 1 else "lose"
+    return f"{spread}; {shorter}; {count(partial)} {lose} a partial last unit"
 
 
 def _stores(prompts: list[Request]) -> str:
@@ -142,7 +140,8 @@ def _stores(prompts: list[Request]) -> str:
     return "store sizes in the metadata: " + ", ".join(parts)
 
 
-def _events(case: Case, requests: list[Request], unit: Unit) -> list[Event]:
+def _events(requests: list[Request]) -> list[Event]:
+    """The longest of these prompts."""
     events = []
     for r in sorted(requests, key=lambda r: -r.prompt)[:3]:
         step = r.entries[0].step if r.entries else r.chunk_step
@@ -155,13 +154,32 @@ def _events(case: Case, requests: list[Request], unit: Unit) -> list[Event]:
 
 
 def _remedy(engine: Engine, unit: Unit, prompts: list[Request]) -> list[str]:
-    """The flag or key to change, with what the first three of its halves that fit any prompt would have
-    saved."""
-    total = sum(r.prompt for r in prompts)
+    """What to change, the connector's own first, with what smaller units would have saved."""
+    change = {
+        "max_num_batched_tokens": "lower --max-num-batched-tokens",
+        "block_size": "lower --block-size",
+        "extra": f'lower "{unit.name}" in kv_connector_extra_config',
+        "attribute": f"lower {unit.name} of the connector",
+    }[unit.kind]
+    cost = {
+        "max_num_batched_tokens": " (for the whole engine: long prompts take more steps)",
+        "block_size": " (for the whole engine: more blocks to manage)",
+    }.get(unit.kind, "")
+    lower = _lower(engine, unit, prompts, change, cost)
+    file = engine.connector.file if engine.connector else ""
+    if unit.kind == "block_size" or not file:
+        return [lower]
+    rounding = f"change the rounding in {short_path(file)}"
+    return [rounding, f"or {lower}"] if cost else [lower, f"or {rounding}"]
+
+
+def _lower(engine: Engine, unit: Unit, prompts: list[Request], change: str, cost: str) -> str:
+    """`change`, with what the first three halves of the unit that fit any prompt would have saved."""
     if unit.kind == "block_size":
         floor = 32 if engine.facts.platform == "cpu" else 16
     else:
         floor = max(1, engine.block_size)
+    total = sum(r.prompt for r in prompts)
     effects: list[str] = []
     smaller = unit.value
     while smaller % 2 == 0 and smaller // 2 >= floor and len(effects) < 3:
@@ -170,32 +188,14 @@ def _remedy(engine: Engine, unit: Unit, prompts: list[Request]) -> list[str]:
         if not saved:
             continue
         share = percent(saved, total)
-        effects.append(
-            f"{smaller} would have saved {share} of these prompt tokens"
-            if not effects
-            else f"{smaller} {share}"
-        )
-    change = {
-        "max_num_batched_tokens": "lower --max-num-batched-tokens",
-        "block_size": "lower --block-size",
-        "extra": f'lower "{unit.name}" in kv_connector_extra_config',
-        "attribute": f"lower {unit.name} of the connector",
-    }[unit.kind]
-    lines = []
+        more = "" if effects else " would have saved"
+        effects.append(f"{smaller}{more} {share}{'' if effects else ' of these prompt tokens'}")
     if effects:
-        lines.append(f"{change}: {', '.join(effects)}")
-    elif unit.kind == "block_size":
-        lines.append(
-            "the unit is a block of the KV cache already at its smallest: only longer prompts are stored"
-        )
-    elif smaller < unit.value:
-        lines.append(f"{change} (but no prompt of this run would fill {smaller} either)")
-    elif unit.value <= floor:
-        lines.append(f"{change} (here it is no more than a block already)")
-    else:
-        lines.append(change)
-    file = engine.connector.file if engine.connector else ""
-    if unit.kind != "block_size" and file:
-        short = "/".join(file.replace("\\", "/").split("/")[-2:])
-        lines.append(f"or change the rounding in {short}")
-    return lines
+        return f"{change}: {', '.join(effects)}{cost}"
+    if unit.kind == "block_size":
+        return "the unit is a block of the KV cache already at its smallest: only longer prompts are stored"
+    if smaller < unit.value:
+        return f"{change} (but no prompt of this run would fill {smaller} either)"
+    if unit.value <= floor:
+        return f"{change} (here it is no more than a block already)"
+    return f"{change}{cost}"

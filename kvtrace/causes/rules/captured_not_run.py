@@ -19,7 +19,10 @@ CAUSE = Cause(
     seen_as=(
         "Graph modes in real steps, bodies or save hooks of the layer outside of all steps, none inside one."
     ),
-    remedy="Set cudagraph_mode to PIECEWISE, or enforce_eager to see the difference.",
+    remedy=(
+        "Set cudagraph_mode to PIECEWISE for the whole engine, which makes decode steps slower; "
+        "enforce_eager shows the difference."
+    ),
     live=False,
     save_ends=(SaveEnd.ONLY_CAPTURED,),
 )
@@ -35,10 +38,10 @@ def rule(case: Case) -> Results:
             "the hooks are not replayed.",
             evidence=[
                 f"graphs in {count(graphs)} of {count(sum(seen.values()))} worker-steps; these layers' "
-                "bodies are known from outside of the steps alone"
+                "attention was only seen to run outside of steps"
             ],
             events=case.events(
-                CAUSE, "a store entry, and the body of this layer only ever ran outside of steps"
+                CAUSE, "a store entry, and this layer's attention only ever ran outside of steps"
             ),
             headline="hooks ran only while graphs were captured",
         )

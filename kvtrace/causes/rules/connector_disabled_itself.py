@@ -21,11 +21,11 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="The connector switched itself off (missing option, prefix caching off, unhealthy backend).",
     seen_as=(
-        "No store entry and no lookup hit in the whole run, and a warning of the connector's own that says "
-        "so; or a built-in connector known to do nothing under this configuration "
+        "No store entry and no lookup hit in the whole run, and a warning logged by the connector that "
+        "says so; or a built-in connector known to do nothing under this configuration "
         "(SimpleCPUOffloadConnector without prefix caching)."
     ),
-    remedy="Mend what its log line names.",
+    remedy="Fix what its log line names.",
     about_calls=False,
 )
 
@@ -43,7 +43,7 @@ _NEEDS_PREFIX_CACHING = frozenset({"SimpleCPUOffloadConnector"})
 
 
 def reasons(case: Case, engine: Engine) -> list[str]:
-    """The connector's own words, where it saved nothing in the whole run; [] elsewhere."""
+    """What the connector logged, where it saved nothing in the whole run; [] elsewhere."""
     connector = engine.connector
     if connector is None or not engine.configured or not engine.requests:
         return []
@@ -70,8 +70,8 @@ CLAIMS: dict[Turn, Claim] = {Turn.ENGINE: claim}
 
 def rule(case: Case) -> Results:
     for engine in case.run.engines:
-        said = reasons(case, engine)
-        if not said or not case.tokens(CAUSE):
+        why = reasons(case, engine)
+        if not why or not case.tokens(CAUSE):
             continue
         name = engine.connector.cls if engine.connector else "The connector"
         yield case.finding(
@@ -79,7 +79,7 @@ def rule(case: Case) -> Results:
             f"{name} switched itself off: it put no store into the metadata of "
             f"{plural(engine.steps, 'step')}.",
             evidence=[
-                *said[:3],
+                *why[:3],
                 f"0 store entries and 0 lookup hits for {plural(engine.requests, 'request')} in "
                 f"{count(engine.steps)} steps",
             ],

@@ -17,12 +17,12 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning=(
-        "Creating the connector raised, or it refused the KV caches; the engine may have died of it under "
-        'another name ("Engine core initialization failed").'
+        "Creating the connector raised, or it refused the KV caches. vLLM itself may only report that the "
+        "engine core did not start (Engine core initialization failed)."
     ),
     seen_as="An exception at the connector's factory, its constructor or register_kv_caches.",
     remedy=(
-        "Mend what the exception says: a missing package, a constructor without kv_cache_config (three "
+        "Fix what the exception names: a missing package, a constructor without kv_cache_config (three "
         "arguments from vLLM 0.21 on), an allocator or model that the connector does not support."
     ),
 )
@@ -71,8 +71,8 @@ def rule(case: Case) -> Results:
             headline=f"{name} did not start ({kind})",
         )
         return
-    made = [c for c in case.run.connectors if c.parent is None]
-    if made:
+    created = [c for c in case.run.connectors if c.parent is None]
+    if created:
         yield CAUSE.ruled_out(
-            f"{listed(c.cls for c in made)} was made {count(len(made))} times without an error"
+            f"{listed(c.cls for c in created)} was created {count(len(created))} times without an error"
         )

@@ -15,8 +15,9 @@ CAUSE = Cause(
     stage=Stage.HOOK,
     severity=FAULT,
     ledger=SAVES,
-    meaning="At the op the worker had no connector any more, though one was created (disabled, shut down).",
-    seen_as="has_kv_transfer_group() is false at the op.",
+    meaning="The worker had no connector any more when attention ran, though one was created (disabled, "
+    "shut down).",
+    seen_as="has_kv_transfer_group() is false at the attention op.",
     remedy="Look for a shutdown or an out-of-tree runner that disables the connector.",
     save_ends=(SaveEnd.CONNECTOR_GONE,),
 )
@@ -29,6 +30,6 @@ def rule(case: Case) -> Results:
             CAUSE,
             "A worker had no connector any more when its attention ran, though one had been created.",
             evidence=[f"{count(calls)} attention calls of real steps found no connector in the process"],
-            events=case.events(CAUSE, "a store entry, and no connector at the op"),
+            events=case.events(CAUSE, "a store entry, and no connector when attention ran"),
             headline="the connector was gone when attention ran",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.paths import short_path
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
@@ -21,7 +22,7 @@ CAUSE = Cause(
     seen_as="The connectors that are live in each process, against the configuration.",
     remedy=(
         "Look at the worker class and the start-up log of the process named here: an out-of-tree worker "
-        "must call ensure_kv_transfer_initialized() before its KV cache is made."
+        "must call ensure_kv_transfer_initialized() before its KV cache is created."
     ),
     save_ends=(SaveEnd.NO_CONNECTOR,),
 )
@@ -77,11 +78,5 @@ def rule(case: Case) -> Results:
         return
     files = [engine.connector.file for engine in engines if engine.connector and engine.connector.file]
     made = "the scheduler" if len(engines) == 1 else f"{len(engines)} schedulers"
-    source = f", from {listed(_short(file) for file in files)}" if files else ""
+    source = f", from {listed(short_path(file) for file in files)}" if files else ""
     yield CAUSE.ruled_out(f"created in {made} and in {len(live)}/{len(workers)} workers{source}")
-
-
-def _short(file: str) -> str:
-    """The end of a path: enough to know the file, nothing of where it is installed."""
-    parts = [part for part in file.replace("\\", "/").split("/") if part]
-    return "/".join(parts[-2:])

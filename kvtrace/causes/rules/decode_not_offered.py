@@ -1,4 +1,4 @@
-"""decode-not-offered: tokens made in decode stand in no metadata."""
+"""decode-not-offered: output tokens that no metadata holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CAUSE = Cause(
     stage=Stage.SCHEDULE,
     severity=LIMIT,
     ledger=SAVES,
-    meaning="Tokens made in decode are not offered for saving by this connector.",
+    meaning="Output tokens, computed in decode, are not offered for saving by this connector.",
     seen_as="No store entry in this run reaches past a prompt.",
     remedy="By design in most connectors; some have an option for it (LMCache: save_decode_cache).",
 )
@@ -31,8 +31,7 @@ CLAIMS: dict[Turn, Claim] = {Turn.POSITION: claim}
 
 
 def rule(case: Case) -> Results:
-    assigned = case.assigned.get(CAUSE.id)
-    if assigned is None:
+    if not case.affected(CAUSE):
         offered = sum(engine.decode_entries for engine in case.run.engines)
         if offered:
             yield CAUSE.ruled_out(f"{plural(offered, 'store')} of this run reach past a prompt")
@@ -40,11 +39,11 @@ def rule(case: Case) -> Results:
     stores = sum(engine.store_entries for engine in case.run.engines)
     yield case.finding(
         CAUSE,
-        "This connector never offers tokens made in decode.",
+        "This connector never offers output tokens for saving.",
         evidence=[
-            f"{count(case.tokens(CAUSE))} tokens were made in decode; 0 of {count(stores)} store entries "
-            "reach past a prompt"
+            f"{count(case.tokens(CAUSE))} output tokens were computed in decode; 0 of {count(stores)} "
+            "store entries reach past a prompt"
         ],
-        events=case.events(CAUSE, "decode tokens after the prompt, in no metadata"),
-        headline="tokens made in decode are never offered",
+        events=case.events(CAUSE, "output tokens after the prompt, in no metadata"),
+        headline="output tokens are never offered for saving",
     )

@@ -37,34 +37,27 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{plural(sum(flags), 'layer')} call their backend directly: their hooked op never ran.",
             evidence=[
-                f"use_direct_call is True on {sum(flags)} of {len(flags)} layers and ranks; op body ran in "
-                f"{count(ran.ran)}/{count(ran.eligible)} layer-steps"
+                f"use_direct_call is True on {sum(flags)} of {len(flags)} layers and ranks; {ran.share}"
             ],
-            events=case.events(CAUSE, "a store entry, and no op body in this layer"),
+            events=case.events(CAUSE, "a store entry, and no attention op in this layer"),
             headline="layers call their attention backend directly, past the hooks",
         )
         return
     if not ran.eligible:
         yield CAUSE.not_observed("no real step of a worker was seen")
         return
-    said = (
-        f"; use_direct_call is False on all {plural(len(flags), 'layer')}" if flags and not any(flags) else ""
-    )
+    off = f"use_direct_call is False on all {plural(len(flags), 'layer')}" if flags and not any(flags) else ""
     size = f" ({product(run)})" if product(run) else ""
     if ran.ran == ran.eligible:
-        stages = (
-            "through the dispatcher"
-            if not ran.direct
-            else f"{count(ran.direct)} of them called directly, and hooked"
+        way = (
+            f"{count(ran.direct)} of them called directly, and hooked"
+            if ran.direct
+            else "through the dispatcher"
         )
-        yield CAUSE.ruled_out(
-            f"op body ran in {count(ran.ran)}/{count(ran.eligible)} layer-steps{size}, {stages}{said}",
-        )
-    elif said:
-        yield CAUSE.ruled_out(
-            f"op body ran in {count(ran.ran)}/{count(ran.eligible)} layer-steps{size}{said}"
-        )
+        yield CAUSE.ruled_out(f"{ran.share}{size}, {way}{'; ' if off else ''}{off}")
+    elif off:
+        yield CAUSE.ruled_out(f"{ran.share}{size}; {off}")
     else:
         yield CAUSE.not_observed(
-            f"op body seen in {count(ran.ran)} of {count(ran.eligible)} layer-steps only"
+            f"{ran.op} was seen in only {count(ran.ran)} of {count(ran.eligible)} layer-steps"
         )

@@ -6,7 +6,7 @@ from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
-from kvtrace.causes.model import Event, Results
+from kvtrace.causes.model import Event, Finding, Results
 from kvtrace.ledger.effects import HARMLESS
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
@@ -20,14 +20,14 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning=(
-        "The connector raised and caught its own exception inside the hook, and went on: every hook fires, "
-        "nothing is stored."
+        "The connector caught an exception inside its hook and went on: every hook fires, and less is "
+        "stored, or nothing."
     ),
     seen_as=(
         "Exceptions raised and handled inside the connector's frames in watched calls, where such calls "
         "read fewer slots than their metadata names (a note where they read all)."
     ),
-    remedy="Mend the connector at the place named here.",
+    remedy="Fix the connector at the place named here.",
     save_ends=(SaveEnd.CAUGHT,),
 )
 _SAVE_HOOKS = ("save_kv_layer", "wait_for_save")
@@ -54,67 +54,73 @@ def rule(case: Case) -> Results:
     facts = [fact for fact in case.run.swallowed if fact.type not in HARMLESS or fact.logged]
     facts.sort(key=lambda fact: (fact.hook not in _SAVE_HOOKS, -fact.count))
     trust = case.run.trust
-    if case.affected(CAUSE):
-        mine = [f for f in facts if f.hook in (*_SAVE_HOOKS, *_SCHEDULE_HOOKS)] or facts
-        mine = mine or case.run.swallowed
-        first = mine[0]
-        evidence = [exception_line(fact) for fact in mine[:3]]
-        did = [
-            f"{count(n)} {what}"
-            for n, what in (
-                (trust.nothing, "read 0 slots of the KV tensor"),
-                (trust.short, "read fewer slots than the metadata names"),
-                (trust.unwritten, "read the KV and wrote no file"),
-            )
-            if n
-        ]
-        if did:
-            evidence.append(
-                f"of {plural(trust.measured, 'measured store call')} {', '.join(did)}; every hook returned "
-                "as if all were well"
-            )
-        evidence += logs_in(case, (*_SAVE_HOOKS, *_SCHEDULE_HOOKS))
-        yield case.finding(
-            CAUSE,
-            f"The connector catches its own {listed(dict.fromkeys(f.type for f in mine))} in {first.hook} "
-            f"and goes on: {plural(len(case.affected(CAUSE)), 'request')} lost tokens by it.",
-            evidence=evidence,
-            events=_events(mine) or case.events(CAUSE),
-            headline=f"the connector catches its own {first.type} in {first.hook} and goes on",
-            remedy=[f"mend the connector at {first.where}, and let {first.hook} raise what it can't mend"],
-        )
-        return
-    if facts:
-        loud = [f for f in facts if f.logged and f.hook in _SAVE_HOOKS and not trust.caught_agreed]
-        loud += _in_threads(case, facts)
-        shown = loud or facts
-        yield case.finding(
-            CAUSE,
-            f"The connector caught {listed(dict.fromkeys(f.type for f in shown))} of its own in "
-            f"{listed(dict.fromkeys(place(f.hook) for f in shown))}; "
-            + ("what it saved then could not be measured." if loud else "no save is known to be lost by it."),
-            severity=FAULT if loud else NOTE,
-            evidence=[exception_line(fact) for fact in shown[:3]] + logs_in(case, {f.hook for f in shown}),
-            events=_events(shown),
-            remedy=[f"look at {shown[0].where}"],
-            headline=f"the connector catches its own {shown[0].type}" if loud else "",
-        )
-        return
     watched = trust.measured + trust.blind
-    if watched:
+    if case.affected(CAUSE):
+        in_hooks = [f for f in facts if f.hook in (*_SAVE_HOOKS, *_SCHEDULE_HOOKS)]
+        yield _lost_tokens(case, in_hooks or facts or case.run.swallowed)
+    elif facts:
+        yield _caught(case, facts)
+    elif watched:
         yield CAUSE.ruled_out(
             f"no exception was raised and caught in {plural(watched, 'watched store call')}"
         )
+
+
+def _lost_tokens(case: Case, facts: list[Swallowed]) -> Finding:
+    """Tokens were lost in calls that caught these exceptions."""
+    first, trust = facts[0], case.run.trust
+    evidence = [exception_line(fact) for fact in facts[:3]]
+    did = [
+        f"{count(n)} {what}"
+        for n, what in (
+            (trust.nothing, "read 0 slots of the KV tensor"),
+            (trust.short, "read fewer slots than the metadata names"),
+            (trust.unwritten, "read the KV and wrote no file"),
+        )
+        if n
+    ]
+    if did:
+        evidence.append(
+            f"of {plural(trust.measured, 'measured store call')} {', '.join(did)}; every hook returned as "
+            "if nothing were wrong"
+        )
+    return case.finding(
+        CAUSE,
+        f"The connector catches {listed(dict.fromkeys(f.type for f in facts))} in {first.hook} and goes "
+        f"on: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
+        evidence=evidence + logs_in(case, (*_SAVE_HOOKS, *_SCHEDULE_HOOKS)),
+        events=_events(facts) or case.events(CAUSE),
+        headline=f"the connector catches {first.type} in {first.hook} and goes on",
+        remedy=[f"fix the connector at {first.where}, and let {first.hook} raise what it can't handle"],
+    )
+
+
+def _caught(case: Case, facts: list[Swallowed]) -> Finding:
+    """Exceptions were caught, and no token is known to be lost by them."""
+    loud = [f for f in facts if f.logged and f.hook in _SAVE_HOOKS and not case.run.trust.caught_agreed]
+    loud += _in_threads(case, facts)
+    shown = loud or facts
+    return case.finding(
+        CAUSE,
+        f"The connector caught {listed(dict.fromkeys(f.type for f in shown))} in "
+        f"{listed(dict.fromkeys(place(f.hook) for f in shown))}; "
+        + ("what it saved then could not be measured." if loud else "no save is known to be lost by it."),
+        severity=FAULT if loud else NOTE,
+        evidence=[exception_line(fact) for fact in shown[:3]] + logs_in(case, {f.hook for f in shown}),
+        events=_events(shown),
+        remedy=[f"look at {shown[0].where}"],
+        headline=f"the connector catches {shown[0].type}" if loud else "",
+    )
 
 
 def _in_threads(case: Case, facts: list[Swallowed]) -> list[Swallowed]:
     """Of the connector's own threads: where no save could be measured, and they caught exceptions about as
     often as there were requests. Once in a while is no sign of lost saves."""
     base = case.run.base
-    dark = base[base["account"] == NOT_OBSERVED]["request"].nunique() if len(base) else 0
-    if not dark or case.run.trust.agreed:
+    unseen = base[base["account"] == NOT_OBSERVED]["request"].nunique() if len(base) else 0
+    if not unseen or case.run.trust.agreed:
         return []
-    return [f for f in facts if f.hook == "thread" and f.logged and f.count * 2 >= dark]
+    return [f for f in facts if f.hook == "thread" and f.logged and f.count * 2 >= unseen]
 
 
 def _events(facts: list[Swallowed]) -> list[Event]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from kvtrace.causes.case import Case, Piece, Request, after_empty, stored_before
 from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
-from kvtrace.causes.model import Event, Results
+from kvtrace.causes.evidence.unit import Unit
+from kvtrace.causes.model import Event, Finding, Results
 from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.model import Engine
 from kvtrace.terms import FAULT, Stage
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, of_all, plural
@@ -17,13 +19,13 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning=(
-        "The connector takes prompts for stored that never were: different prompts share one key (all "
+        "The connector treats prompts as stored that never were: different prompts share one key (all "
         "short prompts hash the same empty prefix)."
     ),
     seen_as="A prompt left out of the metadata after another, different one was rounded down to nothing.",
     remedy=(
-        "Do not look up or store a prompt whose rounded length is 0, and use one rounding for both; and "
-        "make the unit smaller: a key of its own would still name no tokens."
+        "Do not look up or store a prompt whose rounded length is 0, and use one rounding for both. Make "
+        "the unit smaller as well: under a unique key, such a prompt would still store no tokens."
     ),
 )
 
@@ -50,75 +52,88 @@ CLAIMS: dict[Turn, Claim] = {Turn.POSITION: claim}
 
 
 def rule(case: Case) -> Results:
-    assigned = case.assigned.get(CAUSE.id)
-    if assigned is None:
-        if case.empty_before:
-            yield CAUSE.ruled_out(
-                "prompts were offered with 0 slots, and no other one was left out after them"
-            )
-        elif any(r.entries for r in case.requests):
-            yield CAUSE.ruled_out("no prompt was offered with 0 slots: nothing was stored under an empty key")
-        return
-    victims = [case.requests[row] for row in assigned.requests]
-    digests = {r.digest for r in victims if r.digest}
+    victims = case.affected(CAUSE)
+    if victims:
+        yield _finding(case, victims)
+    elif case.empty_before:
+        yield CAUSE.ruled_out("prompts were offered with 0 slots, and no other one was left out after them")
+    elif any(r.entries for r in case.requests):
+        yield CAUSE.ruled_out("no prompt was offered with 0 slots: nothing was stored under an empty key")
+
+
+def _finding(case: Case, victims: list[Request]) -> Finding:
     engine = case.engines[victims[0].engine]
-    first = case.empty_before[victims[0].engine]
-    same = case.of_engine(engine.tag)
-    holder = next((r for r in same if r.empty_entry and r.entries[0].step == first[0]), None)
-    affected = of_all(len(victims), len(same), "prompt")
-    name = engine.connector.cls if engine.connector else "The connector"
     unit = case.units.get(engine.tag)
     size = unit.value if unit else engine.block_size
     kept = unit.kept_back if unit else 1
     # A store of these would not be empty: it is their lookup that rounds further down.
     edge = [r for r in victims if r.prompt - kept >= size]
-    lengths = sorted({r.prompt for r in victims})
-    sizes = f"{count(lengths[0])} to {count(lengths[-1])}" if len(lengths) > 1 else count(lengths[0])
-    where = f"({unit.where})" if unit else "(a block)"
-    evidence = [
-        f"step {first[0] & STEP_MASK}: a prompt of {count(first[2])} tokens, with a store of 0 slots"
-        + (f" (request {holder.id})" if holder else ""),
-        f"after it {plural(len(victims), 'prompt')} of {sizes} tokens got no entry; "
-        + (
-            f"their digests differ ({plural(len(digests), 'different prompt')}): they share the key, not "
-            "the tokens"
-            if len(digests) > 1
-            else "its tokens are others: it shares the key, not the tokens"
-            if len(victims) == 1
-            else "their tokens are not that prompt's: they share the key, not the tokens"
-        ),
-    ]
-    if len(edge) < len(victims):
-        short = len(victims) - len(edge)
-        few = f"{count(short)} of them {'is' if short == 1 else 'are'}"
-        which = "it is" if len(victims) == 1 else few if edge else "all of them are"
-        evidence.append(f"{which} rounded down to nothing: the unit is {size} tokens {where}")
-    if edge:
-        n, stored = edge[0].prompt, max(0, edge[0].prompt - kept) // size * size
-        evidence.append(
-            f"{plural(len(edge), 'prompt')} of {count(n)} tokens: a store would round that to {stored} and "
-            f"have a key of its own (unit {size}, {unit.where if unit else 'a block'}); the lookup rounds "
-            f"further down, to 0 as floor(({n} - {kept + 1}) / {size}) x {size} does, and asks for the "
-            "empty key"
-        )
+    affected = of_all(len(victims), len(case.of_engine(engine.tag)), "prompt")
+    name = engine.connector.cls if engine.connector else "The connector"
+    were = "was" if len(victims) == 1 else "were"
     reason = "rounded down to 0 tokens, they share the key of the empty prefix"
     remedy = [CAUSE.remedy]
     if edge:
         gain = count(sum(max(0, r.prompt - kept) // size * size for r in edge))
-        mend = f"round the lookup as the store does: {gain} tokens of {plural(len(edge), 'prompt')}"
-        remedy.insert(0, f"{mend} would have been stored")
+        remedy.insert(
+            0,
+            f"round the lookup as the store does: {gain} tokens of {plural(len(edge), 'prompt')} would "
+            "have been stored",
+        )
         reason = "rounded down to 0 tokens, some by the lookup alone, they share the key of the empty prefix"
     if len(edge) == len(victims):
         reason = "the lookup rounds them down to 0 tokens, the key of the empty prefix; a store would not"
-    yield case.finding(
+    return case.finding(
         CAUSE,
-        f"{name} takes {affected} for stored that never {'was' if len(victims) == 1 else 'were'}: {reason}.",
-        evidence=evidence,
+        f"{name} treats {affected} as stored that never {were}: {reason}.",
+        evidence=[*_keys(case, engine, victims), *_rounding(victims, edge, size, kept, unit)],
         remedy=remedy,
         events=[
             Event(r.id, r.chunk_step, f"{count(r.prompt)} prompt tokens, no store entry in any step")
             for r in sorted(victims, key=lambda r: -r.prompt)[:3]
         ],
-        headline=f"{affected} {'was' if len(victims) == 1 else 'were'} taken for stored under the key of the "
-        "empty prefix",
+        headline=f"{affected} {were} treated as stored, under the key of the empty prefix",
     )
+
+
+def _keys(case: Case, engine: Engine, victims: list[Request]) -> list[str]:
+    """Whose empty store came first, and that the prompts left out after it are not the same one."""
+    step, _, length = case.empty_before[engine.tag]
+    same = (r for r in case.of_engine(engine.tag) if r.empty_entry and r.entries[0].step == step)
+    holder = next(same, None)
+    digests = {r.digest for r in victims if r.digest}
+    lengths = sorted({r.prompt for r in victims})
+    sizes = f"{count(lengths[0])} to {count(lengths[-1])}" if len(lengths) > 1 else count(lengths[0])
+    if len(digests) > 1:
+        differ = f"their digests differ ({plural(len(digests), 'different prompt')}): they share"
+    elif len(victims) == 1:
+        differ = "its tokens are different: it shares"
+    else:
+        differ = "their tokens are not that prompt's: they share"
+    return [
+        f"step {step & STEP_MASK}: a prompt of {count(length)} tokens, with a store of 0 slots"
+        + (f" (request {holder.id})" if holder else ""),
+        f"after it {plural(len(victims), 'prompt')} of {sizes} tokens got no entry; {differ} the key, not "
+        "the tokens",
+    ]
+
+
+def _rounding(
+    victims: list[Request], edge: list[Request], size: int, kept: int, unit: Unit | None
+) -> list[str]:
+    """How the prompts come to 0 tokens; `edge` are those of which only a lookup makes 0."""
+    evidence = []
+    short = len(victims) - len(edge)
+    where = unit.where if unit else "a block"
+    if short:
+        some = f"{count(short)} of them {'is' if short == 1 else 'are'}" if edge else "all of them are"
+        which = "it is" if len(victims) == 1 else some
+        evidence.append(f"{which} rounded down to nothing: the unit is {size} tokens ({where})")
+    if edge:
+        n, stored = edge[0].prompt, max(0, edge[0].prompt - kept) // size * size
+        evidence.append(
+            f"{plural(len(edge), 'prompt')} of {count(n)} tokens: a store would round that to {stored} and "
+            f"have a unique key (unit {size}, {where}); the lookup rounds further down, to 0 as floor(({n} "
+            f"- {kept + 1}) / {size}) x {size} does, and asks for the empty key"
+        )
+    return evidence

@@ -20,13 +20,14 @@ CAUSE = Cause(
     seen_as="Prefill chunks of a request against the store entries in its steps.",
     remedy=(
         "Offer later chunks too: in build_connector_meta, scheduled_cached_reqs of prompts still in "
-        "prefill. Until then raise --max-num-batched-tokens above the longest prompt."
+        "prefill. Until then raise --max-num-batched-tokens above the longest prompt: longer steps, and "
+        "more memory for activations, in the whole engine."
     ),
 )
 
 
 def _left_after_first(case: Case, request: Request) -> bool:
-    """Whether later chunks hold something that the connector's unit allows and nobody stored yet."""
+    """Whether later chunks hold something that the connector's unit allows and that is not stored yet."""
     unit = case.units.get(request.engine)
     wanted = unit.aligned(request.prompt) if unit else request.prompt
     return wanted > max(request.first_end, held(case, request))
@@ -44,11 +45,10 @@ CLAIMS: dict[Turn, Claim] = {Turn.REQUEST: claim}
 
 
 def rule(case: Case) -> Results:
-    assigned = case.assigned.get(CAUSE.id)
-    if assigned is not None:
-        rows = sorted(
-            (case.requests[row] for row in assigned.requests), key=lambda r: -assigned.requests[r.row]
-        )
+    rows = case.affected(CAUSE)
+    if rows:
+        lost = case.assigned[CAUSE.id].requests
+        rows.sort(key=lambda r: -lost[r.row])
         engine = case.engines[rows[0].engine]
         chunked = [r for r in case.of_engine(engine.tag) if r.chunks >= 2]
         name = engine.connector.cls if engine.connector else "The connector"

@@ -16,10 +16,11 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning="The step replayed a FULL CUDA graph: no Python hook runs in it.",
-    seen_as="Graph mode FULL in the step, and no op body.",
+    seen_as="Graph mode FULL in the step, and the attention op of the layer did not run in Python.",
     remedy=(
-        'Set --compilation-config \'{"cudagraph_mode": "PIECEWISE"}\', or override '
-        "requires_piecewise_for_cudagraph (from 0.17.1) in the connector."
+        "Override requires_piecewise_for_cudagraph in the connector (from vLLM 0.17.1). Or set "
+        '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\' for the whole engine, which makes '
+        "decode steps slower."
     ),
     live=False,
     save_ends=(SaveEnd.GRAPH_REPLAY,),
@@ -39,7 +40,7 @@ def rule(case: Case) -> Results:
             evidence=[
                 f"graph mode FULL in {count(full)} of {count(total)} worker-steps ({percent(full, total)})"
             ],
-            events=case.events(CAUSE, "a store entry, graph mode FULL, no op body in the step"),
+            events=case.events(CAUSE, "a store entry, graph mode FULL, no attention op in the step"),
             headline="steps replayed FULL CUDA graphs, in which no hook runs",
         )
         return
@@ -54,9 +55,7 @@ def rule(case: Case) -> Results:
         yield CAUSE.ruled_out(f"graph mode NONE in {count(steps)}/{count(steps)} steps{note}")
     elif seen.get(2, 0) == 0 and ran.eligible and ran.ran == ran.eligible:
         size = f" ({product(run)})" if product(run) else ""
-        yield CAUSE.ruled_out(
-            f"op body ran in {count(ran.ran)}/{count(ran.eligible)} layer-steps{size}, never FULL"
-        )
+        yield CAUSE.ruled_out(f"{ran.share}{size}, never FULL")
     elif seen.get(2, 0):
         yield CAUSE.ruled_out(
             f"FULL graphs in {count(seen[2])} of {count(total)} worker-steps, none with a store entry",

@@ -16,7 +16,7 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="A connector hook raised.",
     seen_as="The exception's type, message and place.",
-    remedy="Mend the connector at the place named here.",
+    remedy="Fix the connector at the place named here.",
     save_ends=(SaveEnd.RAISED,),
 )
 _AT_START = ("register_kv_caches", "register_cross_layers_kv_cache", "__init__")

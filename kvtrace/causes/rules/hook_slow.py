@@ -19,7 +19,7 @@ CAUSE = Cause(
     seen_as=(
         "Host time of the hook, by rank: a quarter of execute_model or more, and at least 1 s in the run."
     ),
-    remedy="Move the work off the step.",
+    remedy="Move the work out of the step, to a separate thread or stream.",
     timed=True,
 )
 _HOOKS = tuple(hook for hook in (*STEP_HOOKS, *LAYER_HOOKS) if hook != "wait_for_save")
@@ -40,7 +40,7 @@ def rule(case: Case) -> Results:
                 for name, w, p in slow[:4]
             ],
             remedy=[
-                "move the work off the step (a thread, a stream of its own): a step here would take "
+                "move the work out of the step, to a separate thread or stream: a step here would take "
                 f"{rest} instead of {per_step(worker, worker.exec_ns)}"
             ],
         )

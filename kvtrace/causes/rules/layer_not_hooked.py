@@ -19,7 +19,7 @@ CAUSE = Cause(
         "The layer owns KV, but its forward passes no connector hook (custom attention, indexer, Mamba and "
         "linear attention, some fused ops)."
     ),
-    seen_as="KV-owning layers less the layers whose hooks ever fired.",
+    seen_as="Layers that own KV and whose hooks never fired.",
     remedy="This model needs a connector that takes the KV in wait_for_save from the registered caches.",
     save_ends=(SaveEnd.NO_HOOK,),
 )
@@ -35,14 +35,14 @@ def rule(case: Case) -> Results:
             continue
         rows = hooks[(hooks["engine"] == worker.engine) & (hooks["pid"] == worker.pid)]
         # In a step in which a hook raised, the layers after it never ran.
-        whole = worker.steps - int(rows["raised"].sum())
-        if whole <= 0:
+        steps = worker.steps - int(rows["raised"].sum())
+        if steps <= 0:
             continue
         fired = {row.layer: int(row.fired) for row in rows.itertuples() if row.layer in set(worker.kv_layers)}
         owning += len(worker.kv_layers)
         if any(fired.values()):
             silent += [layer for layer in worker.kv_layers if not fired.get(layer)]
-    if not case.affected(CAUSE) and "metadata-cleared-early" in case.assigned:
+    if not case.affected(CAUSE) and SaveEnd.CLEARED in case.ends:
         return  # these layers have their hooks: the metadata was gone when they ran
     if case.affected(CAUSE) or silent:
         layers = listed(dict.fromkeys(silent)) if silent else "layers without a hook"

@@ -7,7 +7,6 @@ from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.load_model import NOT_LOADED
 from kvtrace.terms import FAULT
 from kvtrace.words import of_all, plural
 
@@ -24,9 +23,9 @@ CAUSE = Cause(
         "layer by layer (this last one is not yet seen live)."
     ),
     remedy=(
-        "A layer past vLLM's attention op needs a connector that loads all layers in start_load_kv. With "
-        "graphs: cudagraph_mode PIECEWISE, and requires_piecewise_for_cudagraph overridden in a connector "
-        "that loads layer by layer (from 0.17.1)."
+        "Load all layers in start_load_kv where a layer does not pass vLLM's attention op. With graphs, "
+        "override requires_piecewise_for_cudagraph in a connector that loads layer by layer (from vLLM "
+        "0.17.1); or set cudagraph_mode to PIECEWISE for the whole engine, which makes decode steps slower."
     ),
     load_ends=(LoadEnd.USED_BEFORE,),
 )
@@ -34,16 +33,16 @@ CAUSE = Cause(
 
 def rule(case: Case) -> Results:
     sync = [row for row in loads.accepted(case) if not row.asynchronous]
-    mine = loads.not_loaded(case, CAUSE.id)
-    if mine:
-        tokens = sum(loads.tokens_of(case, row, NOT_LOADED + CAUSE.id) for row in mine)
+    early = loads.affected(case, CAUSE)
+    if early:
         yield loads.finding(
-            case, CAUSE, NOT_LOADED + CAUSE.id,
-            f"Attention ran over {plural(tokens, 'token')} before their KV was waited for "
-            f"({of_all(len(mine), len(sync), 'load')}).",
-            evidence=loads.seen(mine, CAUSE.id),
+            case,
+            CAUSE,
+            f"Attention ran over {plural(loads.tokens(case, early, CAUSE), 'token')} before their KV was "
+            f"waited for ({of_all(len(early), len(sync), 'load')}).",
+            evidence=loads.reasons_and_places(early, CAUSE),
             headline="attention ran before the loaded KV was there",
-        )  # fmt: skip
+        )
     elif sync:
         yield CAUSE.ruled_out(
             f"in the steps of {plural(len(sync), 'load')} no attention body began before its load hook",

@@ -7,7 +7,6 @@ from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.load_model import NOT_LOADED
 from kvtrace.terms import FAULT
 from kvtrace.versions import since
 from kvtrace.words import of_all, plural
@@ -23,7 +22,7 @@ CAUSE = Cause(
         "wait_for_layer_load. Blocks are counted, at most up to what was accepted."
     ),
     remedy=(
-        "Mend what the connector's log names. kv_load_failure_policy says what becomes of the request: "
+        "Fix what the connector's log names. kv_load_failure_policy sets what happens to the request: "
         '"recompute" computes the tokens, "fail" ends it (from vLLM 0.13).'
     ),
     versions=f"{since('0.11.1')} (reported blocks; raised: all)",
@@ -34,26 +33,29 @@ _HOOKS = ("start_load_kv", "wait_for_layer_load")
 
 def rule(case: Case) -> Results:
     accepted = loads.accepted(case)
-    mine = loads.not_loaded(case, CAUSE.id)
-    if not mine:
+    failed = loads.affected(case, CAUSE)
+    if not failed:
         if accepted:
-            of = plural(len(accepted), "load")
-            yield CAUSE.ruled_out(f"no block was reported as not loaded, and no load hook raised ({of})")
+            yield CAUSE.ruled_out(
+                "no block was reported as not loaded, and no load hook raised "
+                f"({plural(len(accepted), 'load')})"
+            )
         return
-    tokens = sum(loads.tokens_of(case, row, NOT_LOADED + CAUSE.id) for row in mine)
-    evidence = loads.reasons(mine, CAUSE.id)
+    tokens = loads.tokens(case, failed, CAUSE)
+    evidence = loads.reasons(failed, CAUSE)
     evidence += [
         f"{e.hook}: {e.type}: {e.message} (at {e.where})" for e in case.run.exceptions if e.hook in _HOOKS
     ][:2]
     after: dict[str, int] = {}
-    for row in mine:
+    for row in failed:
         status = case.requests[row.request].status or "no end in the trace"
         after[status] = after.get(status, 0) + 1
     evidence.append("how these requests ended: " + ", ".join(f"{status} {n}" for status, n in after.items()))
     yield loads.finding(
-        case, CAUSE, NOT_LOADED + CAUSE.id,
-        f"Loading failed for {plural(tokens, 'token')} of {of_all(len(mine), len(accepted), 'load')}: the "
-        "connector said so, or its hook raised.",
+        case,
+        CAUSE,
+        f"Loading failed for {plural(tokens, 'token')} of {of_all(len(failed), len(accepted), 'load')}: "
+        "the connector reported it, or its hook raised.",
         evidence=evidence,
-        headline=f"loading failed for {plural(len(mine), 'request')}",
-    )  # fmt: skip
+        headline=f"loading failed for {plural(len(failed), 'request')}",
+    )

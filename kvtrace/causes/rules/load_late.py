@@ -27,8 +27,8 @@ CAUSE = Cause(
     remedy="Load asynchronously, or answer a lookup with a hit only where loading is faster than computing.",
     timed=True,
 )
-WORTH_A_WORD_NS = 100_000_000
-"""A median wait below this is not worth a word."""
+LEAST_WAIT_NS = 100_000_000
+"""A median wait below this is not reported."""
 _STEPS = 5
 """Nor is one of a few steps: a load that ends at once is seen ended a step later at the earliest."""
 _TIMES = 2
@@ -42,7 +42,7 @@ def rule(case: Case) -> Results:
     middle = median(row.waited_ns for row in rows)
     compute = sum(row.accepted * _ns_per_token(case, row) for row in rows)
     waited = sum(row.waited_ns for row in rows)
-    least = max(WORTH_A_WORD_NS, _STEPS * _ns_per_step(case))
+    least = max(LEAST_WAIT_NS, _STEPS * _ns_per_step(case))
     if middle < least or compute <= 0 or waited < _TIMES * compute:
         return
     loaded = sum(row.accepted for row in rows)
@@ -76,8 +76,8 @@ def _ns_per_token(case: Case, row: LoadOf) -> float:
     engine = case.engines[row.engine]
     spent = max((worker.exec_ns for worker in engine.workers), default=0)
     computed = sum(r.computed - r.local - r.external for r in case.of_engine(engine.tag))
-    # Time in the connector's hooks is not the computing's.
+    # Time in the connector's hooks is not spent computing.
     hooks = case.run.timing
-    theirs = hooks[hooks["hook"].isin(_HOOKS)]["total_ns"].sum()
-    share = float(theirs) / max(1, len(case.run.workers()))
+    in_hooks = hooks[hooks["hook"].isin(_HOOKS)]["total_ns"].sum()
+    share = float(in_hooks) / max(1, len(case.run.workers()))
     return max(0.0, spent - share) / computed if computed > 0 else 0.0

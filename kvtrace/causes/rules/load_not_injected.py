@@ -7,7 +7,6 @@ from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.load_model import NOT_LOADED
 from kvtrace.terms import FAULT
 from kvtrace.words import count, of_all, plural
 
@@ -18,11 +17,11 @@ CAUSE = Cause(
     ledger=LOADS,
     meaning=(
         "Accepted, and no layer was written: attention ran over KV that was not there. The answer is "
-        "wrong, without a word."
+        "wrong, and no error says so."
     ),
     seen_as=(
         "A step with loads in which the watched load hooks wrote 0 slots, and either wrote in other steps "
-        "or logged or swallowed why not; or a worker in which start_load_kv was not called or has no "
+        "or logged or swallowed the reason; or a worker in which start_load_kv was not called or has no "
         "connector. Hooks that leave the writing to threads or native code are not judged."
     ),
     remedy=(
@@ -36,16 +35,17 @@ CAUSE = Cause(
 
 def rule(case: Case) -> Results:
     accepted = loads.accepted(case)
-    mine = loads.not_loaded(case, CAUSE.id)
-    if mine:
-        tokens = sum(loads.tokens_of(case, row, NOT_LOADED + CAUSE.id) for row in mine)
+    lost = loads.affected(case, CAUSE)
+    if lost:
+        tokens = loads.tokens(case, lost, CAUSE)
         yield loads.finding(
-            case, CAUSE, NOT_LOADED + CAUSE.id,
+            case,
+            CAUSE,
             f"{plural(tokens, 'token')} accepted from the connector never reached the layers "
-            f"({of_all(len(mine), len(accepted), 'load')}): attention ran over KV that was not there.",
-            evidence=loads.seen(mine, CAUSE.id),
+            f"({of_all(len(lost), len(accepted), 'load')}): attention ran over KV that was not there.",
+            evidence=loads.reasons_and_places(lost, CAUSE),
             headline=f"{plural(tokens, 'accepted token')} never written into the layers",
-        )  # fmt: skip
+        )
         return
     measured = [row for row in accepted if row.measured]
     if measured:

@@ -29,8 +29,8 @@ def rule(case: Case) -> Results:
     if not known or not case.requests:
         return
     base = case.run.base
-    mine = base[base["account"] == LOCAL_HIT]
-    reused = sum(row.amount / max(1, case.engines[row.engine].pairs) for row in rows(mine))
+    reuse = base[base["account"] == LOCAL_HIT]
+    reused = sum(row.amount / max(1, case.engines[row.engine].pairs) for row in rows(reuse))
     if any(engine.facts.prefix_caching for engine in known):
         share = percent(reused, case.total_tokens)
         yield CAUSE.ruled_out(

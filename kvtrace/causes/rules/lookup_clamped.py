@@ -17,7 +17,6 @@ from kvtrace.ledger.load_model import (
     SUB_BLOCK,
     LoadOf,
 )
-from kvtrace.ledger.model import CLAMPED
 from kvtrace.terms import LIMIT, NOTE
 from kvtrace.words import count, plural
 
@@ -34,30 +33,29 @@ CAUSE = Cause(
     remedy="Depends on the reason, which the finding names where the trace shows it.",
     load_ends=(LoadEnd.CLAMPED,),
 )
-_ACCOUNT = CLAMPED + CAUSE.id
 
 _WHY = {
     SKIPS_CACHE: "took none of an offer, as vLLM does for requests that must not read cached prefixes "
     "(prompt_logprobs, skip_reading_prefix_cache)",
     FULL_HIT: "kept back the last token of a whole prompt: it is computed again for its logits",
     ROUNDED: "rounded down to a whole block",
-    SUB_BLOCK: "took nothing: the offer ends within a block of which the GPU has more",
+    SUB_BLOCK: "took nothing: the offer ends inside a block, and the GPU's own prefix cache reaches further",
     NO_BLOCKS: "found no free KV blocks for the request until it left",
 }
 _REMEDY = {
-    SKIPS_CACHE: "Leave prompt_logprobs away where the store shall be used: these requests need the logits "
+    SKIPS_CACHE: "Do not set prompt_logprobs where the store should be used: these requests need the logits "
     "of every prompt token, so all of them are computed.",
     FULL_HIT: "Nothing to do: one token of a prompt is always computed.",
     ROUNDED: "Offer whole blocks.",
-    SUB_BLOCK: "Nothing to do: the GPU's own prefix cache reaches deeper.",
-    NO_BLOCKS: "Give the KV cache more memory (--gpu-memory-utilization, --kv-cache-memory-bytes) or run "
-    "fewer sequences at once (--max-num-seqs).",
+    SUB_BLOCK: "Nothing to do: the GPU's own prefix cache reaches further.",
+    NO_BLOCKS: "Give the KV cache more memory (--gpu-memory-utilization, --kv-cache-memory-bytes), or run "
+    "fewer sequences at once (--max-num-seqs), which lowers throughput.",
 }
 
 
 def rule(case: Case) -> Results:
-    mine = loads.with_account(case, _ACCOUNT)
-    if not mine:
+    left = loads.affected(case, CAUSE)
+    if not left:
         offered = [row for row in case.run.load_rows if row.offered]
         if offered:
             took = count(sum(row.offered for row in offered))
@@ -66,16 +64,16 @@ def rule(case: Case) -> Results:
             )
         return
     by_reason: dict[str, list[LoadOf]] = defaultdict(list)
-    for row in mine:
+    for row in left:
         by_reason[row.clamp].append(row)
-    offered_tokens = sum(row.offered for row in mine)
-    tokens = sum(loads.tokens_of(case, row, _ACCOUNT) for row in mine)
+    offered_tokens = sum(row.offered for row in left)
+    tokens = loads.tokens(case, left, CAUSE)
     evidence = []
     for reason, rows in sorted(by_reason.items(), key=lambda item: -len(item[1])):
-        lost = sum(loads.tokens_of(case, row, _ACCOUNT) for row in rows)
+        lost = loads.tokens(case, rows, CAUSE)
         why = _WHY.get(reason, "took fewer than offered; the trace does not say why")
         evidence.append(f"{plural(len(rows), 'request')}, {plural(lost, 'token')}: {why}")
-    first = max(mine, key=lambda row: row.accounts[_ACCOUNT])
+    first = max(left, key=lambda row: loads.lost_by(row, CAUSE))
     evidence.append(
         f"{first.id}: offered {count(first.offered)}, accepted {count(first.accepted)} of "
         f"{count(first.prompt)} prompt tokens ({count(first.local)} local)"
@@ -83,12 +81,13 @@ def rule(case: Case) -> Results:
     harmless = set(by_reason) <= {FULL_HIT, SUB_BLOCK}
     more: dict[str, object] = {"severity": NOTE} if harmless else {}
     yield loads.finding(
-        case, CAUSE, _ACCOUNT,
+        case,
+        CAUSE,
         f"The scheduler left {count(tokens)} of {plural(offered_tokens, 'token')} that the connector "
-        f"offered ({plural(len(mine), 'request')}).",
+        f"offered ({plural(len(left), 'request')}).",
         evidence=evidence,
         remedy=[_REMEDY[reason] for reason in by_reason if reason in _REMEDY]
         or ["Compare the lookup and update_state_after_alloc of the requests named here."],
         headline=f"{plural(tokens, 'offered token')} not taken by the scheduler",
         **more,
-    )  # fmt: skip
+    )

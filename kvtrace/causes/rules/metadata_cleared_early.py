@@ -35,12 +35,12 @@ def rule(case: Case) -> Results:
         lost = plural(len(case.affected(CAUSE)), "request")
         yield case.finding(
             CAUSE,
-            f"Layers ran after clear_connector_metadata in the same step (a draft model's): {lost} lost "
-            "them.",
+            "Layers (of a draft model) ran after clear_connector_metadata in the same step, so their KV "
+            f"was not saved: {lost}.",
             evidence=[
                 f"{count(skipped(case.run, 'NO_CONNECTOR_METADATA'))} attention calls of real steps found "
-                "no metadata; it had been bound in these steps, other layers saved, and it was cleared "
-                "before"
+                "no metadata; it had been bound in these steps and other layers were saved, but it was "
+                "cleared before these layers ran"
             ],
             events=case.events(CAUSE, "a store entry, and the layer ran after the metadata was cleared"),
             headline="the metadata was cleared before the last layers ran",

@@ -36,10 +36,9 @@ CLAIMS: dict[Turn, Claim] = {Turn.REST: claim}
 
 
 def rule(case: Case) -> Results:
-    assigned = case.assigned.get(CAUSE.id)
-    if assigned is None:
+    rows = case.affected(CAUSE)
+    if not rows:
         return
-    rows = [case.requests[row] for row in assigned.requests]
     engine = case.engines[rows[0].engine]
     name = engine.connector.cls if engine.connector else "The connector"
     of_engine = case.of_engine(engine.tag)
@@ -59,18 +58,18 @@ def rule(case: Case) -> Results:
     ]
     off = _switched_off(engine) if not stored else []
     if off:
-        evidence.append(f"given as off in kv_connector_extra_config: {listed(off)}; one may be the reason")
+        evidence.append(f"switched off in kv_connector_extra_config: {listed(off)}; this may be the reason")
     yield case.finding(
         CAUSE,
-        f"{name} put {affected} (or a part of them) into no step's metadata, for a reason of its own.",
+        f"{name} put {affected} (or a part of them) into no step's metadata, and kvtrace does not know why.",
         evidence=evidence,
         events=case.events(CAUSE),
-        headline=f"the connector gave {affected} no store (or for a part only), for a reason of its own",
+        headline=f"the connector put {affected} (or a part of them) into no step's metadata",
     )
 
 
 def _switched_off(engine: Engine) -> list[str]:
-    """Options of the connector's own that say no."""
+    """Options of the connector that are off."""
     off = ("false", "off", "none", "never", "disabled")
     return [
         f"{key} = {str(value).lower()}" for key, value in engine.extra.items() if str(value).lower() in off

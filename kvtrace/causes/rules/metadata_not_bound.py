@@ -17,8 +17,8 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning=(
-        "The forward ran while the connector had no metadata bound: vLLM then leaves the layer hooks out, "
-        "without a word. Dummy, profile and warm-up runs are no fault and do not count."
+        "The forward ran while the connector had no metadata bound: vLLM then skips the layer hooks "
+        "silently. Dummy, profile and warm-up runs do not count."
     ),
     seen_as="has_connector_metadata() is false at the attention op in a real step.",
     remedy=(
@@ -35,8 +35,8 @@ def rule(case: Case) -> Results:
     unbound = skipped(run, "NO_CONNECTOR_METADATA")
     hooked = skipped(run, "HOOKED")
     steps, bound, _, _ = calls(run, "bind_connector_metadata")
-    # Cleared too early is a cause of its own: the metadata was bound, and the same calls show it.
-    if case.affected(CAUSE) or (unbound and "metadata-cleared-early" not in case.assigned):
+    # The same calls show metadata that was bound and then cleared too early, which is another cause.
+    if case.affected(CAUSE) or (unbound and SaveEnd.CLEARED not in case.ends):
         overriding = sorted(
             {
                 f"{c.cls}.{name}"
@@ -53,10 +53,10 @@ def rule(case: Case) -> Results:
             evidence.append(
                 f"overridden by the connector: {', '.join(overriding)} (is super() called there?)"
             )
-        lost = len(case.affected(CAUSE)) if case.affected(CAUSE) else 0
+        lost = len(case.affected(CAUSE))
         yield case.finding(
             CAUSE,
-            "The forward ran without the connector's metadata, so vLLM left its layer hooks out in silence"
+            "The forward ran without the connector's metadata, so vLLM skipped its layer hooks silently"
             + (f": {plural(lost, 'request')} with a store entry lost it." if lost else "."),
             evidence=evidence,
             events=case.events(CAUSE, "a store entry in the metadata, and none bound on the worker"),

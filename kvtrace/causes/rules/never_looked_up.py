@@ -7,7 +7,6 @@ from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.model import MISSED
 from kvtrace.terms import LIMIT
 from kvtrace.words import count, of_all, plural
 
@@ -21,7 +20,7 @@ CAUSE = Cause(
     remedy=(
         "vLLM's own scheduler asks for every new request, also for those that may not load "
         "(prompt_logprobs, skip_reading_prefix_cache): look at the scheduler class (--scheduler-cls) of "
-        "this engine, and at connectors inside another one, which are asked by that one."
+        "this engine. A connector inside another one is asked by that one: look there too."
     ),
     load_ends=(LoadEnd.NEVER_ASKED,),
 )
@@ -31,22 +30,23 @@ def rule(case: Case) -> Results:
     rows = case.run.load_rows
     if not rows:
         return
-    mine = loads.with_account(case, MISSED + CAUSE.id)
-    if mine:
-        known = {case.engines[row.engine].facts.scheduler for row in mine} - {None}
-        evidence = [
-            "no call of get_num_new_matched_tokens for them, though their prompts were computed",
-        ]
+    lost = loads.affected(case, CAUSE)
+    if lost:
+        evidence = ["no call of get_num_new_matched_tokens for them, though their prompts were computed"]
+        known = {case.engines[row.engine].facts.scheduler for row in lost} - {None}
         if known:
             evidence.append(f"scheduler: {', '.join(sorted(filter(None, known)))}")
-        tokens = sum(loads.tokens_of(case, row, MISSED + CAUSE.id) for row in mine)
+        tokens = loads.tokens(case, lost, CAUSE)
         yield loads.finding(
-            case, CAUSE, MISSED + CAUSE.id,
-            f"The scheduler never asked the connector for {of_all(len(mine), len(rows), 'request')}: "
+            case,
+            CAUSE,
+            f"The scheduler never asked the connector for {of_all(len(lost), len(rows), 'request')}: "
             f"{plural(tokens, 'prompt token')} computed without a lookup.",
             evidence=evidence,
-            headline=f"{plural(len(mine), 'request')} never looked up in the connector",
-        )  # fmt: skip
+            headline=f"{plural(len(lost), 'request')} never looked up in the connector",
+        )
         return
-    yield CAUSE.ruled_out(f"the connector was asked for {of_all(len(rows), len(rows), 'request')}"
-                   f" ({count(sum(row.prompt for row in rows))} prompt tokens)")  # fmt: skip
+    yield CAUSE.ruled_out(
+        f"the connector was asked for {of_all(len(rows), len(rows), 'request')} "
+        f"({count(sum(row.prompt for row in rows))} prompt tokens)"
+    )

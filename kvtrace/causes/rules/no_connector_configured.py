@@ -17,7 +17,7 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning="The engine has no kv_transfer_config: nothing can be saved or loaded.",
-    seen_as="The engine's configuration as its scheduler was made.",
+    seen_as="The engine's configuration when its scheduler was created.",
     remedy=(
         'Give the engine a connector: --kv-transfer-config \'{"kv_connector": "...", "kv_role": "kv_both"}\'.'
     ),
@@ -45,8 +45,8 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{which} no KV connector: kv_transfer_config is not set, so nothing can be saved or loaded.",
             evidence=[
-                f"kv_transfer_config is None in the {listed(e.process for e in without)}, seen as its "
-                f"scheduler was made; {plural(sum(e.requests for e in without), 'request')}, no lookup"
+                f"kv_transfer_config is None in the {listed(e.process for e in without)}, seen when its "
+                f"scheduler was created; {plural(sum(e.requests for e in without), 'request')}, no lookup"
             ],
             events=case.events(CAUSE),
             headline="this engine has no KV connector",

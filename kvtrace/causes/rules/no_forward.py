@@ -15,8 +15,7 @@ CAUSE = Cause(
     severity=LIMIT,
     ledger=SAVES,
     meaning=(
-        "The step had nothing to compute, so no layer hook ran; what its metadata asked for was not stored "
-        "there."
+        "The step had nothing to compute, so no layer hook ran; the stores in its metadata were not done."
     ),
     seen_as="A store entry in a step without tokens.",
     remedy="Store in wait_for_save or get_finished what must also be stored without a forward.",
@@ -29,8 +28,8 @@ def rule(case: Case) -> Results:
         idle = sum(worker.no_forward_steps for worker in case.run.workers())
         yield case.finding(
             CAUSE,
-            "Store entries stood in steps without a token to compute: no layer hook runs there.",
+            "Store entries were in steps with nothing to compute, where no layer hook runs.",
             evidence=[f"{count(idle)} worker-steps had nothing to compute"],
             events=case.events(CAUSE, "a store entry in a step without forward"),
-            headline="stores stood in steps without a forward",
+            headline="store entries were in steps without a forward",
         )

@@ -25,8 +25,9 @@ CAUSE = Cause(
         "preempted and were offered in full."
     ),
     remedy=(
-        "Treat resumed requests like new ones in build_connector_meta; or fewer sequences at once "
-        "(--max-num-seqs) or more KV cache memory."
+        "Treat resumed requests like new ones in build_connector_meta. Or avoid preemption in the whole "
+        "engine: more KV cache memory, or fewer sequences at once (--max-num-seqs), which lowers "
+        "throughput."
     ),
 )
 
@@ -47,7 +48,7 @@ def rule(case: Case) -> Results:
     if not rows:
         if preempted:
             yield CAUSE.ruled_out(
-                f"{plural(len(preempted), 'request')} preempted; what they computed was offered all the same",
+                f"{plural(len(preempted), 'request')} preempted; what they had computed was still offered",
             )
         elif case.requests:
             yield CAUSE.ruled_out(f"no preemption of {plural(len(case.requests), 'request')}")
@@ -65,13 +66,17 @@ def rule(case: Case) -> Results:
             f"at most {engine.facts.max_num_seqs or 0} sequences at once (--max-num-seqs)",
         ],
         events=[
-            Event(r.id, r.preempt_step, f"preempted in step {r.preempt_step & STEP_MASK} with "
-                  f"{count(r.prompt)} prompt tokens")
+            Event(
+                r.id,
+                r.preempt_step,
+                f"preempted in step {r.preempt_step & STEP_MASK} with {count(r.prompt)} prompt tokens",
+            )
             for r in rows[:3]
         ],
         headline=f"{plural(len(rows), 'request')} lost tokens to preemption",
         remedy=[
             "in the connector: treat resumed requests (scheduled_cached_reqs.resumed_req_ids) like new ones",
-            "or avoid preemption: more KV cache memory, or fewer sequences at once (--max-num-seqs)",
+            "or avoid preemption in the whole engine: more KV cache memory, or fewer sequences at once "
+            "(--max-num-seqs), which lowers throughput",
         ],
-    )  # fmt: skip
+    )

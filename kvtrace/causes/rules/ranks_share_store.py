@@ -19,7 +19,7 @@ CAUSE = Cause(
     ),
     seen_as=(
         "The same file written by different ranks for the same layer in one step (watched calls). The rank "
-        "that wrote last counts as saved. KV that every rank holds alike (MLA) is no loss."
+        "that wrote last counts as saved. KV that is the same on every rank (MLA) is no loss."
     ),
     remedy="Put the rank into the key (ExampleConnector does not: use it with TP 1 only).",
     save_ends=(SaveEnd.OVERWRITTEN_BY_RANK,),
@@ -43,7 +43,8 @@ def rule(case: Case) -> Results:
                 "counts as saved",
                 f"{count(trust.measured)} of {plural(trust.calls, 'store call')} were measured"
                 + (
-                    f"; the {count(trust.unknown)} others are not observed: nobody knows who won there"
+                    f"; the {count(trust.unknown)} others are not observed: which rank wrote last there is "
+                    "unknown"
                     if trust.unknown
                     else ""
                 ),

@@ -18,7 +18,7 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="Under this role the connector only reads: kv_consumer, or a rank that it leaves out.",
     seen_as="kv_role, and no store entry in any metadata of the run.",
-    remedy='If this engine shall save, set "kv_role" to "kv_both" or "kv_producer".',
+    remedy='If this engine should save, set "kv_role" to "kv_both" or "kv_producer".',
     about_calls=False,
 )
 
@@ -52,6 +52,6 @@ def rule(case: Case) -> Results:
     configured = [engine for engine in case.run.engines if engine.configured]
     roles = [str(engine.role) for engine in configured]
     if any(engine.store_entries for engine in configured):
-        yield CAUSE.ruled_out(f"kv_role is {listed(roles)}, and store entries were made")
+        yield CAUSE.ruled_out(f"kv_role is {listed(roles)}, and the metadata holds store entries")
     elif configured and "kv_consumer" not in roles:
         yield CAUSE.ruled_out(f"kv_role is {listed(roles)}")

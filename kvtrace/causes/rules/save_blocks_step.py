@@ -14,7 +14,7 @@ CAUSE = Cause(
     stage=Stage.COMPLETION,
     severity=NOTE,
     ledger=None,
-    meaning="Not lost but slow: wait_for_save takes a large share of the step.",
+    meaning="Nothing is lost, but wait_for_save takes a large share of the step.",
     seen_as="Host time of wait_for_save: a quarter of execute_model or more, and at least 1 s in the run.",
     remedy="Save asynchronously, or fewer tokens at once.",
     timed=True,
@@ -37,8 +37,8 @@ def rule(case: Case) -> Results:
                 for w, p in slow[:4]
             ],
             remedy=[
-                "hand the copy to a thread or a stream of its own and report it in get_finished: a step "
-                f"here would take {rest} instead of {per_step(worker, worker.exec_ns)}"
+                "move the copy to a separate thread or stream and report it in get_finished: a step here "
+                f"would take {rest} instead of {per_step(worker, worker.exec_ns)}"
             ],
         )
         return

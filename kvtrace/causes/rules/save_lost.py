@@ -15,18 +15,18 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning=(
-        "Handed over, and then overwritten or dropped inside the connector: prompts with different tokens "
-        "share one key, or an asynchronous save failed."
+        "Saved, and then overwritten or dropped inside the connector: prompts with different tokens share "
+        "one key, or an asynchronous save failed."
     ),
     seen_as=(
-        "A file that was written for one prompt is written anew, as the only file of a watched call and "
-        "with as many bytes a slot, for a prompt that has not even the first block in common with it "
-        "(salted prefix digests). Or a save that the connector itself reports as failed. What a connector "
-        "loses in other ways is not visible."
+        "A file that was written for one prompt is written again, as the only file of a watched call and "
+        "with as many bytes a slot, for a prompt that does not even share its first block (salted prefix "
+        "digests). Or a save that the connector itself reports as failed. What a connector loses in other "
+        "ways is not visible."
     ),
     remedy=(
-        "Make the key of all tokens up to the end of what is stored (and of the model, the layer and the "
-        "rank); if saves failed, look at the connector's queue."
+        "Build the key from all tokens up to the end of what is stored, and from the model, the layer and "
+        "the rank. If saves failed, look at the connector's queue."
     ),
     save_ends=(SaveEnd.OVERWRITTEN,),
 )
@@ -41,12 +41,12 @@ def rule(case: Case) -> Results:
             CAUSE,
             "Different prompts are stored under one key: the later one overwrites the earlier one's KV.",
             evidence=[
-                f"{plural(trust.overwritten_calls, 'time')} the file of one prompt was written anew for a "
-                "prompt that has not even its first block in common with it (sampled calls only)",
+                f"{plural(trust.overwritten_calls, 'time')} the file of one prompt was written again for a "
+                "prompt that does not even share its first block (sampled calls only)",
                 "a later load of the first prompt's key gives the KV of the other",
             ],
             events=[
-                Event(request, step, f"its file was written anew for {other}", layer=layer)
+                Event(request, step, f"its file was written again for {other}", layer=layer)
                 for request, other, step, layer in trust.overwritten[:3]
             ],
             headline=f"{plural(len(old), 'request')} lost their KV to another prompt with the same key",

@@ -40,7 +40,7 @@ def rule(case: Case) -> Results:
         if partly:
             evidence.append(
                 f"{count(len(partly))} of them finished on some ranks only: rank "
-                f"{listed(map(str, missing))} said nothing"
+                f"{listed(map(str, missing))} did not report"
             )
         evidence.append("their blocks stay allocated: they are missing from the KV cache from then on")
         where = f" (rank {listed(map(str, missing))})" if partly else ""
@@ -49,9 +49,12 @@ def rule(case: Case) -> Results:
             f"{plural(len(never), 'asynchronous save')} never finished{where}.",
             evidence=evidence,
             events=[
-                Event(case.requests[save.request].id, case.requests[save.request].last_step,
-                      "blocks kept for an asynchronous save, and no word of its end",
-                      rank=save.missing[0] if save.reported and save.missing else None)
+                Event(
+                    case.requests[save.request].id,
+                    case.requests[save.request].last_step,
+                    "blocks kept for an asynchronous save, and no report of its end",
+                    rank=save.missing[0] if save.reported and save.missing else None,
+                )
                 for save in never[:3]
             ],
             headline=f"{plural(len(never), 'asynchronous save')} never finished",
@@ -61,7 +64,7 @@ def rule(case: Case) -> Results:
                 + (f"rank {listed(map(str, missing))} too" if partly else "every rank")
                 + ", also when its transfer failed"
             ],
-        )  # fmt: skip
+        )
         return
     if pending:
         yield CAUSE.not_observed(

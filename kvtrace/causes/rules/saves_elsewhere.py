@@ -13,7 +13,7 @@ CAUSE = Cause(
     stage=Stage.HOOK,
     severity=NOTE,
     ledger=None,
-    meaning="Not a fault: save_kv_layer does nothing in this connector; it saves in wait_for_save or later.",
+    meaning="Not a fault: save_kv_layer does nothing in this connector. It saves in wait_for_save or later.",
     seen_as="The body of save_kv_layer only returns.",
     remedy="Nothing to do.",
 )

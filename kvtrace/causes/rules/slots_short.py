@@ -35,9 +35,8 @@ def rule(case: Case) -> Results:
                 f"{count(trust.short_read)} of {count(trust.short_declared)} slots were read from the KV "
                 f"tensors in {count(trust.short)} of {plural(trust.measured, 'measured store call')}; "
                 f"{count(trust.agreed)} read all of theirs",
-                f"less than a block ({blocks[0] if blocks else 1} slots) an entry is taken for rounding "
-                "and not counted here; where a step stores for several requests, the loss is shared out "
-                "over them",
+                f"less than a block ({blocks[0] if blocks else 1} slots) per entry counts as rounding, not "
+                "as a loss; where a step stores for several requests, the loss is divided among them",
                 *logs_in(case, ("save_kv_layer", "wait_for_save")),
             ],
             events=case.events(CAUSE),

@@ -6,7 +6,7 @@ from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.logs import logs_in
-from kvtrace.causes.model import Results
+from kvtrace.causes.model import Finding, Results
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.terms import FAULT, Stage
@@ -17,7 +17,7 @@ CAUSE = Cause(
     stage=Stage.EFFECT,
     severity=FAULT,
     ledger=SAVES,
-    meaning="The hook ran with a store entry and took 0 slots (it may still write files: empty ones).",
+    meaning="The hook ran with a store entry and read 0 slots. It may still write files: empty ones.",
     seen_as=(
         "0 slots read from the layer's KV tensor in a watched call with slots to store (or whose metadata "
         "leaves it to the worker), and one of these: other calls of this connector were seen to read some; "
@@ -25,7 +25,7 @@ CAUSE = Cause(
         "none could it have happened out of sight (another thread, native code, a memory address, a look "
         "into the store)."
     ),
-    remedy="Look at the connector's slot mapping; in a wrapper, at what it does not hand on.",
+    remedy="Look at the connector's slot mapping; in a wrapper, at which calls it does not pass on.",
     save_ends=(SaveEnd.NOTHING_READ,),
 )
 
@@ -42,57 +42,62 @@ CLAIMS: dict[Turn, Claim] = {Turn.WORKER: claim}
 def rule(case: Case) -> Results:
     trust = case.run.trust
     if case.affected(CAUSE):
-        others = f", {count(trust.agreed)} all that the metadata names" if trust.agreed else ""
-        evidence = []
-        if trust.nothing:
-            evidence.append(
-                f"{count(trust.nothing)} of {plural(trust.measured, 'measured store call')} (one per step, "
-                f"layer and rank) read 0 slots of the KV tensor{others}"
-            )
-        steps = {
-            piece.step
-            for piece, _, _ in case.assigned[CAUSE.id].samples
-            if piece.step in case.engines[piece.engine].watched_steps
-        }
-        if steps:
-            evidence.append(
-                "the metadata of this connector names no request: what it stores is decided on the worker; "
-                f"there the save hooks read 0 slots in {plural(len(steps), 'watched step')}, handed "
-                "nothing to another thread and took no address"
-            )
-        if trust.empty:
-            evidence.append(
-                f"{count(trust.empty)} of them opened a file for writing and put next to nothing into it"
-            )
-        evidence += logs_in(case, ("save_kv_layer", "wait_for_save"))
-        lost = len(case.affected(CAUSE))
-        yield case.finding(
-            CAUSE,
-            (
-                f"The save hook ran with store entries and took no KV slot in {plural(trust.nothing, 'call')}"
-                if trust.nothing
-                else "The save hooks ran and took no KV slot"
-            )
-            + f": {plural(lost, 'request')} lost tokens by it.",
-            evidence=evidence,
-            events=case.events(CAUSE, "a store entry with slots, and none was read from the KV tensor"),
-            headline="the save hook ran with store entries and took no KV slot"
-            if trust.nothing
-            else "the save hooks ran and took no KV slot",
-            remedy=[
-                "look at what save_kv_layer does with an entry: an early return, an empty slot mapping, a "
-                "filter by rank or layer; in a wrapper, whether save_kv_layer and bind_connector_metadata "
-                "are handed on",
-                "no harm where the worker found the key in a store from before this run",
-            ],
-        )
+        yield _finding(case)
     elif trust.blind:
         yield CAUSE.not_observed(
             f"{plural(trust.blind, 'store call')} read nothing that could be seen, and no call of this "
-            "connector ever did: it works where the probe can't look (a thread of its own, native code), "
-            "or stores nothing; look into its store",
+            "connector ever did: it works where kvtrace can't look (in a thread, in native code), or "
+            "stores nothing; look into its store"
         )
     elif trust.agreed:
         yield CAUSE.ruled_out(
             f"{plural(trust.agreed, 'measured store call')} read the slots that the metadata names"
         )
+
+
+def _finding(case: Case) -> Finding:
+    trust = case.run.trust
+    if trust.nothing:
+        headline = "the save hook ran with store entries and read no KV slot"
+        title = f"The save hook ran with store entries and read no KV slot in {plural(trust.nothing, 'call')}"
+    else:
+        headline = "the save hooks ran and read no KV slot"
+        title = "The save hooks ran and read no KV slot"
+    return case.finding(
+        CAUSE,
+        f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
+        evidence=_evidence(case) + logs_in(case, ("save_kv_layer", "wait_for_save")),
+        events=case.events(CAUSE, "a store entry with slots, and none was read from the KV tensor"),
+        headline=headline,
+        remedy=[
+            "look at what save_kv_layer does with an entry: an early return, an empty slot mapping, a "
+            "filter by rank or layer; in a wrapper, whether save_kv_layer and bind_connector_metadata are "
+            "passed on",
+            "nothing to fix where the worker found the key in a store from before this run",
+        ],
+    )
+
+
+def _evidence(case: Case) -> list[str]:
+    trust = case.run.trust
+    evidence = []
+    if trust.nothing:
+        others = f", {count(trust.agreed)} all that the metadata names" if trust.agreed else ""
+        evidence.append(
+            f"{count(trust.nothing)} of {plural(trust.measured, 'measured store call')} (one per step, "
+            f"layer and rank) read 0 slots of the KV tensor{others}"
+        )
+    steps = {
+        piece.step
+        for piece, _, _ in case.assigned[CAUSE.id].samples
+        if piece.step in case.engines[piece.engine].watched_steps
+    }
+    if steps:
+        evidence.append(
+            "the metadata of this connector names no request: what it stores is decided on the worker; "
+            f"there the save hooks read 0 slots in {plural(len(steps), 'watched step')}, passed nothing to "
+            "another thread and took no memory address"
+        )
+    if trust.empty:
+        evidence.append(f"{count(trust.empty)} of them opened a file for writing and wrote almost nothing")
+    return evidence

@@ -21,7 +21,7 @@ CAUSE = Cause(
         "more, of which none returned before that work was done, and half or more took little longer than "
         "it, over a spread of its length. Without a device clock it is not observed."
     ),
-    remedy="Copy asynchronously on a stream of its own, and wait for it in wait_for_save or get_finished.",
+    remedy="Copy asynchronously on a separate stream, and wait for it in wait_for_save or get_finished.",
     live=False,
     timed=True,
 )
@@ -54,8 +54,8 @@ def rule(case: Case) -> Results:
     elif timed:
         yield CAUSE.not_observed(
             f"{plural(behind, 'timed call')} began with {BEHIND_NS / 1e6:.1f} ms of device work or more "
-            f"outstanding, {count(early)} of them returned before it was done: too little, or too mixed, "
-            "to say",
+            f"outstanding, {count(early)} of them returned before it was done: too few, or too mixed, to "
+            "decide",
         )
     else:
         yield CAUSE.not_observed("whether a hook waits for the device shows on a device clock only")

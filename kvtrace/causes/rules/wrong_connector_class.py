@@ -15,11 +15,11 @@ CAUSE = Cause(
     stage=Stage.WIRING,
     severity=FAULT,
     ledger=SAVES,
-    meaning="Another class or module than the configured one is live (a bundled copy wins, two installs).",
+    meaning="Another class or module than the configured one is live: two installations, or a bundled copy.",
     seen_as="The class, module and file of the live connector in each process.",
     remedy=(
-        "Set kv_connector_module_path, and remove the copy that you do not want (pip uninstall, or its "
-        "folder out of PYTHONPATH)."
+        "Set kv_connector_module_path, and remove the copy that you do not want (pip uninstall, or take "
+        "its folder out of PYTHONPATH)."
     ),
 )
 
