@@ -83,7 +83,7 @@ def script_options() -> set[str]:
 
 def test_options_named_by_themselves_exist() -> None:
     known = {name for verb in VERBS.values() for name in options_of(verb)}
-    known |= script_options() | OF_VLLM | OF_OTHERS
+    known |= script_options() | OF_VLLM | OF_OTHERS | {"--help"}
     for page in PAGES:
         for code in re.findall(r"`(--[a-z][a-z-]+)[^`\n]*`", text_of(page)):
             assert code in known, f"{page.relative_to(ROOT)}: {code}"

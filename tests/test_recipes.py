@@ -168,6 +168,18 @@ sim.serve([Prompt(f"r{n}", n, digest=n) for n in (64, 96, 128, 256)], some)
     assert "long-prompt-skipped" in {one["id"] for one in healthy["ruled_out"]}
 
 
+def test_an_output_format(copy: Copy) -> None:
+    copy.follow("An output format")
+    demo = str(ROOT / "reports" / "demo" / "report.json")
+    outline = copy.kvtrace("explain", demo, "--format", "outline").splitlines()
+    assert outline[0] == "kvtrace: vllm"
+    assert any(line.startswith("  FAULT  first-chunk-only") for line in outline)
+    assert "FAULT" in copy.kvtrace("check", demo, "--format", "outline", "--no-config", code=1)
+    assert "outline (headings and findings)" in " ".join(copy.kvtrace("why", "--help").split())
+    wrong = copy.run("-m", "kvtrace", "diff", demo, demo, "--format", "outlin", code=2)
+    assert wrong.stdout == "" and "outline" in wrong.stderr and wrong.stderr.count("\n") == 1
+
+
 def test_a_flag_that_reaches_the_agent(copy: Copy, tmp_path: Path) -> None:
     copy.follow("A CLI flag that reaches the agent")
     child = (

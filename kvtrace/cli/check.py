@@ -34,10 +34,11 @@ def _sarif(outcome: Outcome, screen: Screen) -> str:
     return sarif_json(outcome)
 
 
-TEXT, MARKDOWN, JSON = page_formats(_page, Outcome.document)
+PAGES = {row.name: row for row in page_formats(_page, Outcome.document)}
+TEXT, MARKDOWN, JSON = PAGES["text"], PAGES["markdown"], PAGES["json"]
 JUNIT = Format("junit", "JUnit XML", _junit)
 SARIF = Format("sarif", "SARIF 2.1.0", _sarif)
-FORMATS = (TEXT, MARKDOWN, JSON, JUNIT, SARIF)
+FORMATS = (*PAGES.values(), JUNIT, SARIF)
 
 
 def check(
