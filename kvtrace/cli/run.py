@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Optional
 
 import typer
 
@@ -54,17 +53,17 @@ def parse_timing(text: str) -> str:
 
 
 def run(
-    command: Optional[list[str]] = typer.Argument(  # noqa: UP045 (typer on Python 3.10)
+    command: list[str] | None = typer.Argument(
         None, metavar="[--] COMMAND...", help="Any command that starts vLLM, with its own options unchanged."
     ),
-    output: Optional[Path] = typer.Option(  # noqa: UP045
+    output: Path | None = typer.Option(
         None,
         "-o",
         "--output",
         metavar="DIR",
         help="Run directory: new, or empty. [default: reports/<timestamp>-<name>]",
     ),
-    name: Optional[str] = typer.Option(  # noqa: UP045
+    name: str | None = typer.Option(
         None, "--name", metavar="NAME", help="Name of the run. [default: the command's program]"
     ),
     limit: str = typer.Option(

@@ -1,0 +1,117 @@
+"""Formats as a table: a row is all that a format needs, and nothing is printed in a format without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtrace.cli import check, diff, explain, requests, scenario, why
+from kvtrace.render.formats import Format
+from kvtrace.render.page import Screen
+
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLE = runpy.run_path(str(ROOT / "tests" / "report" / "sample.py"))
+Shell = Callable[..., tuple[int, str, str]]
+TABLES: dict[str, Sequence[Format[Any]]] = {
+    "explain": explain.FORMATS,
+    "requests": requests.FORMATS,
+    "why": why.FORMATS,
+    "check": check.FORMATS,
+    "diff": diff.FORMATS,
+    "scenario list": scenario.FORMATS,
+}
+REQUIRED = {"why": ["--request", "r"]}
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(SAMPLE["with_loads"]()))
+    return path
+
+
+@pytest.mark.parametrize("verb", TABLES)
+def test_help_and_choice_come_from_the_rows(shell: Shell, verb: str) -> None:
+    names = [one.name for one in TABLES[verb]]
+    assert names[0] == "text" and len(set(names)) == len(names) and {"markdown", "json"} <= set(names)
+    _, out, _ = shell(*verb.split(), "--help")
+    assert f"--format {'|'.join(names)}" in out and "[default: text]" in " ".join(out.split())
+    for one in TABLES[verb]:
+        assert callable(one.draw)
+
+
+@pytest.mark.parametrize("verb", TABLES)
+@pytest.mark.parametrize("name", ["nonsense", "TEXT", "", "tex", "\x1b[2J"])
+def test_a_name_without_a_row_is_a_usage_error(shell: Shell, report: Path, verb: str, name: str) -> None:
+    paths = {"diff": [str(report)] * 2, "docs": [], "scenario list": []}.get(verb, [str(report)])
+    code, out, err = shell(*verb.split(), *paths, *REQUIRED.get(verb, []), "--format", name)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert ", ".join(one.name for one in TABLES[verb]) in err and "\x1b" not in err
+
+
+def test_every_format_of_a_report_prints_something_of_its_own(shell: Shell, report: Path) -> None:
+    for verb in ("explain", "check", "diff", "requests"):
+        paths = [str(report)] * (2 if verb == "diff" else 1)
+        printed = [shell(verb, *paths, "--format", one.name)[1] for one in TABLES[verb]]
+        assert len(set(printed)) == len(printed) and all(printed)
+
+
+def test_text_and_markdown_say_the_same(shell: Shell, report: Path) -> None:
+    """Every word of one stands in the other, markup and titles aside."""
+    for verb in ("explain", "requests"):
+        text, markdown = (shell(verb, str(report), "--format", name)[1] for name in ("text", "markdown"))
+        markdown = re.sub("[`*|#]", " ", markdown.replace("\\", "").replace("\u200b", ""))
+        text = re.sub("[█▏▎▍▌▋▊▉]", " ", text)
+        missing = {word.strip(":,.;()") for word in text.split()} - {
+            word.strip(":,.;()") for word in markdown.split()
+        }
+        assert not missing, missing
+
+
+def test_json_options_of_check_are_the_row(shell: Shell, report: Path, tmp_path: Path) -> None:
+    for name, option in (("junit", "--junit"), ("sarif", "--sarif")):
+        file = tmp_path / f"out.{name}"
+        code, out, _ = shell("check", str(report), "--format", name, option, str(file))
+        assert code == 1 and file.read_text() == out
+    assert shell("check", str(report), "--json") == shell("check", str(report), "--format", "json")
+
+
+def test_a_format_is_one_row(tmp_path: Path, report: Path) -> None:
+    """On a copy of the package: a row added to one table is an option's value, and stands in its help."""
+    shutil.copytree(ROOT / "kvtrace", tmp_path / "kvtrace", ignore=shutil.ignore_patterns("__pycache__"))
+    file = tmp_path / "kvtrace" / "cli" / "explain.py"
+    source = file.read_text()
+    table = "FORMATS = page_formats(Explanation.page, lambda answer: answer.report)\n"
+    assert source.count(table) == 1
+    row = (
+        'FORMATS += (Format("toy", "the verdict alone", lambda answer, screen: answer.report["verdict"]),)\n'
+    )
+    file.write_text(source.replace(table, table + row))
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "kvtrace", *words]
+        env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, cwd=tmp_path)
+
+    shown = run("explain", str(report), "--format", "toy")
+    assert (shown.returncode, shown.stdout) == (0, SAMPLE["with_loads"]()["verdict"]), shown.stderr
+    assert "text|markdown|json|toy" in run("explain", "--help").stdout
+    assert "toy" not in run("diff", "--help").stdout
+    refused = run("explain", str(report), "--format", "html")
+    assert refused.returncode == 2 and "text, markdown, json, toy" in refused.stderr
+
+
+def test_a_row_cannot_be_made_without_its_renderer() -> None:
+    with pytest.raises(TypeError):
+        Format("html", "in a browser")  # type: ignore[call-arg]
+    assert Format("html", "in a browser", lambda answer, screen: f"<p>{answer}").draw("x", Screen()) == "<p>x"
