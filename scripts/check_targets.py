@@ -103,7 +103,11 @@ def _problems(module: ast.Module, target: Target) -> Iterator[str]:
     if _find(module, target.attr.split(".")) is None:
         yield f"no {target.attr}"
     for line in target.expects:
-        dotted, _, rest = line.partition("(")
+        dotted, bracket, rest = line.partition("(")
+        if not bracket:
+            if not any(_has_field(module, name.strip()) for name in dotted.split("|")):
+                yield f"no field {dotted}"
+            continue
         node = _find(module, dotted.split("."))
         if not isinstance(node, Function):
             yield f"no function {dotted}"
@@ -127,6 +131,16 @@ def _find(node: ast.AST, path: list[str]) -> ast.AST | None:
             return None
         node = found
     return node
+
+
+def _has_field(module: ast.AST, dotted: str) -> bool:
+    """Whether a class has a field of that name in its body, as dataclasses have."""
+    owner, _, name = dotted.rpartition(".")
+    node = _find(module, owner.split("."))
+    return any(
+        isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name) and child.target.id == name
+        for child in (_statements(node) if node is not None else ())
+    )
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:

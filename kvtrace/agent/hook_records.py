@@ -219,6 +219,7 @@ def _alloc(child: bool, t0: int, t1: int, connector: Any, result: Any, request: 
         ident = AGENT.request_id(request.request_id)
         step = AGENT.scheduler.step
         AGENT.add(rows.Allocation(head, t0, t1, step, ident, external=external, blocks=UNKNOWN))
+        AGENT.scheduler.allocated.append(request.request_id)
     return 0, 0, external, 1, 0
 
 

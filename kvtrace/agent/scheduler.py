@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from kvtrace.agent import config_keys, describe, prefixes
+from kvtrace.agent.block_tables import BlockTables
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Kind, Role, pack_head
@@ -24,12 +25,13 @@ _STEP = pack_head(Kind.STEP, Role.SCHEDULER)
 
 
 class _Steps:
-    """One Scheduler instance's tag, counter, and the requests still in prefill."""
+    """One Scheduler instance's tag and counter, the requests still in prefill, the block tables."""
 
     def __init__(self) -> None:
         self.tag = secrets.randbits(29) + 1
         self.step = self.tag << STEP_SHIFT
         self.prefilling: dict[str, int] = {}
+        self.tables = BlockTables()
 
 
 def _steps(scheduler: Any) -> _Steps:
@@ -86,6 +88,7 @@ def _before_schedule(self: Any, t0: int, *args: Any, **kwargs: Any) -> None:
     state.step += 1
     AGENT.scheduler.step = state.step
     AGENT.scheduler.current = self
+    AGENT.scheduler.allocated.clear()
 
 
 def _after_schedule(self: Any, t0: int, output: Any, *args: Any) -> None:
@@ -105,6 +108,7 @@ def _after_schedule(self: Any, t0: int, output: Any, *args: Any) -> None:
             state.prefilling[req_id] = request.num_prompt_tokens
     if state.prefilling:
         _chunks(self, state, scheduled, t1, thread)
+    state.tables.scheduled(self, output, AGENT.scheduler.allocated, state.step, t1)
 
 
 def _chunks(self: Any, state: _Steps, scheduled: dict[str, int], t: int, thread: int) -> None:
@@ -198,6 +202,7 @@ def _before_free(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) ->
 
 
 def _after_free(self: Any, t0: int, result: Any, request: Any, *args: Any) -> None:
+    _steps(self).tables.forget(request.request_id)
     recorder = AGENT.recorder
     if recorder is not None:
         recorder.forget_name(request.request_id)

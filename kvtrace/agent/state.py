@@ -40,6 +40,8 @@ class SchedulerState:
         self.step = 0
         self.current: Any = None
         """The Scheduler whose ``schedule`` runs, or ran last."""
+        self.allocated: list[str] = []
+        """Requests for which the connector was told of an allocation since it began."""
 
 
 class WorkerState:

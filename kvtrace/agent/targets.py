@@ -28,7 +28,12 @@ class Target:
     install: Callable[[ModuleType], None]
     expects: tuple[str, ...] = ()
     """Functions of the module that the wrappers call or stand in for, with the parameters they rely on, in
-    order: ``Class.method(first, second)``. ``scripts/check_targets.py`` holds vLLM's sources to it."""
+    order: ``Class.method(first, second)``; and attributes that are read: ``Class.field``, with ``|`` between
+    names of several versions. ``scripts/check_targets.py`` holds vLLM's sources to it."""
+
+
+def _read_only(module: ModuleType) -> None:
+    """Of a place where nothing is hooked: its attributes are read."""
 
 
 _LAYERS = "vllm.model_executor.layers.attention"
@@ -54,6 +59,31 @@ TARGETS: tuple[Target, ...] = (
             "Scheduler.update_from_output(self, scheduler_output, model_runner_output)",
             "Scheduler.add_request(self, request)",
         ),
+    ),
+    Target(
+        "scheduler-output",
+        "vllm.v1.core.sched.output",
+        "SchedulerOutput",
+        since("0.8.5"),
+        _read_only,
+        (
+            "SchedulerOutput.scheduled_new_reqs",
+            "SchedulerOutput.scheduled_cached_reqs",
+            "SchedulerOutput.num_scheduled_tokens",
+            "NewRequestData.req_id",
+            "NewRequestData.block_ids",
+            "CachedRequestData.req_ids | CachedRequestData.req_id",
+            "CachedRequestData.new_block_ids",
+            "CachedRequestData.resumed_req_ids | CachedRequestData.resumed_from_preemption",
+        ),
+    ),
+    Target(
+        "block-tables",
+        "vllm.v1.core.kv_cache_manager",
+        "KVCacheManager.get_block_ids",
+        since("0.9.2"),
+        _read_only,
+        ("KVCacheManager.get_block_ids(self, request_id)",),
     ),
     Target(
         "worker",

@@ -64,6 +64,7 @@ class Kind(IntEnum):
     DONE = 20
     DEVICE = 21
     TIMED = 22
+    BLOCKS = 23
 
 
 class Role(IntEnum):
@@ -263,6 +264,10 @@ COLUMNS: dict[Kind, tuple[str, str, str, str, str, str, str]] = {
     # none (no event free, stream capturing); lost: pairs given up. own: host ns that the timing
     # itself took; busy: host ns of the steps since the last such record, this one included
     Kind.TIMED: ("t", "step", "calls", "untimed", "lost", "own", "busy"),
+    # from this step on, blocks [block, block + count) stand at places [first, first + count) of the
+    # request's block table in KV cache group `group`; count < 0: the ids fall. Flag.FIRST: the table begins
+    # anew; Flag.RESUMED: after a preemption. The null block (0) is not written
+    Kind.BLOCKS: ("t", "req", "step", "group", "first", "block", "count"),
     # code = Stop, lost = records dropped after that
     Kind.TRAILER: ("t", "lost", "_3", "_4", "_5", "_6", "_7"),
 }

@@ -344,10 +344,26 @@ class TimedStep(NamedTuple):
     busy_ns: Word
 
 
+class BlocksGiven(NamedTuple):
+    """From this step on ``count`` blocks with consecutive ids stand in the request's block table of KV cache
+    group ``group``: ``block + i`` at place ``first + i``; where ``count`` is negative the ids fall
+    (``block - i``). Flag.FIRST: the table begins anew, RESUMED: after a preemption. The null block (0) is
+    never written, and no record says that blocks were given back."""
+
+    head: Word
+    t: Word
+    request: Word
+    step: Word
+    group: Word
+    first: Word
+    block: Word
+    count: Word
+
+
 Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
-    | TransferDone | DeviceCall | TimedStep
+    | TransferDone | DeviceCall | TimedStep | BlocksGiven
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
 
@@ -373,6 +389,7 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.DONE: TransferDone,
     Kind.DEVICE: DeviceCall,
     Kind.TIMED: TimedStep,
+    Kind.BLOCKS: BlocksGiven,
     Kind.TRAILER: Trailer,
 }
 KIND_OF: dict[type[Any], Kind] = {row: kind for kind, row in ROWS.items()}

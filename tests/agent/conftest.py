@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,20 @@ class Trace:
         return [value for fact, _, value in self.read()[0].facts if fact == kind]
 
 
-@pytest.fixture
-def trace(tmp_path: Path) -> Iterator[Trace]:
-    AGENT.open(AgentConfig(dir=tmp_path, salt=b"k" * 16, limit_bytes=1 << 20, run="test"))
+@contextmanager
+def recording(run_dir: Path) -> Iterator[Trace]:
+    AGENT.open(AgentConfig(dir=run_dir, salt=b"k" * 16, limit_bytes=1 << 20, run="test"))
     AGENT.worker.__init__()  # type: ignore[misc]
     AGENT._failures = AGENT._exceptions = 0
-    yield Trace(tmp_path)
-    AGENT.close()
-    AGENT.config = None
-    AGENT.standing_facts.clear()
+    try:
+        yield Trace(run_dir)
+    finally:
+        AGENT.close()
+        AGENT.config = None
+        AGENT.standing_facts.clear()
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Iterator[Trace]:
+    with recording(tmp_path) as made:
+        yield made

@@ -131,6 +131,7 @@ def output(**scheduled: int) -> Any:
     return SimpleNamespace(
         num_scheduled_tokens=scheduled, total_num_scheduled_tokens=sum(scheduled.values()),
         scheduled_new_reqs=[], finished_req_ids=set(), preempted_req_ids=set(),
+        scheduled_cached_reqs=SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[]),
     )  # fmt: skip
 
 
@@ -174,7 +175,8 @@ def schedule() -> None:
     engine.add_request(request())
     engine.requests["req"].num_computed_tokens = 32
     engine.next = output(req=64, other=1, third=1)
-    engine.next.scheduled_new_reqs = ["a", "b"]
+    tables = ([21, 22, 23], [0, 0, 34, 33, 32])
+    engine.next.scheduled_new_reqs = [SimpleNamespace(req_id=name, block_ids=tables) for name in ("req", "b")]
     engine.next.preempted_req_ids = {"p"}
     engine.next.finished_req_ids = {"f", "g", "h", "i"}
     engine.schedule()
@@ -449,6 +451,19 @@ def an_op_by_the_short_way(row: rows.OpCall, seen: Context) -> None:
 def a_step(row: rows.Step, seen: Context) -> None:
     assert seen.now(row.t0, row.t1) and row.step == STEP
     assert (row.tokens, row.requests, row.new_requests, row.gone) == (66, 3, 2, 1 << 32 | 4)
+
+
+@case(Kind.BLOCKS, schedule)
+def blocks_given(row: rows.BlocksGiven, seen: Context) -> None:
+    assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP
+    assert (row.group, row.first, row.block, row.count) == (0, 0, 21, 3)
+    assert rows.flags(row.head) == Flag.FIRST
+
+
+@case(Kind.BLOCKS, schedule, number=1)
+def blocks_given_in_a_later_group(row: rows.BlocksGiven, seen: Context) -> None:
+    assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP
+    assert (row.group, row.first, row.block, row.count) == (1, 2, 34, -3)
 
 
 @case(Kind.CHUNK, schedule)
