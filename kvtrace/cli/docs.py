@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import sys
 
 import typer
 
@@ -17,6 +16,7 @@ def docs(
     """Print the page of a cause: what it means, how it is seen, what to do."""
     from kvtrace.causes.registry import CATALOGUE
     from kvtrace.render.cause import cause_page
+    from kvtrace.render.terminal import terminal
 
     if not id:
         wide = max(map(len, CATALOGUE), default=0)
@@ -26,12 +26,4 @@ def docs(
         near = difflib.get_close_matches(id, CATALOGUE, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "kvtrace docs lists them"
         raise KvtraceError("no such cause", ascii(id)[1:-1], hint)
-    page = cause_page(CATALOGUE[id])
-    if sys.stdout.isatty():
-        from rich.markdown import Markdown
-
-        from kvtrace.render.terminal import paint
-
-        emit(paint(screen(), Markdown(page)))
-    else:
-        emit(page)
+    emit(terminal(cause_page(CATALOGUE[id]), screen()))

@@ -1,31 +1,38 @@
-"""The page of a cause, made from the catalogue: ``kvtrace docs ID`` and ``docs/causes/ID.md``."""
+"""The page of a cause: printed by ``kvtrace docs ID``, and written as ``docs/causes/ID.md``."""
 
 from __future__ import annotations
 
 from kvtrace.causes.cause import Cause
+from kvtrace.render.page import Column, Heading, Page, Paragraph, Row, Table
+from kvtrace.terms import FAULT, LIMIT, NOTE
 
 _SEVERITY = {
-    "fault": "fault: something to mend",
-    "limit": "limit: by the connector's design; works as built",
-    "note": "note: information",
+    FAULT: "fault: needs a fix in the configuration, the connector or vLLM",
+    LIMIT: "limit: works as built; the remedy says what to change if that is not wanted",
+    NOTE: "note: information",
 }
+_LIVE = "seen live: a scenario shows it on a real vLLM"
+_NOT_LIVE = "not yet seen live: tested on synthetic traces only"
 
 
-def cause_page(cause: Cause) -> str:
-    """The page of `cause`, as Markdown that ends in a newline."""
-    facts = [f"- Severity: {_SEVERITY.get(cause.severity, cause.severity)}"]
+def cause_page(cause: Cause) -> Page:
+    """What the catalogue says of `cause`."""
+    stage = "none: no token is lost on its way into the store"
     if cause.stage is not None:
-        facts.append(f"- Stage: {int(cause.stage)} {cause.stage.label}")
-    if cause.ledger is not None:
-        facts.append(f"- Ledger: {cause.ledger}")
-    facts.append(f"- Rule holds for vLLM: {cause.versions}")
-    sections = [
-        f"# {cause.id}",
-        cause.meaning,
-        "\n".join(facts),
-        "## Seen as",
-        cause.seen_as,
-        "## What to do",
-        cause.remedy,
+        stage = f"{int(cause.stage)} {cause.stage.label}"
+    facts = (
+        ("Severity", _SEVERITY[cause.severity]),
+        ("Stage", stage),
+        ("Ledger", cause.ledger or "none"),
+        ("vLLM", cause.versions),
+        ("Rule", _LIVE if cause.live else _NOT_LIVE),
+    )
+    return [
+        Heading(cause.id, 1),
+        Paragraph(cause.meaning),
+        Table((Column(), Column()), [Row(fact) for fact in facts], head=False),
+        Heading("How it shows", 2),
+        Paragraph(cause.seen_as),
+        Heading("What to do", 2),
+        Paragraph(cause.remedy),
     ]
-    return "\n\n".join(sections) + "\n"

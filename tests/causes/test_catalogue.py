@@ -10,7 +10,12 @@ import pytest
 from kvtrace.causes.claims import Turn
 from kvtrace.causes.registry import CATALOGUE, CLAIMS, ORDER, RULES
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
+from kvtrace.render.cause import cause_page
+from kvtrace.render.markdown import markdown
+from kvtrace.render.markdown import text as markdown_text
+from kvtrace.render.page import Screen
 from kvtrace.render.pages import main, pages
+from kvtrace.render.terminal import terminal
 from kvtrace.terms import SEVERITIES, Stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +29,20 @@ def test_pages_are_up_to_date() -> None:
         assert (DOCS / name).read_text(encoding="utf-8") == text, (
             f"{name}: run python -m kvtrace.render.pages"
         )
+
+
+def test_a_page_says_the_same_in_a_terminal_and_in_docs() -> None:
+    for cause in CATALOGUE.values():
+        printed = terminal(cause_page(cause), Screen(width=400))
+        written = markdown(cause_page(cause))
+        assert [line.strip("# ") for line in written.splitlines() if line.startswith("#")] == [
+            cause.id,
+            "How it shows",
+            "What to do",
+        ]
+        for text in (cause.id, cause.meaning, cause.seen_as, cause.remedy, cause.versions):
+            assert text in printed and markdown_text(text) in written
+        assert ("not yet seen live" in printed) == ("not yet seen live" in written) == (not cause.live)
 
 
 def test_pages_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

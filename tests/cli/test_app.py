@@ -72,8 +72,8 @@ def test_docs(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0 and err == "" and "below-save-granularity" in out
     for line in out.splitlines():
         code, page, err = call(capsys, "docs", line.split()[0])
-        assert code == 0 and err == "" and page.startswith(f"# {line.split()[0]}\n")
-        assert "## Seen as" in page and "## What to do" in page
+        assert code == 0 and err == "" and page.startswith(f"{line.split()[0]}\n")
+        assert "\nHow it shows\n" in page and "\nWhat to do\n" in page
 
 
 @pytest.mark.parametrize(

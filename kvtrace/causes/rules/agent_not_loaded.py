@@ -16,7 +16,7 @@ CAUSE = Cause(
     stage=Stage.WIRING,
     severity=FAULT,
     ledger=None,
-    meaning="A vLLM process of this run never loaded the agent: what happened in it is missing here.",
+    meaning="A vLLM process of this run never loaded the agent: what happened in it is not in the report.",
     seen_as="A vLLM engine or worker process in the process tree, and no spool with its pid.",
     remedy=(
         "Start the whole command under 'kvtrace run'. If its environment is rebuilt on the way (ssh, sudo, "
