@@ -42,7 +42,8 @@ def test_a_page_says_the_same_in_a_terminal_and_in_docs() -> None:
         ]
         for text in (cause.id, cause.meaning, cause.seen_as, cause.remedy, cause.versions):
             assert text in printed and markdown_text(text) in written
-        assert ("not yet seen live" in printed) == ("not yet seen live" in written) == (not cause.live)
+        assert ("not yet seen live: tested" in printed) == (not cause.live)
+        assert ("not yet seen live: tested" in written) == (not cause.live)
 
 
 def test_pages_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
