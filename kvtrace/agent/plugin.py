@@ -1,4 +1,5 @@
-"""The entry point that vLLM loads in every process (group ``vllm.general_plugins``).
+"""The agent's two beginnings: as vLLM is imported (``bootstrap.py``), and as vLLM loads its plugins in every
+process (group ``vllm.general_plugins``), where the first was not possible.
 
 Inert unless the variable of the agent's configuration is set: installing kvtrace changes nothing for
 a user who does not run it.
@@ -12,30 +13,51 @@ import sys
 from kvtrace import CONFIG_VARIABLE
 
 _MODEL_INSPECTION = "vllm.model_executor.models.registry"
+_armed = False
 _active = False
 
 
-def activate() -> None:
-    """Called by vLLM without arguments, possibly more than once. Never raises."""
-    global _active
+def arm() -> None:
+    """Hook what is imported from now on. A spool is opened when there is something to write: not every
+    process that imports vLLM does its work. Never raises."""
+    global _armed
     text = os.environ.get(CONFIG_VARIABLE)
-    if not text or _active:
+    if not text or _armed:
         return
     if _MODEL_INSPECTION in sys.orig_argv:
         # A short-lived helper of vLLM that only looks at a model class.
         return
-    _active = True
+    _armed = True
     try:
         from kvtrace.agent.state import AGENT
         from kvtrace.agent.targets import install_all
         from kvtrace.trace.config import AgentConfig
 
-        AGENT.open(AgentConfig.from_text(text))
+        AGENT.arm(AgentConfig.from_text(text))
         os.register_at_fork(after_in_child=AGENT.after_fork)
         install_all()
     except Exception as error:
-        # vLLM lets an exception of a plugin end the process: ours must not.
-        print(f"kvtrace: the agent did not start: {type(error).__name__}: {error}", file=sys.stderr)
+        _did_not_start(error)
+
+
+def activate() -> None:
+    """Called by vLLM without arguments, possibly more than once. Never raises."""
+    global _active
+    arm()
+    if not _armed or _active:
+        return
+    _active = True
+    try:
+        from kvtrace.agent.state import AGENT
+
+        AGENT.live()
+    except Exception as error:
+        _did_not_start(error)
+
+
+def _did_not_start(error: Exception) -> None:
+    # vLLM lets an exception of a plugin end the process: ours must not.
+    print(f"kvtrace: the agent did not start: {type(error).__name__}: {error}", file=sys.stderr)
 
 
 def retarget(run_dir: str | None) -> None:

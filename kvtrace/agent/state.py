@@ -104,6 +104,11 @@ class Agent:
 
     # --- opening and closing -------------------------------------------------------------
 
+    def arm(self, config: AgentConfig) -> None:
+        """Open a spool when there is something to write."""
+        self.config = config
+        self.add = self._first_add
+
     def open(self, config: AgentConfig) -> None:
         """Start a spool in ``config.dir``. Never raises; without a spool nothing is recorded."""
         self.config = config
@@ -193,7 +198,7 @@ class Agent:
     # --- recording -----------------------------------------------------------------------
 
     def live(self) -> Recorder | None:
-        """The open recorder; opens one in a forked child."""
+        """The open recorder; opens one where none is yet, as in a forked child."""
         if self.recorder is None and self.add is not _drop:
             self._first_add(())
         return self.recorder
@@ -231,10 +236,11 @@ class Agent:
         return self.threads[get_ident()]
 
     def fact(self, document: AnyFact, role: Role, standing: object = None, flush: bool = True) -> None:
-        """Write a fact; ``standing`` is its identity where it must outlive this spool."""
+        """Write a fact; ``standing`` is its identity where it must outlive this spool. Such a fact waits for
+        a spool where none is open yet."""
         if standing is not None:
             self.standing_facts[(int(document.CODE), standing)] = (document, int(role))
-        recorder = self.live()
+        recorder = self.recorder if standing is not None else self.live()
         if recorder is not None:
             recorder.fact(document, int(role))
             if flush:

@@ -22,6 +22,7 @@ def child_environment(
 
     Args:
         config: the text of the agent's configuration.
+        overlay: the folder that ``launch/overlay.py`` made; None leaves vLLM's plugins as the only way in.
     """
     child = dict(environ)
     child[CONFIG_VARIABLE] = config

@@ -1,6 +1,7 @@
-"""A folder for PYTHONPATH that gives a foreign Python the agent and its entry point.
+"""A folder for PYTHONPATH: a ``sitecustomize`` that has the agent in place before any of the user's code,
+and for a foreign Python the agent itself with its entry point.
 
-It holds the parts of kvtrace that need nothing but the standard library, as copies: a Python
+The agent is copied, the parts of kvtrace that need nothing but the standard library: a Python
 of another version then writes its byte code here and not into kvtrace's own installation.
 """
 
@@ -19,18 +20,53 @@ _TARGET = "kvtrace.agent.plugin:activate"
 # Where kvtrace is installed beside, its other parts stay importable through this package.
 _EXTEND = "\nfrom pkgutil import extend_path as _extend_path\n\n__path__ = _extend_path(__path__, __name__)\n"
 
+# Python imports one module of this name: the user's own, which this one hides, is run in its place.
+_SITECUSTOMIZE = '''\
+"""Written by kvtrace run: the agent is in place before vLLM; then the user's own sitecustomize."""
 
-def make_overlay(where: Path) -> Path:
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+_here = os.path.dirname(os.path.abspath(__file__))
+try:
+    from kvtrace.agent.bootstrap import wait_for_vllm
+except ImportError:  # a Python that has no kvtrace
+    pass
+else:
+    wait_for_vllm()
+_others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _here]
+_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
+if _spec is not None and _spec.loader is not None:
+    _theirs = importlib.util.module_from_spec(_spec)
+    sys.modules["sitecustomize"] = _theirs
+    _spec.loader.exec_module(_theirs)
+'''
+
+
+def make_overlay(where: Path, with_agent: bool) -> Path:
     """Create ``where`` (or, where its path cannot stand in PYTHONPATH, a temporary folder).
+
+    Args:
+        with_agent: whether the agent is copied into it, for a Python that may not have kvtrace.
 
     Raises:
         OSError: it cannot be written.
     """
     if os.pathsep in str(where):
         where = Path(tempfile.mkdtemp(prefix="kvtrace-overlay-"))
+    where.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (where / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="ascii")
+    if with_agent:
+        _copy_agent(where)
+    return where
+
+
+def _copy_agent(where: Path) -> None:
     source = Path(kvtrace.__file__).parent
     package = where / "kvtrace"
-    package.mkdir(mode=0o700, parents=True)
+    package.mkdir(mode=0o700)
     for name in _FOLDERS:
         for file in sorted((source / name).rglob("*.py")):
             _copy(file, package / file.relative_to(source))
@@ -46,7 +82,6 @@ def make_overlay(where: Path) -> Path:
     (info / "entry_points.txt").write_text(
         f"[{ENTRY_POINT_GROUP}]\n{ENTRY_POINT_NAME} = {_TARGET}\n", encoding="ascii"
     )
-    return where
 
 
 def _copy(source: Path, target: Path) -> None:

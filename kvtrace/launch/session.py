@@ -74,21 +74,18 @@ class _Session:
         self._save_failed = False
         self._program = program
         self._command = options.command
-        self._overlay = (
-            None
-            if runs_in_our_environment(program, options.command, os.environ)
-            else make_overlay(rundir.path / OVERLAY)
-        )
+        foreign = not runs_in_our_environment(program, options.command, os.environ)
+        self._overlay = make_overlay(rundir.path / OVERLAY, with_agent=foreign)
         config = options.agent(rundir.path, name).to_text()
         self._environ = environment.child_environment(os.environ, options.command, config, self._overlay)
-        self._table = ProcessTable(config, self._overlay)
+        self._table = ProcessTable(config, self._overlay, foreign)
         self._record = RunRecord(
             name=name,
             command=options.command,
             cwd=os.getcwd(),
             started_wall_ns=time.time_ns(),
             plugins=self._environ.get(environment.PLUGINS_VARIABLE),
-            overlay=str(self._overlay) if self._overlay else None,
+            overlay=str(self._overlay),
         )
         rundir.write_json(RUN_FILE, self._record.document())
 
@@ -112,7 +109,7 @@ class _Session:
             line = f"vLLM still runs (pid {pids}): the report holds what was recorded so far"
             self._record.notes.append(line)
             say(line)
-        elif self._overlay and not self._table.living():
+        elif not self._table.living():
             shutil.rmtree(self._overlay, ignore_errors=True)
         nothing = None if spools else finish.why_nothing(outcome, self._table)
         if nothing:

@@ -220,7 +220,11 @@ def test_a_vllm_without_the_agent_is_named(here: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "text"), [("-u KVTRACE_CONFIG", "lacks KVTRACE_CONFIG"), ("VLLM_PLUGINS=", "VLLM_PLUGINS=''")]
+    ("change", "text"),
+    [
+        ("-u KVTRACE_CONFIG", "lacks KVTRACE_CONFIG"),
+        ("-u PYTHONPATH VLLM_PLUGINS=", "PYTHONPATH was replaced, and VLLM_PLUGINS=''"),
+    ],
 )
 def test_a_vllm_that_is_kept_from_the_agent_says_by_what(here: Path, change: str, text: str) -> None:
     # lives until kvtrace has seen it as it is

@@ -36,12 +36,12 @@ CLEAN = {"PATH": os.environ["PATH"]}
 )
 def test_vllm_plugins(given: str | None, handed: str | None) -> None:
     environ = {} if given is None else {"VLLM_PLUGINS": given}
-    assert child_environment(environ, ["vllm"], "{}", None).get("VLLM_PLUGINS") == handed
+    assert child_environment(environ, ["vllm"], "{}", Path("/o")).get("VLLM_PLUGINS") == handed
 
 
 def test_ray_hears_of_our_variable_only_where_there_is_ray() -> None:
     def handed(environ: dict[str, str], *command: str) -> str | None:
-        return child_environment(environ, command, "{}", None).get(RAY)
+        return child_environment(environ, command, "{}", Path("/o")).get(RAY)
 
     assert handed({}, "vllm", "serve", "gray-array") is None
     assert handed({}, "vllm", "serve", "--distributed-executor-backend", "ray") == "KVTRACE_"
@@ -58,7 +58,6 @@ def test_pythonpath_and_the_rest() -> None:
     assert child_environment({}, ["vllm"], "C", Path("/o"))["PYTHONPATH"] == "/o"
     # an empty entry would put the working directory on the path
     assert child_environment({"PYTHONPATH": ""}, ["vllm"], "C", Path("/o"))["PYTHONPATH"] == "/o"
-    assert "PYTHONPATH" not in child_environment({}, ["vllm"], "C", None)
 
 
 def test_config_document() -> None:
@@ -96,7 +95,7 @@ def _find(python: Path, overlay: Path, environ: dict[str, str] = CLEAN) -> dict[
 
 @pytest.mark.parametrize("pythonpath", [None, "/nowhere"])
 def test_a_foreign_python_finds_the_agent(foreign: Path, tmp_path: Path, pythonpath: str | None) -> None:
-    overlay = make_overlay(tmp_path / "overlay")
+    overlay = make_overlay(tmp_path / "overlay", with_agent=True)
     environ = CLEAN | ({"PYTHONPATH": pythonpath} if pythonpath else {})
     found = _find(foreign / "bin/python", overlay, environ)
     assert found == {
@@ -109,13 +108,16 @@ def test_a_foreign_python_finds_the_agent(foreign: Path, tmp_path: Path, pythonp
 
 
 def test_found_once_where_kvtrace_is_installed_too(foreign: Path, tmp_path: Path) -> None:
-    first, second = make_overlay(tmp_path / "one"), make_overlay(tmp_path / "two")
+    first, second = (
+        make_overlay(tmp_path / "one", with_agent=True),
+        make_overlay(tmp_path / "two", with_agent=True),
+    )
     found = _find(foreign / "bin/python", first, CLEAN | {"PYTHONPATH": str(second)})
     assert found["points"] == ["kvtrace.agent.plugin:activate"]
 
 
 def test_the_overlay_does_not_hide_an_installed_kvtrace(foreign: Path, tmp_path: Path) -> None:
-    overlay = make_overlay(tmp_path / "overlay")
+    overlay = make_overlay(tmp_path / "overlay", with_agent=True)
     source = str(Path(kvtrace.__file__).parent.parent)
     environ = child_environment(CLEAN | {"PYTHONPATH": source}, [], "{}", overlay)
     code = "import kvtrace.agent, kvtrace.launch.rundir as r; print(kvtrace.agent.__file__, r.__file__)"
@@ -132,9 +134,9 @@ def test_the_overlay_does_not_hide_an_installed_kvtrace(foreign: Path, tmp_path:
 
 
 def test_the_overlay_is_small_and_carries_no_byte_code(tmp_path: Path) -> None:
-    overlay = make_overlay(tmp_path / "overlay")
+    overlay = make_overlay(tmp_path / "overlay", with_agent=True)
     names = {path.name for path in overlay.iterdir()}
-    assert names == {"kvtrace", f"kvtrace-{kvtrace.__version__}.dist-info"}
+    assert names == {"kvtrace", f"kvtrace-{kvtrace.__version__}.dist-info", "sitecustomize.py"}
     assert {path.name for path in (overlay / "kvtrace").iterdir()} == {
         "__init__.py",
         "agent",
@@ -146,7 +148,7 @@ def test_the_overlay_is_small_and_carries_no_byte_code(tmp_path: Path) -> None:
 
 
 def test_a_path_that_cannot_stand_in_pythonpath(tmp_path: Path) -> None:
-    overlay = make_overlay(tmp_path / "a:b" / "overlay")
+    overlay = make_overlay(tmp_path / "a:b" / "overlay", with_agent=True)
     try:
         assert os.pathsep not in str(overlay) and (overlay / "kvtrace/agent").is_dir()
     finally:

@@ -98,7 +98,7 @@ def test_spools_and_their_pids(rundir: RunDir) -> None:
 
 
 def _table(*processes: Process) -> ProcessTable:
-    table = ProcessTable("{}", None)
+    table = ProcessTable("{}", Path("/run/overlay"), foreign=True)
     table.processes.extend(processes)
     return table
 

@@ -45,7 +45,7 @@ def _until(table: ProcessTable, true: Callable[[], bool], seconds: float = 20) -
 
 
 def test_grandchildren_are_seen_with_their_parents(stack: ExitStack) -> None:
-    table = ProcessTable(CONFIG, None)
+    table = ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     table.start(child.pid)
@@ -61,7 +61,7 @@ def test_grandchildren_are_seen_with_their_parents(stack: ExitStack) -> None:
 
 
 def test_an_orphan_is_known_by_its_environment(stack: ExitStack) -> None:
-    table = ProcessTable(CONFIG, None)
+    table = ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
     shell = _start(stack, "/bin/sh", "-c", "sleep 300 & echo $!")
     assert shell.stdout is not None
     orphan = int(shell.stdout.readline())
@@ -71,7 +71,7 @@ def test_an_orphan_is_known_by_its_environment(stack: ExitStack) -> None:
 
 
 def test_strangers_stay_out(stack: ExitStack) -> None:
-    table = ProcessTable(CONFIG, None)
+    table = ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
     stranger = _start(stack, *SLEEP, KVTRACE_CONFIG=CONFIG.replace("5a17", "other"))
     ours = _start(stack, *SLEEP)
     table.start(ours.pid)
@@ -85,8 +85,9 @@ def test_strangers_stay_out(stack: ExitStack) -> None:
     [
         ({}, [], None),
         ({"VLLM_PLUGINS": "a,kvtrace"}, [], None),
-        ({"VLLM_PLUGINS": ""}, [], "VLLM_PLUGINS=''"),
-        ({"VLLM_PLUGINS": "lora"}, [], "VLLM_PLUGINS='lora'"),
+        ({"VLLM_PLUGINS": ""}, [], None),  # the folder on PYTHONPATH is enough
+        ({"VLLM_PLUGINS": "", "PYTHONPATH": "/other"}, [], "replaced, and VLLM_PLUGINS=''"),
+        ({"VLLM_PLUGINS": "lora"}, ["-I"], "-E ignores PYTHONPATH, and VLLM_PLUGINS='lora'"),
         ({"KVTRACE_CONFIG": ""}, [], "lacks KVTRACE_CONFIG"),
         ({"PYTHONPATH": "/other"}, [], "PYTHONPATH was replaced"),
         ({}, ["-I"], "-I or -E"),
@@ -97,7 +98,7 @@ def test_strangers_stay_out(stack: ExitStack) -> None:
 def test_why_an_agent_would_not_load(
     stack: ExitStack, environ: dict[str, str], options: list[str], obstacle: str | None
 ) -> None:
-    table = ProcessTable(CONFIG, Path("/run/overlay"))
+    table = ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
     environ = {"PYTHONPATH": "/run/overlay:/more"} | environ
     child = _start(stack, SLEEP[0], *options, *SLEEP[1:], **environ)
     table.start(child.pid, [SLEEP[0], *options, *SLEEP[1:]])
@@ -140,7 +141,7 @@ def test_names_and_commands() -> None:
 
 def test_the_table_is_bounded(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "MAX_PROCESSES", 1)
-    table = ProcessTable(CONFIG, None)
+    table = ProcessTable(CONFIG, Path("/run/overlay"), foreign=True)
     one, two = _start(stack, *SLEEP), _start(stack, *SLEEP)
     table.start(one.pid)
     _until(table, lambda: len(table.living()) == 2)
@@ -149,7 +150,7 @@ def test_the_table_is_bounded(stack: ExitStack, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_hostile_proc_is_survived(tmp_path: Path) -> None:
-    table = ProcessTable(CONFIG, None, proc=tmp_path)
+    table = ProcessTable(CONFIG, tmp_path, foreign=True, proc=tmp_path)
     for pid, stat in (("7", "garbage"), ("8", "8 (a) b) S x"), ("9", "")):
         (tmp_path / pid).mkdir()
         (tmp_path / pid / "stat").write_text(stat)

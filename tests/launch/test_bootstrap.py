@@ -1,0 +1,116 @@
+"""The agent is in place before any of the user's code, and the user's own sitecustomize runs as ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtrace.launch.environment import child_environment
+from kvtrace.launch.overlay import make_overlay
+from kvtrace.trace.config import AgentConfig, new_salt
+from kvtrace.trace.reader import Spool, spool_paths
+
+# A vLLM of three modules: an op's consumer imports the decorator by name, as attention modules do.
+DECORATOR = "vllm/model_executor/layers/attention/kv_transfer_utils.py"
+CONSUMER = "vllm/model_executor/layers/attention/attention.py"
+SOURCES = {
+    DECORATOR: "def maybe_transfer_kv_layer(func):\n    return func\n",
+    CONSUMER: (
+        "from vllm.model_executor.layers.attention.kv_transfer_utils import maybe_transfer_kv_layer\n"
+        "@maybe_transfer_kv_layer\n"
+        "def unified_attention_with_output(query, key, value, output, layer_name):\n    pass\n"
+    ),
+}
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> Path:
+    folder = tmp_path / "site"
+    for name, text in SOURCES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        for parent in path.parents:
+            if parent == folder:
+                break
+            (parent / "__init__.py").touch()
+    return folder
+
+
+def python(tmp_path: Path, code: str, *options: str, path: str = "", traced: bool = True) -> str:
+    run = tmp_path / "run"
+    overlay = run / "overlay"
+    if not overlay.is_dir():
+        make_overlay(overlay, with_agent=True)
+    config = AgentConfig(run, new_salt()).to_text()
+    environ = child_environment(os.environ | {"PYTHONPATH": path}, [], config, overlay)
+    if not traced:
+        del environ["KVTRACE_CONFIG"]
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code], env=environ, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+WRAPPED = (
+    "from vllm.model_executor.layers.attention import attention\n"
+    "print(hasattr(attention.unified_attention_with_output, '__wrapped__'))\n"
+)
+
+
+def test_who_imports_attention_first_finds_it_hooked(tmp_path: Path, vllm: Path) -> None:
+    assert python(tmp_path, WRAPPED, path=str(vllm)) == "True\n"
+    assert python(tmp_path, WRAPPED, path=str(vllm), traced=False) == "False\n"
+
+
+def test_importing_vllm_alone_leaves_no_spool(tmp_path: Path, vllm: Path) -> None:
+    python(tmp_path, WRAPPED, path=str(vllm))
+    assert spool_paths(tmp_path / "run") == []
+    loaded = f"{WRAPPED}from kvtrace.agent.plugin import activate; activate(); activate()"
+    python(tmp_path, loaded, path=str(vllm))
+    (path,) = spool_paths(tmp_path / "run")
+    spool = Spool(path)
+    assert not list(spool.chunks())
+    status = {value["id"]: value["status"] for _, _, value in spool.facts if "status" in value}
+    assert status["attention-decorator"] == "found"
+
+
+def test_a_python_without_vllm_loads_nothing_of_the_agent(tmp_path: Path) -> None:
+    code = "import json, sys; print(json.dumps([m for m in sys.modules if m.startswith('kvtrace')]))"
+    loaded = json.loads(python(tmp_path, code))
+    assert set(loaded) == {"kvtrace", "kvtrace.agent", "kvtrace.agent.bootstrap"}
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_the_users_own_sitecustomize_runs_in_its_place(tmp_path: Path, traced: bool) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("import sys\nsys.theirs = __file__\nMARK = 7\n")
+    code = "import sys, sitecustomize; print(sys.theirs, sitecustomize.MARK, sitecustomize.__file__)"
+    mine = str(theirs / "sitecustomize.py")
+    assert python(tmp_path, code, path=str(theirs), traced=traced).split() == [mine, "7", mine]
+
+
+def test_what_the_users_own_sitecustomize_raises_is_told_as_without_us(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("raise RuntimeError('mine')\n")
+    environ = os.environ | {"PYTHONPATH": str(theirs)}
+    overlay = make_overlay(tmp_path / "overlay", with_agent=True)
+    told = []
+    for given in (environ, child_environment(environ, [], "{}", overlay)):
+        done = subprocess.run([sys.executable, "-c", "1"], env=given, capture_output=True, text=True)
+        told.append((done.returncode, done.stderr))
+    assert told[0] == told[1] and "RuntimeError: mine" in told[0][1]
+
+
+def test_nested_runs_wait_once(tmp_path: Path) -> None:
+    inner = make_overlay(tmp_path / "inner", with_agent=True)
+    code = "import sys; print(sum(type(f).__name__ == '_Waiting' for f in sys.meta_path))"
+    assert python(tmp_path, code, path=str(inner)) == "1\n"
