@@ -225,9 +225,10 @@ def sources(folder: Path, version: str, moved: dict[str, tuple[str, str]]) -> Pa
         if target.versions.endswith(NEWEST):
             where, create = moved.get(target.module, (target.module, "create"))
             for line in target.expects:
-                dotted, _, parameters = line.replace("create_", f"{create}_").partition("(")
-                holder, _, name = dotted.rpartition(".")
-                modules.setdefault(where, {}).setdefault(holder, []).append(f"def {name}({parameters}: ...")
+                dotted, bracket, parameters = line.replace("create_", f"{create}_").partition("(")
+                holder, _, name = dotted.partition(" ")[0].rpartition(".")
+                stub = f"def {name}({parameters}: ..." if bracket else f"{name}: object"
+                modules.setdefault(where, {}).setdefault(holder, []).append(stub)
     for module, holders in modules.items():
         path = folder / f"{module.replace('.', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
