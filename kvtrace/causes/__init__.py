@@ -1,4 +1,10 @@
-"""From a :class:`kvtrace.ledger.Run` to findings: one file a cause, the catalogue as data."""
+"""From a :class:`kvtrace.ledger.Run` to findings.
+
+``rules/`` has one file a cause, and ``registry`` their list. A rule uses ``cause`` (its entry of the
+catalogue), ``case`` (the run), ``claims`` (which lost tokens are its), ``model`` (what it yields) and
+``evidence/`` (what several rules share). ``diagnose`` runs them; ``assign``, ``pipeline`` and ``verdict``
+are its parts.
+"""
 
 from __future__ import annotations
 

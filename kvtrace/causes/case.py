@@ -5,32 +5,36 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.unit import Sample, Store, Unit, infer_unit
-from kvtrace.causes.model import Event, Finding
+from kvtrace.causes.model import Event, Fields, Finding
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Run
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MAX_EVENTS = 3
 
 
 @dataclass
 class Piece:
-    """One row of Run.pieces."""
+    """Positions of one request that were not saved, in pairs that fared alike: a row of Run.pieces."""
 
-    request: int
-    engine: int
+    request: int  # row in Case.requests
+    engine: int  # its tag
     start: int
     end: int
     pairs: int
-    phase: str
-    chunk: int
-    step: int
-    stage: str
-    live: bool
+    phase: str  # prefill | decode
+    chunk: int  # index of the prefill chunk that computed it, -1 for decode
+    step: int  # that chunk's step, 0 for decode
+    stage: str  # the cause behind the end of its way, "" where no metadata held it
+    live: bool  # whether the worker had a connector
 
 
 @dataclass
@@ -116,20 +120,19 @@ class Case:
     def of_engine(self, tag: int) -> list[Request]:
         return [request for request in self.requests if request.engine == tag]
 
-    def finding(self, cause: Cause, title: str, **more: object) -> Finding:
-        """A finding with the numbers of the ledger filled in; ``more`` are fields of Finding."""
+    def finding(self, cause: Cause, title: str, **given: Unpack[Fields]) -> Finding:
+        """A finding; what is not given follows from the ledger and the catalogue."""
         tokens, total = self.tokens(cause), self.total_tokens
-        values: dict[str, object] = {
+        values: Fields = {
             "severity": cause.severity,
             "tokens": tokens,
             "share": min(1.0, tokens / total) if total else 0.0,
             "requests": len(self.affected(cause)),
             "remedy": [cause.remedy],
-            "versions": cause.versions,
-            "docs": f"docs/causes/{cause.id}.md",
-            **more,
+            **given,
         }
-        return Finding(id=cause.id, stage=cause.stage, title=title, **values)  # type: ignore[arg-type]
+        docs = f"docs/causes/{cause.id}.md"
+        return Finding(cause.id, stage=cause.stage, title=title, versions=cause.versions, docs=docs, **values)
 
     def events(self, cause: Cause, text: str = "") -> list[Event]:
         """Concrete moments of the loss: the largest losses first, one a request."""

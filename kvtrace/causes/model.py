@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import pandas as pd
 
@@ -24,19 +25,39 @@ class Event:
 
 @dataclass
 class Finding:
+    """A cause that was found. The texts that end in no full stop are clauses: evidence, remedy, headline."""
+
     id: str
     severity: str
     stage: Stage | None
     title: str
-    tokens: float = 0.0  # token-layers / pairs of their engine
-    share: float = 0.0  # of all tokens of the ledger that it concerns
+    tokens: float = 0.0
+    """Token-layers divided by the pairs of their engine."""
+    share: float = 0.0
+    """Of all tokens of the ledger that it concerns."""
     requests: int = 0
     evidence: list[str] = field(default_factory=list)
+    """Numbers of this run, the most telling first."""
     events: list[Event] = field(default_factory=list)
     remedy: list[str] = field(default_factory=list)
+    """The connector's own fix first, then settings of the engine with what they cost."""
     versions: str = ""
     docs: str = ""
-    headline: str = ""  # the clause that the verdict uses
+    headline: str = ""
+    """What the verdict says after "61 % of the prompt KV was saved:", "" for a finding that is no reason."""
+
+
+class Fields(TypedDict, total=False):
+    """Fields of a finding that a rule gives; all others follow from the ledger and the catalogue."""
+
+    severity: str
+    tokens: float
+    share: float
+    requests: int
+    evidence: list[str]
+    events: list[Event]
+    remedy: list[str]
+    headline: str
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from kvtrace.causes.case import MAX_EVENTS, Case
 from kvtrace.causes.cause import Cause
-from kvtrace.causes.model import Event, Finding
+from kvtrace.causes.model import Event, Fields, Finding
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.load_model import NOT_LOADED, LoadOf
 from kvtrace.ledger.model import CLAMPED, MISSED
 from kvtrace.words import count, listed, plural
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _PREFIX = {
     LoadEnd.NEVER_ASKED: MISSED,
@@ -41,16 +45,16 @@ def accepted(case: Case) -> list[LoadOf]:
     return [row for row in case.run.load_rows if row.accepted > 0]
 
 
-def finding(case: Case, cause: Cause, title: str, **more: object) -> Finding:
-    """A finding with the numbers of the ledger of loads; ``more`` are fields of Finding."""
+def finding(case: Case, cause: Cause, title: str, **given: Unpack[Fields]) -> Finding:
+    """A finding with the numbers of the ledger of loads, where none are given."""
     rows = affected(case, cause)
     lost, total = tokens(case, rows, cause), case.run.loads.total_tokens
-    values: dict[str, object] = {
+    values: Fields = {
         "tokens": lost,
         "share": min(1.0, lost / total) if total else 0.0,
         "requests": len(rows),
         "events": events(case, rows, cause),
-        **more,
+        **given,
     }
     return case.finding(cause, title, **values)
 

@@ -199,10 +199,7 @@ def _below(sample: Sample, unit: int, d: int) -> bool:
     return sample.prompt - d < unit or (sample.after_empty and sample.prompt <= unit + 1)
 
 
-def _with_stores(
-    fits: list[tuple[_Candidate, int]],
-    silent: list[Sample],
-) -> tuple[_Candidate, int] | None:
+def _with_stores(fits: list[tuple[_Candidate, int]], silent: list[Sample]) -> tuple[_Candidate, int] | None:
     """Where several numbers fit what was stored, the one that also explains who is not in the
     metadata at all; else the largest one that the connector calls a unit; else the block, the
     plainest reading."""
@@ -214,8 +211,7 @@ def _with_stores(
 
     plain = min(fits, key=lambda fit: (not fit[0].named, not fit[0].block, not fit[0].related, -fit[0].value))
     best = max(
-        fits,
-        key=lambda fit: (explained(fit), fit[0].named, fit[0].block, fit[0].related, fit[0].value),
+        fits, key=lambda fit: (explained(fit), fit[0].named, fit[0].block, fit[0].related, fit[0].value)
     )
     if best[0] is plain[0] or explained(best) == explained(plain):
         return plain
@@ -226,9 +222,7 @@ def _with_stores(
 
 
 def _without_stores(
-    fits: list[tuple[_Candidate, int]],
-    offered: bool,
-    silent: list[Sample],
+    fits: list[tuple[_Candidate, int]], offered: bool, silent: list[Sample]
 ) -> tuple[_Candidate, int] | None:
     """Nothing was ever stored: only a number of the connector's own that is larger than every
     prompt can be the reason, and only if there is one such number."""

@@ -50,7 +50,7 @@ def rule(case: Case) -> Results:
             hits = sum(r.offered > 0 for r in looked)
             yield CAUSE.ruled_out(
                 f"{plural(hits, 'hit')} in {plural(len(looked), 'lookup')}, and no prompt that an earlier "
-                "store of this run covers was left out",
+                "store of this run covers was left out"
             )
         return
     here = sum(stored_before(case, r) > 0 for r in rows)

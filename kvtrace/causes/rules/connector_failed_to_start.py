@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.hooks import START_HOOKS
 from kvtrace.causes.model import Results
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Connector, Engine
@@ -26,7 +27,6 @@ CAUSE = Cause(
         "arguments from vLLM 0.21 on), an allocator or model that the connector does not support."
     ),
 )
-_START_HOOKS = ("register_kv_caches", "register_cross_layers_kv_cache")
 
 
 def failures(case: Case, engine: Engine) -> list[Connector]:
@@ -49,7 +49,7 @@ CLAIMS: dict[Turn, Claim] = {Turn.ENGINE: claim}
 
 def rule(case: Case) -> Results:
     failed = [c for c in case.run.connectors if not c.ok]
-    refused = [e for e in case.run.exceptions if e.hook in _START_HOOKS]
+    refused = [e for e in case.run.exceptions if e.hook in START_HOOKS]
     if failed or refused:
         where = {process.pid: process.name for process in case.run.processes}
         evidence = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
 from kvtrace.causes.model import Event, Finding, Results
 from kvtrace.ledger.effects import HARMLESS
@@ -30,7 +31,6 @@ CAUSE = Cause(
     remedy="Fix the connector at the place named here.",
     save_ends=(SaveEnd.CAUGHT,),
 )
-_SAVE_HOOKS = ("save_kv_layer", "wait_for_save")
 _SCHEDULE_HOOKS = ("build_connector_meta", "update_state_after_alloc", "request_finished")
 
 
@@ -52,11 +52,11 @@ CLAIMS: dict[Turn, Claim] = {Turn.STEP: claim}
 
 def rule(case: Case) -> Results:
     facts = [fact for fact in case.run.swallowed if fact.type not in HARMLESS or fact.logged]
-    facts.sort(key=lambda fact: (fact.hook not in _SAVE_HOOKS, -fact.count))
+    facts.sort(key=lambda fact: (fact.hook not in SAVE_HOOKS, -fact.count))
     trust = case.run.trust
     watched = trust.measured + trust.blind
     if case.affected(CAUSE):
-        in_hooks = [f for f in facts if f.hook in (*_SAVE_HOOKS, *_SCHEDULE_HOOKS)]
+        in_hooks = [f for f in facts if f.hook in (*SAVE_HOOKS, *_SCHEDULE_HOOKS)]
         yield _lost_tokens(case, in_hooks or facts or case.run.swallowed)
     elif facts:
         yield _caught(case, facts)
@@ -88,7 +88,7 @@ def _lost_tokens(case: Case, facts: list[Swallowed]) -> Finding:
         CAUSE,
         f"The connector catches {listed(dict.fromkeys(f.type for f in facts))} in {first.hook} and goes "
         f"on: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
-        evidence=evidence + logs_in(case, (*_SAVE_HOOKS, *_SCHEDULE_HOOKS)),
+        evidence=evidence + logs_in(case, (*SAVE_HOOKS, *_SCHEDULE_HOOKS)),
         events=_events(facts) or case.events(CAUSE),
         headline=f"the connector catches {first.type} in {first.hook} and goes on",
         remedy=[f"fix the connector at {first.where}, and let {first.hook} raise what it can't handle"],
@@ -97,7 +97,7 @@ def _lost_tokens(case: Case, facts: list[Swallowed]) -> Finding:
 
 def _caught(case: Case, facts: list[Swallowed]) -> Finding:
     """Exceptions were caught, and no token is known to be lost by them."""
-    loud = [f for f in facts if f.logged and f.hook in _SAVE_HOOKS and not case.run.trust.caught_agreed]
+    loud = [f for f in facts if f.logged and f.hook in SAVE_HOOKS and not case.run.trust.caught_agreed]
     loud += _in_threads(case, facts)
     shown = loud or facts
     return case.finding(

@@ -82,11 +82,11 @@ def rule(case: Case) -> Results:
         whose = of_all(len(later), len(wanting), "chunked prompt")
         yield CAUSE.ruled_out(
             f"{whose} with something to store after the first chunk {'has' if len(later) == 1 else 'have'} "
-            "store entries in later chunks",
+            "store entries in later chunks"
         )
     elif chunked and not wanting:
         yield CAUSE.ruled_out(
-            f"{plural(len(chunked), 'chunked prompt')}, with nothing left to store after the first chunk",
+            f"{plural(len(chunked), 'chunked prompt')}, with nothing left to store after the first chunk"
         )
     elif case.requests and not chunked:
         yield CAUSE.ruled_out(f"each of {plural(len(case.requests), 'prompt')} was computed in one chunk")

@@ -58,7 +58,7 @@ def rule(case: Case) -> Results:
         yield CAUSE.ruled_out(f"{ran.share}{size}, never FULL")
     elif seen.get(2, 0):
         yield CAUSE.ruled_out(
-            f"FULL graphs in {count(seen[2])} of {count(total)} worker-steps, none with a store entry",
+            f"FULL graphs in {count(seen[2])} of {count(total)} worker-steps, none with a store entry"
         )
     else:
         unknown = seen.get(-1, 0)

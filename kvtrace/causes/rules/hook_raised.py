@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import SAVES, Cause
+from kvtrace.causes.evidence.hooks import START_HOOKS
 from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.terms import FAULT, Stage
@@ -19,7 +20,7 @@ CAUSE = Cause(
     remedy="Fix the connector at the place named here.",
     save_ends=(SaveEnd.RAISED,),
 )
-_AT_START = ("register_kv_caches", "register_cross_layers_kv_cache", "__init__")
+_AT_START = (*START_HOOKS, "__init__")
 
 
 def rule(case: Case) -> Results:

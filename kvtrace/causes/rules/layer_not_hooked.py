@@ -63,5 +63,5 @@ def rule(case: Case) -> Results:
     if eligible and fired_all == eligible:
         yield CAUSE.ruled_out(
             f"save_kv_layer was called in {count(fired_all)}/{count(eligible)} layer-steps, {count(work)} "
-            "of them with work",
+            "of them with work"
         )

@@ -45,5 +45,5 @@ def rule(case: Case) -> Results:
         )
     elif sync:
         yield CAUSE.ruled_out(
-            f"in the steps of {plural(len(sync), 'load')} no attention body began before its load hook",
+            f"in the steps of {plural(len(sync), 'load')} no attention body began before its load hook"
         )

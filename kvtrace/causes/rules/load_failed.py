@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
+from kvtrace.causes.evidence.hooks import LOAD_HOOKS
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.terms import FAULT
@@ -28,7 +29,6 @@ CAUSE = Cause(
     versions=f"{since('0.11.1')} (reported blocks; raised: all)",
     load_ends=(LoadEnd.FAILED,),
 )
-_HOOKS = ("start_load_kv", "wait_for_layer_load")
 
 
 def rule(case: Case) -> Results:
@@ -44,7 +44,7 @@ def rule(case: Case) -> Results:
     tokens = loads.tokens(case, failed, CAUSE)
     evidence = loads.reasons(failed, CAUSE)
     evidence += [
-        f"{e.hook}: {e.type}: {e.message} (at {e.where})" for e in case.run.exceptions if e.hook in _HOOKS
+        f"{e.hook}: {e.type}: {e.message} (at {e.where})" for e in case.run.exceptions if e.hook in LOAD_HOOKS
     ][:2]
     after: dict[str, int] = {}
     for row in failed:

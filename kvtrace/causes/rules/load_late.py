@@ -7,6 +7,7 @@ from statistics import median
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence import loads
+from kvtrace.causes.evidence.hooks import LOAD_HOOKS, SAVE_HOOKS
 from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.load_model import LoadOf
 from kvtrace.ledger.model import LOADED
@@ -32,7 +33,7 @@ LEAST_WAIT_NS = 100_000_000
 _STEPS = 5
 """Nor is one of a few steps: a load that ends at once is seen ended a step later at the earliest."""
 _TIMES = 2
-_HOOKS = ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "get_finished")
+_HOOKS = (*LOAD_HOOKS, *SAVE_HOOKS, "get_finished")
 
 
 def rule(case: Case) -> Results:

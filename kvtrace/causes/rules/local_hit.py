@@ -34,10 +34,10 @@ def rule(case: Case) -> Results:
     if any(engine.facts.prefix_caching for engine in known):
         share = percent(reused, case.total_tokens)
         yield CAUSE.ruled_out(
-            f"{count(reused)} tokens ({share}) were reused from the GPU's prefix cache: none of them is lost",
+            f"{count(reused)} tokens ({share}) were reused from the GPU's prefix cache: none of them is lost"
         )
     else:
         yield CAUSE.ruled_out(
             f"prefix caching is off; {count(reused)} tokens reused. With it on, fewer tokens would be "
-            "offered, not more",
+            "offered, not more"
         )

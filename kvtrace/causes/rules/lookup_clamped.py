@@ -9,14 +9,7 @@ from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.load_model import (
-    FULL_HIT,
-    NO_BLOCKS,
-    ROUNDED,
-    SKIPS_CACHE,
-    SUB_BLOCK,
-    LoadOf,
-)
+from kvtrace.ledger.load_model import FULL_HIT, NO_BLOCKS, ROUNDED, SKIPS_CACHE, SUB_BLOCK, LoadOf
 from kvtrace.terms import LIMIT, NOTE
 from kvtrace.words import count, plural
 
@@ -60,7 +53,7 @@ def rule(case: Case) -> Results:
         if offered:
             took = count(sum(row.offered for row in offered))
             yield CAUSE.ruled_out(
-                f"the scheduler took all {took} tokens that {plural(len(offered), 'lookup')} offered",
+                f"the scheduler took all {took} tokens that {plural(len(offered), 'lookup')} offered"
             )
         return
     by_reason: dict[str, list[LoadOf]] = defaultdict(list)
@@ -79,7 +72,6 @@ def rule(case: Case) -> Results:
         f"{count(first.prompt)} prompt tokens ({count(first.local)} local)"
     )
     harmless = set(by_reason) <= {FULL_HIT, SUB_BLOCK}
-    more: dict[str, object] = {"severity": NOTE} if harmless else {}
     yield loads.finding(
         case,
         CAUSE,
@@ -89,5 +81,5 @@ def rule(case: Case) -> Results:
         remedy=[_REMEDY[reason] for reason in by_reason if reason in _REMEDY]
         or ["Compare the lookup and update_state_after_alloc of the requests named here."],
         headline=f"{plural(tokens, 'offered token')} not taken by the scheduler",
-        **more,
+        severity=NOTE if harmless else CAUSE.severity,
     )

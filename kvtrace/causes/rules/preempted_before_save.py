@@ -48,7 +48,7 @@ def rule(case: Case) -> Results:
     if not rows:
         if preempted:
             yield CAUSE.ruled_out(
-                f"{plural(len(preempted), 'request')} preempted; what they had computed was still offered",
+                f"{plural(len(preempted), 'request')} preempted; what they had computed was still offered"
             )
         elif case.requests:
             yield CAUSE.ruled_out(f"no preemption of {plural(len(case.requests), 'request')}")

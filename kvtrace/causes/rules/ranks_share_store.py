@@ -60,5 +60,5 @@ def rule(case: Case) -> Results:
     if several and trust.agreed:
         yield CAUSE.ruled_out(
             "no file was written by two ranks for the same layer in "
-            f"{plural(trust.agreed, 'measured store call')}",
+            f"{plural(trust.agreed, 'measured store call')}"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import SAVES, Cause
+from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import SaveEnd
@@ -37,7 +38,7 @@ def rule(case: Case) -> Results:
                 f"{count(trust.agreed)} read all of theirs",
                 f"less than a block ({blocks[0] if blocks else 1} slots) per entry counts as rounding, not "
                 "as a loss; where a step stores for several requests, the loss is divided among them",
-                *logs_in(case, ("save_kv_layer", "wait_for_save")),
+                *logs_in(case, SAVE_HOOKS),
             ],
             events=case.events(CAUSE),
             headline=f"the save hook read {share} of the slots that its metadata names",
@@ -45,5 +46,5 @@ def rule(case: Case) -> Results:
         )
     elif trust.agreed and not trust.nothing:
         yield CAUSE.ruled_out(
-            f"no measured store call of {count(trust.agreed)} read fewer slots than the metadata names",
+            f"no measured store call of {count(trust.agreed)} read fewer slots than the metadata names"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.model import Finding, Results
 from kvtrace.ledger.ends import SaveEnd
@@ -66,7 +67,7 @@ def _finding(case: Case) -> Finding:
     return case.finding(
         CAUSE,
         f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
-        evidence=_evidence(case) + logs_in(case, ("save_kv_layer", "wait_for_save")),
+        evidence=_evidence(case) + logs_in(case, SAVE_HOOKS),
         events=case.events(CAUSE, "a store entry with slots, and none was read from the KV tensor"),
         headline=headline,
         remedy=[

@@ -49,13 +49,13 @@ def rule(case: Case) -> Results:
     if behind and early == behind:
         yield CAUSE.ruled_out(
             f"in all {count(behind)} timed calls that began with device work outstanding the hook returned "
-            "before that work was done",
+            "before that work was done"
         )
     elif timed:
         yield CAUSE.not_observed(
             f"{plural(behind, 'timed call')} began with {BEHIND_NS / 1e6:.1f} ms of device work or more "
             f"outstanding, {count(early)} of them returned before it was done: too few, or too mixed, to "
-            "decide",
+            "decide"
         )
     else:
         yield CAUSE.not_observed("whether a hook waits for the device shows on a device clock only")
