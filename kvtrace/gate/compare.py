@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import cast
 
 from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.contract import shapes
-from kvtrace.gate.covered import matching, shortfalls
+from kvtrace.gate.covered import matching, shortfalls, too_few
 from kvtrace.gate.explain import Findings
-from kvtrace.gate.model import CoverageRow, EngineShape
+from kvtrace.gate.model import Baseline, CoverageRow, EngineShape, subject
 from kvtrace.gate.outcome import Check, State
 from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
@@ -34,22 +35,30 @@ _MOVED = (
 _LEDGER = "see the ledger: kvtrace explain PATH"
 
 
+@dataclass(frozen=True)
+class _Held:
+    """What is held against what."""
+
+    report: Report
+    file: BaselineFile
+    rules: Rules
+    findings: Findings
+
+    @property
+    def baseline(self) -> Baseline:
+        return self.file.baseline
+
+
 def compare(report: Report, file: BaselineFile, rules: Rules) -> list[Check]:
     """Every line of the baseline, and what it has come to in this report.
 
     Step counts, times and the traffic's size are not looked at. Where the baseline's share of a hook is
     1, the run's has to be 1; other shares may be worse by the tolerance of `rules`.
     """
-    findings = Findings(report, {one["id"]: one["severity"] for one in file.baseline["findings"]})
-    checks = [
-        *_engines(report, file, findings),
-        *_coverage(report, file, findings, rules.slack),
-        *_saves(report, file, findings, rules),
-        *_loads(report, file, findings, rules),
-        *_found(report, file, findings, rules),
-        *_targets(report, file),
-    ]
-    return [replace(check, source=file.path) for check in checks]
+    known = {one["id"]: one["severity"] for one in file.baseline["findings"]}
+    held = _Held(report, file, rules, Findings(report, known))
+    parts = (_engines, _coverage, _saves, _loads, _found, _targets)
+    return [replace(check, source=file.path) for part in parts for check in part(held)]
 
 
 # ------------------------------------------------------------------------------- engines
@@ -68,46 +77,30 @@ _CAUSES = {
 }
 
 
-def _engines(report: Report, file: BaselineFile, findings: Findings) -> list[Check]:
-    wanted, seen = list(file.baseline["engines"]), shapes(report)
+def _engines(held: _Held) -> list[Check]:
+    wanted, seen = list(held.baseline["engines"]), shapes(held.report)
     checks = []
     for shape in list(wanted):
         if shape in seen:
             wanted.remove(shape)
             seen.remove(shape)
-            checks.append(
-                Check(
-                    "engine",
-                    "engine",
-                    "passed",
-                    _engine_words(shape),
-                    _engine_words(shape),
-                    "text",
-                    line=file.line(shape),
-                )
-            )
+            words, line = _engine_words(shape), held.file.line(shape)
+            checks.append(Check("engine", "engine", "passed", words, words, "text", line=line))
     for number, shape in enumerate(wanted):
+        line = held.file.line(shape)
         if number < len(seen):
-            checks += _engine(shape, seen[number], findings, file.line(shape))
+            checks += [replace(one, line=line) for one in _engine(shape, seen[number], held.findings)]
         else:
             checks.append(
                 Check(
-                    "engine",
-                    "engine",
-                    "failed",
-                    _engine_words(shape),
-                    None,
-                    "text",
-                    text="this engine was not seen in the run",
-                    cause=findings.for_wiring(),
+                    "engine", "engine", "failed", _engine_words(shape), None, "text", line=line,
+                    text="this engine was not seen in the run", cause=held.findings.for_wiring(),
                     remedy="look at the start of the run: did the engine come up?",
-                    line=file.line(shape),
                 )
-            )
+            )  # fmt: skip
     for shape in seen[len(wanted) :]:
-        checks.append(
-            Check("engine", "engine", "changed", None, _engine_words(shape), "text", text="one engine more")
-        )
+        words = _engine_words(shape)
+        checks.append(Check("engine", "engine", "changed", None, words, "text", text="one engine more"))
     return checks
 
 
@@ -117,170 +110,114 @@ def _engine_words(shape: EngineShape) -> str:
     return f"{who}, {plural(ranks, 'rank')}, {plural(shape['kv_layers'], 'KV layer')}"
 
 
-def _engine(want: EngineShape, have: EngineShape, findings: Findings, line: int) -> list[Check]:
+def _engine(want: EngineShape, have: EngineShape, findings: Findings) -> list[Check]:
+    return [*_wiring(want, have, findings), *_workers(want, have, findings)]
+
+
+def _wiring(want: EngineShape, have: EngineShape, findings: Findings) -> list[Check]:
     checks = []
-    before, after = _wiring(want), _wiring(have)
+    before, after = cast("dict[str, str | None]", want), cast("dict[str, str | None]", have)
     for key, words in _FIELDS.items():
-        same = before[key] == after[key]
-        if not same and key != "connector" and after["connector"] is None:
-            continue  # said once: there is none
-        checks.append(
-            Check(
-                "engine",
-                words,
-                "passed" if same else "failed",
-                before[key],
-                after[key] or None,
-                "text",
-                cause=None if same else findings.for_wiring(_CAUSES[key]),
-                remedy="" if same else "set the engine's --kv-transfer-config as in the run of the baseline",
-                line=line,
-            )
-        )
-    lost = [rank for rank in want["ranks"] if rank not in have["ranks"]]
-    more = [rank for rank in have["ranks"] if rank not in want["ranks"]]
-    for rank in lost:
-        checks.append(
-            Check(
-                "engine",
-                "worker",
-                "failed",
-                "seen",
-                None,
-                "text",
-                rank=rank,
-                text=f"rank {rank} was not seen in this run",
-                cause=findings.for_wiring(("agent-not-loaded",)),
-                remedy="look at the start of the run: did this worker come up, and under kvtrace run?",
-                line=line,
-            )
-        )
-    if more:
-        checks.append(
-            Check("engine", "workers", "changed", len(want["ranks"]), len(have["ranks"]), "count", line=line)
-        )
-    if want["kv_layers"] != have["kv_layers"]:
-        fewer = have["kv_layers"] < want["kv_layers"]
-        checks.append(
-            Check(
-                "engine",
-                "KV layers",
-                "failed" if fewer else "changed",
-                want["kv_layers"],
-                have["kv_layers"],
-                "count",
-                cause=findings.for_wiring() if fewer else None,
-                line=line,
-                remedy="is it the same model? layers that are no KV layers for vLLM get no hook",
-            )
-        )
+        if before[key] == after[key]:
+            checks.append(Check("engine", words, "passed", before[key], after[key] or None, "text"))
+        elif key == "connector" or after["connector"] is not None:  # else said once: there is none
+            checks.append(
+                Check(
+                    "engine", words, "failed", before[key], after[key] or None, "text",
+                    cause=findings.for_wiring(_CAUSES[key]),
+                    remedy="set the engine's --kv-transfer-config as in the run of the baseline",
+                )
+            )  # fmt: skip
     return checks
 
 
-def _wiring(shape: EngineShape) -> dict[str, str | None]:
-    return {
-        "connector": shape["connector"],
-        "class": shape["class"],
-        "module": shape["module"],
-        "role": shape["role"],
-    }
+def _workers(want: EngineShape, have: EngineShape, findings: Findings) -> list[Check]:
+    """Ranks and KV layers: fewer of them fail."""
+    checks = [
+        Check(
+            "engine", "worker", "failed", "seen", None, "text", rank=rank,
+            text=f"rank {rank} was not seen in this run", cause=findings.for_wiring(("agent-not-loaded",)),
+            remedy="look at the start of the run: did this worker come up, and under kvtrace run?",
+        )
+        for rank in want["ranks"]
+        if rank not in have["ranks"]
+    ]  # fmt: skip
+    if set(have["ranks"]) - set(want["ranks"]):
+        checks.append(Check("engine", "workers", "changed", len(want["ranks"]), len(have["ranks"]), "count"))
+    before, after = want["kv_layers"], have["kv_layers"]
+    if before != after:
+        state: State = "failed" if after < before else "changed"
+        cause = findings.for_wiring() if after < before else None
+        remedy = "is it the same model? layers that are no KV layers for vLLM get no hook"
+        checks.append(Check("engine", "KV layers", state, before, after, "count", cause=cause, remedy=remedy))
+    return checks
 
 
 # ------------------------------------------------------------------------------ coverage
 
 
-def _coverage(report: Report, file: BaselineFile, findings: Findings, slack: float) -> list[Check]:
-    seen = cells(report)
-    rows: list[CoverageRow] = [*file.baseline["coverage"]["hooks"], *file.baseline["coverage"]["ops"]]
-    known: set[tuple[str, str | None]] = set()
+def _coverage(held: _Held) -> list[Check]:
+    seen = cells(held.report)
+    rows: list[CoverageRow] = [*held.baseline["coverage"]["hooks"], *held.baseline["coverage"]["ops"]]
     checks = []
     for row in rows:
-        name = row.get("hook") or row.get("op", "")
-        known.add((name, row.get("layers")))
-        checks += [replace(one, line=file.line(row)) for one in _row(row, name, seen, rows, findings, slack)]
+        line = held.file.line(row)
+        for check in (*_called(row, seen, held), *_working(row, seen, held.findings)):
+            checks.append(replace(check, line=line))
+    known = {(subject(row)[1], row.get("layers")) for row in rows}
     fresh: dict[tuple[str, str | None], list[Cell]] = {}
     for cell in seen:
         if cell.fired and (cell.name, cell.group) not in known:
             fresh.setdefault((cell.name, cell.group), []).append(cell)
     for (name, group), own in fresh.items():
         if own[0].what == "op" or all(cell.share >= 1.0 for cell in own):
-            share = min(cell.share for cell in own)
-            checks.append(
-                Check(
-                    "coverage", name, "changed", None, share, layers=group or "", text="not in the baseline"
-                )
-            )
+            share, text = min(cell.share for cell in own), "not in the baseline"
+            checks.append(Check("coverage", name, "changed", None, share, layers=group or "", text=text))
     return checks
 
 
-def _row(
-    row: CoverageRow, name: str, seen: list[Cell], rows: list[CoverageRow], findings: Findings, slack: float
-) -> list[Check]:
-    own = matching(row, seen)
-    share, layers = row["share"], row.get("layers", "")
+def _called(row: CoverageRow, seen: list[Cell], held: _Held) -> list[Check]:
+    """Whether the hook or op of a row was called as often as the baseline promises."""
+    (what, name), own = subject(row), matching(row, seen)
+    share, layers, slack = row["share"], row.get("layers", ""), held.rules.slack
+    cause, remedy = held.findings.for_calls(), _RENAMED if what == "op" else _LOST
     if not own:
-        if share <= 0:
-            return []
-        known = {one.get("op") for one in rows}
-        other = sorted(
-            {cell.name for cell in seen if cell.what == "op" and cell.fired and cell.name not in known}
-        )
-        instead = f"; seen instead: {', '.join(other)}" if "op" in row and other else ""
-        return [
-            Check(
-                "coverage",
-                name,
-                "failed",
-                share,
-                None,
-                layers=layers,
-                cause=findings.for_calls(),
-                text="never seen in this run" + instead,
-                remedy=_RENAMED if "op" in row else _LOST,
-            )
-        ]
+        text = "never seen in this run" + (_instead(seen, held.baseline) if what == "op" else "")
+        check = Check("coverage", name, "failed", share, layers=layers, text=text, cause=cause, remedy=remedy)
+        return [check] if share > 0 else []
 
     def falls_short(cell: Cell) -> bool:
         return cell.share < 1.0 if share >= 1.0 else cell.share + _EPSILON < share - slack
 
-    checks = [
+    short = [too_few(one, name, share, cause, remedy) for one in shortfalls(own, falls_short)]
+    if short:
+        return short
+    least = min(cell.share for cell in own)
+    better = least > share + (_EPSILON if least >= 1.0 else slack)
+    return [Check("coverage", name, "better" if better else "passed", share, least, layers=layers)]
+
+
+def _instead(seen: list[Cell], baseline: Baseline) -> str:
+    """The ops that were called, and that the baseline does not know."""
+    known = {row["op"] for row in baseline["coverage"]["ops"]}
+    other = sorted({cell.name for cell in seen if cell.what == "op" and cell.fired} - known)
+    return f"; seen instead: {', '.join(other)}" if other else ""
+
+
+def _working(row: CoverageRow, seen: list[Cell], findings: Findings) -> list[Check]:
+    """Whether a hook that had something to store or load had it again."""
+    if not row["work"]:
+        return []
+    idle = shortfalls(matching(row, seen), lambda cell: cell.fired > 0 and cell.work == 0)
+    return [
         Check(
-            "coverage",
-            name,
-            "failed",
-            share,
-            short.share,
-            layers=short.layers,
-            rank=short.rank,
-            text=f"called in {short.fired} of {short.eligible} {'layer-steps' if layers else 'steps'}",
-            cause=findings.for_calls(),
-            remedy=_RENAMED if "op" in row else _LOST,
+            "work", subject(row)[1], "failed", "with work", "without", "text",
+            layers=one.layers, rank=one.rank,
+            text=f"called {one.fired} times, and never with anything to store or load",
+            cause=findings.for_accounts(_losses(findings)), remedy=_LEDGER,
         )
-        for short in shortfalls(own, falls_short)
-    ]
-    if not checks:
-        least = min(cell.share for cell in own)
-        better = least > share + (_EPSILON if least >= 1.0 else slack)
-        checks.append(Check("coverage", name, "better" if better else "passed", share, least, layers=layers))
-    if row["work"]:
-        idle = shortfalls(own, lambda cell: cell.fired > 0 and cell.work == 0)
-        checks += [
-            Check(
-                "work",
-                name,
-                "failed",
-                "with work",
-                "without",
-                "text",
-                layers=short.layers,
-                rank=short.rank,
-                text=f"called {short.fired} times, and never with anything to store or load",
-                cause=findings.for_accounts(_losses(findings)),
-                remedy=_LEDGER,
-            )
-            for short in idle
-        ]
-    return checks
+        for one in idle
+    ]  # fmt: skip
 
 
 def _losses(findings: Findings) -> dict[str, float]:
@@ -295,213 +232,128 @@ def _losses(findings: Findings) -> dict[str, float]:
 # ------------------------------------------------------------------------------- ledgers
 
 
-def _saves(report: Report, file: BaselineFile, findings: Findings, rules: Rules) -> list[Check]:
-    before, after = file.baseline["ledger"]["saves"], shares(report["ledger"]["saves"])
-    line = file.line(before)
+def _saves(held: _Held) -> list[Check]:
+    before, after = held.baseline["ledger"]["saves"], shares(held.report["ledger"]["saves"])
+    line, allowed = held.file.line(before), held.rules.allow
     if not before:
         return []
     if not after:
         return [
             Check(
-                "ledger",
-                "tokens kept",
-                "failed",
-                kept(before),
-                None,
-                text="no token was computed in this run",
-                cause=findings.for_wiring(),
+                "ledger", "tokens kept", "failed", kept(before), None, line=line,
+                text="no token was computed in this run", cause=held.findings.for_wiring(),
                 remedy="did the engine come up, and did it get requests?",
-                line=line,
             )
-        ]
+        ]  # fmt: skip
     if before.get(DECODE, 0.0) > 0:
         before, after = without_decode(before), without_decode(after)
     rises = {
         name: after.get(name, 0.0) - before.get(name, 0.0) for name in {*before, *after} if name not in KEPT
     }
-    forgiven = sum(max(0.0, rise) for name, rise in rises.items() if cause_of(name) in rules.allow)
-    was, now = kept(before), kept(after)
-    if now + forgiven < was - rules.slack - _EPSILON:
-        grown = {name: rise for name, rise in rises.items() if cause_of(name) not in rules.allow}
-        return [
-            Check(
-                "ledger",
-                "tokens kept",
-                "failed",
-                was,
-                now,
-                text=_grown(grown, before, after),
-                cause=findings.for_accounts(grown),
-                remedy=_LEDGER,
-                line=line,
-            )
-        ]
-    state = "better" if now > was + rules.slack else "passed"
-    checks = [
-        Check("ledger", "tokens kept", "better" if state == "better" else "passed", was, now, line=line)
-    ]
-    for name in sorted({*before, *after}):
-        if abs(after.get(name, 0.0) - before.get(name, 0.0)) > rules.slack and state == "passed":
-            checks.append(
-                Check("ledger", name, "changed", before.get(name, 0.0), after.get(name, 0.0), line=line)
-            )
+    forgiven = sum(max(0.0, rise) for name, rise in rises.items() if cause_of(name) in allowed)
+    grown = {name: rise for name, rise in rises.items() if cause_of(name) not in allowed}
+    check = _kept("tokens kept", kept(before), kept(after), forgiven, held.rules.slack)
+    if check.state == "failed":
+        cause = held.findings.for_accounts(grown)
+        text = _grown(grown, before, after)
+        return [replace(check, text=text, cause=cause, remedy=_LEDGER, line=line)]
+    checks = [replace(check, line=line)]
+    for name in sorted({*before, *after}) if check.state == "passed" else ():
+        was, now = before.get(name, 0.0), after.get(name, 0.0)
+        if abs(now - was) > held.rules.slack:
+            checks.append(Check("ledger", name, "changed", was, now, line=line))
     return checks
 
 
+def _kept(name: str, was: float, now: float, forgiven: float, slack: float) -> Check:
+    """A share that may fall by the slack, and by what is allowed."""
+    state: State = "better" if now > was + slack else "passed"
+    if now + forgiven < was - slack - _EPSILON:
+        state = "failed"
+    return Check("ledger", name, state, was, now)
+
+
 def _grown(rises: dict[str, float], before: dict[str, float], after: dict[str, float]) -> str:
-    """The accounts that the tokens went to."""
+    """The outcomes that the tokens had instead."""
     most = sorted((name for name in rises if rises[name] > 0.0005), key=lambda name: (-rises[name], name))
     return ", ".join(
         f"{name} {percent(before.get(name, 0.0))} -> {percent(after.get(name, 0.0))}" for name in most[:3]
     )
 
 
-def _loads(report: Report, file: BaselineFile, findings: Findings, rules: Rules) -> list[Check]:
-    before, after = file.baseline["ledger"]["loads"], shares(report["ledger"]["loads"])
-    line, was = file.line(before), before.get(LOADED, 0.0)
+def _loads(held: _Held) -> list[Check]:
+    before, after = held.baseline["ledger"]["loads"], shares(held.report["ledger"]["loads"])
+    line, was, allowed = held.file.line(before), before.get(LOADED, 0.0), held.rules.allow
     if was <= 0:
         return []
     if not after:
         return [
             Check(
-                "ledger",
-                "tokens loaded",
-                "failed",
-                was,
-                None,
+                "ledger", "tokens loaded", "failed", was, None, line=line,
                 text="no load was offered or asked for in this run",
-                cause=findings.for_accounts({"missed:never-looked-up": 1.0}),
-                remedy=_LEDGER,
-                line=line,
+                cause=held.findings.for_accounts({"missed:never-looked-up": 1.0}), remedy=_LEDGER,
             )
-        ]
-    now = after.get(LOADED, 0.0)
+        ]  # fmt: skip
     rises = {
         name: after.get(name, 0.0) - before.get(name, 0.0)
         for name in {*before, *after}
-        if name not in KEPT and cause_of(name) not in rules.allow
+        if name not in KEPT and cause_of(name) not in allowed
     }
     forgiven = sum(
-        max(0.0, after[name] - before.get(name, 0.0)) for name in after if cause_of(name) in rules.allow
+        max(0.0, share - before.get(name, 0.0)) for name, share in after.items() if cause_of(name) in allowed
     )
-    if now + forgiven < was - rules.slack - _EPSILON:
-        return [
-            Check(
-                "ledger",
-                "tokens loaded",
-                "failed",
-                was,
-                now,
-                text=_grown(rises, before, after),
-                cause=findings.for_accounts(rises),
-                remedy=_LEDGER,
-                line=line,
-            )
-        ]
-    return [
-        Check(
-            "ledger", "tokens loaded", "better" if now > was + rules.slack else "passed", was, now, line=line
-        )
-    ]
+    check = _kept("tokens loaded", was, after.get(LOADED, 0.0), forgiven, held.rules.slack)
+    if check.state != "failed":
+        return [replace(check, line=line)]
+    cause, text = held.findings.for_accounts(rises), _grown(rises, before, after)
+    return [replace(check, text=text, cause=cause, remedy=_LEDGER, line=line)]
 
 
 # ------------------------------------------------------------------------------ findings
 
 
-def _found(report: Report, file: BaselineFile, findings: Findings, rules: Rules) -> list[Check]:
+def _found(held: _Held) -> list[Check]:
     checks = []
-    seen = set()
-    for one in report["findings"]:
+    for one in held.report["findings"]:
         cause, severity = one["id"], one["severity"]
-        seen.add(cause)
-        old = findings.known.get(cause)
-        if not findings.is_new(one) or cause in rules.allow:
-            state: State = "passed"
-        elif severity == FAULT:
-            state = "failed"
-        else:
-            state = "changed"  # a limit or note costs nothing by itself: what it costs is in the ledger
-        checks.append(
-            Check(
-                "finding",
-                cause,
-                state,
-                old,
-                severity,
-                "text",
-                text=one["title"],
-                cause=cause if state == "failed" else None,
-            )
-        )
-    for known in file.baseline["findings"]:
+        state: State = "passed"
+        if held.findings.is_new(one) and cause not in held.rules.allow:
+            # a limit or note costs nothing by itself: what it costs is in the ledger
+            state = "failed" if severity == FAULT else "changed"
+        old, failed = held.findings.known.get(cause), cause if state == "failed" else None
+        checks.append(Check("finding", cause, state, old, severity, "text", text=one["title"], cause=failed))
+    seen = {one["id"] for one in held.report["findings"]}
+    for known in held.baseline["findings"]:
         if known["id"] not in seen:
-            checks.append(
-                Check(
-                    "finding",
-                    known["id"],
-                    "changed" if known["severity"] == NOTE else "better",
-                    known["severity"],
-                    None,
-                    "text",
-                    line=file.line(known),
-                )
-            )
+            gone: State = "changed" if known["severity"] == NOTE else "better"
+            line = held.file.line(known)
+            checks.append(Check("finding", known["id"], gone, known["severity"], None, "text", line=line))
     return checks
 
 
 # ------------------------------------------------------------------------------- targets
 
 
-def _targets(report: Report, file: BaselineFile) -> list[Check]:
-    now = {one["id"]: one for one in report["instrumentation"]["targets"]}
-    same_tool = file.baseline["made"]["kvtrace"] == report["run"]["kvtrace"]
+def _targets(held: _Held) -> list[Check]:
+    now = {one["id"]: one for one in held.report["instrumentation"]["targets"]}
+    same_tool = held.baseline["made"]["kvtrace"] == held.report["run"]["kvtrace"]
     checks = []
-    for name in file.baseline["targets"]:
-        target, line = now.get(name), file.line(name)
+    for name in held.baseline["targets"]:
+        target, line = now.get(name), held.file.line(name)
         status = target["status"] if target else None
-        if status == "found":
-            checks.append(Check("target", name, "passed", "found", "found", "text", line=line))
-            continue
         twin = name.removesuffix("-old") if name.endswith("-old") else f"{name}-old"
-        if twin in now and now[twin]["status"] == "found" and twin not in file.baseline["targets"]:
-            checks.append(
-                Check(
-                    "target",
-                    name,
-                    "changed",
-                    "found",
-                    status,
-                    "text",
-                    text=f"{twin} was found instead",
-                    line=line,
-                )
-            )
+        state: State = "changed"
+        remedy = ""
+        if status == "found":
+            state, text = "passed", ""
+        elif twin in now and now[twin]["status"] == "found" and twin not in held.baseline["targets"]:
+            text = f"{twin} was found instead"
         elif target is None and not same_tool:
-            checks.append(
-                Check(
-                    "target",
-                    name,
-                    "changed",
-                    "found",
-                    None,
-                    "text",
-                    text="this kvtrace has no such target",
-                    line=line,
-                )
-            )
+            text = "this kvtrace has no such target"
         else:
-            place = f"{target['module']}.{target['attr']}" if target else ""
-            checks.append(
-                Check(
-                    "target",
-                    name,
-                    "failed",
-                    "found",
-                    status,
-                    "text",
-                    line=line,
-                    text=": ".join(filter(None, (place, target["detail"] if target else ""))),
-                    remedy=_MOVED,
-                )
-            )
+            place = (f"{target['module']}.{target['attr']}", target["detail"]) if target else ()
+            state, text, remedy = "failed", ": ".join(filter(None, place)), _MOVED
+        checks.append(
+            Check("target", name, state, "found", status, "text", text=text, remedy=remedy, line=line)
+        )
     return checks

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from kvtrace.gate.cells import EVERY_STEP, Cell, cells
 from kvtrace.gate.layers import ranges
-from kvtrace.gate.model import SCHEMA, Baseline, CoverageRow, EngineShape, GateError
+from kvtrace.gate.model import SCHEMA, Baseline, CoverageRow, EngineShape, GateError, HookRow, OpRow
 from kvtrace.gate.shares import shares
 from kvtrace.report.model import Engine, Ledger, Report
 from kvtrace.terms import outcome_order, severity_order
@@ -33,8 +33,8 @@ def make_baseline(report: Report, where: str = "report") -> Baseline:
         "made": {"kvtrace": report["run"]["kvtrace"], "vllm": report["run"]["vllm"]},
         "engines": shapes(report),
         "coverage": {
-            "hooks": _rows([cell for cell in rows if cell.what == "hook"]),
-            "ops": _rows([cell for cell in rows if cell.what == "op"]),
+            "hooks": cast("list[HookRow]", _rows([cell for cell in rows if cell.what == "hook"])),
+            "ops": cast("list[OpRow]", _rows([cell for cell in rows if cell.what == "op"])),
         },
         "ledger": {"saves": _book(report["ledger"]["saves"]), "loads": _book(report["ledger"]["loads"])},
         "findings": [{"id": id, "severity": severity} for id, severity in _findings(report)],

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from kvtrace.gate.cells import Cell
 from kvtrace.gate.contract import rounded
 from kvtrace.gate.layers import spelled, within
-from kvtrace.gate.model import CoverageRow
+from kvtrace.gate.model import CoverageRow, subject
+from kvtrace.gate.outcome import Check
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,19 @@ class Short:
     eligible: int
 
 
+def too_few(short: Short, name: str, asked: float, cause: str | None, remedy: str) -> Check:
+    """The failure that `short` is, where a share of `asked` was wanted."""
+    steps = "layer-steps" if short.layers else "steps"
+    text = f"called in {short.fired} of {short.eligible} {steps}"
+    return Check(
+        "coverage", name, "failed", asked, short.share,
+        layers=short.layers, rank=short.rank, text=text, cause=cause, remedy=remedy,
+    )  # fmt: skip
+
+
 def matching(row: CoverageRow, cells: Iterable[Cell]) -> list[Cell]:
     """The cells that a row of a baseline speaks of."""
-    what = "hook" if "hook" in row else "op"
-    name = row.get("hook") or row.get("op", "")
+    what, name = subject(row)
     only, ranks = row.get("only"), row.get("ranks")
     return [
         cell

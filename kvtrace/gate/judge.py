@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.compare import compare
-from kvtrace.gate.covered import shortfalls
+from kvtrace.gate.covered import shortfalls, too_few
 from kvtrace.gate.explain import Findings, explanations
-from kvtrace.gate.outcome import Check, Outcome
+from kvtrace.gate.outcome import Check, Outcome, State
 from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
 from kvtrace.gate.shares import saved_of_offered, shares
@@ -15,6 +18,7 @@ from kvtrace.terms import FAULT
 from kvtrace.trace import hooks
 
 _LAYER_HOOK = hooks.SAVE_LAYER.name
+_COVERAGE = "see the coverage: kvtrace explain PATH"
 
 
 def judge(report: Report, where: str, baseline: BaselineFile | None, rules: Rules) -> Outcome:
@@ -87,88 +91,52 @@ def _rules(report: Report, findings: Findings, rules: Rules) -> list[Check]:
     checks = []
     seen = cells(report)
     for name, least in sorted(rules.minimum.items()):
-        checks += _minimum(name, least, [cell for cell in seen if cell.name == name], findings, rules)
+        checks += _minimum(name, least, [cell for cell in seen if cell.name == name], findings)
     if rules.min_saved_tokens is not None:
-        checks.append(_saved(report, findings, rules, rules.min_saved_tokens))
+        checks.append(_saved(report, findings, rules.min_saved_tokens))
     for cause in sorted(rules.forbid):
-        found = [
-            one
-            for one in report["findings"]
-            if one["id"] == cause
-            or (cause == FAULT and one["severity"] == FAULT and one["id"] not in rules.allow)
-        ]
-        checks += [
-            Check(
-                "rule",
-                one["id"],
-                "failed",
-                "forbidden",
-                one["severity"],
-                "text",
-                text=one["title"],
-                cause=one["id"],
-                source=rules.source,
-            )
-            for one in found
-        ]
-        if not found:
-            checks.append(
-                Check(
-                    "rule", cause, "passed", "forbidden", None, "text", text="not found", source=rules.source
-                )
-            )
-    return checks
+        checks += _forbidden(report, cause, rules.allow)
+    return [replace(check, kind="rule", source=rules.source) for check in checks]
 
 
-def _minimum(name: str, least: float, own: list[Cell], findings: Findings, rules: Rules) -> list[Check]:
-    if not own:
-        return [
-            Check(
-                "rule",
-                name,
-                "failed",
-                least,
-                None,
-                text="not seen in this run",
-                cause=findings.for_calls(),
-                remedy="did the engine come up, with a connector, and did it get requests?",
-                source=rules.source,
-            )
-        ]
-    checks = [
+def _forbidden(report: Report, cause: str, allowed: Collection[str]) -> list[Check]:
+    found = [
         Check(
             "rule",
-            name,
+            one["id"],
             "failed",
-            least,
-            short.share,
-            layers=short.layers,
-            rank=short.rank,
-            text=f"called in {short.fired} of {short.eligible} {'layer-steps' if short.layers else 'steps'}",
-            cause=findings.for_calls(),
-            remedy="see the coverage: kvtrace explain PATH",
-            source=rules.source,
+            "forbidden",
+            one["severity"],
+            "text",
+            text=one["title"],
+            cause=one["id"],
         )
-        for short in shortfalls(own, lambda cell: cell.share < least)
-    ]
-    return checks or [Check("rule", name, "passed", least, min(c.share for c in own), source=rules.source)]
+        for one in report["findings"]
+        if one["id"] == cause or (cause == FAULT == one["severity"] and one["id"] not in allowed)
+    ]  # fmt: skip
+    return found or [Check("rule", cause, "passed", "forbidden", None, "text", text="not found")]
 
 
-def _saved(report: Report, findings: Findings, rules: Rules, least: float) -> Check:
-    book = report["ledger"]["saves"]
-    share = saved_of_offered(book)
+def _minimum(name: str, least: float, own: list[Cell], findings: Findings) -> list[Check]:
+    cause = findings.for_calls()
+    if not own:
+        remedy = "did the engine come up, with a connector, and did it get requests?"
+        return [Check("rule", name, "failed", least, text="not seen in this run", cause=cause, remedy=remedy)]
+    short = shortfalls(own, lambda cell: cell.share < least)
+    checks = [too_few(one, name, least, cause, _COVERAGE) for one in short]
+    return checks or [Check("rule", name, "passed", least, min(cell.share for cell in own))]
+
+
+def _saved(report: Report, findings: Findings, least: float) -> Check:
+    ledger = report["ledger"]["saves"]
+    share = saved_of_offered(ledger)
     good = share is not None and share + 1e-9 >= least
     return Check(
-        "rule",
-        "tokens saved",
-        "passed" if good else "failed",
-        least,
-        share,
+        "rule", "tokens saved", "passed" if good else "failed", least, share,
         text="" if share is not None else "no token was computed in this run",
-        cause=None if good else findings.for_accounts(shares(book)) or findings.for_wiring(),
+        cause=None if good else findings.for_accounts(shares(ledger)) or findings.for_wiring(),
         remedy="see the ledger: kvtrace explain PATH",
-        source=rules.source,
-    )
+    )  # fmt: skip
 
 
 # --------------------------------------------------------------------------- the default
@@ -178,52 +146,25 @@ def _default(report: Report, findings: Findings, rules: Rules) -> list[Check]:
     checks: list[Check] = []
     for one in report["findings"]:
         bad = one["severity"] == FAULT and one["id"] not in rules.allow
+        state: State = "failed" if bad else "passed"
+        cause = one["id"] if bad else None
         checks.append(
-            Check(
-                "finding",
-                one["id"],
-                "failed" if bad else "passed",
-                None,
-                one["severity"],
-                "text",
-                text=one["title"],
-                cause=one["id"] if bad else None,
-            )
+            Check("finding", one["id"], state, None, one["severity"], "text", text=one["title"], cause=cause)
         )
+    return checks + _layers_hooked(report, findings.for_calls())
+
+
+def _layers_hooked(report: Report, cause: str | None) -> list[Check]:
+    """A KV layer whose save hook is never called fails; one that is hooked now and then does not."""
     own = [cell for cell in cells(report) if cell.name == _LAYER_HOOK]
     if not own:
-        checks.append(
-            Check(
-                "coverage",
-                _LAYER_HOOK,
-                "failed",
-                1.0,
-                None,
-                text="no KV layer was seen in this run",
-                cause=findings.for_calls(),
-                remedy="did the engine come up, and its workers under kvtrace run?",
-            )
-        )
-        return checks
-    for partly in (False, True):  # a layer that is hooked now and then is said, and no failure
-        checks += [
-            Check(
-                "coverage",
-                _LAYER_HOOK,
-                "changed" if partly else "failed",
-                1.0,
-                short.share,
-                layers=short.layers,
-                rank=short.rank,
-                text=f"called in {short.fired} of {short.eligible} layer-steps",
-                cause=None if partly else findings.for_calls(),
-                remedy="see the coverage: kvtrace explain PATH",
-            )
-            for short in shortfalls(own, _partly if partly else _never)
-        ]
-    if not any(check.kind == "coverage" for check in checks):
-        checks.append(Check("coverage", _LAYER_HOOK, "passed", 1.0, 1.0, text="every KV layer hooked"))
-    return checks
+        text = "no KV layer was seen in this run"
+        remedy = "did the engine come up, and its workers under kvtrace run?"
+        return [Check("coverage", _LAYER_HOOK, "failed", 1.0, text=text, cause=cause, remedy=remedy)]
+    checks = [too_few(one, _LAYER_HOOK, 1.0, cause, _COVERAGE) for one in shortfalls(own, _never)]
+    for one in shortfalls(own, _partly):
+        checks.append(replace(too_few(one, _LAYER_HOOK, 1.0, None, _COVERAGE), state="changed"))
+    return checks or [Check("coverage", _LAYER_HOOK, "passed", 1.0, 1.0, text="every KV layer hooked")]
 
 
 def _never(cell: Cell) -> bool:

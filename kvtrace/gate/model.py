@@ -1,18 +1,20 @@
-"""The shape of a baseline (``kvtrace.baseline/1``) for mypy; the published truth is ``schema/``."""
+"""The shape of a baseline (``kvtrace.baseline/1``), written once: the JSON Schema is made from the types."""
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from importlib.resources import files
-from typing import Any, Final, Literal, TypedDict, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict, final
 
 from kvtrace.errors import KvtraceError
+from kvtrace.report.model import Severity, Share
+from kvtrace.report.shape import Bounds, Most, json_schema
 
 SCHEMA: Final = "kvtrace.baseline/1"
 TOLERANCE: Final = 0.02
 """By how much a share of a ledger may be worse than the baseline's, in shares of all tokens."""
 MAX_ROWS = 4096
+Few = Annotated[int, Bounds(0, 1_000_000)]
+Rank = Annotated[int, Bounds(-1, 1_000_000)]
 
 
 class GateError(KvtraceError):
@@ -20,66 +22,98 @@ class GateError(KvtraceError):
 
 
 class Made(TypedDict):
-    kvtrace: str
-    vllm: str | None
+    """What the run was made with"""
+
+    kvtrace: Annotated[str, "version"]
+    vllm: Annotated[str | None, "version"]
 
 
 EngineShape = TypedDict(
     "EngineShape",
     {
-        "connector": "str | None",
-        "class": str,
-        "module": str,
-        "role": str,
-        "ranks": "list[int]",
-        "kv_layers": int,
+        "connector": Annotated[str | None, "name in the configuration, null without one"],
+        "class": Annotated[str, "class that is live; empty where none is"],
+        "module": Annotated[str, "its module"],
+        "role": Annotated[str, "kv_role"],
+        "ranks": Annotated[list[Rank], Most(MAX_ROWS), "ranks of its workers"],
+        "kv_layers": Annotated[Few, "layers that own KV"],
     },
 )
 
 
-class _CoverageRow(TypedDict):
-    share: float
-    work: bool
+class _Where(TypedDict, total=False):
+    layers: Annotated[str, "group of layers, numbers as *; absent for calls that come once a step"]
+    count: Annotated[Few, "layers in the group"]
+    only: Annotated[list[str], Most(MAX_ROWS), "those of these numbers; absent: all"]
+    ranks: Annotated[list[Rank], Most(MAX_ROWS), "on these ranks; absent: on all"]
 
 
-class CoverageRow(_CoverageRow, total=False):
-    """One hook or op on one group of layers (``layers`` is absent for hooks of the whole step)."""
+class _Covered(_Where):
+    share: Annotated[Share, "calls in the steps in which it is due"]
+    work: Annotated[bool, "true where it had something to store or load at least once; false for ops"]
 
-    hook: str
-    op: str
-    layers: str
-    count: int
-    only: list[str]
-    ranks: list[int]
+
+@final
+class HookRow(_Covered):
+    """One connector hook on one group of layers"""
+
+    hook: Annotated[str, "connector method"]
+
+
+@final
+class OpRow(_Covered):
+    """One attention op on one group of layers"""
+
+    op: Annotated[str, "attention op"]
+
+
+CoverageRow: TypeAlias = HookRow | OpRow
+
+
+def subject(row: CoverageRow) -> tuple[Literal["hook", "op"], str]:
+    """What a row speaks of, and its name."""
+    return ("hook", row["hook"]) if "hook" in row else ("op", row["op"])
 
 
 class CoveragePart(TypedDict):
-    hooks: list[CoverageRow]
-    ops: list[CoverageRow]
+    """How often hooks and ops were called"""
+
+    hooks: Annotated[list[HookRow], Most(MAX_ROWS), "connector hooks"]
+    ops: Annotated[list[OpRow], Most(MAX_ROWS), "attention ops"]
 
 
 class LedgerPart(TypedDict):
-    saves: dict[str, float]
-    loads: dict[str, float]
+    """Outcome -> share of all token-layers of the ledger; empty where that had none"""
+
+    saves: Annotated[dict[str, Share], "every token computed or reused"]
+    loads: Annotated[dict[str, Share], "every prompt token"]
 
 
 class Allowed(TypedDict):
-    id: str
-    severity: Literal["fault", "limit", "note"]
+    """A finding of the good run"""
+
+    id: Annotated[str, "cause"]
+    severity: Annotated[Severity, "a more severe one fails the check"]
 
 
 class Baseline(TypedDict):
-    schema: Literal["kvtrace.baseline/1"]
-    made: Made
-    engines: list[EngineShape]
-    coverage: CoveragePart
-    ledger: LedgerPart
-    findings: list[Allowed]
-    targets: list[str]
+    """kvtrace.baseline/1"""
+
+    schema: Annotated[Literal["kvtrace.baseline/1"], "what this document is"]
+    made: Annotated[Made, "shown, never compared"]
+    engines: Annotated[list[EngineShape], Most(MAX_ROWS), "what each engine is"]
+    coverage: Annotated[CoveragePart, "calls, of those that were due"]
+    ledger: Annotated[LedgerPart, "what became of the tokens"]
+    findings: Annotated[list[Allowed], Most(MAX_ROWS), "none of them fails a check"]
+    targets: Annotated[list[str], Most(MAX_ROWS), "places in vLLM that were found and hooked"]
 
 
 @cache
 def baseline_schema() -> dict[str, Any]:
-    """The published JSON Schema of baselines."""
-    text = (files("kvtrace.gate") / "schema" / "kvtrace.baseline.1.json").read_text(encoding="utf-8")
-    return cast("dict[str, Any]", json.loads(text))
+    """The JSON Schema of baselines."""
+    return json_schema(
+        Baseline,
+        "urn:kvtrace:baseline:1",
+        "kvtrace baseline",
+        "The contract of a good run: made by kvtrace baseline, held against later runs by kvtrace check.",
+    )

@@ -80,9 +80,8 @@ def parse_baseline(data: bytes, where: str) -> BaselineFile:
         raise GateError("JSON, but no kvtrace baseline (no schema field)", where, _HOW)
     if schema != SCHEMA:
         _refuse(schema, where)
-    root = baseline_schema()
     try:
-        found = problem(value, root, root)
+        found = problem(value, baseline_schema())
     except RecursionError:
         raise GateError("JSON nested too deep for a baseline", where, _HOW) from None
     if found:

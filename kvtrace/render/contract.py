@@ -10,7 +10,7 @@ from kvtrace.words import percent, plural
 
 def contract_lines(baseline: Baseline, path: str) -> list[str]:
     """Said once it is written: what it holds, and what it lets pass."""
-    hooks = {row.get("hook", "") for row in baseline["coverage"]["hooks"]}
+    hooks = {row["hook"] for row in baseline["coverage"]["hooks"]}
     partly = [row for row in baseline["coverage"]["hooks"] if row["share"] < 1]
     groups = list(dict.fromkeys(row["layers"] for row in baseline["coverage"]["hooks"] if "layers" in row))
     parts = [plural(len(baseline["engines"]), "engine"), plural(len(hooks), "hook")]
@@ -21,7 +21,7 @@ def contract_lines(baseline: Baseline, path: str) -> list[str]:
     if partly:
         lines.append(
             "  not complete in this run, and taken as it is: "
-            + names((f"{row.get('hook')} {percent(row['share'])}" for row in partly), 6)
+            + names((f"{row['hook']} {percent(row['share'])}" for row in partly), 6)
         )
     for severity in ("fault", "limit"):
         found = [one["id"] for one in baseline["findings"] if one["severity"] == severity]

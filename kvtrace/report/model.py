@@ -1,14 +1,18 @@
-"""The shape of ``report.json`` (``kvtrace.report/2``) for mypy.
+"""The shape of ``report.json`` (``kvtrace.report/2``), written once.
 
-The published truth is ``schema/kvtrace.report.2.json``, with a description and a unit for
-every field; a test holds the two together. Builder and renderers are checked against these.
+Types, bounds, caps and descriptions stand here. mypy holds the builder and the readers to the types, a report
+is checked against the JSON Schema that :mod:`kvtrace.report.shape` makes of them, and the published file
+``schema/kvtrace.report.2.json`` is that schema (``python scripts/schemas.py`` writes it).
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypedDict
+from functools import cache
+from typing import Annotated, Any, Final, Literal, TypedDict
 
 from kvtrace.errors import KvtraceError
+from kvtrace.report.shape import Bounds, Most, json_schema
+from kvtrace.terms import Stage as StageName
 
 SCHEMA: Final = "kvtrace.report/2"
 
@@ -19,291 +23,393 @@ MAX_CHUNKS_SHOWN = 16
 MAX_PROCESSES = 4096
 MAX_TARGETS = 4096
 MAX_GRAPH_ROWS = 256
+STAGE_NAMES = tuple(stage.label for stage in StageName)
+
+_MOST = 2**63 - 1
+Count = Annotated[int, Bounds(0, _MOST)]
+Rank = Annotated[int, Bounds(-1, _MOST)]
+Integer = Annotated[int, Bounds(-_MOST, _MOST)]
+StageNumber = Annotated[int, Bounds(0, len(STAGE_NAMES) - 1)]
+Number = Annotated[float, Bounds(0, 1e18)]
+Share = Annotated[float, Bounds(0, 1)]
+Severity = Literal["fault", "limit", "note"]
+Trust = Literal["measured", "declared", "mixed", "unknown", "none"]
 
 
 class ReportError(KvtraceError):
     """A path holds no report that can be read, or a trace makes none."""
 
 
-Severity = Literal["fault", "limit", "note"]
-Trust = Literal["measured", "declared", "mixed", "unknown", "none"]
-
-
 class Process(TypedDict):
-    pid: int
-    name: str
-    role: Literal["front", "scheduler", "worker", "other"]
-    rank: int | None
-    spool: str | None
-    records: int
-    end: str
-    agent: bool
+    """One process of the run"""
+
+    pid: Annotated[Count, "process id on the run's host"]
+    name: Annotated[str, "'engine core', 'worker 0', 'API server', ..."]
+    role: Annotated[Literal["front", "scheduler", "worker", "other"], "the part of vLLM that runs in it"]
+    rank: Annotated[Rank | None, "rank of the worker, null where it is none"]
+    spool: Annotated[str | None, "its spool file, relative to the run directory"]
+    records: Annotated[Count, "records read from its spool"]
+    end: Annotated[str, "how its spool ends: trailer, open (killed), cut, damaged; empty without a spool"]
+    agent: Annotated[bool, "true where the agent was loaded (a spool exists)"]
 
 
-Connector = TypedDict("Connector", {"name": str, "class": str, "module": str, "file": str, "role": str})
+Connector = TypedDict(
+    "Connector",
+    {
+        "name": Annotated[str, "name in the configuration"],
+        "class": Annotated[str, "class that is live"],
+        "module": Annotated[str, "its module"],
+        "file": Annotated[str, "the file that the class came from"],
+        "role": Annotated[str, "kv_role: kv_producer, kv_consumer, kv_both"],
+    },
+)
 
 
 class Engine(TypedDict):
-    tag: int
-    dp_rank: int
-    platform: str
-    model: str
-    connector: Connector | None
-    tp: int | None
-    pp: int | None
-    block_size: int | None
-    prefix_caching: bool | None
-    max_num_batched_tokens: int | None
-    chunked_prefill: bool | None
-    enforce_eager: bool | None
-    cudagraph_mode: str
-    kv_layers: int
-    pairs: int
-    ranks: list[int]
-    steps: int
-    real_steps: int
-    requests: int
+    """One engine (one scheduler instance)"""
+
+    tag: Annotated[Count, "number of the scheduler instance in this run"]
+    dp_rank: Annotated[Count, "data-parallel rank"]
+    platform: Annotated[str, "cpu, cuda, ..."]
+    model: Annotated[str, "model name or path"]
+    connector: Annotated[
+        Connector | None, "what is configured, and what is live; null without a KV connector"
+    ]
+    tp: Annotated[Count | None, "tensor-parallel size"]
+    pp: Annotated[Count | None, "pipeline-parallel size"]
+    block_size: Annotated[Count | None, "tokens per KV block"]
+    prefix_caching: Annotated[bool | None, "GPU prefix cache switched on"]
+    max_num_batched_tokens: Annotated[Count | None, "tokens per step at most"]
+    chunked_prefill: Annotated[bool | None, "prompts may be computed in several steps"]
+    enforce_eager: Annotated[bool | None, "CUDA graphs and compilation switched off"]
+    cudagraph_mode: Annotated[str, "NONE, PIECEWISE, FULL, ...; empty where unknown"]
+    kv_layers: Annotated[Count, "layers that own KV"]
+    pairs: Annotated[Count, "(layer, rank) pairs: KV-owning layers on all ranks"]
+    ranks: Annotated[list[Rank], "ranks that were seen"]
+    steps: Annotated[Count, "scheduler steps"]
+    real_steps: Annotated[Count, "steps with at least one token"]
+    requests: Annotated[Count, "requests seen by this scheduler"]
 
 
 class RunFacts(TypedDict):
-    name: str
-    command: list[str]
-    started: str | None
-    seconds: float
-    exit_code: int | None
-    signal: str | None
-    kvtrace: str
-    vllm: str | None
-    torch: str | None
-    python: str | None
-    host: str
-    processes: list[Process]
-    engines: list[Engine]
+    """What ran"""
+
+    name: Annotated[str, "name of the run"]
+    command: Annotated[list[str], "the traced command, secrets masked"]
+    started: Annotated[str | None, "ISO 8601"]
+    seconds: Annotated[Number, "duration, seconds"]
+    exit_code: Annotated[Integer | None, "exit code of the command"]
+    signal: Annotated[str | None, "signal that ended it"]
+    kvtrace: Annotated[str, "version"]
+    vllm: Annotated[str | None, "version"]
+    torch: Annotated[str | None, "version"]
+    python: Annotated[str | None, "version"]
+    host: Annotated[str, "host name"]
+    processes: Annotated[
+        list[Process], Most(MAX_PROCESSES), "those with a spool, and those of vLLM without one"
+    ]
+    engines: Annotated[list[Engine], Most(MAX_PROCESSES), "by tag"]
 
 
 class Target(TypedDict):
-    id: str
-    module: str
-    attr: str
-    status: Literal["found", "missing", "failed", "pending"]
-    processes: int
-    detail: str
+    """One place in vLLM that the agent hooks"""
+
+    id: Annotated[str, "stable id of the hooked place"]
+    module: Annotated[str, "Python module"]
+    attr: Annotated[str, "attribute in the module"]
+    status: Annotated[
+        Literal["found", "missing", "failed", "pending"],
+        "pending: its module was never imported, so it was not needed",
+    ]
+    processes: Annotated[Count, "processes that report this status"]
+    detail: Annotated[str, "why, where it is not found"]
 
 
 class Instrumentation(TypedDict):
-    targets: list[Target]
-    found: int
-    missing: int
-    failed: int
+    """What the agent hooked"""
+
+    targets: Annotated[list[Target], Most(MAX_TARGETS), "by id"]
+    found: Annotated[Count, "targets hooked"]
+    missing: Annotated[Count, "targets that this vLLM does not have"]
+    failed: Annotated[Count, "targets that could not be hooked"]
 
 
 class HookRow(TypedDict):
-    process: str
-    rank: int | None
-    layer: str | None
-    hook: str
-    eligible: int
-    fired: int
-    with_work: int
-    raised: int
+    """Coverage of one connector hook in one process and layer"""
+
+    process: Annotated[str, "process name"]
+    rank: Annotated[Rank | None, "rank"]
+    layer: Annotated[str | None, "layer name, null for a hook of the whole step"]
+    hook: Annotated[str, "connector method"]
+    eligible: Annotated[Count, "real steps (and layers) in which vLLM should have called it"]
+    fired: Annotated[Count, "calls in those steps"]
+    with_work: Annotated[Count, "calls with something to store or load in the bound metadata"]
+    raised: Annotated[Count, "calls that raised"]
 
 
 class OpRow(TypedDict):
-    process: str
-    rank: int | None
-    layer: str | None
-    op: str
-    eligible: int
-    fired: int
-    direct: int
+    """Coverage of one attention op in one process and layer"""
+
+    process: Annotated[str, "process name"]
+    rank: Annotated[Rank | None, "rank"]
+    layer: Annotated[str | None, "layer name, null for a hook of the whole step"]
+    op: Annotated[str, "attention or KV-cache-update op"]
+    eligible: Annotated[Count, "real steps in which the body should have run"]
+    fired: Annotated[Count, "runs of its Python body"]
+    direct: Annotated[Count, "of these, runs that were called past the dispatcher"]
 
 
 class SummaryRow(TypedDict):
-    hook: str
-    eligible: int
-    fired: int
-    with_work: int
-    share: float | None
+    """Coverage of one hook over all ranks and layers"""
+
+    hook: Annotated[str, "connector method"]
+    eligible: Annotated[Count, "over all ranks and layers"]
+    fired: Annotated[Count, "calls"]
+    with_work: Annotated[Count, "calls with something to store or load"]
+    share: Annotated[Number | None, "fired / eligible"]
 
 
 class Coverage(TypedDict):
-    hooks: list[HookRow]
-    ops: list[OpRow]
-    summary: list[SummaryRow]
+    """Which hooks fired"""
+
+    hooks: Annotated[list[HookRow], Most(MAX_COVERAGE_ROWS), "connector hooks"]
+    ops: Annotated[list[OpRow], Most(MAX_COVERAGE_ROWS), "attention and KV-cache-update ops"]
+    summary: Annotated[list[SummaryRow], "a row per hook"]
 
 
-Stage = TypedDict("Stage", {"stage": int, "name": str, "in": int, "out": int, "note": str})
+Stage = TypedDict(
+    "Stage",
+    {
+        "stage": Annotated[StageNumber, "stage number"],
+        "name": Annotated[str, ", ".join(STAGE_NAMES)],
+        "in": Annotated[Count, "prompt tokens that reached the stage"],
+        "out": Annotated[Count, "prompt tokens that passed it"],
+        "note": Annotated[str, "what was seen there; may be empty"],
+    },
+)
 
 
 class Ledger(TypedDict):
-    unit: Literal["token-layers"]
-    total: int
-    accounts: dict[str, int]
-    pairs: int | None
-    tokens: dict[str, float]
-    total_tokens: float
-    trust: Trust
-    trust_note: str
+    """A ledger: each token-layer has exactly one outcome"""
+
+    unit: Annotated[Literal["token-layers"], "one token in one KV-owning layer on one rank"]
+    total: Annotated[Count, "token-layers; equal to the sum of the outcomes"]
+    accounts: Annotated[
+        dict[str, Count],
+        "token-layers per outcome: saved, loaded, local-hit, pending, not-observed, not-saved:<cause>, "
+        "not-loaded:<cause>, clamped:<cause>, missed:<cause>",
+    ]
+    pairs: Annotated[Count | None, "(layer, rank) pairs of the engine; null where the engines differ"]
+    tokens: Annotated[dict[str, Number], "tokens per outcome (token-layers / pairs), for people"]
+    total_tokens: Annotated[Number, "tokens in all"]
+    trust: Annotated[Trust, "measured: seen in the KV tensors; declared: what the connector's metadata says"]
+    trust_note: Annotated[str, "what the trust rests on"]
 
 
 class Ledgers(TypedDict):
-    saves: Ledger
-    loads: Ledger
+    """Where every token went"""
+
+    saves: Annotated[Ledger, "every token computed or reused"]
+    loads: Annotated[Ledger, "every prompt token"]
 
 
 class Event(TypedDict):
-    request: str
-    step: int
-    rank: int | None
-    layer: str | None
-    text: str
+    """One concrete event"""
+
+    request: Annotated[str, "engine's request id"]
+    step: Annotated[Count, "step number in its engine"]
+    rank: Annotated[Rank | None, "rank"]
+    layer: Annotated[str | None, "layer"]
+    text: Annotated[str, "what happened"]
 
 
 class Finding(TypedDict):
-    id: str
-    severity: Severity
-    stage: int | None
-    tokens: float
-    share: float
-    requests: int
-    title: str
-    evidence: list[str]
-    events: list[Event]
-    remedy: list[str]
-    versions: str
-    docs: str
+    """A cause, with its evidence and remedy"""
+
+    id: Annotated[str, "stable cause id (kvtrace docs ID)"]
+    severity: Annotated[Severity, "fault: needs a fix; limit: works as built; note: information"]
+    stage: Annotated[StageNumber | None, "stage at which the tokens were lost; null where none applies"]
+    tokens: Annotated[Number, "tokens that it explains"]
+    share: Annotated[Share, "of the ledger's total tokens, 0..1"]
+    requests: Annotated[Count, "requests concerned"]
+    title: Annotated[str, "one line, with the numbers"]
+    evidence: Annotated[list[str], "sentences with the numbers"]
+    events: Annotated[list[Event], Most(MAX_EVENTS), "examples"]
+    remedy: Annotated[list[str], "what to do, the connector's own fix first"]
+    versions: Annotated[str, "vLLM versions for which the rule holds"]
+    docs: Annotated[str, "page of the cause"]
 
 
 class RuledOut(TypedDict):
-    id: str
-    evidence: str
+    """A cause that was checked and is not it"""
+
+    id: Annotated[str, "cause id"]
+    evidence: Annotated[str, "why it is not the cause"]
 
 
 class NotObserved(TypedDict):
-    id: str
-    why: str
+    """What cannot be said of this run"""
+
+    id: Annotated[str, "cause id or topic"]
+    why: Annotated[str, "why nothing can be said"]
 
 
 class RequestRow(TypedDict):
-    id: str
-    client: str | None
-    engine: int
-    prompt: int
-    computed: int
-    output: int
-    local: int
-    external: int
-    chunks: int
-    chunk_tokens: list[int]
-    saved: float
-    not_saved: float
-    verdict: str
-    status: str
-    first_step: int
-    last_step: int
-    block: int
+    """One request"""
+
+    id: Annotated[str, "engine's request id"]
+    client: Annotated[str | None, "client's request id"]
+    engine: Annotated[Count, "engine tag"]
+    prompt: Annotated[Count, "prompt tokens"]
+    computed: Annotated[Count, "tokens computed or reused"]
+    output: Annotated[Count, "tokens generated"]
+    local: Annotated[Count, "prompt tokens reused from the GPU prefix cache"]
+    external: Annotated[Count, "prompt tokens accepted from the connector"]
+    chunks: Annotated[Count, "prefill chunks"]
+    chunk_tokens: Annotated[list[Count], Most(MAX_CHUNKS_SHOWN), "tokens of the first chunks"]
+    saved: Annotated[Number, "tokens whose KV was saved"]
+    not_saved: Annotated[Number, "tokens that were lost on the way"]
+    verdict: Annotated[str, "saved, loaded, or the cause id that explains most"]
+    status: Annotated[str, "how it ended in vLLM; empty where it did not"]
+    first_step: Annotated[Count, "first step"]
+    last_step: Annotated[Count, "last step"]
+    block: Annotated[Count, "tokens per KV block"]
 
 
 class Requests(TypedDict):
-    total: int
-    shown: int
-    rows: list[RequestRow]
+    """Verdict per request"""
+
+    total: Annotated[Count, "requests of the run"]
+    shown: Annotated[Count, "rows listed here"]
+    rows: Annotated[list[RequestRow], Most(MAX_REQUEST_ROWS), "worst first"]
 
 
 class TimingRow(TypedDict):
-    hook: str
-    clock: Literal["host", "device"]
-    count: int
-    p50_ns: int
-    p99_ns: int
-    total_ns: int
-    share_of_steps: float | None
+    """Duration of one hook"""
+
+    hook: Annotated[str, "connector method"]
+    clock: Annotated[Literal["host", "device"], "host: perf_counter_ns of the process"]
+    count: Annotated[Count, "calls"]
+    p50_ns: Annotated[Count, "median, nanoseconds"]
+    p99_ns: Annotated[Count, "99th percentile, nanoseconds"]
+    total_ns: Annotated[Count, "sum, nanoseconds"]
+    share_of_steps: Annotated[Number | None, "total / duration of the real steps on the same clock"]
 
 
 class Damaged(TypedDict):
-    spool: str
-    detail: str
+    """A spool that is cut or damaged"""
+
+    spool: Annotated[str, "file"]
+    detail: Annotated[str, "what is wrong with it"]
 
 
 class Tracer(TypedDict):
-    spool_bytes: int
-    records: int
+    """What tracing itself cost"""
+
+    spool_bytes: Annotated[Count, "bytes of all spools"]
+    records: Annotated[Count, "records in all spools"]
 
 
 class Limits(TypedDict):
-    notes: list[str]
-    lost_records: int
-    damaged: list[Damaged]
-    tracer: Tracer
+    """What this report cannot say"""
+
+    notes: Annotated[list[str], "one sentence each"]
+    lost_records: Annotated[Count, "records that were not written"]
+    damaged: Annotated[list[Damaged], "read up to the damage"]
+    tracer: Annotated[Tracer, "what was written"]
 
 
 class ModeRow(TypedDict):
-    mode: str
-    steps: int
-    tokens: int
-    padded: int
-    layer_steps: int
-    bodies: int
-    saves: int
+    """The steps of one worker in one CUDA-graph mode"""
+
+    mode: Annotated[str, "mode that the steps really used: NONE, PIECEWISE, FULL or unknown"]
+    steps: Annotated[Count, "real forward steps"]
+    tokens: Annotated[Count, "tokens scheduled, in the steps whose padded size is known"]
+    padded: Annotated[Count, "tokens that the model ran in these steps, padding included"]
+    layer_steps: Annotated[Count, "KV layers times steps"]
+    bodies: Annotated[Count, "of these, with an attention body that ran in Python"]
+    saves: Annotated[Count, "of these, with a call of save_kv_layer"]
 
 
 class GraphRow(TypedDict):
-    process: str
-    rank: int
-    runner: str
-    asked: str
-    configured: str
-    used: str
-    why: list[str]
-    breakable: bool | None
-    captured: int | None
-    capturing_steps: int
-    modes: list[ModeRow]
+    """CUDA graphs of one worker"""
+
+    process: Annotated[str, "name of the process"]
+    rank: Annotated[Count, "rank"]
+    runner: Annotated[str, "model runner: V1, V2, or empty where unknown"]
+    asked: Annotated[str, "cudagraph_mode of the command; default where it names none"]
+    configured: Annotated[str, "cudagraph_mode of the engine's configuration"]
+    used: Annotated[str, "cudagraph_mode of the worker when its first step began"]
+    why: Annotated[list[str], "what led from one to the other"]
+    breakable: Annotated[bool | None, "whether breakable graphs are on"]
+    captured: Annotated[Count | None, "graphs captured before the first step"]
+    capturing_steps: Annotated[Count, "real steps in which a graph was captured"]
+    modes: Annotated[list[ModeRow], "the steps by mode"]
 
 
 class DeviceRow(TypedDict):
-    name: str
-    kind: Literal["hook", "op"]
-    count: int
-    host_p50_ns: int
-    host_p99_ns: int
-    host_total_ns: int
-    device_p50_ns: int
-    device_p99_ns: int
-    device_total_ns: int
-    other_stream: int
-    behind: int
-    waited: int
+    """Calls of one hook or op that were timed on both clocks"""
+
+    name: Annotated[str, "connector method or op"]
+    kind: Annotated[Literal["hook", "op"], "what it is"]
+    count: Annotated[Count, "calls with both times"]
+    host_p50_ns: Annotated[Count, "host time, median, nanoseconds"]
+    host_p99_ns: Annotated[Count, "host time, 99th percentile"]
+    host_total_ns: Annotated[Count, "host time, sum"]
+    device_p50_ns: Annotated[Count, "device time between the events, median"]
+    device_p99_ns: Annotated[Count, "device time, 99th percentile"]
+    device_total_ns: Annotated[Count, "device time, sum"]
+    other_stream: Annotated[
+        Count, "more calls, that ended on another stream than they began: without a device time"
+    ]
+    behind: Annotated[Count, "calls of a hook that began while the device had work left (0.1 ms or more)"]
+    waited: Annotated[Count, "of these, returned when it was done and took little more time than that"]
 
 
 class DeviceTimes(TypedDict):
-    steps: int
-    calls: int
-    untimed: int
-    lost: int
-    own_ns: int
-    busy_ns: int
-    rows: list[DeviceRow]
+    """Device times"""
+
+    steps: Annotated[Count, "steps that were timed"]
+    calls: Annotated[Count, "calls that were timed"]
+    untimed: Annotated[Count, "calls of these steps that were not"]
+    lost: Annotated[Count, "calls whose times could not be read"]
+    own_ns: Annotated[Count, "host time that the timing itself took"]
+    busy_ns: Annotated[Count, "host time of the steps up to the last timed one"]
+    rows: Annotated[list[DeviceRow], "a row per hook and op"]
 
 
 class _Later(TypedDict, total=False):
-    """What came after the first reports of this schema: absent in those, and where there is no such thing."""
+    """Fields that are absent where there is no such thing."""
 
-    graphs: list[GraphRow]
-    device: DeviceTimes
+    graphs: Annotated[list[GraphRow], Most(MAX_GRAPH_ROWS), "absent without CUDA graphs"]
+    device: Annotated[DeviceTimes, "absent where no device time was taken"]
 
 
 class Report(_Later):
-    schema: Literal["kvtrace.report/2"]
-    run: RunFacts
-    verdict: str
-    instrumentation: Instrumentation
-    coverage: Coverage
-    stages: list[Stage]
-    ledger: Ledgers
-    findings: list[Finding]
-    ruled_out: list[RuledOut]
-    not_observed: list[NotObserved]
-    requests: Requests
-    timing: list[TimingRow]
-    limits: Limits
+    """kvtrace report"""
+
+    schema: Annotated[Literal["kvtrace.report/2"], "what this document is"]
+    run: Annotated[RunFacts, "what ran"]
+    verdict: Annotated[str, "the answer in one sentence"]
+    instrumentation: Annotated[Instrumentation, "what the agent hooked"]
+    coverage: Annotated[Coverage, "how often hooks and ops were called"]
+    stages: Annotated[list[Stage], Most(len(STAGE_NAMES)), "prompt tokens at each stage, in order"]
+    ledger: Annotated[Ledgers, "what became of every token"]
+    findings: Annotated[list[Finding], "most important first"]
+    ruled_out: Annotated[list[RuledOut], "checked, and not the cause"]
+    not_observed: Annotated[list[NotObserved], "what cannot be said, and why"]
+    requests: Annotated[Requests, "the requests"]
+    timing: Annotated[list[TimingRow], "durations of hooks"]
+    limits: Annotated[Limits, "what this report cannot say"]
+
+
+@cache
+def report_schema() -> dict[str, Any]:
+    """The JSON Schema of reports."""
+    return json_schema(
+        Report,
+        "urn:kvtrace:report:2",
+        "kvtrace report",
+        "Why KV blocks were or were not saved and loaded in one traced vLLM run. Counts are integers; "
+        "durations in nanoseconds unless named otherwise; shares are 0..1.",
+    )

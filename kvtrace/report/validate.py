@@ -1,34 +1,26 @@
 """A small JSON Schema checker, enough for the schemas that kvtrace itself publishes.
 
-Full ``jsonschema`` is a development dependency only; this one is driven by the same file, so
-that a report is checked on the user's machine by what is published. It knows ``type``,
-``const``, ``enum``, ``required``, ``properties``, ``additionalProperties``, ``items``,
-``maxItems``, ``minimum``, ``maximum`` and local ``$ref``; :func:`unsupported` finds any other.
+Full ``jsonschema`` is a development dependency only. This one knows ``type``, ``const``, ``enum``,
+``required``, ``properties``, ``additionalProperties``, ``items``, ``maxItems``, ``minimum``, ``maximum`` and
+local ``$ref``; a test asks that the schemas hold no other keyword.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from functools import cache
-from importlib.resources import files
-from typing import Any, cast
+from typing import Any
 
-_NAMES = {"$schema", "$id", "$ref", "$defs", "title", "description", "properties", "required"}
-_KNOWN = _NAMES | {"type", "const", "enum", "additionalProperties", "items", "maxItems", "minimum", "maximum"}
-
-
-@cache
-def packaged_schema(name: str = "kvtrace.report.2.json") -> dict[str, Any]:
-    """The published schema of that file name."""
-    text = (files("kvtrace.report") / "schema" / name).read_text(encoding="utf-8")
-    return cast("dict[str, Any]", json.loads(text))
+from kvtrace.report.model import report_schema
 
 
 def schema_problem(value: object) -> str | None:
-    """Where and how `value` breaks the published schema of reports, or None."""
-    root = packaged_schema()
-    return problem(value, root, root)
+    """Where and how `value` breaks the schema of reports, or None."""
+    return problem(value, report_schema())
+
+
+def problem(value: object, schema: dict[str, Any]) -> str | None:
+    """What is wrong with `value` first, as ``where: what``, or None where it is valid by `schema`."""
+    return _problem(value, schema, schema, "")
 
 
 def _is(value: object, kind: str) -> bool:
@@ -60,10 +52,9 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def problem(value: object, schema: dict[str, Any], root: dict[str, Any], at: str = "") -> str | None:
-    """What is wrong with `value` first, as ``where: what``, or None where it is valid."""
+def _problem(value: object, schema: dict[str, Any], root: dict[str, Any], at: str) -> str | None:
     if "$ref" in schema:
-        return problem(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root, at)
+        return _problem(value, root["$defs"][schema["$ref"].removeprefix("#/$defs/")], root, at)
     here = at or "the top level"
     kinds = schema.get("type", [])
     kinds = [kinds] if isinstance(kinds, str) else kinds
@@ -80,7 +71,7 @@ def problem(value: object, schema: dict[str, Any], root: dict[str, Any], at: str
         if len(value) > schema.get("maxItems", len(value)):
             return f"{here} has {len(value)} items, more than {schema['maxItems']}"
         for index, item in enumerate(value if "items" in schema else ()):
-            if found := problem(item, schema["items"], root, f"{at}[{index}]"):
+            if found := _problem(item, schema["items"], root, f"{at}[{index}]"):
                 return found
     elif isinstance(value, dict):
         return _object_problem(value, schema, root, at)
@@ -101,17 +92,6 @@ def _object_problem(
         if rule is False:
             return f"{here} has an unknown field {_short(key)}"
         name = key if key in known else _short(key)
-        if isinstance(rule, dict) and (found := problem(item, rule, root, f"{at}.{name}" if at else name)):
+        if isinstance(rule, dict) and (found := _problem(item, rule, root, f"{at}.{name}" if at else name)):
             return found
     return None
-
-
-def unsupported(schema: object) -> set[str]:
-    """Keywords in a schema that :func:`problem` would ignore (a test asks that there are none)."""
-    if not isinstance(schema, dict):
-        return set()
-    found = set(schema) - _KNOWN
-    for group in ("properties", "$defs"):
-        for sub in schema.get(group, {}).values():
-            found |= unsupported(sub)
-    return found | unsupported(schema.get("items")) | unsupported(schema.get("additionalProperties"))
