@@ -29,7 +29,7 @@ from kvtrace.render.layout import clean
 
 app = typer.Typer(
     name="kvtrace",
-    help="Why were so few KV blocks saved or loaded? Traces vLLM's KV connector hooks and says so.",
+    help="Why were so few KV blocks saved or loaded? Traces vLLM's KV connector hooks and explains it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

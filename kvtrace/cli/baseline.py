@@ -16,10 +16,10 @@ def baseline(
     output: Path = typer.Option(Path(DEFAULT), "-o", "--output", metavar="FILE", help="Where to write it."),
     force: bool = typer.Option(False, "--force", help="Replace the file if it is there."),
 ) -> None:
-    """Write the contract of a good run: coverage, ledger shares, findings, targets.
+    """Write the contract of a good run, for kvtrace check.
 
-    Small JSON with nothing of the machine in it and no times, meant to be committed: kvtrace check
-    holds later runs against it.
+    Coverage, shares of the ledgers, findings, targets: small JSON without times or anything of the
+    machine, to be committed.
     """
     from kvtrace.cli.writing import write_file
     from kvtrace.gate.contract import baseline_text, make_baseline

@@ -73,7 +73,7 @@ def check(
         metavar="FILE",
         help="Rules. [default: kvtrace.toml or pyproject.toml, here or above]",
     ),
-    no_config: bool = typer.Option(False, "--no-config", help="Look for no file of rules."),
+    no_config: bool = typer.Option(False, "--no-config", help="Read no file of rules."),
     junit: Path | None = typer.Option(None, "--junit", metavar="FILE", help="Also write JUnit XML."),
     sarif: Path | None = typer.Option(None, "--sarif", metavar="FILE", help="Also write SARIF 2.1.0."),
     github: bool = typer.Option(False, "--github", help="Also write GitHub annotations and the job summary."),
@@ -81,7 +81,7 @@ def check(
     as_json: bool = typer.Option(False, "--json", help="The same as --format json."),
     no_color: bool = NO_COLOR,
 ) -> None:
-    """Fail where a run lost hooks, tokens or targets, with the finding that explains it.
+    """Fail where a run lost hooks, tokens or targets, and say why.
 
     Without a baseline and without rules: no fault, and every KV layer hooked. Exit codes: 0 passed, 1 failed,
     2 usage or unreadable input.
@@ -149,6 +149,6 @@ def _no_clash(report: str, baseline: str | None, *outputs: Path | None) -> None:
             continue
         if output.resolve() in taken:
             raise KvtraceError(
-                "this file is read, or written twice", output, "name another file for the output"
+                "this file is an input, or is written twice", output, "name another file for the output"
             )
         taken.append(output.resolve())

@@ -25,7 +25,10 @@ def diff(
     format: Format[Difference] = format_option(FORMATS),
     no_color: bool = NO_COLOR,
 ) -> None:
-    """Say what differs between two runs: settings, targets, coverage, ledgers, findings."""
+    """Show what differs between two runs.
+
+    Settings, targets, coverage, ledgers, findings.
+    """
     from kvtrace.gate.diff import difference
     from kvtrace.report.read import read_report
 

@@ -34,7 +34,7 @@ def explain(
     format: Format[Explanation] = format_option(FORMATS),
     no_color: bool = NO_COLOR,
 ) -> None:
-    """Say why KV blocks were or were not saved and loaded, with the evidence."""
+    """Explain why KV blocks were saved and loaded, or were not."""
     from kvtrace.report.read import read_report
     from kvtrace.story.locate import traced_directory
 

@@ -44,7 +44,10 @@ def requests(
     format: Format[Any] = format_option(FORMATS),
     no_color: bool = NO_COLOR,
 ) -> None:
-    """List the requests of a run with what was saved of each; a report holds the worst 200 only."""
+    """List the requests of a run, worst first.
+
+    A report holds the worst 200 only; a run directory has all.
+    """
     from kvtrace.story.listing import listing
 
     emit(format.draw(listing(path, verdict, sort.value, limit), screen(no_color)))

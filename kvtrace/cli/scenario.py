@@ -20,7 +20,7 @@ from kvtrace.render.page import Code, Column, Heading, Page, Row, Table
 _DIR = typer.Option(None, "--dir", metavar="DIR", help="The scenarios folder. [default: the checkout's]")
 
 scenario = typer.Typer(
-    help="List and run the scenarios: a real vLLM, one cause each, and what the report must say.",
+    help="List and run the reproductions: a real vLLM, one cause each.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

@@ -35,7 +35,7 @@ def why(
     format: Format[Story] = format_option(FORMATS),
     no_color: bool = NO_COLOR,
 ) -> None:
-    """Tell one request's story, from its arrival to the outcome of each of its tokens."""
+    """Show what happened to one request, and to each of its tokens."""
     from kvtrace.story.locate import run_directory
     from kvtrace.story.tell import tell
 

@@ -100,7 +100,7 @@ def _engines(held: _Held) -> list[Check]:
             )  # fmt: skip
     for shape in seen[len(wanted) :]:
         words = _engine_words(shape)
-        checks.append(Check("engine", "engine", "changed", None, words, "text", text="one engine more"))
+        checks.append(Check("engine", "engine", "changed", None, words, "text", text="an additional engine"))
     return checks
 
 
@@ -148,7 +148,7 @@ def _workers(want: EngineShape, have: EngineShape, findings: Findings) -> list[C
     if before != after:
         state: State = "failed" if after < before else "changed"
         cause = findings.for_wiring() if after < before else None
-        remedy = "is it the same model? layers that are no KV layers for vLLM get no hook"
+        remedy = "is it the same model? vLLM calls no hook in layers without KV"
         checks.append(Check("engine", "KV layers", state, before, after, "count", cause=cause, remedy=remedy))
     return checks
 
@@ -169,19 +169,19 @@ def _coverage(held: _Held) -> list[Check]:
     for cell in seen:
         if cell.fired and (cell.name, cell.group) not in known:
             fresh.setdefault((cell.name, cell.group), []).append(cell)
-    for (name, group), own in fresh.items():
-        if own[0].what == "op" or all(cell.share >= 1.0 for cell in own):
-            share, text = min(cell.share for cell in own), "not in the baseline"
+    for (name, group), members in fresh.items():
+        if members[0].what == "op" or all(cell.share >= 1.0 for cell in members):
+            share, text = min(cell.share for cell in members), "not in the baseline"
             checks.append(Check("coverage", name, "changed", None, share, layers=group or "", text=text))
     return checks
 
 
 def _called(row: CoverageRow, seen: list[Cell], held: _Held) -> list[Check]:
     """Whether the hook or op of a row was called as often as the baseline promises."""
-    (what, name), own = subject(row), matching(row, seen)
+    (what, name), members = subject(row), matching(row, seen)
     share, layers, slack = row["share"], row.get("layers", ""), held.rules.slack
     cause, remedy = held.findings.for_calls(), _RENAMED if what == "op" else _LOST
-    if not own:
+    if not members:
         text = "never seen in this run" + (_instead(seen, held.baseline) if what == "op" else "")
         check = Check("coverage", name, "failed", share, layers=layers, text=text, cause=cause, remedy=remedy)
         return [check] if share > 0 else []
@@ -189,10 +189,10 @@ def _called(row: CoverageRow, seen: list[Cell], held: _Held) -> list[Check]:
     def falls_short(cell: Cell) -> bool:
         return cell.share < 1.0 if share >= 1.0 else cell.share + _EPSILON < share - slack
 
-    short = [too_few(one, name, share, cause, remedy) for one in shortfalls(own, falls_short)]
+    short = [too_few(one, name, share, cause, remedy) for one in shortfalls(members, falls_short)]
     if short:
         return short
-    least = min(cell.share for cell in own)
+    least = min(cell.share for cell in members)
     better = least > share + (_EPSILON if least >= 1.0 else slack)
     return [Check("coverage", name, "better" if better else "passed", share, least, layers=layers)]
 
@@ -213,7 +213,7 @@ def _working(row: CoverageRow, seen: list[Cell], findings: Findings) -> list[Che
         Check(
             "work", subject(row)[1], "failed", "with work", "without", "text",
             layers=one.layers, rank=one.rank,
-            text=f"called {one.fired} times, and never with anything to store or load",
+            text=f"called {one.fired} times, but never with anything to store or load",
             cause=findings.for_accounts(_losses(findings)), remedy=_LEDGER,
         )
         for one in idle

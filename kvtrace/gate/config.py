@@ -12,7 +12,7 @@ from typing import Any
 from kvtrace.gate.model import GateError
 from kvtrace.gate.rules import Rules, from_table, nearest
 
-OWN = "kvtrace.toml"
+KVTRACE_TOML = "kvtrace.toml"
 PYPROJECT = "pyproject.toml"
 MAX_BYTES = 4 << 20
 _OURS = re.compile(r"^\s*\[{1,2}\s*tool\s*\.\s*[\"']?kvtrace\b|^\s*tool\s*\.\s*kvtrace\b", re.MULTILINE)
@@ -27,9 +27,9 @@ def find_rules(start: Path) -> Rules:
         GateError: such a file that cannot be used.
     """
     for folder in (start, *start.parents):
-        own, project = folder / OWN, folder / PYPROJECT
-        if own.is_file():
-            return read_rules(own)
+        file, project = folder / KVTRACE_TOML, folder / PYPROJECT
+        if file.is_file():
+            return read_rules(file)
         if project.is_file() and (rules := _read(project, needed=False)) is not None:
             return rules
         if (folder / ".git").exists():
@@ -56,7 +56,9 @@ def _read(path: Path, needed: bool) -> Rules | None:
             raise GateError(f"larger than any configuration ({MAX_BYTES >> 20} MiB)", shown)
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise GateError("no such configuration", shown, f"write a {OWN} with a [check] table") from None
+        raise GateError(
+            "no such configuration", shown, f"write a {KVTRACE_TOML} with a [check] table"
+        ) from None
     except OSError as error:
         raise GateError("cannot read", shown, error.strerror or str(error)) from None
     except UnicodeDecodeError:

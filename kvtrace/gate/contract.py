@@ -36,7 +36,7 @@ def make_baseline(report: Report, where: str = "report") -> Baseline:
             "hooks": cast("list[HookRow]", _rows([cell for cell in rows if cell.what == "hook"])),
             "ops": cast("list[OpRow]", _rows([cell for cell in rows if cell.what == "op"])),
         },
-        "ledger": {"saves": _book(report["ledger"]["saves"]), "loads": _book(report["ledger"]["loads"])},
+        "ledger": {"saves": _ledger(report["ledger"]["saves"]), "loads": _ledger(report["ledger"]["loads"])},
         "findings": [{"id": id, "severity": severity} for id, severity in _findings(report)],
         "targets": sorted(
             {one["id"] for one in report["instrumentation"]["targets"] if one["status"] == "found"}
@@ -73,22 +73,22 @@ def _rows(found: list[Cell]) -> list[CoverageRow]:
         if cell.eligible:
             groups.setdefault((cell.name, cell.group), []).append(cell)
     rows: list[CoverageRow] = []
-    for (name, group), own in groups.items():
-        if own[0].what == "hook" and name not in EVERY_STEP and not _always(own):
+    for (name, group), members in groups.items():
+        if members[0].what == "hook" and name not in EVERY_STEP and not _always(members):
             continue  # called when there is a reason for it: how often depends on the traffic
-        rows += _split(name, group, own)
+        rows += _split(name, group, members)
     return rows
 
 
-def _always(own: Iterable[Cell]) -> bool:
-    return all(cell.fired >= cell.eligible > 1 for cell in own)
+def _always(members: Iterable[Cell]) -> bool:
+    return all(cell.fired >= cell.eligible > 1 for cell in members)
 
 
-def _split(name: str, group: str | None, own: list[Cell]) -> list[CoverageRow]:
+def _split(name: str, group: str | None, members: list[Cell]) -> list[CoverageRow]:
     """One row where all layers and ranks saw the same, else one for each kind of layers (and ranks)."""
-    every = frozenset(cell.index for cell in own)
+    every = frozenset(cell.index for cell in members)
     kinds: dict[bool | None, list[Cell]] = {}  # complete, never called, or between
-    for cell in own:
+    for cell in members:
         share = rounded(cell.share)
         kinds.setdefault(bool(share) if share in (0.0, 1.0) else None, []).append(cell)
     rows = []
@@ -99,11 +99,11 @@ def _split(name: str, group: str | None, own: list[Cell]) -> list[CoverageRow]:
         sets: dict[frozenset[str], list[int | None]] = {}
         for rank, indices in of_rank.items():
             sets.setdefault(frozenset(indices), []).append(rank)
-        all_ranks = {cell.rank for cell in own} == set(of_rank) and len(sets) == 1
-        if len(kinds) == 1:  # pipeline parallel ranks own different layers, and are no difference
+        all_ranks = {cell.rank for cell in members} == set(of_rank) and len(sets) == 1
+        if len(kinds) == 1:  # pipeline-parallel ranks have different layers: no difference
             sets, all_ranks = {every: list(of_rank)}, True
         for chosen, ranks in sets.items():
-            row: dict[str, Any] = {own[0].what: name}
+            row: dict[str, Any] = {members[0].what: name}
             if group is not None:
                 row.update(layers=group, count=len(chosen))
                 if chosen != every:
@@ -116,8 +116,8 @@ def _split(name: str, group: str | None, own: list[Cell]) -> list[CoverageRow]:
     return rows
 
 
-def _book(book: Ledger) -> dict[str, float]:
-    part = {name: round(share, 4) for name, share in shares(book).items() if share >= 0.00005}
+def _ledger(ledger: Ledger) -> dict[str, float]:
+    part = {name: round(share, 4) for name, share in shares(ledger).items() if share >= 0.00005}
     return {name: part[name] for name in sorted(part, key=lambda name: (outcome_order(name), name))}
 
 

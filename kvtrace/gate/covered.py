@@ -52,9 +52,9 @@ def shortfalls(cells: list[Cell], falls_short: Callable[[Cell], bool]) -> list[S
     """The cells for which `falls_short` holds, as few groups as their layers and ranks allow."""
     out: list[Short] = []
     for group in dict.fromkeys(cell.group for cell in cells):
-        own = [cell for cell in cells if cell.group == group]
+        members = [cell for cell in cells if cell.group == group]
         by_share: dict[float, list[Cell]] = {}
-        for cell in own:
+        for cell in members:
             if falls_short(cell):
                 by_share.setdefault(rounded(cell.share), []).append(cell)
         for share, bad in by_share.items():
@@ -62,13 +62,13 @@ def shortfalls(cells: list[Cell], falls_short: Callable[[Cell], bool]) -> list[S
             for rank in dict.fromkeys(cell.rank for cell in bad):
                 sets.setdefault(frozenset(c.index for c in bad if c.rank == rank), []).append(rank)
             for indices, ranks in sets.items():
-                everywhere = set(ranks) == {cell.rank for cell in own}
+                everywhere = set(ranks) == {cell.rank for cell in members}
                 for rank in [None] if everywhere else ranks:
                     part = [
                         cell for cell in bad if cell.index in indices and (everywhere or cell.rank == rank)
                     ]
-                    mine = {cell.index for cell in own if everywhere or cell.rank == rank}
-                    layers = "" if group is None else spelled(group, indices, indices == mine)
+                    everything = {cell.index for cell in members if everywhere or cell.rank == rank}
+                    layers = "" if group is None else spelled(group, indices, indices == everything)
                     out.append(
                         Short(rank, layers, share, sum(c.fired for c in part), sum(c.eligible for c in part))
                     )

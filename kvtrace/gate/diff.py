@@ -1,4 +1,4 @@
-"""Two reports side by side: what is set, hooked, covered, booked and found otherwise."""
+"""Two reports side by side: settings, targets, coverage, ledgers and findings that differ."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def difference(a: Report, b: Report, where_a: str, where_b: str) -> Difference:
         settings=[*_versions(a, b), *_engines(a, b), *_flags(a["run"]["command"], b["run"]["command"])],
         targets=_targets(a, b),
         coverage=_coverage(cells(a), cells(b)),
-        saves=_book(a["ledger"]["saves"], b["ledger"]["saves"]),
-        loads=_book(a["ledger"]["loads"], b["ledger"]["loads"]),
+        saves=_ledger(a["ledger"]["saves"], b["ledger"]["saves"]),
+        loads=_ledger(a["ledger"]["loads"], b["ledger"]["loads"]),
         findings=_findings(a["findings"], b["findings"]),
         verdicts=(a["verdict"], b["verdict"]),
     )
@@ -167,7 +167,7 @@ def _worst(found: list[Cell]) -> dict[tuple[str, str, str], float]:
 # ------------------------------------------------------------------------------- ledgers
 
 
-def _book(a: Ledger, b: Ledger) -> list[Change]:
+def _ledger(a: Ledger, b: Ledger) -> list[Change]:
     before, after = shares(a), shares(b)
     if not before and not after:
         return []

@@ -117,14 +117,14 @@ def _forbidden(report: Report, cause: str, allowed: Collection[str]) -> list[Che
     return found or [Check("rule", cause, "passed", "forbidden", None, "text", text="not found")]
 
 
-def _minimum(name: str, least: float, own: list[Cell], findings: Findings) -> list[Check]:
+def _minimum(name: str, least: float, matched: list[Cell], findings: Findings) -> list[Check]:
     cause = findings.for_calls()
-    if not own:
+    if not matched:
         remedy = "did the engine come up, with a connector, and did it get requests?"
         return [Check("rule", name, "failed", least, text="not seen in this run", cause=cause, remedy=remedy)]
-    short = shortfalls(own, lambda cell: cell.share < least)
+    short = shortfalls(matched, lambda cell: cell.share < least)
     checks = [too_few(one, name, least, cause, _COVERAGE) for one in short]
-    return checks or [Check("rule", name, "passed", least, min(cell.share for cell in own))]
+    return checks or [Check("rule", name, "passed", least, min(cell.share for cell in matched))]
 
 
 def _saved(report: Report, findings: Findings, least: float) -> Check:
@@ -156,13 +156,13 @@ def _default(report: Report, findings: Findings, rules: Rules) -> list[Check]:
 
 def _layers_hooked(report: Report, cause: str | None) -> list[Check]:
     """A KV layer whose save hook is never called fails; one that is hooked now and then does not."""
-    own = [cell for cell in cells(report) if cell.name == _LAYER_HOOK]
-    if not own:
+    matched = [cell for cell in cells(report) if cell.name == _LAYER_HOOK]
+    if not matched:
         text = "no KV layer was seen in this run"
         remedy = "did the engine come up, and its workers under kvtrace run?"
         return [Check("coverage", _LAYER_HOOK, "failed", 1.0, text=text, cause=cause, remedy=remedy)]
-    checks = [too_few(one, _LAYER_HOOK, 1.0, cause, _COVERAGE) for one in shortfalls(own, _never)]
-    for one in shortfalls(own, _partly):
+    checks = [too_few(one, _LAYER_HOOK, 1.0, cause, _COVERAGE) for one in shortfalls(matched, _never)]
+    for one in shortfalls(matched, _partly):
         checks.append(replace(too_few(one, _LAYER_HOOK, 1.0, None, _COVERAGE), state="changed"))
     return checks or [Check("coverage", _LAYER_HOOK, "passed", 1.0, 1.0, text="every KV layer hooked")]
 

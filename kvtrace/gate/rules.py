@@ -50,7 +50,7 @@ def from_options(
     """Rules of the command line; `minimum` holds ``HOOK=SHARE`` words.
 
     Raises:
-        GateError: a name, cause or number that is none.
+        GateError: an unknown name or cause, or a number out of range.
     """
     shares: dict[str, float] = {}
     for word in minimum:
@@ -84,7 +84,7 @@ def from_table(table: object, where: str) -> Rules:
         name = str(key).replace("_", "-")
         if name not in KEYS:
             raise GateError(
-                f"unknown key {key!a}", where, nearest(name, KEYS, f"known are {', '.join(KEYS)}")
+                f"unknown key {key!a}", where, nearest(name, KEYS, f"known keys: {', '.join(KEYS)}")
             )
         values[name] = value
     minimum = values.get("min", {})
@@ -157,7 +157,7 @@ def number(value: object, what: str) -> float:
             pass
     if not 0.0 <= share <= 1.0:
         shown = ascii(value) if isinstance(value, (int, float, str)) else type(value).__name__
-        raise GateError(what, f"{shown[:40]} is no share", "write a number of 0 to 1, for example 0.95")
+        raise GateError(what, f"{shown[:40]} is not a share", "write a number of 0 to 1, for example 0.95")
     return share
 
 

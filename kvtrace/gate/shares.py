@@ -10,10 +10,10 @@ from kvtrace.terms import KEPT, LOADED, LOCAL_HIT, SAVED
 DECODE = "not-saved:decode-not-offered"
 
 
-def shares(book: Ledger) -> dict[str, float]:
-    """Account -> share of the book's token-layers; empty for an empty book."""
-    total = book["total"]
-    return {name: amount / total for name, amount in book["accounts"].items() if amount} if total else {}
+def shares(ledger: Ledger) -> dict[str, float]:
+    """Outcome -> share of the ledger's token-layers; empty for an empty ledger."""
+    total = ledger["total"]
+    return {name: amount / total for name, amount in ledger["accounts"].items() if amount} if total else {}
 
 
 def without_decode(part: Mapping[str, float]) -> dict[str, float]:
@@ -28,17 +28,17 @@ def kept(part: Mapping[str, float]) -> float:
     return sum(part.get(name, 0.0) for name in KEPT)
 
 
-def saved_of_offered(book: Ledger) -> float | None:
+def saved_of_offered(ledger: Ledger) -> float | None:
     """Share of the tokens computed here that was saved, without decode tokens that are never offered.
 
     None where no such token was computed; 1.0 where all were loaded or reused and none was left to save.
     Tokens that the connector was to load and did not were not computed either.
     """
-    accounts = book["accounts"]
-    if not book["total"]:
+    accounts = ledger["accounts"]
+    if not ledger["total"]:
         return None
     elsewhere = (DECODE, LOADED, LOCAL_HIT)
-    left = book["total"] - sum(
+    left = ledger["total"] - sum(
         amount for name, amount in accounts.items() if name in elsewhere or name.startswith("not-loaded:")
     )
     if left <= 0:

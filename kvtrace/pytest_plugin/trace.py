@@ -93,15 +93,15 @@ class Trace:
             raise TraceError(f"kvtrace knows no hook or op {hook!r}", f"one of {known}")
         self._require_engine()
         seen = cells(self.report)
-        own = [cell for cell in seen if cell.name == hook]
+        matched = [cell for cell in seen if cell.name == hook]
         if layer is not None:
             _one_of("layer", layer, [cell.layer for cell in seen], lambda name: _is_layer(name, layer))
-            own = [cell for cell in own if _is_layer(cell.layer, layer)]
+            matched = [cell for cell in matched if _is_layer(cell.layer, layer)]
         if rank is not None:
             _one_of("rank", rank, [cell.rank for cell in seen], lambda number: number == rank)
-            own = [cell for cell in own if cell.rank == rank]
-        due = sum(cell.eligible for cell in own)
-        fired = sum(min(cell.fired, cell.eligible) for cell in own)
+            matched = [cell for cell in matched if cell.rank == rank]
+        due = sum(cell.eligible for cell in matched)
+        fired = sum(min(cell.fired, cell.eligible) for cell in matched)
         what = f"{hook}: {fired} of {due} calls due"
         return Measured(fired / due if due else 0.0, what, lambda: self._about_calls(hook))
 
@@ -271,8 +271,8 @@ class Trace:
         from kvtrace.gate.explain import Findings
 
         lines = []
-        own = [cell for cell in cells(self.report) if cell.name == hook]
-        all_short = shortfalls(own, lambda cell: cell.share < 1)
+        matched = [cell for cell in cells(self.report) if cell.name == hook]
+        all_short = shortfalls(matched, lambda cell: cell.share < 1)
         for short in all_short[:_MAX_SHORT]:
             where = [short.layers] if short.layers else []
             where += [] if short.rank is None else [f"rank {short.rank}"]
@@ -315,7 +315,7 @@ def _rows(requests: list[dict[str, Any]], wanted: object) -> list[dict[str, Any]
         return [row for one in wanted for row in _rows(requests, one)]
     ident = wanted if isinstance(wanted, str) else getattr(wanted, "request_id", None)
     if not isinstance(ident, str):
-        raise TraceError(f"{wanted!r} is no request", "give its id, or what llm.generate returned")
+        raise TraceError(f"{wanted!r} is not a request", "give its id, or what llm.generate returned")
     found = [row for row in requests if row["id"] == ident]
     found = found or [row for row in requests if row["client"] == ident]
     if len(found) > 1:

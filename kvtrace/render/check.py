@@ -50,8 +50,8 @@ def check_page(outcome: Outcome) -> Page:
     ]
     for group in groups(outcome):
         page += _group(group)
-    page += _others("Better than asked", outcome.of("better"), "good")
-    page += _others("Changed, and no failure", _changed(outcome), "")
+    page += _others("Better than required", outcome.of("better"), "good")
+    page += _others("Changed, not a failure", _changed(outcome), "")
     command = _next_command(outcome)
     return [*page, Command(command)] if command else page
 

@@ -20,11 +20,11 @@ def contract_lines(baseline: Baseline, path: str) -> list[str]:
     lines = [f"wrote {clean(path)}: {', '.join(parts)}"]
     if partly:
         lines.append(
-            "  not complete in this run, and taken as it is: "
+            "  not complete in this run, required as they are: "
             + names((f"{row['hook']} {percent(row['share'])}" for row in partly), 6)
         )
     for severity in ("fault", "limit"):
         found = [one["id"] for one in baseline["findings"] if one["severity"] == severity]
         if found:
-            lines.append(f"  it allows {plural(len(found), severity)}: {names(found)}")
+            lines.append(f"  allows {plural(len(found), severity)}: {names(found)}")
     return lines

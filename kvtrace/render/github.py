@@ -48,7 +48,7 @@ def commands(outcome: Outcome) -> list[str]:
     good = outcome.of("better")
     if good:
         body = [sentence(check) for check in good[:8]]
-        lines.append(_command("notice", "kvtrace: better than asked", "\n".join(body), "", 0))
+        lines.append(_command("notice", "kvtrace: better than required", "\n".join(body), "", 0))
     return lines
 
 

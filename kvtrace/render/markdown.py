@@ -105,7 +105,7 @@ def _lines(part: Part) -> list[str]:
 
 
 def _table(table: Table) -> list[str]:
-    used = table.told()
+    used = table.used()
     heads = [table.columns[at] for at in used]
     out = [f"### {text(table.title)}", ""] if table.title else []
     out.append(f"| {' | '.join(text(column.head) for column in heads)} |")

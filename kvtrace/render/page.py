@@ -126,7 +126,7 @@ class Table:
     head: bool = True
     brief: int = 0
 
-    def told(self) -> list[int]:
+    def used(self) -> list[int]:
         """The columns that say something."""
         return [at for at in range(len(self.columns)) if at == 0 or any(row.cells[at] for row in self.rows)]
 

@@ -13,9 +13,9 @@ from kvtrace.render.formats import json_text
 from kvtrace.render.layout import clean
 
 _KINDS = {
-    "engine": "The engine is put together otherwise than in the baseline's run.",
+    "engine": "The engine is set up differently from the baseline's.",
     "coverage": "A hook or an op is called too rarely.",
-    "work": "A hook is called, and never has anything to store or load.",
+    "work": "A hook is called, but never with anything to store or load.",
     "ledger": "Too few tokens are kept or loaded.",
     "finding": "A finding that is not allowed.",
     "target": "A place in vLLM that kvtrace hooks is gone.",

@@ -85,7 +85,7 @@ def _verdict(story: Story) -> str:
 
 def _position(story: Story) -> str:
     token = story.token or 0
-    kind = f"of the prompt ({count(story.prompt)} tokens)" if token < story.prompt else "made in decode"
+    kind = f"of the prompt ({count(story.prompt)} tokens)" if token < story.prompt else "computed in decode"
     chunk = next((m for m in story.moments if _holds(m, token)), None)
     if chunk is not None:
         how = f"computed in chunk {chunk.facts['number']} of {chunk.facts['of']}, step {chunk.step}"
@@ -192,7 +192,7 @@ def _sentence(moment: Moment) -> str:
     if moment.kind == "preempted":
         return f"preempted, with KV for {plural(f['computed'], 'token')}"
     if moment.kind == "transfer-opened":
-        return f"an asynchronous {f['direction']} began: its blocks are kept"
+        return f"an asynchronous {f['direction']} began: its blocks stay allocated"
     if moment.kind == "transfer-done":
         end = "failed" if f["failed"] else "finished"
         return f"asynchronous {f['direction']} {end} (reported by a {f['side']})"
@@ -236,7 +236,7 @@ def _entries(entries: Sequence[Entry]) -> list[str]:
         return ["no entry for this request"]
     found = []
     for entry in entries:
-        slots = "a number of slots that it does not say" if entry.slots < 0 else plural(entry.slots, "slot")
+        slots = "an unknown number of slots" if entry.slots < 0 else plural(entry.slots, "slot")
         parts = [f"a {entry.direction} of {slots}"]
         if entry.slots > 0 and entry.start >= 0:
             parts.append(_positions(entry.start, entry.start + entry.slots))
@@ -334,7 +334,7 @@ def _layer_calls(rank: RankStep, layer: str) -> list[tuple[str, str]]:
             continue
         parts = [_at(call.at_ns), call.name]
         if call.summed:
-            parts.append("collapsed past the spool's size limit")
+            parts.append("kept as a sum: the spool had reached its size limit")
         else:
             parts.append(duration(call.total_ns / 1e9))
         if call.calls > 1 and not call.summed:
@@ -369,7 +369,7 @@ def _range_row(story: Story, part: Range) -> tuple[str, str, str, str]:
     if part.account == PENDING:
         account += " (in flight when the trace ends)"
     elif part.account == NOT_OBSERVED:
-        account += " (nothing recorded says)"
+        account += " (not recorded)"
     if len(part.pairs) < len(story.pairs):
         account += f" · {_pairs(story, part.pairs)}"
     return (where, count(part.end - part.start), f"{len(part.pairs)}/{len(story.pairs)}", account)

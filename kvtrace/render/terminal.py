@@ -134,7 +134,8 @@ class _Printer:
 
     def table(self, table: Table) -> None:
         rows = table.rows[: table.brief] if table.brief else table.rows
-        used, last = table.told(), table.told()[-1]
+        used = table.used()
+        last = used[-1]
         heads = [column.head for column in table.columns]
         every = [row.cells for row in rows]
         if table.head:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pandas as pd
 
@@ -23,8 +23,7 @@ from kvtrace.report.validate import schema_problem
 from kvtrace.trace.facts import Engine, Header, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
-_TRUSTS = ("measured", "declared", "mixed", "unknown", "none")
-_ROLES = ("front", "scheduler", "worker", "other")
+_TRUSTS, _ROLES = get_args(model.Trust), get_args(model.Role)
 
 
 def build_report(run_dir: str | Path) -> model.Report:
@@ -68,7 +67,7 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
             }
             for row in diagnosis.stages
         ],
-        "ledger": {"saves": _book(diagnosis.saves), "loads": _book(diagnosis.loads)},
+        "ledger": {"saves": _ledger(diagnosis.saves), "loads": _ledger(diagnosis.loads)},
         "findings": [_finding(one) for one in diagnosis.findings],
         "ruled_out": [{"id": one.id, "evidence": one.evidence} for one in diagnosis.ruled_out],
         "not_observed": [{"id": one.id, "why": one.why} for one in diagnosis.not_observed],
@@ -278,17 +277,17 @@ def _coverage_rows(
 # ------------------------------------------------------------------------------ the answer
 
 
-def _book(book: ledger_model.Ledger) -> model.Ledger:
-    book.check()
+def _ledger(one: ledger_model.Ledger) -> model.Ledger:
+    one.check()
     return {
         "unit": "token-layers",
-        "total": int(book.total),
-        "accounts": {name: int(amount) for name, amount in book.accounts.items()},
-        "pairs": None if book.pairs is None else int(book.pairs),
-        "tokens": {name: _number(amount) for name, amount in book.tokens.items()},
-        "total_tokens": _number(book.total_tokens),
-        "trust": cast("Any", book.trust if book.trust in _TRUSTS else "unknown"),
-        "trust_note": book.trust_note,
+        "total": int(one.total),
+        "accounts": {name: int(amount) for name, amount in one.accounts.items()},
+        "pairs": None if one.pairs is None else int(one.pairs),
+        "tokens": {name: _number(amount) for name, amount in one.tokens.items()},
+        "total_tokens": _number(one.total_tokens),
+        "trust": cast("Any", one.trust if one.trust in _TRUSTS else "unknown"),
+        "trust_note": one.trust_note,
     }
 
 

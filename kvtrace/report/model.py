@@ -33,6 +33,7 @@ StageNumber = Annotated[int, Bounds(0, len(STAGE_NAMES) - 1)]
 Number = Annotated[float, Bounds(0, 1e18)]
 Share = Annotated[float, Bounds(0, 1)]
 Severity = Literal["fault", "limit", "note"]
+Role = Literal["front", "scheduler", "worker", "other"]
 Trust = Literal["measured", "declared", "mixed", "unknown", "none"]
 
 
@@ -45,7 +46,7 @@ class Process(TypedDict):
 
     pid: Annotated[Count, "process id on the run's host"]
     name: Annotated[str, "'engine core', 'worker 0', 'API server', ..."]
-    role: Annotated[Literal["front", "scheduler", "worker", "other"], "the part of vLLM that runs in it"]
+    role: Annotated[Role, "the part of vLLM that runs in it"]
     rank: Annotated[Rank | None, "rank of the worker, null where it is none"]
     spool: Annotated[str | None, "its spool file, relative to the run directory"]
     records: Annotated[Count, "records read from its spool"]

@@ -1,7 +1,7 @@
 """A report from a path: a ``report.json``, or a run directory (then made afresh from its spools).
 
 Whatever the path holds, the answer is a report that is valid by the published schema and whose
-books balance, or one :class:`ReportError` of one line.
+ledgers balance, or one :class:`ReportError` of one line.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check_report(value: object, where: str) -> Report:
     """`value` as a report, if it is one.
 
     Raises:
-        ReportError: another document, a newer or older report, a wrong type or field, unbalanced books.
+        ReportError: another document, a newer or older report, a wrong type or field, an unbalanced ledger.
     """
     schema = value.get("schema") if isinstance(value, dict) else None
     if not isinstance(schema, str):
@@ -78,8 +78,8 @@ def check_report(value: object, where: str) -> Report:
     except RecursionError:
         raise ReportError("JSON nested too deep for a report", where, _HOW) from None
     report = cast(Report, value)
-    for name, book in (("saves", report["ledger"]["saves"]), ("loads", report["ledger"]["loads"])):
-        if sum(book["accounts"].values()) != book["total"]:
+    for name, one in (("saves", report["ledger"]["saves"]), ("loads", report["ledger"]["loads"])):
+        if sum(one["accounts"].values()) != one["total"]:
             raise ReportError(
                 "damaged report",
                 where,
@@ -117,7 +117,7 @@ def _of_directory(path: Path) -> Report:
         raise ReportError(
             "a run without a trace (no process loaded the agent)",
             path,
-            "see what kvtrace run said, and run it again",
+            "see the messages of kvtrace run, and run it again",
         )
     raise ReportError("no run in this directory (no spools, no report.json)", path, _HOW)
 

@@ -123,7 +123,7 @@ def test_a_baseline_of_nothing_and_of_faults(shell: Shell, tmp_path: Path) -> No
     code, _, err = shell("baseline", write(tmp_path / "r.json", report))
     assert code == 2 and "no engine executed a step" in err
     code, out, _ = shell("baseline", write(tmp_path / "r.json", broken()), "-o", "b.json")
-    assert code == 0 and "it allows 1 fault: layer-not-hooked" in out and "save_kv_layer 0 %" in out
+    assert code == 0 and "allows 1 fault: layer-not-hooked" in out and "save_kv_layer 0 %" in out
 
 
 # --------------------------------------------------------------------------------- check

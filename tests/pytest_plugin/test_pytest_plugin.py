@@ -139,7 +139,7 @@ def test_numbers_and_assertions_that_hold(inner: pytest.Pytester) -> None:
                 (lambda: kvtrace.coverage("save_kv_layer", layer=9), "no layer 9 in this run: seen: model"),
                 (lambda: kvtrace.coverage("save_kv_layer", rank=9), "no rank 9"),
                 (lambda: kvtrace.saved_tokens("nobody"), "no request 'nobody'"),
-                (lambda: kvtrace.saved_tokens(3), "3 is no request"),
+                (lambda: kvtrace.saved_tokens(3), "3 is not a request"),
                 (lambda: kvtrace.assert_no_findings(allow=["typo"]), "knows no cause typo"),
                 (lambda: kvtrace.assert_no_findings(severity="bad"), "no severity 'bad'"),
             ):
