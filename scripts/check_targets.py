@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Hold the agent's table of targets against vLLM's sources, without importing them.
+"""Hold the agent's tables of targets and reads against vLLM's sources, without importing them.
 
     python scripts/check_targets.py PATH [--version X.Y.Z]
 
 PATH is a wheel of vLLM (CUDA or CPU build: their Python sources are the same), an unpacked one, a checkout
 or an installed `vllm` package. Each row of `kvtrace/agent/targets.py` that is meant for that version must be
-there, with the functions and parameters that the wrappers rely on. Nothing of vLLM runs: the files are
-parsed. Exit code 0, 1 where something is missing, 2 where PATH holds no vLLM.
+there, with the functions and parameters that the wrappers rely on; so must each name that the agent reads
+(`kvtrace/agent/reads.py`). Nothing of vLLM runs: the files are parsed. Exit code 0, 1 where something is
+missing, 2 where PATH holds no vLLM.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import ast
 import re
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from kvtrace.agent.reads import READS, Reads
 from kvtrace.agent.targets import TARGETS, Target
 
 Version = tuple[int, ...]
@@ -29,6 +31,8 @@ Read = Callable[[str], "str | None"]
 """Text of a file below the folder that holds `vllm/`, or None."""
 
 Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+_MAX_IMPORTS = 8
+"""Modules through which a name may be handed on."""
 
 
 class NoVllm(Exception):
@@ -37,7 +41,9 @@ class NoVllm(Exception):
 
 @dataclass(frozen=True)
 class Found:
-    target: Target
+    """``expected``: whether the row is meant for that version."""
+
+    target: Target | Reads
     expected: bool
     problems: tuple[str, ...]
 
@@ -84,69 +90,167 @@ def meant_for(versions: str, version: Version) -> bool:
     return first <= version <= last
 
 
-def check(read: Read, version: Version, targets: tuple[Target, ...] = TARGETS) -> list[Found]:
-    """What each target lacks in these sources."""
+def check(read: Read, version: Version, rows: Sequence[Target | Reads] = (*TARGETS, *READS)) -> list[Found]:
+    """What each row lacks in these sources."""
+    sources = Sources(read)
     found = []
-    for target in targets:
-        name = target.module.replace(".", "/")
-        text = read(f"{name}.py")
-        if text is None:
-            text = read(f"{name}/__init__.py")
-        problems = (
-            [f"no module {target.module}"] if text is None else list(_problems(ast.parse(text), target))
-        )
-        found.append(Found(target, meant_for(target.versions, version), tuple(problems)))
+    for row in rows:
+        if sources.module(row.module) is None:
+            problems = [f"no module {row.module}"]
+        elif isinstance(row, Target):
+            problems = list(_target_problems(sources, row))
+        else:
+            problems = list(_read_problems(sources, row))
+        found.append(Found(row, meant_for(row.versions, version), tuple(problems)))
     return found
 
 
-def _problems(module: ast.Module, target: Target) -> Iterator[str]:
-    if _find(module, target.attr.split(".")) is None:
+def _target_problems(sources: Sources, target: Target) -> Iterator[str]:
+    """What is hooked must be defined in the module itself: there the agent puts something in its place."""
+    if sources.find(target.module, target.attr, inherited=False) is None:
         yield f"no {target.attr}"
     for line in target.expects:
-        dotted, bracket, rest = line.partition("(")
-        if not bracket:
-            if not any(_has_field(module, name.strip()) for name in dotted.split("|")):
-                yield f"no field {dotted}"
-            continue
-        node = _find(module, dotted.split("."))
+        dotted, _, parameters = line.partition("(")
+        node = sources.find(target.module, dotted, inherited=False)
         if not isinstance(node, Function):
             yield f"no function {dotted}"
-            continue
-        wanted = [name.strip() for name in rest.rstrip(")").split(",") if name.strip()]
-        arguments = node.args
-        have = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-        rest_of = iter(have)
-        if not all(name in rest_of for name in wanted):  # in this order, others may stand between
-            yield f"{dotted} has parameters ({', '.join(have)}), wanted {', '.join(wanted)}"
+        else:
+            yield from _parameter_problems(dotted, node, parameters)
 
 
-def _find(node: ast.AST, path: list[str]) -> ast.AST | None:
-    """The definition of a dotted name: in branches of ``if`` and ``try`` too; the last one counts."""
-    for name in path:
-        found = None
-        for child in _statements(node):
-            if isinstance(child, (*Function, ast.ClassDef)) and child.name == name:
-                found = child
-        if found is None:
+def _read_problems(sources: Sources, row: Reads) -> Iterator[str]:
+    """What is read may be inherited, imported from elsewhere, or made in a method: ``self.name = ...``."""
+    if row.holder and sources.find(row.module, row.holder) is None:
+        yield f"no {row.holder}"
+        return
+    for name in row.names:
+        name, _, parameters = name.partition("(")
+        dotted = f"{row.holder}.{name}" if row.holder else name
+        node = sources.find(row.module, dotted)
+        if node is None:
+            yield f"no {dotted}"
+        elif isinstance(node, Function):
+            yield from _parameter_problems(dotted, node, parameters)
+
+
+def _parameter_problems(dotted: str, node: ast.AST, parameters: str) -> Iterator[str]:
+    wanted = [name.strip() for name in parameters.rstrip(")").split(",") if name.strip()]
+    arguments = node.args  # type: ignore[attr-defined]
+    have = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    rest = iter(have)
+    if not all(name in rest for name in wanted):  # in this order, others may stand between
+        yield f"{dotted} has parameters ({', '.join(have)}), wanted {', '.join(wanted)}"
+
+
+class Sources:
+    """The parsed modules of one vLLM, and what their names stand for."""
+
+    def __init__(self, read: Read) -> None:
+        self._read = read
+        self._parsed: dict[str, tuple[ast.Module, bool] | None] = {}
+
+    def module(self, name: str) -> ast.Module | None:
+        parsed = self._parse(name)
+        return None if parsed is None else parsed[0]
+
+    def _parse(self, name: str) -> tuple[ast.Module, bool] | None:
+        """(the module, whether it is a package)."""
+        if name not in self._parsed:
+            path = name.replace(".", "/")
+            plain = self._read(f"{path}.py")
+            text = plain if plain is not None else self._read(f"{path}/__init__.py")
+            self._parsed[name] = None if text is None else (ast.parse(text), plain is None)
+        return self._parsed[name]
+
+    def find(self, module: str, dotted: str, inherited: bool = True) -> ast.AST | None:
+        """What stands for ``name`` or ``Class.name``: a definition, or the statement that binds it.
+
+        Args:
+            inherited: whether imports and base classes are followed.
+        """
+        holder, _, name = dotted.rpartition(".")
+        if not holder:
+            found = self._top(module, name, imports=inherited)
+            return None if found is None else found[1]
+        return self._member(module, holder, name, inherited)
+
+    def _member(self, module: str, holder: str, name: str, inherited: bool) -> ast.AST | None:
+        found = self._top(module, holder, imports=inherited)
+        if found is None or not isinstance(found[1], ast.ClassDef):
             return None
-        node = found
-    return node
+        where, cls = found
+        member = _last(_statements(cls), name) or (_made_in_methods(cls, name) if inherited else None)
+        bases = [base.value if isinstance(base, ast.Subscript) else base for base in cls.bases]
+        for base in bases if inherited else []:
+            if member is None and isinstance(base, ast.Name) and base.id != holder:
+                member = self._member(where, base.id, name, inherited)
+        return member
+
+    def _top(self, module: str, name: str, imports: bool, depth: int = 0) -> tuple[str, ast.AST] | None:
+        """(module, node) of a name at the top of a module; an import is followed to where it comes from."""
+        parsed = self._parse(module)
+        if parsed is None or depth > _MAX_IMPORTS:
+            return None
+        tree, package = parsed
+        node = _last(_statements(tree), name)
+        if node is not None or not imports:
+            return None if node is None else (module, node)
+        for one in _statements(tree):
+            if not isinstance(one, ast.ImportFrom):
+                continue
+            source = _absolute(module, package, one)
+            for alias in one.names:
+                if alias.name == "*" or (alias.asname or alias.name) == name:
+                    wanted = name if alias.name == "*" else alias.name
+                    found = self._top(source, wanted, imports, depth + 1)
+                    if found is not None:
+                        return found
+        return None
 
 
-def _has_field(module: ast.AST, dotted: str) -> bool:
-    """Whether a class has a field of that name in its body, as dataclasses have."""
-    owner, _, name = dotted.rpartition(".")
-    node = _find(module, owner.split("."))
-    return any(
-        isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name) and child.target.id == name
-        for child in (_statements(node) if node is not None else ())
-    )
+def _last(statements: Iterable[ast.AST], name: str) -> ast.AST | None:
+    """The last statement that defines or binds a name."""
+    found = None
+    for one in statements:
+        if isinstance(one, (*Function, ast.ClassDef)):
+            if one.name == name:
+                found = one
+        elif any(isinstance(target, ast.Name) and target.id == name for target in _bound(one)):
+            found = one
+    return found
+
+
+def _bound(node: ast.AST) -> list[ast.AST]:
+    """The targets of an assignment."""
+    if isinstance(node, ast.Assign):
+        return [inner for target in node.targets for inner in ast.walk(target)]
+    return [node.target] if isinstance(node, (ast.AnnAssign, ast.AugAssign)) else []
+
+
+def _made_in_methods(cls: ast.ClassDef, name: str) -> ast.AST | None:
+    """The assignment ``self.name = ...`` in a method."""
+    for method in _statements(cls):
+        for node in ast.walk(method) if isinstance(method, Function) else ():
+            for target in _bound(node):
+                if ast.unparse(target) == f"self.{name}":
+                    return node
+    return None
+
+
+def _absolute(module: str, package: bool, node: ast.ImportFrom) -> str:
+    """The module that an import names."""
+    if not node.level:
+        return node.module or ""
+    parts = module.split(".") if package else module.split(".")[:-1]
+    parts = parts[: len(parts) - node.level + 1]
+    return ".".join([*parts, *([node.module] if node.module else [])])
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Also those in branches of ``if``, ``try`` and ``with``."""
     for child in ast.iter_child_nodes(node):
         yield child
-        if isinstance(child, (ast.If, ast.Try, ast.With)):
+        if isinstance(child, (ast.If, ast.Try, ast.With, ast.ExceptHandler)):
             yield from _statements(child)
 
 
@@ -163,15 +267,25 @@ def main(arguments: list[str] | None = None) -> int:
     except (NoVllm, OSError) as error:
         print(f"check_targets: {error}", file=sys.stderr)
         return 2
-    bad = 0
+    targets = names = 0
     for one in check(read, version):
-        state = "ok" if not one.problems else "missing"
-        if not one.expected:
-            state = "not meant for it"
-        bad += one.expected and bool(one.problems)
-        print(f"{one.target.id:26} {state:17} {one.target.versions:18} {'; '.join(one.problems)}".rstrip())
-    print(f"vLLM {'.'.join(map(str, version))}: {bad or 'no'} target{'' if bad == 1 else 's'} missing")
-    return 1 if bad else 0
+        missing = one.expected and bool(one.problems)
+        state = "missing" if one.problems else "ok"
+        if isinstance(one.target, Target):
+            targets += missing
+        else:
+            names += len(one.problems) if missing else 0
+            if not missing:
+                continue  # so many names are read that only what is wrong is said
+        line = (one.target.id, state if one.expected else "not meant for it", one.target.versions)
+        print(f"{line[0]:26} {line[1]:17} {line[2]:18} {'; '.join(one.problems)}".rstrip())
+    counts = f"{_count(targets, 'target')} missing, {_count(names, 'name')} that the agent reads missing"
+    print(f"vLLM {'.'.join(map(str, version))}: {counts}")
+    return 1 if targets or names else 0
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number or 'no'} {what}{'' if number == 1 else 's'}"
 
 
 if __name__ == "__main__":

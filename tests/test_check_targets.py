@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import re
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -14,12 +16,13 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 import check_targets  # noqa: E402
 
+from kvtrace.agent.reads import READS, Reads  # noqa: E402
 from kvtrace.agent.targets import TARGETS  # noqa: E402
+from kvtrace.trace.targets import MOVED, other_id  # noqa: E402
 from kvtrace.versions import NEWEST, OLDEST  # noqa: E402
 
 GRAPHS = "vllm/v1/worker/gpu/cudagraph_utils.py"
 CONTEXT = "vllm/forward_context.py"
-OUTPUT = "vllm/v1/core/sched/output.py"
 
 
 def installed() -> Path:
@@ -34,15 +37,25 @@ def test_every_target_is_in_the_installed_vllm(capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     for target in TARGETS:
         assert target.id in out
-    assert "no targets missing" in out
+    assert "no targets missing, no names that the agent reads missing" in out
 
 
 def test_every_row_says_what_it_relies_on_and_for_which_versions() -> None:
     oldest, newest = (check_targets.parse_version(text) for text in (OLDEST, NEWEST))
-    for target in TARGETS:
-        assert target.expects, target.id
+    assert all(target.expects for target in TARGETS)
+    for target in (*TARGETS, *READS):
         first, last = (check_targets.parse_version(part) for part in target.versions.split(".. "))
         assert oldest <= first <= last <= newest, target.id
+
+
+def test_a_place_that_moved_has_two_rows_whose_versions_follow_each_other() -> None:
+    rows = {target.id: target for target in TARGETS}
+    for newer, older in MOVED.items():
+        assert rows[newer].attr == rows[older].attr and rows[newer].module != rows[older].module
+        ends, begins = rows[older].versions.split(".. ")[1], rows[newer].versions.split(" ..")[0]
+        assert check_targets.parse_version(ends) < check_targets.parse_version(begins)
+        assert other_id(newer) == older and other_id(older) == newer
+    assert other_id("scheduler") is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +65,6 @@ def test_every_row_says_what_it_relies_on_and_for_which_versions() -> None:
         (GRAPHS, "class CudaGraphManager:", "class GraphManager:", "full-replay-v2"),
         (CONTEXT, "def create_forward_context(", "def make_context(", "forward-context"),
         (CONTEXT, "    cudagraph_runtime_mode: ", "    runtime_mode: ", "forward-context"),
-        (OUTPUT, "    new_block_ids: ", "    block_ids_given: ", "scheduler-output"),
     ],
 )
 def test_a_renamed_place_or_parameter_is_found(file: str, old: str, new: str, says: str) -> None:
@@ -64,12 +76,52 @@ def test_a_renamed_place_or_parameter_is_found(file: str, old: str, new: str, sa
         text = read(name)
         return text.replace(old, new) if text and name == file else text
 
-    found = check_targets.check(changed, (0, 32, 0))
+    found = check_targets.check(changed, (0, 32, 0), TARGETS)
     assert [one.target.id for one in found if one.expected and one.problems] == [says]
 
 
+def test_a_renamed_attribute_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a copy of the sources that the table speaks of, one field of a dataclass has another name."""
+    copy = tmp_path / "vllm"
+    for row in (*TARGETS, *READS):
+        name = row.module.removeprefix("vllm").replace(".", "/").lstrip("/")
+        for path in (installed() / f"{name}.py", installed() / name / "__init__.py"):
+            if path.is_file():
+                target = copy / path.relative_to(installed())
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+    shutil.copyfile(installed() / "version.py", copy / "version.py")  # where vllm's name comes from
+    for path in (installed() / "config").glob("*.py"):  # and those of vllm.config
+        shutil.copyfile(path, copy / "config" / path.name)
+    assert check_targets.main([str(copy), "--version", "0.32.0"]) == 0
+    parallel = copy / "config" / "parallel.py"
+    parallel.write_text(parallel.read_text().replace("tensor_parallel_size", "tensor_size"))
+    capsys.readouterr()
+    assert check_targets.main([str(copy), "--version", "0.32.0"]) == 1
+    out = capsys.readouterr().out
+    assert "no ParallelConfig.tensor_parallel_size" in out
+    assert "no targets missing, 1 name that the agent reads missing" in out
+
+
+NEEDED = [row for row in READS if check_targets.meant_for(row.versions, (0, 32, 0))]
+
+
+@pytest.mark.parametrize("row", NEEDED, ids=lambda row: f"{row.id}-{'-'.join(row.names)[:40]}")
+def test_every_name_that_is_read_is_held_to_the_sources(row: Reads) -> None:
+    read = check_targets.open_sources(installed())
+    for name in row.names or (row.holder or row.module.rpartition(".")[2],):
+        name = name.partition("(")[0]
+
+        def changed(file: str, name: str = name) -> str | None:
+            text = read(file) if row.names or row.holder else None
+            return re.sub(rf"\b{name}\b", f"{name}_gone", text) if text else text
+
+        (found,) = check_targets.check(changed, (0, 32, 0), (row,))
+        assert found.problems, name
+
+
 def test_a_module_that_is_gone_is_named() -> None:
-    found = check_targets.check(lambda name: None, (0, 32, 0))
+    found = check_targets.check(lambda name: None, (0, 32, 0), TARGETS)
     assert all(one.problems == (f"no module {one.target.module}",) for one in found)
     assert {one.target.id for one in found if not one.expected} == {
         "attention-decorator-old", "attention-direct-call-old",
@@ -84,7 +136,7 @@ def test_a_wheel_is_read_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert check_targets.main([str(wheel)]) == 1
     out = capsys.readouterr().out
     assert "create_forward_context has parameters (attn_metadata, batch_descriptor)" in out
-    assert "vLLM 0.32.0: 12 targets missing" in out
+    assert re.search(r"vLLM 0.32.0: 10 targets missing, [1-9]\d+ names that the agent reads missing", out)
 
 
 @pytest.mark.parametrize("make", ["nothing", "empty", "text"])

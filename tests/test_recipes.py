@@ -201,7 +201,7 @@ def test_a_new_vllm_version_and_a_moved_target(copy: Copy, tmp_path: Path) -> No
 
     check = ("scripts/check_targets.py", str(moved))
     said = copy.run(*check, code=1).stdout
-    assert "no module vllm.forward_context" in said and "1 target missing" in said
+    assert "no create_forward_context" in said and "1 target missing" in said
     copy.follow("A moved vLLM target")
     said = copy.run(*check).stdout
     assert "no targets missing" in said
@@ -210,15 +210,22 @@ def test_a_new_vllm_version_and_a_moved_target(copy: Copy, tmp_path: Path) -> No
 
 
 def sources(folder: Path, version: str, moved: dict[str, tuple[str, str]]) -> Path:
-    """Sources of a vLLM that has what the table of targets relies on, and nothing else.
+    """Sources of a vLLM that has what is hooked and what is read, and nothing else.
 
     Args:
-        moved: module -> where it is instead, and what ``create`` is called there.
+        moved: module -> where its hooked function is instead, and what ``create`` is called there.
     """
+    from kvtrace.agent.reads import READS
     from kvtrace.agent.targets import TARGETS
     from kvtrace.versions import NEWEST
 
     modules: dict[str, dict[str, list[str]]] = {}
+    for row in READS:
+        if row.versions.endswith(NEWEST):
+            stubs = modules.setdefault(row.module, {}).setdefault(row.holder, ["..."])
+            for line in row.names:
+                name, bracket, parameters = line.partition("(")
+                stubs.append(f"def {name}({parameters}: ..." if bracket else f"{name}: object")
     for target in TARGETS:
         if target.versions.endswith(NEWEST):
             where, create = moved.get(target.module, (target.module, "create"))
@@ -228,13 +235,12 @@ def sources(folder: Path, version: str, moved: dict[str, tuple[str, str]]) -> Pa
                 stub = f"def {name}({parameters}: ..." if bracket else f"{name}: object"
                 modules.setdefault(where, {}).setdefault(holder, []).append(stub)
     for module, holders in modules.items():
-        path = folder / f"{module.replace('.', '/')}.py"
+        path = folder / f"{module.replace('.', '/')}{'' if '.' in module else '/__init__'}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = holders.pop("", [])
         for holder, methods in holders.items():
             lines += [f"class {holder}:", *(f"    {method}" for method in methods)]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    (folder / "vllm" / "__init__.py").write_text("")
     (folder / "vllm" / "_version.py").write_text(f"version = '{version}'\n")
     return folder
 

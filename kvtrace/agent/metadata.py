@@ -7,7 +7,7 @@ slot mapping, block ids, positions or token ids. This module reads that shape, b
 blocks), and says so where it can't (``readable`` false): neither an unknown shape nor an entry
 whose size is not understood must ever look like "nothing to store".
 
-Sources: ``distributed/kv_transfer/kv_connector/v1/*`` of vLLM 0.8.5 .. 0.33.0 and LMCache's
+Sources: ``distributed/kv_transfer/kv_connector/v1/*`` of vLLM from 0.8.5 on and LMCache's
 ``vllm_v1_adapter.py`` (``ReqMeta``: ``save_spec``, ``load_spec``).
 """
 

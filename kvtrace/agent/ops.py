@@ -1,6 +1,6 @@
 """Attention ops and KV-cache update ops: which body ran, for which layer, hooked or not.
 
-Where we stand (vLLM 0.11.1 .. 0.33.0, ``kv_transfer_utils.maybe_transfer_kv_layer``): inside
+Where we stand (vLLM from 0.11.1 on, ``kv_transfer_utils.maybe_transfer_kv_layer``): inside
 the op, below the connector decorator, because that place sees the dispatcher's calls,
 direct calls and the replays of breakable graphs alike. A custom op keeps the function it
 was registered with, so the wrapper goes in as the decorator is applied, and for the ops

@@ -2,7 +2,7 @@
 
 Wraps ``vllm.v1.core.sched.scheduler.Scheduler`` (AsyncScheduler inherits). vLLM sends no
 step id to its workers: the one given here rides on the SchedulerOutput as an attribute and
-survives the pickle of the message queue (0.11.1 .. 0.33.0).
+survives the pickle of the message queue (from 0.11.1 on).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A module that a version lacks, or an attribute that was renamed, costs one row and shows in
 the report as missing; it never costs the run. ``versions`` is where the row was seen in
-vLLM's sources (0.8.5 .. 0.33.0).
+vLLM's sources; a place that moved to another module has two rows (``trace/targets.py``).
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ class Target:
     install: Callable[[ModuleType], None]
     expects: tuple[str, ...] = ()
     """Functions of the module that the wrappers call or stand in for, with the parameters they rely on, in
-    order: ``Class.method(first, second)``; and attributes that are read: ``Class.field``, with ``|`` between
-    names of several versions. ``scripts/check_targets.py`` holds vLLM's sources to it."""
-
-
-def _read_only(module: ModuleType) -> None:
-    """Of a place where nothing is hooked: its attributes are read."""
+    order: ``Class.method(first, second)``. ``scripts/check_targets.py`` holds vLLM's sources to it, and to
+    what is read without being hooked (``reads.py``)."""
+    at_import: bool = False
+    """What it wraps is used while vLLM's attention layers are imported, and its module is imported for that
+    alone: once it is there, it is too late."""
 
 
 _LAYERS = "vllm.model_executor.layers.attention"
@@ -59,31 +58,6 @@ TARGETS: tuple[Target, ...] = (
             "Scheduler.update_from_output(self, scheduler_output, model_runner_output)",
             "Scheduler.add_request(self, request)",
         ),
-    ),
-    Target(
-        "scheduler-output",
-        "vllm.v1.core.sched.output",
-        "SchedulerOutput",
-        since("0.8.5"),
-        _read_only,
-        (
-            "SchedulerOutput.scheduled_new_reqs",
-            "SchedulerOutput.scheduled_cached_reqs",
-            "SchedulerOutput.num_scheduled_tokens",
-            "NewRequestData.req_id",
-            "NewRequestData.block_ids",
-            "CachedRequestData.req_ids | CachedRequestData.req_id",
-            "CachedRequestData.new_block_ids",
-            "CachedRequestData.resumed_req_ids | CachedRequestData.resumed_from_preemption",
-        ),
-    ),
-    Target(
-        "block-tables",
-        "vllm.v1.core.kv_cache_manager",
-        "KVCacheManager.get_block_ids",
-        since("0.9.2"),
-        _read_only,
-        ("KVCacheManager.get_block_ids(self, request_id)",),
     ),
     Target(
         "worker",
@@ -127,6 +101,7 @@ TARGETS: tuple[Target, ...] = (
         since("0.16.0"),
         ops.wrap_decorator,
         ("maybe_transfer_kv_layer(func)",),
+        at_import=True,
     ),
     Target(
         "attention-decorator-old",
@@ -135,6 +110,7 @@ TARGETS: tuple[Target, ...] = (
         since("0.11.1", "0.15.1"),
         ops.wrap_decorator,
         ("maybe_transfer_kv_layer(func)",),
+        at_import=True,
     ),
     Target(
         "forward-context",

@@ -16,6 +16,7 @@ from kvtrace.gate.rules import Rules
 from kvtrace.gate.shares import DECODE, kept, shares, without_decode
 from kvtrace.report.model import Report
 from kvtrace.terms import FAULT, KEPT, LOADED, NOTE, cause_of
+from kvtrace.trace.targets import other_id
 from kvtrace.words import percent, plural
 
 _EPSILON = 1e-6
@@ -341,7 +342,7 @@ def _targets(held: _Held) -> list[Check]:
     for name in held.baseline["targets"]:
         target, line = now.get(name), held.file.line(name)
         status = target["status"] if target else None
-        twin = name.removesuffix("-old") if name.endswith("-old") else f"{name}-old"
+        twin = other_id(name)
         state: State = "changed"
         remedy = ""
         if status == "found":

@@ -102,8 +102,7 @@ def _agent() -> AgentConfig:
     if AGENT.config is None:
         from kvtrace.agent.targets import TARGETS
 
-        # The decorator of the attention ops is applied as their modules are imported.
-        if any(t.id.startswith("attention-decorator") and t.module in sys.modules for t in TARGETS):
+        if any(target.at_import and target.module in sys.modules for target in TARGETS):
             pytest.fail(_TOO_LATE, pytrace=False)
         activate()
     if AGENT.config is None:

@@ -1,7 +1,7 @@
 """The connector's hooks: one table, a row each. Whatever differs from hook to hook stands here.
 
 Standard library only: this module is imported inside vLLM's processes. The hooks are the methods of
-``KVConnectorBase_V1`` (``vllm/distributed/kv_transfer/kv_connector/v1/base.py``, 0.8.5 .. 0.33.0) that
+``KVConnectorBase_V1`` (``vllm/distributed/kv_transfer/kv_connector/v1/base.py``) that
 kvtrace records. To add one, add a row; a record that shall say more than "called, from when to when"
 needs a function in ``kvtrace/agent/hook_records.py`` as well.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kvtrace.trace.format import Flag, Role
+from kvtrace.versions import OLDEST, since
 
 
 class Per(Enum):
@@ -50,6 +51,7 @@ class Hook:
         in_step: whether it runs within ``execute_model``, so that its time is a share of the step's.
         reads_metadata: whether it works on the metadata that is bound.
         needs: (position, name) of the arguments that its record needs.
+        versions: of vLLM whose base class has it.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Hook:
     in_step: bool = False
     reads_metadata: bool = False
     needs: tuple[tuple[int, str], ...] = ()
+    versions: str = since(OLDEST)
 
     @property
     def layered(self) -> bool:
@@ -77,7 +80,7 @@ _LAYER = ((0, "layer_name"),)
 _REQUEST = ((0, "request"),)
 
 # In the order of their codes, which is that in which vLLM 0.32.0 calls them, later ones appended.
-REGISTER_KV_CACHES = Hook("register_kv_caches", 1, Role.WORKER, watch=Watch.CAUGHT)
+REGISTER_KV_CACHES = Hook("register_kv_caches", 1, Role.WORKER, watch=Watch.CAUGHT, versions=since("0.9.2"))
 BIND_METADATA = Hook(
     "bind_connector_metadata", 2, Role.WORKER, Per.STEP, in_step=True, needs=((0, "connector_metadata"),)
 )
@@ -97,10 +100,15 @@ WAIT_SAVE = Hook(
     "wait_for_save", 6, Role.WORKER, Per.STEP, Flag.STORE, Watch.COPY,
     timed=True, in_step=True, reads_metadata=True,
 )  # fmt: skip
-GET_FINISHED = Hook("get_finished", 7, Role.WORKER, Per.STEP, watch=Watch.CAUGHT, timed=True, in_step=True)
-LOAD_ERRORS = Hook("get_block_ids_with_load_errors", 8, Role.WORKER, in_step=True)
+GET_FINISHED = Hook(
+    "get_finished", 7, Role.WORKER, Per.STEP, watch=Watch.CAUGHT, timed=True, in_step=True,
+    versions=since("0.9.2"),
+)  # fmt: skip
+LOAD_ERRORS = Hook("get_block_ids_with_load_errors", 8, Role.WORKER, in_step=True, versions=since("0.11.1"))
 CLEAR_METADATA = Hook("clear_connector_metadata", 9, Role.WORKER, Per.STEP, in_step=True)
-PREEMPTIONS = Hook("handle_preemptions", 10, Role.WORKER, watch=Watch.CAUGHT, in_step=True)
+PREEMPTIONS = Hook(
+    "handle_preemptions", 10, Role.WORKER, watch=Watch.CAUGHT, in_step=True, versions=since("0.14.1")
+)
 LOOKUP = Hook(
     "get_num_new_matched_tokens", 11, Role.SCHEDULER, watch=Watch.CAUGHT,
     needs=(*_REQUEST, (1, "num_computed_tokens")),
@@ -114,18 +122,24 @@ BUILD_METADATA = Hook(
     needs=((0, "scheduler_output"),),
 )  # fmt: skip
 CONNECTOR_OUTPUT = Hook(
-    "update_connector_output", 14, Role.SCHEDULER, watch=Watch.CAUGHT, needs=((0, "connector_output"),)
+    "update_connector_output", 14, Role.SCHEDULER, watch=Watch.CAUGHT, needs=((0, "connector_output"),),
+    versions=since("0.10.2"),
+)  # fmt: skip
+REQUEST_FINISHED = Hook(
+    "request_finished", 15, Role.SCHEDULER, watch=Watch.CAUGHT, needs=_REQUEST, versions=since("0.9.2")
 )
-REQUEST_FINISHED = Hook("request_finished", 15, Role.SCHEDULER, watch=Watch.CAUGHT, needs=_REQUEST)
 REQUEST_FINISHED_GROUPS = Hook(
-    "request_finished_all_groups", 16, Role.SCHEDULER, watch=Watch.CAUGHT, needs=_REQUEST
+    "request_finished_all_groups", 16, Role.SCHEDULER, watch=Watch.CAUGHT, needs=_REQUEST,
+    versions=since("0.11.1"),
+)  # fmt: skip
+TAKE_EVENTS = Hook("take_events", 17, Role.SCHEDULER, versions=since("0.10.2"))
+SHUTDOWN = Hook("shutdown", 18, Role.WORKER, versions=since("0.10.2"))
+TRANSFER_RESULTS = Hook("get_transfer_results", 19, Role.WORKER, versions=since("0.30.0"))
+STATS = Hook("get_kv_connector_stats", 20, Role.WORKER, versions=since("0.11.0"))
+BUILD_WORKER_METADATA = Hook("build_connector_worker_meta", 21, Role.WORKER, versions=since("0.18.1"))
+REGISTER_CROSS_LAYERS = Hook(
+    "register_cross_layers_kv_cache", 22, Role.WORKER, watch=Watch.CAUGHT, versions=since("0.12.0", "0.28.0")
 )
-TAKE_EVENTS = Hook("take_events", 17, Role.SCHEDULER)
-SHUTDOWN = Hook("shutdown", 18, Role.WORKER)
-TRANSFER_RESULTS = Hook("get_transfer_results", 19, Role.WORKER)
-STATS = Hook("get_kv_connector_stats", 20, Role.WORKER)
-BUILD_WORKER_METADATA = Hook("build_connector_worker_meta", 21, Role.WORKER)
-REGISTER_CROSS_LAYERS = Hook("register_cross_layers_kv_cache", 22, Role.WORKER, watch=Watch.CAUGHT)
 
 TABLE: tuple[Hook, ...] = (
     REGISTER_KV_CACHES, BIND_METADATA, START_LOAD, WAIT_LAYER, SAVE_LAYER, WAIT_SAVE, GET_FINISHED,

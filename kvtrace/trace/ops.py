@@ -1,7 +1,7 @@
 """vLLM's attention and KV-cache ops that kvtrace records: one table, a row each.
 
 Standard library only: this module is imported inside vLLM's processes. The ops are registered in
-``vllm/model_executor/layers/attention/`` (0.16.0 .. 0.33.0; ``vllm/attention/layer.py`` before).
+``vllm/model_executor/layers/attention/`` (from 0.16.0 on; ``vllm/attention/layer.py`` before).
 """
 
 from __future__ import annotations
