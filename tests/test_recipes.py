@@ -146,9 +146,8 @@ def test_a_cause(copy: Copy, tmp_path: Path) -> None:
     copy.follow("A cause")
     page = copy.kvtrace("docs", "long-prompt-skipped")
     assert page.startswith("long-prompt-skipped\n") and "leaves longer ones out" in page
-    listed = copy.kvtrace("docs").splitlines()
-    at = [line.split()[0] for line in listed].index("long-prompt-skipped")
-    assert listed[at - 1].startswith("first-chunk-only")
+    listed = [cause["id"] for cause in json.loads(copy.kvtrace("docs", "--format", "json"))]
+    assert listed[listed.index("long-prompt-skipped") - 1] == "first-chunk-only"
     pages = copy.root / "docs" / "causes"
     assert "(long-prompt-skipped.md)" in (pages / "README.md").read_text(encoding="utf-8")
     assert "not yet seen live" in (pages / "long-prompt-skipped.md").read_text(encoding="utf-8")

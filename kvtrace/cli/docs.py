@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import difflib
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvtrace.cli.output import emit, screen
+from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.errors import KvtraceError
+from kvtrace.render.formats import Format, page_formats
+from kvtrace.render.page import Page
+
+if TYPE_CHECKING:
+    from kvtrace.causes.cause import Cause
+
+
+def _page(causes: list[Cause]) -> Page:
+    from kvtrace.render.cause import cause_list, cause_page
+
+    return cause_page(causes[0]) if len(causes) == 1 else cause_list(causes)
+
+
+def _document(causes: list[Cause]) -> object:
+    from kvtrace.render.cause import cause_document
+
+    return [cause_document(cause) for cause in causes]
+
+
+FORMATS = page_formats(_page, _document)
 
 
 def docs(
     id: str = typer.Argument("", metavar="[ID]", help="A cause; without it, all are listed."),
+    format: Format[Any] = format_option(FORMATS),
+    no_color: bool = NO_COLOR,
 ) -> None:
-    """Print the page of a cause: what it means, how it is seen, what to do."""
+    """Explain a cause: what it means, how it shows, what to do."""
     from kvtrace.causes.registry import CATALOGUE
-    from kvtrace.render.cause import cause_page
-    from kvtrace.render.terminal import terminal
 
-    if not id:
-        wide = max(map(len, CATALOGUE), default=0)
-        emit("".join(f"{name:{wide}}  {cause.meaning}\n" for name, cause in CATALOGUE.items()))
-        return
-    if id not in CATALOGUE:
+    if id and id not in CATALOGUE:
         near = difflib.get_close_matches(id, CATALOGUE, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "kvtrace docs lists them"
         raise KvtraceError("no such cause", ascii(id)[1:-1], hint)
-    emit(terminal(cause_page(CATALOGUE[id]), screen()))
+    causes = [CATALOGUE[id]] if id else list(CATALOGUE.values())
+    emit(format.draw(causes, screen(no_color)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvtrace.causes.cause import Cause
-from kvtrace.render.page import Column, Heading, Page, Paragraph, Row, Table
+from kvtrace.render.page import Code, Column, Heading, Page, Paragraph, Row, Table
 from kvtrace.terms import FAULT, LIMIT, NOTE
 
 _SEVERITY = {
@@ -36,3 +38,24 @@ def cause_page(cause: Cause) -> Page:
         Heading("What to do", 2),
         Paragraph(cause.remedy),
     ]
+
+
+def cause_list(causes: Iterable[Cause]) -> Page:
+    """The causes, and what each means."""
+    rows = [Row((Code(cause.id), cause.meaning)) for cause in causes]
+    return [Heading("Causes", 1, quiet=True), Table((Column("cause"), Column("meaning")), rows)]
+
+
+def cause_document(cause: Cause) -> dict[str, object]:
+    """As JSON."""
+    return {
+        "id": cause.id,
+        "severity": cause.severity,
+        "stage": None if cause.stage is None else int(cause.stage),
+        "ledger": cause.ledger,
+        "versions": cause.versions,
+        "seen_live": cause.live,
+        "meaning": cause.meaning,
+        "seen_as": cause.seen_as,
+        "remedy": cause.remedy,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -70,9 +71,12 @@ def test_usage_errors_are_one_line_and_exit_2(
 def test_docs(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, "docs")
     assert code == 0 and err == "" and "below-save-granularity" in out
-    for line in out.splitlines():
-        code, page, err = call(capsys, "docs", line.split()[0])
-        assert code == 0 and err == "" and page.startswith(f"{line.split()[0]}\n")
+    causes = json.loads(call(capsys, "docs", "--format", "json")[1])
+    assert len(causes) > 40
+    for cause in causes:
+        assert cause["id"] in out and cause["meaning"].split()[0] in out
+        code, page, err = call(capsys, "docs", cause["id"])
+        assert code == 0 and err == "" and page.startswith(f"{cause['id']}\n")
         assert "\nHow it shows\n" in page and "\nWhat to do\n" in page
 
 

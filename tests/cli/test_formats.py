@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.cli import check, diff, explain, requests, scenario, why
+from kvtrace.cli import check, diff, docs, explain, requests, scenario, why
 from kvtrace.render.formats import Format
 from kvtrace.render.page import Screen
 
@@ -28,6 +28,7 @@ TABLES: dict[str, Sequence[Format[Any]]] = {
     "why": why.FORMATS,
     "check": check.FORMATS,
     "diff": diff.FORMATS,
+    "docs": docs.FORMATS,
     "scenario list": scenario.FORMATS,
 }
 REQUIRED = {"why": ["--request", "r"]}
