@@ -206,6 +206,8 @@ def test_a_new_vllm_version_and_a_moved_target(copy: Copy, tmp_path: Path) -> No
     assert "no targets missing" in said
     assert re.search(r"^forward-context +not meant for it", said, re.MULTILINE)
     assert re.search(r"^forward-context-new +ok", said, re.MULTILINE)
+    said = copy.python("from kvtrace.trace.targets import other_id; print(other_id('forward-context'))")
+    assert said == "forward-context-new\n"
 
 
 def sources(folder: Path, version: str, moved: dict[str, tuple[str, str]]) -> Path:
