@@ -8,21 +8,24 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvtrace.ledger.model import RunError
-from kvtrace.trace.format import COLUMN_INDEX, STEP_SHIFT, Kind
-from kvtrace.trace.reader import Documents, Records, Spool, SpoolError, kind, spool_paths
+from kvtrace.trace import rows
+from kvtrace.trace.format import STEP_SHIFT, WORDS
+from kvtrace.trace.reader import Documents, Records, Spool, SpoolError, spool_paths
+from kvtrace.trace.rows import KIND_OF, Row, kind
 
-Array = NDArray[np.int64]
-
-REQUEST_KINDS = (
-    Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.CHUNK, Kind.META, Kind.PREEMPT, Kind.OPEN, Kind.DONE,
-    Kind.FINISH,
+_OF_REQUESTS = (
+    rows.Arrival, rows.Lookup, rows.Allocation, rows.Chunk, rows.MetadataEntry, rows.Preemption,
+    rows.TransferBegun, rows.TransferDone, rows.Finish,
 )  # fmt: skip
-_STEP_KINDS = (Kind.HOOK, Kind.OP, Kind.EXEC, Kind.QUIET, Kind.EFFECT)
+"""They have a field ``request``."""
+_OF_STEPS = (rows.HookCall, rows.OpCall, rows.Execution, rows.QuietCalls, rows.Effect)
+"""They have a field ``step``, in the same word."""
+_STEP = rows.HookCall._fields.index("step")
 
 
 @dataclass
@@ -35,17 +38,14 @@ class Source:
     rows: Records
     ids: set[str] = field(default_factory=set)
 
-    def of_request(self, ident: str) -> list[tuple[Kind, list[int]]]:
+    def of_request(self, ident: str) -> list[Row]:
         """The rows of one request, in file order."""
         mine = [number for number, text in self.names.items() if text == ident]
-        found: list[tuple[Kind, list[int]]] = []
-        kinds = kind(self.rows[:, 0])
         keep = np.zeros(len(self.rows), dtype=bool)
-        for one in REQUEST_KINDS:
-            keep |= (kinds == one) & np.isin(self.rows[:, COLUMN_INDEX[one]["req"]], mine)
-        for row in self.rows[keep].tolist():
-            found.append((Kind(row[0] & 0xFF), row))
-        return found
+        for row in _OF_REQUESTS:
+            request = self.rows[:, row._fields.index("request")]
+            keep |= (kind(self.rows[:, 0]) == KIND_OF[row]) & np.isin(request, mine)
+        return [rows.decode(words) for words in self.rows[keep].tolist()]
 
 
 def sources(run_dir: Path) -> list[Source]:
@@ -68,35 +68,31 @@ def sources(run_dir: Path) -> list[Source]:
 
 def _source(path: Path) -> Source:
     spool = Spool(path)
-    wanted = np.array(REQUEST_KINDS, dtype=np.int64)
-    kept: list[Records] = []
-    for chunk in spool.chunks():
-        mine = np.isin(kind(chunk[:, 0]), wanted)
-        if mine.any():
-            kept.append(chunk[mine])
-    rows: Records = np.concatenate(kept) if kept else np.empty((0, 8), dtype=np.int64)
-    source = Source(path, spool.names, spool.documents(), rows)
-    kinds = kind(rows[:, 0])
-    for one in (Kind.REQUEST, Kind.CHUNK, Kind.FINISH):
-        numbers = np.unique(rows[kinds == one, COLUMN_INDEX[one]["req"]]).tolist()
+    wanted = [KIND_OF[row] for row in _OF_REQUESTS]
+    kept = [np.empty((0, WORDS), dtype=np.int64)]
+    kept += [chunk[np.isin(kind(chunk[:, 0]), wanted)] for chunk in spool.chunks()]
+    source = Source(path, spool.names, spool.documents(), np.concatenate(kept))
+    alive: tuple[type[Any], ...] = (rows.Arrival, rows.Chunk, rows.Finish)
+    for row in alive:
+        numbers = np.unique(rows.of_kind(row, source.rows).request).tolist()
         source.ids.update(spool.names.get(number, "") for number in numbers)
     source.ids.discard("")
     return source
 
 
-def step_rows(path: Path, steps: Collection[int]) -> tuple[dict[int, str], dict[int, list[list[int]]]]:
+def step_rows(path: Path, steps: Collection[int]) -> tuple[dict[int, str], dict[int, list[Row]]]:
     """(names, rows by step) of what a spool's workers did in these steps (engine tag included).
 
     Raises:
         SpoolError: the file cannot be read.
     """
     spool = Spool(path)
-    wanted: Array = np.array(sorted(steps), dtype=np.int64)
-    found: dict[int, list[list[int]]] = {}
+    wanted, kinds = sorted(steps), [KIND_OF[row] for row in _OF_STEPS]
+    found: dict[int, list[Row]] = {}
     for chunk in spool.chunks():
-        mine = np.isin(kind(chunk[:, 0]), _STEP_KINDS) & np.isin(chunk[:, 3], wanted)
-        for row in chunk[mine].tolist():
-            found.setdefault(row[3], []).append(row)
+        mine = np.isin(kind(chunk[:, 0]), kinds) & np.isin(chunk[:, _STEP], wanted)
+        for words in chunk[mine].tolist():
+            found.setdefault(words[_STEP], []).append(rows.decode(words))
     return spool.names, found
 
 

@@ -22,8 +22,23 @@ from kvtrace.story import find, worker_steps
 from kvtrace.story.model import Entry, Moment, Pair, Range, Story
 from kvtrace.story.records import Source, sources, tag_of
 from kvtrace.trace import facts
-from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, Flag, Kind
+from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, Flag, Role
 from kvtrace.trace.reader import of_type
+from kvtrace.trace.rows import (
+    Allocation,
+    Arrival,
+    Chunk,
+    Finish,
+    Lookup,
+    MetadataEntry,
+    Preemption,
+    Row,
+    TransferBegun,
+    TransferDone,
+    flags,
+    of_kind,
+    role,
+)
 
 MAX_STEPS = 4096
 """Steps whose calls are told; a request with more has its first ones told."""
@@ -93,12 +108,11 @@ def _arrivals(spools: list[Source]) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
     for source in spools:
         seen: set[str] = set()
-        for row in source.rows.tolist():
-            if row[0] & 0xFF == Kind.REQUEST:
-                ident = source.names.get(row[2], "")
-                if ident:
-                    seen.add(ident)
-                    found.append((row[1], ident))
+        arrived = of_kind(Arrival, source.rows)
+        for t, request in zip(arrived.t.tolist(), arrived.request.tolist(), strict=True):
+            if ident := source.names.get(request, ""):
+                seen.add(ident)
+                found.append((t, ident))
         found.extend((1 << 62, ident) for ident in sorted(source.ids - seen))
     return sorted(found)
 
@@ -219,17 +233,17 @@ def _moments(
     story: Story, run: Run, engine: Engine, spools: list[Source], own: int, began: int, after: int | None
 ) -> None:
     told = _Told(story, began, [], {}, set())
-    mine: list[tuple[Kind, list[int], Source]] = []
+    mine: list[tuple[Row, Source]] = []
     for source in spools:
-        for kind, row in source.of_request(story.id):
-            step = _step(kind, row)
-            inside = kind == Kind.REQUEST or not step or tag_of(step) == engine.tag
-            if inside and row[1] >= began and (after is None or row[1] < after):
-                mine.append((kind, row, source))
-    mine.sort(key=lambda item: item[1][1])
-    chunks = sum(1 for kind, _, _ in mine if kind == Kind.CHUNK)
-    for kind, row, source in mine:
-        _record(told, kind, row, source, chunks)
+        for row in source.of_request(story.id):
+            step = _step(row)
+            inside = not step or tag_of(step) == engine.tag
+            if inside and _time(row) >= began and (after is None or _time(row) < after):
+                mine.append((row, source))
+    mine.sort(key=lambda item: _time(item[0]))
+    chunks = sum(isinstance(row, Chunk) for row, _ in mine)
+    for row, source in mine:
+        _record(told, row, source, chunks)
     _stores(told, run, own)
     steps = set(sorted(told.steps)[:MAX_STEPS])
     if len(steps) < len(told.steps):
@@ -240,45 +254,50 @@ def _moments(
     story.moments = sorted(told.moments, key=lambda m: (m.at_ns, order.get(m.kind, 3)))
 
 
-def _step(kind: Kind, row: list[int]) -> int:
-    return 0 if kind == Kind.REQUEST else row[3]
+def _step(row: Row) -> int:
+    return getattr(row, "step", 0)  # an arrival is in no step
 
 
-def _record(told: _Told, kind: Kind, row: list[int], source: Source, chunks: int) -> None:
-    w0, t, _, _, d, e, f, g = row
-    marks, step = (w0 >> 32) & 0xFFFF, _step(kind, row)
-    if kind == Kind.REQUEST:
-        told.add("arrival", t, 0, prompt=d, max_tokens=g)
-    elif kind == Kind.LOOKUP:
-        external = None if f == NONE_ANSWER else f
-        told.add("lookup", t, step, local=e, external=external, asynchronous=bool(marks & Flag.ASYNC))
-    elif kind == Kind.ALLOC:
-        told.add("allocation", t, step, external=e, blocks=f)
-    elif kind == Kind.CHUNK:
+def _time(row: Row) -> int:
+    """When it was, or began: the first word after the head of every row about a request."""
+    return int(row[1])
+
+
+def _record(told: _Told, row: Row, source: Source, chunks: int) -> None:
+    marks, t, step = flags(row.head), _time(row), _step(row)
+    if isinstance(row, Arrival):
+        told.add("arrival", t, 0, prompt=row.prompt, max_tokens=row.max_tokens)
+    elif isinstance(row, Lookup):
+        external = None if row.external == NONE_ANSWER else row.external
+        asynchronous = bool(marks & Flag.ASYNC)
+        told.add("lookup", t, step, local=row.local, external=external, asynchronous=asynchronous)
+    elif isinstance(row, Allocation):
+        told.add("allocation", t, step, external=row.external, blocks=row.blocks)
+    elif isinstance(row, Chunk):
         moment = told.of_step(step, t)  # the metadata may have been read before it
         moment.kind = "chunk"
         number = sum(1 for one in told.moments if one.kind == "chunk")
-        resumed = bool(marks & Flag.RESUMED)
-        moment.facts = {"number": number, "of": chunks, "start": d, "end": d + e, "resumed": resumed}
-    elif kind == Kind.META and marks & Flag.LOAD:
-        entry = Entry("load", d, e, f, bool(marks & Flag.ASYNC))
+        start, end, resumed = row.start, row.start + row.tokens, bool(marks & Flag.RESUMED)
+        moment.facts = {"number": number, "of": chunks, "start": start, "end": end, "resumed": resumed}
+    elif isinstance(row, MetadataEntry) and marks & Flag.LOAD:
+        entry = Entry("load", row.slots, row.tokens, row.start, bool(marks & Flag.ASYNC))
         known = told.of_step(step, t).entries
         if entry not in known:  # a connector inside another one says the same again
             known.append(entry)
-    elif kind == Kind.META and marks & Flag.STORE:
+    elif isinstance(row, MetadataEntry) and marks & Flag.STORE:
         told.of_step(step, t)  # its entries come from the ledger, with their positions
         told.declared.add(step)
-    elif kind == Kind.PREEMPT:
-        told.add("preempted", t, step, computed=d)
-    elif kind == Kind.OPEN:
+    elif isinstance(row, Preemption):
+        told.add("preempted", t, step, computed=row.computed)
+    elif isinstance(row, TransferBegun):
         told.add("transfer-opened", t, step, direction="store" if marks & Flag.STORE else "load")
-    elif kind == Kind.DONE:
-        side = "scheduler" if (w0 >> 8) & 0xFF == 1 else "worker"
+    elif isinstance(row, TransferDone):
+        side = "scheduler" if role(row.head) == Role.SCHEDULER else "worker"
         direction = "store" if marks & Flag.STORE else "load"
-        told.add("transfer-done", t, step, direction=direction, failed=bool(d), side=side)
-    elif kind == Kind.FINISH:
-        status = source.names.get(f, "").rsplit(".", 1)[-1]
-        told.add("finish", t, step, status=status, output=e, computed=d)
+        told.add("transfer-done", t, step, direction=direction, failed=bool(row.failed), side=side)
+    elif isinstance(row, Finish):
+        status = source.names.get(row.status_name, "").rsplit(".", 1)[-1]
+        told.add("finish", t, step, status=status, output=row.output, computed=row.computed)
 
 
 def _stores(told: _Told, run: Run, own: int) -> None:

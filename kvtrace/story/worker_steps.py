@@ -8,8 +8,10 @@ from collections.abc import Collection, Mapping
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.story.model import Call, Moment, RankStep
 from kvtrace.story.records import Source, step_rows
-from kvtrace.trace.format import HOOKS, OPS, QUIET_IS_OP, Dispatch, Flag, Kind, Role, Skip
+from kvtrace.trace import hooks, ops
+from kvtrace.trace.format import DETAIL_IS_OP, Dispatch, Flag, Role, Skip
 from kvtrace.trace.reader import SpoolError
+from kvtrace.trace.rows import Effect, Execution, HookCall, OpCall, QuietCalls, Row, code, detail, flags, role
 
 MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 
@@ -38,62 +40,54 @@ def fill(
     return notes
 
 
-def _rank_step(worker: Worker, rows: list[list[int]], names: Mapping[int, str], began: int) -> RankStep:
+def _rank_step(worker: Worker, rows: list[Row], names: Mapping[int, str], began: int) -> RankStep:
     result = RankStep(worker.rank, worker.process, len(worker.kv_layers), "not-recorded", "", 0, 0)
     calls: dict[tuple[str, str, str], Call] = {}
 
-    def call(
-        kind: str, table: tuple[str, ...], code: int, layer: str, t0: int, spent: int, n: int = 1
-    ) -> Call:
-        name = table[code] if code < len(table) else f"{kind} {code}"
+    def call(row: HookCall | OpCall | QuietCalls, kind: str, layer: str, spent: int) -> Call:
+        table = hooks if kind == "hook" else ops
+        name = table.name_of(code(row.head)) or f"{kind} {code(row.head)}"
         known = calls.get((kind, name, layer))
         if known is None:
-            known = calls[(kind, name, layer)] = Call(name, kind, layer, 0, t0 - began, 0)
-        known.calls += n
+            known = calls[(kind, name, layer)] = Call(name, kind, layer, 0, row.t0 - began, 0)
+        known.calls += 1
         known.total_ns += max(0, spent)
         return known
 
-    measured: list[list[int]] = []
     for row in rows:
-        w0, t0, t1, _, layer_id, e, f, g = row
-        kind, marks, code, pair = w0 & 0xFF, (w0 >> 32) & 0xFFFF, (w0 >> 16) & 0xFF, (w0 >> 24) & 0xFF
-        if kind == Kind.EXEC:
-            result.state = "no-forward" if marks & Flag.NO_FORWARD or not layer_id else "ran"
-            result.mode = MODES.get(f, "")
-            result.at_ns, result.total_ns = t0 - began, max(0, t1 - t0)
-        elif kind == Kind.HOOK and (w0 >> 8) & 0xFF == Role.WORKER:
-            known = call("hook", HOOKS, code, names.get(layer_id, ""), t0, t1 - t0)
-            known.slots = max(known.slots, e)
+        marks = flags(row.head)
+        if isinstance(row, Execution):
+            result.state = "no-forward" if marks & Flag.NO_FORWARD or not row.tokens else "ran"
+            result.mode = MODES.get(row.mode, "")
+            result.at_ns, result.total_ns = row.t0 - began, max(0, row.t1 - row.t0)
+        elif isinstance(row, HookCall) and role(row.head) == Role.WORKER:
+            known = call(row, "hook", names.get(row.layer, ""), row.t1 - row.t0)
+            known.slots = max(known.slots, row.slots)
             known.raised |= bool(marks & Flag.RAISED)
             known.no_metadata |= bool(marks & Flag.NO_METADATA)
-        elif kind == Kind.OP and not marks & Flag.CAPTURE:
-            known = call("op", OPS, code, names.get(layer_id, ""), t0, t1 - t0)
-            known.tokens = max(known.tokens, e)
+        elif isinstance(row, OpCall) and not marks & Flag.CAPTURE:
+            known = call(row, "op", names.get(row.layer, ""), row.t1 - row.t0)
+            known.tokens = max(known.tokens, row.tokens)
             known.raised |= bool(marks & Flag.RAISED)
-            known.direct |= pair == Dispatch.DIRECT
-            known.skip = Skip(g).name if g in Skip._value2member_map_ else f"SKIP_{g}"
-        elif kind == Kind.QUIET:
-            is_op = bool(pair & QUIET_IS_OP)
-            layers = _layers(names.get(t1, "[]"), names)
-            for number, layer in enumerate(layers):
+            known.direct |= detail(row.head) == Dispatch.DIRECT
+            known.skip = Skip(row.skip).name if row.skip in Skip._value2member_map_ else f"SKIP_{row.skip}"
+        elif isinstance(row, QuietCalls):
+            is_op = bool(detail(row.head) & DETAIL_IS_OP)
+            for number, layer in enumerate(_layers(names.get(row.layer_set, "[]"), names)):
                 # counts and times of a quiet step are kept for all layers together
-                known = call("op" if is_op else "hook", OPS if is_op else HOOKS, code, layer, t0,
-                             e if number == 0 else 0)  # fmt: skip
+                known = call(row, "op" if is_op else "hook", layer, row.total_ns if number == 0 else 0)
                 known.summed = True
                 if is_op:
                     known.skip = Skip.HOOKED.name if worker.connector_live is not False else "NO_CONNECTOR"
                 else:
                     known.slots = max(known.slots, 0)
-        elif kind == Kind.EFFECT:
-            measured.append(row)
-    for w0, _, layer_id, _, slots, size, files, _ in measured:
-        code = (w0 >> 16) & 0xFF
-        name = HOOKS[code] if code < len(HOOKS) else ""
-        known_call = calls.get(("hook", name, names.get(layer_id, "")))
-        if known_call is not None:
-            known_call.measured_slots = max(known_call.measured_slots, slots)
-            known_call.measured_bytes = max(known_call.measured_bytes, size)
-            known_call.measured_files = max(known_call.measured_files, files)
+    for row in rows:
+        if isinstance(row, Effect):
+            measured = calls.get(("hook", hooks.name_of(code(row.head)), names.get(row.layer, "")))
+            if measured is not None:
+                measured.measured_slots = max(measured.measured_slots, row.slots)
+                measured.measured_bytes = max(measured.measured_bytes, row.bytes)
+                measured.measured_files = max(measured.measured_files, row.files)
     result.calls = sorted(calls.values(), key=lambda one: one.at_ns)
     return result
 
