@@ -210,6 +210,19 @@ def test_a_new_vllm_version_and_a_moved_target(copy: Copy, tmp_path: Path) -> No
     assert said == "forward-context-new\n"
 
 
+def test_a_field_of_the_report(copy: Copy, tmp_path: Path) -> None:
+    copy.follow("A field of `report.json`")
+    schema = json.loads(
+        (copy.root / "kvtrace/report/schema/kvtrace.report.2.json").read_text(encoding="utf-8")
+    )
+    field = schema["$defs"]["Engine"]["properties"]["max_num_seqs"]
+    assert field["description"] == "requests per step at most"
+    (report,) = reports_of(copy, tmp_path, "sim.step([], tokens=1)")
+    assert report["run"]["engines"][0]["max_num_seqs"] == 16
+    older = ROOT / "reports" / "demo" / "report.json"
+    assert "first-chunk-only" in copy.kvtrace("explain", str(older))
+
+
 def sources(folder: Path, version: str, moved: dict[str, tuple[str, str]]) -> Path:
     """Sources of a vLLM that has what is hooked and what is read, and nothing else.
 
