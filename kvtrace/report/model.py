@@ -119,8 +119,9 @@ class Target(TypedDict):
     module: Annotated[str, "Python module"]
     attr: Annotated[str, "attribute in the module"]
     status: Annotated[
-        Literal["found", "missing", "failed", "pending"],
-        "pending: its module was never imported, so it was not needed",
+        Literal["found", "late", "missing", "failed", "pending"],
+        "late: vLLM's attention was imported before the agent came, so it stays unhooked; pending: its "
+        "module was never imported, so it was not needed",
     ]
     processes: Annotated[Count, "processes that report this status"]
     detail: Annotated[str, "why, where it is not found"]
