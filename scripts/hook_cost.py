@@ -29,8 +29,8 @@ import fakes  # noqa: E402
 import torch  # noqa: E402
 
 from kvtrace.agent.connector import traced  # noqa: E402
-from kvtrace.agent.kvwatch import CACHES  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
 from kvtrace.trace.format import Role  # noqa: E402
 

@@ -94,7 +94,7 @@ MAY_IMPORT = {
 OBSERVED = {"vllm", "torch"}
 # These run inside vLLM's processes: at load they import the standard library and each other.
 IN_VLLM = [
-    *sorted((PACKAGE / "agent").glob("*.py")),
+    *sorted((PACKAGE / "agent").rglob("*.py")),
     PACKAGE / "trace" / "format.py",
     PACKAGE / "trace" / "writer.py",
 ]

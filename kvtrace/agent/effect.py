@@ -6,7 +6,7 @@ was seen to happen; so is the step right after that one, as some connectors copy
 whichever hook comes first. Where the metadata can't be read, steps that compute prompt tokens are
 sampled likewise: the first 8, then every 64th. In a sampled step the calls of
 ``save_kv_layer``, ``wait_for_save``, ``start_load_kv`` and ``wait_for_layer_load`` run watched:
-tensor operations on the KV caches (``kvwatch.py``), files (``files.py``), exceptions that the
+tensor operations on the KV caches (``watch/``), files (``files.py``), exceptions that the
 connector handles itself (``swallowed.py``). All other calls pay one attribute check.
 
 How a call's record is to be read:
@@ -38,11 +38,13 @@ from typing import Any, NamedTuple
 from kvtrace.agent import owners
 from kvtrace.agent.connector_facts import does_nothing
 from kvtrace.agent.files import Files
-from kvtrace.agent.kvwatch import CACHES, Watch
 from kvtrace.agent.prefixes import digest_of
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.swallowed import Swallowed
+from kvtrace.agent.watch.caches import CACHES
+from kvtrace.agent.watch.operations import Watch
+from kvtrace.agent.watch.records import Touching
 from kvtrace.agent.wayout import WaysOut, works_elsewhere
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
@@ -272,7 +274,7 @@ class _Call:
         if self._effects or self._elsewhere:
             self._begin(self._ways)
         if self._role == Role.WORKER:
-            watch = Watch(CACHES, layer)
+            watch = Watch(CACHES, layer, self._block_size)
             if self._begin(watch):
                 self._watch = watch
 
@@ -295,15 +297,18 @@ class _Call:
                 AGENT.failed(f"sampling {self._hook.name}")
         try:
             step = AGENT.worker.step if self._role == Role.WORKER else AGENT.scheduler.step
+            t = clock()
             if self._effects:
-                self._write(step)
+                self._write(step, t)
             elif self._elsewhere:
-                self._write_elsewhere(step)
+                self._write_elsewhere(step, t)
+            if self._watch is not None and (self._effects or self._elsewhere):
+                Touching(self._watch, self._hook.code, self._index, step, t, AGENT.thread()).write()
             self._swallowed.report(error, self._layer, step)
         except Exception:
             AGENT.failed(f"sampling {self._hook.name}")
 
-    def _write(self, step: int) -> None:
+    def _write(self, step: int, t: int) -> None:
         worker = AGENT.worker
         purpose = self._hook.direction or Flag.STORE
         sample = worker.sample_store if purpose == Flag.STORE else worker.sample_load
@@ -318,7 +323,6 @@ class _Call:
         if not any(direction == purpose for direction, _, _ in seen):
             # Nothing of what the hook is for was seen.
             seen.insert(0, (purpose, self._layer, self._nothing()))
-        t = clock()
         key = AGENT.config.salt if AGENT.config is not None else b""
         for at, (direction, name, slots) in enumerate(seen):
             marks = direction | Flag.REPLACED if replaced and not at else direction
@@ -335,7 +339,7 @@ class _Call:
             if count or any(slots for _, _, slots in seen):
                 sample.effect = True
 
-    def _write_elsewhere(self, step: int) -> None:
+    def _write_elsewhere(self, step: int, t: int) -> None:
         """Of a hook that is not for copying: what it copied, and work that it handed out of sight."""
         seen = self._slots(Flag.STORE)
         if not seen and (self._ways.handed_over or self._ways.native):
@@ -345,7 +349,7 @@ class _Call:
         head = pack_head(Kind.EFFECT, Role.WORKER, self._hook.code, self._index, Flag.STORE, AGENT.thread())
         for name, slots in seen:
             ident = AGENT.id(name) if name else 0
-            AGENT.add(rows.Effect(head, clock(), ident, step, slots, UNKNOWN, UNKNOWN, target=0))
+            AGENT.add(rows.Effect(head, t, ident, step, slots, UNKNOWN, UNKNOWN, target=0))
 
     def _slots(self, direction: int) -> list[tuple[str, int]]:
         watch = self._watch

@@ -118,7 +118,7 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.v1.request", "Request", "num_preemptions", since("0.11.1")),
     _reads("vllm.multimodal.inputs", "MultiModalFeatureSpec", "identifier", since("0.10.2")),
     _reads("vllm.lora.request", "LoRARequest", "lora_name lora_int_id"),
-    # the worker (worker.py, startup.py, describe.py, kvwatch.py)
+    # the worker (worker.py, startup.py, describe.py, watch/)
     _reads(
         "vllm.v1.worker.worker_base", "WorkerWrapperBase",
         "worker vllm_config global_rank init_device initialize_from_config execute_model", since("0.11.1"),
@@ -134,13 +134,18 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.v1.kv_cache_interface", "KVCacheSpec", "block_size"),
     _reads("vllm.distributed.parallel_state", "", "get_tp_group get_pp_group"),
     _reads("vllm.distributed.parallel_state", "GroupCoordinator", "rank_in_group"),
-    # attention and CUDA graphs (ops.py, graphs.py, describe.py, kvwatch.py)
+    # attention and CUDA graphs (ops.py, graphs.py, describe.py, watch/)
     _reads("vllm.attention.layer", "Attention", "use_direct_call kv_cache", since("0.8.5", "0.15.1")),
     _reads("vllm.attention.layer", "Attention", "attn_backend", since("0.10.2", "0.15.1")),
     _reads(f"{_LAYERS}.attention", "Attention", _LAYER, since("0.16.0")),
     _reads(f"{_LAYERS}.mla_attention", "MLAAttention", _LAYER, since("0.16.0")),
     _reads("vllm.attention.backends.abstract", "AttentionBackend", "get_name", since("0.8.5", "0.13.0")),
     _reads("vllm.v1.attention.backend", "AttentionBackend", "get_name", since("0.14.1")),
+    _reads(
+        "vllm.attention.backends.abstract", "AttentionBackend", "get_kv_cache_shape", since("0.8.5", "0.13.0")
+    ),
+    _reads("vllm.v1.attention.backend", "AttentionBackend", "get_kv_cache_shape", since("0.14.1", "0.28.0")),
+    _reads("vllm.v1.kv_cache_layout", "KVCacheLayout", "", since("0.30.0")),
     _reads("vllm.utils.torch_utils", "LayerName", "value", since("0.20.2")),
     _reads("vllm.forward_context", "", "_forward_context"),
     _reads("vllm.forward_context", "ForwardContext", "attn_metadata"),

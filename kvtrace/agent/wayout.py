@@ -22,7 +22,7 @@ from kvtrace.agent.owners import Owner, is_stdlib_module, top
 from kvtrace.agent.state import get_ident
 
 # Their native code either goes through the dispatcher, or can't touch a tensor's memory
-# without asking Python for it (data_ptr, numpy), which kvwatch sees.
+# without asking Python for it (data_ptr, numpy), which ``watch/operations.py`` sees.
 _HARMLESS = {"builtins", "torch", "numpy", "safetensors", "kvtrace", "vllm"}
 _HAND_OVER_FILES = ("queue.py", "threading.py", "base_events.py", "thread.py", "process.py", "connection.py")
 _HAND_OVER = {

@@ -15,9 +15,10 @@ from typing import Any
 from kvtrace.agent import config_keys, describe, graphs, startup
 from kvtrace.agent.device import DEVICE
 from kvtrace.agent.hook_records import DECLARED_ATTRIBUTE
-from kvtrace.agent.kvwatch import CACHES
 from kvtrace.agent.scheduler import STEP_ATTRIBUTE
 from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.watch import records as watch_records
+from kvtrace.agent.watch.caches import CACHES
 from kvtrace.trace import rows
 from kvtrace.trace.format import (
     DETAIL_IS_OP,
@@ -161,6 +162,7 @@ def _end_of_step(raised: bool = False) -> None:
     try:
         worker.step = 0
         worker.declared = None
+        watch_records.settle()
         worker.sample_store = worker.sample_load = None
         config_keys.step_ended(Role.WORKER)
         gathered, worker.gathered = worker.gathered, None

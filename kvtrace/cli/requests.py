@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.render.formats import Format, page_formats
-from kvtrace.render.listing import listing_page
+from kvtrace.render.page import Page
+
+if TYPE_CHECKING:
+    from kvtrace.story.listing import Listing
 
 
 class Sort(str, Enum):
@@ -22,7 +25,13 @@ class Sort(str, Enum):
     ID = "id"
 
 
-FORMATS = page_formats(listing_page, lambda listing: listing.document())
+def _page(listing: Listing) -> Page:
+    from kvtrace.render.listing import listing_page
+
+    return listing_page(listing)
+
+
+FORMATS = page_formats(_page, lambda listing: listing.document())
 
 
 def requests(

@@ -6,10 +6,17 @@ import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.render.formats import Format, page_formats
-from kvtrace.render.story import story_page
+from kvtrace.render.page import Page
 from kvtrace.story.model import Story
 
-FORMATS = page_formats(story_page, Story.document)
+
+def _page(story: Story) -> Page:
+    from kvtrace.render.story import story_page
+
+    return story_page(story)
+
+
+FORMATS = page_formats(_page, Story.document)
 
 
 def why(

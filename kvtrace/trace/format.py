@@ -65,6 +65,7 @@ class Kind(IntEnum):
     DEVICE = 21
     TIMED = 22
     BLOCKS = 23
+    SLOTS = 24
 
 
 class Role(IntEnum):
@@ -120,6 +121,8 @@ class Flag(IntEnum):
     """DEVICE: all that its stream held when the call began was done when the call returned."""
     REPLACED = 8192
     """EFFECT: the file of ``target`` held something before, and was written anew."""
+    SHARED = 16384
+    """SLOTS: another layer lies on the same bytes; that of the block's owner is meant."""
 
 
 class Dispatch(IntEnum):

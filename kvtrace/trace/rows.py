@@ -360,10 +360,29 @@ class BlocksGiven(NamedTuple):
     count: Word
 
 
+class SlotsTouched(NamedTuple):
+    """KV slots of one layer that one watched call, or one piece of background work, touched: Flag.STORE: it
+    read them; LOAD: it wrote them; both: their memory was given out by address, and may have been read or
+    written. code: the hook, 0 for none; detail: the connector's index. A slot is block * block size of its
+    KV cache group + offset. ``slot_set``: name of the set: runs ``first+count``, ascending, joined by commas:
+    those touched in full, then after a ``/`` those of which only a part was; 0 where that is not known.
+    ``slots``, ``partly``: how many of each, -1 where not known. ``step``: for which it worked, 0 unknown.
+    ``call``: running number of the call in its process; its Effect has the same ``t``."""
+
+    head: Word
+    t: Word
+    layer: Word
+    step: Word
+    slot_set: Word
+    slots: Word
+    partly: Word
+    call: Word
+
+
 Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
-    | TransferDone | DeviceCall | TimedStep | BlocksGiven
+    | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
 
@@ -390,6 +409,7 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.DEVICE: DeviceCall,
     Kind.TIMED: TimedStep,
     Kind.BLOCKS: BlocksGiven,
+    Kind.SLOTS: SlotsTouched,
     Kind.TRAILER: Trailer,
 }
 KIND_OF: dict[type[Any], Kind] = {row: kind for kind, row in ROWS.items()}

@@ -14,9 +14,10 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent import effect  # noqa: E402
 from kvtrace.agent.connector import traced  # noqa: E402
-from kvtrace.agent.kvwatch import CACHES, Caches, Watch  # noqa: E402
 from kvtrace.agent.prefixes import digest_of  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.agent.watch.caches import CACHES, Caches  # noqa: E402
+from kvtrace.agent.watch.operations import Watch  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
 from kvtrace.trace.format import Flag, Kind, Role  # noqa: E402
 from kvtrace.trace.reader import code, detail, flags, kind  # noqa: E402

@@ -16,7 +16,7 @@ from kvtrace.agent.targets import TARGETS
 # The modules that read vLLM's objects, and the variables that hold one where it is read by a plain dot.
 READERS = (
     "block_tables", "connector", "connector_facts", "describe", "front", "graphs", "hook_records",
-    "kvwatch", "ops", "prefixes", "scheduler", "startup", "worker",
+    "ops", "prefixes", "scheduler", "startup", "watch/caches", "watch/layout", "worker",
 )  # fmt: skip
 OBJECTS = {
     "cached", "config", "context", "kv_cache_config", "lora", "new", "one", "output", "request", "scheduler",
@@ -56,7 +56,7 @@ def test_what_a_module_reads_stands_in_the_tables(module: str) -> None:
 
 def test_modules_that_the_agent_looks_up_stand_in_the_tables() -> None:
     known = [row.module for row in (*READS, *TARGETS)]
-    for path in Path(next(iter(agent.__path__))).glob("*.py"):
+    for path in Path(next(iter(agent.__path__))).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             name = getattr(node, "value", None)
             if isinstance(name, str) and re.fullmatch(r"vllm(\.\w+)+\.?", name):

@@ -28,6 +28,8 @@ from kvtrace.agent.connector import traced
 from kvtrace.agent.device import Device
 from kvtrace.agent.effect import Sample
 from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.watch import records
+from kvtrace.agent.watch.operations import Touched
 from kvtrace.trace import hooks, rows
 from kvtrace.trace import ops as op_table
 from kvtrace.trace.facts import ClientId
@@ -230,11 +232,11 @@ def quiet_step() -> None:
 
 
 class Watched:
-    """Stands in for ``kvwatch.Watch``: seven slots of the layer were read."""
+    """Stands in for ``operations.Watch``: seven slots of the layer were read."""
 
     unsure = False
 
-    def __init__(self, caches: Any, named: Any) -> None:
+    def __init__(self, caches: Any, named: Any, block_size: int) -> None:
         self.caches = caches
 
     def start(self) -> bool:
@@ -246,12 +248,19 @@ class Watched:
     def slots(self, written: bool, block_size: int) -> dict[str, int]:
         return {} if written else {"layer.0": 7}
 
+    def settled(self) -> bool:
+        return True
+
+    def touched(self) -> dict[tuple[str, str], Any]:
+        return {("layer.0", "read"): Touched(7, 3, "16+7/40+3")}
+
 
 def watched_save(patch: pytest.MonkeyPatch) -> None:
     connector = on_worker()
     patch.setattr(effect, "Watch", Watched)
     AGENT.worker.sample_store = Sample(effect._Policies().store, True)
     Everything.folder = AGENT.config.dir if AGENT.config else Path()
+    patch.setattr(records, "_calls", itertools.count(12))
     connector.save_kv_layer("layer.0", "files", None)
 
 
@@ -555,6 +564,13 @@ def an_effect(row: rows.Effect, seen: Context) -> None:
     assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.step == STEP
     assert (row.slots, row.bytes, row.files) == (7, 333, 2)
     assert row.target == prefixes.digest_of(str(Everything.folder / "first"), b"k" * 16)
+    assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) > 0
+
+
+@case(Kind.SLOTS, watched_save, code=hooks.SAVE_LAYER.code, patched=True)
+def slots_touched(row: rows.SlotsTouched, seen: Context) -> None:
+    assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.step == STEP
+    assert seen.names[row.slot_set] == "16+7/40+3" and (row.slots, row.partly, row.call) == (7, 3, 12)
     assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) > 0
 
 

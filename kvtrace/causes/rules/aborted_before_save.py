@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.cause import SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.prompts import ABORTED, nothing_else_explains
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.model import Event, Results
+from kvtrace.ledger.intervals import Interval
+from kvtrace.terms import LIMIT, Stage
 from kvtrace.words import capital, count, of_all, plural
 
 CAUSE = Cause(
@@ -27,7 +32,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if nothing_else_explains(case, request) else []
 
 
-CLAIMS = {Turn.REQUEST: claim}
+CLAIMS: dict[Turn, Claim] = {Turn.REQUEST: claim}
 
 
 def rule(case: Case) -> Results:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.cause import SAVES, Cause
+from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.model import Results
+from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine
+from kvtrace.terms import FAULT, Stage
 from kvtrace.words import count, listed, of_all, plural
 
 CAUSE = Cause(
@@ -27,7 +32,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left
 
 
-CLAIMS = {Turn.REST: claim}
+CLAIMS: dict[Turn, Claim] = {Turn.REST: claim}
 
 
 def rule(case: Case) -> Results:

@@ -1,0 +1,203 @@
+"""The KV tensors of this process's worker: whose memory a tensor is, and how slots lie in it. Nothing here
+keeps a tensor: addresses, sizes and names are numbers and text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvtrace.agent.watch.access import View
+from kvtrace.agent.watch.layout import Hint, Layout, hint_of, layout_of
+from kvtrace.agent.watch.tensors import OWN, extent, tensors
+
+_MOST_VIEWS = 4096
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer's KV tensor, in numbers.
+
+    Attributes:
+        storage, storage_bytes: address and size of the memory that it lies in.
+        start, end: addresses of its first byte, and after its last.
+        nbytes: bytes of its elements; less than what lies between where other layers lie there too.
+        strides: in elements.
+    """
+
+    name: str
+    storage: int
+    start: int
+    end: int
+    nbytes: int
+    storage_bytes: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    def shares(self, other: Layer) -> bool:
+        """Whether both lie on the same bytes: layers of two groups, each of which owns some of the blocks."""
+        return (self.storage, self.start) == (other.storage, other.start)
+
+
+class Caches:
+    """The KV tensors of this process's worker."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, Layer] = {}
+        self.address_taken = False
+        self._blocks: dict[str, tuple[int, int]] = {}
+        """Blocks and block size, as vLLM's KVCacheConfig says."""
+        self._hints: dict[str, Hint] = {}
+        self._by_storage: dict[int, list[Layer]] | None = None
+        self._views: dict[tuple[int, View], tuple[Layer, ...]] = {}
+
+    def register(self, kv_caches: Any) -> None:
+        """``register_kv_caches``: {layer name: tensor, or tensors}; replaces what was known."""
+        self.layers.clear()
+        self._changed()
+        for name, value in kv_caches.items():
+            self.add(str(name), value)
+
+    def configure(self, kv_cache_config: Any, context: Any) -> None:
+        """Slots per layer, from vLLM's KVCacheConfig; layers not yet known, from the static
+        forward context."""
+        self._blocks.clear()
+        self._hints.clear()
+        blocks = getattr(kv_cache_config, "num_blocks", 0)
+        for group in getattr(kv_cache_config, "kv_cache_groups", None) or ():
+            size = getattr(getattr(group, "kv_cache_spec", None), "block_size", 0)
+            for name in map(str, getattr(group, "layer_names", ())):
+                if isinstance(blocks, int) and isinstance(size, int):
+                    self._blocks[name] = blocks, size
+                layer = context.get(name)
+                if name not in self.layers:
+                    self.add(name, getattr(layer, "kv_cache", None))
+                if name in self.layers and isinstance(size, int):
+                    self._hints[name] = hint_of(layer, len(self.layers[name].shape), size)
+        for name in set(self.layers) - set(self._blocks) if self._blocks else ():
+            del self.layers[name]
+        self._changed()
+
+    def add(self, name: str, value: Any) -> None:
+        found = tensors(value)
+        if len(found) != 1:
+            return  # state caches of several tensors: no slots to speak of
+        before, OWN.busy = OWN.busy, True
+        try:
+            layer = _layer(name, found[0])
+        finally:
+            OWN.busy = before
+        if layer is not None and self.layers.get(name) != layer:
+            self.layers[name] = layer
+            self._changed()
+
+    def _changed(self) -> None:
+        self._by_storage = None
+        self._views.clear()
+
+    def on_the_same(self, one: str, other: str) -> bool:
+        """Whether two layers lie on the same bytes."""
+        layers = self.layers
+        return one in layers and other in layers and layers[one].shares(layers[other])
+
+    # --- slots ----------------------------------------------------------------------------
+
+    def slot_bytes(self, layer: Layer, block_size: int = 0) -> float:
+        """Bytes of one token slot; 0 where unknown. ``block_size``: for a layer that no
+        KVCacheConfig named."""
+        blocks, size = self._sizes(layer, block_size)
+        return layer.nbytes / (blocks * size) if blocks * size else 0.0
+
+    def layout(self, layer: Layer, block_size: int = 0) -> Layout | None:
+        """How its slots lie in memory; None where that is not known."""
+        blocks, size = self._sizes(layer, block_size)
+        if not blocks * size:
+            return None
+        return layout_of(
+            layer.shape, layer.strides, layer.itemsize, blocks, size, self._hints.get(layer.name)
+        )
+
+    def _sizes(self, layer: Layer, block_size: int) -> tuple[int, int]:
+        known = self._blocks.get(layer.name)
+        if known is not None:
+            return known
+        if block_size and len(layer.shape) > 1:
+            return layer.shape[1] if layer.shape[0] == 2 else layer.shape[0], block_size
+        return 0, 0
+
+    # --- whose memory ---------------------------------------------------------------------
+
+    def in_storage(self, tensor: Any) -> list[Layer]:
+        """All layers that lie in a tensor's storage."""
+        if self._by_storage is None:
+            self._by_storage = {}
+            for layer in self.layers.values():
+                self._by_storage.setdefault(layer.storage, []).append(layer)
+        return self._by_storage.get(tensor.untyped_storage().data_ptr(), [])
+
+    def find(self, tensor: Any, named: str | None) -> list[tuple[Layer, float]]:
+        """The layers in whose storage a tensor lies, with the share of it that is each one's."""
+        here = self.in_storage(tensor)
+        if not here:
+            return []
+        if len(here) == 1:
+            return [(here[0], 1.0)]
+        start, end = extent(tensor)
+        inside = [layer for layer in here if layer.start <= start and end <= layer.end]
+        own = [layer for layer in inside if layer.name == named] or inside
+        if len(own) == 1:
+            return [(own[0], 1.0)]
+        every = sum(layer.nbytes for layer in here)
+        if every <= here[0].storage_bytes:
+            return [(layer, layer.nbytes / every) for layer in here]
+        # Layers of different groups share this memory: nothing says whose it is now.
+        return [(layer, 0.0) for layer in here]
+
+    def at(self, tensor: Any, view: View) -> tuple[Layer, ...]:
+        """The layers of which a view may touch a part."""
+        here = self.in_storage(tensor)
+        if len(here) < 2:
+            return tuple(here)
+        key = (here[0].storage, view)
+        found = self._views.get(key)
+        if found is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            found = self._views[key] = tuple(layer for layer in here if _may_touch(layer, view))
+        return found
+
+
+CACHES = Caches()
+
+
+def _may_touch(layer: Layer, view: View) -> bool:
+    """False where a view surely lies beside a layer: before it, behind it, or between its blocks."""
+    first = layer.storage + view.offset
+    spans = [(size, stride * view.itemsize) for size, stride in zip(view.shape, view.strides, strict=True)]
+    if first + sum((size - 1) * stride for size, stride in spans) + view.itemsize <= layer.start:
+        return False
+    if first >= layer.end:
+        return False
+    outer = max(layer.strides) * layer.itemsize
+    own = layer.itemsize + sum(
+        (size - 1) * stride * layer.itemsize
+        for size, stride in zip(layer.shape, layer.strides, strict=True)
+        if stride * layer.itemsize < outer
+    )
+    if any(stride >= outer and stride % outer for _, stride in spans):
+        return True
+    within = (first - layer.start) % outer
+    reach = view.itemsize + sum((size - 1) * stride for size, stride in spans if stride < outer)
+    return within < own or within + reach > outer
+
+
+def _layer(name: str, tensor: Any) -> Layer | None:
+    if not tensor.numel():
+        return None
+    storage = tensor.untyped_storage()
+    start, end = extent(tensor)
+    itemsize = tensor.element_size()
+    return Layer(
+        name, storage.data_ptr(), start, end, tensor.numel() * itemsize, storage.nbytes(),
+        tuple(tensor.shape), tuple(tensor.stride()), itemsize,
+    )  # fmt: skip

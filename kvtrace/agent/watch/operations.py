@@ -1,0 +1,389 @@
+"""What tensor operations take out of, and put into, the KV caches during one call.
+
+A ``TorchDispatchMode`` in the calling thread sees every operation that runs. By storage:
+
+- *read*: an input lies in a KV tensor's storage and an output does not. Which slots: those of the view, or
+  what an index picks of it (``access.py``, ``touch.py``). How much: min(elements of the input, elements of
+  the output) x the input's item size, so an index that picks rows counts the rows, and an ``.cpu()`` of what
+  was already picked counts nothing.
+- *written*: an argument that the operation's schema calls mutated lies in a KV storage; which slots,
+  likewise.
+- *given out*: the memory of a part of a KV tensor was asked for by address (``numpy``, ``data_ptr``, ...
+  under a ``TorchFunctionMode``): it may have been read or written, or neither.
+- views count nothing; neither do operations that only look at shapes (``empty_like``), nor those that make
+  one number of many (``sum``): nothing that could be put back comes out.
+
+What can't be said exactly is not known, never guessed: a custom operation on a KV tensor, or one of torch's
+that makes less of its input in a way that is not in the table. A connector that once took the address of a
+whole KV tensor may copy by it at any time later: it keeps that mark (see ``wayout.py`` for what else can
+hide). Functions that a connector compiled with torch.compile may run uncompiled in a watched call.
+
+Nothing here keeps a tensor of the connector's: addresses, sizes and names are numbers and text.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, NamedTuple
+
+from kvtrace.agent.watch.access import READS, WRITES, Access, Table, access_of, pattern_of, view_of
+from kvtrace.agent.watch.caches import Caches, Layer
+from kvtrace.agent.watch.tensors import OWN, is_tensor, tensors
+from kvtrace.agent.watch.touch import Slots, Touch, text_of, together, touched
+from kvtrace.trace.format import UNKNOWN
+
+_TORCH_NAMESPACES = {"aten", "prims", "prim"}
+_SHAPE_ONLY = {
+    "empty_like",
+    "zeros_like",
+    "ones_like",
+    "full_like",
+    "rand_like",
+    "randn_like",
+    "new_empty",
+    "new_empty_strided",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "is_same_size",
+    # in place, and still no element moves
+    "detach_",
+    "resize_",
+    "set_",
+    "t_",
+    "transpose_",
+    "squeeze_",
+    "unsqueeze_",
+    "as_strided_",
+    "requires_grad_",
+}
+_SUMMARIES = {
+    "sum",
+    "nansum",
+    "mean",
+    "prod",
+    "norm",
+    "linalg_vector_norm",
+    "std",
+    "var",
+    "var_mean",
+    "std_mean",
+}
+_SUMMARIES |= {"max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "count_nonzero", "median", "mode"}
+"""One number, or one for each row, comes out: no content that could be put back."""
+_MIXES = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "convolution", "_scaled_mm", "cumsum", "histc"}
+_INDEX_TYPES = {"torch.int64", "torch.int32", "torch.bool"}
+_ADDRESS = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__", "untyped_storage", "storage"}
+_ADDRESS |= {"_typed_storage", "share_memory_"}
+_OF_THE_VIEW = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__"}
+"""What is asked for in these lies within the view; the others give all of its storage."""
+
+READ, WRITTEN, GIVEN_OUT = "read", "written", "given out"
+_MOST_MEMOS = 512
+_MOST_KEY = 1 << 20
+_MOST_TOUCHES = 1 << 15
+
+
+class Plan(NamedTuple):
+    """What an operation's schema says: looked up once. ``arguments``: (name, whether it is written)."""
+
+    name: str
+    known: bool
+    looks: bool
+    """It only looks at shapes."""
+    aliases: bool
+    """It gives a view, or may: ``to``, ``contiguous`` and ``reshape`` copy where they must."""
+    arguments: tuple[tuple[str, bool], ...]
+
+
+_plans: dict[Any, Plan] = {}
+
+
+def _plan(func: Any) -> Plan:
+    schema = func._schema
+    name = schema.name.partition("::")[2]
+    arguments = tuple(
+        (one.name, one.alias_info is not None and one.alias_info.is_write) for one in schema.arguments
+    )
+    aliases = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
+    known = func.namespace in _TORCH_NAMESPACES
+    plan = _plans[func] = Plan(name, known, known and name in _SHAPE_ONLY, known and aliases, arguments)
+    return plan
+
+
+class Touched(NamedTuple):
+    """Which slots of a layer one call touched. ``text``: as in SLOTS records."""
+
+    full: int
+    partly: int
+    text: str
+
+
+class Watch:
+    """Counts for one call. ``start`` and ``stop`` in the thread of the call."""
+
+    def __init__(self, caches: Caches, named: str | None, block_size: int = 0) -> None:
+        self.caches = caches
+        self.named = named
+        self.block_size = block_size
+        self.read: dict[str, float] = {}
+        self.written: dict[str, float] = {}
+        self.opaque_reads: set[str] = set()
+        self.opaque_writes: set[str] = set()
+        """Layers of which it can't be said how much was read, or written."""
+        self.failed = False
+        self._touches: dict[tuple[str, str], list[Touch] | None] = {}
+        """(layer, way) -> what was touched; None where it can't be said which slots."""
+        self._later: list[tuple[Layer, str, Access]] = []
+        self._modes: list[Any] = []
+
+    def start(self) -> bool:
+        """False where torch is not loaded."""
+        modes = _modes()
+        if modes is None:
+            return False
+        for mode in (modes[0](self), modes[1](self)):
+            mode.__enter__()
+            self._modes.append(mode)
+        return True
+
+    def stop(self) -> None:
+        while self._modes:
+            self._modes.pop().__exit__(None, None, None)
+
+    def slots(self, written: bool, block_size: int) -> dict[str, int]:
+        """Slots per layer that was touched: written into it, or read from it; -1 unknown."""
+        counts = self.written if written else self.read
+        opaque = self.opaque_writes if written else self.opaque_reads
+        found: dict[str, int] = {}
+        for name, layer in self.caches.layers.items():
+            if name in counts or name in opaque:
+                size = self.caches.slot_bytes(layer, block_size)
+                known = size and name not in opaque and not self.failed
+                found[name] = round(counts[name] / size) if known else UNKNOWN
+        return found
+
+    def settled(self) -> bool:
+        """Whether all values that name elements have come from the device; asks, and never waits."""
+        waiting = []
+        for layer, way, access in self._later:
+            if access.ready():
+                self._touch(layer, way, access)
+            else:
+                waiting.append((layer, way, access))
+        self._later = waiting
+        return not waiting
+
+    def touched(self) -> dict[tuple[str, str], Touched | None]:
+        """(layer, way) -> which slots; None where that is not known. Once :meth:`settled`."""
+        found: dict[tuple[str, str], Touched | None] = {}
+        for key, touches in self._touches.items():
+            if touches is None or self.failed:
+                found[key] = None
+            elif touches:
+                found[key] = _put_together(tuple(touches))
+        return found
+
+    def unsettled(self) -> dict[tuple[str, str], Touched | None]:
+        """(layer, way) of what has not come yet, each as not known."""
+        return {(layer.name, way): None for layer, way, _ in self._later}
+
+    @property
+    def unsure(self) -> bool:
+        """Whether something may have been copied that was not counted."""
+        return self.failed or self.caches.address_taken or bool(self.opaque_reads | self.opaque_writes)
+
+    def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """One operation is done."""
+        plan = _plans.get(func) or _plan(func)
+        if plan.looks:
+            return
+        OWN.busy = True
+        try:
+            if plan.aliases and any(self.caches.in_storage(view) for view in tensors(result)[:1]):
+                return
+            self._count(plan, args, kwargs, result)
+        except Exception:
+            self.failed = True
+        finally:
+            OWN.busy = False
+
+    def address(self, args: Any, of_the_view: bool) -> None:
+        """A tensor's memory was asked for by address."""
+        if OWN.busy or not args:
+            return
+        OWN.busy = True
+        try:
+            if is_tensor(args[0]) and self.caches.in_storage(args[0]):
+                self.caches.address_taken = True
+                view = view_of(args[0])
+                layers = self.caches.at(args[0], view)
+                if of_the_view and all(args[0].numel() * view.itemsize < one.nbytes for one in layers):
+                    self._note(layers, GIVEN_OUT, Access(view))
+        except Exception:
+            self.caches.address_taken = True
+        finally:
+            OWN.busy = False
+
+    # --- one operation --------------------------------------------------------------------
+
+    def _count(self, plan: Plan, args: Any, kwargs: Any, result: Any) -> None:
+        inputs: list[tuple[Any, bool]] = []
+        others: list[Any] = []  # written, and nobody's KV
+        picks = False  # something else names elements, for all that is known
+        named: dict[str, Any] = {}
+        for index, (name, write) in enumerate(plan.arguments):
+            value = named[name] = args[index] if index < len(args) else kwargs.get(name)
+            for tensor in tensors(value):
+                if self.caches.in_storage(tensor):
+                    inputs.append((tensor, write))
+                elif write:
+                    others.append(tensor)
+                elif str(tensor.dtype) in _INDEX_TYPES:
+                    picks = True
+        if not inputs:
+            return
+        results = [t for t in tensors(result) if not self.caches.in_storage(t)] or others
+        out = sum(t.numel() for t in results if str(t.dtype) != "torch.bool")
+        copies = not picks and (len(results) == 1 or results is others) and plan.name not in _MIXES
+        for tensor, write in inputs:
+            layers = self.caches.find(tensor, self.named)
+            if not plan.known:
+                (self.opaque_writes if write else self.opaque_reads).update(layer.name for layer, _ in layers)
+                self._unknown(tensor, WRITTEN if write else READ)
+            elif write:
+                self._add(layers, tensor, _written(plan.name, tensor, named), True)
+                self._which(plan, tensor, named, WRITES, WRITTEN)
+            elif out:
+                self._add(layers, tensor, min(tensor.numel(), out), False)
+                if plan.name in READS or (copies and out >= tensor.numel()):
+                    self._which(plan, tensor, named, READS, READ)
+                elif plan.name not in _SUMMARIES:
+                    self._unknown(tensor, READ)
+
+    def _add(self, layers: list[tuple[Layer, float]], tensor: Any, numel: int, write: bool) -> None:
+        into, opaque = (self.written, self.opaque_writes) if write else (self.read, self.opaque_reads)
+        for layer, share in layers:
+            if share:
+                into[layer.name] = into.get(layer.name, 0.0) + numel * share * tensor.element_size()
+            else:
+                opaque.add(layer.name)
+
+    # --- which slots ----------------------------------------------------------------------
+
+    def _which(self, plan: Plan, tensor: Any, named: dict[str, Any], table: Table, way: str) -> None:
+        access = access_of(tensor, table, plan.name, named)
+        self._note(self.caches.at(tensor, access.view), way, access)
+
+    def _note(self, layers: tuple[Layer, ...], way: str, access: Access) -> None:
+        ready = access.ready()
+        own = next((layer for layer in layers if layer.name == self.named), None)
+        if own is not None:
+            layers = tuple(one for one in layers if one is own or not one.shares(own))
+        for layer in layers:
+            if ready:
+                self._touch(layer, way, access)
+            else:
+                self._later.append((layer, way, access))
+
+    def _unknown(self, tensor: Any, way: str) -> None:
+        for layer in self.caches.at(tensor, view_of(tensor)):
+            self._touches[layer.name, way] = None
+
+    def _touch(self, layer: Layer, way: str, access: Access) -> None:
+        found = _touches_of(self.caches, layer, self.block_size, access)
+        here = self._touches.setdefault((layer.name, way), [])
+        if here is not None and found is not None and len(here) + len(found) <= _MOST_TOUCHES:
+            here.extend(found)
+        else:
+            self._touches[layer.name, way] = None
+
+
+_memo: dict[tuple[Any, ...], list[Touch] | None] = {}
+_texts: dict[tuple[Touch, ...], Touched | None] = {}
+
+
+def _touches_of(caches: Caches, layer: Layer, block_size: int, access: Access) -> list[Touch] | None:
+    """What an access touches of a layer. Layers of one shape are looked at once."""
+    layout = caches.layout(layer, block_size)
+    if layout is None:
+        return None
+    start = layer.start - layer.storage
+    shifted = access._replace(view=access.view._replace(offset=access.view.offset - start))
+    key = (id(layout), shifted.key())
+    if key in _memo:
+        return _memo[key]
+    found = touched(layout, pattern_of(access, start))
+    if sum(len(part[-1]) for part in key[1][3:] if part) <= _MOST_KEY:
+        if len(_memo) >= _MOST_MEMOS:
+            _memo.clear()
+        _memo[key] = found
+    return found
+
+
+def _put_together(touches: tuple[Touch, ...]) -> Touched | None:
+    if touches in _texts:
+        return _texts[touches]
+    slots: Slots | None = together(touches)
+    made = None if slots is None else Touched(len(slots.full), len(slots.partly), text_of(slots))
+    if len(_texts) >= _MOST_MEMOS:
+        _texts.clear()
+    _texts[touches] = made
+    return made
+
+
+def _written(name: str, tensor: Any, named: dict[str, Any]) -> int:
+    """Elements that a mutating operation wrote into ``tensor``."""
+    whole: int = tensor.numel()
+    indices = named.get("indices")
+    if name in ("index_put_", "_index_put_impl_") and indices is not None:
+        picked = [index for index in indices if index is not None]
+        if any(str(index.dtype) in ("torch.bool", "torch.uint8") for index in picked):
+            return min(whole, int(named["values"].numel()))
+        shape = sys.modules["torch"].broadcast_shapes(*(index.shape for index in picked))
+        kept = [size for at, size in enumerate(tensor.shape) if at >= len(indices) or indices[at] is None]
+        return int(math.prod(shape) * math.prod(kept))
+    for source in ("source", "src", "tensor_src"):
+        value: Any = named.get(source)
+        if is_tensor(value):
+            # copy_ broadcasts its source over the whole target
+            return whole if name == "copy_" else min(whole, int(value.numel()))
+    return whole
+
+
+_made: tuple[Any, Any] | None = None
+
+
+def _modes() -> tuple[Any, Any] | None:
+    """The two mode classes; None where torch is not loaded (it is never imported for this)."""
+    global _made
+    if _made is None and "torch" in sys.modules:
+        from torch.overrides import TorchFunctionMode
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        interface = sys.modules["torch"].Tensor.__cuda_array_interface__
+
+        class Operations(TorchDispatchMode):  # type: ignore[misc]
+            def __init__(self, watch: Watch) -> None:
+                super().__init__()
+                self.watch = watch
+
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                result = func(*args, **(kwargs or {}))
+                self.watch.ran(func, args, kwargs or {}, result)
+                return result
+
+        class Addresses(TorchFunctionMode):  # type: ignore[misc]
+            def __init__(self, watch: Watch) -> None:
+                super().__init__()
+                self.watch = watch
+
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                name = getattr(func, "__name__", "")
+                if name in _ADDRESS or getattr(func, "__self__", None) is interface:
+                    self.watch.address(args, name in _OF_THE_VIEW)
+                return func(*args, **(kwargs or {}))
+
+        _made = (Operations, Addresses)
+    return _made

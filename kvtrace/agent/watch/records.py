@@ -1,0 +1,92 @@
+"""SLOTS records: which KV slots one watched call, or one piece of background work, touched.
+
+Where the values of an index are still on their way from a device, the records of that call wait until they
+are there: they are asked for at the end of each step, and never waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from kvtrace.agent.state import AGENT
+from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, Watch
+from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
+from kvtrace.trace.rows import SlotsTouched
+
+_MOST_NAMES = 64
+_MOST_WAITING = 256
+_FLAGS = {READ: Flag.STORE, WRITTEN: Flag.LOAD, GIVEN_OUT: Flag.STORE | Flag.LOAD}
+
+_calls = itertools.count(1)
+_waiting: list[Touching] = []
+
+
+@dataclass
+class Touching:
+    """One watched call, over. ``code``: the hook's, 0 where it was none; ``t``: host time of its end, ns."""
+
+    watch: Watch
+    code: int
+    connector: int
+    step: int
+    t: int
+    thread: int
+    call: int = 0
+
+    def write(self) -> None:
+        """Now, or once all that names its slots is on the host."""
+        self.call = next(_calls)
+        if self.watch.settled():
+            self._write()
+            return
+        _waiting.append(self)
+        if len(_waiting) > _MOST_WAITING:
+            _waiting.pop(0)._write(known=False)
+
+    def _write(self, known: bool = True) -> None:
+        touched = self.watch.touched()
+        if not known:
+            touched.update(self.watch.unsettled())
+        for (layer, way), slots in touched.items():
+            marks = int(_FLAGS[way])
+            if any(other != layer and self.watch.caches.on_the_same(layer, other) for other, _ in touched):
+                marks |= Flag.SHARED
+            head = pack_head(Kind.SLOTS, Role.WORKER, self.code, self.connector, marks, self.thread)
+            ident, amounts = 0, (UNKNOWN, UNKNOWN)
+            if slots is not None:
+                ident, amounts = _NAMES.id(slots.text), (slots.full, slots.partly)
+            AGENT.add(SlotsTouched(head, self.t, AGENT.id(layer), self.step, ident, *amounts, self.call))
+
+
+def settle() -> None:
+    """Write what has been waiting and is there by now, in the order of the calls."""
+    while _waiting and _waiting[0].watch.settled():
+        _waiting.pop(0)._write()
+
+
+class _Names:
+    """NAME ids of the latest sets: layers and hooks that touch the same share one, old ones are forgotten."""
+
+    def __init__(self) -> None:
+        self._recorder: Any = None
+        self._ids: dict[str, int] = {}
+
+    def id(self, text: str) -> int:
+        recorder = AGENT.live()
+        if recorder is None:
+            return 0
+        if recorder is not self._recorder:
+            self._recorder, self._ids = recorder, {}
+        ident = self._ids.get(text)
+        if ident is None:
+            ident = self._ids[text] = recorder.name(text)
+            if len(self._ids) > _MOST_NAMES:
+                oldest = next(iter(self._ids))
+                del self._ids[oldest]
+                recorder.forget_name(oldest)
+        return ident
+
+
+_NAMES = _Names()

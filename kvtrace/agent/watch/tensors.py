@@ -1,0 +1,38 @@
+"""Looking at tensors without importing torch."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+
+class _Own(threading.local):
+    busy = False
+
+
+OWN = _Own()
+"""``busy``: this thread runs our own accounting; what it asks of tensors is not the connector's."""
+
+
+def is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def tensors(value: Any) -> list[Any]:
+    """The tensor, or those in the list, that an argument is."""
+    if is_tensor(value):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [item for item in value if is_tensor(item)]
+    return []
+
+
+def extent(tensor: Any) -> tuple[int, int]:
+    """Addresses of its first byte, and after its last."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
