@@ -35,10 +35,10 @@ class Sampler:
         if self._cost:
             self._saved = min(self._saved, self._cost * _MOST_SAVED)
 
-    def spent(self, own: int) -> None:
-        """Timing took ``own`` ns of host time."""
-        self._saved -= own
+    def spent(self, cost: int) -> None:
+        """Timing took ``cost`` ns of host time."""
+        self._saved -= cost
 
-    def learned(self, own: int) -> None:
-        """A timed step is done with and took ``own`` ns in all (paid for by :meth:`spent`)."""
-        self._cost = own if not self._cost else self._cost + (own - self._cost) * _SMOOTH
+    def learned(self, cost: int) -> None:
+        """A timed step is done with and took ``cost`` ns in all (paid for by :meth:`spent`)."""
+        self._cost = cost if not self._cost else self._cost + (cost - self._cost) * _SMOOTH

@@ -71,8 +71,8 @@ class Pair:
 class _Step:
     """The pairs of one timed step that are still to be read."""
 
-    def __init__(self, step: int, pairs: list[Pair], untimed: int, own: int, busy: int) -> None:
-        self.step, self.pairs, self.untimed, self.own, self.busy = step, pairs, untimed, own, busy
+    def __init__(self, step: int, pairs: list[Pair], untimed: int, cost: int, busy: int) -> None:
+        self.step, self.pairs, self.untimed, self.cost, self.busy = step, pairs, untimed, cost, busy
         # In a stream events are done in order: the last pair speaks for the others.
         self._last = list({pair.streams: pair for pair in pairs}.values())
 
@@ -102,7 +102,7 @@ class Device:
         self._steps: deque[_Step] = deque()
         self._streams: dict[int, int] = {}
         self._index_of_device = 0
-        self._step = self._began = self._busy = self._own = self._untimed = 0
+        self._step = self._began = self._busy = self._cost = self._untimed = 0
 
     # --- the pool -------------------------------------------------------------------------
 
@@ -176,9 +176,9 @@ class Device:
             self._busy += busy
             self._sampler.passed(busy)
             if on:
-                self._sampler.spent(self._own)
-                self._steps.append(_Step(self._step, self._taken, self._untimed, self._own, self._busy))
-                self._taken, self._own, self._untimed, self._busy = [], 0, 0, 0
+                self._sampler.spent(self._cost)
+                self._steps.append(_Step(self._step, self._taken, self._untimed, self._cost, self._busy))
+                self._taken, self._cost, self._untimed, self._busy = [], 0, 0, 0
             if self._steps and not self._cuda.is_current_stream_capturing():
                 self._drain()
         except Exception as error:
@@ -196,10 +196,10 @@ class Device:
             self._free.extend(step.pairs)
             now = clock()
             self._sampler.spent(now - began)
-            own = step.own + now - began
-            self._sampler.learned(own)
+            cost = step.cost + now - began
+            self._sampler.learned(cost)
             row = rows.TimedStep(
-                _TIMED, now, step.step, calls, step.untimed, lost, own_ns=own, busy_ns=step.busy
+                _TIMED, now, step.step, calls, step.untimed, lost, own_ns=cost, busy_ns=step.busy
             )
             AGENT.add(row)
 
@@ -266,7 +266,7 @@ class Device:
             pair.start.record(stream)
             pair.streams = self._index(stream) << 32
             pair.t0 = clock()
-            self._own += pair.t0 - begun
+            self._cost += pair.t0 - begun
             return pair
         except Exception as error:
             self._give_up(error)
@@ -289,7 +289,7 @@ class Device:
             pair.end.record(stream)
             pair.streams |= self._index(stream)
             self._taken.append(pair)
-            self._own += clock() - t1
+            self._cost += clock() - t1
         except Exception as error:
             self._give_up(error)
 

@@ -38,13 +38,13 @@ class Files:
         # path -> (size before, written in place, held something and is written anew)
         self._paths: dict[str, tuple[int, bool, bool]] = {}
         self._before: int | None = None
-        self._own = 0
+        self._recorded = 0
         self._ident = 0
 
     def start(self) -> None:
         _install()
         self._ident = get_ident()
-        self._own = _own_bytes()
+        self._recorded = _recorded_bytes()
         self._before = _written()
         _watches.setdefault(self._ident, []).append(self)
 
@@ -58,7 +58,7 @@ class Files:
         if after is None or self._before is None:
             self._before = None
         else:
-            self._before = max(0, after - self._before - (_own_bytes() - self._own))
+            self._before = max(0, after - self._before - (_recorded_bytes() - self._recorded))
 
     def result(self) -> tuple[int, int, str, bool]:
         """(bytes, files, first path, whether that one held something and was written anew); -1 where
@@ -113,7 +113,7 @@ def _size(name: str) -> int:
         return 0
 
 
-def _own_bytes() -> int:
+def _recorded_bytes() -> int:
     recorder = AGENT.recorder
     return 0 if recorder is None else recorder.size
 

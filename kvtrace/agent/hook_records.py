@@ -45,6 +45,8 @@ def raised(site: Site, layer: Any, t0: int, error: BaseException) -> None:
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Words = tuple[int, int, int, int, int]
+Times = tuple[int, int]
+"""Begin and end of the call."""
 Record = Callable[..., None]
 """Called with ``(t0, t1, connector, result, *arguments)``, the arguments those of ``hook.needs``."""
 
@@ -81,7 +83,7 @@ def recorder(site: Site) -> Record:
     def detailed(t0: int, t1: int, connector: Any, result: Any, *given: Any) -> None:
         try:
             first = head if worker.bound else unbound
-            flags, layer, slots, entries, extra = detail(child, t0, t1, connector, result, *given)
+            flags, layer, slots, entries, extra = detail(child, (t0, t1), connector, result, *given)
             first |= flags << 32 | threads[get_ident()] << 48
             AGENT.add((first, t0, t1, side.step, layer, slots, entries, extra))
         except Exception:
@@ -90,26 +92,26 @@ def recorder(site: Site) -> Record:
     return detailed
 
 
-# Each is called as ``detail(child, t0, t1, connector, result, *arguments)`` and returns
+# Each is called as ``detail(child, times, connector, result, *arguments)`` and returns
 # ``(flags, layer id, slots, entries, extra)``.
 
 
-def _save_layer(child: bool, t0: int, t1: int, connector: Any, result: Any, layer: Any) -> Words:
+def _save_layer(child: bool, times: Times, connector: Any, result: Any, layer: Any) -> Words:
     worker = AGENT.worker
     return 0, AGENT.id(str(layer)), worker.store_slots, worker.store_entries, 0
 
 
-def _wait_layer(child: bool, t0: int, t1: int, connector: Any, result: Any, layer: Any) -> Words:
+def _wait_layer(child: bool, times: Times, connector: Any, result: Any, layer: Any) -> Words:
     worker = AGENT.worker
     worker.hooked_layer = layer = str(layer)
     return 0, AGENT.id(layer), worker.load_slots, worker.load_entries, 0
 
 
-def _wait_for_save(child: bool, t0: int, t1: int, connector: Any, result: Any) -> Words:
+def _wait_for_save(child: bool, times: Times, connector: Any, result: Any) -> Words:
     return 0, 0, AGENT.worker.store_slots, AGENT.worker.store_entries, 0
 
 
-def _bind(child: bool, t0: int, t1: int, connector: Any, result: Any, bound: Any) -> Words:
+def _bind(child: bool, times: Times, connector: Any, result: Any, bound: Any) -> Words:
     worker = AGENT.worker
     # The scheduler knows the requests, and read the same metadata better than it can be read here.
     read = None if child else worker.declared
@@ -125,7 +127,7 @@ def _bind(child: bool, t0: int, t1: int, connector: Any, result: Any, bound: Any
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 
 
-def _clear(child: bool, t0: int, t1: int, connector: Any, result: Any) -> Words:
+def _clear(child: bool, times: Times, connector: Any, result: Any) -> Words:
     if not child:
         effect.end()
         worker = AGENT.worker
@@ -134,15 +136,15 @@ def _clear(child: bool, t0: int, t1: int, connector: Any, result: Any) -> Words:
     return 0, 0, -1, -1, 0
 
 
-def _start_load(child: bool, t0: int, t1: int, connector: Any, result: Any, context: Any) -> Words:
+def _start_load(child: bool, times: Times, connector: Any, result: Any, context: Any) -> Words:
     worker = AGENT.worker
     return 0, 0, worker.load_slots, worker.load_entries, graphs.mode_of(context)
 
 
-def _finished(child: bool, t0: int, t1: int, connector: Any, result: Any) -> Words:
+def _finished(child: bool, times: Times, connector: Any, result: Any) -> Words:
     sending, receiving, failed = _transfers(result)
     if not child:
-        _done(Role.WORKER, AGENT.worker.step, t1, sending, receiving, failed)
+        _done(Role.WORKER, AGENT.worker.step, times[1], sending, receiving, failed)
     return 0, 0, -1, -1, len(sending or ()) << 32 | len(receiving or ())
 
 
@@ -182,48 +184,48 @@ def _done(role: Role, step: int, t: int, sending: Any, receiving: Any, failed: A
                     AGENT.add(rows.TransferDone(head, t, ident, step, failed=bad))
 
 
-def _connector_output(child: bool, t0: int, t1: int, connector: Any, result: Any, output: Any) -> Words:
+def _connector_output(child: bool, times: Times, connector: Any, result: Any, output: Any) -> Words:
     if not child:
-        _done(Role.SCHEDULER, AGENT.scheduler.step, t1, *_transfers(output))
+        _done(Role.SCHEDULER, AGENT.scheduler.step, times[1], *_transfers(output))
     return 0, 0, -1, -1, 0
 
 
-def _request_finished(child: bool, t0: int, t1: int, connector: Any, result: Any, request: Any) -> Words:
+def _request_finished(child: bool, times: Times, connector: Any, result: Any, request: Any) -> Words:
     keeps = bool(result[0]) if isinstance(result, tuple) and result else bool(result)
     if keeps and not child:
         head = pack_head(Kind.OPEN, Role.SCHEDULER, 0, 0, Flag.STORE, AGENT.thread())
         ident = AGENT.request_id(request.request_id)
-        AGENT.add(rows.TransferBegun(head, t1, ident, AGENT.scheduler.step))
+        AGENT.add(rows.TransferBegun(head, times[1], ident, AGENT.scheduler.step))
     return 0, 0, -1, -1, 0
 
 
-def _load_errors(child: bool, t0: int, t1: int, connector: Any, result: Any) -> Words:
+def _load_errors(child: bool, times: Times, connector: Any, result: Any) -> Words:
     return 0, 0, -1, -1, len(result or ())
 
 
-def _lookup(child: bool, t0: int, t1: int, connector: Any, result: Any, request: Any, local: Any) -> Words:
+def _lookup(child: bool, times: Times, connector: Any, result: Any, request: Any, local: Any) -> Words:
     answer, asynchronous = result if isinstance(result, tuple) else (result, False)
     flags = int(Flag.ASYNC) if asynchronous else 0
     external = NONE_ANSWER if answer is None else int(answer)
     if not child:
         head = pack_head(Kind.LOOKUP, Role.SCHEDULER, 0, 0, flags, AGENT.thread())
         step, ident = AGENT.scheduler.step, AGENT.request_id(request.request_id)
-        AGENT.add(rows.Lookup(head, t0, t1, step, ident, local=int(local or 0), external=external))
+        AGENT.add(rows.Lookup(head, *times, step, ident, local=int(local or 0), external=external))
     return flags, 0, external if answer is not None else -1, 1, 0
 
 
-def _alloc(child: bool, t0: int, t1: int, connector: Any, result: Any, request: Any, external: Any) -> Words:
+def _alloc(child: bool, times: Times, connector: Any, result: Any, request: Any, external: Any) -> Words:
     external = int(external or 0)
     if not child:
         head = pack_head(Kind.ALLOC, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
         ident = AGENT.request_id(request.request_id)
         step = AGENT.scheduler.step
-        AGENT.add(rows.Allocation(head, t0, t1, step, ident, external=external, blocks=UNKNOWN))
+        AGENT.add(rows.Allocation(head, *times, step, ident, external=external, blocks=UNKNOWN))
         AGENT.scheduler.allocated.append(request.request_id)
     return 0, 0, external, 1, 0
 
 
-def _build_meta(child: bool, t0: int, t1: int, connector: Any, result: Any, output: Any) -> Words:
+def _build_meta(child: bool, times: Times, connector: Any, result: Any, output: Any) -> Words:
     if metadata.is_empty(result):
         declared = _NOTHING
     else:
@@ -235,7 +237,7 @@ def _build_meta(child: bool, t0: int, t1: int, connector: Any, result: Any, outp
             head = pack_head(Kind.META, Role.SCHEDULER, 0, 0, entry.direction, AGENT.thread())
             ident = AGENT.request_id(entry.req_id) if entry.req_id else 0
             row = rows.MetadataEntry(
-                head, t1, ident, step, slots=entry.slots, tokens=entry.tokens, start=entry.start
+                head, times[1], ident, step, slots=entry.slots, tokens=entry.tokens, start=entry.start
             )
             AGENT.add(row)
         setattr(output, DECLARED_ATTRIBUTE, declared.totals())

@@ -7,6 +7,7 @@ vLLM's sources; a place that moved to another module has two rows (``trace/targe
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -30,12 +31,13 @@ class Target:
     """Functions of the module that the wrappers call or stand in for, with the parameters they rely on, in
     order: ``Class.method(first, second)``. ``scripts/check_targets.py`` holds vLLM's sources to it, and to
     what is read without being hooked (``reads.py``)."""
-    at_import: bool = False
-    """What it wraps is used while vLLM's attention layers are imported, and its module is imported for that
-    alone: once it is there, it is too late."""
+    too_late_with: tuple[str, ...] = ()
+    """Modules of vLLM that use what is wrapped while they are imported: once one of them is there, what it
+    made of it stays unhooked."""
 
 
 _LAYERS = "vllm.model_executor.layers.attention"
+_ATTENTION = (f"{_LAYERS}.attention", f"{_LAYERS}.mla_attention", "vllm.attention.layer")
 
 TARGETS: tuple[Target, ...] = (
     Target(
@@ -93,6 +95,7 @@ TARGETS: tuple[Target, ...] = (
         since("0.11.2"),
         ops.wrap_registration,
         ("direct_register_custom_op(op_name, op_func)",),
+        too_late_with=_ATTENTION,
     ),
     Target(
         "attention-decorator",
@@ -101,7 +104,7 @@ TARGETS: tuple[Target, ...] = (
         since("0.16.0"),
         ops.wrap_decorator,
         ("maybe_transfer_kv_layer(func)",),
-        at_import=True,
+        too_late_with=(*_ATTENTION, f"{_LAYERS}.kv_transfer_utils"),
     ),
     Target(
         "attention-decorator-old",
@@ -110,7 +113,7 @@ TARGETS: tuple[Target, ...] = (
         since("0.11.1", "0.15.1"),
         ops.wrap_decorator,
         ("maybe_transfer_kv_layer(func)",),
-        at_import=True,
+        too_late_with=(*_ATTENTION, "vllm.attention.utils.kv_transfer_utils"),
     ),
     Target(
         "forward-context",
@@ -156,6 +159,7 @@ TARGETS: tuple[Target, ...] = (
 def install(target: Target) -> None:
     """Hook one target now or when its module is imported; its fate goes to the trace."""
     _report(target, "pending", "its module was not imported in this process")
+    late = [name for name in target.too_late_with if name in sys.modules]
 
     def apply(module: ModuleType) -> None:
         try:
@@ -166,7 +170,10 @@ def install(target: Target) -> None:
                     _report(target, "missing", f"{target.module} has no {target.attr}")
                     return
             target.install(module)
-            _report(target, "found", "")
+            if late:
+                _report(target, "late", f"{late[0]} was imported before kvtrace came into this process")
+            else:
+                _report(target, "found", "")
         except Exception as error:
             _report(target, "failed", f"{type(error).__name__}: {error}")
 

@@ -1,9 +1,9 @@
 """From a :class:`kvtrace.ledger.Run` to findings.
 
 ``rules/`` has one file a cause, and ``registry`` their list. A rule uses ``cause`` (its entry of the
-catalogue), ``case`` (the run), ``claims`` (which lost tokens are its), ``model`` (what it yields) and
-``evidence/`` (what several rules share). ``diagnose`` runs them; ``assign``, ``pipeline`` and ``verdict``
-are its parts.
+catalogue), ``case`` (the run), ``claims`` (which lost tokens are its) and ``model`` (what it yields), all
+through ``rule``, and ``evidence/`` (what several rules share). ``diagnose`` runs them; ``assign``,
+``pipeline`` and ``verdict`` are its parts.
 """
 
 from __future__ import annotations

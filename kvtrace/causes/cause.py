@@ -18,17 +18,17 @@ class Cause:
 
     id: str
     """Never renamed: reports, baselines and contracts hold it. The file has the same name, with _ for -."""
-    stage: Stage | None
-    """Where the tokens are lost; None for loads and for notes that concern no token."""
     severity: str
     """FAULT, LIMIT (by the connector's design) or NOTE; a single finding may have another one."""
-    ledger: str | None
-    """SAVES or LOADS, where tokens are assigned to it; None for notes."""
     meaning: str
     seen_as: str
     """What has to be seen in a trace for a finding."""
     remedy: str
     """The connector's own fix first, then settings of the engine with what they cost."""
+    stage: Stage | None = None
+    """Where the tokens are lost; None for loads and for notes that concern no token."""
+    ledger: str | None = None
+    """SAVES or LOADS, where tokens are assigned to it; None for notes."""
     versions: str = since(OLDEST)
     live: bool = True
     """Seen on a real vLLM by a scenario; False where the rule was tested on synthetic traces only."""

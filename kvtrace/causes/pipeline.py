@@ -68,8 +68,7 @@ def _notes(case: Case) -> dict[Stage, str]:
         notes[Stage.BIND] = f"metadata bound in {count(bound)}/{count(eligible)} worker-steps"
     ran = bodies(run)
     if ran.eligible:
-        size = f" ({product(run)})" if product(run) else ""
-        notes[Stage.FORWARD] = f"{ran.share}{size}"
+        notes[Stage.FORWARD] = f"{ran.share}{product(run)}"
     _, fired, work, _ = calls(run, "save_kv_layer")
     if configured:
         notes[Stage.HOOK] = f"save_kv_layer called in {count(fired)} layer-steps, in {count(work)} with work"

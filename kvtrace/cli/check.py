@@ -12,32 +12,16 @@ import typer
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.errors import KvtraceError
 from kvtrace.gate.outcome import Outcome
+from kvtrace.render.check import check_page
 from kvtrace.render.formats import Format, page_formats
-from kvtrace.render.page import Page, Screen
+from kvtrace.render.github import commands, silenced
+from kvtrace.render.junit import junit_xml
+from kvtrace.render.sarif import sarif_json
 
-
-def _page(outcome: Outcome) -> Page:
-    from kvtrace.render.check import check_page
-
-    return check_page(outcome)
-
-
-def _junit(outcome: Outcome, screen: Screen) -> str:
-    from kvtrace.render.junit import junit_xml
-
-    return junit_xml(outcome)
-
-
-def _sarif(outcome: Outcome, screen: Screen) -> str:
-    from kvtrace.render.sarif import sarif_json
-
-    return sarif_json(outcome)
-
-
-PAGES = {row.name: row for row in page_formats(_page, Outcome.document)}
+PAGES = {row.name: row for row in page_formats(check_page, Outcome.document)}
 TEXT, MARKDOWN, JSON = PAGES["text"], PAGES["markdown"], PAGES["json"]
-JUNIT = Format("junit", "JUnit XML", _junit)
-SARIF = Format("sarif", "SARIF 2.1.0", _sarif)
+JUNIT = Format[Outcome]("junit", "JUnit XML", lambda outcome, _: junit_xml(outcome))
+SARIF = Format[Outcome]("sarif", "SARIF 2.1.0", lambda outcome, _: sarif_json(outcome))
 FORMATS = (*PAGES.values(), JUNIT, SARIF)
 
 
@@ -119,8 +103,6 @@ def check(
 
 def _for_github(outcome: Outcome, shown: str, format: Format[Outcome]) -> str:
     """What goes to stdout: `shown` with annotations behind it, or `shown` alone where a program reads it."""
-    from kvtrace.render.github import commands, silenced
-
     _summary(MARKDOWN.draw(outcome, screen()))
     lines = "".join(f"{line}\n" for line in commands(outcome))
     if format is TEXT:

@@ -6,17 +6,10 @@ import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.gate.outcome import Difference
+from kvtrace.render.diff import diff_page
 from kvtrace.render.formats import Format, page_formats
-from kvtrace.render.page import Page
 
-
-def _page(difference: Difference) -> Page:
-    from kvtrace.render.diff import diff_page
-
-    return diff_page(difference)
-
-
-FORMATS = page_formats(_page, Difference.document)
+FORMATS = page_formats(diff_page, Difference.document)
 
 
 def diff(

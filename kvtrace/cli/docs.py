@@ -9,6 +9,7 @@ import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.errors import KvtraceError
+from kvtrace.render.cause import cause_document, cause_list, cause_page
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.page import Page
 
@@ -17,18 +18,10 @@ if TYPE_CHECKING:
 
 
 def _page(causes: list[Cause]) -> Page:
-    from kvtrace.render.cause import cause_list, cause_page
-
     return cause_page(causes[0]) if len(causes) == 1 else cause_list(causes)
 
 
-def _document(causes: list[Cause]) -> object:
-    from kvtrace.render.cause import cause_document
-
-    return [cause_document(cause) for cause in causes]
-
-
-FORMATS = page_formats(_page, _document)
+FORMATS = page_formats(_page, lambda causes: [cause_document(cause) for cause in causes])
 
 
 def docs(

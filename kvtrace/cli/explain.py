@@ -9,6 +9,7 @@ import typer
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.page import Page
+from kvtrace.render.report import report_page
 from kvtrace.report.model import Report
 
 
@@ -21,8 +22,6 @@ class Explanation:
     traced: str | None
 
     def page(self) -> Page:
-        from kvtrace.render.report import report_page
-
         return report_page(self.report, self.source, self.traced)
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.render.formats import Format, page_formats
-from kvtrace.render.page import Page
-
-if TYPE_CHECKING:
-    from kvtrace.story.listing import Listing
+from kvtrace.render.listing import listing_page
 
 
 class Sort(str, Enum):
@@ -25,13 +22,7 @@ class Sort(str, Enum):
     ID = "id"
 
 
-def _page(listing: Listing) -> Page:
-    from kvtrace.render.listing import listing_page
-
-    return listing_page(listing)
-
-
-FORMATS = page_formats(_page, lambda listing: listing.document())
+FORMATS = page_formats(listing_page, lambda listing: listing.document())
 
 
 def requests(

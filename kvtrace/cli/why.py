@@ -6,17 +6,10 @@ import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.render.formats import Format, page_formats
-from kvtrace.render.page import Page
+from kvtrace.render.story import story_page
 from kvtrace.story.model import Story
 
-
-def _page(story: Story) -> Page:
-    from kvtrace.render.story import story_page
-
-    return story_page(story)
-
-
-FORMATS = page_formats(_page, Story.document)
+FORMATS = page_formats(story_page, Story.document)
 
 
 def why(

@@ -11,7 +11,7 @@ from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import facts
 
 _MAX_PLACES = 256
-_WORST = ("failed", "missing", "found", "pending")
+_WORST = ("failed", "late", "missing", "found", "pending")
 
 T = TypeVar("T")
 

@@ -102,7 +102,7 @@ def _agent() -> AgentConfig:
     if AGENT.config is None:
         from kvtrace.agent.targets import TARGETS
 
-        if any(target.at_import and target.module in sys.modules for target in TARGETS):
+        if any(name in sys.modules for target in TARGETS for name in target.too_late_with):
             pytest.fail(_TOO_LATE, pytrace=False)
         activate()
     if AGENT.config is None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from kvtrace.causes.cause import Cause
 from kvtrace.render.page import Code, Column, Heading, Page, Paragraph, Row, Table
 from kvtrace.terms import FAULT, LIMIT, NOTE
+
+if TYPE_CHECKING:  # the command line imports this file, and shall not load the analysis
+    from kvtrace.causes.cause import Cause
 
 _SEVERITY = {
     FAULT: "fault: needs a fix in the configuration, the connector or vLLM",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvtrace.render.layout import clean, pad
 from kvtrace.render.page import Code, Column, Facts, Heading, Page, Row, Table
-from kvtrace.story.listing import Listing
 from kvtrace.words import count, percent, plural
+
+if TYPE_CHECKING:  # the command line imports this file, and shall not load the analysis
+    from kvtrace.story.listing import Listing
 
 _NUMBERS = ("prompt", "output", "chunks", "reused", "accepted", "saved", "not saved")
 

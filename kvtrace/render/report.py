@@ -433,11 +433,18 @@ def device(report: Report) -> Page:
 # -------------------------------------------------------------------------------- the end
 
 
+_NOT_HOOKED = (
+    ("missing", "not in this vLLM"),
+    ("failed", "could not be hooked"),
+    ("late", "hooked too late: vLLM's attention was imported before kvtrace came"),
+)
+
+
 def _limits(report: Report) -> list[str]:
     """What this report cannot say, and what tracing took."""
     part = report["limits"]
     out = [clean(note) for note in part["notes"]]
-    for status, words in (("missing", "not in this vLLM"), ("failed", "could not be hooked")):
+    for status, words in _NOT_HOOKED:
         ids = [target["id"] for target in report["instrumentation"]["targets"] if target["status"] == status]
         if ids:
             out.append(f"{plural(len(set(ids)), 'target')} {words}: {names(ids)}")

@@ -6,10 +6,10 @@ list is capped, and the result is held against the published schema before anybo
 
 from __future__ import annotations
 
-import math
+from collections.abc import Hashable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import pandas as pd
 
@@ -17,8 +17,10 @@ from kvtrace import __version__, causes, ledger
 from kvtrace.causes import model as cause_model
 from kvtrace.ledger import model as ledger_model
 from kvtrace.ledger.device import DeviceTimes
+from kvtrace.ledger.device import Row as DeviceTiming
 from kvtrace.ledger.graphs import graph_uses
 from kvtrace.report import model
+from kvtrace.report.shape import row, text, whole
 from kvtrace.report.validate import schema_problem
 from kvtrace.trace.facts import Engine, Header, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
@@ -69,8 +71,8 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         ],
         "ledger": {"saves": _ledger(diagnosis.saves), "loads": _ledger(diagnosis.loads)},
         "findings": [_finding(one) for one in diagnosis.findings],
-        "ruled_out": [{"id": one.id, "evidence": one.evidence} for one in diagnosis.ruled_out],
-        "not_observed": [{"id": one.id, "why": one.why} for one in diagnosis.not_observed],
+        "ruled_out": [row(model.RuledOut, one) for one in diagnosis.ruled_out],
+        "not_observed": [row(model.NotObserved, one) for one in diagnosis.not_observed],
         "requests": _requests(diagnosis.requests),
         "timing": _timing(run.timing),
         "limits": {
@@ -129,41 +131,16 @@ def _run(run: ledger_model.Run, notes: list[str]) -> model.RunFacts:
 
 
 def _process(one: ledger_model.Process) -> model.Process:
-    return {
-        "pid": one.pid,
-        "name": one.name,
-        "role": cast("Any", one.role if one.role in _ROLES else "other"),
-        "rank": one.rank,
-        "spool": f"{SPOOL_DIR}/{one.spool}" if one.spool else None,
-        "records": int(one.records),
-        "end": one.end,
-        "agent": one.agent,
-    }
+    role = one.role if one.role in _ROLES else "other"
+    return row(model.Process, one, role=role, spool=f"{SPOOL_DIR}/{one.spool}" if one.spool else None)
 
 
 def _engine(one: ledger_model.Engine) -> model.Engine:
-    facts = one.facts
-    return {
-        "tag": one.tag,
-        "dp_rank": max(0, facts.dp_rank),
-        "platform": facts.platform or "",
-        "model": facts.model,
-        "connector": _connector(one),
-        "tp": _count_or_none(facts.tp),
-        "pp": _count_or_none(facts.pp),
-        "block_size": _count_or_none(facts.block_size),
-        "prefix_caching": facts.prefix_caching,
-        "max_num_batched_tokens": _count_or_none(facts.max_num_batched_tokens),
-        "chunked_prefill": facts.chunked_prefill,
-        "enforce_eager": facts.enforce_eager,
-        "cudagraph_mode": facts.cudagraph_mode or "",
-        "kv_layers": one.layers,
-        "pairs": int(one.pairs),
-        "ranks": sorted({worker.rank for worker in one.workers}),
-        "steps": int(one.steps),
-        "real_steps": int(one.real_steps),
-        "requests": int(one.requests),
-    }
+    return row(
+        model.Engine, one.facts, tag=one.tag, connector=_connector(one), kv_layers=one.layers,
+        pairs=one.pairs, ranks=sorted({worker.rank for worker in one.workers}), steps=one.steps,
+        real_steps=one.real_steps, requests=one.requests,
+    )  # fmt: skip
 
 
 def _connector(one: ledger_model.Engine) -> model.Connector | None:
@@ -190,18 +167,9 @@ def _instrumentation(run: ledger_model.Run, notes: list[str]) -> model.Instrumen
         status: sum(one.status == status for one in run.targets) for status in ("found", "missing", "failed")
     }
     shown = sorted(run.targets, key=lambda one: one.status in ("found", "pending"))[: model.MAX_TARGETS]
+    targets = [row(model.Target, one) for one in sorted(shown, key=lambda one: one.id)]
     return {
-        "targets": [
-            {
-                "id": one.id,
-                "module": one.module,
-                "attr": one.attr,
-                "status": cast("Any", one.status),
-                "processes": int(one.processes),
-                "detail": one.detail,
-            }
-            for one in sorted(shown, key=lambda one: one.id)
-        ],
+        "targets": targets,
         "found": counts["found"],
         "missing": counts["missing"],
         "failed": counts["failed"],
@@ -226,10 +194,8 @@ def _coverage(run: ledger_model.Run, notes: list[str]) -> model.Coverage:
             }
         )
     return {
-        "hooks": [
-            cast(model.HookRow, row) for row in _coverage_rows(hooks, "hook", ("with_work", "raised"), notes)
-        ],
-        "ops": [cast(model.OpRow, row) for row in _coverage_rows(ops, "op", ("direct",), notes)],
+        "hooks": [row(model.HookRow, one) for one in _shown(hooks, "hook", notes)],
+        "ops": [row(model.OpRow, one) for one in _shown(ops, "op", notes)],
         "summary": summary,
     }
 
@@ -250,27 +216,17 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
     return named
 
 
-def _coverage_rows(
-    table: pd.DataFrame, what: str, numbers: tuple[str, ...], notes: list[str]
-) -> list[dict[str, object]]:
+def _shown(table: pd.DataFrame, what: str, notes: list[str]) -> list[dict[Hashable, Any]]:
+    """The rows that a report lists; a rank or layer that is none is None."""
     cap = model.MAX_COVERAGE_ROWS
     if len(table) > cap:
         notes.append(f"{cap} of {len(table)} coverage rows ({what}s) are listed, the incomplete ones first")
         keep = (table["fired"] >= table["eligible"]).sort_values(kind="stable").index[:cap]
         table = table.loc[keep.sort_values()]
-    rows: list[dict[str, object]] = []
-    for one in table.to_dict("records"):
-        rank = _int_or_none(one["rank"])
-        row: dict[str, object] = {
-            "process": str(one["process"]),
-            "rank": rank if rank is not None and rank >= 0 else None,
-            "layer": str(one["layer"]) or None,
-            what: str(one[what]),
-            "eligible": int(one["eligible"]),
-            "fired": int(one["fired"]),
-        }
-        row.update({name: int(one[name]) for name in numbers})
-        rows.append(row)
+    rows = table.to_dict("records")
+    for one in rows:
+        one["rank"] = one["rank"] if one["rank"] >= 0 else None
+        one["layer"] = one["layer"] or None
     return rows
 
 
@@ -279,68 +235,31 @@ def _coverage_rows(
 
 def _ledger(one: ledger_model.Ledger) -> model.Ledger:
     one.check()
-    return {
-        "unit": "token-layers",
-        "total": int(one.total),
-        "accounts": {name: int(amount) for name, amount in one.accounts.items()},
-        "pairs": None if one.pairs is None else int(one.pairs),
-        "tokens": {name: _number(amount) for name, amount in one.tokens.items()},
-        "total_tokens": _number(one.total_tokens),
-        "trust": cast("Any", one.trust if one.trust in _TRUSTS else "unknown"),
-        "trust_note": one.trust_note,
-    }
+    return row(model.Ledger, one, unit="token-layers", trust=one.trust if one.trust in _TRUSTS else "unknown")
 
 
 def _finding(one: cause_model.Finding) -> model.Finding:
-    return {
-        "id": one.id,
-        "severity": cast("Any", one.severity),
-        "stage": None if one.stage is None else int(one.stage),
-        "tokens": _number(one.tokens),
-        "share": min(1.0, _number(one.share, 6)),
-        "requests": int(one.requests),
-        "title": one.title,
-        "evidence": list(one.evidence),
-        "events": [
-            {
-                "request": event.request,
-                "step": int(event.step) & STEP_MASK,
-                "rank": event.rank,
-                "layer": event.layer or None,
-                "text": event.text,
-            }
-            for event in one.events[: model.MAX_EVENTS]
-        ],
-        "remedy": list(one.remedy),
-        "versions": one.versions,
-        "docs": one.docs or f"docs/causes/{one.id}.md",
-    }
+    events = [
+        row(model.Event, event, step=int(event.step) & STEP_MASK, layer=event.layer or None)
+        for event in one.events[: model.MAX_EVENTS]
+    ]
+    docs = one.docs or f"docs/causes/{one.id}.md"
+    return row(model.Finding, one, events=events, docs=docs)
 
 
 def request_rows(table: pd.DataFrame) -> list[model.RequestRow]:
     """The rows of the diagnosis' table of requests (``Diagnosis.requests``) as a report writes them."""
     return [
-        {
-            "id": str(one["id"]),
-            "client": _text(one["client"]) or None,
-            "engine": _count(one["engine"]),
-            "prompt": _count(one["prompt"]),
-            "computed": _count(one["computed"]),
-            "output": _count(one["output"]),
-            "local": _count(one["local"]),
-            "external": _count(one["external"]),
-            "chunks": _count(one["chunks"]),
-            "chunk_tokens": [_count(part) for part in one["chunk_tokens"][: model.MAX_CHUNKS_SHOWN]],
-            "saved": _number(one["saved_tokens"]),
-            "not_saved": _number(one["not_saved_tokens"]),
-            "verdict": str(one["verdict"]),
-            "status": _text(one["status"]),
-            "first_step": _count(one["first_step"]) & STEP_MASK,
-            "last_step": _count(one["last_step"]) & STEP_MASK,
-            "block": _count(one["block"]),
-        }
+        row(
+            model.RequestRow, one,
+            client=text(one["client"]) or None,
+            chunk_tokens=[whole(part) for part in one["chunk_tokens"][: model.MAX_CHUNKS_SHOWN]],
+            saved=one["saved_tokens"], not_saved=one["not_saved_tokens"],
+            first_step=whole(one["first_step"]) & STEP_MASK,
+            last_step=whole(one["last_step"]) & STEP_MASK,
+        )
         for one in table.to_dict("records")
-    ]
+    ]  # fmt: skip
 
 
 def _requests(table: pd.DataFrame) -> model.Requests:
@@ -349,114 +268,31 @@ def _requests(table: pd.DataFrame) -> model.Requests:
 
 
 def _timing(table: pd.DataFrame) -> list[model.TimingRow]:
-    rows: list[model.TimingRow] = []
-    for one in table.to_dict("records"):
-        if one["kind"] != "hook":
-            continue
-        share = one["share_of_steps"]
-        rows.append(
-            {
-                "hook": str(one["hook"]),
-                "clock": cast("Any", one["clock"]),
-                "count": _count(one["count"]),
-                "p50_ns": _count(one["p50_ns"]),
-                "p99_ns": _count(one["p99_ns"]),
-                "total_ns": _count(one["total_ns"]),
-                "share_of_steps": None if share is None or pd.isna(share) else _number(share, 6),
-            }
-        )
-    return rows
+    return [row(model.TimingRow, one) for one in table.to_dict("records") if one["kind"] == "hook"]
 
 
 def _graphs(run: ledger_model.Run, notes: list[str]) -> list[model.GraphRow]:
     uses = graph_uses(run)
     if len(uses) > model.MAX_GRAPH_ROWS:
         notes.append(f"the CUDA graphs of {model.MAX_GRAPH_ROWS} of {len(uses)} workers are listed")
-    return [
-        {
-            "process": one.worker.process,
-            "rank": max(0, one.worker.rank),
-            "runner": one.runner,
-            "asked": one.asked,
-            "configured": one.configured,
-            "used": one.used,
-            "why": one.why,
-            "breakable": one.breakable,
-            "captured": None if one.captured is None else _count(one.captured),
-            "capturing_steps": _count(one.capturing_steps),
-            "modes": [
-                {
-                    "mode": mode.mode,
-                    "steps": _count(mode.steps),
-                    "tokens": _count(mode.tokens),
-                    "padded": _count(mode.padded),
-                    "layer_steps": _count(mode.layer_steps),
-                    "bodies": _count(mode.bodies),
-                    "saves": _count(mode.saves),
-                }
-                for mode in one.modes
-            ],
-        }
-        for one in uses[: model.MAX_GRAPH_ROWS]
-    ]
+    rows = []
+    for one in uses[: model.MAX_GRAPH_ROWS]:
+        modes = [row(model.ModeRow, mode) for mode in one.modes]
+        process, rank = one.worker.process, one.worker.rank
+        rows.append(row(model.GraphRow, one, process=process, rank=rank, modes=modes))
+    return rows
 
 
 def _device(times: DeviceTimes) -> model.DeviceTimes:
-    return {
-        "steps": _count(times.steps),
-        "calls": _count(times.calls),
-        "untimed": _count(times.untimed),
-        "lost": _count(times.lost),
-        "own_ns": _count(times.own_ns),
-        "busy_ns": _count(times.busy_ns),
-        "rows": [
-            {
-                "name": row.name,
-                "kind": cast("Any", row.kind),
-                "count": _count(row.count),
-                "host_p50_ns": _count(row.host[0]),
-                "host_p99_ns": _count(row.host[1]),
-                "host_total_ns": _count(row.host[2]),
-                "device_p50_ns": _count(row.device[0]),
-                "device_p99_ns": _count(row.device[1]),
-                "device_total_ns": _count(row.device[2]),
-                "other_stream": _count(row.other_stream),
-                "behind": _count(row.behind),
-                "waited": _count(row.waited),
-            }
-            for row in times.rows()
-        ],
-    }
+    def of(one: DeviceTiming) -> model.DeviceRow:
+        figures = {
+            f"{clock}_{figure}_ns": value
+            for clock, values in (("host", one.host), ("device", one.device))
+            for figure, value in zip(("p50", "p99", "total"), values, strict=True)
+        }
+        return row(model.DeviceRow, one, **figures)
 
-
-# ------------------------------------------------------------------------------ plain values
-
-
-def _text(value: object) -> str:
-    """A string, "" for anything that is none (absent, NaN)."""
-    return value if isinstance(value, str) else ""
-
-
-def _int_or_none(value: object) -> int | None:
-    if value is None or isinstance(value, (bool, str)):
-        return None
-    try:
-        return int(cast(Any, value))
-    except (TypeError, ValueError, OverflowError):
-        return None
-
-
-def _count(value: object) -> int:
-    return max(0, _int_or_none(value) or 0)
-
-
-def _count_or_none(number: int | None) -> int | None:
-    return None if number is None or number < 0 else number
-
-
-def _number(value: object, digits: int = 3) -> float:
-    number = float(cast(Any, value))
-    return max(0.0, round(number, digits)) if math.isfinite(number) else 0.0
+    return row(model.DeviceTimes, times, rows=[of(one) for one in times.rows()])
 
 
 def _iso(wall_ns: int | None) -> str | None:

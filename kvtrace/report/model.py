@@ -11,7 +11,7 @@ from functools import cache
 from typing import Annotated, Any, Final, Literal, TypedDict
 
 from kvtrace.errors import KvtraceError
-from kvtrace.report.shape import Bounds, Most, json_schema
+from kvtrace.report.shape import Bounds, Digits, Most, json_schema
 from kvtrace.terms import Stage as StageName
 
 SCHEMA: Final = "kvtrace.report/2"
@@ -31,7 +31,8 @@ Rank = Annotated[int, Bounds(-1, _MOST)]
 Integer = Annotated[int, Bounds(-_MOST, _MOST)]
 StageNumber = Annotated[int, Bounds(0, len(STAGE_NAMES) - 1)]
 Number = Annotated[float, Bounds(0, 1e18)]
-Share = Annotated[float, Bounds(0, 1)]
+Share = Annotated[float, Bounds(0, 1), Digits(6)]
+Ratio = Annotated[float, Bounds(0, 1e18), Digits(6)]
 Severity = Literal["fault", "limit", "note"]
 Role = Literal["front", "scheduler", "worker", "other"]
 Trust = Literal["measured", "declared", "mixed", "unknown", "none"]
@@ -119,8 +120,9 @@ class Target(TypedDict):
     module: Annotated[str, "Python module"]
     attr: Annotated[str, "attribute in the module"]
     status: Annotated[
-        Literal["found", "missing", "failed", "pending"],
-        "pending: its module was never imported, so it was not needed",
+        Literal["found", "late", "missing", "failed", "pending"],
+        "late: vLLM's attention was imported before the agent came, so it stays unhooked; pending: its "
+        "module was never imported, so it was not needed",
     ]
     processes: Annotated[Count, "processes that report this status"]
     detail: Annotated[str, "why, where it is not found"]
@@ -167,7 +169,7 @@ class SummaryRow(TypedDict):
     eligible: Annotated[Count, "over all ranks and layers"]
     fired: Annotated[Count, "calls"]
     with_work: Annotated[Count, "calls with something to store or load"]
-    share: Annotated[Number | None, "fired / eligible"]
+    share: Annotated[Ratio | None, "fired / eligible"]
 
 
 class Coverage(TypedDict):
@@ -294,7 +296,7 @@ class TimingRow(TypedDict):
     p50_ns: Annotated[Count, "median, nanoseconds"]
     p99_ns: Annotated[Count, "99th percentile, nanoseconds"]
     total_ns: Annotated[Count, "sum, nanoseconds"]
-    share_of_steps: Annotated[Number | None, "total / duration of the real steps on the same clock"]
+    share_of_steps: Annotated[Ratio | None, "total / duration of the real steps on the same clock"]
 
 
 class Damaged(TypedDict):

@@ -6,21 +6,28 @@ ledgers balance, or one :class:`ReportError` of one line.
 
 from __future__ import annotations
 
-import json
-import re
 import stat
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import cast
 
-from kvtrace.report.model import SCHEMA, Report, ReportError
-from kvtrace.report.validate import schema_problem
-from kvtrace.trace.format import MAGIC, SPOOL_DIR, SPOOL_SUFFIX
+from kvtrace.report import document
+from kvtrace.report.model import SCHEMA, Report, ReportError, report_schema
+from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX
 
 REPORT_NAME = "report.json"
-MAX_BYTES = 64 << 20
-"""Reports are bounded: a file beyond this is something else, and is not read."""
-
 _HOW = "give a report.json or a run directory of kvtrace run"
+_AGAIN = "make it again with kvtrace explain RUN_DIR"
+KIND = document.Kind(
+    name="report",
+    schema=SCHEMA,
+    rules=report_schema,
+    error=ReportError,
+    max_bytes=64 << 20,
+    how=_HOW,
+    again=_AGAIN,
+    spool="give the run directory it belongs to",
+    others=(("run", "a run's run.json", "give the run directory"),),
+)
 
 
 def read_report(path: str | Path) -> Report:
@@ -46,19 +53,7 @@ def read_report(path: str | Path) -> Report:
 
 def parse_report(data: bytes, where: str) -> Report:
     """The report in `data`; `where` names it in errors."""
-    if data.startswith(MAGIC):
-        raise ReportError("this is a spool, not a report", where, "give the run directory it belongs to")
-    try:
-        value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_constant)
-    except UnicodeDecodeError:
-        raise ReportError("not JSON (not UTF-8 text)", where, _HOW) from None
-    except RecursionError:
-        raise ReportError("JSON nested too deep for a report", where, _HOW) from None
-    except ValueError as error:
-        if not data.strip():
-            raise ReportError("the file is empty", where, _HOW) from None
-        raise ReportError(f"not JSON, or cut short ({_json_error(error)})", where, _HOW) from None
-    return check_report(value, where)
+    return _balanced(document.parse(KIND, data, where), where)
 
 
 def check_report(value: object, where: str) -> Report:
@@ -67,41 +62,15 @@ def check_report(value: object, where: str) -> Report:
     Raises:
         ReportError: another document, a newer or older report, a wrong type or field, an unbalanced ledger.
     """
-    schema = value.get("schema") if isinstance(value, dict) else None
-    if not isinstance(schema, str):
-        raise ReportError("JSON, but no kvtrace report (no schema field)", where, _HOW)
-    if schema != SCHEMA:
-        _refuse_schema(schema, where)
-    try:
-        if found := schema_problem(value):
-            raise ReportError("damaged report", where, found, "make it again with kvtrace explain RUN_DIR")
-    except RecursionError:
-        raise ReportError("JSON nested too deep for a report", where, _HOW) from None
+    return _balanced(document.check(KIND, value, where), where)
+
+
+def _balanced(value: object, where: str) -> Report:
     report = cast(Report, value)
     for name, one in (("saves", report["ledger"]["saves"]), ("loads", report["ledger"]["loads"])):
         if sum(one["accounts"].values()) != one["total"]:
-            raise ReportError(
-                "damaged report",
-                where,
-                f"the {name} ledger does not balance",
-                "make it again with kvtrace explain RUN_DIR",
-            )
+            raise ReportError("damaged report", where, f"the {name} ledger does not balance", _AGAIN)
     return report
-
-
-def _refuse_schema(schema: str, where: str) -> NoReturn:
-    match = re.fullmatch(r"kvtrace\.report/(\d{1,9})", schema)
-    if match and int(match[1]) > int(SCHEMA.rpartition("/")[2]):
-        raise ReportError(f"{schema} was made by a newer kvtrace", where, "upgrade kvtrace to read it")
-    if match:
-        raise ReportError(
-            f"{schema} was made by an older kvtrace, this one reads {SCHEMA}",
-            where,
-            "make it again with kvtrace explain RUN_DIR",
-        )
-    if re.fullmatch(r"kvtrace\.run/\d{1,9}", schema):
-        raise ReportError("this is a run's run.json, not a report", where, "give the run directory")
-    raise ReportError(f"JSON of another kind (schema {ascii(schema)[:60]})", where, _HOW)
 
 
 def _of_directory(path: Path) -> Report:
@@ -124,23 +93,10 @@ def _of_directory(path: Path) -> Report:
 
 def _read(path: Path) -> bytes:
     with path.open("rb") as stream:
-        data = stream.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise ReportError(f"larger than any report ({MAX_BYTES >> 20} MiB)", path, _HOW)
-    return data
+        return stream.read(KIND.max_bytes + 1)
 
 
 def _unreadable(error: OSError, path: Path) -> ReportError:
     if isinstance(error, FileNotFoundError):
         return ReportError("no such file or directory", error.filename or path, _HOW)
     return ReportError("cannot read", error.filename or path, error.strerror or str(error))
-
-
-def _json_error(error: ValueError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg}, line {error.lineno}"
-    return "a number or constant that no report has"
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(name)

@@ -1,4 +1,4 @@
-"""Typed dictionaries to JSON Schema: what a document is, written once as types.
+"""What a document is, written once as typed dictionaries: their JSON Schema, and rows filled by their fields.
 
 A field's type may be ``Annotated`` with its description (a string), :class:`Bounds` of a number and
 :class:`Most` items of a list. A class's docstring is its title. Every object is closed; a field is
@@ -7,10 +7,15 @@ required unless its class says ``total=False``.
 
 from __future__ import annotations
 
+import math
 import types
 import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union
+from functools import cache, partial
+from typing import Annotated, Any, Literal, TypeVar, Union, cast
+
+T = TypeVar("T")
 
 _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
@@ -21,6 +26,13 @@ class Bounds:
 
     low: float
     high: float
+
+
+@dataclass(frozen=True)
+class Digits:
+    """After the decimal point."""
+
+    digits: int
 
 
 @dataclass(frozen=True)
@@ -61,7 +73,7 @@ def _rule(hint: Any, defs: dict[str, Any]) -> dict[str, Any]:
                 rule.update(minimum=note.low, maximum=note.high)
             elif isinstance(note, Most):
                 rule["maxItems"] = note.items
-            else:
+            elif isinstance(note, str):
                 rule["description"] = note
         return rule
     if origin is Literal:
@@ -81,3 +93,67 @@ def _rule(hint: Any, defs: dict[str, Any]) -> dict[str, Any]:
             defs[name] = _object(hint, defs)
         return {"$ref": f"#/$defs/{name}"}
     return {"type": _KINDS[hint]}
+
+
+# ------------------------------------------------------------------------------ rows
+
+
+def row(shape: type[T], source: object, **given: object) -> T:
+    """A row of a report: the fields that are `given`, and the others by their names from `source`.
+
+    `source` is an object or a row of a table. Values become plain Python ones of the field's type, within
+    its bounds and to its digits: numpy has its own integers, and NaN where there is nothing.
+    """
+    get = source.get if isinstance(source, Mapping) else partial(getattr, source)
+    found = {
+        name: plain(given[name] if name in given else get(name))
+        for name, plain in _fields(cast("Any", shape))
+    }
+    return cast("T", found)
+
+
+@cache
+def _fields(shape: Any) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    hints = typing.get_type_hints(shape, include_extras=True)
+    return tuple((name, _plain(hint)) for name, hint in hints.items())
+
+
+def _plain(hint: Any, notes: tuple[object, ...] = ()) -> Callable[[Any], Any]:
+    """What makes a value one of the type `hint`, which is annotated with `notes`."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _plain(arguments[0], arguments[1:])
+    if origin in (Union, types.UnionType):
+        plain = _plain(next(one for one in arguments if one is not type(None)))
+        return lambda value: None if value is None or value != value else plain(value)  # NaN is none
+    if origin is dict:
+        plain = _plain(arguments[1])
+        return lambda value: {str(name): plain(one) for name, one in value.items()}
+    if origin is list:
+        return list
+    bounds = next((one for one in notes if isinstance(one, Bounds)), Bounds(0, math.inf))
+    digits = next((one.digits for one in notes if isinstance(one, Digits)), 3)
+    simple: dict[Any, Callable[[Any], Any]] = {
+        int: lambda value: max(int(bounds.low), whole(value)),
+        float: lambda value: min(float(bounds.high), _number(value, digits)),
+        str: text,
+    }
+    return simple.get(hint, lambda value: value)
+
+
+def text(value: object) -> str:
+    """A string, "" for anything that is none (absent, NaN)."""
+    return str(value) if isinstance(value, str) else ""
+
+
+def whole(value: Any) -> int:
+    """0 for anything that is none (absent, NaN)."""
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+
+
+def _number(value: Any, digits: int) -> float:
+    number = float(value)
+    return max(0.0, round(number, digits)) if math.isfinite(number) else 0.0

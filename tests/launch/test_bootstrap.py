@@ -114,3 +114,17 @@ def test_nested_runs_wait_once(tmp_path: Path) -> None:
     inner = make_overlay(tmp_path / "inner", with_agent=True)
     code = "import sys; print(sum(type(f).__name__ == '_Waiting' for f in sys.meta_path))"
     assert python(tmp_path, code, path=str(inner)) == "1\n"
+
+
+def test_where_something_came_first_all_the_same_the_targets_say_so(tmp_path: Path, vllm: Path) -> None:
+    code = f"{WRAPPED}from kvtrace.agent.plugin import activate; activate()"
+    overlay = make_overlay(tmp_path / "run/overlay", with_agent=True)
+    (overlay / "sitecustomize.py").unlink()
+    assert python(tmp_path, code, path=str(vllm)) == "False\n"
+    (path,) = spool_paths(tmp_path / "run")
+    spool = Spool(path)
+    assert not list(spool.chunks())
+    targets = {value["id"]: value for _, _, value in spool.facts if "status" in value}
+    assert targets["attention-decorator"]["status"] == "late"
+    assert "layers.attention.attention was imported before" in targets["attention-decorator"]["detail"]
+    assert targets["scheduler"]["status"] == "pending"

@@ -57,7 +57,7 @@ def changed(**parts: Any) -> bytes:
         (b'{"schema": "kvtrace.report/3"}', "kvtrace.report/3 was made by a newer kvtrace"),
         (b'{"schema": "kvtrace.report/1"}', "kvtrace.report/1 was made by an older kvtrace"),
         (b'{"schema": "kvtrace.report/2"}', "lacks 'run'"),
-        (b'{"schema": "kvtrace.report/2", "run": NaN}', "a number or constant"),
+        (b'{"schema": "kvtrace.report/2", "run": NaN}', "a bad number"),
         (b"1" * 5000, "not JSON"),
         (changed(verdict=7), "verdict should be string"),
         (changed(limits=[]), "limits should be object"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal, TypedDict
 
 import jsonschema
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +21,7 @@ from sample import sample, with_device, with_loads
 
 from kvtrace.gate.model import baseline_schema
 from kvtrace.report.model import report_schema
-from kvtrace.report.shape import Bounds, Most, json_schema
+from kvtrace.report.shape import Bounds, Digits, Most, json_schema, row
 from kvtrace.report.validate import problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +67,30 @@ class Part(TypedDict):
     """A part"""
 
     share: Annotated[float, Bounds(0, 1), "of all"]
+
+
+class Row(TypedDict):
+    """A row"""
+
+    tokens: Annotated[float, Bounds(0, 100), Digits(1), "tokens"]
+    share: Annotated[float | None, "of all"]
+    rank: Annotated[Annotated[int, Bounds(-1, 9)] | None, "rank"]
+    calls: Annotated[int, Bounds(0, 9), "calls"]
+    name: Annotated[str, "name"]
+    by: Annotated[dict[str, int], "by name"]
+
+
+def test_a_row_takes_fields_by_name_and_makes_them_plain() -> None:
+    source = {
+        "tokens": np.float32(12.34), "share": math.nan, "rank": np.int64(-1), "calls": -3, "name": math.nan,
+        "by": {"a": np.int64(2)}, "other": 1,
+    }  # fmt: skip
+    plain = {"tokens": 12.3, "share": None, "rank": -1, "calls": 0, "name": "", "by": {"a": 2}}
+    assert row(Row, source) == plain
+    assert json.dumps(row(Row, SimpleNamespace(**source))) == json.dumps(plain)
+    assert row(Row, source, name="given", tokens=1e9) == {**plain, "name": "given", "tokens": 100}
+    with pytest.raises(AttributeError):
+        row(Row, SimpleNamespace(name="x"))
 
 
 class _Later(TypedDict, total=False):

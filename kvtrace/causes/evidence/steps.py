@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from kvtrace.ledger.coverage import UPDATE_OPS
@@ -43,18 +44,14 @@ def calls(run: Run, hook: str) -> tuple[int, int, int, int]:
 
 def real_steps(run: Run) -> int:
     """Real forward steps, counted once per engine where its ranks agree."""
-    total = 0
-    for engine in run.engines:
-        total += max((worker.steps for worker in engine.workers), default=0)
-    return total
+    return sum(max((worker.steps for worker in engine.workers), default=0) for engine in run.engines)
 
 
 def modes(workers: list[Worker]) -> dict[int, int]:
     """Graph mode -> real worker-steps."""
-    found: dict[int, int] = {}
+    found: Counter[int] = Counter()
     for worker in workers:
-        for mode, n in worker.modes.items():
-            found[mode] = found.get(mode, 0) + n
+        found.update(worker.modes)
     return found
 
 
@@ -65,7 +62,7 @@ def skipped(run: Run, skip: str) -> int:
 
 
 def product(run: Run) -> str:
-    """``4 layers x 2 ranks x 212 steps`` where the numbers multiply, else ""."""
+    """`` (4 layers x 2 ranks x 212 steps)`` where the numbers multiply, else ""."""
     if len(run.engines) != 1 or not run.engines[0].workers:
         return ""
     engine = run.engines[0]
@@ -73,7 +70,5 @@ def product(run: Run) -> str:
     steps = {worker.steps for worker in engine.workers}
     if len(layers) != 1 or len(steps) != 1:
         return ""
-    ranks = len(engine.workers)
-    return (
-        f"{count(layers.pop())} layers x {ranks} rank{'s' if ranks > 1 else ''} x {count(steps.pop())} steps"
-    )
+    ranks = f"{len(engine.workers)} rank{'s' if len(engine.workers) > 1 else ''}"
+    return f" ({count(layers.pop())} layers x {ranks} x {count(steps.pop())} steps)"

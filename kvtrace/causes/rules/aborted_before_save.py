@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.prompts import ABORTED, nothing_else_explains
-from kvtrace.causes.model import Event, Results
-from kvtrace.ledger.intervals import Interval
-from kvtrace.terms import LIMIT, Stage
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.words import capital, count, of_all, plural
 
 CAUSE = Cause(
@@ -32,7 +27,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if nothing_else_explains(case, request) else []
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.REQUEST: claim}
+CLAIMS = {Turn.REQUEST: claim}
 
 
 def rule(case: Case) -> Results:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import Cause
-from kvtrace.causes.model import Results
+from kvtrace.causes.rule import FAULT, Case, Cause, Results, Stage
 from kvtrace.ledger.run_file import ListedProcess
-from kvtrace.terms import FAULT, Stage
 from kvtrace.words import count, listed
 
 CAUSE = Cause(
     id="agent-not-loaded",
     stage=Stage.WIRING,
     severity=FAULT,
-    ledger=None,
     meaning="A vLLM process of this run never loaded the agent: what happened in it is not in the report.",
     seen_as="A vLLM engine or worker process in the process tree, and no spool with its pid.",
     remedy=(

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, Piece, stored_before
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.case import stored_before
 from kvtrace.causes.evidence.prompts import held
-from kvtrace.causes.model import Results
-from kvtrace.ledger.intervals import Interval
-from kvtrace.terms import LIMIT, Stage
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.words import plural
 
 CAUSE = Cause(
@@ -39,7 +35,7 @@ def claim_unread(case: Case, piece: Piece, left: list[Interval]) -> list[Interva
     return [(start, min(end, end_held)) for start, end in left if start < end_held]
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.POSITION: claim, Turn.UNREAD: claim_unread}
+CLAIMS = {Turn.POSITION: claim, Turn.UNREAD: claim_unread}
 
 
 def rule(case: Case) -> Results:

@@ -5,15 +5,24 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
-from kvtrace.causes.case import Case, Piece, Request
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.paths import short_path
 from kvtrace.causes.evidence.unit import Unit
-from kvtrace.causes.model import Event, Finding, Results
-from kvtrace.ledger.intervals import Interval
+from kvtrace.causes.rule import (
+    FAULT,
+    LIMIT,
+    SAVES,
+    Case,
+    Cause,
+    Event,
+    Finding,
+    Interval,
+    Piece,
+    Request,
+    Results,
+    Stage,
+    Turn,
+)
 from kvtrace.ledger.model import Engine
-from kvtrace.terms import FAULT, LIMIT, Stage
 from kvtrace.words import count, listed, of_all, percent, plural
 
 CAUSE = Cause(
@@ -52,7 +61,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return [(max(start, aligned), end) for start, end in left if end > aligned]
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.POSITION: claim}
+CLAIMS = {Turn.POSITION: claim}
 
 
 def rule(case: Case) -> Results:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import re
 
-from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.logs import log_line, of_engine
-from kvtrace.causes.model import Results
-from kvtrace.ledger.intervals import Interval
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
-from kvtrace.terms import FAULT, Stage
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -65,7 +60,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if reasons(case, case.engines[piece.engine]) else []
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.ENGINE: claim}
+CLAIMS = {Turn.ENGINE: claim}
 
 
 def rule(case: Case) -> Results:

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.hooks import START_HOOKS
-from kvtrace.causes.model import Results
-from kvtrace.ledger.intervals import Interval
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.model import Connector, Engine
-from kvtrace.terms import FAULT, Stage
 from kvtrace.words import count, listed
 
 CAUSE = Cause(
@@ -44,7 +39,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if dead or (not piece.live and any(c.role == "worker" for c in failed)) else []
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.ENGINE: claim}
+CLAIMS = {Turn.ENGINE: claim}
 
 
 def rule(case: Case) -> Results:

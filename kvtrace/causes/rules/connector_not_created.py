@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.paths import short_path
-from kvtrace.causes.model import Results
-from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.intervals import Interval
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, SaveEnd, Stage, Turn
 from kvtrace.ledger.model import Engine
-from kvtrace.terms import FAULT, Stage
 from kvtrace.words import listed
 
 CAUSE = Cause(
@@ -39,7 +33,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if scheduler_without(engine) or not piece.live else []
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.ENGINE: claim}
+CLAIMS = {Turn.ENGINE: claim}
 
 
 def rule(case: Case) -> Results:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
-from kvtrace.causes.model import Results
-from kvtrace.ledger.intervals import Interval
-from kvtrace.terms import LIMIT, Stage
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -27,7 +22,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.POSITION: claim}
+CLAIMS = {Turn.POSITION: claim}
 
 
 def rule(case: Case) -> Results:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.evidence.steps import bodies, product
-from kvtrace.causes.model import Results
-from kvtrace.ledger.ends import SaveEnd
-from kvtrace.terms import FAULT, Stage
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.versions import NEWEST, since
 from kvtrace.words import count, plural
 
@@ -47,16 +43,15 @@ def rule(case: Case) -> Results:
         yield CAUSE.not_observed("no real step of a worker was seen")
         return
     off = f"use_direct_call is False on all {plural(len(flags), 'layer')}" if flags and not any(flags) else ""
-    size = f" ({product(run)})" if product(run) else ""
     if ran.ran == ran.eligible:
         way = (
             f"{count(ran.direct)} of them called directly, and hooked"
             if ran.direct
             else "through the dispatcher"
         )
-        yield CAUSE.ruled_out(f"{ran.share}{size}, {way}{'; ' if off else ''}{off}")
+        yield CAUSE.ruled_out(f"{ran.share}{product(run)}, {way}{'; ' if off else ''}{off}")
     elif off:
-        yield CAUSE.ruled_out(f"{ran.share}{size}; {off}")
+        yield CAUSE.ruled_out(f"{ran.share}{product(run)}; {off}")
     else:
         yield CAUSE.not_observed(
             f"{ran.op} was seen in only {count(ran.ran)} of {count(ran.eligible)} layer-steps"

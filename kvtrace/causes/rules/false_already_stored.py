@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, Piece, Request, after_empty, stored_before
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
+from kvtrace.causes.case import after_empty, stored_before
 from kvtrace.causes.evidence.unit import Unit
-from kvtrace.causes.model import Event, Finding, Results
-from kvtrace.ledger.intervals import Interval
+from kvtrace.causes.rule import (
+    FAULT,
+    SAVES,
+    Case,
+    Cause,
+    Event,
+    Finding,
+    Interval,
+    Piece,
+    Request,
+    Results,
+    Stage,
+    Turn,
+)
 from kvtrace.ledger.model import Engine
-from kvtrace.terms import FAULT, Stage
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, of_all, plural
 
@@ -48,7 +57,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if taken_for_stored(case, case.requests[piece.request]) else []
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.POSITION: claim}
+CLAIMS = {Turn.POSITION: claim}
 
 
 def rule(case: Case) -> Results:

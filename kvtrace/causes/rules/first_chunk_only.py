@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, Piece, Request
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.prompts import first_chunk_alone, held
-from kvtrace.causes.model import Event, Results
-from kvtrace.ledger.intervals import Interval
-from kvtrace.terms import FAULT, Stage
+from kvtrace.causes.rule import (
+    FAULT,
+    SAVES,
+    Case,
+    Cause,
+    Event,
+    Interval,
+    Piece,
+    Request,
+    Results,
+    Stage,
+    Turn,
+)
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
@@ -41,7 +48,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return [(max(start, at), end) for start, end in left if end > at]
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.REQUEST: claim}
+CLAIMS = {Turn.REQUEST: claim}
 
 
 def rule(case: Case) -> Results:

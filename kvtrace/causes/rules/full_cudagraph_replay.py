@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.evidence.steps import bodies, modes, product, real_steps
-from kvtrace.causes.model import Results
-from kvtrace.ledger.ends import SaveEnd
-from kvtrace.terms import FAULT, Stage
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import count, percent, plural
 
 CAUSE = Cause(
@@ -54,8 +50,7 @@ def rule(case: Case) -> Results:
         note = " (enforce_eager)" if eager and all(eager) else ""
         yield CAUSE.ruled_out(f"graph mode NONE in {count(steps)}/{count(steps)} steps{note}")
     elif seen.get(2, 0) == 0 and ran.eligible and ran.ran == ran.eligible:
-        size = f" ({product(run)})" if product(run) else ""
-        yield CAUSE.ruled_out(f"{ran.share}{size}, never FULL")
+        yield CAUSE.ruled_out(f"{ran.share}{product(run)}, never FULL")
     elif seen.get(2, 0):
         yield CAUSE.ruled_out(
             f"FULL graphs in {count(seen[2])} of {count(total)} worker-steps, none with a store entry"

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.evidence.steps import calls
-from kvtrace.causes.model import Results
-from kvtrace.ledger.ends import SaveEnd
-from kvtrace.terms import FAULT, Stage
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.evidence.hooks import LOAD_HOOKS
-from kvtrace.causes.model import Results
-from kvtrace.ledger.ends import LoadEnd
-from kvtrace.terms import FAULT
+from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.versions import since
 from kvtrace.words import of_all, plural
 
 CAUSE = Cause(
     id="load-failed",
-    stage=None,
     severity=FAULT,
     ledger=LOADS,
     meaning="The connector reported blocks or requests that it could not load, or its load hook raised.",

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
-from kvtrace.causes.model import Results
-from kvtrace.ledger.intervals import Interval
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
-from kvtrace.terms import FAULT, Stage
 from kvtrace.words import count, listed, of_all, plural
 
 CAUSE = Cause(
@@ -32,7 +27,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.REST: claim}
+CLAIMS = {Turn.REST: claim}
 
 
 def rule(case: Case) -> Results:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.model import Results
-from kvtrace.ledger.ends import LoadEnd
-from kvtrace.terms import LIMIT
+from kvtrace.causes.rule import LIMIT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
     id="never-looked-up",
-    stage=None,
     severity=LIMIT,
     ledger=LOADS,
     meaning="The scheduler let a request in and computed its prompt without asking the connector.",

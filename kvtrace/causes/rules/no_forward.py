@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.model import Results
-from kvtrace.ledger.ends import SaveEnd
-from kvtrace.terms import LIMIT, Stage
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import count
 
 CAUSE = Cause(

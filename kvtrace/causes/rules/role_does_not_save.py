@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
-from kvtrace.causes.model import Results
-from kvtrace.ledger.intervals import Interval
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
-from kvtrace.terms import LIMIT, Stage
 from kvtrace.words import count, listed
 
 CAUSE = Cause(
@@ -31,7 +26,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if only_reads(case.engines[piece.engine]) else []
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.ENGINE: claim}
+CLAIMS = {Turn.ENGINE: claim}
 
 
 def rule(case: Case) -> Results:

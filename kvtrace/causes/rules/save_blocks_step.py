@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.hook_time import not_slow, per_step, share, slow_ranks
-from kvtrace.causes.model import Results
-from kvtrace.terms import NOTE, Stage
+from kvtrace.causes.rule import NOTE, Case, Cause, Results, Stage
 from kvtrace.words import percent
 
 CAUSE = Cause(
     id="save-blocks-step",
     stage=Stage.COMPLETION,
     severity=NOTE,
-    ledger=None,
     meaning="Nothing is lost, but wait_for_save takes a large share of the step.",
     seen_as="Host time of wait_for_save: a quarter of execute_model or more, and at least 1 s in the run.",
     remedy="Save asynchronously, or fewer tokens at once.",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import Cause
-from kvtrace.causes.model import Results
-from kvtrace.terms import NOTE, Stage
+from kvtrace.causes.rule import NOTE, Case, Cause, Results, Stage
 from kvtrace.words import listed
 
 CAUSE = Cause(
     id="saves-elsewhere",
     stage=Stage.HOOK,
     severity=NOTE,
-    ledger=None,
     meaning="Not a fault: save_kv_layer does nothing in this connector. It saves in wait_for_save or later.",
     seen_as="The body of save_kv_layer only returns.",
     remedy="Nothing to do.",

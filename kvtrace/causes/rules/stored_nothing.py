@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
-from kvtrace.causes.model import Finding, Results
-from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.intervals import Interval
-from kvtrace.terms import FAULT, Stage
+from kvtrace.causes.rule import (
+    FAULT,
+    SAVES,
+    Case,
+    Cause,
+    Finding,
+    Interval,
+    Piece,
+    Results,
+    SaveEnd,
+    Stage,
+    Turn,
+)
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -37,7 +43,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if piece.step in case.engines[piece.engine].watched_steps else []
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.WORKER: claim}
+CLAIMS = {Turn.WORKER: claim}
 
 
 def rule(case: Case) -> Results:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import Cause
-from kvtrace.causes.model import Results
-from kvtrace.terms import NOTE
+from kvtrace.causes.rule import NOTE, Case, Cause, Results
 from kvtrace.words import count, percent
 
 CAUSE = Cause(
     id="tracer-cost",
-    stage=None,
     severity=NOTE,
-    ledger=None,
     meaning="What tracing itself took.",
     seen_as=(
         "An estimate, as the agent does not measure itself call by call: records times 10 µs against the "

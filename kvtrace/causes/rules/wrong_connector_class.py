@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.model import Finding, Results
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Finding, Results, Stage
 from kvtrace.ledger.model import Connector, Engine
-from kvtrace.terms import FAULT, Stage
 from kvtrace.trace.facts import KvTransfer
 from kvtrace.words import listed
 
