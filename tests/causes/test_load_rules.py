@@ -12,7 +12,8 @@ from kvtrace.causes.cause import LOADS
 from kvtrace.causes.model import Finding
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import read_run
-from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role, pack_head
+from kvtrace.trace import hooks
+from kvtrace.trace.format import Fact, Flag, Kind, Role, pack_head
 
 LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
 SECOND = 10**9
@@ -344,7 +345,7 @@ def test_load_failed_by_an_exception(tmp_path: Path) -> None:
 def test_load_failed_by_blocks(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     sim.workers[0].add(
-        pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE["get_block_ids_with_load_errors"], 1),
+        pack_head(Kind.HOOK, Role.WORKER, hooks.LOAD_ERRORS.code, 1),
         sim.clock(), sim.clock(), sim.step_id, 0, -1, -1, 1,
     )  # fmt: skip
     finding = the(analyse(sim), "load-failed")

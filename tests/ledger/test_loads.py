@@ -16,7 +16,8 @@ from kvtrace.causes import diagnose
 from kvtrace.causes.cause import LOADS
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import Run, read_run
-from kvtrace.trace.format import HOOK_CODE, Flag, Kind, Role, pack_head
+from kvtrace.trace import hooks
+from kvtrace.trace.format import Flag, Kind, Role, pack_head
 
 SETTINGS = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
@@ -30,7 +31,7 @@ def done(sim: Sim, request: str, rank: int | None = None, failed: int = 0) -> No
 
 def errors(sim: Sim, rank: int, step: int, blocks: int) -> None:
     sim.workers[rank].add(
-        pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE["get_block_ids_with_load_errors"], 1),
+        pack_head(Kind.HOOK, Role.WORKER, hooks.LOAD_ERRORS.code, 1),
         sim.clock(), sim.clock(), step, 0, -1, -1, blocks,
     )  # fmt: skip
 

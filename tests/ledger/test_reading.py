@@ -13,10 +13,9 @@ from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, SpoolFile, 
 from kvtrace.causes import diagnose
 from kvtrace.ledger import RunError, read_run
 from kvtrace.ledger.timing import Histograms
+from kvtrace.trace import hooks, ops
 from kvtrace.trace.format import (
-    HOOK_CODE,
-    OP_CODE,
-    QUIET_IS_OP,
+    DETAIL_IS_OP,
     Kind,
     Role,
     Skip,
@@ -96,7 +95,7 @@ def test_quiet_records_are_added_exactly(tmp_path: Path) -> None:
         step = sim.step_id
         w.add(pack_head(Kind.EXEC, Role.WORKER), sim.clock(), sim.clock(), step, 1, 1, 0)
         w.add(
-            pack_head(Kind.QUIET, Role.WORKER, HOOK_CODE["save_kv_layer"], 1),
+            pack_head(Kind.QUIET, Role.WORKER, hooks.SAVE_LAYER.code, 1),
             0,
             layers,
             step,
@@ -106,7 +105,7 @@ def test_quiet_records_are_added_exactly(tmp_path: Path) -> None:
             200,
         )
         w.add(
-            pack_head(Kind.QUIET, Role.WORKER, OP_CODE["unified_attention_with_output"], QUIET_IS_OP),
+            pack_head(Kind.QUIET, Role.WORKER, ops.ATTENTION_WITH_OUTPUT.code, DETAIL_IS_OP),
             0, layers, step, 2, 300, 100, 200,
         )  # fmt: skip
     sim.write()
@@ -268,8 +267,8 @@ def test_a_million_hooks_take_seconds(tmp_path: Path) -> None:
     t = np.arange(steps * (2 * layers + 1)).reshape(steps, -1) * 1000 + sim.t
     table[:, :, 1], table[:, :, 2], table[:, :, 3] = t, t + 500, step[:, None]
     for i, layer in enumerate(ids):
-        table[:, 2 * i, 0] = pack_head(Kind.HOOK, Role.WORKER, HOOK_CODE["save_kv_layer"], 1)
-        table[:, 2 * i + 1, 0] = pack_head(Kind.OP, Role.WORKER, OP_CODE["unified_attention_with_output"])
+        table[:, 2 * i, 0] = pack_head(Kind.HOOK, Role.WORKER, hooks.SAVE_LAYER.code, 1)
+        table[:, 2 * i + 1, 0] = pack_head(Kind.OP, Role.WORKER, ops.ATTENTION_WITH_OUTPUT.code)
         table[:, 2 * i : 2 * i + 2, 4] = layer
     table[:, -1, 0] = pack_head(Kind.EXEC, Role.WORKER)
     table[:, -1, 4] = 1

@@ -259,11 +259,11 @@ def test_every_method_and_hook_of_the_thread_has_a_row(name: str) -> None:
 def test_the_rows_name_what_is_there() -> None:
     from kvtrace.agent.targets import TARGETS
     from kvtrace.causes.registry import CATALOGUE
-    from kvtrace.trace.format import HOOKS
+    from kvtrace.trace import hooks
 
     targets = {target.id for target in TARGETS}
     for name in ("op-registration", "attention-direct-call", "attention-decorator"):
         assert name in targets and f"`{name}`" in CLAIMS
     for name in ("no-forward", "load-failed", "metadata-cleared-early"):
         assert name in CATALOGUE and f"`{name}`" in CLAIMS
-    assert HOOKS.index("register_cross_layers_kv_cache") == 22
+    assert hooks.BY_NAME["register_cross_layers_kv_cache"].code == 22

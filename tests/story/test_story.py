@@ -23,7 +23,8 @@ from kvtrace.story.listing import listing
 from kvtrace.story.locate import run_directory, traced_directory
 from kvtrace.story.model import Story
 from kvtrace.story.tell import tell
-from kvtrace.trace.format import HOOK_CODE, Fact, Flag, Kind, Role, pack_head
+from kvtrace.trace import hooks
+from kvtrace.trace.format import Fact, Flag, Kind, Role, pack_head
 
 
 def page(story: Story, width: int = 100) -> str:
@@ -154,7 +155,7 @@ def test_what_was_measured(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
     sim.serve([Prompt("dark", 64, 5)], Policy(nothing))
     for layer in sim.layer_names:
-        head = pack_head(Kind.EFFECT, Role.WORKER, HOOK_CODE["save_kv_layer"], 1, int(Flag.STORE))
+        head = pack_head(Kind.EFFECT, Role.WORKER, hooks.SAVE_LAYER.code, 1, int(Flag.STORE))
         worker = sim.workers[0]
         worker.add(head, sim.clock(), worker.name(layer), sim.step_id, 64, 4096, 1, 77)
     sim.write()
