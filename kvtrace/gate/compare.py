@@ -214,7 +214,7 @@ def _working(row: CoverageRow, seen: list[Cell], findings: Findings) -> list[Che
         Check(
             "work", subject(row)[1], "failed", "with work", "without", "text",
             layers=one.layers, rank=one.rank,
-            text=f"called {one.fired} times, but never with anything to store or load",
+            text=f"called {plural(one.fired, 'time')}, but never with anything to store or load",
             cause=findings.for_accounts(_losses(findings)), remedy=_LEDGER,
         )
         for one in idle

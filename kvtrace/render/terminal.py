@@ -10,7 +10,7 @@ import io
 from collections.abc import Sequence
 
 from rich.cells import cell_len
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.text import Text
 
 from kvtrace.render.layout import bar, glued, pad, wrap
@@ -50,23 +50,16 @@ _TIME, _STEP = 12, 11
 
 
 def terminal(page: Page, screen: Screen) -> str:
-    """`page` as text of the screen's width."""
+    """`page` as text of the screen's width, with escape sequences where there are colours."""
     printer = _Printer(max(screen.width, _MIN_WIDTH))
     for part in page:
         printer.part(part)
-    for line in printer.out:
-        line.rstrip()
-    return paint(screen, *printer.out)
-
-
-def paint(screen: Screen, *things: RenderableType) -> str:
-    """What rich makes of `things`, with escape sequences where there are colours."""
     stream = io.StringIO()
     styled = screen.colours is not None
     console = Console(file=stream, width=screen.width, color_system=screen.colours, force_terminal=styled)
-    for one in things:
-        # a Text is laid out already
-        console.print(one, soft_wrap=isinstance(one, Text), markup=False, highlight=False, emoji=False)
+    for line in printer.out:
+        line.rstrip()
+        console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
     return stream.getvalue()
 
 
@@ -120,7 +113,8 @@ class _Printer:
 
     def words(self, text: str, first: str = "", rest: str | None = None, style: Style = "") -> None:
         # "prefix caching off" and the like stay on one line: breaks go to the dots between them
-        facts = (glued(fact) if cell_len(fact) < _SHORT else fact for fact in text.split(" · "))
+        most = min(_SHORT, self.width - cell_len(first if rest is None else rest))
+        facts = (glued(fact) if cell_len(fact) < most else fact for fact in text.split(" · "))
         for line in wrap(" · ".join(facts), self.width, first, rest):
             self.line(line, style)
 
