@@ -26,8 +26,8 @@ class RunRecord:
     command: Sequence[str]
     cwd: str
     started_wall_ns: int
-    plugins: str | None
-    overlay: str | None
+    plugins: dict[str, str | None]
+    """What brings the agent in: the value of VLLM_PLUGINS, the folder put on PYTHONPATH."""
     ended_wall_ns: int | None = None
     exit_code: int | None = None
     signal: str | None = None
@@ -38,17 +38,9 @@ class RunRecord:
         """As JSON; secrets in the command are masked here."""
         return {
             "schema": SCHEMA,
-            "name": self.name,
-            "command": mask_argv(list(self.command)),
-            "cwd": self.cwd,
-            "started_wall_ns": self.started_wall_ns,
-            "ended_wall_ns": self.ended_wall_ns,
-            "exit_code": self.exit_code,
-            "signal": self.signal,
             "host": socket.gethostname(),
             "kvtrace": kvtrace.__version__,
             "python": platform.python_version(),
-            "plugins": {"VLLM_PLUGINS": self.plugins, "overlay": self.overlay},
-            "processes": self.processes,
-            "notes": self.notes,
+            **vars(self),
+            "command": mask_argv(list(self.command)),
         }

@@ -79,13 +79,14 @@ class _Session:
         config = options.agent(rundir.path, name).to_text()
         self._environ = environment.child_environment(os.environ, options.command, config, self._overlay)
         self._table = ProcessTable(config, self._overlay, foreign)
+        variable = environment.PLUGINS_VARIABLE
+        plugins = {variable: self._environ.get(variable), "overlay": str(self._overlay)}
         self._record = RunRecord(
             name=name,
             command=options.command,
             cwd=os.getcwd(),
             started_wall_ns=time.time_ns(),
-            plugins=self._environ.get(environment.PLUGINS_VARIABLE),
-            overlay=str(self._overlay),
+            plugins=plugins,
         )
         rundir.write_json(RUN_FILE, self._record.document())
 

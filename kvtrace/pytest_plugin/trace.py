@@ -231,8 +231,7 @@ class Trace:
             command=self._command,
             cwd=os.getcwd(),
             started_wall_ns=self._started_ns,
-            plugins=os.environ.get("VLLM_PLUGINS"),
-            overlay=None,
+            plugins={"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS"), "overlay": None},
             ended_wall_ns=time.time_ns(),
             notes=["recorded by the pytest plugin"],
         )

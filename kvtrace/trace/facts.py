@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from kvtrace.trace import format as fmt
@@ -39,13 +39,9 @@ class Document:
 
     def updated(self: D, later: D) -> D:
         """A document can be sent again with more in it: what the later one knows wins."""
-        unknown = type(self)()
-        values = {name: getattr(self, name) for name, _, _ in _fields(type(self))}
-        for name in values:
-            new = getattr(later, name)
-            if new is not None and (new != getattr(unknown, name) or values[name] is None):
-                values[name] = new
-        return type(self)(**values)
+        unknown, known = vars(type(self)()), vars(self)
+        news = {name: new for name, new in vars(later).items() if new is not None}
+        return replace(self, **{k: new for k, new in news.items() if new != unknown[k] or known[k] is None})
 
 
 @dataclass(frozen=True)
@@ -331,13 +327,7 @@ AnyFact = (
     Target | Engine | Worker | Connector | EngineArgs | HookException | AgentError | ClientId | Swallowed
     | Log | ConfigKeys | DeviceTiming | Graphs | StartFailed
 )  # fmt: skip
-FACTS: dict[fmt.Fact, type[AnyFact]] = {
-    kind.CODE: kind
-    for kind in (
-        Target, Engine, Worker, Connector, EngineArgs, HookException, AgentError, ClientId, Swallowed, Log,
-        ConfigKeys, DeviceTiming, Graphs, StartFailed,
-    )
-}  # fmt: skip
+FACTS: dict[fmt.Fact, type[AnyFact]] = {kind.CODE: kind for kind in get_args(AnyFact)}
 
 
 def fact_of(code: fmt.Fact, value: Mapping[str, Any]) -> AnyFact:

@@ -36,21 +36,20 @@ class SpoolError(KvtraceError):
     """A spool that cannot be read; the message is one line and names the file."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class SpoolInfo:
     path: Path
-    header: dict[str, Any]
-    size: int
-    records: int
+    size: int = 0
+    records: int = 0
     """Fixed records read (names and facts not counted)."""
-    end: str
+    end: str = "open"
     """``trailer`` (recording was stopped on purpose), ``open`` (file ends on a record: the
     process was killed or still runs), ``cut`` (in the middle of one), ``damaged``."""
-    stop: int | None
+    stop: int | None = None
     """:class:`~kvtrace.trace.format.Stop` of the trailer."""
-    lost: int
+    lost: int = 0
     """Records that the process dropped after it stopped recording."""
-    detail: str
+    detail: str = ""
 
 
 def kind(w0: Records) -> Records:
@@ -96,12 +95,7 @@ class Spool:
         self.names: dict[int, str] = {}
         self.facts: list[tuple[Fact, int, dict[str, Any]]] = []
         self.header: dict[str, Any] = {}
-        self._records = 0
-        self._end = "open"
-        self._stop: int | None = None
-        self._lost = 0
-        self._detail = ""
-        self._size = 0
+        self._info = SpoolInfo(self.path)
         self._data_start = 0
         # The text that a NAME or FACT announced and whose BYTES are still to come:
         # (kind, id or fact code, time, length, crc, bytes so far).
@@ -134,7 +128,7 @@ class Spool:
         if not isinstance(header, dict):
             raise SpoolError(f"{self.path}: damaged header")
         self.header = header
-        self._data_start = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
+        self._info.size = self._data_start = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
 
     def chunks(self, records: int = 65536) -> Iterator[Records]:
         """Arrays of shape (n, 8), n <= ``records``: every record but NAME, BYTES, FACT, END.
@@ -150,22 +144,22 @@ class Spool:
                     if not data:
                         break
                     whole = len(data) - len(data) % fmt.RECORD_SIZE
-                    self._size += len(data)
+                    self._info.size += len(data)
                     table: Records = np.frombuffer(data[:whole], dtype="<i8").reshape(-1, fmt.WORDS)
                     if whole < len(data):
-                        self._end = "cut"
-                        self._detail = "the last record is cut off"
+                        self._info.end = "cut"
+                        self._info.detail = "the last record is cut off"
                     good, stop = self._digest(table)
                     if len(good):
-                        self._records += len(good)
+                        self._info.records += len(good)
                         yield good
                     if stop:
                         break
         except OSError as error:
             raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
-        if self._pending is not None and self._end == "open":
-            self._end = "cut"
-            self._detail = "the last text is cut off"
+        if self._pending is not None and self._info.end == "open":
+            self._info.end = "cut"
+            self._info.detail = "the last text is cut off"
 
     def _digest(self, table: Records) -> tuple[Records, bool]:
         """Split a chunk: texts go to names and facts, the rest is returned.
@@ -178,7 +172,7 @@ class Spool:
         if len(bad):
             at = int(bad[0])
             if kinds[at] != Kind.END or table[at].any():
-                self._damaged(f"record {self._records + at}: unknown kind {int(kinds[at])}")
+                self._damaged(f"record {self._info.records + at}: unknown kind {int(kinds[at])}")
             table, kinds, stop = table[:at], kinds[:at], True
         texts = np.flatnonzero(
             (kinds == Kind.NAME) | (kinds == Kind.FACT) | (kinds == Kind.BYTES) | (kinds == Kind.TRAILER)
@@ -189,9 +183,9 @@ class Spool:
         for i in texts.tolist():
             try:
                 if kinds[i] == Kind.TRAILER:
-                    self._end = "trailer"
-                    self._stop = int(code(table[i, 0]))
-                    self._lost = max(0, int(table[i, 2]))
+                    self._info.end = "trailer"
+                    self._info.stop = int(code(table[i, 0]))
+                    self._info.lost = max(0, int(table[i, 2]))
                 else:
                     self._text(table[i], int(kinds[i]))
             except _Damage as damage:
@@ -211,8 +205,8 @@ class Spool:
             self._pending = None
 
     def _damaged(self, detail: str) -> None:
-        if self._end != "damaged":
-            self._end, self._detail = "damaged", detail
+        if self._info.end != "damaged":
+            self._info.end, self._info.detail = "damaged", detail
 
     def _text(self, row: Records, row_kind: int) -> None:
         if row_kind != Kind.BYTES:
@@ -257,16 +251,7 @@ class Spool:
 
     def info(self) -> SpoolInfo:
         """What was read so far; complete after :meth:`chunks` is exhausted."""
-        return SpoolInfo(
-            path=self.path,
-            header=self.header,
-            size=self._data_start + self._size,
-            records=self._records,
-            end=self._end,
-            stop=self._stop,
-            lost=self._lost,
-            detail=self._detail,
-        )
+        return self._info
 
 
 def of_type(kind: type[F], documents: Documents) -> list[tuple[int, F]]:
