@@ -3,7 +3,7 @@
 
     python scripts/hook_cost.py [--rounds N]
 
-A connector with hooks that do next to nothing is called by three roads in turn (plain
+A connector with hooks that do next to nothing is called in three ways in turn (plain
 `functools.wraps` wrapper, traced, traced and sampled), a batch of calls at a time, so that a
 drift of the machine meets all; the ratio is taken round by round, and its median and
 quartiles are printed. The sampled call is also set against a hook that really copies 256 slots
@@ -117,16 +117,16 @@ def measure(folder: Path, rounds: int) -> None:
         traced(ours, Role.WORKER, cls.__name__)
         plain = functools.partial(noop(getattr(bare, hook)), *args)
         method = functools.partial(getattr(ours, hook), *args)
-        roads = {
+        ways = {
             "plain": functools.partial(batch, plain, calls),
             "traced": functools.partial(batch, method, calls),
             "traced, sampled": functools.partial(batch, method, max(10, calls // 40), sampled=True),
         }
-        times: dict[str, list[float]] = {name: [] for name in roads}
+        times: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(rounds + 3):
-            order = list(roads) if turn % 2 else list(roads)[::-1]
+            order = list(ways) if turn % 2 else list(ways)[::-1]
             for name in order:
-                spent = roads[name]()
+                spent = ways[name]()
                 if turn >= 3:  # the first three warm up
                     times[name].append(spent)
         what = "idle" if cls is Idle else f"stores {SLOTS} slots"

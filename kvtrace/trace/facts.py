@@ -99,7 +99,7 @@ class KvTransfer(Document):
 
 @dataclass(frozen=True)
 class Engine(Document):
-    """One Scheduler instance and the engine it schedules for; ``tag`` 0 where no scheduler told."""
+    """One Scheduler instance and the engine it schedules for; ``tag`` 0 where no scheduler announced it."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.ENGINE
 
@@ -132,7 +132,7 @@ class Engine(Document):
 
     @property
     def known(self) -> bool:
-        """Whether a scheduler told anything of this engine."""
+        """Whether a scheduler announced this engine."""
         return self.tag != 0
 
     @property

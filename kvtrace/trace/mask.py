@@ -1,7 +1,7 @@
 """Masking of secrets in command lines, environments and nested settings.
 
 Standard library only: the agent uses it inside vLLM's processes. What looks like a secret
-is told by its *name* (option, variable, JSON key), by its place (``user:password@`` of a
+is known by its *name* (option, variable, JSON key), by its place (``user:password@`` of a
 URL, ``Authorization`` headers) or by a well-known shape (``hf_...``, ``sk-...``). Masking a
 harmless value costs a reader one number; leaking a key costs more: in doubt it is masked.
 ``max_tokens``, ``num_tokens``, ``tokenizer``, ``eos_token_id`` and their like stay readable.

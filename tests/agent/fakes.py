@@ -94,7 +94,7 @@ class WorkMetadata(KVConnectorMetadata):
 
 
 class Copying(KVConnectorBase_V1):
-    """Copies the slots it was given; ``how`` says by which road. KV: [blocks, block size, 8]."""
+    """Copies the slots it was given; ``how`` says in which way. KV: [blocks, block size, 8]."""
 
     def __init__(self, how: Any = None) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from kvtrace.agent.connector_facts import resolves
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Flag, Kind, Role
-from kvtrace.trace.reader import code, detail, flags, kind
+from kvtrace.trace.rows import code, detail, flags, kind
 
 from . import fakes
 
@@ -102,7 +102,7 @@ def test_a_hook_that_does_not_take_what_vllm_gives_is_seen_to_raise(trace, own):
 
 
 @pytest.mark.parametrize("instance", [False, True])
-def test_what_a_hooks_record_says_is_the_same_by_each_road(trace, instance):
+def test_what_a_hooks_record_says_is_the_same_by_each_way(trace, instance):
     """A method with vLLM's signature, one with ``*args``, one wrapped on the instance."""
 
     class Spread(fakes.Storing):

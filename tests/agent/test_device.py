@@ -24,7 +24,7 @@ from kvtrace.trace import ops as op_table
 from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.facts import DeviceTiming
 from kvtrace.trace.format import DETAIL_IS_OP, Fact, Flag, Kind, Role
-from kvtrace.trace.reader import code, detail, flags, kind
+from kvtrace.trace.rows import code, detail, flags, kind
 
 from . import fakes
 from .fake_cuda import Cuda, Stream

@@ -20,7 +20,7 @@ from kvtrace.agent.watch.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.watch.operations import Watch  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
 from kvtrace.trace.format import Flag, Kind, Role  # noqa: E402
-from kvtrace.trace.reader import code, detail, flags, kind  # noqa: E402
+from kvtrace.trace.rows import code, detail, flags, kind  # noqa: E402
 
 from . import fakes  # noqa: E402
 
@@ -156,7 +156,7 @@ def to_executor_queue(connector, kv, slots):
         (lambda c, kv, s: torch.cat([kv[0:1], torch.zeros(5, BLOCK, 8)]), 4),
     ],
 )
-def test_roads_out_of_the_cache(trace, caches, how, slots):
+def test_ways_out_of_the_cache(trace, caches, how, slots):
     connector, _ = make(caches, how)
     AGENT.worker.step = 1
     connector.bind_connector_metadata(fakes.WorkMetadata(store()))

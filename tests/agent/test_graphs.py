@@ -15,7 +15,7 @@ from kvtrace.agent.connector_facts import requires_piecewise
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import ops as op_table
 from kvtrace.trace.format import Dispatch, Fact, Flag, Kind, Skip
-from kvtrace.trace.reader import code, detail, flags, kind
+from kvtrace.trace.rows import code, detail, flags, kind
 
 from . import fakes
 

@@ -1,4 +1,4 @@
-"""The road of Python 3.12 and later (sys.monitoring), in whatever such Python there is."""
+"""How Python 3.12 and later are observed (sys.monitoring), in whatever such Python there is."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from kvtrace.agent import scheduler
 from kvtrace.agent.prefixes import MAX_PREFIXES, digests, key_of
 from kvtrace.trace.format import Kind
-from kvtrace.trace.reader import kind
+from kvtrace.trace.rows import kind
 
 KEY = b"k" * 16
 

@@ -16,7 +16,8 @@ from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Target
 from kvtrace.trace.format import Kind, Role
-from kvtrace.trace.reader import Spool, code, kind, spool_paths
+from kvtrace.trace.reader import Spool, spool_paths
+from kvtrace.trace.rows import code, kind
 
 from . import fakes
 

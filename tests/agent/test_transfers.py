@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from kvtrace.agent.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Flag, Kind, Role
-from kvtrace.trace.reader import flags, kind, role
+from kvtrace.trace.rows import flags, kind, role
 
 from . import fakes
 

@@ -20,7 +20,8 @@ from kvtrace.trace import format as fmt
 from kvtrace.trace import hooks, ops
 from kvtrace.trace.facts import EngineArgs, Header
 from kvtrace.trace.format import Kind, Stop
-from kvtrace.trace.reader import Spool, SpoolError, kind
+from kvtrace.trace.reader import Spool, SpoolError
+from kvtrace.trace.rows import kind
 from kvtrace.trace.writer import Recorder
 
 HEADER = Header(pid=1, role="worker")
@@ -292,9 +293,9 @@ def test_every_code_fits_a_byte():
 def test_the_head_word_keeps_its_parts_apart():
     head = fmt.pack_head(Kind.HOOK, 2, 5, 129, 0xFFFF, 77)
     rows = np.array([[head] + [0] * 7])
-    from kvtrace.trace import reader
+    from kvtrace.trace import rows as parts_of
 
-    parts = [reader.kind, reader.role, reader.code, reader.detail, reader.flags, reader.thread]
+    parts = [parts_of.kind, parts_of.role, parts_of.code, parts_of.detail, parts_of.flags, parts_of.thread]
     assert [int(part(rows[:, 0])[0]) for part in parts] == [Kind.HOOK, 2, 5, 129, 0xFFFF, 77]
     assert head > 0
 
