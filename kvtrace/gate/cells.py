@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,3 +49,11 @@ def cells(report: Report) -> list[Cell]:
         for row in coverage["ops"]
     ]
     return found
+
+
+def by_layers(cells: Sequence[Cell]) -> dict[frozenset[str], list[int | None]]:
+    """The layers (indices) that the cells of a rank are of -> the ranks whose cells are of exactly these."""
+    sets: dict[frozenset[str], list[int | None]] = {}
+    for rank in dict.fromkeys(cell.rank for cell in cells):
+        sets.setdefault(frozenset(cell.index for cell in cells if cell.rank == rank), []).append(rank)
+    return sets

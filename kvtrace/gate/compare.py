@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -235,7 +236,7 @@ def _losses(findings: Findings) -> dict[str, float]:
 
 def _saves(held: _Held) -> list[Check]:
     before, after = held.baseline["ledger"]["saves"], shares(held.report["ledger"]["saves"])
-    line, allowed = held.file.line(before), held.rules.allow
+    line = held.file.line(before)
     if not before:
         return []
     if not after:
@@ -248,16 +249,7 @@ def _saves(held: _Held) -> list[Check]:
         ]  # fmt: skip
     if before.get(DECODE, 0.0) > 0:
         before, after = without_decode(before), without_decode(after)
-    rises = {
-        name: after.get(name, 0.0) - before.get(name, 0.0) for name in {*before, *after} if name not in KEPT
-    }
-    forgiven = sum(max(0.0, rise) for name, rise in rises.items() if cause_of(name) in allowed)
-    grown = {name: rise for name, rise in rises.items() if cause_of(name) not in allowed}
-    check = _kept("tokens kept", kept(before), kept(after), forgiven, held.rules.slack)
-    if check.state == "failed":
-        cause = held.findings.for_accounts(grown)
-        text = _grown(grown, before, after)
-        return [replace(check, text=text, cause=cause, remedy=_LEDGER, line=line)]
+    check = _share_kept(held, "tokens kept", (before, after), kept)
     checks = [replace(check, line=line)]
     for name in sorted({*before, *after}) if check.state == "passed" else ():
         was, now = before.get(name, 0.0), after.get(name, 0.0)
@@ -266,12 +258,24 @@ def _saves(held: _Held) -> list[Check]:
     return checks
 
 
-def _kept(name: str, was: float, now: float, forgiven: float, slack: float) -> Check:
-    """A share that may fall by the slack, and by what is allowed."""
-    state: State = "better" if now > was + slack else "passed"
-    if now + forgiven < was - slack - _EPSILON:
-        state = "failed"
-    return Check("ledger", name, state, was, now)
+def _share_kept(
+    held: _Held,
+    name: str,
+    ledgers: tuple[dict[str, float], dict[str, float]],
+    share: Callable[[dict[str, float]], float],
+) -> Check:
+    """A share of two ledgers, before and after, that may fall by the slack, and by what is allowed."""
+    before, after = ledgers
+    rises = {
+        name: after.get(name, 0.0) - before.get(name, 0.0) for name in {*before, *after} if name not in KEPT
+    }
+    grown = {name: rise for name, rise in rises.items() if cause_of(name) not in held.rules.allow}
+    forgiven = sum(max(0.0, rise) for name, rise in rises.items() if name not in grown)
+    was, now, slack = share(before), share(after), held.rules.slack
+    if now + forgiven >= was - slack - _EPSILON:
+        return Check("ledger", name, "better" if now > was + slack else "passed", was, now)
+    text, cause = _grown(grown, before, after), held.findings.for_accounts(grown)
+    return Check("ledger", name, "failed", was, now, text=text, cause=cause, remedy=_LEDGER)
 
 
 def _grown(rises: dict[str, float], before: dict[str, float], after: dict[str, float]) -> str:
@@ -284,7 +288,7 @@ def _grown(rises: dict[str, float], before: dict[str, float], after: dict[str, f
 
 def _loads(held: _Held) -> list[Check]:
     before, after = held.baseline["ledger"]["loads"], shares(held.report["ledger"]["loads"])
-    line, was, allowed = held.file.line(before), before.get(LOADED, 0.0), held.rules.allow
+    line, was = held.file.line(before), before.get(LOADED, 0.0)
     if was <= 0:
         return []
     if not after:
@@ -295,19 +299,8 @@ def _loads(held: _Held) -> list[Check]:
                 cause=held.findings.for_accounts({"missed:never-looked-up": 1.0}), remedy=_LEDGER,
             )
         ]  # fmt: skip
-    rises = {
-        name: after.get(name, 0.0) - before.get(name, 0.0)
-        for name in {*before, *after}
-        if name not in KEPT and cause_of(name) not in allowed
-    }
-    forgiven = sum(
-        max(0.0, share - before.get(name, 0.0)) for name, share in after.items() if cause_of(name) in allowed
-    )
-    check = _kept("tokens loaded", was, after.get(LOADED, 0.0), forgiven, held.rules.slack)
-    if check.state != "failed":
-        return [replace(check, line=line)]
-    cause, text = held.findings.for_accounts(rises), _grown(rises, before, after)
-    return [replace(check, text=text, cause=cause, remedy=_LEDGER, line=line)]
+    check = _share_kept(held, "tokens loaded", (before, after), lambda part: part.get(LOADED, 0.0))
+    return [replace(check, line=line)]
 
 
 # ------------------------------------------------------------------------------ findings

@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,15 +96,7 @@ def _read(path: Path, needed: bool) -> Rules | None:
         # a path in a configuration is meant from where that file is
         base = Path(os.path.expanduser(rules.baseline))
         base = base if base.is_absolute() else path.parent / base
-        rules = Rules(
-            _shown(base),
-            rules.minimum,
-            rules.min_saved_tokens,
-            rules.forbid,
-            rules.allow,
-            rules.tolerance,
-            place,
-        )
+        rules = replace(rules, baseline=_shown(base))
     return rules
 
 

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from kvtrace.gate.cells import EVERY_STEP, Cell, cells
+from kvtrace.gate.explain import worst
 from kvtrace.gate.layers import ranges
 from kvtrace.gate.model import SCHEMA, Baseline, CoverageRow, EngineShape, GateError, HookRow, OpRow
 from kvtrace.gate.shares import shares
 from kvtrace.report.model import Engine, Ledger, Report
-from kvtrace.terms import outcome_order, severity_order
+from kvtrace.terms import outcome_order
 
 
 def make_baseline(report: Report, where: str = "report") -> Baseline:
@@ -27,7 +28,7 @@ def make_baseline(report: Report, where: str = "report") -> Baseline:
     """
     if not any(engine["real_steps"] for engine in report["run"]["engines"]):
         raise GateError("no engine executed a step in this run", where, "make the baseline from a good run")
-    rows = cells(report)
+    rows, found = cells(report), worst(report["findings"])
     return {
         "schema": SCHEMA,
         "made": {"kvtrace": report["run"]["kvtrace"], "vllm": report["run"]["vllm"]},
@@ -37,7 +38,7 @@ def make_baseline(report: Report, where: str = "report") -> Baseline:
             "ops": cast("list[OpRow]", _rows([cell for cell in rows if cell.what == "op"])),
         },
         "ledger": {"saves": _ledger(report["ledger"]["saves"]), "loads": _ledger(report["ledger"]["loads"])},
-        "findings": [{"id": id, "severity": severity} for id, severity in _findings(report)],
+        "findings": [{"id": id, "severity": found[id]["severity"]} for id in sorted(found)],
         "targets": sorted(
             {one["id"] for one in report["instrumentation"]["targets"] if one["status"] == "found"}
         ),
@@ -119,15 +120,6 @@ def _split(name: str, group: str | None, members: list[Cell]) -> list[CoverageRo
 def _ledger(ledger: Ledger) -> dict[str, float]:
     part = {name: round(share, 4) for name, share in shares(ledger).items() if share >= 0.00005}
     return {name: part[name] for name in sorted(part, key=lambda name: (outcome_order(name), name))}
-
-
-def _findings(report: Report) -> list[tuple[str, Any]]:
-    worst: dict[str, str] = {}
-    for one in report["findings"]:
-        old = worst.get(one["id"])
-        if old is None or severity_order(one["severity"]) < severity_order(old):
-            worst[one["id"]] = one["severity"]
-    return sorted(worst.items())
 
 
 def baseline_text(baseline: Baseline) -> str:

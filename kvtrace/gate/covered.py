@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from kvtrace.gate.cells import Cell
+from kvtrace.gate.cells import Cell, by_layers
 from kvtrace.gate.contract import rounded
 from kvtrace.gate.layers import spelled, within
 from kvtrace.gate.model import CoverageRow, subject
@@ -58,10 +58,7 @@ def shortfalls(cells: list[Cell], falls_short: Callable[[Cell], bool]) -> list[S
             if falls_short(cell):
                 by_share.setdefault(rounded(cell.share), []).append(cell)
         for share, bad in by_share.items():
-            sets: dict[frozenset[str], list[int | None]] = {}
-            for rank in dict.fromkeys(cell.rank for cell in bad):
-                sets.setdefault(frozenset(c.index for c in bad if c.rank == rank), []).append(rank)
-            for indices, ranks in sets.items():
+            for indices, ranks in by_layers(bad).items():
                 everywhere = set(ranks) == {cell.rank for cell in members}
                 for rank in [None] if everywhere else ranks:
                     part = [

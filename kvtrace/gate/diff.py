@@ -8,6 +8,7 @@ from typing import Any
 
 from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.contract import rounded
+from kvtrace.gate.explain import worst
 from kvtrace.gate.outcome import Change, Difference, Value
 from kvtrace.gate.shares import shares
 from kvtrace.report.model import Engine, Finding, Ledger, Report
@@ -194,7 +195,7 @@ def _ledger(a: Ledger, b: Ledger) -> list[Change]:
 
 
 def _findings(a: list[Finding], b: list[Finding]) -> list[Change]:
-    before, after = _worst_finding(a), _worst_finding(b)
+    before, after = worst(a), worst(b)
     changes = []
     for name in dict.fromkeys([*after, *before]):
         was, now = before.get(name), after.get(name)
@@ -209,22 +210,6 @@ def _findings(a: list[Finding], b: list[Finding]) -> list[Change]:
         if now and now["severity"] == FAULT and now["remedy"]:
             words = f"{words} Remedy: {now['remedy'][0]}"
         verdict: Any = ("worse" if worse else "better") if shown["severity"] != NOTE else ""
-        changes.append(
-            Change(
-                name,
-                was["severity"] if was else None,
-                now["severity"] if now else None,
-                verdict=verdict,
-                text=words,
-            )
-        )
+        old, new = (one["severity"] if one else None for one in (was, now))
+        changes.append(Change(name, old, new, verdict=verdict, text=words))
     return changes
-
-
-def _worst_finding(found: list[Finding]) -> dict[str, Finding]:
-    out: dict[str, Finding] = {}
-    for one in found:
-        old = out.get(one["id"])
-        if old is None or severity_order(one["severity"]) < severity_order(old["severity"]):
-            out[one["id"]] = one
-    return out

@@ -12,6 +12,14 @@ from kvtrace.terms import NOTE, Stage, cause_of, severity_order
 _CALL_STAGES = (Stage.WIRING, Stage.BIND, Stage.FORWARD, Stage.HOOK)
 
 
+def worst(findings: Iterable[Finding]) -> dict[str, Finding]:
+    """The most severe finding of each id."""
+    found: dict[str, Finding] = {}
+    for one in sorted(findings, key=lambda one: severity_order(one["severity"])):
+        found.setdefault(one["id"], one)
+    return found
+
+
 class Findings:
     """The findings of a report, those first that the baseline did not have.
 
@@ -62,16 +70,9 @@ def _about_calls(ident: str) -> bool:
 
 def explanations(report: Report, causes: Iterable[str | None]) -> dict[str, Explanation]:
     """What the report says of those causes, worst first where it has more than one finding of an id."""
-    wanted = {cause for cause in causes if cause}
-    found: dict[str, Explanation] = {}
-    for one in sorted(report["findings"], key=lambda one: severity_order(one["severity"])):
-        if one["id"] in wanted and one["id"] not in found:
-            found[one["id"]] = Explanation(
-                one["id"],
-                one["severity"],
-                one["title"],
-                list(one["evidence"]),
-                list(one["remedy"]),
-                one["docs"],
-            )
-    return found
+    wanted = set(causes)
+    return {
+        cause: Explanation(cause, one["severity"], one["title"], one["evidence"], one["remedy"], one["docs"])
+        for cause, one in worst(report["findings"]).items()
+        if cause in wanted
+    }
