@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrace.errors import KvtraceError
 from kvtrace.pytest_plugin.measured import Measured
-from kvtrace.terms import LOADED, NOTE, SAVED, SEVERITIES, severity_order
+from kvtrace.terms import FAULT, LOADED, NOTE, SAVED, SEVERITIES, severity_order
 
 if TYPE_CHECKING:
     from kvtrace.ledger.model import Run
@@ -140,7 +140,7 @@ class Trace:
 
     # --- assertions --------------------------------------------------------------------------
 
-    def assert_no_findings(self, allow: Iterable[str] = (), severity: str = "fault") -> None:
+    def assert_no_findings(self, allow: Iterable[str] = (), severity: str = FAULT) -> None:
         """Fails where the report has a finding at least this severe that is not allowed.
 
         Args:

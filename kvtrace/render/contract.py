@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.gate.model import Baseline
 from kvtrace.gate.shares import kept
 from kvtrace.render.layout import clean, names
+from kvtrace.terms import FAULT, LIMIT
 from kvtrace.words import percent, plural
 
 
@@ -23,7 +24,7 @@ def contract_lines(baseline: Baseline, path: str) -> list[str]:
             "  not complete in this run, required as they are: "
             + names((f"{row['hook']} {percent(row['share'])}" for row in partly), 6)
         )
-    for severity in ("fault", "limit"):
+    for severity in (FAULT, LIMIT):
         found = [one["id"] for one in baseline["findings"] if one["severity"] == severity]
         if found:
             lines.append(f"  allows {plural(len(found), severity)}: {names(found)}")

@@ -9,7 +9,7 @@ import random
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import jsonschema
 import numpy as np
@@ -20,9 +20,10 @@ from mutate import mutated
 from sample import sample, with_device, with_loads
 
 from kvtrace.gate.model import baseline_schema
-from kvtrace.report.model import report_schema
+from kvtrace.report.model import Severity, report_schema
 from kvtrace.report.shape import Bounds, Digits, Most, json_schema, row
 from kvtrace.report.validate import problem
+from kvtrace.terms import SEVERITIES, Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = report_schema()
@@ -51,6 +52,11 @@ def unsupported(schema: object) -> set[str]:
         for sub in schema.get(group, {}).values():
             found |= unsupported(sub)
     return found | unsupported(schema.get("items")) | unsupported(schema.get("additionalProperties"))
+
+
+def test_the_types_name_what_the_terms_are() -> None:
+    assert get_args(Severity) == SEVERITIES
+    assert SCHEMA["$defs"]["Stage"]["properties"]["stage"]["maximum"] == max(Stage)
 
 
 def test_the_published_files_are_made_from_the_types() -> None:
