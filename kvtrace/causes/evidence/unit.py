@@ -9,6 +9,7 @@ every store decision of the run equals ``floor((prompt - d) / unit) * unit`` wit
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -84,11 +85,18 @@ class Unit:
 
 @dataclass
 class _Candidate:
-    value: int
+    value: int = 0
     block: bool = False
     batched: bool = False
     extra: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+    kept_back: int = 0
+    both_fit: bool = False
+
+    @property
+    def plainness(self) -> tuple[bool, bool, bool, int]:
+        """The greatest is the plainest reading."""
+        return self.named, self.block, self.related, self.value
 
     @property
     def related(self) -> bool:
@@ -113,53 +121,35 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     """The unit of an engine's connector, None where the evidence is not unambiguous."""
     if engine.connector is None or engine.unknown_steps:
         return None
-    candidates = _candidates(engine)
     decided = [sample for sample in samples if sample.stores]
     silent = [sample for sample in samples if not sample.stores and not sample.explained]
-    fits: list[tuple[_Candidate, int]] = []
-    both: set[int] = set()
+    stores = any(store.slots > 0 for sample in decided for store in sample.stores)
     known = engine.connector.cls in KEEPS_LAST_BACK
-    for candidate in candidates.values():
+    fits: list[_Candidate] = []
+    for candidate in _candidates(engine):
         good = [d for d in (0, 1) if all(_fits(s, candidate.value, d, engine.block_size) for s in decided)]
         if good:
-            fits.append((candidate, 1 if known and 1 in good else good[0]))
-        if len(good) > 1 and not known:
-            both.add(candidate.value)
-    if any(store.slots > 0 for sample in decided for store in sample.stores):
-        chosen = _with_stores(fits, silent)
-    else:
-        chosen = _without_stores(fits, bool(decided), silent)
+            candidate.kept_back = 1 if known and 1 in good else good[0]
+            candidate.both_fit = stores and len(good) > 1 and not known
+            fits.append(candidate)
+    chosen = _with_stores(fits, silent) if stores else _without_stores(fits, bool(decided), silent)
     if chosen is None:
         return None
-    also = tuple(c.value for c, _ in fits if c.block and c.value < chosen[0].value)
-    stores = any(store.slots > 0 for sample in decided for store in sample.stores)
-    unit = _named(chosen[0], chosen[1], engine, command)
-    return replace(unit, both_fit=stores and unit.value in both, also=also if stores else ())
+    smaller = tuple(fit.value for fit in fits if fit.block and fit.value < chosen.value)
+    return replace(_named(chosen, engine, command), also=smaller if stores else ())
 
 
-def _candidates(engine: Engine) -> dict[int, _Candidate]:
-    found: dict[int, _Candidate] = {}
-
-    def get(value: int) -> _Candidate | None:
-        if not 1 < value <= _MAX_UNIT:
-            return None
-        return found.setdefault(value, _Candidate(value))
-
-    block = get(engine.block_size)
-    if block is not None:
-        block.block = True
-    batched = get(engine.facts.max_num_batched_tokens or 0)
-    if batched is not None:
-        batched.batched = True
+def _candidates(engine: Engine) -> list[_Candidate]:
+    found: defaultdict[int, _Candidate] = defaultdict(_Candidate)
+    found[engine.block_size].block = True
+    found[engine.facts.max_num_batched_tokens or 0].batched = True
     for name, value in _integers(engine.extra):
-        candidate = get(value)
-        if candidate is not None:
-            candidate.extra += (name,)
+        found[value].extra += (name,)
     for name, value in (engine.connector.ints if engine.connector else {}).items():
-        candidate = get(value)
-        if candidate is not None:
-            candidate.attributes += (name,)
-    return found
+        found[value].attributes += (name,)
+    for value, candidate in found.items():
+        candidate.value = value
+    return [candidate for candidate in found.values() if 1 < candidate.value <= _MAX_UNIT]
 
 
 def _integers(value: Any, path: str = "") -> list[tuple[str, int]]:
@@ -195,54 +185,40 @@ def _fits(sample: Sample, unit: int, d: int, block: int) -> bool:
     return any(end == min(aligned, choice) for choice in choices)
 
 
-def _below(sample: Sample, unit: int, d: int) -> bool:
-    return sample.prompt - d < unit or (sample.after_empty and sample.prompt <= unit + 1)
+def _below(sample: Sample, fit: _Candidate) -> bool:
+    less = sample.prompt - fit.kept_back < fit.value
+    return less or (sample.after_empty and sample.prompt <= fit.value + 1)
 
 
-def _with_stores(fits: list[tuple[_Candidate, int]], silent: list[Sample]) -> tuple[_Candidate, int] | None:
-    """Where several numbers fit what was stored, the one that also explains who is not in the
+def _with_stores(fits: list[_Candidate], silent: list[Sample]) -> _Candidate | None:
+    """Where several numbers fit what was stored, the one that also explains everyone who is not in the
     metadata at all; else the largest one that the connector calls a unit; else the block, the
     plainest reading."""
     if not fits:
         return None
 
-    def explained(fit: tuple[_Candidate, int]) -> int:
-        return sum(_below(sample, fit[0].value, fit[1]) for sample in silent)
+    def explained(fit: _Candidate) -> int:
+        return sum(_below(sample, fit) for sample in silent)
 
-    plain = min(fits, key=lambda fit: (not fit[0].named, not fit[0].block, not fit[0].related, -fit[0].value))
-    best = max(
-        fits, key=lambda fit: (explained(fit), fit[0].named, fit[0].block, fit[0].related, fit[0].value)
-    )
-    if best[0] is plain[0] or explained(best) == explained(plain):
-        return plain
-    # A larger number is claimed only where it explains all of them, or is the only one.
-    if len(fits) == 1 or explained(best) == len(silent):
-        return best
-    return plain
+    plain = max(fits, key=lambda fit: fit.plainness)
+    best = max(fits, key=lambda fit: (explained(fit), fit.plainness))
+    return best if explained(plain) < explained(best) == len(silent) else plain
 
 
-def _without_stores(
-    fits: list[tuple[_Candidate, int]], offered: bool, silent: list[Sample]
-) -> tuple[_Candidate, int] | None:
+def _without_stores(fits: list[_Candidate], offered: bool, silent: list[Sample]) -> _Candidate | None:
     """Nothing was ever stored: only a number of the connector's own that is larger than every
     prompt can be the reason, and only if there is one such number."""
-    left = [
-        (candidate, d)
-        for candidate, d in fits
-        if candidate.related and all(_below(sample, candidate.value, d) for sample in silent)
-    ]
     if not offered and not silent:
         return None
-    if len({candidate.value for candidate, _ in left}) == 1:
-        return left[0] if offered or left[0][0].may_be_unit else None
-    if offered:
-        # Prompts in the metadata with 0 slots: they are rounded to nothing, and less than a
-        # block is less than any of the larger units too.
-        return next(((candidate, d) for candidate, d in left if candidate.block), None)
-    return None
+    left = [fit for fit in fits if fit.related and all(_below(sample, fit) for sample in silent)]
+    if len(left) == 1:
+        return left[0] if offered or left[0].may_be_unit else None
+    # Prompts in the metadata with 0 slots: they are rounded to nothing, and less than a
+    # block is less than any of the larger units too.
+    return next((fit for fit in left if fit.block), None) if offered else None
 
 
-def _named(candidate: _Candidate, d: int, engine: Engine, command: Sequence[str]) -> Unit:
+def _named(candidate: _Candidate, engine: Engine, command: Sequence[str]) -> Unit:
     keeps = f"; the connector keeps it as {_quoted(candidate.attributes)}" if candidate.attributes else ""
     if candidate.extra:
         key = candidate.extra[0]
@@ -250,22 +226,21 @@ def _named(candidate: _Candidate, d: int, engine: Engine, command: Sequence[str]
         if candidate.batched:
             where += ", and also max_num_batched_tokens"
         kind, name = "extra", key
-    elif candidate.batched and not (candidate.block and engine.block_size == candidate.value):
+    elif candidate.batched and not candidate.block:
         given = "max_num_batched_tokens" in engine.args or any(
             part.replace("_", "-").startswith("--max-num-batched-tokens") for part in command
         )
         source = "set by --max-num-batched-tokens" if given else "vLLM's default for --max-num-batched-tokens"
-        kind, name, where = (
-            "max_num_batched_tokens",
-            "--max-num-batched-tokens",
-            f"max_num_batched_tokens, {source}{keeps}",
-        )
+        kind, name = "max_num_batched_tokens", "--max-num-batched-tokens"
+        where = f"max_num_batched_tokens, {source}{keeps}"
     elif candidate.block:
         kind, name, where = "block_size", "--block-size", f"the engine's block size{keeps}"
     else:
         kind, name = "attribute", candidate.attributes[0]
         where = f"the connector's own {_quoted(candidate.attributes)}"
-    return Unit(candidate.value, d, kind, name, where, candidate.attributes)
+    return Unit(
+        candidate.value, candidate.kept_back, kind, name, where, candidate.attributes, candidate.both_fit
+    )
 
 
 def _quoted(names: Sequence[str]) -> str:
