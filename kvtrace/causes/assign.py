@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from kvtrace.causes.case import Case, Piece, assign
 from kvtrace.causes.claims import NOT_OFFERED, Turn
-from kvtrace.causes.registry import CATALOGUE, CLAIMS
+from kvtrace.causes.outcomes import SAVE_CAUSE
+from kvtrace.causes.registry import CLAIMS
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, subtract
@@ -16,13 +17,14 @@ def assign_pieces(case: Case) -> None:
     """Fill ``case.assigned`` from the pieces of the run, to the last position."""
     for row in rows(case.run.pieces):
         piece = Piece(*row)
+        piece.ended = SaveEnd(piece.ended)
         left: list[Interval] = [(piece.start, piece.end)]
         left = _claimed(case, piece, left, (Turn.ENGINE,))
-        if left and piece.stage and SaveEnd.NOTHING_READ in CATALOGUE[piece.stage].save_ends:
+        if left and piece.ended == SaveEnd.NOTHING_READ:
             left = _claimed(case, piece, left, (Turn.UNREAD,))
-        if left and piece.stage:
-            assign(case, piece.stage, piece, left)
-            case.ends.update(CATALOGUE[piece.stage].save_ends)
+        if left and piece.ended in SAVE_CAUSE:
+            assign(case, SAVE_CAUSE[piece.ended], piece, left)
+            case.ends.add(piece.ended)
             continue
         left = _claimed(case, piece, left, NOT_OFFERED)
         assert not left, f"positions {left} of request {piece.request} without a cause"

@@ -33,7 +33,7 @@ class Piece:
     phase: str  # prefill | decode
     chunk: int  # index of the prefill chunk that computed it, -1 for decode
     step: int  # that chunk's step, 0 for decode
-    stage: str  # the cause behind the end of its way, "" where no metadata held it
+    ended: SaveEnd
     live: bool  # whether the worker had a connector
 
 

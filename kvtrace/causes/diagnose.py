@@ -10,13 +10,13 @@ from kvtrace.causes.assign import assign_pieces
 from kvtrace.causes.case import Case, make_case
 from kvtrace.causes.evidence import measured
 from kvtrace.causes.model import Diagnosis, Finding, NotObserved, RuledOut
+from kvtrace.causes.outcomes import kept, named, not_saved
 from kvtrace.causes.pipeline import stage_rows
 from kvtrace.causes.registry import CATALOGUE, RULES
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
-from kvtrace.ledger.load_model import NOT_LOADED
-from kvtrace.ledger.model import NOT_OBSERVED, NOT_SAVED, Ledger, Run
-from kvtrace.terms import Stage, severity_order
+from kvtrace.ledger.model import Ledger, Run
+from kvtrace.terms import NOT_OBSERVED, Stage, cause_of, severity_order
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -48,7 +48,7 @@ def diagnose(run: Run) -> Diagnosis:
         ruled_out=[item for item in ruled_out if item.id not in found],
         not_observed=not_observed,
         saves=saves,
-        loads=run.loads,
+        loads=named(run.loads),
         stages=stage_rows(case),
         requests=_requests(case),
     )
@@ -60,17 +60,18 @@ def _order(finding: Finding) -> tuple[int, bool, float, int, str]:
     return severity_order(finding.severity), finding.tokens <= 0, -finding.tokens, stage, finding.id
 
 
-def _ledger(case: Case) -> Ledger:
+def _ledger(case: Case) -> Ledger[str]:
     """The ledger of saves, with a cause on each lost token-layer."""
     run = case.run
     accounts: Counter[str] = Counter()
     tokens: defaultdict[str, float] = defaultdict(float)
-    for row in rows(run.base.groupby(["account", "engine"], as_index=False)[["amount"]].sum()):
-        accounts[row.account] += int(row.amount)
-        tokens[row.account] += int(row.amount) / max(1, case.engines[row.engine].pairs)
+    for row in rows(run.base.groupby(["outcome", "ended", "engine"], as_index=False)[["amount"]].sum()):
+        outcome = kept(row.outcome, row.ended)
+        accounts[outcome] += int(row.amount)
+        tokens[outcome] += int(row.amount) / max(1, case.engines[row.engine].pairs)
     for ident, assigned in case.assigned.items():
-        accounts[NOT_SAVED + ident] += sum(assigned.amounts.values())
-        tokens[NOT_SAVED + ident] += case.tokens(CATALOGUE[ident])
+        accounts[not_saved(ident)] += sum(assigned.amounts.values())
+        tokens[not_saved(ident)] += case.tokens(CATALOGUE[ident])
     pairs = {engine.pairs for engine in run.engines if engine.requests}
     connected = any(engine.connector or engine.configured for engine in run.engines)
     ledger = Ledger(
@@ -86,13 +87,13 @@ def _ledger(case: Case) -> Ledger:
     return ledger
 
 
-def _blind_spots(case: Case, saves: Ledger) -> list[NotObserved]:
+def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
     """What no rule could look at in this run."""
     found = []
     cuda = any(engine.facts.platform == "cuda" for engine in case.run.engines)
     if case.run.engines and not cuda:
         found.append(NotObserved("device-time", "no device clock on this platform: all times are the host's"))
-    elif cuda and not case.run.device.any_calls():
+    elif cuda and not case.run.device.any_calls:
         why = next(
             (worker.device_off for worker in case.run.workers() if worker.device_off),
             "none were taken (--device-timing off, or no step that ran Python)",
@@ -122,7 +123,8 @@ def _requests(case: Case) -> pd.DataFrame:
     best: dict[int, tuple[int, str]] = {}
     for row in rows(run.base):
         if row.amount > best.get(row.request, (0, ""))[0]:
-            best[row.request] = (int(row.amount), str(row.account).removeprefix(NOT_LOADED))
+            outcome = kept(row.outcome, row.ended)
+            best[row.request] = (int(row.amount), cause_of(outcome) or outcome)
     for ident, assigned in case.assigned.items():
         for request, amount in assigned.requests.items():
             if amount > best.get(request, (0, ""))[0]:

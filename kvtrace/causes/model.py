@@ -92,8 +92,8 @@ class Diagnosis:
     findings: list[Finding]
     ruled_out: list[RuledOut]
     not_observed: list[NotObserved]
-    saves: Ledger
-    loads: Ledger
+    saves: Ledger[str]
+    loads: Ledger[str]
     stages: list[StageRow]
     requests: pd.DataFrame
     """Run.requests plus ``verdict`` ("saved", "loaded", "local-hit", a cause id, ...), ``saved_tokens`` and

@@ -8,8 +8,7 @@ from kvtrace.causes.evidence.steps import bodies, calls, product
 from kvtrace.causes.model import StageRow
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.tables import rows
-from kvtrace.ledger.model import SAVED
-from kvtrace.terms import Stage
+from kvtrace.terms import SAVED, Stage
 from kvtrace.words import count, plural
 
 
@@ -17,7 +16,7 @@ def prompt_tokens(case: Case) -> tuple[float, float]:
     """(saved, computed here and to be saved) tokens of prompts: what was reused, accepted from the
     connector, in flight or not observed is neither."""
     base = case.run.base
-    kept = base[base["account"] == SAVED]
+    kept = base[base["outcome"] == SAVED]
     saved = sum(row.prompt / max(1, case.engines[row.engine].pairs) for row in rows(kept))
     return saved, saved + sum(_lost(case).values())
 

@@ -6,14 +6,15 @@ Streamed: histograms and counts, whatever the number of timed calls.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvtrace.ledger.timing import Histograms
-from kvtrace.trace.format import HOOKS, OPS, QUIET_IS_OP, STEP_SHIFT, Flag
-from kvtrace.trace.reader import Records, code, detail, flags
+from kvtrace.trace import hooks, ops, rows
+from kvtrace.trace.format import DETAIL_IS_OP, STEP_SHIFT, Flag
+from kvtrace.trace.reader import Records
 
 BEHIND_NS = 100_000
 """Device work that a call finds outstanding, from which on its return says whether it waited."""
@@ -21,11 +22,11 @@ _TAIL = 1.5
 """A call that took up to this times the outstanding work spent its time waiting, not working."""
 _LEAST_WAITS = 8
 _LEAST_SPREAD = 2.0
-_FIRST_OP = len(HOOKS)  # hooks and ops in one row of codes
-_CODES = len(HOOKS) + len(OPS)
+_FIRST_OP = hooks.CODES  # hooks and ops in one row of codes
+_CODES = hooks.CODES + ops.CODES
 
 
-@dataclass
+@dataclass(frozen=True)
 class Waits:
     """Calls of one hook that began while the device had work left (a lower bound: BEHIND_NS or more)."""
 
@@ -50,13 +51,15 @@ class Waits:
             and self.most_ns >= _LEAST_SPREAD * self.least_ns
         )
 
-    def add(self, other: Waits) -> None:
-        self.behind += other.behind
-        self.early += other.early
-        self.waited += other.waited
-        self.least_ns = min(self.least_ns, other.least_ns)
-        self.most_ns = max(self.most_ns, other.most_ns)
-        self.total_ns += other.total_ns
+    def __add__(self, other: Waits) -> Waits:
+        return Waits(
+            behind=self.behind + other.behind,
+            early=self.early + other.early,
+            waited=self.waited + other.waited,
+            least_ns=min(self.least_ns, other.least_ns),
+            most_ns=max(self.most_ns, other.most_ns),
+            total_ns=self.total_ns + other.total_ns,
+        )
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,9 @@ class Row:
     waited: int
 
 
-@dataclass
+@dataclass(frozen=True)
 class DeviceTimes:
-    """What was timed on the device; of one spool, or of all (:func:`merged`)."""
+    """What was timed on the device. Counts of steps and calls as in :class:`kvtrace.trace.rows.TimedStep`."""
 
     steps: int = 0
     calls: int = 0
@@ -83,58 +86,88 @@ class DeviceTimes:
     lost: int = 0
     own_ns: int = 0
     busy_ns: int = 0
-    waits: dict[tuple[int, int], Waits] = field(default_factory=dict)  # (engine tag, hook's code)
-    _host: Histograms = field(default_factory=lambda: Histograms(_CODES))
-    _device: Histograms = field(default_factory=lambda: Histograms(_CODES))
-    _crossed: Counter[int] = field(default_factory=Counter)
+    any_calls: bool = False  # a killed process leaves calls of a step without the step
+    rows: tuple[Row, ...] = ()  # hooks, then ops, in the order of their codes
+    waits: Mapping[tuple[int, str], Waits] = field(default_factory=dict)  # (engine tag, hook)
 
-    def add_calls(self, rows: Records) -> None:
+
+class DeviceTally:
+    """Counts and histograms while the spools are read."""
+
+    def __init__(self) -> None:
+        # Of TimedStep: calls, untimed, lost, own_ns, busy_ns.
+        self._sums = [0] * 5
+        self._steps = 0
+        self._waits: dict[tuple[int, int], Waits] = {}  # (engine tag, hook's code)
+        self._host = Histograms(_CODES)
+        self._device = Histograms(_CODES)
+        self._crossed: Counter[int] = Counter()
+
+    def add_calls(self, table: Records) -> None:
         """DEVICE records."""
-        head, step = rows[:, 0], rows[:, 2]
-        what = code(head) + np.where((detail(head) & QUIET_IS_OP) != 0, _FIRST_OP, 0)
-        marks = flags(head)
-        crossed = (marks & int(Flag.STREAMS)) != 0
+        call = rows.columns(rows.DeviceCall, table)
+        what = rows.code(call.head) + np.where((rows.detail(call.head) & DETAIL_IS_OP) != 0, _FIRST_OP, 0)
+        crossed = (rows.flags(call.head) & int(Flag.STREAMS)) != 0
         values, counts = np.unique(what[crossed], return_counts=True)
         self._crossed.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-        good = (rows[:, 4] >= 0) & ~crossed
+        good = (call.device_ns >= 0) & ~crossed
         zero = np.zeros(int(good.sum()), dtype=np.int64)
-        self._host.add(what[good], zero, rows[good, 6])
-        self._device.add(what[good], zero, rows[good, 4])
-        behind = (rows[:, 5] >= BEHIND_NS) & (what < _FIRST_OP)
-        for tag in np.unique(step[behind] >> STEP_SHIFT).tolist():
-            mine = behind & (step >> STEP_SHIFT == tag)
-            for hook in np.unique(what[mine]).tolist():
-                part = mine & (what == hook)
-                self.waits.setdefault((tag, hook), Waits()).add(_waits(rows[part], marks[part]))
+        self._host.add(what[good], zero, call.host_ns[good])
+        self._device.add(what[good], zero, call.device_ns[good])
+        behind = (call.before_ns >= BEHIND_NS) & (what < _FIRST_OP)
+        tags = call.step >> STEP_SHIFT
+        for tag in np.unique(tags[behind]).tolist():
+            of_engine = behind & (tags == tag)
+            for hook in np.unique(what[of_engine]).tolist():
+                waits = _waits(rows.columns(rows.DeviceCall, table[of_engine & (what == hook)]))
+                self._waits[(tag, hook)] = self._waits.get((tag, hook), Waits()) + waits
 
-    def add_steps(self, rows: Records) -> None:
+    def add_steps(self, table: Records) -> None:
         """TIMED records."""
-        self.steps += len(rows)
-        sums = np.clip(rows[:, 3:8], 0, 1 << 60).astype(float).sum(axis=0)
-        calls, untimed, lost, own, busy = (int(value) for value in sums)
-        self.calls += calls
-        self.untimed += untimed
-        self.lost += lost
-        self.own_ns += own
-        self.busy_ns += busy
+        step = rows.columns(rows.TimedStep, table)
+        self._steps += len(table)
+        sums = np.stack([step.calls, step.untimed, step.lost, step.own_ns, step.busy_ns])
+        self._add_sums(np.clip(sums, 0, 1 << 60).astype(float).sum(axis=1).tolist())
 
-    def rows(self) -> list[Row]:
-        """Hooks, then ops, in the order of their codes."""
-        totals: dict[int, Waits] = {}
-        for (_, hook), waits in self.waits.items():
-            totals.setdefault(hook, Waits()).add(waits)
-        found = []
+    def _add_sums(self, more: Iterable[float]) -> None:
+        self._sums = [known + int(new) for known, new in zip(self._sums, more, strict=True)]
+
+    def merge(self, other: DeviceTally) -> None:
+        self._steps += other._steps
+        self._add_sums(other._sums)
+        for key, waits in other._waits.items():
+            self._waits[key] = self._waits.get(key, Waits()) + waits
+        self._host.merge(other._host)
+        self._device.merge(other._device)
+        self._crossed.update(other._crossed)
+
+    def result(self) -> DeviceTimes:
+        calls, untimed, lost, own, busy = self._sums
+        return DeviceTimes(
+            steps=self._steps,
+            calls=calls,
+            untimed=untimed,
+            lost=lost,
+            own_ns=own,
+            busy_ns=busy,
+            any_calls=bool(self._crossed) or any(self._host.totals),
+            rows=tuple(self._rows()),
+            waits={(tag, hooks.name_of(hook)): waits for (tag, hook), waits in self._waits.items()},
+        )
+
+    def _rows(self) -> Iterable[Row]:
+        of_hook: dict[int, Waits] = {}
+        for (_, hook), waits in self._waits.items():
+            of_hook[hook] = of_hook.get(hook, Waits()) + waits
         for what in range(_CODES):
-            name = (*HOOKS, *OPS)[what]
-            crossed = self._crossed[what]
-            count = self._host.count(what)
-            if not name or not count + crossed:
-                continue
-            waits = totals.get(what, Waits())
-            found.append(
-                Row(
+            is_hook = what < _FIRST_OP
+            name = hooks.name_of(what) if is_hook else ops.name_of(what - _FIRST_OP)
+            count, crossed = self._host.count(what), self._crossed[what]
+            if name and count + crossed:
+                waits = of_hook.get(what, Waits())
+                yield Row(
                     name=name,
-                    kind="hook" if what < _FIRST_OP else "op",
+                    kind="hook" if is_hook else "op",
                     count=count,
                     host=_figures(self._host, what),
                     device=_figures(self._device, what),
@@ -142,49 +175,30 @@ class DeviceTimes:
                     behind=waits.behind,
                     waited=waits.waited,
                 )
-            )
-        return found
-
-    def any_calls(self) -> bool:
-        """Whether any call was timed: a killed process leaves calls of a step without the step."""
-        return bool(self._crossed) or any(self._host.totals)
-
-    def merge(self, other: DeviceTimes) -> None:
-        self.steps += other.steps
-        self.calls += other.calls
-        self.untimed += other.untimed
-        self.lost += other.lost
-        self.own_ns += other.own_ns
-        self.busy_ns += other.busy_ns
-        for key, waits in other.waits.items():
-            self.waits.setdefault(key, Waits()).add(waits)
-        self._host.merge(other._host)
-        self._device.merge(other._device)
-        self._crossed.update(other._crossed)
 
 
-def merged(parts: Iterable[DeviceTimes]) -> DeviceTimes:
-    whole = DeviceTimes()
-    for part in parts:
-        if part.steps or part.any_calls():
-            whole.merge(part)
-    return whole
+def merged(tallies: Iterable[DeviceTally]) -> DeviceTimes:
+    """The device times of all spools together."""
+    whole = DeviceTally()
+    for tally in tallies:
+        whole.merge(tally)
+    return whole.result()
 
 
 def _figures(times: Histograms, what: int) -> tuple[int, int, int]:
     return times.quantile(what, 0.5), times.quantile(what, 0.99), times.totals[what]
 
 
-def _waits(rows: Records, marks: Records) -> Waits:
-    before, host = rows[:, 5], rows[:, 6]
-    done = (marks & int(Flag.CAUGHT_UP)) != 0
-    waited = done & (host <= before * _TAIL)
-    mine = before[waited]
+def _waits(call: rows.DeviceCall) -> Waits:
+    """Of calls of one hook that began while the device had work left."""
+    done = (rows.flags(call.head) & int(Flag.CAUGHT_UP)) != 0
+    waited = done & (call.host_ns <= call.before_ns * _TAIL)
+    before = call.before_ns[waited]
     return Waits(
-        behind=len(rows),
+        behind=len(done),
         early=int((~done).sum()),
         waited=int(waited.sum()),
-        least_ns=int(mine.min()) if len(mine) else 1 << 62,
-        most_ns=int(mine.max()) if len(mine) else 0,
-        total_ns=int(mine.astype(float).sum()),
+        least_ns=int(before.min()) if len(before) else 1 << 62,
+        most_ns=int(before.max()) if len(before) else 0,
+        total_ns=int(before.astype(float).sum()),
     )

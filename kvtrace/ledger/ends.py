@@ -6,6 +6,7 @@ The rules in ``kvtrace.causes`` say which cause stands behind an end. Stages are
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 
@@ -47,9 +48,11 @@ class SaveEnd(IntEnum):
     """Written, and then overwritten by another prompt's KV."""
     OVERWRITTEN_BY_RANK = 17
     """Written, and then overwritten by another rank's KV."""
-    NOT_FINISHED = 18
+    FAILED = 18
+    """An asynchronous save that was reported as failed."""
+    NOT_FINISHED = 19
     """An asynchronous save that never came back."""
-    NOT_DECLARED = 19
+    NOT_DECLARED = 20
     """No metadata of any step held the token: the scheduler's side did not offer it."""
 
 
@@ -79,3 +82,21 @@ class LoadEnd(IntEnum):
     """Accepted, and the transfer never came to an end."""
     PARTLY = 12
     """Accepted, and beyond what the load hooks wrote or the metadata names."""
+
+
+NOT_SAVED = "not-saved"
+NOT_LOADED = "not-loaded"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a token: one of :data:`kvtrace.terms.OUTCOMES`, or NOT_SAVED or NOT_LOADED. ``end`` says
+    where its way ended: a SaveEnd of NOT_SAVED, a LoadEnd of NOT_LOADED, else None."""
+
+    name: str
+    end: SaveEnd | LoadEnd | None = None
+
+    @property
+    def code(self) -> int:
+        """The end as tables hold it, 0 for none."""
+        return int(self.end or 0)

@@ -8,30 +8,22 @@ nanoseconds of the writing host's monotonic clock unless a name says ``wall``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import pandas as pd
 
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.device import DeviceTimes
-from kvtrace.ledger.load_model import LoadOf
+from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
+from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.run_file import RunFile
 from kvtrace.trace import facts as documents
+from kvtrace.trace import hooks
 
 # --------------------------------------------------------------------------- accounts
-
-SAVED = "saved"
-LOADED = "loaded"
-LOCAL_HIT = "local-hit"
-PENDING = "pending"
-NOT_OBSERVED = "not-observed"
-NOT_SAVED = "not-saved:"
-"""Prefix of the accounts of lost tokens; the cause's id follows."""
-MISSED = "missed:"
-CLAMPED = "clamped:"
 
 UNIT = "token-layers"
 
@@ -70,15 +62,18 @@ reused from the GPU prefix cache / taken from the connector, ``offered`` what th
 chunk (0 none); ``saved`` and ``unsaved`` are token-layers; ``diverged`` says that pairs saved different
 amounts; ``preempt_step`` is the step of the last preemption (0 none); digests are 0 where unknown."""
 
+BASE_COLUMNS = ("request", "engine", "outcome", "ended", "amount", "prompt")
+"""Run.base: every outcome but NOT_SAVED: request (row in Run.requests), engine, outcome (its name), amount
+(token-layers), prompt (of these, in positions of the prompt); ``ended``: of NOT_LOADED the LoadEnd."""
+
 PIECE_COLUMNS = (
-    "request", "engine", "start", "end", "pairs", "phase", "chunk", "step", "stage", "live",
+    "request", "engine", "start", "end", "pairs", "phase", "chunk", "step", "ended", "live",
 )  # fmt: skip
 """Run.pieces: the intervals of positions that were not saved, one row per request x
 interval x class of pairs with the same fate. ``request`` is the row in Run.requests, ``pairs`` how many pairs
 share the row, ``phase`` "prefill" or "decode", ``chunk`` the index of the prefill chunk that
-computed it (-1 for decode), ``step`` that chunk's step (0 for decode), ``stage`` the cause id of the
-first stage after the schedule that failed ("" where the metadata never held these positions),
-``live`` whether the worker had a connector."""
+computed it (-1 for decode), ``step`` that chunk's step (0 for decode), ``ended`` the SaveEnd, ``live``
+whether the worker had a connector."""
 
 ENTRY_COLUMNS = (
     "request", "engine", "step", "slots", "tokens", "start", "available", "asynchronous",
@@ -120,13 +115,17 @@ class Connector(documents.Connector):
     pid: int = -1
     spool: str = ""
 
+    def does(self, hook: hooks.Hook) -> bool:
+        """Whether this connector does something in a hook."""
+        return hook.name not in self.noop
+
     @property
     def saves_per_layer(self) -> bool:
         """False where ``save_kv_layer`` does nothing: saves are judged at ``wait_for_save``."""
-        return "save_kv_layer" not in self.noop
+        return self.does(hooks.SAVE_LAYER)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Worker:
     """One worker of one engine."""
 
@@ -136,22 +135,21 @@ class Worker:
     process: str
     connector: Connector | None
     facts: documents.Worker
+    graphs: documents.Graphs = field(default_factory=documents.Graphs)
     steps: int = 0  # distinct real forward steps executed
     no_forward_steps: int = 0
-    modes: dict[int, int] = field(default_factory=dict)  # graph mode -> real steps
-    batches: dict[int, tuple[int, int]] = field(default_factory=dict)
+    modes: Mapping[int, int] = field(default_factory=dict)  # graph mode -> real steps
+    batches: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """graph mode -> tokens scheduled and tokens run (padding included), of steps that tell both"""
-    python: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """graph mode -> layer-steps with an attention body, and with a save hook, run in Python (KV layers)"""
     capturing_steps: int = 0  # real steps in which a graph was captured
-    graphs: documents.Graphs = field(default_factory=documents.Graphs)
     device_off: str = ""  # why device times were not taken, "" where they were or nobody asked
     exec_ns: int = 0
     last_step: int = 0
     stop_reason: int | None = None  # format.Stop of its spool where it stopped recording early
     hooks_seen: bool = False
-    ops_seen: bool = False
-    hook_ns: dict[str, int] = field(default_factory=dict)  # host time in each connector hook
+    python: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """graph mode -> layer-steps with an attention body, and with a save hook, run in Python (KV layers)"""
+    hook_ns: Mapping[str, int] = field(default_factory=dict)  # host time in each connector hook
 
     @property
     def rank(self) -> int:
@@ -166,12 +164,17 @@ class Worker:
         return self.facts.connector_live
 
     @property
+    def saves_per_layer(self) -> bool:
+        """False where its connector saves in ``wait_for_save`` alone."""
+        return self.connector is None or self.connector.saves_per_layer
+
+    @property
     def key(self) -> tuple[int, str]:
         """One spool holds at most one worker of an engine."""
         return self.engine, self.spool
 
 
-@dataclass
+@dataclass(frozen=True)
 class Engine:
     """One scheduler instance and its workers. ``facts.known`` says whether a scheduler told of it."""
 
@@ -180,7 +183,7 @@ class Engine:
     process: str
     facts: documents.Engine
     connector: Connector | None  # the scheduler's
-    workers: list[Worker] = field(default_factory=list)
+    workers: tuple[Worker, ...] = ()  # by rank
     steps: int = 0  # schedule() calls
     real_steps: int = 0  # ... with tokens
     requests: int = 0
@@ -189,13 +192,13 @@ class Engine:
     store_entries: int = 0
     unreadable_steps: int = 0
     unknown_steps: int = 0  # ... of these, steps with prompt tokens of which nothing was measured either
-    watched_steps: set[int] = field(default_factory=set)  # ... and those of which everything was
+    watched_steps: frozenset[int] = frozenset()  # ... and those of which everything was
     decode_entries: int = 0  # store entries that reach past the prompt
     implied_entries: int = 0  # store entries that no metadata named: measured on the workers
     decode_measured: bool | None = None  # implied entries: whether stores of decode tokens were seen
     t_first: int = 0
     t_last: int = 0
-    args: Mapping[str, Any] = field(default_factory=dict)  # ENGINE_ARGS.given of its process or its front
+    args: Mapping[str, Any] = field(default_factory=dict)  # EngineArgs.given of its process or its front
 
     @property
     def configured(self) -> documents.KvTransfer | None:
@@ -266,10 +269,13 @@ class ConfigKeys(documents.ConfigKeys):
     spool: str = ""
 
 
-@dataclass
+_MOST_EXAMPLES = 16
+
+
+@dataclass(frozen=True)
 class Trust:
     """What the ledger of saves rests on: store calls (one per step, layer and rank with slots to store
-    and a hook that ran)."""
+    and a hook that ran). Trusts of parts add up."""
 
     calls: int = 0
     measured: int = 0  # ... of which the slots that were really read are known
@@ -283,40 +289,49 @@ class Trust:
     short_declared: int = 0  # slots that they should have read
     unwritten: int = 0  # ... read all, caught an exception of their own, and wrote nothing
     caught_agreed: int = 0  # calls that caught an exception of their own and still did their work
-    shared: list[tuple[int, str, tuple[int, ...]]] = field(default_factory=list)
+    shared: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
     """Step, layer and ranks that wrote one file; the first few."""
     shared_files: int = 0
-    overwritten: list[tuple[str, str, int, str]] = field(default_factory=list)
+    overwritten: tuple[tuple[str, str, int, str], ...] = ()
     """Request, the request that wrote its file anew, step and layer of that; the first few."""
     overwritten_calls: int = 0
+
+    def __add__(self, other: Trust) -> Trust:
+        values = {name: value + getattr(other, name) for name, value in vars(self).items()}
+        for examples in ("shared", "overwritten"):
+            values[examples] = values[examples][:_MOST_EXAMPLES]
+        return Trust(**values)
 
 
 @dataclass(frozen=True)
 class AsyncSave:
-    """A request whose blocks were kept for an asynchronous save (OPEN with a store)."""
+    """A request whose blocks were kept for an asynchronous save (TransferBegun with a store)."""
 
     request: int  # row in Run.requests
-    state: str  # done | pending | never | lost
-    t: int  # when it began
+    end: SaveEnd  # SAVED, PENDING, FAILED or NOT_FINISHED
     reported: tuple[int, ...]  # ranks of the workers that said it is finished
     missing: tuple[int, ...]
+    unfinished: Mapping[str, SaveEnd]  # worker's spool ("" all) -> its end, where it did not end well
 
 
-@dataclass
-class Ledger:
+K = TypeVar("K")
+
+
+@dataclass(frozen=True)
+class Ledger(Generic[K]):
     """A ledger: ``sum(accounts.values()) == total`` to the unit, no negative account."""
 
     total: int
-    accounts: dict[str, int]
+    accounts: Mapping[K, int]  # token-layers
     pairs: int | None
-    tokens: dict[str, float]
+    tokens: Mapping[K, float]
     total_tokens: float
     trust: str = "declared"
     trust_note: str = ""
     unit: str = UNIT
 
     def check(self) -> None:
-        """Raises AssertionError where the books do not balance."""
+        """Raises AssertionError where the accounts do not sum to the total."""
         short = self.total - sum(self.accounts.values())
         assert short == 0, f"ledger off by {short} {self.unit} of {self.total}"
         negative = {name: n for name, n in self.accounts.items() if n < 0}
@@ -330,8 +345,7 @@ class Span:
     request: int  # row in Run.requests
     start: int
     end: int
-    account: str  # "" where the positions were not saved: the rules name the cause
-    stage: str  # cause id of the first stage after the schedule that failed, "" for none
+    outcome: Outcome
     chunk: int  # index of the prefill chunk that computed them, -1 for none
     step: int  # that chunk's step, 0 for none
     live: bool  # whether the worker had a connector
@@ -339,7 +353,7 @@ class Span:
     """Pairs of the engine: its workers in order, each with its KV layers in order."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class SpoolState:
     """What was read of one spool file."""
 
@@ -353,19 +367,19 @@ class SpoolState:
     detail: str
 
 
-@dataclass
+@dataclass(frozen=True)
 class Run:
     """Everything the rules and the report read."""
 
     directory: Path
     run: RunFile
-    processes: list[Process]
-    engines: list[Engine]
-    connectors: list[Connector]
-    spools: list[SpoolState]
-    targets: list[Target]
-    exceptions: list[HookException]
-    agent_errors: list[tuple[int, str, str]]  # pid, where, error
+    processes: Sequence[Process]
+    engines: Sequence[Engine]
+    connectors: Sequence[Connector]
+    spools: Sequence[SpoolState]
+    targets: Sequence[Target]
+    exceptions: Sequence[HookException]
+    agent_errors: Sequence[tuple[int, str, str]]  # pid, where, error
     hooks: pd.DataFrame
     ops: pd.DataFrame
     skips: pd.DataFrame
@@ -374,23 +388,21 @@ class Run:
     entries: pd.DataFrame
     pieces: pd.DataFrame
     base: pd.DataFrame
-    """Accounts that need no cause: request (row), engine, account, amount (token-layers), prompt (of
-    these, in positions of the prompt). The cause of a ``not-loaded:`` account is the loads'."""
-    loads: Ledger
+    loads: Ledger[LoadEnd]
     total: int  # token-layers of the saves ledger
-    notes: list[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
     """Facts about the reading itself, for the report's limits."""
-    spans: list[Span] = field(default_factory=list)
-    """Only of the requests that ``load`` was told to watch."""
-    swallowed: list[Swallowed] = field(default_factory=list)
-    logs: list[LogLine] = field(default_factory=list)
-    config_keys: list[ConfigKeys] = field(default_factory=list)
-    trust: Trust = field(default_factory=Trust)
-    async_saves: list[AsyncSave] = field(default_factory=list)
+    spans: Sequence[Span] = ()
+    """Only of the requests that ``read_run`` was asked to watch."""
+    swallowed: Sequence[Swallowed] = ()
+    logs: Sequence[LogLine] = ()
+    config_keys: Sequence[ConfigKeys] = ()
+    trust: Trust = Trust()
+    async_saves: Sequence[AsyncSave] = ()
     device: DeviceTimes = field(default_factory=DeviceTimes)
-    start_failures: list[str] = field(default_factory=list)
+    start_failures: Sequence[str] = ()
     """Workers that never came up: one line each."""
-    load_rows: list[LoadOf] = field(default_factory=list)
+    load_rows: Sequence[LoadOf] = ()
     """The ledger of loads, request by request; ``loads`` is its sum."""
 
     def engine(self, tag: int) -> Engine:

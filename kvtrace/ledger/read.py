@@ -1,19 +1,29 @@
-"""A run directory, read into a :class:`~kvtrace.ledger.model.Run`."""
+"""A run directory, read into a :class:`~kvtrace.ledger.model.Run`: the one place where the stages of reading
+are joined. Each of them gives values that nobody changes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from kvtrace.ledger import completion, device, effects, load_trace, loads, reported, tokens, topology
-from kvtrace.ledger import coverage as cov
-from kvtrace.ledger import requests as reqs
-from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, SpoolState
+from kvtrace.ledger import device, reported
+from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
+from kvtrace.ledger.loads.follow import balance, follow
+from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, SpoolState, Worker
+from kvtrace.ledger.requests import Request, Requests, collect
 from kvtrace.ledger.run_file import read_run_file
-from kvtrace.ledger.scan import Array, SpoolScan, Steps, scan
+from kvtrace.ledger.saves.assign import RequestSaves, assign
+from kvtrace.ledger.saves.completion import settle
+from kvtrace.ledger.saves.implied import Implied, imply
+from kvtrace.ledger.saves.measured import measure
+from kvtrace.ledger.saves.pairs import Evidence
+from kvtrace.ledger.scan import SpoolScan, scan
+from kvtrace.ledger.steps import Array, Steps
+from kvtrace.ledger.topology import topology
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, spool_paths
 
@@ -21,7 +31,7 @@ _CHUNKS_SHOWN = 16
 
 
 def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
-    """Read every spool of a run and build the tables and the token ledger.
+    """Read every spool of a run and build the tables and the ledgers.
 
     Args:
         watch: engine's ids of requests whose positions are kept one by one in ``Run.spans``.
@@ -32,44 +42,35 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
         raise RunError(f"{run_dir}: no such run directory")
-    run, notes = read_run_file(run_dir)
-    scans = _scan(run_dir, notes)
-    connectors = topology.connectors(scans)
-    engines = topology.engines(scans, connectors)
-    joined = topology.workers(scans, engines, connectors)
-    processes = topology.processes(scans, run, engines)
-    named = {process.pid: process.name for process in processes}
-    for engine in engines:
-        engine.process = named.get(engine.pid, "engine core")
-    book = reqs.collect(scans)
-    measured = effects.collect(joined)
-    dark = Steps(np.array(effects.imply(book.requests, engines, measured, book.unreadable), dtype=np.int64))
-    async_saves = completion.settle(book.requests, engines, scans)
+    run, run_notes = read_run_file(run_dir)
+    scans, scan_notes = _scans(run_dir)
+    who = topology(scans, run)
+    told = collect(scans, {engine.tag for engine in who.engines})
+    measured = measure(scans, who.workers)
+    implied = imply(told.requests, who.engines, measured, told.unreadable)
+    requests = _with_implied(told.requests, implied)
+    async_saves = settle(requests, who.engines)
+    coverage = cover(scans, who.engines, who.workers, _store_steps(requests))
+    engines = [_counted(engine, requests, told.unreadable, implied, coverage) for engine in who.engines]
     swallowed = reported.swallowed(scans)
-    _count(engines, book, notes)
-    store_steps: Array = np.unique(
-        np.array([entry.step for r in book.requests for entry in r.entries], dtype=np.int64)
+    executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
+    evidence = Evidence(
+        executed=executed,
+        coverage=coverage.workers,
+        measured=measured,
+        swallowed=swallowed,
+        unknown=Steps((set(told.unreadable.sorted.tolist()) - implied.watched) | implied.unknown),
+        unfinished={save.request: save.unfinished for save in async_saves},
     )
-    coverage = cov.cover(joined, engines, scans, store_steps)
-    notes.extend(coverage.notes)
-    executed = {
-        worker.key: own.executed[worker.engine] for own, worker in joined if worker.engine in own.executed
-    }
-    unknown = Steps(np.concatenate([_unwatched(book, engines), dark.sorted]))
-    stories = load_trace.stories(scans, book.requests)
-    for request, story in zip(book.requests, stories, strict=True):
-        request.prefixes = story.prefixes
-    load_rows = loads.follow(book.requests, engines, joined, stories, executed)
-    account = tokens.book(
-        book.requests, engines, executed, coverage, unknown, watch, measured, swallowed, load_rows
-    )
-    loaded = loads.book(load_rows, book.requests, engines, joined, stories, account.saved)
+    followed = follow(requests, engines, scans, executed)
+    saves = assign(requests, engines, evidence, followed, watch)
+    loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
     return Run(
         directory=run_dir,
         run=run,
-        processes=processes,
+        processes=who.processes,
         engines=engines,
-        connectors=connectors,
+        connectors=who.connectors,
         spools=[_state(one) for one in scans],
         targets=reported.targets(scans),
         exceptions=reported.exceptions(scans),
@@ -78,37 +79,36 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
         ops=coverage.ops,
         skips=coverage.skips,
         timing=coverage.timing,
-        requests=_request_table(book.requests, account, reported.clients(scans)),
-        entries=account.entries,
-        pieces=account.pieces,
-        base=account.base,
-        loads=loaded,
-        load_rows=load_rows,
+        requests=_request_table(requests, saves.requests, reported.clients(scans)),
+        entries=saves.entries,
+        pieces=saves.pieces,
+        base=saves.base,
+        loads=loads_sum,
+        load_rows=loads,
         device=device.merged(one.device for one in scans),
         start_failures=reported.start_failures(scans),
-        total=account.total,
-        notes=notes,
-        spans=account.spans,
+        total=saves.total,
+        notes=[*run_notes, *scan_notes, *_notes(told, engines)],
+        spans=saves.spans,
         swallowed=swallowed,
         logs=reported.logs(scans),
         config_keys=reported.config_keys(scans),
-        trust=account.trust,
+        trust=saves.trust,
         async_saves=async_saves,
     )
 
 
-def _scan(run_dir: Path, notes: list[str]) -> list[SpoolScan]:
-    paths = spool_paths(run_dir)
+def _scans(run_dir: Path) -> tuple[list[SpoolScan], list[str]]:
+    """Every spool that can be read, and notes on those that cannot."""
     scans = []
     failures = []
-    for path in paths:
+    for path in spool_paths(run_dir):
         try:
             scans.append(scan(path))
         except SpoolError as error:
             failures.append(str(error))
     if scans:
-        notes.extend(f"spool left out: {failure}" for failure in failures)
-        return scans
+        return scans, [f"spool left out: {failure}" for failure in failures]
     if failures:
         raise RunError(failures[0] + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""))
     raise RunError(
@@ -130,72 +130,101 @@ def _state(one: SpoolScan) -> SpoolState:
     )
 
 
-def _count(engines: list[Engine], book: reqs.Requests, notes: list[str]) -> None:
-    """Requests, store entries and pairs of each engine."""
-    known = {engine.tag: engine for engine in engines}
-    for request in book.requests:
-        if request.engine not in known and len(engines) == 1:
-            request.engine = engines[0].tag
-        engine = known.get(request.engine)
-        if engine is None:
-            continue
-        engine.requests += 1
-        engine.store_entries += len(request.entries)
-        engine.implied_entries += sum(entry.implied for entry in request.entries)
-        engine.decode_entries += sum(
-            1 for e in request.entries if min(e.start + e.slots, e.available) > request.prompt
+# ------------------------------------------------------------------------------ joining
+
+
+def _with_implied(requests: Sequence[Request], implied: Implied) -> list[Request]:
+    """The requests, with the store entries that were measured and that no metadata names."""
+    return [
+        replace(
+            request,
+            entries=tuple(sorted((*request.entries, *implied.entries[row]), key=lambda entry: entry.step)),
         )
-    lost = sum(1 for request in book.requests if request.engine not in known)
+        if row in implied.entries
+        else request
+        for row, request in enumerate(requests)
+    ]
+
+
+def _store_steps(requests: Sequence[Request]) -> Array:
+    return np.unique(np.array([e.step for request in requests for e in request.entries], dtype=np.int64))
+
+
+def _counted(
+    engine: Engine, requests: Sequence[Request], unreadable: Steps, implied: Implied, coverage: Coverage
+) -> Engine:
+    """An engine with what the requests and the workers' hooks say of it."""
+    here = [request for request in requests if request.engine == engine.tag]
+    entries = [(request, entry) for request in here for entry in request.entries]
+    computing = {chunk.step for request in requests for chunk in request.chunks}
+    unread = [step for step in unreadable.sorted.tolist() if step >> STEP_SHIFT == engine.tag]
+    pairs = sum(len(worker.kv_layers) for worker in engine.workers)
+    layers = {layer for group in engine.facts.kv_groups for layer in group.layers}
+    assumed = max(1, len(layers)) * max(1, engine.facts.tp or 1)
+    return replace(
+        engine,
+        workers=tuple(_covered(worker, coverage.workers[worker.key]) for worker in engine.workers),
+        requests=len(here),
+        pairs=pairs or assumed,
+        pairs_known=pairs > 0,
+        store_entries=len(entries),
+        implied_entries=sum(entry.implied for _, entry in entries),
+        decode_entries=sum(
+            min(entry.start + entry.slots, entry.available) > request.prompt for request, entry in entries
+        ),
+        unreadable_steps=len(unread),
+        unknown_steps=sum(step in computing and step not in implied.watched for step in unread),
+        watched_steps=frozenset(step for step in implied.watched if step >> STEP_SHIFT == engine.tag),
+        decode_measured=implied.decode_stored.get(engine.tag),
+    )
+
+
+def _covered(worker: Worker, coverage: WorkerCoverage) -> Worker:
+    return replace(
+        worker,
+        hooks_seen=bool(coverage.hooks),
+        python=coverage.python,
+        hook_ns=coverage.hook_ns,
+    )
+
+
+def _notes(told: Requests, engines: Sequence[Engine]) -> list[str]:
+    """What the reader of a report should know about the ledgers."""
+    notes = []
+    known = {engine.tag for engine in engines}
+    lost = sum(request.engine not in known for request in told.requests)
     if lost:
         notes.append(f"{lost} requests never reached a scheduler that is known: they are not in the books")
-    computing = {chunk.step for request in book.requests for chunk in request.chunks}
-    for step in book.unreadable.sorted.tolist():
-        engine = known.get(step >> STEP_SHIFT)
-        if engine is not None:
-            engine.unreadable_steps += 1
-            engine.unknown_steps += step in computing and step not in engine.watched_steps
-    if book.negative_answers:
-        ident, step, answer = book.negative_answers[0]
+    if told.negative_answers:
+        ident, step, answer = told.negative_answers[0]
         notes.append(
-            f"{len(book.negative_answers)} lookups were answered with a negative number of tokens "
+            f"{len(told.negative_answers)} lookups were answered with a negative number of tokens "
             f"(first: {answer} for request {ident} in step {step & STEP_MASK}): counted as 0"
         )
     for engine in engines:
-        engine.pairs = sum(len(worker.kv_layers) for worker in engine.workers)
-        if engine.pairs == 0:
-            engine.pairs_known = False
-            layers = {layer for group in engine.facts.kv_groups for layer in group.layers}
-            engine.pairs = max(1, len(layers)) * max(1, engine.facts.tp or 1)
+        if not engine.pairs_known:
             notes.append("no worker of one engine told its KV layers: its tokens are booked on assumed pairs")
         elif len(engine.workers) < engine.facts.ranks:
             seen = f"{len(engine.workers)} of {engine.facts.ranks} workers of one engine"
             notes.append(f"{seen} were seen: the books hold those only")
-
-
-def _unwatched(book: reqs.Requests, engines: list[Engine]) -> Array:
-    """Steps whose metadata could not be read, and of which no measurement says everything."""
-    watched = {step for engine in engines for step in engine.watched_steps}
-    return np.setdiff1d(book.unreadable.sorted, np.array(sorted(watched), dtype=np.int64))
+    return notes
 
 
 def _request_table(
-    requests: list[reqs.Request], account: tokens.Account, clients: dict[str, str]
+    requests: Sequence[Request], saves: Sequence[RequestSaves], clients: Mapping[str, str]
 ) -> pd.DataFrame:
     rows: list[tuple[object, ...]] = []
-    for i, r in enumerate(requests):
-        lookup = r.looked_up
-        steps = [step for step in r.steps if step > 0]
+    for r, of in zip(requests, saves, strict=True):
+        lookup, finish = r.looked_up, r.finish
         rows.append(
             (
                 r.id, clients.get(r.id, ""), r.engine, r.prompt, r.computed,
-                r.finish[2] if r.finish else max(0, r.computed - r.prompt),
-                account.local[i], account.external[i],
-                -1 if lookup is None else max(0, lookup.answer or 0),
+                finish.output if finish else max(0, r.computed - r.prompt),
+                of.local, of.external, -1 if lookup is None else max(0, lookup.answer or 0),
                 len(r.chunks), tuple(c.end - c.start for c in r.chunks[:_CHUNKS_SHOWN]),
-                min(steps, default=0), max(steps, default=0), r.block,
-                r.finish[3] if r.finish else "", r.finish is not None, r.digest, r.prefix, r.preemptions,
-                bool(r.lookups), r.t_first, r.chunks[0].step if r.chunks else 0,
-                account.saved[i], account.unsaved[i], account.diverged[i], r.preempt_step,
+                r.first_step, r.last_step, r.block, finish.status if finish else "", finish is not None,
+                r.digest, r.prefix, r.preemptions, bool(r.lookups), r.t_first,
+                r.chunks[0].step if r.chunks else 0, of.saved, of.unsaved, of.diverged, r.preempt_step,
             )
         )  # fmt: skip
     table: pd.DataFrame = pd.DataFrame(rows, columns=list(REQUEST_COLUMNS))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from kvtrace.ledger.model import ConfigKeys, HookException, LogLine, Swallowed, Target
+from kvtrace.ledger.model import ConfigKeys, HookException, LogLine, Swallowed, Target, Worker
 from kvtrace.ledger.scan import SpoolScan
-from kvtrace.trace import facts
+from kvtrace.trace import facts, hooks
+from kvtrace.trace.format import STEP_SHIFT
 
+HARMLESS = frozenset(
+    {"FileExistsError", "FileNotFoundError", "TimeoutError", "BlockingIOError", "InterruptedError"}
+)
+"""Exceptions by which code finds out: caught, they prove nothing."""
 _MAX_PLACES = 256
 _WORST = ("failed", "late", "missing", "found", "pending")
 
@@ -25,9 +30,9 @@ def targets(scans: Sequence[SpoolScan]) -> list[Target]:
     """Each target over all processes, with the worst status that any of them reports."""
     latest: dict[str, dict[str, facts.Target]] = {}
     for scan in scans:
-        for fact in scan.facts(facts.Target):
+        for fact in scan.facts_of(facts.Target):
             if fact.id:
-                latest.setdefault(fact.id, {})[scan.path.name] = fact
+                latest.setdefault(fact.id, {})[scan.name] = fact
     found = []
     for ident in sorted(latest):
         rows = list(latest[ident].values())
@@ -41,7 +46,7 @@ def start_failures(scans: Sequence[SpoolScan]) -> list[str]:
     """Why workers never came up, as the first stage that raised says it."""
     found = set()
     for scan in scans:
-        for fact in scan.facts(facts.StartFailed)[:1]:
+        for fact in scan.facts_of(facts.StartFailed)[:1]:
             error = f"{fact.type}: {fact.message}".rstrip(": ")
             found.add(f"{fact.stage} of a worker raised {error}")
     return sorted(found)
@@ -51,7 +56,7 @@ def exceptions(scans: Sequence[SpoolScan]) -> list[HookException]:
     """The exceptions that hooks raised; one row per process, hook, layer, type and place."""
     latest: dict[tuple[object, ...], HookException] = {}
     for scan in scans:
-        for fact in scan.facts(facts.HookException):
+        for fact in scan.facts_of(facts.HookException):
             row = _of(HookException, fact, pid=scan.pid, layer=fact.layer or "")
             key = (row.pid, row.hook, row.layer, row.type, row.where)
             first = latest.get(key, row)
@@ -63,8 +68,8 @@ def swallowed(scans: Sequence[SpoolScan]) -> list[Swallowed]:
     """Exceptions that connectors handled themselves: one row per process, hook, type and place."""
     found: dict[tuple[object, ...], Swallowed] = {}
     for scan in scans:
-        for fact in scan.facts(facts.Swallowed):
-            row = _of(Swallowed, fact, pid=scan.pid, spool=scan.path.name, layer=fact.layer or "")
+        for fact in scan.facts_of(facts.Swallowed):
+            row = _of(Swallowed, fact, pid=scan.pid, spool=scan.name, layer=fact.layer or "")
             key = (row.spool, row.hook, row.type, row.where, row.connector, row.step >> 32)
             first = found.get(key, row)
             found[key] = replace(
@@ -77,12 +82,42 @@ def swallowed(scans: Sequence[SpoolScan]) -> list[Swallowed]:
     return sorted(found.values(), key=lambda row: (row.pid, row.step, row.hook, row.layer, row.type))
 
 
+@dataclass(frozen=True)
+class Caught:
+    """Exceptions that a worker's connector raised and handled in some of its hooks."""
+
+    facts: tuple[Swallowed, ...]
+
+    def at(self, step: int, layer: str) -> bool:
+        """Whether one is known of exactly this call."""
+        return any((step, name) in fact.places for fact in self.facts for name in (layer, ""))
+
+    @property
+    def calls(self) -> int:
+        return sum(fact.count for fact in self.facts)
+
+
+def caught_in(worker: Worker, swallowed: Sequence[Swallowed], of: Sequence[hooks.Hook]) -> Caught:
+    """The handled exceptions in these hooks of one worker, harmless ones left out."""
+    names = {hook.name for hook in of}
+    return Caught(
+        tuple(
+            fact
+            for fact in swallowed
+            if fact.spool == worker.spool
+            and fact.type not in HARMLESS
+            and fact.hook in names
+            and (not fact.step or fact.step >> STEP_SHIFT == worker.engine)
+        )
+    )
+
+
 def logs(scans: Sequence[SpoolScan]) -> list[LogLine]:
     """What connectors logged inside hooks: one row per process, hook and message."""
     latest: dict[tuple[object, ...], LogLine] = {}
     for scan in scans:
-        for fact in scan.facts(facts.Log):
-            row = _of(LogLine, fact, pid=scan.pid, spool=scan.path.name, layer=fact.layer or "",
+        for fact in scan.facts_of(facts.Log):
+            row = _of(LogLine, fact, pid=scan.pid, spool=scan.name, layer=fact.layer or "",
                       count=max(1, fact.count))  # fmt: skip
             key = (row.spool, row.hook, row.logger, row.level, row.message)
             first = latest.get(key, row)
@@ -93,18 +128,20 @@ def logs(scans: Sequence[SpoolScan]) -> list[LogLine]:
 def config_keys(scans: Sequence[SpoolScan]) -> list[ConfigKeys]:
     """Given and read keys of each connector; the latest fact knows most."""
     latest = {
-        (scan.path.name, fact.connector): _of(ConfigKeys, fact, pid=scan.pid, spool=scan.path.name)
+        (scan.name, fact.connector): _of(ConfigKeys, fact, pid=scan.pid, spool=scan.name)
         for scan in scans
-        for fact in scan.facts(facts.ConfigKeys)
+        for fact in scan.facts_of(facts.ConfigKeys)
     }
     return [latest[key] for key in sorted(latest)]
 
 
 def agent_errors(scans: Sequence[SpoolScan]) -> list[tuple[int, str, str]]:
     """(process, where, error) of each failure of the agent itself."""
-    return [(scan.pid, fact.where, fact.error) for scan in scans for fact in scan.facts(facts.AgentError)]
+    return [(scan.pid, fact.where, fact.error) for scan in scans for fact in scan.facts_of(facts.AgentError)]
 
 
 def clients(scans: Sequence[SpoolScan]) -> dict[str, str]:
     """Engine's request id -> client's."""
-    return {fact.engine: fact.client for scan in scans for fact in scan.facts(facts.ClientId) if fact.engine}
+    return {
+        fact.engine: fact.client for scan in scans for fact in scan.facts_of(facts.ClientId) if fact.engine
+    }

@@ -1,40 +1,53 @@
-"""The scheduler's records, request by request.
+"""The records that speak of requests, request by request.
 
-The only place where records are read one by one: there is a handful of them per request,
-none per step or per decode token.
+Together with :mod:`kvtrace.story` the only place where records are read one by one: there is a handful of
+them per request, none per step or per decode token.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from kvtrace.ledger.scan import Array, SpoolScan, Steps
-from kvtrace.trace import facts
-from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, STEP_SHIFT, Flag, Kind
+from kvtrace.ledger.intervals import Interval
+from kvtrace.ledger.scan import SpoolScan
+from kvtrace.ledger.steps import Array, Steps
+from kvtrace.trace import facts, rows
+from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, STEP_SHIFT, Flag, Kind, Role
 
 _SAME_STEP = 8
 """Entries of a request in one step that are compared for being the same one."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Lookup:
+    """What the scheduler asked of the connector as it let a request in, and what it took."""
+
+    t: int  # begin of the call
     step: int
-    local: int
+    local: int  # tokens in the GPU's own prefix cache
     answer: int | None  # None: the connector asked for patience
-    accepted: int | None = None  # ALLOC's, where there was one
+    asynchronous: bool
+    accepted: int | None = None  # the allocation's, where there was one
+    allocated_t: int = 0  # begin of the first allocation of the same step that took tokens, 0 for none
 
 
-@dataclass
+@dataclass(frozen=True)
 class Chunk:
+    """Positions [start, end) that a step computed."""
+
+    t: int
     step: int
     start: int
     end: int
 
 
-@dataclass
-class Entry:
+@dataclass(frozen=True)
+class StoreEntry:
     """A store entry of the connector's metadata."""
 
     step: int
@@ -46,42 +59,66 @@ class Entry:
     implied: bool = False  # measured on the workers, in no metadata
 
 
-@dataclass
+@dataclass(frozen=True)
+class LoadEntry:
+    """A load entry of the connector's metadata; ``slots``, ``start``: -1 where it does not say."""
+
+    step: int
+    slots: int
+    start: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """How a request left the scheduler."""
+
+    t: int
+    step: int
+    computed: int
+    output: int
+    status: str
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """An asynchronous transfer of a request's blocks began, or was reported finished."""
+
+    t: int
+    step: int
+    begun: bool
+    store: bool
+    load: bool
+    spool: str  # of the worker that reported it, "" the scheduler
+    failed: bool = False
+
+
+@dataclass(frozen=True)
 class Request:
+    """One request, as the scheduler's records tell it. Positions are of its tokens."""
+
     id: str
-    engine: int = 0
-    prompt: int = -1
+    engine: int
+    prompt: int
+    computed: int
+    """Positions that ever had KV (computed or reused); where the trace ends before the request, what its
+    chunks show."""
+    t_first: int
     digest: int = 0
     prefix: int = 0
-    max_tokens: int = 0
     block: int = 0
-    t_first: int = 0
-    lookups: list[Lookup] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
-    raw_entries: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
-    reused: list[tuple[int, int]] = field(default_factory=list)  # from the GPU's own prefix cache
-    external: list[tuple[int, int]] = field(default_factory=list)  # from the connector
-    finish: tuple[int, int, int, str] | None = None  # step, computed, output, status
+    lookups: tuple[Lookup, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+    entries: tuple[StoreEntry, ...] = ()
+    load_entries: tuple[LoadEntry, ...] = ()
+    reused: tuple[Interval, ...] = ()  # from the GPU's own prefix cache
+    external: tuple[Interval, ...] = ()  # from the connector
+    finish: Finish | None = None
     preemptions: int = 0
-    load_entries: int = 0
-    steps: list[int] = field(default_factory=list)  # steps of any record, unordered
-    reach: int = 0  # positions with KV before the last preemption
     preempt_step: int = 0  # of the last one
-    saves: dict[str, str] = field(default_factory=dict)
-    """Asynchronous saves that did not end well: worker's spool ("" all) -> pending | never | lost."""
-    prefixes: dict[int, int] = field(default_factory=dict)  # keyed digest of a beginning -> its tokens
-    _fresh: int = 0  # first lookup of this admission
-
-    @property
-    def computed(self) -> int:
-        """Positions that ever had KV (computed or reused); where the trace ends before the
-        request, what its chunks show."""
-        ends = [self.reach, *(chunk.end for chunk in self.chunks)]
-        # vLLM counts what an asynchronous load is to bring as computed before it is there.
-        if self.finish is not None and (self.chunks or self.reach or not self.lookups):
-            ends.append(self.finish[1])
-        return max([0, *ends])
+    first_step: int = 0  # of any of its records, 0 where none names a step
+    last_step: int = 0
+    transfers: tuple[Transfer, ...] = ()
+    prefixes: Mapping[int, int] = field(default_factory=dict)  # keyed digest of a beginning -> its tokens
 
     @property
     def looked_up(self) -> Lookup | None:
@@ -91,175 +128,357 @@ class Request:
         return first[0] if first else (answered[-1] if answered else None)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Requests:
-    """All requests of a run, and the steps whose metadata could not be read."""
+    """All requests of a run in order of arrival, and what could not be read of the connector."""
 
-    requests: list[Request] = field(default_factory=list)
-    unreadable: Steps = field(default_factory=lambda: Steps(np.empty(0, dtype=np.int64)))
-    negative_answers: list[tuple[str, int, int]] = field(default_factory=list)  # id, step, answer
-
-
-def collect(scans: list[SpoolScan]) -> Requests:
-    """Requests in order of arrival, the same whatever the order of the spools."""
-    book = Requests()
-    dark: list[Array] = []
-    for scan in sorted(scans, key=lambda s: s.path.name):
-        parents = {fact.parent for fact in scan.facts(facts.Connector)}
-        # A connector of connectors is read through its parts.
-        dark.extend(steps for ordinal, steps in scan.unreadable.items() if ordinal not in parents)
-        if len(scan.rows):
-            dark.append(np.array(_read(scan, book), dtype=np.int64))
-    book.unreadable = Steps(np.concatenate(dark) if dark else np.empty(0, dtype=np.int64))
-    kept = []
-    for request in book.requests:
-        if request.prompt < 0 and not request.chunks and request.finish is None:
-            continue  # named once, never scheduled, nothing known
-        _settle(request)
-        kept.append(request)
-    kept.sort(key=lambda r: (r.t_first, r.engine, r.id))
-    book.requests = kept
-    book.negative_answers.sort()
-    return book
+    requests: tuple[Request, ...]
+    unreadable: Steps  # steps whose metadata could not be read
+    negative_answers: tuple[tuple[str, int, int], ...]  # lookups: id, step, answer
 
 
-def _read(scan: SpoolScan, book: Requests) -> list[int]:
-    """Add a spool's requests to the book; returns steps with an entry that cannot be used."""
-    unreadable: list[int] = []
-    open_requests: dict[str, Request] = {}
-    own_tags = set(scan.scheduled)
-    names = scan.names
+def collect(scans: Sequence[SpoolScan], tags: Collection[int]) -> Requests:
+    """Requests in order of arrival, the same whatever the order of the spools.
 
-    def state(name_id: int, step: int, t: int) -> Request:
-        name = names.get(name_id, f"request #{name_id}")
-        request = open_requests.get(name)
-        tag = step >> STEP_SHIFT
-        if request is not None and tag and request.engine and request.engine != tag:
-            request = None  # the same id in another engine of this process
-        if request is None:
-            request = Request(id=name, t_first=t)
-            open_requests[name] = request
-            book.requests.append(request)
-        if tag and not request.engine:
-            request.engine = tag
-        if step & STEP_MASK:
-            request.steps.append(step)
-        return request
-
-    for w0, a, b, c, d, e, f, g in scan.rows.tolist():
-        kind, marks = w0 & 0xFF, (w0 >> 32) & 0xFFFF
-        if kind == Kind.CHUNK:
-            if c <= 0 or not c & STEP_MASK:
-                continue
-            request = state(b, c, a)
-            _chunk(request, c, d, e, marks)
-            if request.prompt < 0:
-                request.prompt = f
-            request.block = request.block or max(0, g)
-        elif kind == Kind.META:
-            if c <= 0 or not c & STEP_MASK:
-                continue
-            if marks & Flag.UNREADABLE:
-                unreadable.append(c)
-            elif marks & Flag.STORE and b and max(d, e) < 0:
-                unreadable.append(c)  # it names the request, and not how much of it
-            elif marks & Flag.STORE and b:
-                # A connector inside another one says the same again in the same step.
-                entry = (c, d, e, f, bool(marks & Flag.ASYNC))
-                known = state(b, c, a).raw_entries
-                if not any(old == entry for old in known[-_SAME_STEP:]):
-                    known.append(entry)
-            elif marks & Flag.STORE:
-                unreadable.append(c)  # an entry that no request can be given to
-            elif marks & Flag.LOAD and b:
-                state(b, c, a).load_entries += 1
-        elif kind == Kind.LOOKUP:
-            request = state(d, c, a)
-            answer = None if f == NONE_ANSWER else f
-            new = Lookup(c, max(0, e), answer)
-            if len(request.lookups) > request._fresh and request.lookups[-1].accepted is None:
-                request.lookups[-1] = new  # asked again while it waits: one admission, one lookup
-            else:
-                request.lookups.append(new)
-            if answer is not None and answer < 0:
-                book.negative_answers.append((request.id, c, answer))
-        elif kind == Kind.ALLOC:
-            request = state(d, c, a)
-            if request.lookups and len(request.lookups) > request._fresh:
-                # An asynchronous load is announced twice, the second time with 0.
-                request.lookups[-1].accepted = max(request.lookups[-1].accepted or 0, e)
-        elif kind == Kind.REQUEST:
-            name = names.get(b, f"request #{b}")
-            old = open_requests.get(name)
-            if old is not None and old.finish is not None:
-                del open_requests[name]  # the id is used again
-            request = state(b, 0, a)
-            if request.prompt < 0 or not request.digest:
-                request.prompt, request.digest, request.prefix, request.max_tokens = max(0, d), e, f, g
-        elif kind == Kind.FINISH:
-            request = state(b, c, a)
-            status = names.get(f, "").rsplit(".", 1)[-1]
-            request.finish = (c, max(0, d), max(0, e), status)
-            request.preemptions = max(request.preemptions, g)
-        elif kind == Kind.PREEMPT:
-            request = state(b, c, a)
-            request.preemptions += 1
-            request.preempt_step = max(request.preempt_step, c)
-            request.reach = max([request.reach, d, *(chunk.end for chunk in request.chunks)])
-    for request in open_requests.values():
-        if not request.engine and len(own_tags) == 1:
-            request.engine = next(iter(own_tags))
-    for request in book.requests:
-        if not request.engine and own_tags:
-            request.engine = max(own_tags)
-    return unreadable
+    Args:
+        tags: those of the engines that are known.
+    """
+    readers = [_Reader(scan) for scan in sorted(scans, key=lambda s: s.name)]
+    for reader in readers:
+        reader.read()
+    drafts = [draft for reader in readers for draft in reader.drafts if draft.known]
+    drafts.sort(key=lambda draft: (draft.t_first, draft.engine, draft.id))
+    if len(tags) == 1:
+        for draft in drafts:
+            draft.engine = draft.engine if draft.engine in tags else next(iter(tags))
+    requests = [draft.settled() for draft in drafts]
+    transfers = _transfers(scans, requests)
+    unreadable = [np.array(reader.unreadable, dtype=np.int64) for reader in readers]
+    unreadable += [steps for scan in scans for steps in _unread_connectors(scan)]
+    return Requests(
+        requests=tuple(
+            replace(request, transfers=tuple(transfers[row])) if row in transfers else request
+            for row, request in enumerate(requests)
+        ),
+        unreadable=Steps(np.concatenate(unreadable)) if unreadable else Steps(),
+        negative_answers=tuple(sorted(answer for reader in readers for answer in reader.negative_answers)),
+    )
 
 
-def _chunk(request: Request, step: int, start: int, tokens: int, marks: int) -> None:
-    """One prefill chunk; at an admission it also shows what was reused before its start."""
-    start = max(0, start)
-    if not request.chunks or marks & (Flag.FIRST | Flag.RESUMED):
-        fresh = [lookup for lookup in request.lookups[request._fresh :] if lookup.answer is not None]
-        request._fresh = len(request.lookups)
+def _unread_connectors(scan: SpoolScan) -> Iterable[Array]:
+    """Steps whose metadata was not understood; a connector of connectors is read through its parts."""
+    parents = {fact.parent for fact in scan.facts_of(facts.Connector)}
+    return (steps for index, steps in scan.unreadable.items() if index not in parents)
+
+
+# -------------------------------------------------------------------------- one request
+
+
+@dataclass
+class _Draft:
+    """A request while its records are read, in the order of the file."""
+
+    id: str
+    t_first: int
+    engine: int = 0
+    prompt: int = -1
+    digest: int = 0
+    prefix: int = 0
+    block: int = 0
+    lookups: list[Lookup] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+    stores: list[StoreEntry] = field(default_factory=list)  # positions and sizes as the metadata gave them
+    loads: list[LoadEntry] = field(default_factory=list)
+    reused: list[Interval] = field(default_factory=list)
+    external: list[Interval] = field(default_factory=list)
+    finish: Finish | None = None
+    preemptions: int = 0
+    preempt_step: int = 0
+    reach: int = 0  # positions with KV before the last preemption
+    first_step: int = 0
+    last_step: int = 0
+    prefixes: dict[int, int] = field(default_factory=dict)
+    admission: int = 0  # index of the first lookup of this admission
+
+    @property
+    def known(self) -> bool:
+        """False: named once, never scheduled, nothing known."""
+        return self.prompt >= 0 or bool(self.chunks) or self.finish is not None
+
+    def saw(self, step: int) -> None:
+        if step > 0 and step & STEP_MASK:
+            self.first_step = min(self.first_step or step, step)
+            self.last_step = max(self.last_step, step)
+
+    def arrive(self, row: rows.Arrival) -> None:
+        if self.prompt < 0 or not self.digest:
+            self.prompt, self.digest, self.prefix = max(0, row.prompt), row.digest, row.prefix
+
+    def begins_with(self, row: rows.Prefixes) -> None:
+        if row.first > 0 and row.stride > 0:
+            for i, digest in enumerate((row.digest0, row.digest1, row.digest2, row.digest3)):
+                if digest:
+                    self.prefixes[digest] = row.first + i * row.stride
+
+    def look_up(self, row: rows.Lookup) -> None:
+        answer = None if row.external == NONE_ANSWER else row.external
+        asynchronous = bool(rows.flags(row.head) & Flag.ASYNC)
+        new = Lookup(row.t0, row.step, max(0, row.local), answer, asynchronous)
+        if len(self.lookups) > self.admission and self.lookups[-1].accepted is None:
+            self.lookups[-1] = new  # asked again while it waits: one admission, one lookup
+        else:
+            self.lookups.append(new)
+
+    def allocate(self, row: rows.Allocation) -> None:
+        if len(self.lookups) <= self.admission:
+            return
+        last = self.lookups[-1]
+        took = row.external > 0 and row.step == last.step
+        self.lookups[-1] = replace(
+            last,
+            # An asynchronous load is announced twice, the second time with 0.
+            accepted=max(last.accepted or 0, row.external),
+            allocated_t=last.allocated_t or (row.t0 if took else 0),
+        )
+
+    def compute(self, row: rows.Chunk) -> None:
+        """One prefill chunk; at an admission it also shows what was reused before its start."""
+        start = max(0, row.start)
+        if not self.chunks or rows.flags(row.head) & (Flag.FIRST | Flag.RESUMED):
+            self._admit(start)
+        self.chunks.append(Chunk(row.t, row.step, start, start + max(0, row.tokens)))
+        if self.prompt < 0:
+            self.prompt = row.prompt
+        self.block = self.block or max(0, row.block)
+
+    def _admit(self, start: int) -> None:
+        answered = [one for one in self.lookups[self.admission :] if one.answer is not None]
+        self.admission = len(self.lookups)
         loaded = local = 0
-        if fresh:
-            last = fresh[-1]
+        if answered:
+            last = answered[-1]
             local = min(last.local, start)
             accepted = last.accepted if last.accepted is not None else max(0, last.answer or 0)
             loaded = min(accepted, start - local)
         # What was computed before a preemption was computed here, whoever gives it back.
-        seen = request.reach
+        seen = self.reach
         if loaded:
-            request.external.append((max(seen, local), local + loaded))
-            request.reused.append((seen, local))
-            request.reused.append((max(seen, local + loaded), start))
+            self.external.append((max(seen, local), local + loaded))
+            self.reused.append((seen, local))
+            self.reused.append((max(seen, local + loaded), start))
         else:
-            request.reused.append((seen, start))
-    request.chunks.append(Chunk(step, start, start + max(0, tokens)))
+            self.reused.append((seen, start))
+
+    def store(self, row: rows.MetadataEntry) -> None:
+        asynchronous = bool(rows.flags(row.head) & Flag.ASYNC)
+        entry = StoreEntry(row.step, row.slots, row.tokens, row.start, 0, asynchronous)
+        # A connector inside another one says the same again in the same step.
+        if entry not in self.stores[-_SAME_STEP:]:
+            self.stores.append(entry)
+
+    def load(self, row: rows.MetadataEntry) -> None:
+        entry = LoadEntry(row.step, row.slots, row.start)
+        if entry not in self.loads[-_SAME_STEP:]:
+            self.loads.append(entry)
+
+    def preempt(self, row: rows.Preemption) -> None:
+        self.preemptions += 1
+        self.preempt_step = max(self.preempt_step, row.step)
+        self.reach = max([self.reach, row.computed, *(chunk.end for chunk in self.chunks)])
+
+    def settled(self) -> Request:
+        """The request, with what needs all of its records."""
+        computed = self._computed()
+        prompt = max(0, self.prompt)
+        return Request(
+            id=self.id,
+            engine=self.engine,
+            prompt=prompt,
+            computed=computed,
+            t_first=self.t_first,
+            digest=self.digest,
+            prefix=self.prefix,
+            block=self.block,
+            lookups=tuple(self.lookups),
+            chunks=tuple(self.chunks),
+            entries=tuple(_placed(self.stores, self.chunks, prompt, computed)),
+            load_entries=tuple(self.loads),
+            reused=tuple(self.reused),
+            external=tuple(self.external),
+            finish=self.finish,
+            preemptions=self.preemptions,
+            preempt_step=self.preempt_step,
+            first_step=self.first_step,
+            last_step=self.last_step,
+            prefixes=self.prefixes,
+        )
+
+    def _computed(self) -> int:
+        ends = [0, self.reach, *(chunk.end for chunk in self.chunks)]
+        # vLLM counts what an asynchronous load is to bring as computed before it is there.
+        if self.finish is not None and (self.chunks or self.reach or not self.lookups):
+            ends.append(self.finish.computed)
+        return max(ends)
 
 
-def _settle(request: Request) -> None:
-    """What needs the whole request: positions of the store entries."""
-    request.prompt = max(0, request.prompt)
-    computed = request.computed
+def _placed(
+    stores: Sequence[StoreEntry], chunks: Sequence[Chunk], prompt: int, computed: int
+) -> Iterable[StoreEntry]:
+    """The store entries with their positions, and with how far the request was by then."""
     reach: list[tuple[int, int]] = []  # step, positions computed by its end
-    top = 0
-    for chunk in request.chunks:
-        top = max(top, chunk.end)
-        reach.append((chunk.step, top))
+    for chunk in chunks:
+        reach.append((chunk.step, max(chunk.end, reach[-1][1] if reach else 0)))
     stored = at = 0
-    for step, slots, tokens, start, asynchronous in request.raw_entries:
-        while at < len(reach) and reach[at][0] <= step:
+    for entry in stores:
+        while at < len(reach) and reach[at][0] <= entry.step:
             at += 1
         available = reach[at - 1][1] if at else 0
-        if at == len(reach) and available >= request.prompt and (not reach or step > reach[-1][0]):
+        if at == len(reach) and available >= prompt and (not reach or entry.step > reach[-1][0]):
             available = computed  # a decode step: how far it got is not recorded
-        size = slots if slots >= 0 else max(tokens, -1)
+        size = entry.slots if entry.slots >= 0 else max(entry.tokens, -1)
+        start = entry.start
         if size >= 0 and start < 0:
             # Without a position: on from what is stored. Where that overshoots what there
             # is, the entry counts from the start again.
             start = stored if stored + size <= available else max(0, min(stored, available - size))
         if size >= 0:
             stored = max(stored, start + size)
-        request.entries.append(Entry(step, size, tokens, max(0, start), available, asynchronous))
-    request.raw_entries.clear()
+        yield replace(entry, slots=size, start=max(0, start), available=available)
+
+
+# ---------------------------------------------------------------------------- one spool
+
+
+class _Reader:
+    """One spool's records about requests. ``unreadable``: steps with an entry that cannot be used."""
+
+    def __init__(self, scan: SpoolScan) -> None:
+        self._scan = scan
+        self._open: dict[str, _Draft] = {}
+        self.drafts: list[_Draft] = []
+        self.unreadable: list[int] = []
+        self.negative_answers: list[tuple[str, int, int]] = []
+
+    def read(self) -> None:
+        readers: dict[int, tuple[type[Any], Callable[[Any], None]]] = {
+            Kind.REQUEST: (rows.Arrival, self._arrival),
+            Kind.PREFIX: (rows.Prefixes, self._prefixes),
+            Kind.LOOKUP: (rows.Lookup, self._lookup),
+            Kind.ALLOC: (rows.Allocation, self._allocation),
+            Kind.CHUNK: (rows.Chunk, self._chunk),
+            Kind.META: (rows.MetadataEntry, self._metadata),
+            Kind.PREEMPT: (rows.Preemption, self._preemption),
+            Kind.FINISH: (rows.Finish, self._finish),
+        }
+        for words in self._scan.of_requests.tolist():
+            kind = rows.kind(words[0])
+            if kind in readers:
+                row, read = readers[kind]
+                read(row._make(words))
+        tags = self._scan.scheduled
+        for draft in self.drafts:
+            if not draft.engine and tags:
+                draft.engine = max(tags)
+
+    def _draft(self, name_id: int, step: int, t: int) -> _Draft:
+        """The request that a record speaks of, as far as it was read."""
+        name = self._scan.names.get(name_id, f"request #{name_id}")
+        draft = self._open.get(name)
+        tag = step >> STEP_SHIFT
+        if draft is not None and tag and draft.engine and draft.engine != tag:
+            draft = None  # the same id in another engine of this process
+        if draft is None:
+            draft = self._open[name] = _Draft(name, t)
+            self.drafts.append(draft)
+        draft.engine = draft.engine or tag
+        draft.saw(step)
+        return draft
+
+    def _arrival(self, row: rows.Arrival) -> None:
+        name = self._scan.names.get(row.request, f"request #{row.request}")
+        before = self._open.get(name)
+        if before is not None and before.finish is not None:
+            del self._open[name]  # the id is used again
+        self._draft(row.request, 0, row.t).arrive(row)
+
+    def _prefixes(self, row: rows.Prefixes) -> None:
+        draft = self._open.get(self._scan.names.get(row.request, ""))
+        if draft is not None:
+            draft.begins_with(row)
+
+    def _lookup(self, row: rows.Lookup) -> None:
+        draft = self._draft(row.request, row.step, row.t0)
+        draft.look_up(row)
+        if row.external < 0 and row.external != NONE_ANSWER:
+            self.negative_answers.append((draft.id, row.step, row.external))
+
+    def _allocation(self, row: rows.Allocation) -> None:
+        self._draft(row.request, row.step, row.t0).allocate(row)
+
+    def _chunk(self, row: rows.Chunk) -> None:
+        if row.step > 0 and row.step & STEP_MASK:
+            self._draft(row.request, row.step, row.t).compute(row)
+
+    def _metadata(self, row: rows.MetadataEntry) -> None:
+        if row.step <= 0 or not row.step & STEP_MASK:
+            return
+        marks = rows.flags(row.head)
+        # Not readable: of unknown shape, given to no request, or without a word of how much of it.
+        if marks & Flag.UNREADABLE or (
+            marks & Flag.STORE and (not row.request or max(row.slots, row.tokens) < 0)
+        ):
+            self.unreadable.append(row.step)
+        elif marks & Flag.STORE:
+            self._draft(row.request, row.step, row.t).store(row)
+        if marks & Flag.LOAD and row.request:
+            self._draft(row.request, row.step, row.t).load(row)
+
+    def _preemption(self, row: rows.Preemption) -> None:
+        self._draft(row.request, row.step, row.t).preempt(row)
+
+    def _finish(self, row: rows.Finish) -> None:
+        draft = self._draft(row.request, row.step, row.t)
+        status = self._scan.names.get(row.status_name, "").rsplit(".", 1)[-1]
+        draft.finish = Finish(row.t, row.step, max(0, row.computed), max(0, row.output), status)
+        draft.preemptions = max(draft.preemptions, row.preemptions)
+
+
+# ---------------------------------------------------------------------------- transfers
+
+
+def _transfers(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dict[int, list[Transfer]]:
+    """Begins and ends of asynchronous transfers by the request's row, in the order of the spools: workers
+    report them too, and know a request by its id alone."""
+    by_id: dict[str, list[int]] = defaultdict(list)
+    for row, request in enumerate(requests):
+        by_id[request.id].append(row)
+    found: dict[int, list[Transfer]] = defaultdict(list)
+    for scan in scans:
+        kinds = rows.kind(scan.of_requests[:, 0])
+        for words in scan.of_requests[(kinds == Kind.OPEN) | (kinds == Kind.DONE)].tolist():
+            record = rows.decode(words)
+            assert isinstance(record, (rows.TransferBegun, rows.TransferDone))
+            marks = rows.flags(record.head)
+            at = _owner(by_id.get(scan.names.get(record.request, ""), ()), requests, record.step, record.t)
+            if at is None:
+                continue
+            found[at].append(
+                Transfer(
+                    t=record.t,
+                    step=record.step,
+                    begun=isinstance(record, rows.TransferBegun),
+                    store=bool(marks & Flag.STORE),
+                    load=bool(marks & Flag.LOAD),
+                    spool=scan.name if rows.role(record.head) == Role.WORKER else "",
+                    failed=isinstance(record, rows.TransferDone) and record.failed > 0,
+                )
+            )
+    return found
+
+
+def _owner(candidates: Iterable[int], requests: Sequence[Request], step: int, t: int) -> int | None:
+    """Of several requests with the same id the latest one that had arrived, None where none fits."""
+    tag = step >> STEP_SHIFT
+    fitting = [row for row in candidates if not tag or requests[row].engine == tag]
+    before = [row for row in fitting if requests[row].t_first <= t]
+    return before[-1] if before else (fitting[0] if fitting else None)

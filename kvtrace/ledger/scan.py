@@ -1,4 +1,4 @@
-"""First reading of the spools: facts, names, what the scheduler said, which steps ran.
+"""First reading of the spools: facts, names, what the scheduler recorded, which steps ran.
 
 Rows about requests are kept (they grow with the requests, not with the steps); steps and
 executions become counts and one number a step; hook and op records are left to
@@ -7,178 +7,75 @@ executions become counts and one number a step; hook and op records are left to
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvtrace.ledger.device import DeviceTimes
-from kvtrace.trace import facts
-from kvtrace.trace.format import HOOK_CODE, STEP_MASK, STEP_SHIFT, Flag, Kind
-from kvtrace.trace.reader import Documents, Records, Spool, SpoolInfo, code, detail, flags, kind, of_type
+from kvtrace.ledger.device import DeviceTally
+from kvtrace.ledger.steps import Array, Executed, real_step
+from kvtrace.trace import facts, hooks, rows
+from kvtrace.trace.format import STEP_SHIFT, Flag, Kind
+from kvtrace.trace.reader import Documents, Records, Spool, SpoolInfo, of_type
 
-Array = NDArray[np.int64]
 F = TypeVar("F", bound=facts.Document)
 
-_REQUEST_KINDS = np.array(
-    [Kind.CHUNK, Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.PREEMPT, Kind.FINISH, Kind.PREFIX,
-     Kind.OPEN, Kind.DONE],
-    dtype=np.int64,
+REQUEST_KINDS = frozenset(
+    {
+        Kind.CHUNK, Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.PREEMPT, Kind.FINISH, Kind.PREFIX,
+        Kind.OPEN, Kind.DONE,
+    }
 )  # fmt: skip
-_KIND_IS_REQUEST = np.zeros(256, dtype=bool)
-_KIND_IS_REQUEST[_REQUEST_KINDS] = True
+"""Records that speak of one request."""
+_IS_OF_REQUEST = np.isin(np.arange(256), list(REQUEST_KINDS))
 _EMPTY: Array = np.empty(0, dtype=np.int64)
+_FULL = 2  # graph mode
 
 
-def real_step(step: Array) -> NDArray[np.bool_]:
-    """Steps that are steps: 0 and what has no number within its engine are not."""
-    result: NDArray[np.bool_] = (step > 0) & ((step & STEP_MASK) > 0)
-    return result
-
-
-class Steps:
-    """A set of steps, eight bytes each."""
-
-    def __init__(self, steps: Array) -> None:
-        self.sorted: Array = np.unique(steps)
-
-    def __contains__(self, step: int) -> bool:
-        return self.any_within(step, step)
-
-    def __len__(self) -> int:
-        return len(self.sorted)
-
-    def any_within(self, low: int, high: int) -> bool:
-        """Whether a step of the set lies in [low, high]."""
-        at = int(np.searchsorted(self.sorted, low))
-        return at < len(self.sorted) and int(self.sorted[at]) <= high
-
-
-@dataclass
-class Executed:
-    """What the workers of one spool executed, for one engine tag."""
-
-    steps: Array  # sorted, distinct: real forward steps
-    mode_of: NDArray[np.int8]  # graph mode of each of these steps
-    modes: dict[int, int]  # graph mode -> real steps
-    batches: dict[int, tuple[int, int]]  # graph mode -> (tokens, padded tokens), where both are known
-    capturing: int  # steps in which a graph was captured
-    full: Array  # of these, with mode FULL
-    idle: Array  # sorted, distinct: executed without a token
-    nanoseconds: int
-    first_t: int
-    last: int  # greatest step executed
-
-
-@dataclass
+@dataclass(frozen=True)
 class Scheduled:
     """schedule() calls of one engine tag."""
 
     steps: int = 0
-    real: int = 0
-    tokens: int = 0
+    real: int = 0  # ... with tokens
     first_t: int = 0
     last_t: int = 0
 
 
-@dataclass
+@dataclass(frozen=True)
 class SpoolScan:
+    """One spool, read once."""
+
     path: Path
-    pid: int
-    names: dict[int, str]
+    names: Mapping[int, str]
     documents: Documents
     header: facts.Header
     info: SpoolInfo
-    rows: Records  # (n, 8): the request kinds, in file order
-    scheduled: dict[int, Scheduled] = field(default_factory=dict)
-    executed: dict[int, Executed] = field(default_factory=dict)
-    unreadable: dict[int, Array] = field(default_factory=dict)  # connector ordinal -> steps
-    effects: Records = field(default_factory=lambda: np.empty((0, 8), dtype=np.int64))  # EFFECT, in order
-    device: DeviceTimes = field(default_factory=DeviceTimes)
+    of_requests: Records  # (n, 8): the records of REQUEST_KINDS, in file order
+    scheduled: Mapping[int, Scheduled]  # engine tag -> its schedule() calls
+    executed: Mapping[int, Executed]  # engine tag -> what its worker executed
+    unreadable: Mapping[int, Array]  # connector's index -> steps whose metadata could not be read
+    effects: Records  # (n, 8): EFFECT, in file order
+    device: DeviceTally
 
-    def facts(self, kind: type[F]) -> list[F]:
+    @property
+    def pid(self) -> int:
+        return self.header.pid
+
+    @property
+    def name(self) -> str:
+        """The spool's file name: it tells processes apart, also after fork."""
+        return self.path.name
+
+    def facts_of(self, kind: type[F]) -> list[F]:
         """The facts of one type, in file order."""
         return [fact for _, fact in of_type(kind, self.documents)]
 
     def timed_facts(self, kind: type[F]) -> list[tuple[int, F]]:
         """... each with the time at which it was written."""
         return of_type(kind, self.documents)
-
-
-@dataclass
-class _Executions:
-    step: list[Array] = field(default_factory=list)
-    mode: list[Array] = field(default_factory=list)
-    batch: list[Array] = field(default_factory=list)  # (n, 3): tokens, padded, captured
-    idle: list[Array] = field(default_factory=list)
-    spent: dict[int, list[int]] = field(default_factory=dict)  # tag -> [ns, first t, last step]
-
-    def add(self, rows: Records) -> None:
-        step, marks = rows[:, 3], flags(rows[:, 0])
-        dummy = (marks & int(Flag.DUMMY)) != 0
-        rows, step, marks = (part[real_step(step) & ~dummy] for part in (rows, step, marks))
-        if not len(rows):
-            return
-        idle = (rows[:, 4] == 0) | ((marks & int(Flag.NO_FORWARD)) != 0)
-        self.step.append(step[~idle].copy())
-        self.mode.append(np.clip(rows[~idle, 6], -1, 2))
-        captured = (marks & int(Flag.CAPTURE)) != 0
-        self.batch.append(np.stack([rows[:, 4], rows[:, 7], captured.astype(np.int64)], axis=1)[~idle])
-        self.idle.append(step[idle].copy())
-        for tag in np.unique(step >> STEP_SHIFT).tolist():
-            mine = (step >> STEP_SHIFT) == tag
-            spans = np.clip(rows[mine, 2].astype(float) - rows[mine, 1].astype(float), 0, None)
-            spent = self.spent.setdefault(tag, [0, int(rows[mine, 1][0]), 0])
-            spent[0] += int(spans.sum())
-            spent[2] = max(spent[2], int(step[mine].max()))
-
-    def result(self) -> dict[int, Executed]:
-        step = np.concatenate([_EMPTY, *self.step])
-        mode = np.concatenate([_EMPTY, *self.mode])
-        idle = np.unique(np.concatenate([_EMPTY, *self.idle]))
-        batch = np.concatenate([np.empty((0, 3), dtype=np.int64), *self.batch])
-        step, first = np.unique(step, return_index=True)
-        mode, batch = mode[first], batch[first]
-        done = {}
-        for tag, (spent, first_t, last) in self.spent.items():
-            mine = (step >> STEP_SHIFT) == tag
-            kinds, counts = np.unique(mode[mine], return_counts=True)
-            own_idle = idle[(idle >> STEP_SHIFT) == tag]
-            done[tag] = Executed(
-                steps=step[mine],
-                mode_of=mode[mine].astype(np.int8),
-                batches=_batches(mode[mine], batch[mine]),
-                capturing=int(batch[mine, 2].sum()),
-                modes=dict(zip(kinds.tolist(), counts.tolist(), strict=True)),
-                full=step[mine & (mode == 2)],
-                idle=own_idle[~np.isin(own_idle, step[mine])],
-                nanoseconds=spent,
-                first_t=first_t,
-                last=last,
-            )
-        return done
-
-
-def _batches(mode: Array, batch: Records) -> dict[int, tuple[int, int]]:
-    told = (batch[:, 0] > 0) & (batch[:, 1] >= batch[:, 0]) & (batch[:, 1] < 1 << 40)
-    return {
-        kind: (int(batch[told & (mode == kind), 0].sum()), int(batch[told & (mode == kind), 1].sum()))
-        for kind in np.unique(mode[told]).tolist()
-    }
-
-
-def _add_schedules(scheduled: dict[int, Scheduled], rows: Records) -> None:
-    rows = rows[real_step(rows[:, 3])]
-    tags = rows[:, 3] >> STEP_SHIFT
-    for tag in np.unique(tags).tolist():
-        mine = rows[tags == tag]
-        tally = scheduled.setdefault(tag, Scheduled(first_t=int(mine[0, 1])))
-        tally.steps += len(mine)
-        tally.real += int(np.count_nonzero(mine[:, 4] > 0))
-        tally.tokens += int(np.clip(mine[:, 4], 0, None).sum())
-        tally.last_t = max(tally.last_t, int(mine[-1, 2]))
 
 
 def scan(path: Path) -> SpoolScan:
@@ -188,51 +85,146 @@ def scan(path: Path) -> SpoolScan:
         SpoolError: its header cannot be read.
     """
     spool = Spool(path)
-    kept: list[Records] = []
-    scheduled: dict[int, Scheduled] = {}
-    executions = _Executions()
-    unreadable: dict[int, list[Array]] = {}
+    requests: list[Records] = []
     effects: list[Records] = []
-    device = DeviceTimes()
+    schedules, executions, unreadable, device = _Schedules(), _Executions(), _Unreadable(), DeviceTally()
+    readers: tuple[tuple[Kind, Callable[[Records], None]], ...] = (
+        (Kind.STEP, schedules.add),
+        (Kind.EXEC, executions.add),
+        (Kind.HOOK, unreadable.add),
+        (Kind.EFFECT, effects.append),
+        (Kind.DEVICE, device.add_calls),
+        (Kind.TIMED, device.add_steps),
+    )
     for chunk in spool.chunks():
-        kinds = kind(chunk[:, 0])
-        head = chunk[:, 0]
-        dark = (kinds == Kind.HOOK) & (code(head) == HOOK_CODE["build_connector_meta"])
-        dark &= (flags(head) & int(Flag.UNREADABLE)) != 0
-        if dark.any():
-            for ordinal in np.unique(detail(head[dark])).tolist():
-                unreadable.setdefault(ordinal, []).append(chunk[dark & (detail(head) == ordinal), 3])
-        mine = _KIND_IS_REQUEST[kinds]
-        if mine.any():
-            kept.append(chunk[mine])
-        measured = kinds == Kind.EFFECT
-        if measured.any():
-            effects.append(chunk[measured])
-        steps = kinds == Kind.STEP
-        if steps.any():
-            _add_schedules(scheduled, chunk[steps])
-        timed = kinds == Kind.DEVICE
-        if timed.any():
-            device.add_calls(chunk[timed])
-        timed = kinds == Kind.TIMED
-        if timed.any():
-            device.add_steps(chunk[timed])
-        ran = kinds == Kind.EXEC
-        if ran.any():
-            executions.add(chunk[ran])
-    rows: Records = np.concatenate(kept) if kept else np.empty((0, 8), dtype=np.int64)
-    header = facts.Header.from_json(spool.header)
+        kinds = rows.kind(chunk[:, 0])
+        for kind, read in readers:
+            part = chunk[kinds == kind]
+            if len(part):
+                read(part)
+        part = chunk[_IS_OF_REQUEST[kinds]]
+        if len(part):
+            requests.append(part)
     return SpoolScan(
         path=path,
-        pid=header.pid,
         names=spool.names,
         documents=spool.documents(),
-        header=header,
+        header=facts.Header.from_json(spool.header),
         info=spool.info(),
-        rows=rows,
-        scheduled=scheduled,
+        of_requests=_joined(requests),
+        scheduled=schedules.found,
         executed=executions.result(),
-        unreadable={ordinal: np.concatenate(parts) for ordinal, parts in unreadable.items()},
-        effects=np.concatenate(effects) if effects else np.empty((0, 8), dtype=np.int64),
+        unreadable=unreadable.result(),
+        effects=_joined(effects),
         device=device,
     )
+
+
+def _joined(parts: list[Records]) -> Records:
+    return np.concatenate(parts) if parts else np.empty((0, 8), dtype=np.int64)
+
+
+class _Unreadable:
+    """Steps whose metadata the agent could not read, by the connector's index."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, list[Array]] = {}
+
+    def add(self, table: Records) -> None:
+        head = table[:, 0]
+        bad = (rows.code(head) == hooks.BUILD_METADATA.code) & ((rows.flags(head) & Flag.UNREADABLE) != 0)
+        call = rows.columns(rows.HookCall, table[bad])
+        index = rows.detail(call.head)
+        for connector in np.unique(index).tolist():
+            self._steps.setdefault(connector, []).append(call.step[index == connector])
+
+    def result(self) -> dict[int, Array]:
+        return {connector: np.concatenate(parts) for connector, parts in self._steps.items()}
+
+
+class _Schedules:
+    """schedule() calls, counted by engine tag."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, Scheduled] = {}
+
+    def add(self, table: Records) -> None:
+        call = rows.columns(rows.Step, table)
+        call = rows.columns(rows.Step, table[real_step(call.step)])
+        tags = call.step >> STEP_SHIFT
+        for tag in np.unique(tags).tolist():
+            here = tags == tag
+            before = self.found.get(tag, Scheduled(first_t=int(call.t0[here][0])))
+            self.found[tag] = Scheduled(
+                steps=before.steps + int(here.sum()),
+                real=before.real + int((call.tokens[here] > 0).sum()),
+                first_t=before.first_t,
+                last_t=max(before.last_t, int(call.t1[here][-1])),
+            )
+
+
+class _Executions:
+    """Executed steps, with what is needed of each."""
+
+    def __init__(self) -> None:
+        self._steps: list[Array] = []
+        self._modes: list[Array] = []
+        self._batches: list[Array] = []  # tokens, padded tokens, whether a graph was captured
+        self._idle: list[Array] = []
+        self._spent: dict[int, tuple[int, int, int]] = {}  # tag -> (ns, first begin, greatest step)
+
+    def add(self, table: Records) -> None:
+        ran = rows.columns(rows.Execution, table)
+        real = real_step(ran.step) & ((rows.flags(ran.head) & Flag.DUMMY) == 0)
+        if not real.any():
+            return
+        ran = rows.columns(rows.Execution, table[real])
+        marks = rows.flags(ran.head)
+        idle = (ran.tokens == 0) | ((marks & Flag.NO_FORWARD) != 0)
+        captured = ((marks & Flag.CAPTURE) != 0).astype(np.int64)
+        self._steps.append(ran.step[~idle])
+        self._modes.append(np.clip(ran.mode[~idle], -1, 2))
+        self._batches.append(np.stack([ran.tokens, ran.padded, captured], axis=1)[~idle])
+        self._idle.append(ran.step[idle])
+        tags = ran.step >> STEP_SHIFT
+        spans = np.clip(ran.t1.astype(float) - ran.t0.astype(float), 0, None)
+        for tag in np.unique(tags).tolist():
+            here = tags == tag
+            spent, first_t, last = self._spent.get(tag, (0, int(ran.t0[here][0]), 0))
+            self._spent[tag] = (
+                spent + int(spans[here].sum()), first_t, max(last, int(ran.step[here].max())),
+            )  # fmt: skip
+
+    def result(self) -> dict[int, Executed]:
+        step, first = np.unique(np.concatenate([_EMPTY, *self._steps]), return_index=True)
+        mode = np.concatenate([_EMPTY, *self._modes])[first]
+        batch = np.concatenate([np.empty((0, 3), dtype=np.int64), *self._batches])[first]
+        idle = np.unique(np.concatenate([_EMPTY, *self._idle]))
+        done = {}
+        for tag, (spent, first_t, last) in self._spent.items():
+            here = (step >> STEP_SHIFT) == tag
+            kinds, counts = np.unique(mode[here], return_counts=True)
+            idle_here = idle[(idle >> STEP_SHIFT) == tag]
+            done[tag] = Executed(
+                steps=step[here],
+                mode_of=mode[here].astype(np.int8),
+                batches=_batches(mode[here], batch[here]),
+                capturing=int(batch[here, 2].sum()),
+                modes=dict(zip(kinds.tolist(), counts.tolist(), strict=True)),
+                full=step[here & (mode == _FULL)],
+                idle=idle_here[~np.isin(idle_here, step[here])],
+                nanoseconds=spent,
+                first_t=first_t,
+                last=last,
+            )
+        return done
+
+
+def _batches(mode: Array, batch: Array) -> dict[int, tuple[int, int]]:
+    """Graph mode -> (tokens, padded tokens) over the steps that tell both; ``batch``: shape (steps, 3)."""
+    tokens, padded, _ = batch.T
+    known = (tokens > 0) & (padded >= tokens) & (padded < 1 << 40)
+    return {
+        kind: (int(tokens[known & (mode == kind)].sum()), int(padded[known & (mode == kind)].sum()))
+        for kind in np.unique(mode[known]).tolist()
+    }

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtrace.ledger.model import Connector, Engine, Process, Worker
 from kvtrace.ledger.run_file import ListedProcess, RunFile
-from kvtrace.ledger.scan import SpoolScan
+from kvtrace.ledger.scan import Scheduled, SpoolScan
+from kvtrace.ledger.steps import NEVER_RAN
 from kvtrace.trace import facts
 
 
-def connectors(scans: Sequence[SpoolScan]) -> list[Connector]:
+def _connectors(scans: Sequence[SpoolScan]) -> list[Connector]:
     """Every connector object, those that could not be made last."""
     found: dict[tuple[str, int], tuple[SpoolScan, facts.Connector]] = {}
     failed: list[tuple[SpoolScan, facts.Connector]] = []
     for scan in scans:
-        for fact in scan.facts(facts.Connector):
+        for fact in scan.facts_of(facts.Connector):
             if fact.ordinal is None:
                 failed.append((scan, fact))
                 continue
-            key = (scan.path.name, fact.ordinal)
+            key = (scan.name, fact.ordinal)
             found[key] = (scan, found[key][1].updated(fact) if key in found else fact)
     return [_connector(scan, fact) for scan, fact in (*found.values(), *failed)]
 
@@ -32,13 +33,13 @@ def _connector(scan: SpoolScan, fact: facts.Connector) -> Connector:
         "ordinal": -1 if fact.ordinal is None else fact.ordinal,
         "ok": fact.ok is not False,
     }
-    return Connector(**values, pid=scan.pid, spool=scan.path.name)
+    return Connector(**values, pid=scan.pid, spool=scan.name)
 
 
 def _find(
-    known: list[Connector], scan: SpoolScan, ordinal: int | None, role: str, tag: int
+    known: Sequence[Connector], scan: SpoolScan, ordinal: int | None, role: str, tag: int
 ) -> Connector | None:
-    here = [c for c in known if c.spool == scan.path.name and c.ok]
+    here = [c for c in known if c.spool == scan.name and c.ok]
     for connector in here:
         if ordinal is not None and connector.ordinal == ordinal:
             return connector
@@ -46,21 +47,52 @@ def _find(
     return fitting[-1] if len(fitting) == 1 else None
 
 
-def engines(scans: Sequence[SpoolScan], known: list[Connector]) -> list[Engine]:
+@dataclass(frozen=True)
+class Topology:
+    """Who took part. ``workers``: those of all engines, spool by spool in the order in which they ran."""
+
+    connectors: tuple[Connector, ...]
+    engines: tuple[Engine, ...]
+    workers: tuple[Worker, ...]
+    processes: tuple[Process, ...]
+
+
+def topology(scans: Sequence[SpoolScan], run: RunFile) -> Topology:
+    """Engines with their workers, joined over all spools."""
+    connectors = _connectors(scans)
+    engines = _engines(scans, connectors)
+    workers = _workers(scans, {engine.tag: engine for engine in engines}, connectors)
+    joined = [
+        replace(
+            engine,
+            workers=tuple(
+                sorted((w for w in workers if w.engine == engine.tag), key=lambda w: (w.rank, w.pid))
+            ),
+        )
+        for engine in engines
+    ]
+    processes = _processes(scans, run, joined)
+    names = {process.pid: process.name for process in processes}
+    named = tuple(replace(engine, process=names.get(engine.pid, "engine core")) for engine in joined)
+    return Topology(tuple(connectors), named, tuple(workers), tuple(processes))
+
+
+def _engines(scans: Sequence[SpoolScan], known: Sequence[Connector]) -> list[Engine]:
     """One per tag that a scheduler announced or that any step carries."""
-    told: dict[int, tuple[SpoolScan, facts.Engine]] = {}
+    facts_of: dict[int, tuple[SpoolScan, facts.Engine]] = {}
     for scan in scans:
-        for fact in scan.facts(facts.Engine):
+        for fact in scan.facts_of(facts.Engine):
             if fact.tag:
-                told[fact.tag] = (scan, told[fact.tag][1].updated(fact) if fact.tag in told else fact)
+                before = facts_of.get(fact.tag)
+                facts_of[fact.tag] = (scan, before[1].updated(fact) if before else fact)
         for tag in scan.scheduled:
-            told.setdefault(tag, (scan, facts.Engine()))
+            facts_of.setdefault(tag, (scan, facts.Engine()))
     for scan in scans:
         for tag in scan.executed:
-            told.setdefault(tag, (scan, facts.Engine()))
+            facts_of.setdefault(tag, (scan, facts.Engine()))
     found = []
-    for tag, (scan, fact) in told.items():
-        tally = scan.scheduled.get(tag)
+    for tag, (scan, fact) in facts_of.items():
+        scheduled = scan.scheduled.get(tag, Scheduled())
         found.append(
             Engine(
                 tag=tag,
@@ -68,32 +100,31 @@ def engines(scans: Sequence[SpoolScan], known: list[Connector]) -> list[Engine]:
                 process="",
                 facts=fact,
                 connector=_find(known, scan, fact.connector, "scheduler", tag),
-                steps=tally.steps if tally else 0,
-                real_steps=tally.real if tally else 0,
-                t_first=tally.first_t if tally else 0,
-                t_last=tally.last_t if tally else 0,
+                steps=scheduled.steps,
+                real_steps=scheduled.real,
+                t_first=scheduled.first_t,
+                t_last=scheduled.last_t,
                 args=_engine_args(scans, scan),
             )
         )
-    found.sort(key=lambda engine: (engine.facts.dp_rank, engine.t_first, engine.tag))
-    return found
+    return sorted(found, key=lambda engine: (engine.facts.dp_rank, engine.t_first, engine.tag))
 
 
-def _engine_args(scans: Sequence[SpoolScan], own: SpoolScan) -> dict[str, Any]:
+def _engine_args(scans: Sequence[SpoolScan], scheduler: SpoolScan) -> dict[str, Any]:
     """Engine arguments are parsed in the front process as often as in the engine's."""
     given: dict[str, Any] = {}
-    for scan in sorted(scans, key=lambda s: (s is own, s.pid == own.header.ppid, s.path.name)):
-        for fact in scan.facts(facts.EngineArgs):
+    parent = scheduler.header.ppid
+    for scan in sorted(scans, key=lambda s: (s is scheduler, s.pid == parent, s.name)):
+        for fact in scan.facts_of(facts.EngineArgs):
             given.update(fact.given)
     return given
 
 
-def workers(
-    scans: Sequence[SpoolScan], found: list[Engine], known: list[Connector]
-) -> list[tuple[SpoolScan, Worker]]:
-    """Workers, joined to the engines whose steps they executed; the engines' lists are filled."""
-    by_tag = {engine.tag: engine for engine in found}
-    joined: list[tuple[SpoolScan, Worker]] = []
+def _workers(
+    scans: Sequence[SpoolScan], engines: Mapping[int, Engine], known: Sequence[Connector]
+) -> list[Worker]:
+    """Workers, joined to the engines whose steps they executed."""
+    found: list[Worker] = []
     for scan in scans:
         latest: dict[int, facts.Worker] = {}
         seen: dict[int, int] = {}
@@ -109,96 +140,86 @@ def workers(
             if chosen is not None:
                 free.remove(chosen)
             fact = latest[chosen] if chosen is not None else facts.Worker()
-            joined.append((scan, _worker(scan, fact, tag, known)))
-        if not scan.executed:
-            for ordinal in free:
-                owner = _owner(scan, latest[ordinal], found)
-                if owner is not None:
-                    joined.append((scan, _worker(scan, latest[ordinal], owner.tag, known)))
-    for scan, worker in joined:
-        engine = by_tag[worker.engine]
-        ran_here = scan.executed.get(worker.engine)
-        worker.stop_reason = scan.info.stop
-        worker.process = f"worker {worker.rank}"
-        if (engine.facts.dp or 0) > 1:
-            worker.process = f"engine {engine.facts.dp_rank} {worker.process}"
-        if ran_here is not None:
-            worker.steps = len(ran_here.steps)
-            worker.no_forward_steps = len(ran_here.idle)
-            worker.modes = ran_here.modes
-            worker.exec_ns = ran_here.nanoseconds
-            worker.last_step = ran_here.last
-            worker.batches = ran_here.batches
-            worker.capturing_steps = ran_here.capturing
-        graphs = [fact for fact in scan.facts(facts.Graphs) if fact.tag == worker.engine]
-        worker.graphs = graphs[-1] if graphs else facts.Graphs()
-        timing = scan.facts(facts.DeviceTiming)
-        worker.device_off = timing[-1].why if timing and not timing[-1].on else ""
-        engine.workers.append(worker)
-    for engine in found:
-        engine.workers.sort(key=lambda worker: (worker.rank, worker.pid))
-    return joined
+            found.append(_worker(scan, fact, engines[tag], known))
+        for ordinal in free if not scan.executed else ():
+            owner = _owner(scan, latest[ordinal], engines.values())
+            if owner is not None:
+                found.append(_worker(scan, latest[ordinal], owner, known))
+    return found
 
 
-def _owner(scan: SpoolScan, worker: facts.Worker, found: list[Engine]) -> Engine | None:
+def _owner(scan: SpoolScan, worker: facts.Worker, engines: Collection[Engine]) -> Engine | None:
     """The engine of a worker that never ran a step: same process, else parent, else the only one."""
     for pid in (scan.pid, scan.header.ppid):
-        fitting = [engine for engine in found if engine.pid == pid]
+        fitting = [engine for engine in engines if engine.pid == pid]
         if len(fitting) == 1:
             return fitting[0]
-    fitting = [engine for engine in found if engine.facts.dp_rank == worker.dp_rank]
+    fitting = [engine for engine in engines if engine.facts.dp_rank == worker.dp_rank]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def _worker(scan: SpoolScan, fact: facts.Worker, tag: int, known: list[Connector]) -> Worker:
+def _worker(scan: SpoolScan, fact: facts.Worker, engine: Engine, known: Sequence[Connector]) -> Worker:
+    ran = scan.executed.get(engine.tag, NEVER_RAN)
+    graphs = [one for one in scan.facts_of(facts.Graphs) if one.tag == engine.tag]
+    timing = scan.facts_of(facts.DeviceTiming)
+    prefix = f"engine {engine.facts.dp_rank} " if (engine.facts.dp or 0) > 1 else ""
     return Worker(
-        engine=tag,
+        engine=engine.tag,
         pid=scan.pid,
-        spool=scan.path.name,
-        process="",
-        connector=_find(known, scan, fact.connector, "worker", tag),
+        spool=scan.name,
+        process=f"{prefix}worker {fact.rank}",
+        connector=_find(known, scan, fact.connector, "worker", engine.tag),
         facts=replace(fact, kv_layers=tuple(dict.fromkeys(fact.kv_layers))),
+        graphs=graphs[-1] if graphs else facts.Graphs(),
+        steps=len(ran.steps),
+        no_forward_steps=len(ran.idle),
+        modes=ran.modes,
+        batches=ran.batches,
+        capturing_steps=ran.capturing,
+        device_off=timing[-1].why if timing and not timing[-1].on else "",
+        exec_ns=ran.nanoseconds,
+        last_step=ran.last,
+        stop_reason=scan.info.stop,
     )
 
 
-def processes(scans: Sequence[SpoolScan], run: RunFile, found: list[Engine]) -> list[Process]:
+def _processes(scans: Sequence[SpoolScan], run: RunFile, engines: Sequence[Engine]) -> list[Process]:
     """The processes that wrote a spool, and vLLM's that did not."""
     listed = {row.pid: row for row in run.processes}
-    result = []
+    found = []
     for scan in scans:
-        name, role, rank = _name(scan, listed.get(scan.pid, ListedProcess()), found)
-        result.append(
+        name, role, rank = _name(scan, listed.get(scan.pid, ListedProcess()), engines)
+        found.append(
             Process(
                 pid=scan.pid,
                 ppid=scan.header.ppid,
                 name=name,
                 role=role if role in ("front", "scheduler", "worker") else "other",
                 rank=rank,
-                spool=scan.path.name,
+                spool=scan.name,
                 records=scan.info.records,
                 end=scan.info.end,
                 vllm=True,
                 header=scan.header,
             )
         )
-    traced = {process.pid for process in result}
+    traced = {process.pid for process in found}
     for pid, row in listed.items():
-        if pid in traced or not row.vllm:
-            continue
-        name = row.name or "process"
-        result.append(Process(pid, row.ppid, name, _role_of(name), None, None, 0, "", True))
+        if pid not in traced and row.vllm:
+            name = row.name or "process"
+            found.append(Process(pid, row.ppid, name, _role_of(name), None, None, 0, "", True))
     order = {"front": 0, "scheduler": 1, "worker": 2, "other": 3}
-    result.sort(key=lambda p: (order[p.role], p.rank if p.rank is not None else -1, p.pid, p.spool or ""))
-    return result
+    found.sort(key=lambda p: (order[p.role], p.rank if p.rank is not None else -1, p.pid, p.spool or ""))
+    return found
 
 
-def _name(scan: SpoolScan, row: ListedProcess, found: list[Engine]) -> tuple[str, str, int | None]:
+def _name(scan: SpoolScan, row: ListedProcess, engines: Sequence[Engine]) -> tuple[str, str, int | None]:
     """(name for people, role, rank) of a process that wrote a spool."""
-    here = [engine for engine in found if engine.pid == scan.pid]
-    at_work = [worker for engine in found for worker in engine.workers if worker.pid == scan.pid]
+    here = [engine for engine in engines if engine.pid == scan.pid]
+    at_work = [worker for engine in engines for worker in engine.workers if worker.pid == scan.pid]
     if here and not (at_work and not any(engine.facts.known or engine.steps for engine in here)):
         name = "engine core"
-        if len(found) > 1 and (here[0].facts.dp or 0) > 1:
+        if len(engines) > 1 and (here[0].facts.dp or 0) > 1:
             name = f"engine core {here[0].facts.dp_rank}"
         return name + (" and worker" if at_work else ""), "scheduler", None
     if at_work:

@@ -124,6 +124,8 @@ class Trace:
 
     def loaded_tokens(self, request: object = None) -> float:
         """Prompt tokens whose KV came from the connector instead of being computed; as `saved_tokens`."""
+        from kvtrace.ledger.ends import LoadEnd
+
         self._require_engine()
         _, run, report, requests = self._analysed()
         if request is None:
@@ -132,7 +134,7 @@ class Trace:
             pairs = {engine.tag: max(1, engine.pairs) for engine in run.engines}
             wanted = {(row["engine"], row["id"]) for row in _rows(requests, request)}
             tokens = sum(
-                one.accounts.get(LOADED, 0) / pairs.get(one.engine, 1)
+                one.ends.get(LoadEnd.LOADED, 0) / pairs.get(one.engine, 1)
                 for one in run.load_rows
                 if (one.engine, one.id) in wanted
             )

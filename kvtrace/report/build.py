@@ -233,7 +233,7 @@ def _shown(table: pd.DataFrame, what: str, notes: list[str]) -> list[dict[Hashab
 # ------------------------------------------------------------------------------ the answer
 
 
-def _ledger(one: ledger_model.Ledger) -> model.Ledger:
+def _ledger(one: ledger_model.Ledger[str]) -> model.Ledger:
     one.check()
     return row(model.Ledger, one, unit="token-layers", trust=one.trust if one.trust in _TRUSTS else "unknown")
 
@@ -292,7 +292,7 @@ def _device(times: DeviceTimes) -> model.DeviceTimes:
         }
         return row(model.DeviceRow, one, **figures)
 
-    return row(model.DeviceTimes, times, rows=[of(one) for one in times.rows()])
+    return row(model.DeviceTimes, times, rows=[of(one) for one in times.rows])
 
 
 def _iso(wall_ns: int | None) -> str | None:

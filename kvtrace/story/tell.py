@@ -14,13 +14,16 @@ import pandas as pd
 from kvtrace import causes, ledger
 from kvtrace.causes.assign import assign_pieces
 from kvtrace.causes.case import Assigned, Case, make_case
+from kvtrace.causes.outcomes import kept, not_saved
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.tables import rows
 from kvtrace.errors import KvtraceError
-from kvtrace.ledger.model import NOT_SAVED, PIECE_COLUMNS, Engine, Run, Span
+from kvtrace.ledger.ends import NOT_SAVED
+from kvtrace.ledger.model import PIECE_COLUMNS, Engine, Run, Span
 from kvtrace.story import find, worker_steps
 from kvtrace.story.model import Entry, Moment, Pair, Range, Story
 from kvtrace.story.records import Source, sources, tag_of
+from kvtrace.terms import cause_of
 from kvtrace.trace import facts
 from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, Flag, Role
 from kvtrace.trace.reader import of_type
@@ -166,14 +169,14 @@ def _ranges(run: Run, own: int, pairs: int) -> list[Range]:
 
 
 def _stage(account: str) -> int | None:
-    cause = CATALOGUE.get(account.removeprefix(NOT_SAVED)) if account.startswith(NOT_SAVED) else None
+    cause = CATALOGUE.get(cause_of(account) or "")
     return cause.stage if cause else None
 
 
 def _named(case: Case, own: int, span: Span) -> list[tuple[int, int, str]]:
     """(start, end, account) of a span; what was not saved gets its cause from the rules."""
-    if span.account:
-        return [(span.start, span.end, span.account)]
+    if span.outcome.name != NOT_SAVED:
+        return [(span.start, span.end, kept(span.outcome.name, span.outcome.code))]
     prompt = case.requests[own].prompt
     engine = case.requests[own].engine
     found: list[tuple[int, int, str]] = []
@@ -192,14 +195,14 @@ def _named(case: Case, own: int, span: Span) -> list[tuple[int, int, str]]:
             phase,
             span.chunk,
             span.step,
-            span.stage,
+            span.outcome.code,
             span.live,
         )
         alone = pd.DataFrame([piece], columns=list(PIECE_COLUMNS))
         one = replace(case, run=replace(case.run, pieces=alone), assigned=defaultdict(Assigned))
         assign_pieces(one)
         for cause, assigned in one.assigned.items():
-            found.extend((low, high, NOT_SAVED + cause) for _, low, high in assigned.samples)
+            found.extend((low, high, not_saved(cause)) for _, low, high in assigned.samples)
     return found
 
 

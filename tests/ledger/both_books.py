@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections import Counter
 
 from kvtrace.ledger import Run
-from kvtrace.ledger.load_model import NOT_LOADED
+from kvtrace.ledger.ends import NOT_LOADED, LoadEnd
+from kvtrace.terms import LOADED
 
 
 def agree(run: Run) -> None:
-    """Asserts, request by request, that the saves book nothing as loaded or lost in loading that the loads
-    do not."""
-    of_saves: dict[int, Counter[str]] = {}
+    """Asserts, request by request, that the ledger of saves counts nothing as loaded or lost in loading that
+    the ledger of loads does not."""
+    of_saves: dict[int, Counter[LoadEnd]] = {}
     for row in run.base.itertuples():
-        of_saves.setdefault(row.request, Counter())[row.account] += row.amount
-    of_loads = {row.request: row.accounts for row in run.load_rows}
-    for number, accounts in of_saves.items():
+        if row.outcome in (LOADED, NOT_LOADED):
+            of_saves.setdefault(row.request, Counter())[LoadEnd(row.ended)] += row.amount
+    of_loads = {row.request: row.ends for row in run.load_rows}
+    for number, ends in of_saves.items():
         loads = of_loads.get(number, {})
-        lost = {name: n for name, n in accounts.items() if name.startswith(NOT_LOADED)}
-        for name, amount in lost.items():
-            assert amount <= loads.get(name, 0), (number, name, accounts, loads)
-        once = not run.requests["preemptions"].iloc[number]  # later admissions are not in the loads' books
-        if once and number in of_loads:
-            assert accounts["loaded"] <= loads.get("loaded", 0), (number, accounts, loads)
+        # Later admissions are not in the ledger of loads.
+        again = run.requests["preemptions"].iloc[number] or number not in of_loads
+        for end, amount in ends.items():
+            if end is not LoadEnd.LOADED or not again:
+                assert amount <= loads.get(end, 0), (number, end, ends, loads)

@@ -14,8 +14,10 @@ from synth import Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.causes.cause import LOADS
+from kvtrace.causes.outcomes import named
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import Run, read_run
+from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
 
@@ -48,7 +50,7 @@ def accounts(sim: Sim) -> dict[str, int]:
     run = read_run(sim.dir)
     run.loads.check()
     assert run.loads.pairs
-    return {name: amount // run.loads.pairs for name, amount in run.loads.accounts.items()}
+    return {name: amount // run.loads.pairs for name, amount in named(run.loads).accounts.items()}
 
 
 def take(sim: Sim, tokens: int, prompt: int = 128, fate: Fate | None = None, local: int = 0) -> int:
@@ -101,7 +103,7 @@ def test_the_worker_did_not_get_there(tmp_path: Path) -> None:
     take(sim, 96, fate=Fate(missing_ranks=frozenset({0, 1})))
     sim.workers[1].trailer(2, 10)
     sim.write()
-    assert read_run(sim.dir).loads.accounts == {
+    assert named(read_run(sim.dir).loads).accounts == {
         "pending": 96 * 2, "not-observed": 96 * 2, "missed:lookup-miss": 32 * 4,
     }  # fmt: skip
 
@@ -113,7 +115,7 @@ def test_measured_slots(tmp_path: Path) -> None:
         sim.effect(0, step, layer, 96, hook="start_load_kv", flags=LOAD)
     sim.write()
     run = read_run(sim.dir)
-    assert run.loads.accounts == {"loaded": 192, "missed:lookup-miss": 64}
+    assert named(run.loads).accounts == {"loaded": 192, "missed:lookup-miss": 64}
     assert run.loads.trust == "measured"
 
 
@@ -267,8 +269,9 @@ def test_saves_by_pair(tmp_path: Path) -> None:
     assert diagnose(run).saves.accounts == {
         "loaded": 96 * 2, "not-loaded:load-failed": 96 * 2, "not-saved:metadata-has-no-store": 32 * 4,
     }  # fmt: skip
-    spans = {(span.start, span.end, span.account): span.pairs for span in run.spans}
-    assert spans[0, 96, "loaded"] == (0, 1) and spans[0, 96, "not-loaded:load-failed"] == (2, 3)
+    spans = {(span.start, span.end, span.outcome): span.pairs for span in run.spans}
+    assert spans[0, 96, Outcome("loaded")] == (0, 1)
+    assert spans[0, 96, Outcome("not-loaded", LoadEnd.FAILED)] == (2, 3)
 
 
 def test_what_failed_and_was_computed_after_all_is_no_loss_of_the_loads(tmp_path: Path) -> None:
@@ -289,8 +292,9 @@ def test_what_failed_and_was_not_computed(tmp_path: Path) -> None:
     errors(sim, 0, step, 2)
     sim.write()
     spans = read_run(sim.dir, watch=("a",)).spans
-    assert [(span.start, span.end, span.account) for span in spans] == [
-        (0, 32, "loaded"), (32, 96, "not-loaded:load-failed"), (96, 128, ""),
+    assert [(span.start, span.end, span.outcome) for span in spans] == [
+        (0, 32, Outcome("loaded")), (32, 96, Outcome("not-loaded", LoadEnd.FAILED)),
+        (96, 128, Outcome("not-saved", SaveEnd.NOT_DECLARED)),
     ]  # fmt: skip
     assert saves(sim)["not-loaded:load-failed"] == 64
 
@@ -301,8 +305,9 @@ def test_positions_that_no_load_entry_names(tmp_path: Path) -> None:
     sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 32, 96, 32, LOAD)], prompts={"a": 128})
     sim.write()
     spans = read_run(sim.dir, watch=("a",)).spans
-    assert [(span.start, span.end, span.account) for span in spans][:3] == [
-        (0, 32, "not-loaded:loaded-partly"), (32, 64, "loaded"), (64, 96, "not-loaded:loaded-partly"),
+    partly = Outcome("not-loaded", LoadEnd.PARTLY)
+    assert [(span.start, span.end, span.outcome) for span in spans][:3] == [
+        (0, 32, partly), (32, 64, Outcome("loaded")), (64, 96, partly),
     ]  # fmt: skip
 
 
@@ -422,7 +427,7 @@ def checked(folder: Path) -> Run:
     assert abs(explained - unsaved) < 1e-6 * max(1, unsaved)  # no finding of the saves counts them
     pairs = {engine.tag: engine.pairs for engine in run.engines}
     assert book.total == sum(row.prompt * pairs[row.engine] for row in run.load_rows)
-    assert all(amount > 0 for row in run.load_rows for amount in row.accounts.values())
+    assert all(amount > 0 for row in run.load_rows for amount in row.ends.values())
     assert abs(sum(book.tokens.values()) - book.total_tokens) < 1e-6 * max(1, book.total_tokens)
     found = {finding.id: finding for finding in diagnosis.findings}
     ruled_out = {item.id for item in diagnosis.ruled_out}
@@ -471,7 +476,7 @@ def test_prefix_hits_at_every_offset(
         sim.finish("a", prompt)
         sim.write()
         run = checked(sim.dir)
-        assert run.loads.accounts.get("loaded", 0) == taken * run.engines[0].pairs
-        assert run.loads.accounts.get("local-hit", 0) == local * run.engines[0].pairs
+        assert run.loads.accounts.get(LoadEnd.LOADED, 0) == taken * run.engines[0].pairs
+        assert run.loads.accounts.get(LoadEnd.LOCAL_HIT, 0) == local * run.engines[0].pairs
         causes = [f for f in diagnose(run).findings if CATALOGUE[f.id].ledger == LOADS]
         assert all(finding.severity != "fault" for finding in causes)

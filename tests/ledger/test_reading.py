@@ -11,6 +11,7 @@ import pytest
 from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, SpoolFile, nothing
 
 from kvtrace.causes import diagnose
+from kvtrace.causes.outcomes import named
 from kvtrace.ledger import RunError, read_run
 from kvtrace.ledger.timing import Histograms
 from kvtrace.trace import hooks, ops
@@ -166,7 +167,7 @@ def test_local_and_loaded_positions(tmp_path: Path) -> None:
     run = read_run(tmp_path)
     # What is stored again is saved, even though it was reused; what was loaded stays loaded.
     assert diagnose(run).saves.accounts == {"loaded": 64, "saved": 64}
-    assert run.loads.accounts == {"local-hit": 32, "loaded": 64, "missed:lookup-miss": 32}
+    assert named(run.loads).accounts == {"local-hit": 32, "loaded": 64, "missed:lookup-miss": 32}
 
 
 def test_what_is_computed_again_after_a_failed_load_was_not_loaded(tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def test_what_is_computed_again_after_a_failed_load_was_not_loaded(tmp_path: Pat
     sim.finish("a", 128)
     sim.write()
     run = read_run(sim.dir)
-    accounts = dict(run.base.groupby("account")["amount"].sum())
+    accounts = dict(run.base.groupby("outcome")["amount"].sum())
     pairs = run.engines[0].pairs
     assert accounts == {"loaded": 64 * pairs, "saved": 64 * pairs}
 
@@ -190,7 +191,7 @@ def test_clamped_lookup(tmp_path: Path) -> None:
     sim.step([Chunk("a", 96, 32, first=True)], prompts={"a": 128})
     sim.finish("a", 128, 1)
     sim.write()
-    assert read_run(tmp_path).loads.accounts == {
+    assert named(read_run(tmp_path).loads).accounts == {
         "loaded": 96, "clamped:lookup-clamped": 31, "missed:lookup-miss": 1,
     }  # fmt: skip
 

@@ -59,12 +59,13 @@ def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
         pid=10, ordinal=0, role="scheduler", configured="Example", cls="ExampleConnector", module="m",
         file="m.py", proxy="subclass", engine_tag=1,
     )  # fmt: skip
-    engine = ledger.Engine(1, 10, "engine core", told, connector, pairs=8, steps=9, real_steps=8, requests=1)
     worker = ledger.Worker(
         engine=1, pid=11, spool="w-11.kvt", process="worker 0", connector=None,
         facts=facts.Worker(ordinal=1, kv_layers=("layers.0", "layers.1"), connector_live=True),
     )  # fmt: skip
-    engine.workers.append(worker)
+    engine = ledger.Engine(
+        1, 10, "engine core", told, connector, (worker,), pairs=8, steps=9, real_steps=8, requests=1
+    )
     values: dict[str, Any] = {
         "directory": tmp_path,
         "run": RunFile(name="x", command=("vllm",), started_wall_ns=10**18, ended_wall_ns=ENDED),

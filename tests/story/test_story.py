@@ -13,7 +13,7 @@ from synth import HEALTHY, Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, no
 
 from kvtrace import causes, ledger
 from kvtrace.errors import KvtraceError
-from kvtrace.ledger.model import NOT_SAVED
+from kvtrace.ledger.ends import NOT_SAVED
 from kvtrace.render.listing import listing_page
 from kvtrace.render.page import Screen
 from kvtrace.render.story import story_page

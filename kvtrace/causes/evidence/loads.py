@@ -8,26 +8,21 @@ from typing import TYPE_CHECKING
 from kvtrace.causes.case import MAX_EVENTS, Case
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Event, Fields, Finding
-from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.load_model import NOT_LOADED, LoadOf
-from kvtrace.ledger.model import CLAMPED, MISSED
+from kvtrace.ledger.loads.model import LoadOf, Place
 from kvtrace.words import count, listed, plural
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_PREFIX = {
-    LoadEnd.NEVER_ASKED: MISSED,
-    LoadEnd.MISSED: MISSED,
-    LoadEnd.MISSED_SAVED: MISSED,
-    LoadEnd.CLAMPED: CLAMPED,
-}
-"""How an outcome begins, by its end; all others are tokens that were accepted and not loaded."""
-
 
 def lost_by(row: LoadOf, cause: Cause) -> int:
     """Token-layers of a request that this cause took, 0 where it took none."""
-    return sum(row.accounts.get(_PREFIX.get(end, NOT_LOADED) + cause.id, 0) for end in cause.load_ends)
+    return sum(row.ends.get(end, 0) for end in cause.load_ends)
+
+
+def places_of(row: LoadOf, cause: Cause) -> list[Place]:
+    """A few (rank, layer) pairs in which a request lost tokens by this cause."""
+    return [place for end in cause.load_ends for place in row.places.get(end, ())]
 
 
 def affected(case: Case, cause: Cause) -> list[LoadOf]:
@@ -63,7 +58,7 @@ def events(case: Case, rows: Iterable[LoadOf], cause: Cause) -> list[Event]:
     """The largest losses first, with a pair where one is known."""
     found = []
     for row in sorted(rows, key=lambda row: -lost_by(row, cause))[:MAX_EVENTS]:
-        places = row.places.get(cause.id, [])
+        places = places_of(row, cause)
         rank, layer = places[0] if places else (None, None)
         text = (
             f"{count(tokens(case, [row], cause))} of {count(row.prompt)} prompt tokens; lookup: "
@@ -79,7 +74,7 @@ def reasons(rows: Iterable[LoadOf], cause: Cause, most: int = 4) -> list[str]:
     """What was seen, each once, with how many requests it concerns."""
     seen: dict[str, int] = {}
     for row in rows:
-        for reason in row.reasons.get(cause.id, ()):
+        for reason in (reason for end in cause.load_ends for reason in row.reasons.get(end, ())):
             seen[reason] = seen.get(reason, 0) + 1
     ordered = sorted(seen.items(), key=lambda item: -item[1])
     return [f"{reason} ({plural(n, 'request')})" for reason, n in ordered[:most]]
@@ -87,7 +82,7 @@ def reasons(rows: Iterable[LoadOf], cause: Cause, most: int = 4) -> list[str]:
 
 def reasons_and_places(rows: list[LoadOf], cause: Cause) -> list[str]:
     """:func:`reasons`, and then in which pairs: ``in 8 layers on rank 0, 1``."""
-    places = {place for row in rows for place in row.places.get(cause.id, ())}
+    places = {place for row in rows for place in places_of(row, cause)}
     found = reasons(rows, cause)
     if places:
         layers = len({layer for _, layer in places})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from kvtrace.ledger.coverage import UPDATE_OPS
 from kvtrace.ledger.model import Run, Worker
+from kvtrace.trace.ops import UPDATES
 from kvtrace.words import count, listed
 
 
@@ -26,7 +26,7 @@ class Bodies:
 
 
 def bodies(run: Run) -> Bodies:
-    ops = run.ops[~run.ops["op"].isin(UPDATE_OPS)]
+    ops = run.ops[~run.ops["op"].isin([op.name for op in UPDATES])]
     best = ops.groupby(["engine", "pid", "rank", "layer"]).agg(
         {"eligible": "max", "fired": "max", "direct": "max"}
     )

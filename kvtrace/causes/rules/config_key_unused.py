@@ -7,8 +7,8 @@ import difflib
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Finding, Results
-from kvtrace.ledger.model import SAVED, Engine
-from kvtrace.terms import FAULT, NOTE, Stage
+from kvtrace.ledger.model import Engine
+from kvtrace.terms import FAULT, NOTE, SAVED, Stage
 from kvtrace.words import listed, plural
 
 CAUSE = Cause(
@@ -80,7 +80,7 @@ def _given_and_read(case: Case, engine: Engine) -> tuple[set[str], set[str]]:
 
 def _saved_something(case: Case, engine: Engine) -> bool:
     base = case.run.base
-    saved = base[(base["engine"] == engine.tag) & (base["account"] == SAVED)]
+    saved = base[(base["engine"] == engine.tag) & (base["outcome"] == SAVED)]
     return int(saved["amount"].sum()) > 0
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtrace.causes.case import Case, Piece
 from kvtrace.causes.cause import SAVES, Cause
 from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
 from kvtrace.causes.model import Event, Finding, Results
-from kvtrace.ledger.effects import HARMLESS
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.model import NOT_OBSERVED, Swallowed
-from kvtrace.terms import FAULT, NOTE, Stage
+from kvtrace.ledger.model import Swallowed
+from kvtrace.ledger.reported import HARMLESS
+from kvtrace.terms import FAULT, NOT_OBSERVED, NOTE, Stage
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(
@@ -66,7 +68,7 @@ def rule(case: Case) -> Results:
         )
 
 
-def _lost_tokens(case: Case, facts: list[Swallowed]) -> Finding:
+def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Tokens were lost in calls that caught these exceptions."""
     first, trust = facts[0], case.run.trust
     evidence = [exception_line(fact) for fact in facts[:3]]
@@ -95,7 +97,7 @@ def _lost_tokens(case: Case, facts: list[Swallowed]) -> Finding:
     )
 
 
-def _caught(case: Case, facts: list[Swallowed]) -> Finding:
+def _caught(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Exceptions were caught, and no token is known to be lost by them."""
     loud = [f for f in facts if f.logged and f.hook in SAVE_HOOKS and not case.run.trust.caught_agreed]
     loud += _in_threads(case, facts)
@@ -113,17 +115,17 @@ def _caught(case: Case, facts: list[Swallowed]) -> Finding:
     )
 
 
-def _in_threads(case: Case, facts: list[Swallowed]) -> list[Swallowed]:
+def _in_threads(case: Case, facts: Sequence[Swallowed]) -> list[Swallowed]:
     """Of the connector's own threads: where no save could be measured, and they caught exceptions about as
     often as there were requests. Once in a while is no sign of lost saves."""
     base = case.run.base
-    unseen = base[base["account"] == NOT_OBSERVED]["request"].nunique() if len(base) else 0
+    unseen = base[base["outcome"] == NOT_OBSERVED]["request"].nunique() if len(base) else 0
     if not unseen or case.run.trust.agreed:
         return []
     return [f for f in facts if f.hook == "thread" and f.logged and f.count * 2 >= unseen]
 
 
-def _events(facts: list[Swallowed]) -> list[Event]:
+def _events(facts: Sequence[Swallowed]) -> list[Event]:
     return [
         Event("", step, f"{fact.type} caught in {place(fact.hook)}", layer=layer or None)
         for fact in facts[:3]

@@ -6,8 +6,8 @@ from kvtrace.causes.case import Case
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.hook_time import not_slow, per_step, share, slow_ranks
 from kvtrace.causes.model import Results
-from kvtrace.ledger.coverage import LAYER_HOOKS, STEP_HOOKS
 from kvtrace.terms import NOTE
+from kvtrace.trace.hooks import WAIT_SAVE, WORKER_DUE
 from kvtrace.words import percent
 
 CAUSE = Cause(
@@ -22,7 +22,7 @@ CAUSE = Cause(
     remedy="Move the work out of the step, to a separate thread or stream.",
     timed=True,
 )
-_HOOKS = tuple(hook for hook in (*STEP_HOOKS, *LAYER_HOOKS) if hook != "wait_for_save")
+_HOOKS = tuple(hook.name for hook in WORKER_DUE if hook is not WAIT_SAVE)
 
 
 def rule(case: Case) -> Results:

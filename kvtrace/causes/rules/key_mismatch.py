@@ -7,7 +7,7 @@ from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Event, Results
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.load_model import LoadOf
+from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.terms import FAULT
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, of_all, plural

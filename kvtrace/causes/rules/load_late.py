@@ -9,8 +9,8 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.evidence.hooks import LOAD_HOOKS, SAVE_HOOKS
 from kvtrace.causes.model import Event, Results
-from kvtrace.ledger.load_model import LoadOf
-from kvtrace.ledger.model import LOADED
+from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.terms import NOTE
 from kvtrace.words import count, plural
 
@@ -37,7 +37,7 @@ _HOOKS = (*LOAD_HOOKS, *SAVE_HOOKS, "get_finished")
 
 
 def rule(case: Case) -> Results:
-    rows = [row for row in loads.accepted(case) if row.waited_ns >= 0 and row.accounts.get(LOADED)]
+    rows = [row for row in loads.accepted(case) if row.waited_ns >= 0 and row.ends.get(LoadEnd.LOADED)]
     if not rows:
         return
     middle = median(row.waited_ns for row in rows)

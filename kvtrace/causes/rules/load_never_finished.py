@@ -7,7 +7,6 @@ from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.model import PENDING
 from kvtrace.terms import FAULT
 from kvtrace.words import capital, of_all, plural
 
@@ -49,7 +48,7 @@ def rule(case: Case) -> Results:
             headline=f"{plural(len(never), 'request')} waited for a load that never finished",
         )
     elif asynchronous:
-        still = sum(bool(row.accounts.get(PENDING)) for row in asynchronous)
+        still = sum(bool(row.ends.get(LoadEnd.PENDING)) for row in asynchronous)
         rest = f"; {plural(still, 'load')} open for a short time at the end" if still else ""
         finished = of_all(len(asynchronous) - still, len(asynchronous), "asynchronous load")
         yield CAUSE.ruled_out(f"{finished} finished{rest}")

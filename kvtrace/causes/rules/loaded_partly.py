@@ -7,7 +7,6 @@ from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.model import LOADED
 from kvtrace.terms import FAULT
 from kvtrace.words import count, of_all, plural
 
@@ -41,7 +40,7 @@ def rule(case: Case) -> Results:
             headline=f"{plural(tokens, 'accepted token')} never written into the layers",
         )
         return
-    measured = [row for row in accepted if row.measured and row.accounts.get(LOADED)]
+    measured = [row for row in accepted if row.measured and row.ends.get(LoadEnd.LOADED)]
     if measured:
         whose = of_all(len(measured), len(accepted), "load")
         yield CAUSE.ruled_out(f"as many slots were written as tokens accepted in {whose}")

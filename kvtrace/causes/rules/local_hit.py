@@ -6,8 +6,7 @@ from kvtrace.causes.case import Case
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Results
 from kvtrace.causes.tables import rows
-from kvtrace.ledger.model import LOCAL_HIT
-from kvtrace.terms import NOTE
+from kvtrace.terms import LOCAL_HIT, NOTE
 from kvtrace.words import count, percent
 
 CAUSE = Cause(
@@ -29,7 +28,7 @@ def rule(case: Case) -> Results:
     if not known or not case.requests:
         return
     base = case.run.base
-    reuse = base[base["account"] == LOCAL_HIT]
+    reuse = base[base["outcome"] == LOCAL_HIT]
     reused = sum(row.amount / max(1, case.engines[row.engine].pairs) for row in rows(reuse))
     if any(engine.facts.prefix_caching for engine in known):
         share = percent(reused, case.total_tokens)

@@ -9,7 +9,7 @@ from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.load_model import FULL_HIT, NO_BLOCKS, ROUNDED, SKIPS_CACHE, SUB_BLOCK, LoadOf
+from kvtrace.ledger.loads.model import FULL_HIT, NO_BLOCKS, ROUNDED, SKIPS_CACHE, SUB_BLOCK, LoadOf
 from kvtrace.terms import LIMIT, NOTE
 from kvtrace.words import count, plural
 

@@ -7,8 +7,7 @@ from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Results
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.load_model import LoadOf
-from kvtrace.ledger.model import MISSED
+from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.terms import NOTE
 from kvtrace.words import count, of_all, plural
 
@@ -29,7 +28,6 @@ CAUSE = Cause(
     ),
     load_ends=(LoadEnd.MISSED,),
 )
-_SAVED_BEFORE = MISSED + "key-mismatch"
 
 
 def rule(case: Case) -> Results:
@@ -79,7 +77,7 @@ def _role(case: Case, row: LoadOf) -> str:
 
 def _nothing(row: LoadOf) -> bool:
     """Nothing was there; a prompt that was saved before, and is not found, is another matter."""
-    return row.answer == 0 and row.local < row.prompt and not row.accounts.get(_SAVED_BEFORE)
+    return row.answer == 0 and row.local < row.prompt and not row.ends.get(LoadEnd.MISSED_SAVED)
 
 
 def _what_was_found(asked: list[LoadOf], missed: list[LoadOf], found: int) -> str:

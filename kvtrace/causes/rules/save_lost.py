@@ -28,7 +28,7 @@ CAUSE = Cause(
         "Build the key from all tokens up to the end of what is stored, and from the model, the layer and "
         "the rank. If saves failed, look at the connector's queue."
     ),
-    save_ends=(SaveEnd.OVERWRITTEN,),
+    save_ends=(SaveEnd.OVERWRITTEN, SaveEnd.FAILED),
 )
 
 
@@ -52,7 +52,7 @@ def rule(case: Case) -> Results:
             headline=f"{plural(len(old), 'request')} lost their KV to another prompt with the same key",
         )
     elif case.affected(CAUSE):
-        lost = [save for save in saves if save.state == "lost"]
+        lost = [save for save in saves if save.end == SaveEnd.FAILED]
         yield case.finding(
             CAUSE,
             f"{plural(len(lost), 'asynchronous save')} failed after the hooks had handed them over.",
@@ -60,7 +60,7 @@ def rule(case: Case) -> Results:
             events=case.events(CAUSE, "handed over to an asynchronous save that failed"),
             headline="saves failed after they had been handed over",
         )
-    elif saves and all(save.state == "done" for save in saves):
+    elif saves and all(save.end == SaveEnd.SAVED for save in saves):
         yield CAUSE.ruled_out(
             f"{plural(len(saves), 'asynchronous save')} began and came back, none as failed"
         )

@@ -27,15 +27,15 @@ CAUSE = Cause(
 
 def rule(case: Case) -> Results:
     saves = case.run.async_saves
-    never = [save for save in saves if save.state == "never"]
-    pending = [save for save in saves if save.state == "pending"]
+    never = [save for save in saves if save.end == SaveEnd.NOT_FINISHED]
+    pending = [save for save in saves if save.end == SaveEnd.PENDING]
     if case.affected(CAUSE) or never:
         partly = [save for save in never if save.reported]
         missing = sorted({rank for save in partly for rank in save.missing})
         evidence = [
             f"{count(len(never))} of {plural(len(saves), 'asynchronous save')} that request_finished "
             "announced never came back, though the run went on; "
-            f"{count(sum(s.state == 'done' for s in saves))} did"
+            f"{count(sum(s.end == SaveEnd.SAVED for s in saves))} did"
         ]
         if partly:
             evidence.append(

@@ -7,7 +7,6 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Results
 from kvtrace.ledger.device import BEHIND_NS, Waits
 from kvtrace.terms import NOTE
-from kvtrace.trace.format import HOOKS
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -34,7 +33,7 @@ def rule(case: Case) -> Results:
     hooks: dict[str, Waits] = {}
     for (_, hook), waits in times.waits.items():
         if waits.shown():
-            hooks.setdefault(HOOKS[hook], Waits()).add(waits)
+            hooks[hook] = hooks.get(hook, Waits()) + waits
     if hooks:
         worst = sorted(hooks.items(), key=lambda item: -item[1].total_ns)
         yield case.finding(
@@ -43,7 +42,7 @@ def rule(case: Case) -> Results:
             evidence=[_evidence(hook, waits) for hook, waits in worst[:4]],
         )
         return
-    timed = [row for row in times.rows() if row.kind == "hook"]
+    timed = [row for row in times.rows if row.kind == "hook"]
     behind = sum(row.behind for row in timed)
     early = sum(waits.early for waits in times.waits.values())
     if behind and early == behind:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-NOT_LOADED = "not-loaded:"
-"""Prefix of the accounts of tokens that the scheduler accepted and no layer got; the cause's id follows."""
+from kvtrace.ledger.ends import LoadEnd
 
-Part = tuple[int, int, str]
-"""Positions [start, end) of a prompt, and the account that they are on."""
+Part = tuple[int, int, LoadEnd]
+"""Positions [start, end) of a prompt, and where their way ended."""
+Place = tuple[int, str]
+"""Rank and layer."""
 
 # Why the scheduler took fewer tokens than the connector offered.
 SKIPS_CACHE, FULL_HIT, ROUNDED, SUB_BLOCK, NO_BLOCKS, UNEXPLAINED = (
@@ -16,7 +18,7 @@ SKIPS_CACHE, FULL_HIT, ROUNDED, SUB_BLOCK, NO_BLOCKS, UNEXPLAINED = (
 )  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class LoadOf:
     """One request's way from the lookup to the KV in the layers. Counts are tokens (positions) unless
     they say token-layers; times are nanoseconds."""
@@ -34,32 +36,19 @@ class LoadOf:
     clamp: str = ""  # why fewer were taken than offered
     waited_ns: int = -1  # from the lookup until the KV was there (or the request left), -1 unknown
     saved_before: int = 0  # leading tokens that an earlier request with the same prompt had saved
-    saved_by: str = ""
+    saved_by: str = ""  # id of that request
+    saved_by_row: int = -1
     others_between: int = 0  # different prompts saved between that save and this lookup
     shared: int = 0  # leading tokens that an earlier prompt of this run begins with
     measured: bool = False  # the slots written were watched in each pair
-    accounts: dict[str, int] = field(default_factory=dict)  # token-layers; they sum to prompt x pairs
-    lost: dict[tuple[Part, ...], int] = field(default_factory=dict)
+    ends: Mapping[LoadEnd, int] = field(default_factory=dict)  # token-layers; they sum to prompt x pairs
+    lost: Mapping[tuple[Part, ...], int] = field(default_factory=dict)
     """Accepted positions that did not come, or of which that is not known -> the pairs that fared so, a bit
     each: the engine's workers in order, each with its KV layers in order."""
-    reasons: dict[str, list[str]] = field(default_factory=dict)  # cause id -> what was seen, few
-    places: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-    """Cause id -> (rank, layer) of a few pairs that it concerns."""
+    reasons: Mapping[LoadEnd, tuple[str, ...]] = field(default_factory=dict)  # what was seen, few
+    places: Mapping[LoadEnd, tuple[Place, ...]] = field(default_factory=dict)  # a few pairs that it concerns
 
     @property
     def offered(self) -> int:
         """What the connector offered of the tokens that this GPU does not have."""
         return min(max(0, self.answer or 0), max(0, self.prompt - self.local))
-
-    def add(self, account: str, amount: int) -> None:
-        if amount:
-            self.accounts[account] = self.accounts.get(account, 0) + amount
-
-    def because(self, cause: str, reason: str, place: tuple[int, str] | None = None) -> None:
-        known = self.reasons.setdefault(cause, [])
-        if reason not in known and len(known) < 4:
-            known.append(reason)
-        if place is not None:
-            places = self.places.setdefault(cause, [])
-            if len(places) < 256:
-                places.append(place)

@@ -1,0 +1,11 @@
+"""Second reading of the spools: which hook and op ran, in which steps, for which layers.
+
+Everything is counted in distinct (step, layer) pairs of real forward steps, so that a layer
+that runs twice in a step (draft passes, micro-batches) counts once.
+"""
+
+from kvtrace.ledger.coverage.read import Coverage, cover
+from kvtrace.ledger.coverage.spool import WorkerCoverage
+from kvtrace.ledger.coverage.store_steps import Bit, StepBit, StoreSteps
+
+__all__ = ["Bit", "Coverage", "StepBit", "StoreSteps", "WorkerCoverage", "cover"]

@@ -1,0 +1,166 @@
+"""All spools read for their hooks and op bodies, as tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from kvtrace.ledger.coverage.spool import Counts, SpoolReader, WorkerCoverage
+from kvtrace.ledger.model import HOOK_COLUMNS, OP_COLUMNS, SKIP_COLUMNS, TIMING_COLUMNS, Engine, Worker
+from kvtrace.ledger.scan import SpoolScan
+from kvtrace.ledger.steps import Array
+from kvtrace.ledger.timing import Histograms
+from kvtrace.trace import hooks, ops
+from kvtrace.trace.format import Skip
+
+Rows = list[tuple[object, ...]]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Tables as in :class:`~kvtrace.ledger.model.Run`; ``workers`` by Worker.key."""
+
+    hooks: pd.DataFrame
+    ops: pd.DataFrame
+    skips: pd.DataFrame
+    timing: pd.DataFrame
+    workers: Mapping[tuple[int, str], WorkerCoverage]
+
+
+def cover(
+    scans: Sequence[SpoolScan], engines: Sequence[Engine], workers: Sequence[Worker], store_steps: Array
+) -> Coverage:
+    """Read every spool again.
+
+    Args:
+        store_steps: sorted, distinct steps whose metadata held a store entry.
+
+    Raises:
+        SpoolError: a spool vanished.
+    """
+    hooks_time, ops_time = Histograms(hooks.CODES), Histograms(ops.CODES)
+    hook_rows: Rows = []
+    op_rows: Rows = []
+    skip_rows: Rows = []
+    covered: dict[tuple[int, str], WorkerCoverage] = {}
+    readers = []
+    for scan in scans:
+        here = [worker for worker in workers if worker.spool == scan.name]
+        reader = SpoolReader(scan, here, store_steps)
+        reader.read(hooks_time, ops_time)
+        readers.append(reader)
+        for worker in here:
+            covered[worker.key] = found = reader.coverage(worker)
+            hook_rows += _hook_rows(worker, found.hooks)
+            op_rows += _op_rows(worker, found.ops)
+            skip_rows += [
+                (worker.engine, worker.pid, worker.rank, _skip_name(skip), count)
+                for skip, count in sorted(found.skips.items())
+            ]
+    hook_rows += _scheduler_rows(engines, readers)
+    exec_ns = sum(worker.exec_ns for worker in workers)
+    return Coverage(
+        hooks=pd.DataFrame(hook_rows, columns=list(HOOK_COLUMNS)),
+        ops=pd.DataFrame(op_rows, columns=list(OP_COLUMNS)),
+        skips=pd.DataFrame(skip_rows, columns=list(SKIP_COLUMNS)),
+        timing=_timing(hooks_time, ops_time, exec_ns),
+        workers=covered,
+    )
+
+
+def _skip_name(skip: int) -> str:
+    try:
+        return Skip(skip).name
+    except ValueError:
+        return f"SKIP_{skip}"
+
+
+def _scheduler_rows(engines: Sequence[Engine], readers: Sequence[SpoolReader]) -> Rows:
+    return [
+        (
+            engine.tag, engine.pid, engine.process, -1, "", hooks.BUILD_METADATA.name, engine.steps,
+            min(fired, engine.steps), sum(reader.scheduled_work[engine.tag] for reader in readers),
+            sum(reader.scheduled_raised[engine.tag] for reader in readers),
+        )
+        for engine in engines
+        if (fired := sum(reader.scheduled[engine.tag] for reader in readers)) or engine.steps
+    ]  # fmt: skip
+
+
+def _hook_rows(worker: Worker, counts: Counts) -> Rows:
+    """Those that were seen, and those that are due in each step."""
+    due = {
+        (hook.name, layer)
+        for hook in hooks.WORKER_DUE
+        for layer in (worker.kv_layers if hook.layered else ("",))
+    }
+    found = {**dict.fromkeys(due, (0, 0, 0)), **counts}
+    codes = {hook.name: hook.code for hook in hooks.TABLE}
+    return [
+        (
+            worker.engine,
+            worker.pid,
+            worker.process,
+            worker.rank,
+            layer,
+            hook,
+            worker.steps,
+            *found[hook, layer],
+        )
+        for hook, layer in _ordered(found, codes, worker)
+    ]
+
+
+def _op_rows(worker: Worker, counts: Counts) -> Rows:
+    """Those that were seen; a layer without an attention body has a row of the usual one."""
+    updates = {op.name for op in ops.UPDATES}
+    bodies: Counter[str] = Counter()
+    for (op, _), (fired, _, _) in counts.items():
+        if op not in updates:
+            bodies[op] += fired
+    usual = bodies.most_common(1)[0][0] if bodies else ops.ATTENTION_WITH_OUTPUT.name
+    with_body = {layer for op, layer in counts if op not in updates}
+    missing = [(usual, layer) for layer in worker.kv_layers if layer not in with_body]
+    found = {**counts, **dict.fromkeys(missing, (0, 0, 0))}
+    codes = {op.name: op.code for op in ops.TABLE}
+    return [
+        (
+            worker.engine,
+            worker.pid,
+            worker.process,
+            worker.rank,
+            layer,
+            op,
+            worker.steps,
+            *found[op, layer][:2],
+        )
+        for op, layer in _ordered(found, codes, worker)
+    ]
+
+
+def _ordered(
+    found: Iterable[tuple[str, str]], codes: Mapping[str, int], worker: Worker
+) -> list[tuple[str, str]]:
+    """By the code of the hook or op, then in the order of the worker's KV layers, others first."""
+    order = {layer: i for i, layer in enumerate(worker.kv_layers)}
+    return sorted(found, key=lambda key: (codes[key[0]], order.get(key[1], -1), key[1]))
+
+
+def _timing(hooks_time: Histograms, ops_time: Histograms, exec_ns: int) -> pd.DataFrame:
+    timed = [("hook", hook.name, hook.code, hook.in_step, hooks_time) for hook in hooks.TABLE]
+    timed += [("op", op.name, op.code, True, ops_time) for op in ops.TABLE]
+    found: Rows = []
+    for kind, name, code, in_step, time in timed:
+        count = time.count(code)
+        if count:
+            share = time.totals[code] / exec_ns if in_step and exec_ns else None
+            found.append(
+                (name, kind, "host", count, time.quantile(code, 0.5), time.quantile(code, 0.99),
+                 time.totals[code], share)
+            )  # fmt: skip
+    table: pd.DataFrame = pd.DataFrame(found, columns=list(TIMING_COLUMNS))
+    table["share_of_steps"] = pd.Series([row[-1] for row in found], dtype=object)
+    return table

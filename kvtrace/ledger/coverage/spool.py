@@ -1,0 +1,246 @@
+"""One spool, read for its hooks and op bodies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvtrace.ledger.coverage.distinct import FIRED, OP, RAISED, WORK, Calls, Distinct, is_attention, what_of
+from kvtrace.ledger.coverage.layers import Layers
+from kvtrace.ledger.coverage.store_steps import StoreStepReader, StoreSteps
+from kvtrace.ledger.model import Worker
+from kvtrace.ledger.scan import SpoolScan
+from kvtrace.ledger.steps import Array, real_step
+from kvtrace.ledger.timing import Histograms
+from kvtrace.trace import hooks, ops, rows
+from kvtrace.trace.format import DETAIL_IS_OP, STEP_SHIFT, Dispatch, Flag, Kind, Role, Skip
+from kvtrace.trace.reader import Records, Spool
+
+Counts = dict[tuple[str, str], tuple[int, int, int]]
+"""(hook or op, layer) -> steps in which it fired, with work (of an op: called directly), and raised."""
+
+_QUIET_ROWS = 2048
+_PENDING_KEYS = 1 << 20
+_DUE = [hook.code for hook in hooks.TABLE if hook.always_due]
+
+
+@dataclass(frozen=True)
+class WorkerCoverage:
+    """What one worker's spool shows of it. Steps are real forward steps."""
+
+    hooks: Counts
+    ops: Counts
+    skips: Mapping[int, int]  # Skip -> attention bodies in real steps
+    layers_seen: frozenset[str]  # with an attention body or a save hook in a step
+    layers_outside: frozenset[str]  # with one in no step: capture, warm-up, profiling
+    python: Mapping[int, tuple[int, int]]
+    """graph mode -> layer-steps of KV layers with an attention body, and with a save hook"""
+    hook_ns: Mapping[str, int]  # host time in each hook
+    store_steps: StoreSteps
+
+    @property
+    def any_call(self) -> bool:
+        """Whether any hook or attention body was seen: else the agent did not get in there."""
+        return bool(self.hooks) or any(op not in _UPDATES for op, _ in self.ops)
+
+
+_UPDATES = frozenset(op.name for op in ops.UPDATES)
+
+
+class SpoolReader:
+    """The counts of one spool. ``scheduled``, ``scheduled_work``, ``scheduled_raised``: engine tag -> steps
+    in which the scheduler built metadata, put an entry into it, and raised."""
+
+    def __init__(self, scan: SpoolScan, workers: Sequence[Worker], store_steps: Array) -> None:
+        self._spool = Spool(scan.path)
+        self._workers = workers
+        self._layers = Layers(self._spool.names)
+        self._distinct = Distinct(scan.executed.values())
+        self._outside: set[int] = set()  # layers with a body or save hook outside of real steps
+        self._spent: dict[int, Counter[int]] = {worker.engine: Counter() for worker in workers}  # hook -> ns
+        self._skips: dict[int, Counter[int]] = {worker.engine: Counter() for worker in workers}
+        self._stores = {w.engine: StoreStepReader(w, store_steps, self._layers) for w in workers}
+        self.scheduled: Counter[int] = Counter()
+        self.scheduled_work: Counter[int] = Counter()
+        self.scheduled_raised: Counter[int] = Counter()
+
+    def read(self, hooks_time: Histograms, ops_time: Histograms) -> None:
+        """Read it once; durations are added to the histograms, by code."""
+        for chunk in self._spool.chunks():
+            kinds = rows.kind(chunk[:, 0])
+            found: list[Calls] = []
+            called, bodies = chunk[kinds == Kind.HOOK], chunk[kinds == Kind.OP]
+            if len(called):
+                found.append(self._hook_calls(called, hooks_time))
+            if len(bodies):
+                found.append(self._op_calls(bodies, ops_time))
+            quiet = chunk[kinds == Kind.QUIET]
+            for at in range(0, len(quiet), _QUIET_ROWS):
+                found += self._quiet_calls(quiet[at : at + _QUIET_ROWS], hooks_time, ops_time)
+                if sum(len(calls.keys) for calls in found) > _PENDING_KEYS:
+                    self._distinct.add(found)
+                    found = []
+            self._distinct.add(found)
+
+    # -- hooks
+
+    def _hook_calls(self, table: Records, time: Histograms) -> Calls:
+        call = rows.columns(rows.HookCall, table)
+        in_step, codes = real_step(call.step), rows.code(call.head)
+        timed = in_step | ~np.isin(codes, _DUE)
+        time.add(codes[timed], call.t0[timed], call.t1[timed])
+        on_worker = rows.role(call.head) == Role.WORKER
+        building = ~on_worker & in_step & (codes == hooks.BUILD_METADATA.code)
+        if building.any():
+            self._count_scheduled(rows.columns(rows.HookCall, table[building]))
+        saving = on_worker & (codes == hooks.SAVE_LAYER.code)
+        self._note_outside(call.layer[saving & ~self._distinct.is_real(call.step)])
+        call = rows.columns(rows.HookCall, table[on_worker & in_step])
+        layer, codes = self._layers.numbers(call.layer), rows.code(call.head)
+        for reader in self._stores.values():
+            reader.add_hooks(call, layer)
+        self._count_spent(call)
+        bits = FIRED | np.where(_with_work(call), WORK, 0) | np.where(_raised(call), RAISED, 0)
+        return self._distinct.calls(call.step, what_of(codes, is_op=False), layer, bits)[0]
+
+    def _count_scheduled(self, call: rows.HookCall) -> None:
+        # A connector inside another one is called in the same step: count steps.
+        for counts, steps in (
+            (self.scheduled, call.step),
+            (self.scheduled_work, call.step[_with_work(call)]),
+            (self.scheduled_raised, call.step[_raised(call)]),
+        ):
+            counts.update((np.unique(steps) >> STEP_SHIFT).tolist())
+
+    def _count_spent(self, call: rows.HookCall) -> None:
+        spans = np.clip(call.t1.astype(np.float64) - call.t0, 0, 2.0**62)
+        codes = rows.code(call.head)
+        for tag, spent in self._spent.items():
+            here = (call.step >> STEP_SHIFT) == tag
+            for hook in np.unique(codes[here]).tolist():
+                spent[hook] += int(spans[here & (codes == hook)].sum())
+
+    # -- op bodies
+
+    def _op_calls(self, table: Records, time: Histograms) -> Calls:
+        call = rows.columns(rows.OpCall, table)
+        capture = (rows.flags(call.head) & Flag.CAPTURE) != 0
+        attention = is_attention(what_of(rows.code(call.head), is_op=True))
+        self._note_outside(call.layer[(~self._distinct.is_real(call.step) | capture) & attention])
+        counts = real_step(call.step) & ~capture
+        call, attention = rows.columns(rows.OpCall, table[counts]), attention[counts]
+        codes = rows.code(call.head)
+        time.add(codes, call.t0, call.t1)
+        layer = self._layers.numbers(call.layer)
+        direct = rows.detail(call.head) == Dispatch.DIRECT
+        raised = (rows.flags(call.head) & Flag.RAISED) != 0
+        bits = FIRED | np.where(direct, WORK, 0) | np.where(raised, RAISED, 0)
+        calls, inside = self._distinct.calls(call.step, what_of(codes, is_op=True), layer, bits)
+        for tag, skips in self._skips.items():
+            here = inside & attention & ((call.step >> STEP_SHIFT) == tag)
+            values, numbers = np.unique(call.skip[here], return_counts=True)
+            skips.update(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
+        bodies = rows.columns(rows.OpCall, table[counts][attention])
+        for reader in self._stores.values():
+            reader.add_bodies(bodies, layer[attention])
+        return calls
+
+    def _note_outside(self, layers: Array) -> None:
+        if len(layers):
+            self._outside.update(self._layers.numbers(np.unique(layers)).tolist())
+
+    # -- collapsed calls
+
+    def _quiet_calls(self, table: Records, hooks_time: Histograms, ops_time: Histograms) -> list[Calls]:
+        """QUIET records: one per step and hook or op, for a set of layers."""
+        head = rows.columns(rows.QuietCalls, table).head
+        is_op = (rows.detail(head) & DETAIL_IS_OP) != 0
+        groups = np.stack([is_op, rows.code(head), rows.columns(rows.QuietCalls, table).layer_set], axis=1)
+        unique, group_of = np.unique(groups, axis=0, return_inverse=True)
+        found = []
+        for group, (op, code, layer_set) in enumerate(unique.tolist()):
+            here = table[group_of.reshape(-1) == group]
+            call = rows.columns(rows.QuietCalls, here[real_step(rows.columns(rows.QuietCalls, here).step)])
+            time = ops_time if op else hooks_time
+            for of_step in zip(call.count, call.total_ns, call.least_ns, call.most_ns, strict=True):
+                time.add_summed(code, *map(int, of_step))
+            if not op and code == hooks.BUILD_METADATA.code:
+                self.scheduled.update((np.unique(call.step) >> STEP_SHIFT).tolist())
+                continue
+            layers = self._layers.of_set(layer_set)
+            what = what_of(np.full(len(call.step) * len(layers), code, np.int64), bool(op))
+            if op and is_attention(what[:1]).any():
+                self._count_quiet_skips(call)
+            found.append(
+                self._distinct.calls(
+                    np.repeat(call.step, len(layers)),
+                    what,
+                    np.tile(layers, len(call.step)),
+                    np.full(len(what), FIRED, np.int64),
+                )[0]
+            )
+        return found
+
+    def _count_quiet_skips(self, call: rows.QuietCalls) -> None:
+        # A quiet step is one in which nothing was odd: its bodies were hooked wherever a
+        # connector is live.
+        for worker in self._workers:
+            counts = call.count[(call.step >> STEP_SHIFT) == worker.engine]
+            skip = Skip.NO_CONNECTOR if worker.connector_live is False else Skip.HOOKED
+            if len(counts):
+                self._skips[worker.engine][int(skip)] += int(np.clip(counts, 0, None).sum())
+
+    # -- results
+
+    def coverage(self, worker: Worker) -> WorkerCoverage:
+        """What was read of one of the workers."""
+        names = self._layers.names
+        seen = {
+            names[key.layer]
+            for key in self._distinct.fired
+            if key.tag == worker.engine
+            and (key.what == hooks.SAVE_LAYER.code or is_attention(np.array(key.what)))
+        }
+        spent = {hooks.name_of(code): ns for code, ns in sorted(self._spent[worker.engine].items())}
+        return WorkerCoverage(
+            hooks=self._counts(worker, is_op=False),
+            ops=self._counts(worker, is_op=True),
+            skips=self._skips[worker.engine],
+            layers_seen=frozenset(seen),
+            layers_outside=frozenset({names[layer] for layer in self._outside if layer >= 0} - {""}),
+            python=self._python(worker),
+            hook_ns={name: ns for name, ns in spent.items() if name},
+            store_steps=self._stores[worker.engine].result(),
+        )
+
+    def _counts(self, worker: Worker, is_op: bool) -> Counts:
+        found: Counts = {}
+        for key, fired in self._distinct.fired.items():
+            name = ops.name_of(key.what - OP) if is_op else hooks.name_of(key.what)
+            if key.tag != worker.engine or not name:
+                continue
+            old = found.get((name, self._layers.names[key.layer]), (0, 0, 0))
+            new = (fired, self._distinct.with_work[key], self._distinct.raised[key])
+            found[name, self._layers.names[key.layer]] = (old[0] + new[0], old[1] + new[1], old[2] + new[2])
+        return found
+
+    def _python(self, worker: Worker) -> dict[int, tuple[int, int]]:
+        found: dict[int, list[int]] = {}
+        for (tag, mode, kind, layer), n in self._distinct.python.items():
+            if tag == worker.engine and self._layers.names[layer] in worker.kv_layers:
+                found.setdefault(mode, [0, 0])[kind] += n
+        return {mode: (bodies, saves) for mode, (bodies, saves) in found.items()}
+
+
+def _with_work(call: rows.HookCall) -> Array:
+    """Calls whose metadata named something to copy."""
+    result: Array = (call.slots > 0) | ((call.slots < 0) & (call.entries > 0))
+    return result
+
+
+def _raised(call: rows.HookCall) -> Array:
+    result: Array = (rows.flags(call.head) & Flag.RAISED) != 0
+    return result

@@ -1,0 +1,6 @@
+"""The ledger of loads: every prompt token, from the connector's answer to the KV in the layers.
+
+Total: the prompt tokens of every request that a scheduler with a connector let in, times pairs; each
+ends at one :class:`~kvtrace.ledger.ends.LoadEnd`. A request is looked at in its first admission: what is
+loaded again after a preemption was computed once already.
+"""

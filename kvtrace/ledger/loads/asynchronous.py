@@ -1,0 +1,123 @@
+"""Loads in the background: a worker or the scheduler reports their end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.intervals import subtract
+from kvtrace.ledger.loads.accepted import Accepted
+from kvtrace.ledger.loads.arrival import FEWER_NAMED, Arrival, Seen, bits, parts
+from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.trace import NEVER
+from kvtrace.ledger.model import Engine, Worker
+from kvtrace.ledger.requests import Transfer
+
+NEVER_FINISHED_NS = 5 * 10**9
+"""A request that leaves after this long in an open load did not leave for an impatient client's sake."""
+STILL_OPEN_NS = 60 * 10**9
+"""A load that is open for this long when the trace ends will not come any more."""
+
+
+def load_asynchronously(accepted: Accepted, engine: Engine, seen: Seen) -> LoadOf:
+    """What of a load got into the pairs, by its reports and by what was measured meanwhile."""
+    arrival = Arrival(accepted)
+    request = accepted.request
+    reports = [one for one in request.transfers if one.load and not one.begun]
+    reports = sorted((one for one in reports if one.t >= accepted.allocated_t), key=lambda one: one.t)
+    by_scheduler = [one for one in reports if not one.spool]
+    if not request.chunks and not by_scheduler:
+        end, open_ns = _still_open(arrival, accepted, engine, reports)
+        arrival.put(parts(end, [accepted.positions]), bits(0, engine.pairs))
+        return arrival.result(False, open_ns)
+    ended = min([one.t for one in by_scheduler or reports] + [one.t for one in request.chunks[:1]] or [NEVER])
+    known = ended < NEVER and bool(accepted.allocated_t)
+    waited_ns = max(0, ended - accepted.allocated_t) if known else -1
+    failed = _failed(arrival, accepted, seen, reports)
+    return arrival.result(_put_pairs(arrival, accepted, engine, seen, failed), waited_ns)
+
+
+def _still_open(
+    arrival: Arrival, accepted: Accepted, engine: Engine, reports: Sequence[Transfer]
+) -> tuple[LoadEnd, int]:
+    """The end of a load that never came to one in the trace, and how long it was open (ns, -1 unknown)."""
+    finish = accepted.request.finish
+    end = finish.t if finish is not None else engine.t_last
+    open_ns = end - accepted.allocated_t if accepted.allocated_t and end else 0
+    if open_ns < (NEVER_FINISHED_NS if finish is not None else STILL_OPEN_NS):
+        return LoadEnd.PENDING, max(-1, open_ns)
+    left = "when the request left" if finish is not None else "when the trace ends"
+    arrival.because(LoadEnd.NOT_FINISHED, f"open for {open_ns / 1e9:.1f} s {left}")
+    reported = {one.spool for one in reports}
+    ranks = sorted({worker.rank for worker in engine.workers if worker.spool in reported})
+    missing = [worker.rank for worker in engine.workers if worker.rank not in ranks]
+    if ranks and missing:
+        done, silent = (", ".join(map(str, group)) for group in (ranks, missing))
+        arrival.because(LoadEnd.NOT_FINISHED, f"rank {done} reported it finished; rank {silent} did not")
+    return LoadEnd.NOT_FINISHED, max(-1, open_ns)
+
+
+def _failed(arrival: Arrival, accepted: Accepted, seen: Seen, reports: Sequence[Transfer]) -> int:
+    """Tokens that the connector reported as failed."""
+    load, request = accepted.load, accepted.request
+    if any(one.failed for one in reports):
+        arrival.because(LoadEnd.FAILED, "the transfer was reported as failed")
+        return load.accepted
+    until = request.chunks[0].t if request.chunks else request.finish.t if request.finish else NEVER
+    blocks = [
+        report.blocks
+        for report in seen.found.errors.get(load.engine, ())
+        if accepted.allocated_t <= report.t <= until
+    ]
+    began = request.chunks[0].start if request.chunks else -1
+    short = load.local + load.accepted - began if began >= 0 else 0
+    again = sum(lookup.accepted is not None for lookup in request.lookups) > 1 and began >= 0
+    if not blocks or (short <= 0 and not again):
+        return 0
+    arrival.because(LoadEnd.FAILED, f"{max(blocks)} blocks reported by get_block_ids_with_load_errors")
+    return load.accepted if short <= 0 else min(load.accepted, short)
+
+
+def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen, failed: int) -> bool:
+    """Reported as finished: loaded, but for what failed, and where hooks that write were seen not to.
+
+    Returns whether each pair was watched.
+    """
+    start, end = accepted.positions
+    good = end - failed
+    bad = parts(LoadEnd.FAILED, [(good, end)])
+    if good <= start:
+        arrival.put(bad, bits(0, engine.pairs))
+        return False
+    steps = accepted.window()
+    short = subtract(accepted.unnamed, [(good, end)])
+    complaints = [line for step in steps for line in seen.found.complaints.get(step, ())]
+    reason = complaints[0] if complaints else "the load hooks did write for other requests"
+    first, watched = 0, bool(steps)
+    for worker in engine.workers:
+        for pair, layer in enumerate(worker.kv_layers):
+            place = (worker.rank, layer)
+            wrote = _wrote(worker, pair, steps, seen)
+            if wrote == 0 and (worker.key in seen.writing or complaints):
+                arrival.put([*parts(LoadEnd.NOT_WRITTEN, [(start, good)]), *bad], bits(first + pair))
+                nothing = f"reported as finished, and the load hooks wrote 0 slots; {reason}"
+                arrival.because(LoadEnd.NOT_WRITTEN, nothing, place)
+                continue
+            watched &= wrote > 0
+            arrival.put([*parts(LoadEnd.PARTLY, short), *bad], bits(first + pair))
+            if short:
+                arrival.because(LoadEnd.PARTLY, FEWER_NAMED, place)
+        first += len(worker.kv_layers)
+    rest = bits(first, engine.pairs - first)
+    arrival.put([*parts(LoadEnd.NOT_OBSERVED, [(start, good)]), *bad], rest)
+    return watched
+
+
+def _wrote(worker: Worker, pair: int, steps: Sequence[int], seen: Seen) -> int:
+    """Slots that the load hooks wrote into a pair in these steps, -1 where not all were watched."""
+    loads = seen.found.workers.get(worker.key)
+    if loads is None:
+        return -1
+    rows = [at for step in steps if (at := loads.row(step)) >= 0]
+    counts = [int(loads.measured(at, waits=False)[pair]) for at in rows]
+    return sum(counts) if counts and min(counts) >= 0 else -1

@@ -1,0 +1,257 @@
+"""The ledger of saves: every position of every request, in every pair, has exactly one outcome.
+
+A pair is one KV-owning layer on one rank. Pairs that fared alike in all steps of a request
+form a class and are counted together: intervals of positions times the number of pairs.
+Positions that were not saved leave here as *pieces*, with where their way ended; the
+rules in ``kvtrace.causes`` say which cause stands behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from kvtrace.ledger.ends import NOT_SAVED, Outcome
+from kvtrace.ledger.intervals import length
+from kvtrace.ledger.loads.model import LoadOf, Part
+from kvtrace.ledger.model import (
+    BASE_COLUMNS,
+    ENTRY_COLUMNS,
+    PIECE_COLUMNS,
+    Engine,
+    Span,
+    Trust,
+)
+from kvtrace.ledger.requests import Request
+from kvtrace.ledger.saves.pairs import Evidence, Pairs, pairs_of
+from kvtrace.ledger.saves.positions import Segment, Way, reuse_of
+from kvtrace.ledger.steps import Array
+from kvtrace.terms import SAVED
+
+Rows = list[tuple[object, ...]]
+
+
+@dataclass(frozen=True)
+class RequestSaves:
+    """One request's part in the ledger of saves."""
+
+    saved: int = 0  # token-layers
+    unsaved: int = 0
+    diverged: bool = False  # ranks that hold a part of the same layer saved different amounts
+    local: int = 0  # positions
+    external: int = 0
+
+
+@dataclass(frozen=True)
+class Saves:
+    """The ledger of saves, before the causes are named. Tables as in :class:`~kvtrace.ledger.model.Run`."""
+
+    total: int
+    base: pd.DataFrame
+    pieces: pd.DataFrame
+    entries: pd.DataFrame
+    requests: tuple[RequestSaves, ...]
+    spans: tuple[Span, ...]
+    trust: Trust
+
+
+def assign(
+    requests: Sequence[Request],
+    engines: Sequence[Engine],
+    evidence: Evidence,
+    loads: Sequence[LoadOf],
+    watch: Collection[str] = (),
+) -> Saves:
+    """Assign each position its outcome.
+
+    Args:
+        loads: what became of the requests' loads.
+        watch: ids of the requests whose spans are kept.
+
+    Raises:
+        AssertionError: the outcomes do not sum to positions x pairs.
+    """
+    of_engine: dict[int, dict[int, Request]] = defaultdict(dict)
+    for row, request in enumerate(requests):
+        of_engine[request.engine][row] = request
+    made = {engine.tag: pairs_of(engine, of_engine[engine.tag], evidence) for engine in engines}
+    lost = {load.request: load.lost for load in loads}
+    total = 0
+    base: Rows = []
+    pieces: Rows = []
+    found: list[RequestSaves] = []
+    spans: list[Span] = []
+    for row, request in enumerate(requests):
+        if request.engine not in made:
+            found.append(RequestSaves())
+            continue
+        way = _way(row, request, made[request.engine][0], evidence, lost.get(row, {}))
+        of_request = _OfRequest(row, way)
+        base += of_request.base()
+        pieces += of_request.pieces()
+        found.append(of_request.sums())
+        total += request.computed * len(way.pairs)
+        if request.id in watch:
+            spans += _spans(row, way)
+    result = Saves(
+        total=total,
+        base=pd.DataFrame(base, columns=list(BASE_COLUMNS)),
+        pieces=pd.DataFrame(pieces, columns=list(PIECE_COLUMNS)),
+        entries=_entries(requests),
+        requests=tuple(found),
+        spans=tuple(spans),
+        trust=sum((trust for _, trust in made.values()), Trust()),
+    )
+    _check(result)
+    return result
+
+
+def _check(saves: Saves) -> None:
+    sizes = (saves.pieces["end"] - saves.pieces["start"]) * saves.pieces["pairs"]
+    assigned = int(saves.base["amount"].sum()) + int(sizes.sum())
+    assert assigned == saves.total, f"token ledger: {assigned} of {saves.total} token-layers have an outcome"
+
+
+def _way(
+    row: int, request: Request, pairs: Pairs, evidence: Evidence, lost: Mapping[tuple[Part, ...], int]
+) -> Way:
+    reuse = reuse_of(request, lost)
+    return Way(request, pairs, reuse, evidence.unfinished.get(row, {}), evidence.unknown)
+
+
+def _entries(requests: Sequence[Request]) -> pd.DataFrame:
+    found: Rows = [
+        (row, request.engine, entry.step, entry.slots, entry.tokens, entry.start, entry.available,
+         entry.asynchronous)
+        for row, request in enumerate(requests)
+        for entry in request.entries
+    ]  # fmt: skip
+    table: pd.DataFrame = pd.DataFrame(found, columns=list(ENTRY_COLUMNS))
+    return table
+
+
+@dataclass(frozen=True)
+class _Class:
+    """Pairs in which a request fared alike."""
+
+    pairs: int
+    live: bool
+    segments: list[Segment]
+
+    @property
+    def saved(self) -> int:
+        return sum(one.end - one.start for one in self.segments if one.outcome.name == SAVED)
+
+
+class _OfRequest:
+    """One request's rows in the tables."""
+
+    def __init__(self, row: int, way: Way) -> None:
+        self._row, self._way, self._request = row, way, way.request
+        counts, self._class_of = _classes(way)
+        self._classes = [
+            _Class(count, bool(way.pairs.live[pair]), way.segments(pair)) for count, pair in counts
+        ]
+
+    def base(self) -> Rows:
+        """What needs no cause."""
+        amounts: Counter[Outcome] = Counter()
+        prompts: Counter[Outcome] = Counter()
+        for one in self._classes:
+            for part in one.segments:
+                if part.outcome.name != NOT_SAVED:
+                    amounts[part.outcome] += (part.end - part.start) * one.pairs
+                    in_prompt = min(part.end, self._request.prompt) - part.start
+                    prompts[part.outcome] += max(0, in_prompt) * one.pairs
+        return [
+            (self._row, self._request.engine, outcome.name, outcome.code, amount, prompts[outcome])
+            for outcome, amount in amounts.items()
+        ]
+
+    def pieces(self) -> Rows:
+        """What was not saved, prompt and decode apart."""
+        return [
+            (self._row, self._request.engine, low, high, one.pairs, phase, part.chunk,
+             _step(self._request, part.chunk), part.outcome.code, one.live)
+            for one in self._classes
+            for part in one.segments
+            if part.outcome.name == NOT_SAVED
+            for low, high, phase in _phases(part, self._request.prompt)
+        ]  # fmt: skip
+
+    def sums(self) -> RequestSaves:
+        saved = np.array([one.saved for one in self._classes], dtype=np.int64)
+        return RequestSaves(
+            saved=sum(one.saved * one.pairs for one in self._classes),
+            unsaved=sum(
+                (part.end - part.start) * one.pairs
+                for one in self._classes
+                for part in one.segments
+                if part.outcome.name == NOT_SAVED
+            ),
+            diverged=_ranks_differ(self._way.pairs.layer, saved[self._class_of]),
+            local=length(self._way.reuse.local),
+            external=length(self._way.reuse.external),
+        )
+
+
+def _step(request: Request, chunk: int) -> int:
+    return request.chunks[chunk].step if chunk >= 0 else 0
+
+
+def _phases(part: Segment, prompt: int) -> list[tuple[int, int, str]]:
+    parts = ((part.start, min(part.end, prompt), "prefill"), (max(part.start, prompt), part.end, "decode"))
+    return [(low, high, phase) for low, high, phase in parts if low < high]
+
+
+def _spans(row: int, way: Way) -> list[Span]:
+    """The segments pair by pair; those of pairs that fared alike together."""
+    alike: dict[tuple[bool, tuple[Segment, ...]], list[int]] = defaultdict(list)
+    for pair in range(len(way.pairs)):
+        alike[bool(way.pairs.live[pair]), tuple(way.segments(pair))].append(pair)
+    return [
+        Span(
+            request=row, start=part.start, end=part.end, outcome=part.outcome, chunk=part.chunk,
+            step=_step(way.request, part.chunk), live=live, pairs=tuple(members),
+        )
+        for (live, segments), members in alike.items()
+        for part in segments
+    ]  # fmt: skip
+
+
+def _ranks_differ(layer: Array, saved: Array) -> bool:
+    """Whether a layer was saved to different extents by the ranks that hold a part of it. Layers of one
+    rank may differ: that is another cause's."""
+    if not len(saved) or (saved == saved[0]).all():
+        return False
+    distinct = np.unique(np.stack([layer, saved]), axis=1)
+    return bool(len(np.unique(distinct[0])) < distinct.shape[1])
+
+
+def _classes(way: Way) -> tuple[list[tuple[int, int]], Array]:
+    """Pairs in which a request fared alike: (how many, one of them) each, and the class of each pair."""
+    request, pairs = way.request, way.pairs
+    n = len(pairs)
+    if not n:
+        return [], np.empty(0, dtype=np.int64)
+    differing: list[Array] = [pairs.live.astype(np.int64)]
+    for members in way.reuse.lost.values():
+        differing.append(np.array([members >> pair & 1 for pair in range(n)], dtype=np.int64))
+    stores = list(dict.fromkeys(entry.step for entry in request.entries))
+    differing += [pairs.ends[step].astype(np.int64) for step in stores]
+    differing += [pairs.kept[step] for step in stores if (pairs.kept[step] >= 0).any()]
+    if way.unfinished:
+        differing.append(np.array([pairs.spool(pair) in way.unfinished for pair in range(n)], np.int64))
+    computing = dict.fromkeys(chunk.step for chunk in request.chunks)
+    differing += [pairs.states[step][pairs.worker].astype(np.int64) for step in computing]
+    table = np.stack(differing)
+    if (table == table[:, :1]).all():
+        return [(n, 0)], np.zeros(n, dtype=np.int64)
+    _, first, class_of, counts = np.unique(
+        table, axis=1, return_index=True, return_inverse=True, return_counts=True
+    )
+    return list(zip(counts.tolist(), first.tolist(), strict=True)), class_of.reshape(-1)

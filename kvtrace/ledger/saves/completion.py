@@ -1,0 +1,98 @@
+"""Asynchronous saves: which began, and which never came back.
+
+``OPEN`` says that a finished request's blocks are kept for a transfer, ``DONE`` that a worker, or
+the scheduler, heard of its end. A save is called unfinished only where the engine went on long
+enough to have heard of it; what the end of the trace cuts off is pending.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.model import AsyncSave, Engine, Worker
+from kvtrace.ledger.requests import Request, Transfer
+
+OVERTAKEN = 3
+"""So many saves that began later and are done: this one will not come any more."""
+LONG_NS = 60 * 10**9
+PARTLY_NS = 5 * 10**9
+"""As long after some ranks were done, the others will not follow."""
+
+
+@dataclass(frozen=True)
+class _Save:
+    """One request's save, with the reports of its end."""
+
+    row: int
+    engine: int
+    opened: int
+    reports: tuple[Transfer, ...]
+
+    @property
+    def done(self) -> int:
+        """When the scheduler last heard of its end, 0 never."""
+        return max((report.t for report in self.reports if not report.spool), default=0)
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Worker's spool -> when it last reported the end."""
+        found: dict[str, int] = {}
+        for report in self.reports:
+            if report.spool:
+                found[report.spool] = max(report.t, found.get(report.spool, report.t))
+        return found
+
+    @property
+    def failed(self) -> set[str]:
+        """Spools of the workers that called it failed, "" for the scheduler's word."""
+        return {report.spool for report in self.reports if report.failed}
+
+
+def settle(requests: Sequence[Request], engines: Sequence[Engine]) -> list[AsyncSave]:
+    """All asynchronous saves, in the order in which they began."""
+    saves = [save for row, request in enumerate(requests) if (save := _save(row, request)) is not None]
+    saves.sort(key=lambda save: save.opened)
+    ends: dict[int, int] = defaultdict(int, {engine.tag: engine.t_last for engine in engines})
+    finished: dict[int, list[int]] = defaultdict(list)  # engine -> begin of the saves that are done
+    for save in saves:
+        ends[save.engine] = max(ends[save.engine], save.opened, save.done, *save.ranks.values(), 0)
+        if save.done:
+            finished[save.engine].append(save.opened)
+    workers = {engine.tag: engine.workers for engine in engines}
+    return [
+        _ended(save, workers.get(save.engine, ()), ends[save.engine], finished[save.engine]) for save in saves
+    ]
+
+
+def _save(row: int, request: Request) -> _Save | None:
+    begun = [transfer for transfer in request.transfers if transfer.store and transfer.begun]
+    if not begun:
+        return None
+    reports = tuple(transfer for transfer in request.transfers if transfer.store and not transfer.begun)
+    return _Save(row, request.engine, begun[0].t, reports)
+
+
+def _ended(save: _Save, workers: Sequence[Worker], now: int, finished: Sequence[int]) -> AsyncSave:
+    """How a save ended.
+
+    Args:
+        now: the last that was seen of its engine.
+        finished: when the saves began that are done.
+    """
+    ranks = save.ranks
+    reported = tuple(worker.rank for worker in workers if worker.spool in ranks)
+    absent = [worker for worker in workers if worker.spool not in ranks]
+    missing = tuple(worker.rank for worker in absent)
+    if save.done or save.failed:
+        end = SaveEnd.FAILED if save.failed else SaveEnd.SAVED
+        failed = dict.fromkeys(save.failed, SaveEnd.FAILED)
+        return AsyncSave(save.row, end, reported, () if save.done else missing, failed)
+    overdue = sum(opened > save.opened for opened in finished) >= OVERTAKEN
+    overdue = overdue or now - save.opened >= LONG_NS
+    overdue = overdue or (bool(ranks) and now - max(ranks.values()) >= PARTLY_NS)
+    end = SaveEnd.NOT_FINISHED if overdue else SaveEnd.PENDING
+    unfinished = [worker.spool for worker in absent] if ranks else [""]
+    return AsyncSave(save.row, end, reported, missing, dict.fromkeys(unfinished, end))

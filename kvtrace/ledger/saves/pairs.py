@@ -1,0 +1,120 @@
+"""One engine's (layer, rank) pairs, and how every step that matters went in each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtrace.ledger.coverage import WorkerCoverage
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.model import Engine, Swallowed, Trust
+from kvtrace.ledger.requests import Request
+from kvtrace.ledger.saves.check import check
+from kvtrace.ledger.saves.measured import Measured
+from kvtrace.ledger.saves.pipeline import ends
+from kvtrace.ledger.saves.stores import stores_of
+from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
+
+NATIVE = frozenset(
+    {
+        "NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector",
+        "P2pNcclConnector",
+    }
+)  # fmt: skip
+"""Built-in connectors whose transfers go past the step's metadata: what they send is not declared there."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was seen of the workers and of the saves; tables of workers by Worker.key."""
+
+    executed: Mapping[tuple[int, str], Executed]
+    coverage: Mapping[tuple[int, str], WorkerCoverage]
+    measured: Mapping[tuple[int, str], Measured]
+    swallowed: Sequence[Swallowed]
+    unknown: Steps
+    """Steps of which it is not known what they stored."""
+    unfinished: Mapping[int, Mapping[str, SaveEnd]]
+    """Row of a request -> worker's spool ("" all) -> how its asynchronous save ended, where not well."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of an engine: its workers in order, each with its KV layers in order; then those of which
+    no worker is known."""
+
+    live: Mask  # whether the pair's worker has a connector
+    worker: Array  # index of the pair's worker
+    layer: Array  # number of its layer; ranks that hold a part of the same layer share it
+    ends: Mapping[int, NDArray[np.int8]]  # store step -> SaveEnd per pair
+    kept: Mapping[int, Array]  # store step -> slots measured per pair where fewer than declared, else -1
+    declared: Mapping[int, int]  # store step -> slots that its metadata names, of all requests
+    states: Mapping[int, NDArray[np.int8]]  # chunk step -> StepState per worker
+    spools: tuple[str, ...]  # of the workers, in order
+    native: bool  # its transfers go past the metadata
+    decode_unknown: bool  # whether decode tokens are stored is not known
+
+    def __len__(self) -> int:
+        return len(self.live)
+
+    def spool(self, pair: int) -> str:
+        """The spool of a pair's worker, "?" where none is known."""
+        worker = int(self.worker[pair])
+        return self.spools[worker] if worker < len(self.spools) else "?"
+
+
+def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence) -> tuple[Pairs, Trust]:
+    """An engine's pairs, and what the ends of its store calls rest on.
+
+    Args:
+        requests: those of the engine, by row.
+    """
+    keys = [worker.key for worker in engine.workers]
+    ran = [evidence.executed.get(key, NEVER_RAN) for key in keys]
+    unfinished = any(evidence.unfinished.get(row) for row in requests)
+    stores = stores_of(list(requests.values()), engine.block_size, unfinished)
+    declared = [
+        ends(worker, of_worker, evidence.coverage[worker.key])
+        for worker, of_worker in zip(engine.workers, ran, strict=True)
+    ]
+    checked = check(engine, stores, declared, evidence.measured, evidence.swallowed)
+    steps = np.unique(np.array([c.step for r in requests.values() for c in r.chunks], dtype=np.int64))
+    states = [
+        step_states(of_worker, worker.stop_reason, steps)
+        for worker, of_worker in zip(engine.workers, ran, strict=True)
+    ]
+    owners = [i for i, worker in enumerate(engine.workers) for _ in worker.kv_layers]
+    # No worker told its layers: the ledger still has pairs, and says that nothing was seen.
+    missing = max(0, engine.pairs - len(owners))
+    assumed = len(engine.workers)
+    if missing:
+        states.append(np.full(len(steps), StepState.NOT_RECORDED, dtype=np.int8))
+    n = len(stores.steps)
+    end = np.concatenate([*checked.ends, np.full((n, missing), SaveEnd.NOT_OBSERVED, np.int8)], axis=1)
+    kept = np.concatenate([*checked.kept, np.full((n, missing), -1, np.int64)], axis=1)
+    state = np.stack(states, axis=1) if states else np.empty((len(steps), 0), dtype=np.int8)
+    live = [engine.workers[i].connector_live is not False for i in owners]
+    pairs = Pairs(
+        live=np.array(live + [True] * missing, dtype=bool),
+        worker=np.array(owners + [assumed] * missing, dtype=np.int64),
+        layer=_layer_numbers(engine, missing),
+        ends=dict(zip(stores.steps.tolist(), end, strict=True)),
+        kept=dict(zip(stores.steps.tolist(), kept, strict=True)),
+        declared=dict(zip(stores.steps.tolist(), stores.slots.tolist(), strict=True)),
+        states=dict(zip(steps.tolist(), state, strict=True)),
+        spools=tuple(worker.spool for worker in engine.workers),
+        native=bool(engine.connector and engine.connector.cls in NATIVE and engine.store_entries == 0),
+        decode_unknown=bool(engine.implied_entries)
+        and engine.implied_entries == engine.store_entries
+        and engine.decode_measured is not False,
+    )
+    return pairs, checked.trust
+
+
+def _layer_numbers(engine: Engine, missing: int) -> Array:
+    numbers: dict[str, int] = {}
+    found = [numbers.setdefault(name, len(numbers)) for worker in engine.workers for name in worker.kv_layers]
+    return np.array(found + list(range(len(numbers), len(numbers) + missing)), dtype=np.int64)

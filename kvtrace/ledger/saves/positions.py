@@ -1,0 +1,192 @@
+"""What became of a request's positions in one pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, LoadEnd, Outcome, SaveEnd
+from kvtrace.ledger.intervals import Interval, covers, subtract, union
+from kvtrace.ledger.loads.model import Part
+from kvtrace.ledger.requests import Request
+from kvtrace.ledger.saves.pairs import Pairs
+from kvtrace.ledger.steps import Steps, StepState
+from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED
+
+_SAVED, _LOADED, _LOCAL_HIT = Outcome(SAVED), Outcome(LOADED), Outcome(LOCAL_HIT)
+_PENDING, _NOT_OBSERVED = Outcome(PENDING), Outcome(NOT_OBSERVED)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Positions [start, end) with one outcome. ``chunk``: index of the prefill chunk that computed them, -1
+    for none."""
+
+    start: int
+    end: int
+    outcome: Outcome
+    chunk: int
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """What of a request need not be computed, in positions."""
+
+    external: list[Interval]  # the connector is to bring it
+    local: list[Interval]  # in the GPU prefix cache
+    computed: list[Interval]  # by some chunk
+    lost: Mapping[tuple[Part, ...], int]  # of external: as in LoadOf
+
+    def lost_in(self, pair: int) -> tuple[Part, ...]:
+        return next((parts for parts, pairs in self.lost.items() if pairs >> pair & 1), ())
+
+
+def reuse_of(request: Request, lost: Mapping[tuple[Part, ...], int]) -> Reuse:
+    """What a request reused, by its chunks and the ledger of loads."""
+    chunks = union((chunk.start, chunk.end) for chunk in request.chunks)
+    external = [(a, min(b, request.computed)) for a, b in union(request.external)]
+    if not request.preemptions:
+        # What was computed after all, without a preemption, was loaded in vain: the load failed.
+        external = subtract(external, chunks)
+    local = subtract(subtract(union(request.reused), chunks), external)
+    return Reuse(external, local, chunks, lost)
+
+
+@dataclass(frozen=True)
+class Way:
+    """All that decides what becomes of one request's positions."""
+
+    request: Request
+    pairs: Pairs
+    reuse: Reuse
+    unfinished: Mapping[str, SaveEnd]  # as in Evidence, of this request
+    unknown: Steps  # steps of which it is not known what they stored
+
+    def segments(self, pair: int) -> list[Segment]:
+        """The positions [0, computed) in one pair, in order; neighbours differ."""
+        found: list[Segment] = []
+        for one in _InPair(self, pair).segments():
+            last = found[-1] if found else None
+            if last and (last.end, last.outcome, last.chunk) == (one.start, one.outcome, one.chunk):
+                found[-1] = Segment(last.start, one.end, last.outcome, last.chunk)
+            else:
+                found.append(one)
+        return found
+
+
+class _InPair:
+    """A request's positions in one pair, as intervals with the same fate."""
+
+    def __init__(self, way: Way, pair: int) -> None:
+        self._request, self._way, self._pair = way.request, way, pair
+        stored = self._stored()
+        self._saved = stored.pop(SaveEnd.SAVED, [])
+        self._failed = sorted(stored.items())  # by stage: the ends are in the order of the stages
+        self._lost = way.reuse.lost_in(pair)
+        external = way.reuse.external
+        self._loaded = subtract(external, union((a, b) for a, b, _ in self._lost))
+        # To come from the connector, not there when it was needed, and computed by no step.
+        self._never_came = (
+            subtract(external, union([*self._loaded, *way.reuse.computed])) if self._lost else []
+        )
+        self._handed_over = way.unfinished.get("") or way.unfinished.get(way.pairs.spool(pair))
+        request = way.request
+        # Decode steps name no request: all steps of its life count.
+        self._decode_unknown = way.pairs.decode_unknown or (
+            request.last_step > 0 and way.unknown.any_within(request.first_step, request.last_step)
+        )
+
+    def _stored(self) -> dict[SaveEnd, list[Interval]]:
+        """Positions that a store entry names, by how that entry ended."""
+        request, pairs = self._request, self._way.pairs
+        found: dict[SaveEnd, list[Interval]] = {}
+        for entry in request.entries:
+            end = min(entry.start + max(0, entry.slots), entry.available, request.computed)
+            if end <= entry.start:
+                continue
+            ended = SaveEnd(int(pairs.ends[entry.step][self._pair]))
+            kept = int(pairs.kept[entry.step][self._pair])
+            middle = entry.start
+            if kept >= 0:
+                # What was read of the step's stores is shared out as they were declared.
+                part = max(0, entry.slots) * kept // max(1, pairs.declared[entry.step])
+                middle = min(end, entry.start + part)
+            if middle > entry.start:
+                found.setdefault(SaveEnd.SAVED, []).append((entry.start, middle))
+            if end > middle:
+                found.setdefault(ended, []).append((middle, end))
+        return {ended: union(intervals) for ended, intervals in found.items()}
+
+    def segments(self) -> Iterator[Segment]:
+        marks = self._marks()
+        for (start, end), (chunk, state) in zip(pairwise(marks), self._computed_by(marks), strict=True):
+            yield Segment(start, end, self._outcome(start, chunk, state), chunk)
+
+    def _marks(self) -> list[int]:
+        """Where anything changes: between two marks all positions fare alike."""
+        request, reuse = self._request, self._way.reuse
+        marks = {0, request.computed, min(request.prompt, request.computed)}
+        failed = [intervals for _, intervals in self._failed]
+        lost = [(a, b) for a, b, _ in self._lost]
+        chunks = [(chunk.start, chunk.end) for chunk in request.chunks]
+        for intervals in (self._loaded, self._never_came, reuse.local, self._saved, *failed, lost, chunks):
+            for interval in intervals:
+                marks.update(interval)
+        return sorted(mark for mark in marks if 0 <= mark <= request.computed)
+
+    def _computed_by(self, marks: Sequence[int]) -> list[tuple[int, StepState]]:
+        """Of the positions between each two marks the chunk that computed them (-1 none), and the state of
+        its step: of several chunks the first one that ran."""
+        request, pairs = self._request, self._way.pairs
+        worker = int(pairs.worker[self._pair])
+        at = {mark: i for i, mark in enumerate(marks)}
+        found = [(-1, StepState.RAN)] * max(0, len(marks) - 1)
+        for index, chunk in enumerate(request.chunks):
+            state = StepState(int(pairs.states[chunk.step][worker]))
+            end = min(chunk.end, request.computed)
+            for i in range(at[chunk.start], at[end]) if chunk.start < end else ():
+                known, state_before = found[i]
+                if known < 0 or state < state_before:
+                    found[i] = (index, state)
+        return found
+
+    def _outcome(self, at: int, chunk: int, state: StepState) -> Outcome:
+        if covers(self._loaded, at):
+            return _LOADED
+        if covers(self._never_came, at):
+            return _load_outcome(next(end for a, b, end in self._lost if a <= at < b))
+        if covers(self._saved, at):
+            if self._handed_over == SaveEnd.PENDING:
+                return _PENDING
+            return Outcome(NOT_SAVED, self._handed_over) if self._handed_over else _SAVED
+        if covers(self._way.reuse.local, at):
+            return _LOCAL_HIT
+        if chunk < 0 and at < self._request.prompt:
+            return _NOT_OBSERVED  # no chunk of the trace computed it
+        if state == StepState.NOT_REACHED:
+            return _PENDING
+        if state == StepState.NOT_RECORDED or self._way.pairs.native:
+            return _NOT_OBSERVED
+        return self._outcome_of_store(at, chunk)
+
+    def _outcome_of_store(self, at: int, chunk: int) -> Outcome:
+        """Of a position that was computed and is not in the store."""
+        ended = next((end for end, intervals in self._failed if covers(intervals, at)), None)
+        if ended == SaveEnd.PENDING:
+            return _PENDING
+        if ended == SaveEnd.NOT_OBSERVED:
+            return _NOT_OBSERVED
+        if ended is not None:
+            return Outcome(NOT_SAVED, ended)
+        unknown = (
+            self._request.chunks[chunk].step in self._way.unknown if chunk >= 0 else self._decode_unknown
+        )
+        return _NOT_OBSERVED if unknown else Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED)
+
+
+def _load_outcome(end: LoadEnd) -> Outcome:
+    """The outcome of a position that the connector was to bring and did not."""
+    if end == LoadEnd.PENDING:
+        return _PENDING
+    return _NOT_OBSERVED if end == LoadEnd.NOT_OBSERVED else Outcome(NOT_LOADED, end)
