@@ -166,6 +166,34 @@ sim.serve([Prompt(f"r{n}", n, digest=n) for n in (64, 96, 128, 256)], some)
     assert "long-prompt-skipped" in {one["id"] for one in healthy["ruled_out"]}
 
 
+def test_a_hook(copy: Copy, tmp_path: Path) -> None:
+    copy.follow("A connector hook")
+    assert "- 23: `finish_forward`" in (copy.root / "docs" / "trace-format.md").read_text(encoding="utf-8")
+    # the proxy wraps it, and its calls are recorded
+    copy.python(
+        """
+        import fakes
+        from kvtrace.agent.connector import traced
+        from kvtrace.trace import hooks
+        from kvtrace.trace.format import Role
+
+        class Mine(fakes.KVConnectorBase_V1):
+            def finish_forward(self):
+                return "done"
+
+        connector = Mine()
+        traced(connector, Role.WORKER, "Mine")
+        assert "finish_forward" in vars(type(connector)) and connector.finish_forward() == "done"
+        assert hooks.name_of(23) == "finish_forward"
+        """
+    )
+    step = "step = sim.step([], tokens=1)\nsim.hook(0, 'finish_forward', step)"
+    (report,) = reports_of(copy, tmp_path, step)
+    (row,) = [row for row in report["coverage"]["hooks"] if row["hook"] == "finish_forward"]
+    assert row["fired"] == 1 and row["rank"] == 0
+    assert "finish_forward" in {row["hook"] for row in report["timing"]}
+
+
 def test_an_output_format(copy: Copy) -> None:
     copy.follow("An output format")
     demo = str(ROOT / "reports" / "demo" / "report.json")
