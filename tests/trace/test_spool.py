@@ -304,12 +304,3 @@ def test_the_header_is_json_that_survives_odd_values(tmp_path):
     header = Header(argv=("é", "\n"), host=Path("/x"))  # type: ignore[arg-type]
     Recorder(tmp_path / "a.kvt", header, 1 << 20).stop(Stop.CLEAN)
     assert Spool(tmp_path / "a.kvt").header == {**header.to_json(), "argv": ["é", "\n"], "host": "/x"}
-
-
-def test_the_format_page_is_up_to_date():
-    from kvtrace.trace.page import page
-
-    path = Path(__file__).parents[2] / "docs" / "trace-format.md"
-    assert path.read_text() == page(path.read_text()), (
-        "run: python -m kvtrace.trace.page docs/trace-format.md"
-    )

@@ -1,6 +1,7 @@
-"""Write the tables of ``docs/trace-format.md`` from the format itself.
+#!/usr/bin/env python3
+"""Write the pages of docs/ that are made from the code: docs/causes/, and the tables of docs/trace-format.md.
 
-``python -m kvtrace.trace.page docs/trace-format.md`` rewrites the part below the marker.
+python scripts/pages.py
 """
 
 from __future__ import annotations
@@ -11,10 +12,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvtrace.trace import format as fmt
-from kvtrace.trace import hooks, ops, rows
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-MARKER = "<!-- below: written by python -m kvtrace.trace.page -->\n"
+from kvtrace.causes.registry import CATALOGUE  # noqa: E402
+from kvtrace.render.cause import cause_page  # noqa: E402
+from kvtrace.render.markdown import markdown  # noqa: E402
+from kvtrace.trace import format as fmt  # noqa: E402
+from kvtrace.trace import hooks, ops, rows  # noqa: E402
+
+_HEAD = "<!-- written by python scripts/pages.py; edit the cause's file in kvtrace/causes/rules -->\n"
+MARKER = "<!-- below: written by python scripts/pages.py -->\n"
+
+
+def files() -> dict[Path, str]:
+    """Each page that is made from the code, and its text."""
+    docs = ROOT / "docs"
+    written = {
+        docs / "causes" / f"{cause.id}.md": markdown(cause_page(cause)) for cause in CATALOGUE.values()
+    }
+    written[docs / "causes" / "README.md"] = _index()
+    found = {path: _HEAD + text for path, text in written.items()}
+    format_page = docs / "trace-format.md"
+    found[format_page] = format_page.read_text(encoding="utf-8").split(MARKER)[0] + MARKER + "\n" + tables()
+    return found
+
+
+def _index() -> str:
+    lines = ["# Causes\n", "| stage | cause | severity | rule |", "|---|---|---|---|"]
+    for cause in CATALOGUE.values():
+        stage = "" if cause.stage is None else f"{int(cause.stage)} {cause.stage.label}"
+        rule = "seen live" if cause.live else "not yet seen live"
+        lines.append(f"| {stage} | [{cause.id}]({cause.id}.md) | {cause.severity} | {rule} |")
+    return "\n".join(lines) + "\n"
 
 
 def tables() -> str:
@@ -59,11 +89,6 @@ def _about(row: type[Any]) -> str:
     return text.replace("``", "`")
 
 
-def page(text: str) -> str:
-    """``text`` with everything below the marker replaced."""
-    return text.split(MARKER)[0] + MARKER + "\n" + tables()
-
-
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(page(path.read_text()))
+    for path, text in files().items():
+        path.write_text(text, encoding="utf-8")
