@@ -79,7 +79,7 @@ class Expect:
     """Save accounts, exactly; they sum to the total, so an account not named here must be empty."""
     loads: dict[str, int] = field(default_factory=dict)
     traced: bool = True
-    """False where the engine is kept from being traced: no token is booked."""
+    """False where the engine is kept from being traced: no token has an outcome."""
     in_store: int | None = None
     """Tokens that the store holds in the end, where some were saved again under the same key."""
     evidence: tuple[str, ...] = ()

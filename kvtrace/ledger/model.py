@@ -2,7 +2,7 @@
 
 Tables are pandas frames with exactly the columns named here (empty, not absent, where
 there is nothing). Units: *tokens* are positions of a request; a *pair* is one KV-owning
-layer on one rank; *token-layers* are positions times pairs and keep the books. Times are
+layer on one rank; *token-layers*, in which the ledgers count, are positions times pairs. Times are
 nanoseconds of the writing host's monotonic clock unless a name says ``wall``.
 """
 

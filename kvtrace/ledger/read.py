@@ -194,7 +194,7 @@ def _notes(told: Requests, engines: Sequence[Engine]) -> list[str]:
     known = {engine.tag for engine in engines}
     lost = sum(request.engine not in known for request in told.requests)
     if lost:
-        notes.append(f"{lost} requests never reached a scheduler that is known: they are not in the books")
+        notes.append(f"{lost} requests never reached a scheduler that is known: they are not in the ledgers")
     if told.negative_answers:
         ident, step, answer = told.negative_answers[0]
         notes.append(
@@ -203,10 +203,13 @@ def _notes(told: Requests, engines: Sequence[Engine]) -> list[str]:
         )
     for engine in engines:
         if not engine.pairs_known:
-            notes.append("no worker of one engine told its KV layers: its tokens are booked on assumed pairs")
+            notes.append(
+                "no worker of one engine reported its KV layers: "
+                "its tokens are counted on assumed (layer, rank) pairs"
+            )
         elif len(engine.workers) < engine.facts.ranks:
             seen = f"{len(engine.workers)} of {engine.facts.ranks} workers of one engine"
-            notes.append(f"{seen} were seen: the books hold those only")
+            notes.append(f"{seen} were seen: the ledgers hold those only")
     return notes
 
 

@@ -70,7 +70,7 @@ def tell(run_dir: Path, wanted: str, layer: str | None = None, token: int | None
     run = ledger.read_run(run_dir, watch=(ident,))
     same = [at for at, row in enumerate(rows(run.requests)) if row.id == ident]
     if number >= len(same):
-        raise KvtraceError("no such request", ident, "its records are incomplete: it is not in the books")
+        raise KvtraceError("no such request", ident, "its records are incomplete: it is not in the ledgers")
     own = same[number]
     request = list(rows(run.requests))[own]
     engine = next((one for one in run.engines if one.tag == request.engine), None)

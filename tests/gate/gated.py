@@ -19,7 +19,7 @@ from kvtrace.report.build import build_report
 from kvtrace.trace.format import Fact
 
 RANKS, LAYERS, UNIT = 2, 4, 32
-LANES = frozenset((rank, layer) for rank in range(RANKS) for layer in range(LAYERS))
+PAIRS = frozenset((rank, layer) for rank in range(RANKS) for layer in range(LAYERS))
 TARGETS = ("attention-decorator", "connector-factory", "scheduler", "worker")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import gated
 import pytest
 import synth
-from gated import LANES, LAYERS, Fate, Plan, Policy, Rounding, check, contract, failures, report_of
+from gated import LAYERS, PAIRS, Fate, Plan, Policy, Rounding, check, contract, failures, report_of
 
 from kvtrace.gate.read import BaselineFile, read_baseline
 from kvtrace.report.read import read_report
@@ -133,13 +133,13 @@ MUTATIONS: dict[str, Mutation] = {
         None,
     ),
     "full CUDA graphs are replayed": Mutation(
-        Plan(fate=Fate(dead_pairs=LANES, mode=2), fate_from=3),
+        Plan(fate=Fate(dead_pairs=PAIRS, mode=2), fate_from=3),
         ("save_kv_layer", GROUP, None),
         "full-cudagraph-replay",
         "PIECEWISE",
     ),
     "layers are called directly": Mutation(
-        Plan(fate=Fate(dead_pairs=LANES), settings={"direct_call": True}),
+        Plan(fate=Fate(dead_pairs=PAIRS), settings={"direct_call": True}),
         ("save_kv_layer", GROUP, None),
         "direct-call-bypass",
     ),

@@ -222,7 +222,7 @@ def test_a_load_after_a_preemption_is_not_booked_twice(tmp_path: Path) -> None:
     assert accounts(sim) == {"loaded": 64, "missed:lookup-miss": 64}
 
 
-# ------------------------------------------------------------------------- in the books of the saves
+# ------------------------------------------------------------------------- in the ledger of the saves
 
 
 def saves(sim: Sim) -> dict[str, int]:

@@ -10,7 +10,7 @@ from kvtrace.report.model import Report
 UNIT = 2048
 LAYERS = [f"model.layers.{number}.self_attn.attn" for number in range(4)]
 RANKS = [0, 1]
-LANES = len(LAYERS) * len(RANKS)
+PAIRS = len(LAYERS) * len(RANKS)
 STEPS = 212
 PROMPTS = [180, 910, *[1914] * 26, *[1913] * 4, 2210, 2100]
 OUTPUTS = [119] * 32 + [118] * 2  # the last token made has no KV
@@ -208,7 +208,7 @@ def sample() -> Report:
                     "enforce_eager": True,
                     "cudagraph_mode": "NONE",
                     "kv_layers": len(LAYERS),
-                    "pairs": LANES,
+                    "pairs": PAIRS,
                     "ranks": RANKS,
                     "steps": STEPS,
                     "real_steps": STEPS,
@@ -254,14 +254,14 @@ def sample() -> Report:
         "ledger": {
             "saves": {
                 "unit": "token-layers",
-                "total": TOTAL * LANES,
+                "total": TOTAL * PAIRS,
                 "accounts": {
-                    "saved": SAVED * LANES,
+                    "saved": SAVED * PAIRS,
                     "loaded": 0,
-                    "not-saved:below-save-granularity": BELOW * LANES,
-                    "not-saved:decode-not-offered": DECODE * LANES,
+                    "not-saved:below-save-granularity": BELOW * PAIRS,
+                    "not-saved:decode-not-offered": DECODE * PAIRS,
                 },
-                "pairs": LANES,
+                "pairs": PAIRS,
                 "tokens": {
                     "saved": float(SAVED),
                     "loaded": 0.0,
@@ -276,7 +276,7 @@ def sample() -> Report:
                 "unit": "token-layers",
                 "total": 0,
                 "accounts": {},
-                "pairs": LANES,
+                "pairs": PAIRS,
                 "tokens": {},
                 "total_tokens": 0.0,
                 "trust": "none",
@@ -343,7 +343,7 @@ def sample() -> Report:
             {
                 "hook": "save_kv_layer",
                 "clock": "host",
-                "count": STEPS * LANES,
+                "count": STEPS * PAIRS,
                 "p50_ns": 2100,
                 "p99_ns": 412_000,
                 "total_ns": 18_000_000,
@@ -375,9 +375,9 @@ def with_loads() -> Report:
     report["run"]["exit_code"] = 1
     report["ledger"]["loads"] = {
         "unit": "token-layers",
-        "total": 1024 * LANES,
-        "accounts": {"loaded": 992 * LANES, "clamped:lookup-clamped": 32 * LANES},
-        "pairs": LANES,
+        "total": 1024 * PAIRS,
+        "accounts": {"loaded": 992 * PAIRS, "clamped:lookup-clamped": 32 * PAIRS},
+        "pairs": PAIRS,
         "tokens": {"loaded": 992.0, "clamped:lookup-clamped": 32.0},
         "total_tokens": 1024.0,
         "trust": "declared",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 
-from sample import BELOW, DECODE, LANES, PROMPT, SAVED, TOTAL, sample
+from sample import BELOW, DECODE, PAIRS, PROMPT, SAVED, TOTAL, sample
 
 
 def test_numbers_add_up() -> None:
     report = sample()
     book = report["ledger"]["saves"]
     assert (PROMPT, SAVED, BELOW, DECODE, TOTAL) == (62816, 4096, 58720, 4010, 66826)
-    assert sum(book["accounts"].values()) == book["total"] == TOTAL * LANES
+    assert sum(book["accounts"].values()) == book["total"] == TOTAL * PAIRS
     assert sum(book["tokens"].values()) == book["total_tokens"]
     rows = report["requests"]["rows"]
     assert sum(row["saved"] for row in rows) == SAVED
