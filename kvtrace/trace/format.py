@@ -153,48 +153,7 @@ class Stop(IntEnum):
     AGENT_ERROR = 4
 
 
-# Connector methods, in the order in which vLLM 0.32.0 calls them. Codes are part of the
-# format: append, never renumber.
-HOOKS: tuple[str, ...] = (
-    "",
-    "register_kv_caches",
-    "bind_connector_metadata",
-    "start_load_kv",
-    "wait_for_layer_load",
-    "save_kv_layer",
-    "wait_for_save",
-    "get_finished",
-    "get_block_ids_with_load_errors",
-    "clear_connector_metadata",
-    "handle_preemptions",
-    "get_num_new_matched_tokens",
-    "update_state_after_alloc",
-    "build_connector_meta",
-    "update_connector_output",
-    "request_finished",
-    "request_finished_all_groups",
-    "take_events",
-    "shutdown",
-    "get_transfer_results",
-    "get_kv_connector_stats",
-    "build_connector_worker_meta",
-    "register_cross_layers_kv_cache",
-)
-HOOK_CODE = {name: code for code, name in enumerate(HOOKS) if name}
-
-OPS: tuple[str, ...] = (
-    "",
-    "unified_attention",
-    "unified_attention_with_output",
-    "unified_mla_attention",
-    "unified_mla_attention_with_output",
-    "unified_kv_cache_update",
-    "unified_mla_kv_cache_update",
-    "dummy_attention",
-)
-OP_CODE = {name: code for code, name in enumerate(OPS) if name}
-
-DETAIL_IS_OP = QUIET_IS_OP = 0x80
+DETAIL_IS_OP = 0x80
 """In the detail of a QUIET or DEVICE record: its code is an op's, not a hook's."""
 NONE_ANSWER = -(1 << 62)
 

@@ -21,6 +21,7 @@ from kvtrace.errors import KvtraceError
 from kvtrace.trace import facts
 from kvtrace.trace import format as fmt
 from kvtrace.trace.format import Fact, Kind
+from kvtrace.trace.rows import code, kind
 
 Records = NDArray[np.int64]
 Documents = list[tuple[int, facts.AnyFact]]
@@ -50,30 +51,6 @@ class SpoolInfo:
     lost: int = 0
     """Records that the process dropped after it stopped recording."""
     detail: str = ""
-
-
-def kind(w0: Records) -> Records:
-    return w0 & 0xFF
-
-
-def role(w0: Records) -> Records:
-    return (w0 >> 8) & 0xFF
-
-
-def code(w0: Records) -> Records:
-    return (w0 >> 16) & 0xFF
-
-
-def detail(w0: Records) -> Records:
-    return (w0 >> 24) & 0xFF
-
-
-def flags(w0: Records) -> Records:
-    return (w0 >> 32) & 0xFFFF
-
-
-def thread(w0: Records) -> Records:
-    return (w0 >> 48) & 0x7FFF
 
 
 class _Damage(Exception):

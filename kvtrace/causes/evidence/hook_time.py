@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import Cause
-from kvtrace.causes.model import NotObserved, RuledOut
+from kvtrace.causes.model import Results
 from kvtrace.ledger.model import Worker
 from kvtrace.words import percent
 
-SHARE = 0.25
+_SHARE = 0.25
 """Of the workers' execute_model time; below that a hook is not called slow."""
-LEAST_NS = 10**9
+_LEAST_NS = 10**9
 """In the whole run: what takes less time than this is nobody's problem."""
 
 
-def share(worker: Worker, hook: str) -> float:
-    return worker.hook_ns.get(hook, 0) / worker.exec_ns if worker.exec_ns else 0.0
+def slow_hooks(case: Case, cause: Cause, hooks: Iterable[str], remedy: str) -> Results:
+    """A finding where one of these hooks takes a large part of a rank's steps, else how much they take.
 
-
-def slow_ranks(case: Case, hook: str) -> list[tuple[Worker, float]]:
-    """Workers of which this hook takes a large part, the worst first."""
-    found = [
-        (worker, share(worker, hook))
+    Args:
+        remedy: where to move the hook's work; what a step would take then is put behind it.
+    """
+    seen = [
+        (worker.hook_ns[hook] / worker.exec_ns if worker.exec_ns else 0.0, hook, worker)
+        for hook in hooks
         for worker in case.run.workers()
-        if worker.steps and worker.hook_ns.get(hook, 0) >= LEAST_NS and share(worker, hook) >= SHARE
+        if worker.steps and hook in worker.hook_ns
     ]
-    return sorted(found, key=lambda pair: -pair[1])
+    slow = [one for one in seen if one[0] >= _SHARE and one[2].hook_ns[one[1]] >= _LEAST_NS]
+    slow.sort(key=lambda one: -one[0])
+    if slow:
+        part, hook, worker = slow[0]
+        whole = _per_step(worker, worker.exec_ns)
+        rest = _per_step(worker, max(0, worker.exec_ns - worker.hook_ns[hook]))
+        yield case.finding(
+            cause,
+            f"{hook} takes {percent(part, 1)} of the steps of {worker.process}.",
+            evidence=[
+                f"{w.process}: {_per_step(w, w.hook_ns[name])} of {_per_step(w, w.exec_ns)} a step in {name} "
+                f"({percent(p, 1)}; host clock, execute_model)"
+                for p, name, w in slow[:4]
+            ],
+            remedy=[f"{remedy}: a step here would take {rest} instead of {whole}"],
+        )
+    elif seen:
+        most, hook, _ = max(seen, key=lambda one: one[:2])
+        if most >= _SHARE:
+            what = f"{hook} takes {percent(most, 1)} of the step"
+            yield cause.not_observed(f"{what}, but less than 1 s in all: too short a run to call it slow")
+        else:
+            yield cause.ruled_out(f"{hook} takes {percent(most, 1)} of the step at most (host clock)")
 
 
-def not_slow(cause: Cause, hook: str, most: float) -> RuledOut | NotObserved:
-    """What to say where :func:`slow_ranks` is empty; ``most``: the hook's share in the worst rank."""
-    if most >= SHARE:
-        what = f"{hook} takes {percent(most, 1)} of the step"
-        return cause.not_observed(f"{what}, but less than 1 s in all: too short a run to call it slow")
-    return cause.ruled_out(f"{hook} takes {percent(most, 1)} of the step at most (host clock)")
-
-
-def per_step(worker: Worker, nanoseconds: int) -> str:
+def _per_step(worker: Worker, nanoseconds: int) -> str:
     """Milliseconds a step, for people."""
     return f"{nanoseconds / max(1, worker.steps) / 1e6:.1f} ms"

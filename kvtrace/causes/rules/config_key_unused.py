@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import difflib
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import Cause
-from kvtrace.causes.model import Finding, Results
+from kvtrace.causes.rule import FAULT, NOTE, Case, Cause, Finding, Results, Stage
 from kvtrace.ledger.model import Engine
-from kvtrace.terms import FAULT, NOTE, SAVED, Stage
+from kvtrace.terms import SAVED
 from kvtrace.words import listed, plural
 
 CAUSE = Cause(
     id="config-key-unused",
     stage=Stage.WIRING,
     severity=FAULT,
-    ledger=None,
     meaning=(
         "Extra configuration keys that the connector never read: misspelt, or of another version. A fault "
         "where nothing was saved, otherwise a note."

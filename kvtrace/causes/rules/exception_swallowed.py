@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.causes.case import Case, Piece
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.claims import Claim, Turn
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
-from kvtrace.causes.model import Event, Finding, Results
-from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.intervals import Interval
+from kvtrace.causes.rule import (
+    FAULT,
+    NOTE,
+    SAVES,
+    Case,
+    Cause,
+    Event,
+    Finding,
+    Interval,
+    Piece,
+    Results,
+    SaveEnd,
+    Stage,
+    Turn,
+)
 from kvtrace.ledger.model import Swallowed
 from kvtrace.ledger.reported import HARMLESS
-from kvtrace.terms import FAULT, NOT_OBSERVED, NOTE, Stage
+from kvtrace.terms import NOT_OBSERVED
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(
@@ -49,7 +58,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if piece.step in at else []
 
 
-CLAIMS: dict[Turn, Claim] = {Turn.STEP: claim}
+CLAIMS = {Turn.STEP: claim}
 
 
 def rule(case: Case) -> Results:

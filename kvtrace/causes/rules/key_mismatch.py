@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.model import Event, Results
-from kvtrace.ledger.ends import LoadEnd
+from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.model import LoadOf
-from kvtrace.terms import FAULT
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, of_all, plural
 
 CAUSE = Cause(
     id="key-mismatch",
-    stage=None,
     severity=FAULT,
     ledger=LOADS,
     meaning=(

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from statistics import median
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.evidence.hooks import LOAD_HOOKS, SAVE_HOOKS
-from kvtrace.causes.model import Event, Results
-from kvtrace.ledger.ends import LoadEnd
+from kvtrace.causes.rule import NOTE, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.model import LoadOf
-from kvtrace.terms import NOTE
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
     id="load-late",
-    stage=None,
     severity=NOTE,
-    ledger=None,
     meaning="Loading takes longer than computing the tokens would.",
     seen_as=(
         "Time from the lookup to the end of start_load_kv (synchronous) or to the report that it is "

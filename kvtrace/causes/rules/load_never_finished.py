@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.model import Results
-from kvtrace.ledger.ends import LoadEnd
-from kvtrace.terms import FAULT
+from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.words import capital, of_all, plural
 
 CAUSE = Cause(
     id="load-never-finished",
-    stage=None,
     severity=FAULT,
     ledger=LOADS,
     meaning="The request waits for remote KV forever.",

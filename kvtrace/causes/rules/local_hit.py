@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import Cause
-from kvtrace.causes.model import Results
+from kvtrace.causes.rule import NOTE, Case, Cause, Results
 from kvtrace.causes.tables import rows
-from kvtrace.terms import LOCAL_HIT, NOTE
+from kvtrace.terms import LOCAL_HIT
 from kvtrace.words import count, percent
 
 CAUSE = Cause(
     id="local-hit",
-    stage=None,
     severity=NOTE,
-    ledger=None,
     meaning=(
         "Often suspected, and never a cause of lost tokens: tokens that the GPU's own prefix cache already "
         "held. It is only ever ruled out."

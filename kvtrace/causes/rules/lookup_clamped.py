@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.model import Results
-from kvtrace.ledger.ends import LoadEnd
+from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.model import FULL_HIT, NO_BLOCKS, ROUNDED, SKIPS_CACHE, SUB_BLOCK, LoadOf
-from kvtrace.terms import LIMIT, NOTE
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
     id="lookup-clamped",
-    stage=None,
     severity=LIMIT,
     ledger=LOADS,
     meaning=(

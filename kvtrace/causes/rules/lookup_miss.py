@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import LOADS, Cause
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.model import Results
-from kvtrace.ledger.ends import LoadEnd
+from kvtrace.causes.rule import LOADS, NOTE, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.model import LoadOf
-from kvtrace.terms import NOTE
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
     id="lookup-miss",
-    stage=None,
     severity=NOTE,
     ledger=LOADS,
     meaning=(

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import SAVES, Cause
-from kvtrace.causes.model import Event, Results
-from kvtrace.ledger.ends import SaveEnd
-from kvtrace.terms import FAULT, Stage
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
-from kvtrace.causes.cause import Cause
-from kvtrace.causes.model import Results
+from kvtrace.causes.rule import NOTE, Case, Cause, Results
 from kvtrace.ledger.device import BEHIND_NS, Waits
-from kvtrace.terms import NOTE
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
     id="sync-in-hook",
-    stage=None,
     severity=NOTE,
-    ledger=None,
     meaning="The hook waits for the device.",
     seen_as=(
         "Events around its calls (CUDA): calls that began while their stream had 0.1 ms of work left or "
