@@ -284,3 +284,44 @@ def test_top_level() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert "Version 2.0, January 2004" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+# --- functions that can be reviewed -----------------------------------------------------------------
+
+MOST_LINES = 60
+MOST_PARAMETERS = 6
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno} {node.name}", node
+
+
+def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Names of all parameters; a method's own object is none."""
+    args = node.args
+    every = [*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg]
+    return [arg.arg for arg in every if arg is not None and arg.arg not in ("self", "cls")]
+
+
+def is_command(where: str, node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Of a typer command each parameter is an option of the command line: its signature is a table of them,
+    and as long as the verb has options."""
+    return where.startswith("cli/") and node.name == Path(where.partition(":")[0]).stem
+
+
+def test_functions_are_short_enough_to_be_reviewed() -> None:
+    for where, node in functions():
+        first = node.body[0].lineno if is_command(where, node) else node.lineno
+        assert node.end_lineno is not None
+        length = node.end_lineno - first + 1
+        assert length <= MOST_LINES, f"{where}: {length} lines, at most {MOST_LINES}"
+
+
+def test_functions_have_few_parameters() -> None:
+    for where, node in functions():
+        names = parameters(node)
+        few = len(names) <= MOST_PARAMETERS or is_command(where, node)
+        assert few, f"{where}: {len(names)} parameters, at most {MOST_PARAMETERS}"

@@ -15,7 +15,7 @@ from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.loads.follow import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, SpoolState, Worker
 from kvtrace.ledger.requests import Request, Requests, collect
-from kvtrace.ledger.run_file import read_run_file
+from kvtrace.ledger.run_file import RunFile, read_run_file
 from kvtrace.ledger.saves.assign import RequestSaves, assign
 from kvtrace.ledger.saves.completion import settle
 from kvtrace.ledger.saves.implied import Implied, imply
@@ -42,16 +42,22 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     run_dir = Path(run_dir)
     if not run_dir.is_dir():
         raise RunError(f"{run_dir}: no such run directory")
-    run, run_notes = read_run_file(run_dir)
+    file, file_notes = read_run_file(run_dir)
     scans, scan_notes = _scans(run_dir)
-    who = topology(scans, run)
-    told = collect(scans, {engine.tag for engine in who.engines})
+    run = _joined(run_dir, file, scans, watch)
+    return replace(run, notes=[*file_notes, *scan_notes, *run.notes])
+
+
+def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Collection[str]) -> Run:
+    """The stages of reading, one after the other."""
+    who = topology(scans, file)
+    found = collect(scans, {engine.tag for engine in who.engines})
     measured = measure(scans, who.workers)
-    implied = imply(told.requests, who.engines, measured, told.unreadable)
-    requests = _with_implied(told.requests, implied)
+    implied = imply(found.requests, who.engines, measured, found.unreadable)
+    requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines)
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests))
-    engines = [_counted(engine, requests, told.unreadable, implied, coverage) for engine in who.engines]
+    engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
     swallowed = reported.swallowed(scans)
     executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
     evidence = Evidence(
@@ -59,7 +65,7 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
         coverage=coverage.workers,
         measured=measured,
         swallowed=swallowed,
-        unknown=Steps((set(told.unreadable.sorted.tolist()) - implied.watched) | implied.unknown),
+        unknown=Steps(implied.unknown),
         unfinished={save.request: save.unfinished for save in async_saves},
     )
     followed = follow(requests, engines, scans, executed)
@@ -67,7 +73,7 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
     return Run(
         directory=run_dir,
-        run=run,
+        run=file,
         processes=who.processes,
         engines=engines,
         connectors=who.connectors,
@@ -88,7 +94,7 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
         device=device.merged(one.device for one in scans),
         start_failures=reported.start_failures(scans),
         total=saves.total,
-        notes=[*run_notes, *scan_notes, *_notes(told, engines)],
+        notes=_notes(found, engines),
         spans=saves.spans,
         swallowed=swallowed,
         logs=reported.logs(scans),
@@ -188,17 +194,17 @@ def _covered(worker: Worker, coverage: WorkerCoverage) -> Worker:
     )
 
 
-def _notes(told: Requests, engines: Sequence[Engine]) -> list[str]:
+def _notes(found: Requests, engines: Sequence[Engine]) -> list[str]:
     """What the reader of a report should know about the ledgers."""
     notes = []
     known = {engine.tag for engine in engines}
-    lost = sum(request.engine not in known for request in told.requests)
+    lost = sum(request.engine not in known for request in found.requests)
     if lost:
         notes.append(f"{lost} requests never reached a scheduler that is known: they are not in the ledgers")
-    if told.negative_answers:
-        ident, step, answer = told.negative_answers[0]
+    if found.negative_answers:
+        ident, step, answer = found.negative_answers[0]
         notes.append(
-            f"{len(told.negative_answers)} lookups were answered with a negative number of tokens "
+            f"{len(found.negative_answers)} lookups were answered with a negative number of tokens "
             f"(first: {answer} for request {ident} in step {step & STEP_MASK}): counted as 0"
         )
     for engine in engines:

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from kvtrace.ledger.model import Engine, Worker
-from kvtrace.story.model import Call, Moment, RankStep
+from kvtrace.story.model import Call, RankStep
 from kvtrace.story.records import Source, step_rows
-from kvtrace.trace import hooks, ops
+from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, Dispatch, Flag, Role, Skip
 from kvtrace.trace.reader import SpoolError
-from kvtrace.trace.rows import Effect, Execution, HookCall, OpCall, QuietCalls, Row, code, detail, flags, role
 
 MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 
 
-def fill(
-    moments: Mapping[int, Moment],
-    steps: Collection[int],
-    engine: Engine,
-    spools: list[Source],
-    began: int,
-) -> list[str]:
-    """Adds to each step's moment what every worker of the engine did in it; returns notes."""
+def on_ranks(
+    steps: Sequence[int], engine: Engine, spools: Sequence[Source], began: int
+) -> tuple[dict[int, list[RankStep]], list[str]]:
+    """What every worker of the engine did in each step, and notes on spools that cannot be read.
+
+    Args:
+        steps: with the engine's tag.
+        began: the time from which ``at_ns`` counts.
+    """
+    found: dict[int, list[RankStep]] = {step: [] for step in steps}
     notes: list[str] = []
     paths = {source.path.name: source.path for source in spools}
     for worker in engine.workers:
@@ -36,66 +38,96 @@ def fill(
             notes.append(str(error))
             continue
         for step in steps:
-            moments[step].ranks.append(_rank_step(worker, by_step.get(step, []), names, began))
-    return notes
+            in_step = _InStep(worker, names, began)
+            for row in by_step.get(step, ()):
+                in_step.add(row)
+            found[step].append(in_step.result())
+    return found, notes
 
 
-def _rank_step(worker: Worker, rows: list[Row], names: Mapping[int, str], began: int) -> RankStep:
-    result = RankStep(worker.rank, worker.process, len(worker.kv_layers), "not-recorded", "", 0, 0)
-    calls: dict[tuple[str, str, str], Call] = {}
+class _InStep:
+    """Gathers one step on one worker."""
 
-    def call(row: HookCall | OpCall | QuietCalls, kind: str, layer: str, spent: int) -> Call:
-        table = hooks if kind == "hook" else ops
-        name = table.name_of(code(row.head)) or f"{kind} {code(row.head)}"
-        known = calls.get((kind, name, layer))
-        if known is None:
-            known = calls[(kind, name, layer)] = Call(name, kind, layer, 0, row.t0 - began, 0)
+    def __init__(self, worker: Worker, names: Mapping[int, str], began: int) -> None:
+        self._worker, self._names, self._began = worker, names, began
+        self._step = RankStep(worker.rank, worker.process, len(worker.kv_layers), "not-recorded", "", 0, 0)
+        self._calls: dict[tuple[str, str, str], Call] = {}
+        self._effects: list[rows.Effect] = []
+        self._readers: dict[type[Any], Callable[[Any], None]] = {
+            rows.Execution: self._execution,
+            rows.HookCall: self._hook,
+            rows.OpCall: self._op,
+            rows.QuietCalls: self._quiet,
+            rows.Effect: self._effects.append,
+        }
+
+    def add(self, row: rows.Row) -> None:
+        self._readers[type(row)](row)
+
+    def result(self) -> RankStep:
+        for effect in self._effects:  # of calls that are known by then
+            name = hooks.name_of(rows.code(effect.head))
+            call = self._calls.get(("hook", name, self._names.get(effect.layer, "")))
+            if call is not None:
+                call.measured_slots = max(call.measured_slots, effect.slots)
+                call.measured_bytes = max(call.measured_bytes, effect.bytes)
+                call.measured_files = max(call.measured_files, effect.files)
+        self._step.calls = sorted(self._calls.values(), key=lambda one: one.at_ns)
+        return self._step
+
+    def _call(
+        self, row: rows.HookCall | rows.OpCall | rows.QuietCalls, kind: str, layer: str, spent: int
+    ) -> Call:
+        name = (hooks if kind == "hook" else ops).name_of(rows.code(row.head))
+        name = name or f"{kind} {rows.code(row.head)}"
+        known = self._calls.setdefault(
+            (kind, name, layer), Call(name, kind, layer, 0, row.t0 - self._began, 0)
+        )
         known.calls += 1
         known.total_ns += max(0, spent)
         return known
 
-    for row in rows:
-        marks = flags(row.head)
-        if isinstance(row, Execution):
-            result.state = "no-forward" if marks & Flag.NO_FORWARD or not row.tokens else "ran"
-            result.mode = MODES.get(row.mode, "")
-            result.at_ns, result.total_ns = row.t0 - began, max(0, row.t1 - row.t0)
-        elif isinstance(row, HookCall) and role(row.head) == Role.WORKER:
-            known = call(row, "hook", names.get(row.layer, ""), row.t1 - row.t0)
-            known.slots = max(known.slots, row.slots)
-            known.raised |= bool(marks & Flag.RAISED)
-            known.no_metadata |= bool(marks & Flag.NO_METADATA)
-        elif isinstance(row, OpCall) and not marks & Flag.CAPTURE:
-            known = call(row, "op", names.get(row.layer, ""), row.t1 - row.t0)
-            known.tokens = max(known.tokens, row.tokens)
-            known.raised |= bool(marks & Flag.RAISED)
-            known.direct |= detail(row.head) == Dispatch.DIRECT
-            known.skip = Skip(row.skip).name if row.skip in Skip._value2member_map_ else f"SKIP_{row.skip}"
-        elif isinstance(row, QuietCalls):
-            is_op = bool(detail(row.head) & DETAIL_IS_OP)
-            for number, layer in enumerate(_layers(names.get(row.layer_set, "[]"), names)):
-                # counts and times of a quiet step are kept for all layers together
-                known = call(row, "op" if is_op else "hook", layer, row.total_ns if number == 0 else 0)
-                known.summed = True
-                if is_op:
-                    known.skip = Skip.HOOKED.name if worker.connector_live is not False else "NO_CONNECTOR"
-                else:
-                    known.slots = max(known.slots, 0)
-    for row in rows:
-        if isinstance(row, Effect):
-            measured = calls.get(("hook", hooks.name_of(code(row.head)), names.get(row.layer, "")))
-            if measured is not None:
-                measured.measured_slots = max(measured.measured_slots, row.slots)
-                measured.measured_bytes = max(measured.measured_bytes, row.bytes)
-                measured.measured_files = max(measured.measured_files, row.files)
-    result.calls = sorted(calls.values(), key=lambda one: one.at_ns)
-    return result
+    def _execution(self, row: rows.Execution) -> None:
+        idle = rows.flags(row.head) & Flag.NO_FORWARD or not row.tokens
+        self._step.state = "no-forward" if idle else "ran"
+        self._step.mode = MODES.get(row.mode, "")
+        self._step.at_ns, self._step.total_ns = row.t0 - self._began, max(0, row.t1 - row.t0)
 
+    def _hook(self, row: rows.HookCall) -> None:
+        if rows.role(row.head) != Role.WORKER:
+            return
+        marks = rows.flags(row.head)
+        call = self._call(row, "hook", self._names.get(row.layer, ""), row.t1 - row.t0)
+        call.slots = max(call.slots, row.slots)
+        call.raised |= bool(marks & Flag.RAISED)
+        call.no_metadata |= bool(marks & Flag.NO_METADATA)
 
-def _layers(text: str, names: Mapping[int, str]) -> list[str]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = []
-    ids = [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
-    return [names.get(one, "") for one in ids] or [""]
+    def _op(self, row: rows.OpCall) -> None:
+        marks = rows.flags(row.head)
+        if marks & Flag.CAPTURE:
+            return
+        call = self._call(row, "op", self._names.get(row.layer, ""), row.t1 - row.t0)
+        call.tokens = max(call.tokens, row.tokens)
+        call.raised |= bool(marks & Flag.RAISED)
+        call.direct |= rows.detail(row.head) == Dispatch.DIRECT
+        call.skip = Skip(row.skip).name if row.skip in Skip._value2member_map_ else f"SKIP_{row.skip}"
+
+    def _quiet(self, row: rows.QuietCalls) -> None:
+        is_op = bool(rows.detail(row.head) & DETAIL_IS_OP)
+        for number, layer in enumerate(self._layers(row.layer_set)):
+            # counts and times of a quiet step are kept for all layers together
+            call = self._call(row, "op" if is_op else "hook", layer, row.total_ns if number == 0 else 0)
+            call.summed = True
+            if is_op:
+                live = self._worker.connector_live is not False
+                call.skip = Skip.HOOKED.name if live else Skip.NO_CONNECTOR.name
+            else:
+                call.slots = max(call.slots, 0)
+
+    def _layers(self, layer_set: int) -> list[str]:
+        try:
+            value = json.loads(self._names.get(layer_set, "[]"))
+        except (ValueError, RecursionError):
+            value = []
+        ids = [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
+        return [self._names.get(one, "") for one in ids] or [""]

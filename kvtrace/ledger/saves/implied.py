@@ -26,8 +26,9 @@ class Implied:
 
     entries: Mapping[int, tuple[StoreEntry, ...]] = field(default_factory=dict)  # by the request's row
     unknown: frozenset[int] = frozenset()
-    """Steps with chunks, of engines that never declare, of which nothing was measured, or nothing that
-    can be given to a request: what happened in them is not known."""
+    """Steps of which it is not known what they stored: those whose metadata could not be read, but for the
+    watched ones; and of engines that never declare those with chunks of which nothing was measured, or
+    nothing that can be given to a request."""
     watched: frozenset[int] = frozenset()
     """Steps whose metadata says nothing readable, and of which the measurement says everything."""
     decode_stored: Mapping[int, bool] = field(default_factory=dict)
@@ -63,10 +64,11 @@ def imply(
     for part in parts:
         for at, more in part.entries.items():
             entries[at] = (*entries.get(at, ()), *more)
+    watched: frozenset[int] = frozenset().union(*(part.watched for part in parts))
     return Implied(
         entries=entries,
-        unknown=frozenset().union(*(part.unknown for part in parts)),
-        watched=frozenset().union(*(part.watched for part in parts)),
+        unknown=(frozenset(unreadable.sorted.tolist()) - watched).union(*(part.unknown for part in parts)),
+        watched=watched,
         decode_stored={tag: stored for part in parts for tag, stored in part.decode_stored.items()},
     )
 
