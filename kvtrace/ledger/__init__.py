@@ -6,16 +6,7 @@
 
 from __future__ import annotations
 
-from kvtrace.ledger.model import (
-    Connector,
-    Engine,
-    Ledger,
-    Process,
-    Run,
-    RunError,
-    Target,
-    Worker,
-)
+from kvtrace.ledger.model import Run, RunError
 from kvtrace.ledger.read import read_run
 
-__all__ = ["Connector", "Engine", "Ledger", "Process", "Run", "RunError", "Target", "Worker", "read_run"]
+__all__ = ["Run", "RunError", "read_run"]

@@ -22,6 +22,7 @@ from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.run_file import RunFile
 from kvtrace.trace import facts as documents
 from kvtrace.trace import hooks
+from kvtrace.trace.reader import SpoolInfo
 
 # --------------------------------------------------------------------------- accounts
 
@@ -354,20 +355,6 @@ class Span:
 
 
 @dataclass(frozen=True)
-class SpoolState:
-    """What was read of one spool file."""
-
-    name: str
-    pid: int
-    size: int
-    records: int
-    end: str
-    stop: int | None
-    lost: int
-    detail: str
-
-
-@dataclass(frozen=True)
 class Run:
     """Everything the rules and the report read."""
 
@@ -376,7 +363,7 @@ class Run:
     processes: Sequence[Process]
     engines: Sequence[Engine]
     connectors: Sequence[Connector]
-    spools: Sequence[SpoolState]
+    spools: Sequence[SpoolInfo]
     targets: Sequence[Target]
     exceptions: Sequence[HookException]
     agent_errors: Sequence[tuple[int, str, str]]  # pid, where, error

@@ -13,7 +13,7 @@ import pandas as pd
 from kvtrace.ledger import device, reported
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.loads.follow import balance, follow
-from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, SpoolState, Worker
+from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, Worker
 from kvtrace.ledger.requests import Request, Requests, collect
 from kvtrace.ledger.run_file import RunFile, read_run_file
 from kvtrace.ledger.saves.assign import RequestSaves, assign
@@ -77,7 +77,7 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
         processes=who.processes,
         engines=engines,
         connectors=who.connectors,
-        spools=[_state(one) for one in scans],
+        spools=[one.info for one in scans],
         targets=reported.targets(scans),
         exceptions=reported.exceptions(scans),
         agent_errors=reported.agent_errors(scans),
@@ -120,19 +120,6 @@ def _scans(run_dir: Path) -> tuple[list[SpoolScan], list[str]]:
     raise RunError(
         f"{run_dir}: no spool in it, so no process of this run loaded the agent: "
         "trace a vLLM command with 'kvtrace run -- ...'"
-    )
-
-
-def _state(one: SpoolScan) -> SpoolState:
-    return SpoolState(
-        name=one.path.name,
-        pid=one.pid,
-        size=one.info.size,
-        records=one.info.records,
-        end=one.info.end,
-        stop=one.info.stop,
-        lost=one.info.lost,
-        detail=one.info.detail,
     )
 
 

@@ -39,6 +39,8 @@ class SpoolError(KvtraceError):
 
 @dataclass
 class SpoolInfo:
+    """One spool file, as far as it was read."""
+
     path: Path
     size: int = 0
     records: int = 0
@@ -51,6 +53,10 @@ class SpoolInfo:
     lost: int = 0
     """Records that the process dropped after it stopped recording."""
     detail: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.path.name
 
 
 class _Damage(Exception):

@@ -18,6 +18,7 @@ from kvtrace.report.model import MAX_COVERAGE_ROWS, MAX_REQUEST_ROWS
 from kvtrace.report.read import check_report
 from kvtrace.terms import Stage
 from kvtrace.trace import facts
+from kvtrace.trace.reader import SpoolInfo
 
 ENDED = 1_000_000_005 * 10**9
 HEADER = facts.Header(python="3.11")
@@ -75,7 +76,7 @@ def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
         ],
         "engines": [engine],
         "connectors": [connector],
-        "spools": [ledger.SpoolState("s-10.kvt", 10, 6400, 50, "damaged", None, 3, "bad record 50")],
+        "spools": [SpoolInfo(Path("s-10.kvt"), 6400, 50, "damaged", None, 3, "bad record 50")],
         "targets": [ledger.Target("t", "m", "a", "found", processes=2)],
         "exceptions": [],
         "agent_errors": [(10, "recorder", "disk full")],
