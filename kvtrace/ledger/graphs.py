@@ -87,26 +87,26 @@ def _why(engine: Engine, worker: Worker, asked: str, configured: str, used: str)
     connector = worker.connector or engine.connector
     needs = connector.requires_piecewise if connector else None
     before = asked or "vLLM's default"
-    said: list[str] = []
+    why: list[str] = []
     if needs and configured == "PIECEWISE" and asked in ("", *_FULL):
-        said.append(
+        why.append(
             f"{connector.cls if connector else 'the connector'} declares requires_piecewise_for_cudagraph: "
             f"vLLM takes PIECEWISE instead of {before}"
         )
     elif asked and configured and asked != configured:
-        said.append(f"vLLM changed {asked} to {configured}, going by {_suspects(worker)}")
+        why.append(f"vLLM changed {asked} to {configured}, going by {_suspects(worker)}")
     if used != configured and configured and used:
-        said.append(
+        why.append(
             f"vLLM changed {configured} to {used} when the worker was ready, going by {_suspects(worker)}"
         )
-    if not said and not asked and used:
-        said.append(f"{used} is vLLM's default here")
+    if not why and not asked and used:
+        why.append(f"{used} is vLLM's default here")
     if used in _FULL and needs is False and connector is not None and connector.saves_per_layer:
-        said.append(
+        why.append(
             f"{connector.cls} saves layer by layer and does not declare requires_piecewise_for_cudagraph, so "
             "vLLM keeps FULL graphs"
         )
-    return said
+    return why
 
 
 def _suspects(worker: Worker) -> str:

@@ -177,7 +177,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Engine:
-    """One scheduler instance and its workers. ``facts.known`` says whether a scheduler told of it."""
+    """One scheduler instance and its workers. ``facts.known``: whether a scheduler announced it."""
 
     tag: int
     pid: int

@@ -53,7 +53,7 @@ class Histograms:
     def merge(self, other: Histograms) -> None:
         """Add another one of the same codes."""
         self._counts += other._counts
-        self.totals = [mine + theirs for mine, theirs in zip(self.totals, other.totals, strict=True)]
+        self.totals = [here + more for here, more in zip(self.totals, other.totals, strict=True)]
 
     def add_summed(self, code: int, count: int, total: int, low: int, high: int) -> None:
         """Collapsed calls of which only count, sum, least and greatest are known."""

@@ -15,7 +15,7 @@ SCHEMA = "kvtrace.story/1"
 
 @dataclass(frozen=True)
 class Pair:
-    """One KV-owning layer on one rank; ``rank`` -1 and ``layer`` "" where no worker told its layers."""
+    """One KV-owning layer on one rank; ``rank`` -1 and ``layer`` "" where no worker's layers are known."""
 
     rank: int
     process: str

@@ -49,7 +49,7 @@ def moments(subject: Subject, run: Run, spools: Sequence[Source]) -> tuple[list[
     steps = sorted(gathered.of_steps)[:MAX_STEPS]
     notes = []
     if len(steps) < len(gathered.of_steps):
-        notes.append(f"calls are told for the first {MAX_STEPS} of {len(gathered.of_steps)} steps")
+        notes.append(f"calls are given for the first {MAX_STEPS} of {len(gathered.of_steps)} steps")
     ranks, more = worker_steps.on_ranks(steps, subject.engine, spools, subject.began)
     for step, of_step in ranks.items():
         gathered.of_steps[step].ranks = of_step

@@ -40,11 +40,11 @@ class Source:
 
     def of_request(self, ident: str) -> list[Row]:
         """The rows of one request, in file order."""
-        mine = [number for number, text in self.names.items() if text == ident]
+        ids = [number for number, text in self.names.items() if text == ident]
         keep = np.zeros(len(self.rows), dtype=bool)
         for row in _OF_REQUESTS:
             request = self.rows[:, row._fields.index("request")]
-            keep |= (kind(self.rows[:, 0]) == KIND_OF[row]) & np.isin(request, mine)
+            keep |= (kind(self.rows[:, 0]) == KIND_OF[row]) & np.isin(request, ids)
         return [rows.decode(words) for words in self.rows[keep].tolist()]
 
 
@@ -90,8 +90,8 @@ def step_rows(path: Path, steps: Collection[int]) -> tuple[dict[int, str], dict[
     wanted, kinds = sorted(steps), [KIND_OF[row] for row in _OF_STEPS]
     found: dict[int, list[Row]] = {}
     for chunk in spool.chunks():
-        mine = np.isin(kind(chunk[:, 0]), kinds) & np.isin(chunk[:, _STEP], wanted)
-        for words in chunk[mine].tolist():
+        of_steps = np.isin(kind(chunk[:, 0]), kinds) & np.isin(chunk[:, _STEP], wanted)
+        for words in chunk[of_steps].tolist():
             found.setdefault(words[_STEP], []).append(rows.decode(words))
     return spool.names, found
 

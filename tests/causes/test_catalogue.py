@@ -6,6 +6,7 @@ import re
 import runpy
 from pathlib import Path
 
+from kvtrace.causes import outcomes
 from kvtrace.causes.claims import Turn
 from kvtrace.causes.registry import CATALOGUE, CLAIMS, ORDER, RULES
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
@@ -113,3 +114,14 @@ def test_catalogue_is_well_formed() -> None:
             assert text.endswith((".", "?")) and "  " not in text and text == text.strip(), text
         if cause.ledger == "saves":
             assert cause.stage is not None
+
+
+def test_outcomes_are_named_by_end_and_cause() -> None:
+    assert outcomes.outcome_of_load(LoadEnd.LOADED) == "loaded"
+    assert outcomes.outcome_of_load(LoadEnd.MISSED_SAVED) == "missed:key-mismatch"
+    assert outcomes.outcome_of_load(LoadEnd.CLAMPED) == "clamped:lookup-clamped"
+    assert outcomes.outcome_of_load(LoadEnd.FAILED) == "not-loaded:load-failed"
+    assert outcomes.kept("saved", 0) == "saved"
+    assert outcomes.kept("not-loaded", LoadEnd.PARTLY) == "not-loaded:loaded-partly"
+    assert outcomes.not_saved("hook-raised") == "not-saved:hook-raised"
+    assert len({outcomes.outcome_of_load(end) for end in LoadEnd}) == len(LoadEnd)

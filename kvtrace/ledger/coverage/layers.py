@@ -10,7 +10,7 @@ import numpy as np
 from kvtrace.ledger.steps import Array
 
 MOST = 1 << 16
-"""Layers that are told apart; what comes after them has the number -1."""
+"""Layers with a number; what comes after them has the number -1."""
 
 
 class Layers:

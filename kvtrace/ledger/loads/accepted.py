@@ -106,7 +106,7 @@ def _ends(engine: Engine, *tokens: tuple[LoadEnd, int]) -> dict[LoadEnd, int]:
 
 
 def _without_answer(load: LoadOf, request: Request, engine: Engine) -> LoadOf:
-    if request.lookups:  # asked, and told to wait
+    if request.lookups:  # asked, and the connector had it wait
         last: Lookup = request.lookups[-1]
         step, local = last.step, min(last.local, load.prompt)
         rest = LoadEnd.NOT_OBSERVED if request.chunks else LoadEnd.PENDING

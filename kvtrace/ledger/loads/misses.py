@@ -14,7 +14,7 @@ from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request
 
 _BETWEEN = 64
-"""Saves between a save and a lookup that are told apart."""
+"""Saves between a save and a lookup that are counted, at most."""
 _SETTLED_NS = 10**9
 """A save in the background is taken for done this long after its request finished."""
 
@@ -104,7 +104,7 @@ def _saved_before(
 
 
 def _saved_whole(row: int, request: Request, saved: Sequence[int], pairs: int) -> _Saved | None:
-    """A request whose leading positions were saved in every pair, None where that cannot be told."""
+    """A request whose leading positions were saved in every pair, None where that is not known."""
     amount = saved[row]
     open_saves = sum(one.store and one.begun for one in request.transfers) - sum(
         not one.begun and not one.load and not one.spool for one in request.transfers

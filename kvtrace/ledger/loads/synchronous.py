@@ -85,7 +85,7 @@ def load_synchronously(accepted: Accepted, engine: Engine, seen: Seen, failed: F
             in_step = _InStep(accepted, worker, loads, at, seen)
             watched &= in_step.put(arrival, failed, first)
         first += len(worker.kv_layers)
-    if engine.pairs > first:  # pairs that no worker told of
+    if engine.pairs > first:  # pairs of no known worker
         arrival.put(parts(LoadEnd.NOT_OBSERVED, whole), bits(first, engine.pairs - first))
         watched = False
     asked = accepted.t

@@ -124,13 +124,13 @@ class _Steps:
             entries={row: tuple(found) for row, found in entries.items()},
             # It never declares: a step without a measurement says nothing either way.
             unknown=frozenset(unknown if self.speaks and not declares else ()),
-            # Tails that were left are told apart by the unit, and for that all steps must be known.
+            # The unit tells tails that were left out, and for that all steps must be known.
             watched=frozenset(watched - partly if unknown else watched),
             decode_stored={self._engine.tag: any(n > 0 for n in decode)} if decode else {},
         )
 
     def _shares(self, step: int) -> list[int] | None:
-        """How many slots of each chunk of a step were read, None where that can't be told."""
+        """How many slots of each chunk of a step were read, None where that is not known."""
         slots, chunks = self._most.get(step, -1), self._chunks[step]
         sizes = [chunk.end - chunk.start for _, chunk in chunks]
         if slots < 0:

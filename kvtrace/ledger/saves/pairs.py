@@ -87,7 +87,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
         for worker, of_worker in zip(engine.workers, ran, strict=True)
     ]
     owners = [i for i, worker in enumerate(engine.workers) for _ in worker.kv_layers]
-    # No worker told its layers: the ledger still has pairs, and says that nothing was seen.
+    # Layers of no known worker: the ledger still has their pairs, and says that nothing was seen.
     missing = max(0, engine.pairs - len(owners))
     assumed = len(engine.workers)
     if missing:

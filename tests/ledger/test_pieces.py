@@ -1,0 +1,171 @@
+"""Pieces of the ledger by themselves: steps, the stages of the save pipeline, what trust adds up to."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvtrace.ledger
+from kvtrace.causes.registry import CATALOGUE
+from kvtrace.ledger import model, requests
+from kvtrace.ledger.coverage import Bit, StepBit, StoreSteps, WorkerCoverage
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.saves.measured import Cell, Measured, _cell
+from kvtrace.ledger.saves.pipeline import ends
+from kvtrace.ledger.steps import NEVER_RAN, Executed, Steps, StepState, locate, of_engine, step_states
+from kvtrace.trace import facts, hooks, rows
+from kvtrace.trace.format import Flag, Kind, Role, Stop, pack_head
+
+# --- steps ----------------------------------------------------------------------------------------
+
+steps_of = st.lists(st.integers(0, 30), max_size=12)
+
+
+@given(known=steps_of, wanted=steps_of)
+def test_locate_finds_what_is_there(known: list[int], wanted: list[int]) -> None:
+    at, inside = locate(np.unique(np.array(known, np.int64)), np.array(wanted, np.int64))
+    assert inside.tolist() == [step in known for step in wanted]
+    assert [sorted(set(known))[i] for i in at[inside]] == [step for step in wanted if step in known]
+
+
+@given(known=steps_of, low=st.integers(0, 30), high=st.integers(0, 30))
+def test_a_set_of_steps(known: list[int], low: int, high: int) -> None:
+    found = Steps(known)
+    assert len(found) == len(set(known)) and (low in found) == (low in known)
+    assert found.any_within(low, high) == any(low <= step <= high for step in known)
+
+
+def ran(steps: list[int], idle: Sequence[int] = (), full: Sequence[int] = ()) -> Executed:
+    columns = (np.array(one, np.int64) for one in (steps, full, idle))
+    real, of_graphs, empty = columns
+    last = max([*steps, *idle])
+    return Executed(real, np.zeros(len(steps), np.int8), of_graphs, empty, {}, {}, 0, 0, 0, last)
+
+
+def test_how_a_step_went() -> None:
+    steps = np.array([1, 2, 3, 9])
+    executed = ran([1], idle=[3])
+    state = step_states(executed, None, steps)
+    assert state.tolist() == [
+        StepState.RAN, StepState.NOT_RECORDED, StepState.RAN, StepState.NOT_REACHED,
+    ]  # fmt: skip
+    assert step_states(executed, Stop.SIZE_LIMIT, steps)[3] == StepState.NOT_RECORDED
+    assert step_states(executed, Stop.CLEAN, steps)[3] == StepState.NOT_REACHED
+    assert set(step_states(NEVER_RAN, None, steps)) == {StepState.NOT_REACHED}
+
+
+def test_steps_of_one_engine() -> None:
+    steps = np.array([7 << 32 | 1, 8 << 32 | 1, 7 << 32 | 2])
+    assert (of_engine(steps, 7) & 0xFF).tolist() == [1, 2]
+
+
+# --- the stages of the save pipeline ----------------------------------------------------------------
+
+LAYERS = ("a", "b")
+
+
+def ended(bits: Bit, step: StepBit = StepBit.BOUND, **more: object) -> SaveEnd:
+    """The end of layer a's save in step 1, in which layer b did its work."""
+    live = bool(more.pop("live", True))
+    connector = model.Connector(cls="C", noop=("save_kv_layer",) if more.pop("in_wait", False) else ())
+    modes = {1: 1} if more.pop("graphs", False) else {0: 1}
+    told = facts.Worker(kv_layers=LAYERS, connector_live=live, direct_call=more.pop("direct", {}))  # type: ignore[arg-type]
+    worker = model.Worker(7, 1, "w", "worker 0", connector, told, modes=modes)
+    stores = StoreSteps(
+        np.array([1]), np.array([[bits, Bit.SAVE_OK | Bit.OP_RAN]], np.uint8), np.array([step], np.uint8)
+    )
+    coverage = WorkerCoverage(
+        hooks={("save_kv_layer", "b"): (1, 1, 0)}, ops={}, skips={}, python={}, hook_ns={},
+        layers_seen=more.pop("seen", frozenset(LAYERS)), layers_outside=more.pop("outside", frozenset()),  # type: ignore[arg-type]
+        store_steps=stores,
+    )  # fmt: skip
+    executed = more.pop("executed", ran([1]))
+    assert isinstance(executed, Executed) and not more
+    return SaveEnd(int(ends(worker, executed, coverage)[0, 0]))
+
+
+OP = Bit.OP_RAN
+
+
+@pytest.mark.parametrize(
+    ("want", "bits", "more"),
+    [
+        (SaveEnd.SAVED, OP | Bit.SAVE_OK, {}),
+        (SaveEnd.NO_CONNECTOR, OP | Bit.SAVE_OK, {"live": False}),
+        (SaveEnd.RAISED, Bit.SAVE_RAISED, {}),
+        (SaveEnd.PENDING, Bit(0), {"executed": NEVER_RAN}),
+        (SaveEnd.NOT_OBSERVED, Bit(0), {"executed": ran([2])}),
+        (SaveEnd.CONNECTOR_GONE, OP | Bit.OP_NO_CONNECTOR, {}),
+        (SaveEnd.CLEARED, OP | Bit.OP_NO_METADATA | Bit.OP_CLEARED, {}),
+        (SaveEnd.NOT_BOUND, OP | Bit.OP_NO_METADATA, {}),
+        (SaveEnd.NOT_BOUND, Bit(0), {"step": StepBit(0)}),
+        (SaveEnd.NO_FORWARD, Bit(0), {"executed": ran([], idle=[1])}),
+        (SaveEnd.GRAPH_REPLAY, Bit(0), {"executed": ran([1], full=[1])}),
+        (SaveEnd.ONLY_CAPTURED, Bit(0), {"seen": frozenset("b"), "outside": frozenset("a"), "graphs": True}),
+        (SaveEnd.DIRECT_CALL, Bit(0), {"direct": {"a": True}}),
+        (SaveEnd.NO_HOOK, Bit(0), {"seen": frozenset("b")}),
+        (SaveEnd.NO_HOOK, OP, {}),
+        (SaveEnd.NOT_OBSERVED, OP | Bit.OP_HOOKED, {}),
+        (SaveEnd.SAVED, OP, {"in_wait": True, "step": StepBit.BOUND | StepBit.WAIT_OK}),
+        (SaveEnd.RAISED, OP, {"in_wait": True, "step": StepBit.BOUND | StepBit.WAIT_RAISED}),
+    ],
+)  # fmt: skip
+def test_the_first_stage_that_failed(want: SaveEnd, bits: Bit, more: dict[str, object]) -> None:
+    assert ended(bits, **more) is want  # type: ignore[arg-type]
+
+
+# --- what was measured ------------------------------------------------------------------------------
+
+
+def effect(slots: int, hook: hooks.Hook = hooks.SAVE_LAYER, target: int = 0, t: int = 1) -> rows.Effect:
+    head = pack_head(Kind.EFFECT, Role.WORKER, hook.code, 0, int(Flag.STORE))
+    return rows.Effect(head, t, 1, 1, slots, 10 if target else 0, int(bool(target)), target)
+
+
+def test_calls_of_one_layer_add_up() -> None:
+    cell = _cell([effect(3), effect(-1), effect(4, hooks.WAIT_SAVE, target=9, t=5), effect(0, target=9)])
+    assert (cell.slots, cell.unsure, cell.bytes, cell.files) == (7, True, 20, 2)
+    assert cell.by(hooks.SAVE_LAYER) and cell.by(hooks.WAIT_SAVE) and not cell.by(hooks.START_LOAD)
+    assert cell.targets == {9: 5} and not cell.wrote_nothing
+    assert _cell([effect(-1)]).slots == -1
+
+
+def test_silence_is_told_from_not_having_looked() -> None:
+    watched = {1: {0: Cell(0)}}
+    assert Measured(watched).silent
+    assert not Measured().silent and not Measured(watched, unsure=True).silent
+    assert not Measured(watched, elsewhere=True).silent
+
+
+# --- values -----------------------------------------------------------------------------------------
+
+
+def test_trust_adds_up_and_keeps_the_first_examples() -> None:
+    one = model.Trust(calls=2, shared=((1, "a", (0, 1)),) * 10, shared_files=10)
+    both = one + one
+    assert (both.calls, both.shared_files, len(both.shared)) == (4, 20, 16)
+    assert one + model.Trust() == one
+
+
+def test_what_the_rules_read_is_frozen() -> None:
+    kinds = [one for one in vars(model).values() if isinstance(one, type) and is_dataclass(one)]
+    kinds += [requests.Request, requests.Requests, LoadOf, WorkerCoverage, Measured]
+    for kind in kinds:
+        assert kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
+        mutable = [one.name for one in fields(kind) if str(one.type).startswith(("list", "set"))]
+        assert not mutable, (kind, mutable)
+
+
+def test_no_cause_is_named_below_the_rules() -> None:
+    for path in Path(kvtrace.ledger.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                assert node.value.rpartition(":")[2] not in CATALOGUE, f"{path.name}:{node.lineno}"
