@@ -5,23 +5,11 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
+from kvtrace.causes.case import Request
 from kvtrace.causes.evidence.paths import short_path
 from kvtrace.causes.evidence.unit import Unit
-from kvtrace.causes.rule import (
-    FAULT,
-    LIMIT,
-    SAVES,
-    Case,
-    Cause,
-    Event,
-    Finding,
-    Interval,
-    Piece,
-    Request,
-    Results,
-    Stage,
-    Turn,
-)
+from kvtrace.causes.model import Finding
+from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
 from kvtrace.words import count, listed, of_all, percent, plural
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 
-from kvtrace.causes.rule import FAULT, NOTE, Case, Cause, Finding, Results, Stage
+from kvtrace.causes.model import Finding
+from kvtrace.causes.rule import FAULT, NOTE, Case, Cause, Results, Stage
 from kvtrace.ledger.model import Engine
 from kvtrace.terms import SAVED
 from kvtrace.words import listed, plural

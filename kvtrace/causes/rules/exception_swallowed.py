@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
+from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import (
     FAULT,
     NOTE,
@@ -13,7 +14,6 @@ from kvtrace.causes.rule import (
     Case,
     Cause,
     Event,
-    Finding,
     Interval,
     Piece,
     Results,

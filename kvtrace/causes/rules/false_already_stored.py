@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import after_empty, stored_before
+from kvtrace.causes.case import Request, after_empty, stored_before
 from kvtrace.causes.evidence.unit import Unit
-from kvtrace.causes.rule import (
-    FAULT,
-    SAVES,
-    Case,
-    Cause,
-    Event,
-    Finding,
-    Interval,
-    Piece,
-    Request,
-    Results,
-    Stage,
-    Turn,
-)
+from kvtrace.causes.model import Finding
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, of_all, plural

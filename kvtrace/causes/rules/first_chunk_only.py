@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.case import Request
 from kvtrace.causes.evidence.prompts import first_chunk_alone, held
-from kvtrace.causes.rule import (
-    FAULT,
-    SAVES,
-    Case,
-    Cause,
-    Event,
-    Interval,
-    Piece,
-    Request,
-    Results,
-    Stage,
-    Turn,
-)
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
-from kvtrace.causes.rule import (
-    FAULT,
-    SAVES,
-    Case,
-    Cause,
-    Finding,
-    Interval,
-    Piece,
-    Results,
-    SaveEnd,
-    Stage,
-    Turn,
-)
+from kvtrace.causes.model import Finding
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, SaveEnd, Stage, Turn
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
