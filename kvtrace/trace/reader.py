@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -37,7 +37,7 @@ class SpoolError(KvtraceError):
     """A spool that cannot be read; the message is one line and names the file."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class SpoolInfo:
     """One spool file, as far as it was read."""
 
@@ -111,7 +111,8 @@ class Spool:
         if not isinstance(header, dict):
             raise SpoolError(f"{self.path}: damaged header")
         self.header = header
-        self._info.size = self._data_start = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
+        self._data_start = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
+        self._read(size=self._data_start)
 
     def chunks(self, records: int = 65536) -> Iterator[Records]:
         """Arrays of shape (n, 8), n <= ``records``: every record but NAME, BYTES, FACT, END.
@@ -127,22 +128,20 @@ class Spool:
                     if not data:
                         break
                     whole = len(data) - len(data) % fmt.RECORD_SIZE
-                    self._info.size += len(data)
+                    self._read(size=self._info.size + len(data))
                     table: Records = np.frombuffer(data[:whole], dtype="<i8").reshape(-1, fmt.WORDS)
                     if whole < len(data):
-                        self._info.end = "cut"
-                        self._info.detail = "the last record is cut off"
+                        self._read(end="cut", detail="the last record is cut off")
                     good, stop = self._digest(table)
                     if len(good):
-                        self._info.records += len(good)
+                        self._read(records=self._info.records + len(good))
                         yield good
                     if stop:
                         break
         except OSError as error:
             raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
         if self._pending is not None and self._info.end == "open":
-            self._info.end = "cut"
-            self._info.detail = "the last text is cut off"
+            self._read(end="cut", detail="the last text is cut off")
 
     def _digest(self, table: Records) -> tuple[Records, bool]:
         """Split a chunk: texts go to names and facts, the rest is returned.
@@ -166,9 +165,8 @@ class Spool:
         for i in texts.tolist():
             try:
                 if kinds[i] == Kind.TRAILER:
-                    self._info.end = "trailer"
-                    self._info.stop = int(code(table[i, 0]))
-                    self._info.lost = max(0, int(table[i, 2]))
+                    stop_reason, lost = int(code(table[i, 0])), max(0, int(table[i, 2]))
+                    self._read(end="trailer", stop=stop_reason, lost=lost)
                 else:
                     self._text(table[i], int(kinds[i]))
             except _Damage as damage:
@@ -189,7 +187,7 @@ class Spool:
 
     def _damaged(self, detail: str) -> None:
         if self._info.end != "damaged":
-            self._info.end, self._info.detail = "damaged", detail
+            self._read(end="damaged", detail=detail)
 
     def _text(self, row: Records, row_kind: int) -> None:
         if row_kind != Kind.BYTES:
@@ -231,6 +229,9 @@ class Spool:
     def documents(self) -> Documents:
         """The facts read so far, typed."""
         return [(t, facts.fact_of(code, value)) for code, t, value in self.facts]
+
+    def _read(self, **more: Any) -> None:
+        self._info = replace(self._info, **more)
 
     def info(self) -> SpoolInfo:
         """What was read so far; complete after :meth:`chunks` is exhausted."""
