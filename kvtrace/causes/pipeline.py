@@ -9,6 +9,7 @@ from kvtrace.causes.model import StageRow
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.tables import rows
 from kvtrace.terms import SAVED, Stage
+from kvtrace.trace import hooks
 from kvtrace.words import count, plural
 
 
@@ -62,13 +63,13 @@ def _notes(case: Case) -> dict[Stage, str]:
         )
     elif run.engines:
         notes[Stage.WIRING] = "no connector is configured"
-    eligible, bound, _, _ = calls(run, "bind_connector_metadata")
+    eligible, bound, _, _ = calls(run, hooks.BIND_METADATA.name)
     if configured and eligible:
         notes[Stage.BIND] = f"metadata bound in {count(bound)}/{count(eligible)} worker-steps"
     ran = bodies(run)
     if ran.eligible:
         notes[Stage.FORWARD] = f"{ran.share}{product(run)}"
-    _, fired, work, _ = calls(run, "save_kv_layer")
+    _, fired, work, _ = calls(run, hooks.SAVE_LAYER.name)
     if configured:
         notes[Stage.HOOK] = f"save_kv_layer called in {count(fired)} layer-steps, in {count(work)} with work"
         notes[Stage.EFFECT] = measured.stage_note(case.run.trust)

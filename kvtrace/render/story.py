@@ -23,7 +23,14 @@ from kvtrace.render.page import (
 from kvtrace.render.report import outcome_label
 from kvtrace.story.model import Call, Entry, Moment, Pair, Range, RankStep, Story
 from kvtrace.terms import KEPT, NOT_OBSERVED, PENDING, Stage
+from kvtrace.trace import hooks
 from kvtrace.words import count, duration, plural, size
+
+_COPYING = {hook.name for hook in hooks.COPYING}
+_QUIET = {
+    hook.name for hook in (hooks.BIND_METADATA, hooks.CLEAR_METADATA, hooks.PREEMPTIONS, hooks.GET_FINISHED)
+}
+"""Hooks of every step that are worth a word only where they raised."""
 
 _MOST = {"chunk": 24, "metadata": 6}
 """Moments of a kind that are shown."""
@@ -268,15 +275,7 @@ def _rank_parts(rank: RankStep, pairs: Sequence[Pair]) -> list[str]:
             continue  # the KV-cache update: vLLM never calls the connector there
         if kind == "op":
             bodies += 1
-        elif name in (
-            "bind_connector_metadata",
-            "clear_connector_metadata",
-            "handle_preemptions",
-            "get_finished",
-        ):
-            if not any(call.raised for call in calls):
-                continue
-        elif not name.startswith(("start_load", "wait_for", "save_kv")):
+        elif name not in _COPYING and not (name in _QUIET and any(call.raised for call in calls)):
             continue
         parts.append(_group(name, calls, names))
     if not bodies and rank.state == "ran":

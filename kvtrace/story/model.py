@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvtrace.trace import hooks
+
 SCHEMA = "kvtrace.story/1"
 
 
@@ -74,7 +76,7 @@ class RankStep:
 
     @property
     def bound(self) -> bool:
-        return any(call.name == "bind_connector_metadata" and not call.raised for call in self.calls)
+        return any(call.name == hooks.BIND_METADATA.name and not call.raised for call in self.calls)
 
 
 @dataclass

@@ -142,7 +142,7 @@ def _accepted(load: LoadOf, request: Request, taken: int) -> int:
 
 
 def _clamp(load: LoadOf, block: int) -> str:
-    """Why the scheduler (vLLM 0.8.5 .. 0.33.0) takes less than it was offered."""
+    """Why vLLM's scheduler takes less than it was offered."""
     if load.accepted == 0:
         if load.offered < block and load.local % block:
             return SUB_BLOCK
