@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""Measures kvtrace on connectors that nobody has seen: written from seeds, run on the real engine.
+
+    python scripts/accuracy.py --seed N --count M [--jobs K] [--keep DIR] [--only FAULT] [--json FILE]
+    python scripts/accuracy.py --show SEED [--only FAULT]
+
+Every fourth seed is healthy, the others go in turn through the catalogue of faults
+(tests/accuracy/kvgen/catalogue.py). Truth comes from the plan and is checked against what lies in the
+connector's store, never from kvtrace. A run whose truth is not what was planned proves nothing: it is
+reported, not counted, and makes the exit code 1.
+
+Exit codes: 0 every run was scored, 1 not, 2 usage. The last line of the output is the score.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+ACCURACY = ROOT / "tests" / "accuracy"
+for folder in (ROOT, ROOT / "scripts", ACCURACY):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+import score as scoring  # noqa: E402
+from kvgen.catalogue import BY_NAME, FAULTS  # noqa: E402
+from kvgen.plan import draw  # noqa: E402
+from kvgen.source import generate  # noqa: E402
+from vllm_env import CACHE, vllm_env  # noqa: E402
+
+ENGINES = 15
+"""Engines of one process: more would save imports, and lose more to a crash."""
+
+SILENCE_SECONDS = 240
+"""A process that says nothing for so long is given up."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run to make. ``fault``: None takes the seed's own."""
+
+    seed: int
+    fault: str | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.seed}" if self.fault is None else f"{self.seed}-{self.fault or 'healthy'}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a run: scored, or (``unproven``) why it proves nothing."""
+
+    run: Run
+    plan: str
+    scored: scoring.Scored | None
+    unproven: str
+    seconds: float
+
+
+class Measure:
+    """Makes runs in processes of their own, and scores them."""
+
+    def __init__(self, out: Path, keep: bool, trace: bool = True) -> None:
+        self.out, self.keep, self.trace = out, keep, trace
+        self.model = CACHE / "tiny-model"
+        subprocess.run(
+            [sys.executable, str(ROOT / "scripts" / "tiny_model.py"), str(self.model)],
+            check=True, stdout=subprocess.DEVNULL, env=vllm_env(),
+        )  # fmt: skip
+        self._number = 0
+        self._lock = threading.Lock()
+
+    def all(self, runs: list[Run], jobs: int) -> Iterator[Result]:
+        """Results as they come; the runs of one process together."""
+        groups = [runs[i : i + ENGINES] for i in range(0, len(runs), ENGINES)]
+        with ThreadPoolExecutor(max_workers=max(1, jobs)) as pool:
+            waiting: set[Future[list[Run]]] = {pool.submit(self._group, group) for group in groups}
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    for run in future.result():
+                        yield self._result(run)
+
+    def _group(self, group: list[Run]) -> list[Run]:
+        """Runs a group in one process. The run that ends the process early is tried once more, alone."""
+        left = list(group)
+        while left:
+            self._process(left)
+            left = [run for run in left if not self._outcome(run).exists()]
+            if left:
+                self._process(left[:1])
+                left = left[1:]
+        return group
+
+    def _outcome(self, run: Run) -> Path:
+        return self.out / run.name / "outcome.json"
+
+    def _process(self, runs: list[Run]) -> None:
+        with self._lock:
+            self._number += 1
+            spec, log = (self.out / f"process-{self._number}{end}" for end in (".json", ".log"))
+        document = {
+            "out": str(self.out),
+            "model": str(self.model),
+            "trace": self.trace,
+            "runs": [{"seed": run.seed, "fault": run.fault} for run in runs],
+        }
+        spec.write_text(json.dumps(document), encoding="utf-8")
+        environment = vllm_env()
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")]).rstrip(
+            ":"
+        )
+        with log.open("w") as file:
+            child = subprocess.Popen(
+                [sys.executable, str(ACCURACY / "harness" / "runner.py"), str(spec)],
+                stdout=file, stderr=subprocess.STDOUT, env=environment,
+            )  # fmt: skip
+            last, size = time.monotonic(), 0
+            while child.poll() is None:
+                time.sleep(0.2)
+                if log.stat().st_size != size:
+                    last, size = time.monotonic(), log.stat().st_size
+                elif time.monotonic() - last > SILENCE_SECONDS:
+                    child.kill()
+                    child.wait()
+
+    def _result(self, run: Run) -> Result:
+        folder = self.out / run.name
+        fault = draw(run.seed, run.fault).planted
+        try:
+            document = json.loads(self._outcome(run).read_text(encoding="utf-8"))
+        except OSError:
+            return Result(run, "", None, "the process died, twice", 0.0)
+        if "broken" in document:
+            return Result(run, "", None, document["broken"], 0.0)
+        truth, seconds = document["truth"], sum(document["seconds"].values())
+        scored = None
+        if not truth["problem"] and self.trace:
+            scored = scoring.score(run.seed, fault, self._report(folder / "trace"), truth)
+        if not self.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+        return Result(run, document["plan"], scored, truth["problem"], seconds)
+
+    def _report(self, trace: Path) -> dict[str, Any] | None:
+        from kvtrace.report.build import build_report
+
+        try:
+            report = build_report(trace)
+        except Exception:
+            traceback.print_exc()
+            return None
+        if self.keep:
+            (trace.parent / "report.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+        return report
+
+
+def line(result: Result) -> str:
+    """One line of a run: seed, what was planted, what was found first, the verdict, the connector."""
+    fault = draw(result.run.seed, result.run.fault).fault or "healthy"
+    head = f"{result.run.seed:>7} {fault:<24}"
+    if result.unproven:
+        return f"{head} UNPROVEN: {result.unproven}  [{result.plan}]"
+    if result.scored is None:
+        return f"{head} proven  [{result.plan}]"
+    numbers = f"  ({result.scored.wrong_number})" if result.scored.wrong_number else ""
+    return f"{head} {result.scored.verdict:<12}{result.scored.first:<28}[{result.plan}]{numbers}"
+
+
+def show(seed: int, fault: str | None) -> None:
+    plan = draw(seed, fault)
+    made = generate(plan)
+    print(made.text())
+    print("# --- plan")
+    print(f"# fault: {plan.fault or 'none'}" + (f": {plan.planted.title}" if plan.planted else ""))
+    print(f"# right: {', '.join(sorted(plan.planted.right)) if plan.planted else 'no fault'}")
+    print(f"# {plan.describe()}")
+    print(f"# {plan.kv_role}, settings {made.settings}, max_num_batched_tokens {plan.budget}")
+    for number, part in enumerate(plan.rounds):
+        how = "together" if part.together else "one by one"
+        lengths = [len(prompt) for prompt in part.prompts]
+        print(f"# round {number}: prompts of {lengths}, {how}, {part.max_tokens} tokens each")
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seed", type=int, help="the first seed")
+    parser.add_argument("--count", type=int, default=1, help="how many seeds from there on")
+    parser.add_argument("--jobs", type=int, default=1, help="engine processes at a time")
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="keep sources, stores, traces and reports there"
+    )
+    parser.add_argument("--only", metavar="FAULT", help="plant this fault in all of them ('healthy': none)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores there")
+    parser.add_argument(
+        "--show", type=int, metavar="SEED", help="print a seed's source and plan, and run nothing"
+    )
+    parser.add_argument("--list", action="store_true", help="print the faults and their right findings")
+    parser.add_argument(
+        "--no-trace", action="store_true", help="prove the plans without kvtrace, score nothing"
+    )
+    args = parser.parse_args()
+    if args.only not in (None, "healthy", *BY_NAME):
+        parser.error(f"no fault named {args.only!r}; --list shows them")
+    if args.seed is None and args.show is None and not args.list:
+        parser.error("give --seed, --show or --list")
+    if args.count < 1 or args.jobs < 1:
+        parser.error("--count and --jobs start at 1")
+    if args.keep is not None and args.keep.exists() and any(args.keep.iterdir()):
+        parser.error(f"{args.keep} is not empty")
+    return args
+
+
+def main() -> int:
+    args = options()
+    fault = {"healthy": ""}.get(args.only, args.only)
+    if args.list:
+        for one in FAULTS:
+            print(f"{one.name:<26}{one.grade:<6} {', '.join(sorted(one.right)):<60} {one.title}")
+        return 0
+    if args.show is not None:
+        show(args.show, fault)
+        return 0
+    runs = [Run(seed, fault) for seed in range(args.seed, args.seed + args.count)]
+    out = args.keep.resolve() if args.keep else Path(tempfile.mkdtemp(prefix="kvtrace-accuracy-"))
+    out.mkdir(parents=True, exist_ok=True)
+    results = []
+    try:
+        for result in Measure(out, args.keep is not None, not args.no_trace).all(runs, args.jobs):
+            results.append(result)
+            print(line(result), flush=True)
+    finally:
+        if args.keep is None:
+            shutil.rmtree(out, ignore_errors=True)
+    return conclude(results, args.json)
+
+
+def conclude(results: list[Result], file: Path | None) -> int:
+    scores = [result.scored for result in results if result.scored is not None]
+    unproven = [result for result in results if result.unproven]
+    print()
+    print("\n".join([*scoring.table(scores), "", *scoring.notes(scores)]))
+    print(f"seconds of engines and truth: {sum(result.seconds for result in results):.0f}")
+    for result in unproven:
+        print(f"NOT COUNTED: {line(result).strip()}")
+    if file is not None:
+        file.write_text(json.dumps([asdict(one) for one in scores], indent=1), encoding="utf-8")
+    print(scoring.last_line(scores))
+    return 1 if unproven else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

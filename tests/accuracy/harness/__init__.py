@@ -1,0 +1,1 @@
+"""Runs generated connectors on a real engine and finds out what is true of each run, without kvtrace."""

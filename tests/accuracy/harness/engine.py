@@ -1,0 +1,245 @@
+"""Runs the workload of a plan on an engine in this process, and notes what the engine itself says."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvgen.plan import Plan
+from kvgen.source import Generated
+from kvgen.workload import Round
+
+ENV = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+STUCK_STEPS = 150
+"""Engine steps in a row with nothing to show for, a few milliseconds each."""
+
+
+@dataclass
+class Request:
+    """One request as the engine saw it.
+
+    Attributes:
+        id: the engine's own name of it.
+        finished: it came to its last token; not so where it was aborted or ended by an error.
+        cached: prompt tokens that it did not compute (own prefix cache and connector together).
+        hashes: the engine's hashes of its full blocks.
+        round: number of its round.
+    """
+
+    id: str
+    prompt: list[int]
+    round: int
+    answer: list[int] = field(default_factory=list)
+    finished: bool = False
+    cached: int = 0
+    hashes: list[bytes] = field(default_factory=list)
+
+
+@dataclass
+class Outcome:
+    """What a run was, seen from the engine.
+
+    Attributes:
+        error: of the start or of the work; "" for none.
+        started: the engine came up.
+        free_at_first, free_at_last: free KV blocks before the first and after the last request.
+        recovered: failed loads that the scheduler heard of.
+        seconds: of the work alone.
+    """
+
+    requests: list[Request] = field(default_factory=list)
+    error: str = ""
+    started: bool = False
+    free_at_first: int = 0
+    free_at_last: int = 0
+    recovered: int = 0
+    seconds: float = 0.0
+
+    def document(self) -> dict[str, Any]:
+        out = asdict(self)
+        for request in out["requests"]:
+            request["hashes"] = len(request["hashes"])
+        return out
+
+
+def engine_arguments(plan: Plan, made: Generated, place: str, model: Path | str) -> dict[str, Any]:
+    settings = {key: place if value == "@PLACE@" else value for key, value in made.settings.items()}
+    transfer = {
+        "kv_connector": made.class_name,
+        "kv_connector_module_path": made.module,
+        "kv_role": plan.kv_role,
+        "kv_connector_extra_config": settings,
+    }
+    if plan.fault == "load-fails":
+        transfer["kv_load_failure_policy"] = "recompute"
+    return {
+        "model": str(model),
+        "block_size": plan.block,
+        "num_gpu_blocks_override": plan.blocks,
+        "max_model_len": max(len(p) + r.max_tokens + 1 for r in plan.rounds for p in r.prompts),
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": plan.budget,
+        "enforce_eager": True,
+        "enable_prefix_caching": plan.prefix_caching,
+        "async_scheduling": False,
+        "kv_cache_memory_bytes": 64 << 20,
+        "seed": 0,
+        # half precision makes near ties of a random model flip with the shape of the batch
+        "dtype": "float32",
+        "disable_log_stats": True,
+        "kv_transfer_config": transfer,
+    }
+
+
+class Work:
+    """One engine and the requests that it gets."""
+
+    def __init__(self, llm: Any, outcome: Outcome) -> None:
+        self.llm, self.outcome = llm, outcome
+        self.engine = llm.llm_engine
+        self.scheduler = self.engine.engine_core.engine_core.scheduler
+        self._open: dict[str, Request] = {}
+        self.outcome.free_at_first = self._free()
+
+    def _free(self) -> int:
+        return int(self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+
+    def run(self, rounds: tuple[Round, ...]) -> None:
+        for number, part in enumerate(rounds):
+            if part.reset and number:
+                self.llm.reset_prefix_cache()
+            batches = [part.prompts] if part.together else [(prompt,) for prompt in part.prompts]
+            for batch in batches:
+                self._batch(batch, part, number)
+        self.outcome.free_at_last = self._free()
+
+    def _batch(self, batch: tuple[tuple[int, ...], ...], part: Round, number: int) -> None:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            temperature=0.0, max_tokens=part.max_tokens, ignore_eos=True, detokenize=False
+        )
+        for i, prompt in enumerate(batch):
+            name = f"{number}-{len(self.outcome.requests)}-{i}"
+            inner = self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, sampling)
+            request = Request(inner or name, list(prompt), number)
+            self.outcome.requests.append(request)
+            self._open[name] = request
+            self._note_hashes()
+        idle = steps = 0
+        while self.engine.has_unfinished_requests() and idle < STUCK_STEPS:
+            if part.abort_after is not None and steps == part.abort_after:
+                self.engine.abort_request(list(self._open))
+            idle = 0 if self._step() else idle + 1
+            steps += 1
+        if self._open and self.engine.has_unfinished_requests():
+            self.engine.abort_request(list(self._open))
+        self._open.clear()
+        self._settle()
+
+    def _step(self) -> bool:
+        """One engine step; whether it gave anything."""
+        outputs = self.engine.step()
+        self._note_hashes()
+        for output in outputs:
+            request = self._open.get(output.request_id)
+            if request is None:
+                continue
+            request.answer = list(output.outputs[0].token_ids)
+            request.cached = int(output.num_cached_tokens or 0)
+            if output.finished:
+                request.finished = output.outputs[0].finish_reason == "length"
+                del self._open[output.request_id]
+        if not outputs:
+            time.sleep(0.003)  # an engine that waits would step as fast as it can
+        return bool(outputs)
+
+    def _note_hashes(self) -> None:
+        for request in self._open.values():
+            if request.id in self.scheduler.requests:
+                request.hashes = list(self.scheduler.requests[request.id].block_hashes)
+
+    def _settle(self) -> None:
+        """Lets asynchronous saves come to their end, as a server between two requests would."""
+        for _ in range(60):
+            if not self.scheduler.has_requests():
+                break
+            self.engine.step()
+            time.sleep(0.002)
+        time.sleep(0.03)
+
+
+def run(plan: Plan, arguments: dict[str, Any], outcome: Outcome) -> None:
+    """Starts the engine, does the work, stops the engine. Never raises: errors stand in the outcome."""
+    llm = None
+    handler = _Recovered(outcome)
+    logging.getLogger("vllm").addHandler(handler)
+    with _one_collection():
+        try:
+            from vllm import LLM
+
+            llm = LLM(**arguments)
+            outcome.started = True
+            began = time.monotonic()
+            Work(llm, outcome).run(plan.rounds)
+            outcome.seconds = time.monotonic() - began
+        except Exception as error:
+            outcome.error = f"{type(error).__name__}: {error}"[:500]
+        finally:
+            with contextlib.suppress(Exception):
+                _stop(llm)
+            llm = None
+            logging.getLogger("vllm").removeHandler(handler)
+
+
+def _stop(llm: Any) -> None:
+    """Ends an engine so that the next one in this process starts clean."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+    from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
+
+    try:
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+    finally:
+        del llm
+        gc.collect()
+        # a worker that failed half way leaves its connector behind, and the next would reuse it
+        ensure_kv_transfer_shutdown()
+        cleanup_dist_env_and_memory()
+
+
+class _Recovered(logging.Handler):
+    """Counts what the scheduler says of failed loads."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(logging.WARNING)
+        self._outcome = outcome
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "KV load failure" in record.getMessage():
+            self._outcome.recovered += 1
+
+
+@contextlib.contextmanager
+def _one_collection() -> Iterator[None]:
+    """vLLM collects garbage nine times in an engine's life, most of what a small run took: once is enough."""
+    collect = gc.collect
+    gc.collect = lambda *_, **__: 0  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        gc.collect = collect
+        gc.collect()

@@ -1,0 +1,175 @@
+"""Runs generated connectors one after another in this process: ``python runner.py SPEC``.
+
+SPEC is a JSON file: ``{"out": DIR, "model": DIR, "trace": bool, "runs": [{"seed": N, "fault": NAME}]}``
+(null: the seed's own fault). Of each run DIR/<name>/ gets ``src`` (the connector), ``store``, ``trace``
+(kvtrace's run directory) and, last, ``outcome.json`` (what the engine and the store say).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(4)]
+LIMIT_BYTES = 256 << 20
+
+
+def name_of(seed: int, fault: str | None) -> str:
+    return f"{seed}" if fault is None else f"{seed}-{fault or 'healthy'}"
+
+
+class Runs:
+    """The runs of one process."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.out, self.model, self.trace = Path(spec["out"]), spec["model"], bool(spec["trace"])
+        self.runs = [(int(run["seed"]), run["fault"]) for run in spec["runs"]]
+        if self.trace:
+            self._configure(self._trace_dir(*self.runs[0]))
+
+    def _trace_dir(self, seed: int, fault: str | None) -> Path:
+        return self.out / name_of(seed, fault) / "trace"
+
+    def _configure(self, first: Path) -> None:
+        """The agent reads this when vLLM loads it, and is told of each later run directory."""
+        from kvtrace import CONFIG_VARIABLE
+        from kvtrace.trace.config import AgentConfig, new_salt
+
+        os.environ[CONFIG_VARIABLE] = AgentConfig(first, new_salt(), "accuracy", LIMIT_BYTES).to_text()
+
+    def all(self) -> None:
+        from harness.reference import Reference
+
+        reference = None
+        for number, (seed, fault) in enumerate(self.runs):
+            folder = self.out / name_of(seed, fault)
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            print(f"run {name_of(seed, fault)}", flush=True)
+            try:
+                if reference is None:
+                    reference = Reference(self.model)
+                document = self._one(seed, fault, folder, number, reference)
+            except Exception as error:
+                traceback.print_exc()
+                document = {"broken": f"{type(error).__name__}: {error}"[:500]}
+            part = folder / "outcome.part"
+            part.write_text(json.dumps(document), encoding="utf-8")
+            part.rename(folder / "outcome.json")
+            print(f"done {name_of(seed, fault)}", flush=True)
+
+    def _one(self, seed: int, fault: str | None, folder: Path, number: int, reference: Any) -> dict[str, Any]:
+        from kvgen.plan import draw
+        from kvgen.source import generate
+
+        from harness import engine, truth
+        from harness.storeview import StoreView
+
+        began = time.monotonic()
+        plan = draw(seed, fault)
+        made = generate(plan)
+        for path, text in made.files.items():
+            target = folder / "src" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        view = StoreView(plan, folder / "store", f"{os.getpid()}x{number}")
+        outcome = engine.Outcome()
+        sys.path.insert(0, str(folder / "src"))
+        try:
+            if plan.role == "consumer":
+                truth.fill(plan, view, reference, LAYERS)
+            arguments = engine.engine_arguments(plan, made, view.place, self.model)
+            trace_dir = self._trace_dir(seed, fault)
+            self._traced(trace_dir, number)
+            wall = time.time_ns()
+            engine.run(plan, arguments, outcome)
+            self._untraced(trace_dir, plan.describe(), wall, bool(outcome.error))
+            ran = time.monotonic()
+            if made.memory is not None and made.memory[0] in sys.modules:
+                view.use_memory(getattr(importlib.import_module(made.memory[0]), made.memory[1]))
+            found = truth.establish(plan, outcome, view, reference, LAYERS)
+        finally:
+            sys.path.remove(str(folder / "src"))
+            view.close()
+            if view.kind == "shm":
+                view.forget_segments()
+            reference.forget()
+        return {
+            "seed": seed,
+            "fault": plan.fault,
+            "plan": plan.describe(),
+            "outcome": outcome.document(),
+            "truth": found.document(),
+            "seconds": {"engine": round(ran - began, 2), "truth": round(time.monotonic() - ran, 2)},
+        }
+
+    def _traced(self, trace_dir: Path, number: int) -> None:
+        if not self.trace:
+            return
+        trace_dir.mkdir(mode=0o700)
+        if number:
+            from kvtrace.agent.plugin import retarget
+
+            retarget(str(trace_dir))
+
+    def _untraced(self, trace_dir: Path, title: str, began_ns: int, failed: bool) -> None:
+        if not self.trace:
+            return
+        from kvtrace.agent.plugin import retarget
+
+        retarget(None)
+        write_run_json(trace_dir, title, began_ns, int(failed))
+
+
+def write_run_json(trace_dir: Path, title: str, began_ns: int, exit_code: int) -> None:
+    """What ``kvtrace run`` leaves beside the spools, for a process that it did not start."""
+    from kvtrace import __version__
+
+    command = [sys.executable, *sys.argv]
+    document = {
+        "schema": "kvtrace.run/1",
+        "name": "accuracy",
+        "command": command,
+        "cwd": os.getcwd(),
+        "started_wall_ns": began_ns,
+        "ended_wall_ns": time.time_ns(),
+        "exit_code": exit_code,
+        "signal": None,
+        "host": socket.gethostname(),
+        "kvtrace": __version__,
+        "python": platform.python_version(),
+        "plugins": {"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS"), "overlay": None},
+        "processes": [
+            {"pid": os.getpid(), "ppid": os.getppid(), "name": "python", "command": "runner", "vllm": True}
+        ],
+        "notes": [f"one process: scheduler and worker side by side, several engines in turn; {title}"],
+    }
+    part = trace_dir / "run.json.part"
+    part.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    part.replace(trace_dir / "run.json")
+
+
+def main() -> None:
+    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    from harness.engine import ENV
+
+    os.environ.update(ENV)
+    Runs(spec).all()
+    sys.stdout.flush()
+    # what a connector left in its buffers stays there, as in a worker that is killed
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(HERE.parent)
+    main()

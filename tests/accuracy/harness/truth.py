@@ -1,0 +1,357 @@
+"""What is true of a run: which tokens lie in the store with the right content, and whether what was planted
+took effect. Nothing here comes from kvtrace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+from kvgen.plan import Plan
+
+from harness.engine import Outcome, Request
+from harness.reference import CLOSE, Layout, Reference
+from harness.storeview import StoreView, record_name
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens [lo, hi) of a request under one key."""
+
+    key: str
+    lo: int
+    hi: int
+
+
+@dataclass
+class RequestTruth:
+    """Attributes:
+    id, prompt, answer (lengths), finished, cached: as the engine said.
+    computed: tokens that have KV.
+    expected: token-layers that a connector without the fault has in its store in the end.
+    at_rest: token-layers there with the right content.
+    claimable: what may be called saved at most: at_rest, and of records that were cut also the tokens' share
+        of the bytes that are there and right.
+    answer_right: the answer is what the model gives without a connector.
+    """
+
+    id: str
+    prompt: int
+    answer: int
+    finished: bool
+    cached: int
+    computed: int
+    expected: int
+    at_rest: int
+    claimable: int
+    answer_right: bool
+
+
+@dataclass
+class Truth:
+    """One run's truth.
+
+    Attributes:
+        layers: of the model; token-layers are tokens times these.
+        problem: why the run proves nothing (a healthy plan is broken, or what was planted took no effect).
+    """
+
+    layers: int
+    requests: list[RequestTruth] = field(default_factory=list)
+    records: int = 0
+    hits_expected: int = 0
+    problem: str = ""
+
+    def total(self, name: str) -> int:
+        return sum(int(getattr(request, name)) for request in self.requests)
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def computed_tokens(request: Request) -> int:
+    """Tokens of a request that have KV: the last one of an answer has none."""
+    if not request.finished:
+        return len(request.prompt)
+    return len(request.prompt) + max(0, len(request.answer) - 1)
+
+
+def offered_tokens(plan: Plan, request: Request) -> int:
+    """Tokens that the plan's connector stores if nothing is wrong with it."""
+    limit = computed_tokens(request) if plan.decode else len(request.prompt)
+    return limit // plan.unit * plan.unit
+
+
+def pieces(plan: Plan, request: Request) -> list[Piece]:
+    """Everything that may hold tokens of a request, by the plan's naming."""
+    unit = plan.unit
+    tokens = [*request.prompt, *request.answer][: computed_tokens(request)]
+    count = len(tokens) // unit
+    if plan.family == "request-whole":
+        return [Piece(request.id, 0, offered_tokens(plan, request))] if count else []
+    if plan.family == "request":
+        keys = [f"{request.id}.{j}" for j in range(count)]
+    else:
+        keys = plan.keys.keys(tokens, unit, request.hashes, plan.block)
+    return [Piece(key, 0 if plan.whole else j * unit, (j + 1) * unit) for j, key in enumerate(keys)]
+
+
+class Reader:
+    """Reads the KV of pieces back from a store and compares it with the reference."""
+
+    def __init__(self, plan: Plan, view: StoreView, reference: Reference, layers: list[str]) -> None:
+        self.plan, self.view, self.reference, self.layers = plan, view, reference, layers
+        self.layout = Layout.of(plan.block, reference.head)
+        self._flat: dict[str, np.ndarray | None] = {}
+
+    @property
+    def records(self) -> int:
+        return sum(flat is not None and len(flat) > 0 for flat in self._flat.values())
+
+    def at_rest(self, request: Request) -> tuple[np.ndarray, np.ndarray]:
+        """[layers, tokens] with the right content, and what may be claimed (see RequestTruth)."""
+        count = computed_tokens(request)
+        tokens = [*request.prompt, *request.answer]
+        right = np.zeros((len(self.layers), count), dtype=bool)
+        claim = np.zeros_like(right)
+        kv, _ = self.reference.of(tokens)
+        for piece in pieces(self.plan, request):
+            want = kv[:, piece.lo : piece.hi]
+            for layer in range(len(self.layers)):
+                good, share = self._compare(piece, layer, want[layer])
+                right[layer, piece.lo : piece.hi] |= good
+                claim[layer, piece.lo : piece.hi] |= good
+                claim[layer, piece.lo : piece.lo + share] = True
+        return right, claim
+
+    def _compare(self, piece: Piece, layer: int, want: np.ndarray) -> tuple[np.ndarray, int]:
+        flat = self._read(record_name(self.plan, piece.key, self.layers, layer))
+        count = piece.hi - piece.lo
+        if flat is None or not count:
+            return np.zeros(count, dtype=bool), 0
+        width = want[0].size
+        part = self._of_layer(flat, layer, count * width)
+        blocks = self._blocks(part, count)
+        with np.errstate(invalid="ignore"):
+            far = np.abs(self.layout.unpack(blocks) - want)
+            good = (far <= CLOSE).all(axis=(1, 2))
+        share = 0
+        if self.plan.store.flaw == "cut":
+            packed = self._as_stored(self.layout.pack(want))
+            close = np.abs(packed[: len(part)] - part[: len(packed)]) <= CLOSE
+            share = (len(close) if close.all() else int(close.argmin())) // width
+        return good, share
+
+    def _read(self, name: str) -> np.ndarray | None:
+        if name not in self._flat:
+            self._flat[name] = self.view.read(name)
+        return self._flat[name]
+
+    def _of_layer(self, flat: np.ndarray, layer: int, size: int) -> np.ndarray:
+        """The floats of one layer, as many as are there."""
+        if self.plan.record == "layer":
+            return flat[:size]
+        if self.plan.store.flaw == "cut":
+            return flat[layer * size : (layer + 1) * size]
+        each = len(flat) // len(self.layers)
+        return flat[layer * each : (layer + 1) * each][:size]
+
+    def _blocks(self, part: np.ndarray, count: int) -> np.ndarray:
+        """[blocks, heads, tokens, width] of ``count`` tokens, NaN where nothing is."""
+        plan, heads, width = self.plan, self.reference.heads, 2 * self.reference.head
+        whole = np.full(count * heads * width, np.nan, dtype=np.float32)
+        whole[: len(part)] = part
+        if plan.axis == "plain":
+            return whole.reshape(-1, heads, plan.block, width)
+        # slot by slot, or with heads and tokens exchanged: the same order of floats
+        return whole.reshape(-1, plan.block, heads, width).transpose(0, 2, 1, 3)
+
+    def _as_stored(self, blocks: np.ndarray) -> np.ndarray:
+        if self.plan.axis == "plain":
+            return blocks.ravel()
+        return blocks.transpose(0, 2, 1, 3).ravel()
+
+
+def fill(plan: Plan, view: StoreView, reference: Reference, layers: list[str]) -> set[str]:
+    """Puts the KV of the first round's prompts into the store of a connector that only pulls; the keys."""
+    layout = Layout.of(plan.block, reference.head)
+    keys = set()
+    for prompt in plan.rounds[0].prompts:
+        kv, _ = reference.of(prompt)
+        for piece in pieces(plan, Request("", list(prompt), 0)):
+            parts = [layout.pack(kv[layer, piece.lo : piece.hi]) for layer in range(len(layers))]
+            parts = [part if plan.axis == "plain" else part.transpose(0, 2, 1, 3) for part in parts]
+            keys.add(piece.key)
+            if plan.record == "stack":
+                view.write(piece.key, np.stack(parts))
+                continue
+            for number, part in enumerate(parts):
+                view.write(record_name(plan, piece.key, layers, number), part)
+    return keys
+
+
+def establish(
+    plan: Plan, outcome: Outcome, view: StoreView, reference: Reference, layers: list[str]
+) -> Truth:
+    """The truth of a run, and whether it proves what it was made for."""
+    truth = Truth(len(layers))
+    reader = Reader(plan, view, reference, layers)
+    for request in outcome.requests:
+        right, claim = reader.at_rest(request)
+        saves = plan.role != "consumer"
+        truth.requests.append(
+            RequestTruth(
+                request.id,
+                len(request.prompt),
+                len(request.answer),
+                request.finished,
+                request.cached,
+                computed_tokens(request),
+                offered_tokens(plan, request) * len(layers) if saves else 0,
+                int(right.sum()) if saves else 0,
+                int(claim.sum()) if saves else 0,
+                reference.is_answer(request.prompt, request.answer),
+            )
+        )
+    truth.records = reader.records
+    truth.hits_expected = expected_hits(plan, outcome.requests)
+    truth.problem = problem(plan, outcome, truth)
+    return truth
+
+
+def expected_hits(plan: Plan, requests: Sequence[Request]) -> int:
+    """Tokens of later rounds that earlier ones (or the filled store) hold under the plan's right keys."""
+    if plan.load == "none":
+        return 0
+    held: set[tuple[int, ...]] = set()
+    hits = 0
+    for number, part in enumerate(plan.rounds):
+        found = 0
+        for prompt in part.prompts if number or plan.role == "consumer" else ():
+            ends = range(plan.unit, len(prompt), plan.unit)
+            known = [end for end in ends if prompt[:end] in held]
+            found += max(known, default=0)
+        hits += found
+        for prompt in part.prompts if number == 0 else ():
+            ends = range(plan.unit, len(prompt) + 1, plan.unit)
+            last = [len(prompt) // plan.unit * plan.unit]
+            held |= {prompt[:end] for end in (last if plan.whole and plan.role == "both" else ends)}
+        if plan.role == "consumer" and number == 0:
+            hits += sum((len(prompt) - 1) // plan.unit * plan.unit for prompt in part.prompts)
+    return hits
+
+
+# --- does the run prove anything? -----------------------------------------------------------------
+
+
+def problem(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    """Why it does not; "" if it does."""
+    fault = plan.planted
+    if fault is None:
+        return _healthy_problem(plan, outcome, truth)
+    if fault.effect in ("no-start", "dies"):
+        if not outcome.error:
+            return "the engine ran through"
+        return (
+            "" if outcome.started == (fault.effect == "dies") else f"error at another time: {outcome.error}"
+        )
+    if outcome.error:
+        return f"the engine died: {outcome.error}"
+    if not truth.requests:
+        return "no requests"
+    wrong = [request.id for request in truth.requests if request.finished and not request.answer_right]
+    if wrong and fault.effect != "answers":
+        return f"answers of {', '.join(wrong)} are wrong, which this fault does not explain"
+    return _EFFECTS[fault.effect](plan, outcome, truth)
+
+
+def _healthy_problem(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    if outcome.error:
+        return f"the engine died: {outcome.error}"
+    for request in truth.requests:
+        if not request.finished:
+            return f"{request.id} has no answer"
+        if not request.answer_right:
+            return f"{request.id}: the answer is wrong"
+        if request.at_rest != request.expected:
+            return f"{request.id}: {request.at_rest} token-layers at rest, expected {request.expected}"
+    if plan.load != "none" and not truth.total("cached"):
+        return "nothing was loaded"
+    if outcome.free_at_last < outcome.free_at_first:
+        return f"{outcome.free_at_first - outcome.free_at_last} blocks were never given back"
+    return ""
+
+
+def _lost(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    lost = truth.total("expected") - truth.total("at_rest")
+    return "" if lost * 20 >= truth.total("expected") > 0 else f"only {lost} token-layers are lost"
+
+
+def _nothing(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    if not truth.total("expected"):
+        return "nothing would have been stored anyway"
+    return f"{truth.total('at_rest')} token-layers are at rest" if truth.total("at_rest") else ""
+
+
+def _below_unit(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    below = [request for request in truth.requests if request.prompt < plan.unit]
+    if sum(r.prompt for r in below) * 2 < truth.total("prompt"):
+        return "most prompts fill the unit"
+    return "prompts below the unit are at rest" if any(r.at_rest for r in below) else ""
+
+
+def _share(plan: Plan, outcome: Outcome, truth: Truth, decode: bool) -> str:
+    """What is not stored is mostly decode, or mostly the prompts' tails, and all else is stored."""
+    if truth.total("at_rest") != truth.total("expected"):
+        return f"{truth.total('at_rest')} token-layers at rest, expected {truth.total('expected')}"
+    decoded = truth.total("computed") - truth.total("prompt")
+    tails = sum(request.prompt % plan.unit for request in truth.requests)
+    most, other = (decoded, tails) if decode else (tails, decoded)
+    return "" if most >= 2 * other and most >= plan.block else "its share is small"
+
+
+def _answers(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    if not truth.total("cached"):
+        return "nothing was loaded"
+    return "" if not all(r.answer_right for r in truth.requests) else "all answers are right"
+
+
+def _no_hits(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    if not truth.hits_expected:
+        return "there was nothing to hit"
+    return f"{truth.total('cached')} tokens were cached" if truth.total("cached") else ""
+
+
+def _load_errors(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    return "" if outcome.recovered else "the scheduler heard of no failed load"
+
+
+def _held(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    held = outcome.free_at_first - outcome.free_at_last
+    return "" if held >= len(truth.requests) // 2 else f"{held} blocks are held"
+
+
+def _slow(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    slept = truth.records * plan.store.limit / 1000
+    return "" if slept * 2 >= outcome.seconds else f"{slept:.2f} of {outcome.seconds:.2f} s are the store's"
+
+
+def _stuck(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    return "every request was answered" if all(r.finished for r in truth.requests) else ""
+
+
+_EFFECTS = {
+    "lost": _lost,
+    "nothing": _nothing,
+    "below-unit": _below_unit,
+    "decode-share": lambda p, o, t: _share(p, o, t, True),
+    "tail-share": lambda p, o, t: _share(p, o, t, False),
+    "answers": _answers,
+    "no-hits": _no_hits,
+    "load-errors": _load_errors,
+    "held": _held,
+    "slow": _slow,
+    "stuck": _stuck,
+}

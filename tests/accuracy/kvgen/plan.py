@@ -1,0 +1,404 @@
+"""From a seed to a plan: everything that a generated connector and its workload are made of."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from kvgen.catalogue import BY_NAME, FAULTS, HOOKS, Fault
+from kvgen.keys import ALGORITHMS, ENCODINGS, FORMATS, KeyScheme
+from kvgen.shapes import CONTAINERS, RECORDS, SPECIAL, WHERE, Shape
+from kvgen.stores import FILE_KINDS, FLAWS, KINDS, SERVER_KINDS, StoreChoice
+from kvgen.workload import Round, draw_rounds
+
+VERSION = 1
+"""Goes into every draw: a new version of the generator gives new connectors."""
+
+HEALTHY_EVERY = 4
+"""One seed of four is healthy; the others go through the faults in turn."""
+
+# What a plan can be. Repeating a value makes it more likely.
+OPTIONS: dict[str, tuple[Any, ...]] = {
+    "role": ("producer", "producer", "both", "both", "consumer"),
+    "family": ("units", "units", "units", "prefix", "prefix", "request", "request-whole"),
+    "structure": ("flat", "flat", "split", "package"),
+    "hma": (False, False, False, True),
+    "meta_access": ("base", "attribute", "own"),
+    "caches": ("register", "context"),
+    "log": ("logging", "vllm", "none"),
+    "block": (32, 32, 32, 64, 64, 96, 128),
+    "unit_blocks": (1, 1, 2, 2, 4),
+    "unit_from": ("option", "constant", "block", "budget"),
+    "tracker": ("table", "table", "requests", "manager", "blockstate", "first-step"),
+    "decide": ("stream", "stream", "prompt-end", "finish"),
+    "decode": (False, False, False, True),
+    "dedupe": ("none", "ask", "index"),
+    "start": ("zero", "computed"),
+    "place": ("layer", "layer", "buffer", "end", "end", "deferred", "held", "held"),
+    "run": ("inline", "inline", "pool", "thread", "aio"),
+    "waits": (True, False),
+    "lazy": (False, False, True),
+    "copy": ("fancy", "index-select", "stack", "clone", "staging", "numpy", "address", "slots", "view"),
+    "record": ("layer", "layer", "stack"),
+    "axis": ("plain", "plain", "permuted", "slots"),
+    "give": ("index-put", "index-copy", "per-block", "numpy", "address", "scatter"),
+    "naming": ("folder", "number-first", "number-last", "layer-last"),
+    "guard": ("none", "none", "log", "count"),
+    "load": ("none", "sync", "layerwise", "threaded", "async"),
+    "lookup": ("ask", "index"),
+    "chain": ("chain", "chain", "prefix", "vllm"),
+    "algorithm": ALGORITHMS,
+    "encoding": ENCODINGS,
+    "key_form": FORMATS,
+    "store_kind": (*KINDS, "npy", "safetensors"),
+    "store_flaw": ("",),
+    "atomic": (True, True, False),
+    "form": ("entries",) * 8 + SPECIAL,
+    "shape_record": RECORDS,
+    "container": CONTAINERS,
+    "what": ("key", "key", "tokens", "index"),
+    "where": ("blocks", "blocks", *WHERE),
+    "covers": ("unit", "span", "whole"),
+    "rid": (True, False),
+    "dataclass_meta": (True, False),
+    "prefix_caching": (False, False, True),
+    "work": ("mixed", "one-by-one", "together", "chunked", "exact", "decode", "tails", "repeats", "longer"),
+}  # fmt: skip
+
+# Of a connector that only pulls: what is said of saving has no meaning.
+NOTHING_SAVED = {
+    "place": "end", "run": "inline", "waits": False, "lazy": False, "decide": "stream", "decode": False,
+    "dedupe": "none", "start": "computed", "lookup": "ask",
+}  # fmt: skip
+
+# A worker that keeps the tables itself is told what was scheduled, and nothing else.
+DELTAS = {
+    "tracker": "table", "decide": "stream", "dedupe": "none", "decode": False, "meta_access": "own",
+    "lookup": "ask", "start": "computed",
+}  # fmt: skip
+
+NO_INDEX_OF_ITS_OWN = ("container", "arena")
+"""Stores whose index lives in one object: the scheduler's object knows nothing of the worker's."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A connector, its fault if any, and its workload. The fields are those of OPTIONS, and:
+
+    Attributes:
+        unit: tokens of one stored unit.
+        budget: ``max_num_batched_tokens`` of the engine.
+        blocks: KV blocks of the engine.
+        keys: how records are named; None where they carry the request's id.
+        rounds: the workload.
+        threads: of a pool.
+        variant: which of a fault's forms it is (its meaning is the fault's own).
+    """
+
+    seed: int
+    fault: str
+    choice: dict[str, Any]
+    unit: int
+    budget: int
+    blocks: int
+    keys: KeyScheme
+    shape: Shape
+    store: StoreChoice
+    rounds: tuple[Round, ...]
+    threads: int
+    variant: int
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["choice"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def planted(self) -> Fault | None:
+        return BY_NAME.get(self.fault)
+
+    @property
+    def whole(self) -> bool:
+        """One record holds a whole prefix."""
+        return self.choice["covers"] == "whole"
+
+    @property
+    def kv_role(self) -> str:
+        if self.fault == "role-consumer":
+            return "kv_consumer"
+        if self.role == "producer":
+            return "kv_producer" if self.seed % 3 else "kv_both"
+        return "kv_consumer" if self.role == "consumer" else "kv_both"
+
+    def describe(self) -> str:
+        """One line: the choices that matter most."""
+        shape = self.shape
+        meta = shape.form if shape.form != "entries" else f"{shape.record}/{shape.container}/{shape.where}"
+        saves = "-" if self.role == "consumer" else f"{self.place}/{self.run}{'/wait' if self.waits else ''}"
+        load = "" if self.load == "none" else f" load={self.load}"
+        return (
+            f"{self.role} {self.family} unit={self.unit} of {self.block} save={saves} meta={meta} "
+            f"store={self.store.kind}{load} work={self.work}"
+        )
+
+
+def fault_of(seed: int) -> str:
+    """The name of the fault that belongs to a seed; "" for a healthy one."""
+    if seed % HEALTHY_EVERY == 0:
+        return ""
+    number = seed - seed // HEALTHY_EVERY - 1
+    lap, place = divmod(number, len(FAULTS))
+    order = list(range(len(FAULTS)))
+    random.Random(f"lap {lap}").shuffle(order)
+    return FAULTS[order[place]].name
+
+
+def draw(seed: int, fault: str | None = None) -> Plan:
+    """The plan of a seed, with its own fault or the one that is named ("" for none).
+
+    Raises:
+        KeyError: no fault of that name.
+        RuntimeError: no valid plan was found (an error of the generator).
+    """
+    name = fault_of(seed) if fault is None else fault
+    planted = BY_NAME[name] if name else None
+    rng = random.Random(f"connector {VERSION}:{seed}:{name}")
+    allowed = _allowed(planted)
+    role = rng.choice(allowed["role"])
+    for attempt in range(3000):
+        if attempt % 500 == 499:
+            role = rng.choice(allowed["role"])
+        here = _narrowed({**allowed, "role": (role,)}, rng)
+        if not all(here.values()):
+            continue  # what the fault asks for does not go together with what was drawn first
+        for _ in range(60):
+            choice = {key: rng.choice(values) for key, values in here.items()}
+            if _valid(choice):
+                return _finish(seed, name, choice, rng)
+    raise RuntimeError(f"seed {seed}: no valid plan with the fault {name or 'none'}")
+
+
+def _narrowed(allowed: dict[str, tuple[Any, ...]], rng: random.Random) -> dict[str, tuple[Any, ...]]:
+    """What matters most is drawn first, and what hangs on it restricted: else rare kinds hardly come."""
+    here = dict(allowed)
+
+    def only(field: str, values: tuple[Any, ...]) -> None:
+        here[field] = tuple(value for value in here[field] if value in values) or here[field]
+
+    def fix(field: str) -> Any:
+        here[field] = (rng.choice(here[field]),)
+        return here[field][0]
+
+    role = here["role"][0]
+    if role == "consumer":
+        here.update((field, (value,)) for field, value in NOTHING_SAVED.items())
+        only("store_kind", (*FILE_KINDS, "sqlite", *SERVER_KINDS))
+    if role != "producer":
+        only("family", ("units", "prefix"))
+        only("work", ("repeats", "longer"))
+    only("load", ("none",) if role == "producer" else ("sync", "layerwise", "threaded", "async"))
+    family, form = fix("family"), fix("form")
+    only("covers", ("whole",) if family in ("prefix", "request-whole") else ("unit", "span"))
+    only("what", ("index",) if family.startswith("request") else ("key", "tokens"))
+    if family.startswith("request"):
+        for field, value in (("dedupe", "none"), ("lookup", "ask"), ("start", "zero"), ("chain", "chain")):
+            only(field, (value,))
+        only("work", tuple(work for work in OPTIONS["work"] if work not in ("repeats", "longer")))
+    if form == "deltas":
+        only("place", HOOKS)
+        only("what", ("tokens", "index"))
+        for field, value in DELTAS.items():
+            only(field, (value,))
+    for field in ("place", "store_kind", "load", "chain", "where", "decode", "work", "run"):
+        fix(field)
+    only("decide", ("finish",) if here["place"] == ("held",) else ("stream", "prompt-end"))
+    if form == "entries" and here["where"][0] in ("slot-tensor", "slot-list"):
+        here.update(copy=("slots",), axis=("slots",), give=("scatter",))
+    else:
+        here.update(
+            (field, tuple(v for v in here[field] if v not in ("slots", "scatter")))
+            for field in ("copy", "axis", "give")
+        )
+    return here
+
+
+def _allowed(planted: Fault | None) -> dict[str, tuple[Any, ...]]:
+    allowed = dict(OPTIONS)
+    if planted is None:
+        return allowed
+    for key, values in planted.allow.items():
+        kept = tuple(value for value in OPTIONS[key] if value in values)
+        allowed[key] = kept or tuple(values)
+    allowed["work"] = planted.work or OPTIONS["work"]
+    return allowed
+
+
+def _valid(c: dict[str, Any]) -> bool:
+    return not any(_conflicts(c))
+
+
+def _conflicts(c: dict[str, Any]) -> Iterator[bool]:
+    """Each is a reason why such a connector would not be one that works."""
+    yield from _role_conflicts(c)
+    yield from _record_conflicts(c)
+    yield from _scheduler_conflicts(c)
+    yield from _worker_conflicts(c)
+    yield from _workload_conflicts(c)
+
+
+def _role_conflicts(c: dict[str, Any]) -> Iterator[bool]:
+    producer, consumer = c["role"] == "producer", c["role"] == "consumer"
+    yield producer != (c["load"] == "none")
+    yield c["family"].startswith("request") and not producer
+    # what a pull connector loads has to be in its store before it starts
+    yield consumer and c["store_kind"] not in (*FILE_KINDS, "sqlite", *SERVER_KINDS)
+    yield consumer and (c["chain"] == "vllm" or c["unit_from"] == "budget" or c["form"] == "deltas")
+
+
+def _record_conflicts(c: dict[str, Any]) -> Iterator[bool]:
+    whole = c["covers"] == "whole"
+    yield whole != (c["family"] in ("prefix", "request-whole"))
+    yield (c["what"] == "index") != c["family"].startswith("request")
+    yield c["chain"] == "vllm" and (c["what"] != "key" or c["family"] != "units")
+    yield c["chain"] == "vllm" and c["tracker"] not in ("requests", "manager", "blockstate")
+    slots = c["form"] == "entries" and c["where"] in ("slot-tensor", "slot-list")
+    yield slots != (c["copy"] == "slots") and c["role"] != "consumer"
+    yield slots != (c["axis"] == "slots")
+    yield slots != (c["give"] == "scatter") and c["role"] != "producer"
+    yield slots and c["copy"] != "slots"
+    yield c["record"] == "stack" and c["place"] == "layer"
+    yield c["axis"] == "permuted" and c["copy"] in ("numpy", "address")
+    yield c["axis"] == "permuted" and c["give"] in ("numpy", "address")
+    needs_rid = c["place"] in ("deferred", "held") or c["load"] == "async"
+    if c["form"] == "entries":
+        yield needs_rid and not c["rid"] and c["what"] != "index"
+    else:
+        # one key, one entry: two requests that load the same prefix in one step need two
+        yield c["form"] == "map" and (needs_rid or c["load"] != "none")
+        yield c["form"] == "combined" and c["what"] == "key"
+        yield c["form"] == "deltas" and (c["what"] == "key" or whole)
+        yield c["form"] not in ("combined", "deltas") and c["what"] == "tokens"
+
+
+def _scheduler_conflicts(c: dict[str, Any]) -> Iterator[bool]:
+    yield (c["decide"] == "finish") != (c["place"] == "held")
+    yield c["family"] == "request-whole" and c["decide"] == "stream"
+    yield c["family"] != "units" and c["start"] != "zero" and c["role"] != "consumer"
+    yield c["family"].startswith("request") and (c["dedupe"] != "none" or c["lookup"] != "ask")
+    # what was loaded is not stored again
+    yield c["role"] == "both" and c["dedupe"] == "none" and c["start"] == "zero"
+    yield c["store_kind"] in NO_INDEX_OF_ITS_OWN and "ask" in (
+        c["dedupe"],
+        c["lookup"] * (c["load"] != "none"),
+    )
+    yield c["tracker"] == "first-step" and (c["decode"] or c["decide"] == "finish" or c["form"] == "deltas")
+    yield c["tracker"] == "first-step" and c["unit_from"] == "budget"
+    yield c["decode"] and (c["decide"] == "prompt-end" or c["tracker"] in ("table", "first-step"))
+    yield c["decode"] and c["family"] in ("prefix", "request-whole") and c["chain"] == "vllm"
+    deltas = c["form"] == "deltas"
+    yield deltas and (
+        c["tracker"] != "table" or c["decide"] != "stream" or c["dedupe"] != "none" or c["decode"]
+    )
+    yield deltas and (c["place"] in ("held", "deferred") or (c["load"] != "none" and c["lookup"] == "index"))
+    yield deltas and c["meta_access"] != "own"
+    yield c["unit_from"] == "block" and c["unit_blocks"] != 1
+    yield c["unit_blocks"] * c["block"] > 256
+
+
+def _worker_conflicts(c: dict[str, Any]) -> Iterator[bool]:
+    yield c["run"] == "inline" and (c["waits"] or c["lazy"])
+    yield c["lazy"] and c["place"] not in ("layer", "end", "held")
+    yield c["lazy"] and not c["waits"] and c["place"] != "held"
+    yield c["lazy"] and c["copy"] == "staging"
+    yield c["place"] == "held" and c["waits"]
+    yield c["place"] == "held" and c["run"] != "inline" and not c["lazy"]
+    yield c["place"] == "deferred" and c["run"] != "inline"
+    yield c["store_kind"] not in FLAWS[c["store_flaw"]]
+    # the last of several threads to write is not known
+    yield c["store_kind"] in ("container", "arena") and c["run"] == "pool" and c["load"] != "none"
+    # places of one size
+    yield c["store_kind"] == "arena" and c["covers"] == "whole"
+    yield not c["atomic"] and c["run"] != "inline" and not c["waits"]
+    # put and get of a store with an index of its own must be the same object
+    yield c["store_kind"] == "memory" and c["role"] == "consumer"
+
+
+def _workload_conflicts(c: dict[str, Any]) -> Iterator[bool]:
+    hits = c["work"] in ("repeats", "longer")
+    yield hits and c["family"].startswith("request")
+    yield c["work"] == "chunked" and c["tracker"] == "first-step"
+    # an engine that finds the prompt in its own cache asks no connector
+    yield hits and c["role"] != "producer" and c["prefix_caching"] and c["family"] == "prefix"
+    yield c["work"] == "decode" and c["unit_from"] == "budget"
+
+
+def _finish(seed: int, name: str, c: dict[str, Any], rng: random.Random) -> Plan:
+    unit = c["block"] * c["unit_blocks"]
+    shape = Shape(
+        c["form"], c["shape_record"], c["container"], c["what"], c["where"], c["covers"], c["rid"],
+        c["dataclass_meta"],
+    )  # fmt: skip
+    flaw = {
+        "key-of-head": "head", "hit-by-head": "head", "key-without-parent": "orphan",
+        "key-collides": "narrow",
+    }.get(name, "")  # fmt: skip
+    keys = KeyScheme(c["chain"], c["algorithm"], c["encoding"], c["key_form"], flaw, c["block"])
+    if name in ("unit-above-all", "empty-prefix", "misspelt-unit"):
+        unit = c["block"] * rng.choice((8, 12, 16, 20))
+    if name == "unit-above-most":
+        unit = c["block"] * rng.choice((4, 5, 6))
+    unit = min(unit, 1920 // c["block"] * c["block"])
+    work = draw_rounds(c["work"], c["block"], unit, rng)
+    budget = 2048
+    if c["work"] in ("chunked", "aborts"):
+        budget = rng.choice((100, 128, 150, 180, 192))
+    if c["unit_from"] == "budget":
+        budget = unit
+    plan = Plan(
+        seed, name, c, unit, budget, rng.choice((96, 160, 256)), keys, shape,
+        StoreChoice(c["store_kind"], c["store_flaw"], 0, c["atomic"]),
+        work, rng.choice((1, 2, 3)), rng.randrange(1000),
+    )  # fmt: skip
+    return replace(plan, store=_store(plan, rng), blocks=_enough_blocks(plan))
+
+
+def _store(plan: Plan, rng: random.Random) -> StoreChoice:
+    """The store with the numbers that its flaw needs."""
+    flaw = plan.store.flaw
+    layers = 4
+    record = plan.unit * 2 * 128 * 4 * (layers if plan.record == "stack" else 1)  # bytes of a unit
+    limit = {
+        "quota": record * rng.choice((0, 1, 2)),
+        "cut": record // 4 + rng.choice((0, 12, 500)),
+        "evict": rng.choice((1, 2, 3)) * (1 if plan.record == "stack" else layers),
+        "wrap": rng.choice((1, 2)) * (1 if plan.record == "stack" else layers),
+        "slow": rng.choice((40, 60)),
+    }.get(flaw, 0)
+    if plan.fault == "queue-full":
+        limit = 80
+    choice = replace(plan.store, limit=limit)
+    if plan.fault == "server-slow":
+        choice = replace(choice, timeout=0.08)
+    if plan.fault == "server-refuses":
+        choice = replace(choice, check=False)
+    return choice
+
+
+def _enough_blocks(plan: Plan) -> int:
+    """KV blocks of the engine: all requests of the largest round at once, and some more."""
+    most = max(
+        sum((len(p) + r.max_tokens) // plan.block + 1 for p in r.prompts)
+        if r.together
+        else max((len(p) + r.max_tokens) // plan.block + 1 for p in r.prompts)
+        for r in plan.rounds
+    )
+    if plan.fault == "late-read":
+        return most + 2
+    return max(plan.blocks, most + 16)
+
+
+def option_names() -> list[str]:
+    return [field.name for field in fields(Plan)]

@@ -1,0 +1,44 @@
+"""The instrument works end to end: generated connectors on a real engine, with their truth and a score.
+
+What kvtrace's score must be is no question here yet: see score.GATE_RIGHT_SHARE.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import accuracy
+import pytest
+import score
+
+# One of each kind of role, store, thread and effect.
+FIXED = [
+    (4, ""), (12, ""), (17, ""), (20, ""), (1, "takes-less"), (1, "put-swallowed-in-thread"),
+    (1, "half-precision"), (1, "into-a-copy"), (1, "never-told"),
+]  # fmt: skip
+
+
+@pytest.mark.engine
+def test_the_instrument_works(tmp_path: Path) -> None:
+    runs = [accuracy.Run(seed, fault) for seed, fault in FIXED]
+    results = list(accuracy.Measure(tmp_path, keep=True).all(runs, 1))
+    assert [result.run for result in results] == runs
+    assert [accuracy.line(result) for result in results if result.unproven] == []
+    scores = [result.scored for result in results if result.scored is not None]
+    assert len(scores) == len(FIXED)
+    for one in scores:
+        name = f"{one.seed}-{one.fault or 'healthy'}"
+        truth = json.loads((tmp_path / name / "outcome.json").read_text(encoding="utf-8"))["truth"]
+        at_rest = sum(request["at_rest"] for request in truth["requests"])
+        expected = sum(request["expected"] for request in truth["requests"])
+        if one.fault in ("", "never-told"):
+            assert at_rest == expected
+        else:
+            assert at_rest < expected or one.fault == "into-a-copy"
+        assert one.total > 0, f"{name}: nothing was traced"
+    print("\n".join(score.table(scores)), score.last_line(scores), sep="\n")
+    faulty = [one for one in scores if one.fault]
+    if score.GATE_RIGHT_SHARE is not None:
+        right = sum(one.verdict == score.RIGHT for one in faulty)
+        assert right >= score.GATE_RIGHT_SHARE * len(faulty)

@@ -1,0 +1,116 @@
+"""Scoring: pure, and strict where it must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import score
+from kvgen.catalogue import BY_NAME
+
+LOST = BY_NAME["takes-less"]  # right: slots-short
+LIMIT = BY_NAME["tail-left-out"]  # right: below-save-granularity
+
+
+def found(*findings: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"id": ident, "severity": severity} for ident, severity in findings]
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        (found(("slots-short", "fault")), ("right", "slots-short")),
+        (found(("decode-not-offered", "limit"), ("slots-short", "fault")), ("right", "slots-short")),
+        (found(("no-forward", "fault"), ("slots-short", "fault")), ("second", "no-forward")),
+        (found(("no-forward", "fault")), ("wrong", "no-forward")),
+        (found(("decode-not-offered", "limit")), ("silent", "decode-not-offered (limit)")),
+        (found(("slots-short", "note")), ("second", "slots-short (note)")),
+        ([], ("silent", "none")),
+    ],
+)
+def test_a_fault_is_judged_by_the_first_finding_of_that_severity(
+    findings: list[dict[str, str]], expected: tuple[str, str]
+) -> None:
+    assert score.verdict(LOST, findings) == expected
+
+
+@pytest.mark.parametrize(
+    ("findings", "expected"),
+    [
+        (found(("below-save-granularity", "limit")), "right"),
+        (found(("decode-not-offered", "limit"), ("below-save-granularity", "limit")), "second"),
+        (found(("stored-nothing", "fault"), ("below-save-granularity", "limit")), "second"),
+        (found(("stored-nothing", "fault")), "wrong"),
+        (found(("decode-not-offered", "limit")), "wrong"),
+        ([], "silent"),
+    ],
+)
+def test_a_limit_is_judged_by_the_first_finding_of_all(findings: list[dict[str, str]], expected: str) -> None:
+    assert score.verdict(LIMIT, findings)[0] == expected
+
+
+def test_a_healthy_run_shows_no_fault() -> None:
+    assert score.verdict(None, []) == ("right", "none")
+    assert score.verdict(None, found(("decode-not-offered", "limit"), ("hook-slow", "note")))[0] == "right"
+    assert score.verdict(None, found(("x", "limit"), ("y", "fault"))) == ("false_alarm", "y")
+
+
+def report(saved: int, rows: dict[str, float], trust: str = "measured", **more: Any) -> dict[str, Any]:
+    accounts = {"saved": saved, "not-saved:x": 40, "not-observed": 60}
+    saves = {"accounts": accounts, "total": saved + 100, "trust": trust, **more}
+    return {
+        "findings": [],
+        "ledger": {"saves": saves},
+        "requests": {"rows": [{"id": name, "saved": tokens} for name, tokens in rows.items()]},
+    }
+
+
+def truth(**claimable: int) -> dict[str, Any]:
+    return {"layers": 4, "requests": [{"id": name, "claimable": n} for name, n in claimable.items()]}
+
+
+def test_saved_numbers_are_exact_to_the_token_layer() -> None:
+    assert score.score(1, None, report(256, {"a": 64.0}), truth(a=256)).wrong_number == ""
+    assert score.score(1, None, report(200, {"a": 50.0}), truth(a=256)).wrong_number == ""
+    over = score.score(1, None, report(257, {"a": 64.0}), truth(a=256))
+    assert over.wrong_number == "257 token-layers called saved, 256 at rest"
+
+
+def test_a_request_must_not_borrow_from_another() -> None:
+    one = score.score(1, None, report(256, {"a": 64.0, "b": 0.0}), truth(a=128, b=128))
+    assert one.wrong_number == "a: 64 tokens called saved, 32 at rest"
+    assert "stranger" in score.score(1, None, report(4, {"stranger": 1.0}), truth(a=8)).wrong_number
+
+
+def test_declared_numbers_are_counted_apart() -> None:
+    one = score.score(1, None, report(300, {}, trust="declared"), truth(a=256))
+    assert one.wrong_number == "" and one.declared_number != ""
+
+
+def test_where_there_are_grades_only_observed_ones_must_be_true() -> None:
+    grades = {"saved": {"written": 200, "read": 56, "declared": 100}}
+    assert score.score(1, None, report(356, {}, grades=grades), truth(a=256)).wrong_number == ""
+    assert score.score(1, None, report(356, {}, grades=grades), truth(a=255)).wrong_number != ""
+
+
+def test_a_report_that_cannot_be_made_is_wrong() -> None:
+    assert score.score(1, LOST, None, truth(a=1)).verdict == "wrong"
+    assert score.score(1, None, None, truth(a=1)).verdict == "false_alarm"
+
+
+def test_the_last_line_and_the_table() -> None:
+    scores = [
+        score.Scored(1, "takes-less", "right", "slots-short", ("slots-short",), total=100, not_observed=50),
+        score.Scored(2, "takes-less", "wrong", "no-forward", ("no-forward",), "9 called saved", total=100),
+        score.Scored(4, "", "false_alarm", "no-forward", ("no-forward",)),
+        score.Scored(8, "", "right", "none", ()),
+    ]
+    assert score.last_line(scores) == (
+        "accuracy: runs=4 right=2 second=0 wrong=1 silent=0 false_alarm=1 wrong_numbers=1"
+    )
+    rows = score.table(scores)
+    assert rows[1].split()[:2] == ["(healthy)", "2"]
+    assert rows[2].split()[:4] == ["takes-less", "2", "1", "."]
+    assert rows[2].endswith("slots-short, no-forward")
+    assert score.notes(scores)[0] == "not observed: 25.0% of all token-layers"
+    assert score.last_line([]).startswith("accuracy: runs=0 right=0 ")

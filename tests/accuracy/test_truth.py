@@ -1,0 +1,239 @@
+"""The truth of a run is read from its store, and changes with it: without an engine, on a made-up model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import truth
+from harness.engine import Outcome, Request
+from harness.reference import Layout
+from harness.storeview import StoreView, record_name
+from kvgen.plan import Plan, draw
+from kvgen.workload import Round
+
+LAYERS = [f"layer.{i}" for i in range(4)]
+
+
+class MadeUp:
+    """A reference whose KV is a number for each layer, token and place; every answer is right."""
+
+    heads, head = 2, 64
+
+    def of(self, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.default_rng(abs(hash(tuple(tokens[:1]))) % 2**32)
+        whole = rng.standard_normal((4, 1200, 2, 128)).astype(np.float32)
+        return whole[:, : len(tokens)], np.zeros((len(tokens), 1))
+
+    def is_answer(self, prompt: list[int], answer: list[int]) -> bool:
+        return True
+
+
+def layout_of(block: int, head: int) -> Layout:
+    """Keys first, values after them, each token by token, but the tokens backwards."""
+    place = np.arange(block * head).reshape(block, head)[::-1]
+    return Layout(place, place + block * head)
+
+
+@pytest.fixture(autouse=True)
+def _made_up_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Layout, "of", staticmethod(layout_of))
+
+
+def plan_for(wanted: Callable[[Plan], bool]) -> Plan:
+    return next(plan for plan in (draw(seed, "") for seed in range(200)) if wanted(plan))
+
+
+def consumer(**choice: Any) -> Plan:
+    """A plan whose store this side can fill with what a connector would have stored, and other choices."""
+    plan = plan_for(lambda plan: plan.role == "consumer" and plan.store.kind in ("npy", "raw", "sqlite"))
+    if "family" in choice:
+        choice["covers"] = "whole" if choice["family"] == "prefix" else "unit"
+    lengths = (plan.unit * 2 + 5, plan.unit)
+    prompts = tuple(tuple((n * i) % 450 + 3 for i in range(length)) for n, length in enumerate(lengths, 5))
+    rounds = (Round(prompts, False, 1),)
+    return replace(plan, rounds=rounds, choice={**plan.choice, "axis": "plain", **choice})
+
+
+class Filled:
+    """A store that holds the first round of a plan, and what is read from it."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        self.view = StoreView(plan, folder, "t")
+        self.reference: Any = MadeUp()
+        truth.fill(plan, self.view, self.reference, LAYERS)
+        self.requests = [Request(f"r{i}", list(p), 0) for i, p in enumerate(plan.rounds[0].prompts)]
+        for request in self.requests:
+            request.finished, request.answer = True, [5]
+
+    def rest(self, number: int = 0) -> np.ndarray:
+        reader = truth.Reader(self.plan, self.view, self.reference, LAYERS)
+        return reader.at_rest(self.requests[number])[0]
+
+    def whole(self, number: int = 0) -> int:
+        return truth.offered_tokens(self.plan, self.requests[number])
+
+    def name(self, piece: int, layer: int) -> str:
+        pieces = truth.pieces(self.plan, self.requests[0])
+        return record_name(self.plan, pieces[piece].key, LAYERS, layer)
+
+
+@pytest.mark.parametrize("family", ["units", "prefix"])
+@pytest.mark.parametrize("record", ["layer", "stack"])
+@pytest.mark.parametrize("axis", ["plain", "permuted", "slots"])
+def test_what_was_stored_right_is_at_rest_to_the_last_unit(
+    tmp_path: Path, family: str, record: str, axis: str
+) -> None:
+    filled = Filled(consumer(family=family, record=record, axis=axis), tmp_path)
+    for number, request in enumerate(filled.requests):
+        rest, whole = filled.rest(number), filled.whole(number)
+        assert rest.shape == (4, len(request.prompt))
+        assert rest[:, :whole].all() and not rest[:, whole:].any()
+
+
+def test_a_missing_record_takes_away_its_tokens_and_no_others(tmp_path: Path) -> None:
+    filled = Filled(consumer(family="units", record="layer"), tmp_path)
+    unit = filled.plan.unit
+    before = filled.rest()
+    filled.view.write(filled.name(0, 2), np.zeros(0, dtype=np.float32))
+    after = filled.rest()
+    assert not after[2, :unit].any()
+    after[2, :unit] = True
+    assert (after == before).all()
+
+
+@pytest.mark.parametrize("amount", [1e-3, 1.0, np.nan])
+def test_one_value_of_one_token_counts(tmp_path: Path, amount: float) -> None:
+    filled = Filled(consumer(family="units", record="layer", axis="plain"), tmp_path)
+    before = filled.rest().sum()
+    values = filled.view.read(filled.name(1, 0)).copy()  # type: ignore[union-attr]
+    values[777] += amount
+    filled.view.write(filled.name(1, 0), values)
+    assert filled.rest().sum() == before - 1
+
+
+def test_noise_of_the_computation_does_not_count(tmp_path: Path) -> None:
+    filled = Filled(consumer(family="units", record="layer"), tmp_path)
+    before = filled.rest().sum()
+    values = filled.view.read(filled.name(1, 0)) + np.float32(2e-5)  # type: ignore[operator]
+    filled.view.write(filled.name(1, 0), values)
+    assert filled.rest().sum() == before
+
+
+@pytest.mark.parametrize(
+    ("piece", "layer", "other_piece", "other_layer"), [(0, 0, 0, 1), (0, 3, 1, 3), (1, 2, 0, 2)]
+)
+def test_another_layers_or_units_content_is_not_at_rest(
+    tmp_path: Path, piece: int, layer: int, other_piece: int, other_layer: int
+) -> None:
+    filled = Filled(consumer(family="units", record="layer"), tmp_path)
+    before = filled.rest().sum()
+    values = filled.view.read(filled.name(other_piece, other_layer))
+    assert values is not None
+    filled.view.write(filled.name(piece, layer), values.copy())
+    assert filled.rest().sum() == before - filled.plan.unit
+
+
+def test_half_precision_is_another_content(tmp_path: Path) -> None:
+    filled = Filled(consumer(family="units", record="layer"), tmp_path)
+    before = filled.rest().sum()
+    values = filled.view.read(filled.name(0, 0)).astype(np.float16)  # type: ignore[union-attr]
+    filled.view.write(filled.name(0, 0), values.astype(np.float32))
+    lost = before - filled.rest().sum()
+    assert lost >= 0.9 * filled.plan.unit
+
+
+def test_another_request_does_not_lend_its_record(tmp_path: Path) -> None:
+    filled = Filled(consumer(family="units"), tmp_path)
+    stranger = Request("s", [4, *filled.requests[0].prompt[1:]], 0, answer=[5], finished=True)
+    filled.requests[0] = stranger
+    assert filled.rest().sum() == 0
+
+
+def test_a_cut_record_is_worth_its_whole_tokens_at_most(tmp_path: Path) -> None:
+    plan = consumer(family="units", record="layer", axis="permuted")
+    filled = Filled(plan, tmp_path)
+    cut = replace(plan, store=replace(plan.store, flaw="cut"))
+    size = 2 * 128
+    values = filled.view.read(filled.name(0, 0))
+    assert values is not None
+    filled.view.write(filled.name(0, 0), values[: 10 * size + 7])
+    reader = truth.Reader(cut, filled.view, filled.reference, LAYERS)
+    right, claim = reader.at_rest(filled.requests[0])
+    # a token's key and value lie apart in its block: none is whole, ten tokens' worth of bytes are there
+    assert right[0, : plan.unit].sum() == 0
+    assert claim[0, : plan.unit].sum() == 10
+
+
+def test_layout_packs_what_it_unpacks() -> None:
+    layout = layout_of(32, 64)
+    tokens = np.random.default_rng(1).standard_normal((96, 2, 128)).astype(np.float32)
+    assert (layout.unpack(layout.pack(tokens)) == tokens).all()
+
+
+# --- does a run prove what it was made for? ---------------------------------------------------------
+
+
+def run_of(plan: Plan, **changed: Any) -> tuple[Outcome, truth.Truth]:
+    """A run of a plan in which everything is as a healthy connector leaves it, and what is changed."""
+    outcome = Outcome(started=True, free_at_first=50, free_at_last=50)
+    out = truth.Truth(4)
+    for i, prompt in enumerate(p for r in plan.rounds for p in r.prompts):
+        request = truth.RequestTruth(f"r{i}", len(prompt), 1, True, 32, len(prompt), 512, 512, 512, True)
+        out.requests.append(request)
+    for name, value in changed.items():
+        if hasattr(outcome, name):
+            setattr(outcome, name, value)
+        else:
+            setattr(out.requests[0], name, value)
+    return outcome, out
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"error": "IndexError: list index out of range"},
+        {"finished": False},
+        {"answer_right": False},
+        {"at_rest": 511},
+        {"at_rest": 513},
+        {"free_at_last": 49},
+    ],
+)
+def test_a_healthy_plan_that_is_broken_is_refused(changed: dict[str, Any]) -> None:
+    plan = draw(4)
+    assert truth.problem(plan, *run_of(plan)) == ""
+    assert truth.problem(plan, *run_of(plan, **changed)) != ""
+
+
+def test_a_healthy_plan_that_loads_nothing_is_refused() -> None:
+    plan = plan_for(lambda plan: plan.load != "none")
+    outcome, found = run_of(plan)
+    assert truth.problem(plan, outcome, found) == ""
+    for request in found.requests:
+        request.cached = 0
+    assert truth.problem(plan, outcome, found) == "nothing was loaded"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["takes-less", "server-down", "never-told", "into-a-copy", "hook-raises", "fails-to-start",
+     "lookup-off-by-one", "receive-never-told", "load-fails", "unit-above-all", "slow-save",
+     "decode-left-out"],
+)  # fmt: skip
+def test_a_fault_without_effect_is_refused(fault: str) -> None:
+    plan = draw(1, fault)
+    outcome, found = run_of(plan)
+    outcome.seconds = 100.0
+    assert truth.problem(plan, outcome, found) != ""
+
+
+def test_a_fault_that_spoils_what_it_does_not_explain_is_refused() -> None:
+    plan = draw(1, "takes-less")
+    assert truth.problem(plan, *run_of(plan, at_rest=0)) == "" or len(plan.rounds[0].prompts) > 9
+    assert truth.problem(plan, *run_of(plan, at_rest=0, answer_right=False)) != ""
