@@ -35,6 +35,26 @@ class Stage(IntEnum):
         return self.name.lower()
 
 
+class Grade(IntEnum):
+    """How well the outcome of a token is seen. A number or a sentence has the least grade of its parts."""
+
+    NOT_OBSERVED = 0
+    DECLARED = 1
+    """The connector's metadata says so, and nothing else does."""
+    READ = 2
+    """Seen at the KV cache: the token's slot was read (or, for a load, written), or seen not to be. What
+    became of it after that was not seen."""
+    WRITTEN = 3
+    """Seen leaving the process, or coming to rest, without an error."""
+    PROVED = 4
+    """It came back in this run with the same content, or what came to rest was read back and is the same."""
+
+    @property
+    def label(self) -> str:
+        """``not observed``, ``declared``."""
+        return self.name.lower().replace("_", " ")
+
+
 FAULT = "fault"
 LIMIT = "limit"
 NOTE = "note"

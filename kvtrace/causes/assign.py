@@ -11,13 +11,14 @@ from kvtrace.causes.registry import CLAIMS
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, subtract
+from kvtrace.terms import Grade
 
 
 def assign_pieces(case: Case) -> None:
     """Fill ``case.assigned`` from the pieces of the run, to the last position."""
     for row in rows(case.run.pieces):
         piece = Piece(*row)
-        piece.ended = SaveEnd(piece.ended)
+        piece.ended, piece.grade = SaveEnd(piece.ended), Grade(piece.grade)
         left: list[Interval] = [(piece.start, piece.end)]
         left = _claimed(case, piece, left, (Turn.ENGINE,))
         if left and piece.ended == SaveEnd.NOTHING_READ:

@@ -14,6 +14,7 @@ from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Run
+from kvtrace.terms import Grade
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -35,6 +36,7 @@ class Piece:
     step: int  # that chunk's step, 0 for decode
     ended: SaveEnd
     live: bool  # whether the worker had a connector
+    grade: Grade
 
 
 @dataclass
@@ -82,6 +84,7 @@ class Assigned:
     prompts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # of these, prompt positions
     requests: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # request row -> token-layers
     samples: list[tuple[Piece, int, int]] = field(default_factory=list)  # piece, start, end
+    grades: dict[Grade, int] = field(default_factory=lambda: defaultdict(int))  # token-layers
 
 
 @dataclass
@@ -163,6 +166,7 @@ def assign(case: Case, ident: str, piece: Piece, intervals: Iterable[Interval]) 
     for start, end in intervals:
         size = (end - start) * piece.pairs
         assigned.amounts[piece.engine] += size
+        assigned.grades[piece.grade] += size
         assigned.prompts[piece.engine] += max(0, min(end, prompt) - start) * piece.pairs
         assigned.requests[piece.request] += size
         if len(assigned.samples) < _SAMPLES:

@@ -16,7 +16,7 @@ from kvtrace.causes.registry import CATALOGUE, RULES
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.model import Ledger, Run
-from kvtrace.terms import NOT_OBSERVED, Stage, cause_of, severity_order
+from kvtrace.terms import NOT_OBSERVED, Grade, Stage, cause_of, severity_order
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -65,13 +65,17 @@ def _ledger(case: Case) -> Ledger[str]:
     run = case.run
     accounts: Counter[str] = Counter()
     tokens: defaultdict[str, float] = defaultdict(float)
-    for row in rows(run.base.groupby(["outcome", "ended", "engine"], as_index=False)[["amount"]].sum()):
+    grades: defaultdict[str, Counter[Grade]] = defaultdict(Counter)
+    alike = ["outcome", "ended", "engine", "grade"]
+    for row in rows(run.base.groupby(alike, as_index=False)[["amount"]].sum()):
         outcome = kept(row.outcome, row.ended)
         accounts[outcome] += int(row.amount)
+        grades[outcome][Grade(row.grade)] += int(row.amount)
         tokens[outcome] += int(row.amount) / max(1, case.engines[row.engine].pairs)
     for ident, assigned in case.assigned.items():
         accounts[not_saved(ident)] += sum(assigned.amounts.values())
         tokens[not_saved(ident)] += case.tokens(CATALOGUE[ident])
+        grades[not_saved(ident)].update(assigned.grades)
     pairs = {engine.pairs for engine in run.engines if engine.requests}
     connected = any(engine.connector or engine.configured for engine in run.engines)
     ledger = Ledger(
@@ -82,6 +86,7 @@ def _ledger(case: Case) -> Ledger[str]:
         total_tokens=case.total_tokens,
         trust=measured.level(run.trust) if connected and run.total else "none",
         trust_note=measured.note(run.trust) if connected and run.total else "",
+        grades={name: dict(grades[name]) for name, amount in accounts.items() if amount},
     )
     ledger.check()
     return ledger

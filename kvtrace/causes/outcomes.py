@@ -52,4 +52,5 @@ def named(loads: Ledger[LoadEnd]) -> Ledger[str]:
         total_tokens=loads.total_tokens,
         trust=loads.trust,
         trust_note=loads.trust_note,
+        grades={outcome_of_load(end): grades for end, grades in loads.grades.items()},
     )

@@ -49,10 +49,15 @@ ORDER = (
     # effect
     "stored_nothing",
     "slots_short",
+    "kv_stale",
+    "kv_misplaced",
     "save_lost",
     "ranks_share_store",
     # completion
     "save_never_finished",
+    "store_failed",
+    "store_incomplete",
+    "store_lost_later",
     "ranks_diverge",
     "save_blocks_step",
     # loads
@@ -64,6 +69,7 @@ ORDER = (
     "load_not_injected",
     "loaded_partly",
     "load_after_use",
+    "kv_load_wrong",
     "load_never_finished",
     # notes
     "local_hit",

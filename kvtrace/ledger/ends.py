@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from kvtrace.terms import Grade
+
 
 class SaveEnd(IntEnum):
     """How a token fared on its way into the connector's store. Where a token met several, the least one
@@ -54,6 +56,16 @@ class SaveEnd(IntEnum):
     """An asynchronous save that never came back."""
     NOT_DECLARED = 20
     """No metadata of any step held the token: the scheduler's side did not offer it."""
+    STALE = 21
+    """Its slot was read before the token was computed, and never after."""
+    MISPLACED = 22
+    """Other slots than its own were read for it."""
+    PUT_FAILED = 23
+    """Read, and the store refused it, or an exception ended its way there."""
+    NOT_AT_REST = 24
+    """Read, and what came to rest of it is empty, cut, or was never there."""
+    LOST_LATER = 25
+    """At rest once, and gone or overwritten by the end of the run."""
 
 
 class LoadEnd(IntEnum):
@@ -82,6 +94,8 @@ class LoadEnd(IntEnum):
     """Accepted, and the transfer never came to an end."""
     PARTLY = 12
     """Accepted, and beyond what the load hooks wrote or the metadata names."""
+    WRONG = 13
+    """Written, with KV that is not what these tokens compute to."""
 
 
 NOT_SAVED = "not-saved"
@@ -91,10 +105,12 @@ NOT_LOADED = "not-loaded"
 @dataclass(frozen=True)
 class Outcome:
     """What became of a token: one of :data:`kvtrace.terms.OUTCOMES`, or NOT_SAVED or NOT_LOADED. ``end`` says
-    where its way ended: a SaveEnd of NOT_SAVED, a LoadEnd of NOT_LOADED, else None."""
+    where its way ended: a SaveEnd of NOT_SAVED, a LoadEnd of NOT_LOADED, else None. ``grade``: how well that
+    is seen."""
 
     name: str
     end: SaveEnd | LoadEnd | None = None
+    grade: Grade = Grade.DECLARED
 
     @property
     def code(self) -> int:

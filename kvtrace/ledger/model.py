@@ -20,6 +20,7 @@ from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.run_file import RunFile
+from kvtrace.terms import Grade
 from kvtrace.trace import facts as documents
 from kvtrace.trace import hooks
 from kvtrace.trace.reader import SpoolInfo
@@ -63,18 +64,20 @@ reused from the GPU prefix cache / taken from the connector, ``offered`` what th
 chunk (0 none); ``saved`` and ``unsaved`` are token-layers; ``diverged`` says that pairs saved different
 amounts; ``preempt_step`` is the step of the last preemption (0 none); digests are 0 where unknown."""
 
-BASE_COLUMNS = ("request", "engine", "outcome", "ended", "amount", "prompt")
+BASE_COLUMNS = ("request", "engine", "outcome", "ended", "amount", "prompt", "grade")
 """Run.base: every outcome but NOT_SAVED: request (row in Run.requests), engine, outcome (its name), amount
-(token-layers), prompt (of these, in positions of the prompt); ``ended``: of NOT_LOADED the LoadEnd."""
+(token-layers), prompt (of these, in positions of the prompt); ``ended``: of NOT_LOADED the LoadEnd;
+``grade``: its Grade as an int."""
 
 PIECE_COLUMNS = (
     "request", "engine", "start", "end", "pairs", "phase", "chunk", "step", "ended", "live",
+    "grade",
 )  # fmt: skip
 """Run.pieces: the intervals of positions that were not saved, one row per request x
 interval x class of pairs with the same fate. ``request`` is the row in Run.requests, ``pairs`` how many pairs
 share the row, ``phase`` "prefill" or "decode", ``chunk`` the index of the prefill chunk that
 computed it (-1 for decode), ``step`` that chunk's step (0 for decode), ``ended`` the SaveEnd, ``live``
-whether the worker had a connector."""
+whether the worker had a connector, ``grade`` how well that is seen (a Grade as an int)."""
 
 ENTRY_COLUMNS = (
     "request", "engine", "step", "slots", "tokens", "start", "available", "asynchronous",
@@ -330,6 +333,8 @@ class Ledger(Generic[K]):
     trust: str = "declared"
     trust_note: str = ""
     unit: str = UNIT
+    grades: Mapping[K, Mapping[Grade, int]] = field(default_factory=dict)
+    """Of each account, its token-layers by how well that is seen; they sum to the account."""
 
     def check(self) -> None:
         """Raises AssertionError where the accounts do not sum to the total."""
@@ -337,6 +342,11 @@ class Ledger(Generic[K]):
         assert short == 0, f"ledger off by {short} {self.unit} of {self.total}"
         negative = {name: n for name, n in self.accounts.items() if n < 0}
         assert not negative, f"negative accounts: {negative}"
+        for name, grades in self.grades.items():
+            seen = sum(grades.values())
+            assert seen == self.accounts.get(name, 0), (
+                f"grades of {name}: {seen} of {self.accounts.get(name)}"
+            )
 
 
 @dataclass(frozen=True)

@@ -235,7 +235,12 @@ def _shown(table: pd.DataFrame, what: str, notes: list[str]) -> list[dict[Hashab
 
 def _ledger(one: ledger_model.Ledger[str]) -> model.Ledger:
     one.check()
-    return row(model.Ledger, one, unit="token-layers", trust=one.trust if one.trust in _TRUSTS else "unknown")
+    grades = {
+        name: {grade.label: of[grade] for grade in sorted(of, reverse=True) if of[grade]}
+        for name, of in one.grades.items()
+    }
+    trust = one.trust if one.trust in _TRUSTS else "unknown"
+    return row(model.Ledger, one, unit="token-layers", trust=trust, grades=grades)
 
 
 def _finding(one: cause_model.Finding) -> model.Finding:

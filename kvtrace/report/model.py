@@ -192,7 +192,14 @@ Stage = TypedDict(
 )
 
 
-class Ledger(TypedDict):
+class Graded(TypedDict, total=False):
+    grades: Annotated[
+        dict[str, dict[str, Count]],
+        "token-layers per outcome by how well that is seen: proved, written, read, declared, not observed",
+    ]
+
+
+class Ledger(Graded):
     """A ledger: each token-layer has exactly one outcome"""
 
     unit: Annotated[Literal["token-layers"], "one token in one KV-owning layer on one rank"]

@@ -47,7 +47,7 @@ def _named(case: Case, span: Span) -> list[tuple[int, int, str]]:
     )
     pieces = [
         (span.request, request.engine, start, end, len(span.pairs), phase, span.chunk, span.step,
-         span.outcome.code, span.live)
+         span.outcome.code, span.live, int(span.outcome.grade))
         for start, end, phase in phases
         if start < end
     ]  # fmt: skip

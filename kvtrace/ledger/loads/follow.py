@@ -19,6 +19,7 @@ from kvtrace.ledger.model import Engine, Ledger, Worker
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.steps import Array, Executed
+from kvtrace.terms import Grade
 
 DECLARED = "declared: what the scheduler accepted from the connector; the slots written were not measured"
 MEASURED = "measured: the slots that the load hooks wrote into each layer"
@@ -131,12 +132,14 @@ def _writing(
 def _sum(loads: Sequence[LoadOf], engines: Mapping[int, Engine]) -> Ledger[LoadEnd]:
     amounts: Counter[LoadEnd] = Counter()
     tokens: defaultdict[LoadEnd, float] = defaultdict(float)
+    grades: defaultdict[LoadEnd, Counter[Grade]] = defaultdict(Counter)
     for load in loads:
         pairs = engines[load.engine].pairs
         short = load.prompt * pairs - sum(load.ends.values())
         assert short == 0, f"load ledger off by {short} token-layers of request {load.id}: {load.ends}"
         for end, amount in load.ends.items():
             amounts[end] += amount
+            grades[end][_grade(load, end)] += amount
             tokens[end] += amount / pairs
     pairs_of = {engines[load.engine].pairs for load in loads}
     watched = [load.measured for load in loads if load.accepted]
@@ -150,6 +153,15 @@ def _sum(loads: Sequence[LoadOf], engines: Mapping[int, Engine]) -> Ledger[LoadE
         total_tokens=float(sum(load.prompt for load in loads)),
         trust=trust if loads else "none",
         trust_note=note if loads else "",
+        grades={end: dict(of_end) for end, of_end in grades.items()},
     )
     result.check()
     return result
+
+
+def _grade(load: LoadOf, end: LoadEnd) -> Grade:
+    """What the scheduler decided is seen; what came of it on the workers only where they were watched."""
+    if end == LoadEnd.NOT_OBSERVED:
+        return Grade.NOT_OBSERVED
+    by_scheduler = end not in (LoadEnd.LOADED, LoadEnd.PARTLY, LoadEnd.NOT_WRITTEN)
+    return Grade.READ if by_scheduler or load.measured else Grade.DECLARED

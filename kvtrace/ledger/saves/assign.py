@@ -168,15 +168,16 @@ class _OfRequest:
                     in_prompt = min(part.end, self._request.prompt) - part.start
                     prompts[part.outcome] += max(0, in_prompt) * one.pairs
         return [
-            (self._row, self._request.engine, outcome.name, outcome.code, amount, prompts[outcome])
+            (self._row, self._request.engine, outcome.name, outcome.code, amount, prompts[outcome],
+             int(outcome.grade))
             for outcome, amount in amounts.items()
-        ]
+        ]  # fmt: skip
 
     def pieces(self) -> Rows:
         """What was not saved, prompt and decode apart."""
         return [
             (self._row, self._request.engine, low, high, one.pairs, phase, part.chunk,
-             _step(self._request, part.chunk), part.outcome.code, one.live)
+             _step(self._request, part.chunk), part.outcome.code, one.live, int(part.outcome.grade))
             for one in self._classes
             for part in one.segments
             if part.outcome.name == NOT_SAVED

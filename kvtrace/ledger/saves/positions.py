@@ -12,10 +12,10 @@ from kvtrace.ledger.loads.model import Part
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.pairs import Pairs
 from kvtrace.ledger.steps import Steps, StepState
-from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED
+from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED, Grade
 
 _SAVED, _LOADED, _LOCAL_HIT = Outcome(SAVED), Outcome(LOADED), Outcome(LOCAL_HIT)
-_PENDING, _NOT_OBSERVED = Outcome(PENDING), Outcome(NOT_OBSERVED)
+_PENDING, _NOT_OBSERVED = Outcome(PENDING), Outcome(NOT_OBSERVED, grade=Grade.NOT_OBSERVED)
 
 
 @dataclass(frozen=True)

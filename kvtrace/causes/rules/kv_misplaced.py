@@ -1,0 +1,39 @@
+"""kv-misplaced: a save that read other slots than those of its tokens."""
+
+from __future__ import annotations
+
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.words import plural
+
+CAUSE = Cause(
+    id="kv-misplaced",
+    stage=Stage.EFFECT,
+    severity=FAULT,
+    ledger=SAVES,
+    live=False,
+    meaning=(
+        "The connector read KV slots of other positions, requests or layers instead of those that its "
+        "metadata names."
+    ),
+    seen_as=(
+        "In a step that was watched in full, slots that the metadata names were never read, and "
+        "the same calls read slots that it does not name."
+    ),
+    remedy=(
+        "Compare the blocks and offsets that the hook indexes with the block table of the "
+        "request: block ids, not places in the table; the layer of the hook, not the last one; "
+        "the slots of this request."
+    ),
+    save_ends=(SaveEnd.MISPLACED,),
+)
+
+
+def rule(case: Case) -> Results:
+    hit = case.affected(CAUSE)
+    if hit:
+        yield case.finding(
+            CAUSE,
+            f"The save hooks read other slots than those of {plural(len(hit), 'request')}.",
+            events=case.events(CAUSE),
+            headline="the save hooks read other slots than those of their tokens",
+        )

@@ -1,0 +1,35 @@
+"""kv-stale: KV that was read before the forward had written it."""
+
+from __future__ import annotations
+
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.words import plural
+
+CAUSE = Cause(
+    id="kv-stale",
+    stage=Stage.EFFECT,
+    severity=FAULT,
+    ledger=SAVES,
+    live=False,
+    meaning="The connector read KV slots before their tokens were computed.",
+    seen_as=(
+        "A slot of the token was read, the read came before the layer's attention of the step "
+        "that computed it, and no later read of that slot is in the trace."
+    ),
+    remedy=(
+        "Copy in save_kv_layer of the same layer, in wait_for_save or later, and of a step's "
+        "tokens only those that this step or an earlier one computed."
+    ),
+    save_ends=(SaveEnd.STALE,),
+)
+
+
+def rule(case: Case) -> Results:
+    hit = case.affected(CAUSE)
+    if hit:
+        yield case.finding(
+            CAUSE,
+            f"{plural(len(hit), 'request')} had KV slots read before they were computed, and never after.",
+            events=case.events(CAUSE),
+            headline="KV was read before it was computed",
+        )

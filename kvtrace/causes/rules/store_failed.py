@@ -1,0 +1,35 @@
+"""store-failed: KV that was read, and that the store did not take."""
+
+from __future__ import annotations
+
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.words import plural
+
+CAUSE = Cause(
+    id="store-failed",
+    stage=Stage.COMPLETION,
+    severity=FAULT,
+    ledger=SAVES,
+    live=False,
+    meaning="The KV was read, and the store refused it or an exception ended its way there.",
+    seen_as=(
+        "The slots were read; the piece of work that took them ended in an exception, or what it "
+        "sent was answered with an error."
+    ),
+    remedy=(
+        "Look at the exception or the answer named in the evidence; let a failed put be seen: "
+        "raise it, count it, or report the blocks."
+    ),
+    save_ends=(SaveEnd.PUT_FAILED,),
+)
+
+
+def rule(case: Case) -> Results:
+    hit = case.affected(CAUSE)
+    if hit:
+        yield case.finding(
+            CAUSE,
+            f"The store did not take the KV of {plural(len(hit), 'request')}.",
+            events=case.events(CAUSE),
+            headline="the store did not take the KV",
+        )
