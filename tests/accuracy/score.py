@@ -16,24 +16,32 @@ RIGHT, SECOND, WRONG, SILENT, FALSE_ALARM = "right", "second", "wrong", "silent"
 VERDICTS = (RIGHT, SECOND, WRONG, SILENT, FALSE_ALARM)
 NONE = "none"
 
-OBSERVED_GRADES = ("proved", "written", "read")
-"""Grades at which a saved number must be true; a report without grades has a trust instead."""
+AT_REST_GRADES = ("proved", "written")
+"""Grades that say where a token's KV is: it must be there at the end."""
+
+TAKEN_GRADES = (*AT_REST_GRADES, "read")
+"""Grades that say that a token's own KV was taken from the KV cache, wherever it went then."""
 
 OBSERVED_TRUST = ("measured", "mixed")
+"""What a report without grades says of numbers that are not the connector's own word alone."""
 
 
 @dataclass(frozen=True)
 class Claims:
-    """Attributes:
-    observed: whether the saved numbers rest on more than the connector's own word.
-    saved: token-layers that the report calls saved.
-    by_request: request -> tokens that it calls saved (the average over layers).
-    total, not_observed: token-layers of the ledger of saves.
+    """What a report says of saved tokens, in token-layers.
+
+    Attributes:
+        observed: whether it rests on more than the connector's own word.
+        resting: said to be at rest; None where the report knows no grades.
+        taken: said to be saved, seen at least while they were read.
+        by_request: the same of each request: request -> (resting, taken), None where a grade is not said.
+        total, not_observed: of the ledger of saves.
     """
 
     observed: bool
-    saved: int
-    by_request: Mapping[str, float]
+    resting: int | None
+    taken: int
+    by_request: Mapping[str, tuple[int | None, int]]
     total: int
     not_observed: int
 
@@ -46,7 +54,8 @@ class Scored:
         fault: name of what was planted; "" where nothing was.
         first: id of the finding that counts; "none".
         findings: ids of all findings, in order.
-        wrong_number: what the report calls saved and is not at rest, in words; "".
+        wrong_number: what the report calls saved and is not, judged by what its grade says, in words; "".
+        not_resting: what it calls saved and is not at rest, whatever its grade says.
         declared_number: the same where the report says that the number is the connector's own word.
     """
 
@@ -56,6 +65,7 @@ class Scored:
     first: str
     findings: tuple[str, ...]
     wrong_number: str = ""
+    not_resting: str = ""
     declared_number: str = ""
     total: int = 0
     not_observed: int = 0
@@ -78,31 +88,65 @@ def verdict(fault: Fault | None, findings: Sequence[Mapping[str, Any]]) -> tuple
     return (WRONG, first) if faults or (fault.grade != "fault" and everything) else (SILENT, first)
 
 
-def claims(report: Mapping[str, Any]) -> Claims:
-    """What a report says is saved."""
+def claims(report: Mapping[str, Any], layers: int) -> Claims:
+    """What a report says is saved, of a model of so many layers."""
     saves = report["ledger"]["saves"]
     accounts: Mapping[str, int] = saves["accounts"]
-    grades = saves.get("grades", {}).get("saved")
+    grades: Mapping[str, int] | None = saves.get("grades", {}).get("saved")
+    if grades is None and "grades" in saves:
+        grades = {}
     if grades is None:
-        observed = saves.get("trust") in OBSERVED_TRUST
-        saved = accounts.get("saved", 0)
+        observed, resting = saves.get("trust") in OBSERVED_TRUST, None
+        taken = accounts.get("saved", 0)
     else:
-        observed = True
-        saved = sum(grades.get(grade, 0) for grade in OBSERVED_GRADES)
-    rows = {str(row["id"]): float(row.get("saved") or 0) for row in report["requests"]["rows"]}
+        observed, resting = True, _of(grades, AT_REST_GRADES)
+        taken = _of(grades, TAKEN_GRADES)
+    listed = report["requests"]["rows"]
+    if grades is not None and _of(grades, tuple(grades)) > taken:
+        # a request's number without grades may be the connector's own word
+        listed = [row for row in listed if "grades" in row]
+    rows = {str(row["id"]): _row(row, layers) for row in listed}
     unseen = sum(n for name, n in accounts.items() if name.split(":")[0] == "not-observed")
-    return Claims(observed, int(saved), rows, int(saves["total"]), int(unseen))
+    return Claims(observed, resting, int(taken), rows, int(saves["total"]), int(unseen))
 
 
-def wrong_number(claimed: Claims, truth: Mapping[str, Any]) -> str:
-    """How a saved number exceeds what is at rest; "" where none does. Exact to the token-layer."""
+def _of(grades: Mapping[str, float], names: Sequence[str]) -> int:
+    return round(sum(grades.get(name, 0) for name in names))
+
+
+def _row(row: Mapping[str, Any], layers: int) -> tuple[int | None, int]:
+    """A request's tokens (averages over layers) as token-layers."""
+    grades = row.get("grades")
+    if grades is None:
+        return None, round(float(row.get("saved") or 0) * layers)
+    resting = sum(float(grades.get(name, 0)) for name in AT_REST_GRADES)
+    return round(resting * layers), round((resting + float(grades.get("read", 0))) * layers)
+
+
+def wrong_number(claimed: Claims, truth: Mapping[str, Any], strict: bool = False) -> str:
+    """How a saved number exceeds what its grade says of it; "" where none does. Exact to the token-layer.
+
+    ``strict``: whatever is called saved must be at rest.
+    """
     layers = int(truth["layers"])
-    at_rest = {request["id"]: int(request["claimable"]) for request in truth["requests"]}
-    if claimed.saved > sum(at_rest.values()):
-        return f"{claimed.saved} token-layers called saved, {sum(at_rest.values())} at rest"
-    for name, tokens in claimed.by_request.items():
-        if round(tokens * layers) > at_rest.get(name, 0):
-            return f"{name}: {tokens:g} tokens called saved, {at_rest.get(name, 0) / layers:g} at rest"
+    resting = {request["id"]: int(request["claimable"]) for request in truth["requests"]}
+    taken = {request["id"]: int(request.get("taken", request["claimable"])) for request in truth["requests"]}
+    if strict:
+        taken = resting
+    word = "at rest" if strict else "taken"
+    if claimed.resting is None:
+        taken, word = resting, "at rest"
+    elif claimed.resting > sum(resting.values()):
+        return f"{claimed.resting} token-layers said to be at rest, {sum(resting.values())} are"
+    if claimed.taken > sum(taken.values()):
+        return f"{claimed.taken} token-layers called saved, {sum(taken.values())} {word}"
+    for name, (rests, takes) in claimed.by_request.items():
+        if rests is not None and rests > resting.get(name, 0):
+            return (
+                f"{name}: {rests / layers:g} tokens said to be at rest, {resting.get(name, 0) / layers:g} are"
+            )
+        if takes > taken.get(name, 0):
+            return f"{name}: {takes / layers:g} tokens called saved, {taken.get(name, 0) / layers:g} {word}"
     return ""
 
 
@@ -114,8 +158,8 @@ def score(
     if report is None:
         return Scored(seed, name, WRONG if fault else FALSE_ALARM, "no report", ())
     said, first = verdict(fault, report["findings"])
-    claimed = claims(report)
-    wrong = wrong_number(claimed, truth)
+    claimed = claims(report, int(truth["layers"]))
+    wrong, strict = wrong_number(claimed, truth), wrong_number(claimed, truth, strict=True)
     return Scored(
         seed,
         name,
@@ -123,6 +167,7 @@ def score(
         first,
         tuple(str(f["id"]) for f in report["findings"]),
         wrong if claimed.observed else "",
+        strict if claimed.observed else "",
         "" if claimed.observed else wrong,
         claimed.total,
         claimed.not_observed,
@@ -155,9 +200,11 @@ def notes(scores: Sequence[Scored]) -> list[str]:
     """What the last line has no room for."""
     total, unseen = sum(s.total for s in scores), sum(s.not_observed for s in scores)
     declared = sum(bool(s.declared_number) for s in scores)
+    unrest = sum(bool(s.not_resting) and not s.wrong_number for s in scores)
     share = f"{unseen / total:.1%}" if total else "0 %"
     return [
         f"not observed: {share} of all token-layers",
+        f"numbers that are true of what was read, and above what is at rest: {unrest} runs",
         f"numbers that a report calls the connector's own word, and that are wrong: {declared} runs",
     ]
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from kvgen.catalogue import BY_NAME, FAULTS
+from kvgen.catalogue import BY_NAME, FAULTS, TAKES_ALL
 from kvgen.keys import ALGORITHMS, ENCODINGS, FORMATS, KeyScheme
 from kvgen.plan import HEALTHY_EVERY, draw, fault_of
 from kvgen.source import generate
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Findings that the catalogue knows and kvtrace may not have yet.
 COMING = {
     "kv-stale", "kv-misplaced", "kv-altered", "store-failed", "store-incomplete", "store-lost-later",
-    "blocks-held", "kv-load-wrong", "wrong-hit",
+    "blocks-held", "kv-load-wrong", "wrong-hit", "child-lost",
 }  # fmt: skip
 
 
@@ -91,6 +91,7 @@ def test_right_findings_are_ids_of_the_catalogue() -> None:
 
 def test_there_are_enough_faults() -> None:
     assert len(FAULTS) == len(BY_NAME) >= 60
+    assert set(BY_NAME) > TAKES_ALL
 
 
 @pytest.mark.parametrize("flaw", ["", "head", "orphan", "narrow"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,8 +68,12 @@ def report(saved: int, rows: dict[str, float], trust: str = "measured", **more: 
     }
 
 
-def truth(**claimable: int) -> dict[str, Any]:
-    return {"layers": 4, "requests": [{"id": name, "claimable": n} for name, n in claimable.items()]}
+def truth(taken: int | None = None, **claimable: int) -> dict[str, Any]:
+    """``taken``: of each request; None: no more than is at rest."""
+    requests = [
+        {"id": name, "claimable": n, "taken": n if taken is None else taken} for name, n in claimable.items()
+    ]
+    return {"layers": 4, "requests": requests}
 
 
 def test_saved_numbers_are_exact_to_the_token_layer() -> None:
@@ -74,6 +81,8 @@ def test_saved_numbers_are_exact_to_the_token_layer() -> None:
     assert score.score(1, None, report(200, {"a": 50.0}), truth(a=256)).wrong_number == ""
     over = score.score(1, None, report(257, {"a": 64.0}), truth(a=256))
     assert over.wrong_number == "257 token-layers called saved, 256 at rest"
+    taken = score.score(1, None, report(257, {"a": 64.0}), truth(a=256, taken=300))
+    assert taken.wrong_number != "", "a report without grades says that it is stored"
 
 
 def test_a_request_must_not_borrow_from_another() -> None:
@@ -87,10 +96,56 @@ def test_declared_numbers_are_counted_apart() -> None:
     assert one.wrong_number == "" and one.declared_number != ""
 
 
-def test_where_there_are_grades_only_observed_ones_must_be_true() -> None:
-    grades = {"saved": {"written": 200, "read": 56, "declared": 100}}
-    assert score.score(1, None, report(356, {}, grades=grades), truth(a=256)).wrong_number == ""
-    assert score.score(1, None, report(356, {}, grades=grades), truth(a=255)).wrong_number != ""
+@pytest.mark.parametrize(
+    ("grades", "right"),
+    [
+        ({"written": 200, "read": 56, "declared": 100}, True),
+        ({"written": 201}, False),
+        ({"proved": 100, "written": 101}, False),
+        ({"written": 200, "read": 57}, False),
+        ({"read": 256}, True),
+        ({"read": 257}, False),
+        ({"declared": 999}, True),
+        ({}, True),
+    ],
+)
+def test_a_number_is_judged_by_what_its_grade_says(grades: dict[str, int], right: bool) -> None:
+    """200 token-layers are at rest, 256 were taken from the KV cache."""
+    one = score.score(1, None, report(356, {}, grades={"saved": grades}), truth(a=200, taken=256))
+    assert (one.wrong_number == "") is right
+
+
+def test_what_was_read_and_is_not_at_rest_is_noted() -> None:
+    read = score.score(1, None, report(256, {}, grades={"saved": {"read": 256}}), truth(a=200, taken=256))
+    assert read.wrong_number == "" and read.not_resting == "256 token-layers called saved, 200 at rest"
+    rests = score.score(1, None, report(200, {}, grades={"saved": {"read": 200}}), truth(a=200, taken=256))
+    assert rests.not_resting == ""
+    assert score.notes([read, rests])[1].endswith("above what is at rest: 1 runs")
+    assert score.last_line([read, rests]).endswith("wrong_numbers=0")
+
+
+def test_a_request_with_grades_is_judged_by_them() -> None:
+    def of(**grades: float) -> str:
+        told = report(256, {"a": 64.0}, grades={"saved": {"read": 256}})
+        told["requests"]["rows"][0]["grades"] = grades
+        return score.score(1, None, told, truth(a=128, b=128, taken=256)).wrong_number
+
+    assert of(written=32.0, read=32.0) == ""
+    assert of(written=33.0) == "a: 33 tokens said to be at rest, 32 are"
+    assert of(read=65.0) == "a: 65 tokens called saved, 64 taken"
+    assert of(declared=500.0) == ""
+
+
+def test_a_requests_number_without_grades_may_be_declared() -> None:
+    grades = {"saved": {"read": 100, "declared": 300}}
+    assert score.score(1, None, report(400, {"a": 100.0}, grades=grades), truth(a=100)).wrong_number == ""
+    grades = {"saved": {"read": 100}}
+    assert score.score(1, None, report(100, {"a": 26.0}, grades=grades), truth(a=100)).wrong_number != ""
+
+
+def test_a_truth_without_what_was_taken_is_judged_by_what_is_at_rest() -> None:
+    old = {"layers": 4, "requests": [{"id": "a", "claimable": 100}]}
+    assert score.score(1, None, report(101, {}, grades={"saved": {"read": 101}}), old).wrong_number != ""
 
 
 def test_a_report_that_cannot_be_made_is_wrong() -> None:
@@ -114,3 +169,15 @@ def test_the_last_line_and_the_table() -> None:
     assert rows[2].endswith("slots-short, no-forward")
     assert score.notes(scores)[0] == "not observed: 25.0% of all token-layers"
     assert score.last_line([]).startswith("accuracy: runs=0 right=0 ")
+
+
+def test_whoever_reads_the_list_may_stop_early() -> None:
+    script = Path(__file__).resolve().parents[2] / "scripts" / "accuracy.py"
+    child = subprocess.Popen(
+        [sys.executable, "-u", str(script), "--list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    child.stdout.close()
+    _, errors = child.communicate()
+    assert (child.returncode, errors) == (0, b"")

@@ -170,6 +170,69 @@ def test_a_cut_record_is_worth_its_whole_tokens_at_most(tmp_path: Path) -> None:
     assert claim[0, : plan.unit].sum() == 10
 
 
+def established(filled: Filled, plan: Plan) -> truth.Truth:
+    reader = truth.Reader(plan, filled.view, filled.reference, LAYERS)
+    return truth.establish(plan, Outcome(requests=filled.requests, started=True), [reader])
+
+
+def pusher(**choice: Any) -> Plan:
+    """A plan that pushes, whose store this side fills."""
+    return consumer(family="units", record="layer", role="producer", load="none", decode=False, **choice)
+
+
+@pytest.mark.parametrize(
+    ("fault", "place", "all_taken"),
+    [
+        ("half-precision", "end", True),
+        ("put-swallowed-in-thread", "end", True),
+        ("put-swallowed-in-thread", "held", False),
+        ("wrong-blocks", "end", False),
+        ("rounds-up", "end", False),
+    ],
+)
+def test_what_was_taken_is_more_than_what_rests_only_where_it_was_lost_behind_the_read(
+    tmp_path: Path, fault: str, place: str, all_taken: bool
+) -> None:
+    filled = Filled(pusher(place=place), tmp_path)
+    filled.view.write(filled.name(0, 2), np.zeros(0, dtype=np.float32))
+    found = established(filled, replace(filled.plan, fault=fault)).requests[0]
+    assert found.claimable == found.at_rest == found.expected - filled.plan.unit
+    assert found.taken == (found.expected if all_taken else found.claimable)
+
+
+def test_what_a_request_computes_on_wrongly_loaded_kv_may_be_called_saved(tmp_path: Path) -> None:
+    """Its KV is not the reference's, and it is the KV that it computed."""
+    filled = Filled(pusher(), tmp_path)
+    values = filled.view.read(filled.name(1, 0))
+    assert values is not None
+    filled.view.write(filled.name(1, 0), values + 1)
+    unit, plan = filled.plan.unit, replace(filled.plan, fault="loads-half")
+    before = established(filled, plan).requests[0]
+    filled.requests[0].cached = unit
+    after = established(filled, plan).requests[0]
+    assert before.claimable == before.at_rest == after.at_rest == after.expected - unit
+    assert after.claimable == after.taken == after.expected
+
+
+def test_behind_an_odd_last_token_the_rest_of_its_block_may_be_called_saved(tmp_path: Path) -> None:
+    plan = pusher(axis="plain")
+    plan = replace(plan, choice={**plan.choice, "family": "request-exact", "covers": "whole"})
+    prompt = plan.rounds[0].prompts[0][: plan.block + 5]
+    request = Request("r0", list(prompt), 0, answer=[5, 6, 7], finished=True)
+    view, reference = StoreView(plan, tmp_path, "t"), MadeUp()
+    whole = [*prompt, 5, 6]
+    kv, _ = reference.of(whole)
+    room = np.zeros((4, plan.block * 2, 2, 128), dtype=np.float32)
+    room[:, : len(whole)] = kv
+    layout = layout_of(plan.block, 64)
+    for layer in range(4):
+        view.write(record_name(plan, "r0", LAYERS, layer), layout.pack(room[layer]))
+    reader = truth.Reader(plan, view, reference, LAYERS)  # type: ignore[arg-type]
+    right, claim = reader.at_rest(request)
+    assert right.sum() == 4 * len(prompt)
+    assert claim.sum() == 4 * len(whole)
+
+
 def test_layout_packs_what_it_unpacks() -> None:
     layout = layout_of(32, 64)
     tokens = np.random.default_rng(1).standard_normal((96, 2, 128)).astype(np.float32)
@@ -184,7 +247,7 @@ def run_of(plan: Plan, **changed: Any) -> tuple[Outcome, truth.Truth]:
     outcome = Outcome(started=True, free_at_first=50, free_at_last=50)
     out = truth.Truth(4)
     for i, prompt in enumerate(p for r in plan.rounds for p in r.prompts):
-        request = truth.RequestTruth(f"r{i}", len(prompt), 1, True, 32, len(prompt), 512, 512, 512, True)
+        request = truth.RequestTruth(f"r{i}", len(prompt), 1, True, 32, len(prompt), 512, 512, 512, 512, True)
         out.requests.append(request)
     for name, value in changed.items():
         if hasattr(outcome, name):

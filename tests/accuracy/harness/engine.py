@@ -75,7 +75,8 @@ class Outcome:
         return out
 
 
-def engine_arguments(plan: Plan, made: Generated, place: str, model: Path | str) -> dict[str, Any]:
+def transfer_config(plan: Plan, made: Generated, place: str) -> dict[str, Any]:
+    """``kv_transfer_config`` of one connector whose store is at ``place``."""
     settings = {key: place if value == "@PLACE@" else value for key, value in made.settings.items()}
     transfer = {
         "kv_connector": made.class_name,
@@ -85,6 +86,18 @@ def engine_arguments(plan: Plan, made: Generated, place: str, model: Path | str)
     }
     if plan.fault == "load-fails":
         transfer["kv_load_failure_policy"] = "recompute"
+    return transfer
+
+
+def engine_arguments(plan: Plan, transfers: list[dict[str, Any]], model: Path | str) -> dict[str, Any]:
+    """Keyword arguments for ``LLM(...)``. Several connectors become children of a MultiConnector."""
+    transfer = transfers[0]
+    if len(transfers) > 1:
+        transfer = {
+            "kv_connector": "MultiConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"connectors": transfers},
+        }
     return {
         "model": str(model),
         "block_size": plan.block,
@@ -94,7 +107,7 @@ def engine_arguments(plan: Plan, made: Generated, place: str, model: Path | str)
         "max_num_batched_tokens": plan.budget,
         "enforce_eager": True,
         "enable_prefix_caching": plan.prefix_caching,
-        "async_scheduling": False,
+        "async_scheduling": plan.async_scheduling,
         "kv_cache_memory_bytes": 64 << 20,
         "seed": 0,
         # half precision makes near ties of a random model flip with the shape of the batch

@@ -22,10 +22,40 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(4)]
 LIMIT_BYTES = 256 << 20
+CHILD_SEED = 500_000_000  # of kvgen.plan, which is not imported before the agent is set up
 
 
 def name_of(seed: int, fault: str | None) -> str:
     return f"{seed}" if fault is None else f"{seed}-{fault or 'healthy'}"
+
+
+class Part:
+    """One connector of a run: its source, written below the run's folder, and its store."""
+
+    def __init__(self, plan: Any, folder: Path, tag: str) -> None:
+        from kvgen.source import generate
+
+        from harness.storeview import StoreView
+
+        self.plan, self.made = plan, generate(plan)
+        for path, text in self.made.files.items():
+            target = folder / "src" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        second = "-2" if plan.seed >= CHILD_SEED else ""
+        self.view = StoreView(plan, folder / f"store{second}", tag + second)
+
+    def opened(self) -> Any:
+        """The store, with the connector's own memory where that is the store."""
+        memory = self.made.memory
+        if memory is not None and memory[0] in sys.modules:
+            self.view.use_memory(getattr(importlib.import_module(memory[0]), memory[1]))
+        return self.view
+
+    def close(self) -> None:
+        self.view.close()
+        if self.view.kind == "shm":
+            self.view.forget_segments()
 
 
 class Runs:
@@ -70,39 +100,33 @@ class Runs:
 
     def _one(self, seed: int, fault: str | None, folder: Path, number: int, reference: Any) -> dict[str, Any]:
         from kvgen.plan import draw
-        from kvgen.source import generate
 
         from harness import engine, truth
-        from harness.storeview import StoreView
 
         began = time.monotonic()
         plan = draw(seed, fault)
-        made = generate(plan)
-        for path, text in made.files.items():
-            target = folder / "src" / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
-        view = StoreView(plan, folder / "store", f"{os.getpid()}x{number}")
+        parts = [
+            Part(one, folder, f"{os.getpid()}x{number}") for one in (plan, plan.child) if one is not None
+        ]
         outcome = engine.Outcome()
         sys.path.insert(0, str(folder / "src"))
         try:
             if plan.role == "consumer":
-                truth.fill(plan, view, reference, LAYERS)
-            arguments = engine.engine_arguments(plan, made, view.place, self.model)
+                truth.fill(plan, parts[0].view, reference, LAYERS)
+            transfers = [engine.transfer_config(part.plan, part.made, part.view.place) for part in parts]
+            arguments = engine.engine_arguments(plan, transfers, self.model)
             trace_dir = self._trace_dir(seed, fault)
             self._traced(trace_dir, number)
             wall = time.time_ns()
             engine.run(plan, arguments, outcome)
             self._untraced(trace_dir, plan.describe(), wall, bool(outcome.error))
             ran = time.monotonic()
-            if made.memory is not None and made.memory[0] in sys.modules:
-                view.use_memory(getattr(importlib.import_module(made.memory[0]), made.memory[1]))
-            found = truth.establish(plan, outcome, view, reference, LAYERS)
+            readers = [truth.Reader(part.plan, part.opened(), reference, LAYERS) for part in parts]
+            found = truth.establish(plan, outcome, readers)
         finally:
             sys.path.remove(str(folder / "src"))
-            view.close()
-            if view.kind == "shm":
-                view.forget_segments()
+            for part in parts:
+                part.close()
             reference.forget()
         return {
             "seed": seed,

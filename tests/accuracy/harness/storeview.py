@@ -8,12 +8,14 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
+import pickle
 import socket
 import sqlite3
 import struct
 import subprocess
 import sys
 import urllib.parse
+import zlib
 from collections.abc import Mapping
 from multiprocessing import resource_tracker, shared_memory
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from kvgen.plan import Plan
-from kvgen.stores import FILE_KINDS, SERVER_KINDS
+from kvgen.stores import FILE_KINDS, HEADER, SERVER_KINDS
 
 SERVER = Path(__file__).with_name("server.py")
 SUFFIX = {"npy": ".npy", "safetensors": ".safetensors", "raw": ".bin", "pt": ".pt"}
@@ -95,23 +97,28 @@ class StoreView:
         if self.kind in FILE_KINDS:
             return self._read_file(self.folder / f"{name}{SUFFIX[self.kind]}")
         if self.kind == "memory":
-            return _flat(self._memory[name])
+            value = self._memory[name]
+            return self._floats(value) if isinstance(value, bytes) else _flat(value)
         if self.kind == "container":
             return self._read_container(name)
         if self.kind == "sqlite":
             with sqlite3.connect(self.folder / "kv.sqlite") as db:
                 row = db.execute("SELECT value FROM kv WHERE name = ?", (name,)).fetchone()
-            return None if row is None else _floats(row[0])
+            return None if row is None else self._floats(row[0])
         if self.kind == "arena":
             index = json.loads((self.folder / "index.json").read_text())
             place, size = index["places"][name], index["size"]
             with (self.folder / "arena.bin").open("rb") as file:
                 file.seek(place * size)
-                return _floats(file.read(size))
+                return self._floats(file.read(size))
         if self.kind == "shm":
             return self._read_segment(name)
         data = self._ask("GET", name)
-        return None if data is None else _floats(data)
+        return None if data is None else self._floats(data)
+
+    def _floats(self, data: bytes) -> np.ndarray:
+        data = _unpacked(data, self.plan.store.pack)
+        return np.frombuffer(data[: len(data) // 4 * 4], dtype=np.float32)
 
     def _read_file(self, path: Path) -> np.ndarray | None:
         if not path.exists():
@@ -119,7 +126,7 @@ class StoreView:
         if self.kind == "npy":
             return np.load(path).astype(np.float32).ravel()
         if self.kind == "raw":
-            return _floats(path.read_bytes())
+            return self._floats(path.read_bytes())
         if self.kind == "pt":
             import torch
 
@@ -136,7 +143,7 @@ class StoreView:
         at, size = found[-1]
         with (self.folder / "data.kv").open("rb") as file:
             file.seek(at)
-            return _floats(file.read(size))
+            return self._floats(file.read(size))
 
     def _segment(self, name: str) -> str:
         return self.place + hashlib.md5(name.encode()).hexdigest()[:16]
@@ -146,7 +153,7 @@ class StoreView:
         size = struct.unpack("<q", bytes(segment.buf[:8]))[0]
         data = bytes(segment.buf[8 : 8 + size])
         segment.close()
-        return _floats(data)
+        return self._floats(data)
 
     def forget_segments(self) -> None:
         """Shared memory outlives its process unless somebody removes it."""
@@ -159,12 +166,17 @@ class StoreView:
     def write(self, name: str, values: np.ndarray) -> None:
         self.folder.mkdir(exist_ok=True)
         values = np.ascontiguousarray(values, dtype=np.float32)
+        data = _packed(values, self.plan.store.pack)
         if self.kind in SERVER_KINDS:
-            self._ask("PUT", f"!{name}", values.tobytes())
+            self._ask("PUT", f"!{name}", data)
         elif self.kind == "sqlite":
             with sqlite3.connect(self.folder / "kv.sqlite") as db:
                 db.execute("CREATE TABLE IF NOT EXISTS kv (name TEXT PRIMARY KEY, value BLOB)")
-                db.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (name, values.tobytes()))
+                db.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (name, data))
+        elif self.kind == "raw":
+            path = self.folder / f"{name}{SUFFIX[self.kind]}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
         else:
             self._write_file(self.folder / f"{name}{SUFFIX[self.kind]}", values)
 
@@ -172,8 +184,6 @@ class StoreView:
         path.parent.mkdir(parents=True, exist_ok=True)
         if self.kind == "npy":
             np.save(path, values)
-        elif self.kind == "raw":
-            path.write_bytes(values.tobytes())
         elif self.kind == "pt":
             import torch
 
@@ -210,11 +220,21 @@ class StoreView:
             return body if verdict == b"+" else None
 
 
-def _floats(data: bytes) -> np.ndarray:
-    return np.frombuffer(data[: len(data) // 4 * 4], dtype=np.float32)
+def _packed(values: np.ndarray, pack: str) -> bytes:
+    if pack == "zlib":
+        return zlib.compress(values.tobytes(), 1)
+    if pack == "pickle":
+        return pickle.dumps(values)
+    return (HEADER if pack == "header" else b"") + values.tobytes()
+
+
+def _unpacked(data: bytes, pack: str) -> bytes:
+    if pack == "zlib":
+        return zlib.decompress(data)
+    if pack == "pickle":
+        return bytes(pickle.loads(data).tobytes())
+    return data[len(HEADER) :] if pack == "header" else data
 
 
 def _flat(value: Any) -> np.ndarray:
-    if isinstance(value, bytes):
-        return _floats(value)
     return np.asarray(value.detach().float().numpy(), dtype=np.float32).ravel()

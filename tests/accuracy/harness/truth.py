@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from kvgen.catalogue import TAKES_ALL
 from kvgen.plan import Plan
 
 from harness.engine import Outcome, Request
@@ -32,8 +33,11 @@ class RequestTruth:
     computed: tokens that have KV.
     expected: token-layers that a connector without the fault has in its store in the end.
     at_rest: token-layers there with the right content.
-    claimable: what may be called saved at most: at_rest, and of records that were cut also the tokens' share
-        of the bytes that are there and right.
+    claimable: what may be called saved at most: at_rest, and what a record holds beyond that: of one that was
+        cut the tokens' share of the bytes that are there and right; behind an odd last token the rest of its
+        block; of a request that computed on wrongly loaded KV whatever it computed.
+    taken: token-layers whose own KV the connector took from the right slots after it was computed, wherever
+        it went then. At least claimable.
     answer_right: the answer is what the model gives without a connector.
     """
 
@@ -46,6 +50,7 @@ class RequestTruth:
     expected: int
     at_rest: int
     claimable: int
+    taken: int
     answer_right: bool
 
 
@@ -55,12 +60,18 @@ class Truth:
 
     Attributes:
         layers: of the model; token-layers are tokens times these.
+        records: that were found.
+        first, child: token-layers at rest in the one and the other connector's store, where there are two.
+        child_expected: as ``expected``, of the second.
         problem: why the run proves nothing (a healthy plan is broken, or what was planted took no effect).
     """
 
     layers: int
     requests: list[RequestTruth] = field(default_factory=list)
     records: int = 0
+    first: int = 0
+    child: int = 0
+    child_expected: int = 0
     hits_expected: int = 0
     problem: str = ""
 
@@ -81,6 +92,8 @@ def computed_tokens(request: Request) -> int:
 def offered_tokens(plan: Plan, request: Request) -> int:
     """Tokens that the plan's connector stores if nothing is wrong with it."""
     limit = computed_tokens(request) if plan.decode else len(request.prompt)
+    if plan.family == "request-exact":
+        return limit
     return limit // plan.unit * plan.unit
 
 
@@ -89,8 +102,9 @@ def pieces(plan: Plan, request: Request) -> list[Piece]:
     unit = plan.unit
     tokens = [*request.prompt, *request.answer][: computed_tokens(request)]
     count = len(tokens) // unit
-    if plan.family == "request-whole":
-        return [Piece(request.id, 0, offered_tokens(plan, request))] if count else []
+    if plan.family in ("request-whole", "request-exact"):
+        whole = offered_tokens(plan, request)
+        return [Piece(request.id, 0, whole)] if whole else []
     if plan.family == "request":
         keys = [f"{request.id}.{j}" for j in range(count)]
     else:
@@ -117,32 +131,46 @@ class Reader:
         right = np.zeros((len(self.layers), count), dtype=bool)
         claim = np.zeros_like(right)
         kv, _ = self.reference.of(tokens)
+        own = self._computes_on_wrong(request)
         for piece in pieces(self.plan, request):
-            want = kv[:, piece.lo : piece.hi]
+            end = min(count, piece.lo + self._room(piece))
+            want = kv[:, piece.lo : end]
             for layer in range(len(self.layers)):
-                good, share = self._compare(piece, layer, want[layer])
-                right[layer, piece.lo : piece.hi] |= good
-                claim[layer, piece.lo : piece.hi] |= good
+                good, there, share = self._compare(piece, layer, want[layer])
+                right[layer, piece.lo : piece.hi] |= good[: piece.hi - piece.lo]
+                claim[layer, piece.lo : end] |= good
                 claim[layer, piece.lo : piece.lo + share] = True
+                claim[layer, max(own, piece.lo) : end] |= there[max(0, own - piece.lo) :]
         return right, claim
 
-    def _compare(self, piece: Piece, layer: int, want: np.ndarray) -> tuple[np.ndarray, int]:
+    def _computes_on_wrong(self, request: Request) -> int:
+        """From which token on what a request computes is not the reference's, through KV loaded wrongly."""
+        fault = self.plan.planted
+        spoiled = fault is not None and fault.effect == "answers" and request.cached > 0
+        return request.cached if spoiled else computed_tokens(request)
+
+    def _room(self, piece: Piece) -> int:
+        """Tokens of a piece's record: records hold whole blocks."""
+        return -(-(piece.hi - piece.lo) // self.plan.block) * self.plan.block
+
+    def _compare(self, piece: Piece, layer: int, want: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
+        """Of each wanted token: it is there and right; it is there; and the share of a cut record."""
         flat = self._read(record_name(self.plan, piece.key, self.layers, layer))
-        count = piece.hi - piece.lo
+        count, room = len(want), self._room(piece)
         if flat is None or not count:
-            return np.zeros(count, dtype=bool), 0
+            return np.zeros(count, dtype=bool), np.zeros(count, dtype=bool), 0
         width = want[0].size
-        part = self._of_layer(flat, layer, count * width)
-        blocks = self._blocks(part, count)
+        part = self._of_layer(flat, layer, room * width)
+        found = self.layout.unpack(self._blocks(part, room))[:count]
         with np.errstate(invalid="ignore"):
-            far = np.abs(self.layout.unpack(blocks) - want)
-            good = (far <= CLOSE).all(axis=(1, 2))
+            good = (np.abs(found - want) <= CLOSE).all(axis=(1, 2))
+        there = ~np.isnan(found).any(axis=(1, 2))
         share = 0
         if self.plan.store.flaw == "cut":
             packed = self._as_stored(self.layout.pack(want))
             close = np.abs(packed[: len(part)] - part[: len(packed)]) <= CLOSE
             share = (len(close) if close.all() else int(close.argmin())) // width
-        return good, share
+        return good, there, share
 
     def _read(self, name: str) -> np.ndarray | None:
         if name not in self._flat:
@@ -192,15 +220,21 @@ def fill(plan: Plan, view: StoreView, reference: Reference, layers: list[str]) -
     return keys
 
 
-def establish(
-    plan: Plan, outcome: Outcome, view: StoreView, reference: Reference, layers: list[str]
-) -> Truth:
-    """The truth of a run, and whether it proves what it was made for."""
+def establish(plan: Plan, outcome: Outcome, readers: Sequence[Reader]) -> Truth:
+    """The truth of a run, and whether it proves what it was made for. One reader for each connector of the
+    run: a token is at rest where any of them has it."""
+    layers, reference = readers[0].layers, readers[0].reference
     truth = Truth(len(layers))
-    reader = Reader(plan, view, reference, layers)
     for request in outcome.requests:
-        right, claim = reader.at_rest(request)
+        seen = [reader.at_rest(request) for reader in readers]
+        truth.child += int(seen[-1][0].sum()) if len(seen) > 1 else 0
+        truth.child_expected += offered_tokens(readers[-1].plan, request) * len(layers) * (len(seen) > 1)
+        truth.first += int(seen[0][0].sum())
+        right = np.logical_or.reduce([one[0] for one in seen])
+        claim = np.logical_or.reduce([one[1] for one in seen])
+        expected = max(offered_tokens(reader.plan, request) for reader in readers) * len(layers)
         saves = plan.role != "consumer"
+        claimable = int(claim.sum())
         truth.requests.append(
             RequestTruth(
                 request.id,
@@ -209,16 +243,26 @@ def establish(
                 request.finished,
                 request.cached,
                 computed_tokens(request),
-                offered_tokens(plan, request) * len(layers) if saves else 0,
+                expected if saves else 0,
                 int(right.sum()) if saves else 0,
-                int(claim.sum()) if saves else 0,
+                claimable if saves else 0,
+                (max(claimable, expected) if takes_all(plan) else claimable) if saves else 0,
                 reference.is_answer(request.prompt, request.answer),
             )
         )
-    truth.records = reader.records
+    truth.records = sum(reader.records for reader in readers)
     truth.hits_expected = expected_hits(plan, outcome.requests)
     truth.problem = problem(plan, outcome, truth)
     return truth
+
+
+def takes_all(plan: Plan) -> bool:
+    """Whether everything that is offered is taken from the KV cache, whatever is in the store in the end.
+
+    Where the exception of one record also ends the copies of those after it, how many is not known.
+    """
+    cut_short = plan.fault == "put-swallowed-in-thread" and plan.place == "held"
+    return plan.fault in TAKES_ALL and not cut_short
 
 
 def expected_hits(plan: Plan, requests: Sequence[Request]) -> int:
@@ -279,6 +323,8 @@ def _healthy_problem(plan: Plan, outcome: Outcome, truth: Truth) -> str:
             return f"{request.id}: {request.at_rest} token-layers at rest, expected {request.expected}"
     if plan.load != "none" and not truth.total("cached"):
         return "nothing was loaded"
+    if truth.child != truth.child_expected:
+        return f"the second child has {truth.child} token-layers at rest, expected {truth.child_expected}"
     if outcome.free_at_last < outcome.free_at_first:
         return f"{outcome.free_at_first - outcome.free_at_last} blocks were never given back"
     return ""
@@ -333,6 +379,12 @@ def _held(plan: Plan, outcome: Outcome, truth: Truth) -> str:
     return "" if held >= len(truth.requests) // 2 else f"{held} blocks are held"
 
 
+def _child_dead(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    if not truth.child_expected or truth.child * 2 > truth.child_expected:
+        return f"the second child has {truth.child} of {truth.child_expected} token-layers"
+    return "" if truth.first else "the first child has nothing either"
+
+
 def _slow(plan: Plan, outcome: Outcome, truth: Truth) -> str:
     slept = truth.records * plan.store.limit / 1000
     return "" if slept * 2 >= outcome.seconds else f"{slept:.2f} of {outcome.seconds:.2f} s are the store's"
@@ -353,5 +405,6 @@ _EFFECTS = {
     "load-errors": _load_errors,
     "held": _held,
     "slow": _slow,
+    "child-dead": _child_dead,
     "stuck": _stuck,
 }

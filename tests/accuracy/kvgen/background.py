@@ -45,7 +45,7 @@ def _thread(plan: Plan) -> str:
             finally:
                 self._queue.task_done()"""
     run = run.replace(
-        "@LOG@", ("self.errors += 1", "log.debug('job failed: %s', error)", "pass")[plan.variant % 3]
+        "@LOG@", ("self._errors += 1", "log.debug('job failed: %s', error)", "pass")[plan.variant % 3]
     )
     if plan.fault == "thread-dies":
         run = "            function(*arguments)\n            self._queue.task_done()"
@@ -56,10 +56,10 @@ def _thread(plan: Plan) -> str:
         submit = """        try:
             self._queue.put_nowait((function, arguments))
         except queue.Full:
-            self.errors += 1"""
+            self._errors += 1"""
         if plan.variant % 2:
             submit = """        if self._queue.full():
-            self.errors += 1
+            self._errors += 1
             return
         self._queue.put((function, arguments))"""
     return f"""
@@ -67,7 +67,7 @@ def _thread(plan: Plan) -> str:
 class @CLS@:
     def __init__(self, threads):
         self._queue = queue.Queue({size})
-        self.errors = 0
+        self._errors = 0
         self._threads = [
             threading.Thread(target=self._run, name=f"@PREFIX@-{{i}}", daemon=True) for i in range(threads)
         ]

@@ -166,6 +166,12 @@ _HOOKS = (
 # fmt: on
 
 # fmt: off
+_CHILDREN = (
+    _fault("child-dead", "one of a MultiConnector's two children loses all it is given; the other does not",
+           "child-lost store-failed exception-swallowed", "child-dead", "mixed", multi=(True,), place=HOOKS,
+           family=("units", "prefix"), unit_from=("option", "constant", "block"), **PUSH),
+)
+
 _REST = (
     _fault("files-empty", "files are made and stay empty", "store-incomplete", "nothing", "mixed",
            store_flaw=("empty",), **PUSH),
@@ -204,7 +210,7 @@ _CONTENTS = (
            place=("end",), record=("layer",), **PUSH),
     _fault("wrong-request", "in a step of several requests each gets the last one's blocks", "kv-misplaced",
            "lost", "together", place=("end",), run=("pool", "thread"), waits=(True,), lazy=(True,),
-           record=("layer",), **PUSH),
+           record=("layer",), unit_from=("option", "constant", "block"), **PUSH),
     _fault("before-forward", "it copies when the metadata comes, before the forward", "kv-stale", "lost",
            "mixed", place=("end",), caches=("register",), decide=("stream",), **PUSH),
     _fault("ahead-of-layer", "with each layer it copies the next one, not yet computed", "kv-stale", "lost",
@@ -212,7 +218,8 @@ _CONTENTS = (
            decide=("stream",), **PUSH),
     _fault("rounds-up", "a unit is copied when it begins to fill, and never again", "kv-stale", "lost",
            "chunked", decide=("stream",), decode=(False,), place=HOOKS, tracker=("table",),
-           unit_from=("option", "constant", "block"), form=("entries", "flat", "blob"), **PUSH),
+           family=("units", "request"), unit_from=("option", "constant", "block"), unit_blocks=(1,),
+           form=("entries", "flat", "blob"), **PUSH),
     _fault("late-read", "blocks are copied after they went to another request", "kv-misplaced kv-stale",
            "lost", "one-size", place=("deferred",), decide=("prompt-end",),
            unit_from=("option", "constant", "block"), **PUSH),
@@ -271,7 +278,19 @@ _LOAD = (
 # fmt: on
 
 FAULTS: tuple[Fault, ...] = (
-    *_SCHEDULE, *_WIRING, *_HOOKS, *_REST, *_CONTENTS, *_COMPLETION, *_LOAD,
+    *_SCHEDULE, *_WIRING, *_HOOKS, *_CHILDREN, *_REST, *_CONTENTS, *_COMPLETION, *_LOAD,
 )  # fmt: skip
 BY_NAME = {fault.name: fault for fault in FAULTS}
 ALL_SILENT = tuple(SILENT)
+
+TAKES_ALL = frozenset(
+    (
+        "put-swallowed", "put-swallowed-in-thread", "future-lost", "thread-dies", "server-down",
+        "server-slow", "server-refuses", "queue-full", "deque-full", "pending-by-layer", "child-dead",
+        "files-empty", "files-cut", "never-flushed", "never-renamed", "never-committed", "evicts",
+        "cleans-up", "ring-wraps", "key-collides", "half-precision", "quantised", "half-zeroed",
+        "heads-flipped", "hit-by-head",
+    )
+)  # fmt: skip
+"""Faults behind the read: all that is offered is taken from the KV cache, from the right slots and after it
+was computed, whatever becomes of it. Of every other fault no more is taken than lies in the store."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from kvgen.catalogue import BY_NAME, FAULTS, HOOKS, Fault
 from kvgen.keys import ALGORITHMS, ENCODINGS, FORMATS, KeyScheme
-from kvgen.shapes import CONTAINERS, RECORDS, SPECIAL, WHERE, Shape
-from kvgen.stores import FILE_KINDS, FLAWS, KINDS, SERVER_KINDS, StoreChoice
+from kvgen.shapes import CONTAINERS, ENTRY_NOISE, RECORDS, SPECIAL, STEP_NOISE, WHERE, Shape
+from kvgen.stores import FILE_KINDS, FLAWS, KINDS, PACKED_KINDS, PACKS, SERVER_KINDS, StoreChoice
 from kvgen.workload import Round, draw_rounds
 
-VERSION = 1
+VERSION = 2
 """Goes into every draw: a new version of the generator gives new connectors."""
 
 HEALTHY_EVERY = 4
@@ -22,7 +22,7 @@ HEALTHY_EVERY = 4
 # What a plan can be. Repeating a value makes it more likely.
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "role": ("producer", "producer", "both", "both", "consumer"),
-    "family": ("units", "units", "units", "prefix", "prefix", "request", "request-whole"),
+    "family": ("units", "units", "units", "prefix", "prefix", "request", "request-whole", "request-exact"),
     "structure": ("flat", "flat", "split", "package"),
     "hma": (False, False, False, True),
     "meta_access": ("base", "attribute", "own"),
@@ -64,7 +64,16 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "rid": (True, False),
     "dataclass_meta": (True, False),
     "prefix_caching": (False, False, True),
-    "work": ("mixed", "one-by-one", "together", "chunked", "exact", "decode", "tails", "repeats", "longer"),
+    "async_scheduling": (False, False, True),
+    "defer": (False, False, True),
+    "pack": ("plain", "plain", "plain", *PACKS),
+    "multi": (False,) * 11 + (True,),
+    "noise": (0, 0, 1, 2),
+    "step_noise": (0, 0, 1, 2),
+    "work": (
+        "mixed", "one-by-one", "together", "chunked", "exact", "decode", "tails", "repeats", "longer",
+        "pressure",
+    ),
 }  # fmt: skip
 
 # Of a connector that only pulls: what is said of saving has no meaning.
@@ -78,6 +87,18 @@ DELTAS = {
     "tracker": "table", "decide": "stream", "dedupe": "none", "decode": False, "meta_access": "own",
     "lookup": "ask", "start": "computed",
 }  # fmt: skip
+
+CHILD: dict[str, tuple[Any, ...]] = {
+    "role": ("producer",), "multi": (False,), "place": HOOKS, "family": ("units", "prefix"),
+    "unit_from": ("option", "constant", "block"), "decode": (False,),
+}  # fmt: skip
+CHILD_SEED = 500_000_000
+
+SLOTS = ("slot-tensor", "slot-list")
+"""Entries that name slots instead of blocks: their worker copies slot by slot."""
+
+WHOLE = ("prefix", "request-whole", "request-exact")
+"""Families whose records hold a whole prefix."""
 
 NO_INDEX_OF_ITS_OWN = ("container", "arena")
 """Stores whose index lives in one object: the scheduler's object knows nothing of the worker's."""
@@ -95,6 +116,7 @@ class Plan:
         rounds: the workload.
         threads: of a pool.
         variant: which of a fault's forms it is (its meaning is the fault's own).
+        child: the second child, where a MultiConnector holds two of them.
     """
 
     seed: int
@@ -109,6 +131,7 @@ class Plan:
     rounds: tuple[Round, ...]
     threads: int
     variant: int
+    child: Plan | None = None
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -141,7 +164,7 @@ class Plan:
         load = "" if self.load == "none" else f" load={self.load}"
         return (
             f"{self.role} {self.family} unit={self.unit} of {self.block} save={saves} meta={meta} "
-            f"store={self.store.kind}{load} work={self.work}"
+            f"store={self.store.kind}{load} work={self.work}{' + a second child' if self.child else ''}"
         )
 
 
@@ -201,7 +224,9 @@ def _narrowed(allowed: dict[str, tuple[Any, ...]], rng: random.Random) -> dict[s
         only("work", ("repeats", "longer"))
     only("load", ("none",) if role == "producer" else ("sync", "layerwise", "threaded", "async"))
     family, form = fix("family"), fix("form")
-    only("covers", ("whole",) if family in ("prefix", "request-whole") else ("unit", "span"))
+    only("covers", ("whole",) if family in WHOLE else ("unit", "span"))
+    if family == "request-exact":
+        only("unit_from", ("block",))
     only("what", ("index",) if family.startswith("request") else ("key", "tokens"))
     if family.startswith("request"):
         for field, value in (("dedupe", "none"), ("lookup", "ask"), ("start", "zero"), ("chain", "chain")):
@@ -212,10 +237,12 @@ def _narrowed(allowed: dict[str, tuple[Any, ...]], rng: random.Random) -> dict[s
         only("what", ("tokens", "index"))
         for field, value in DELTAS.items():
             only(field, (value,))
+    if form == "entries" and not _slots_go(here):
+        only("where", tuple(where for where in WHERE if where not in SLOTS))
     for field in ("place", "store_kind", "load", "chain", "where", "decode", "work", "run"):
         fix(field)
     only("decide", ("finish",) if here["place"] == ("held",) else ("stream", "prompt-end"))
-    if form == "entries" and here["where"][0] in ("slot-tensor", "slot-list"):
+    if form == "entries" and here["where"][0] in SLOTS:
         here.update(copy=("slots",), axis=("slots",), give=("scatter",))
     else:
         here.update(
@@ -225,10 +252,17 @@ def _narrowed(allowed: dict[str, tuple[Any, ...]], rng: random.Random) -> dict[s
     return here
 
 
+def _slots_go(here: dict[str, tuple[Any, ...]]) -> bool:
+    """Whether what a fault asks for can be done slot by slot."""
+    producer, consumer = here["role"] == ("producer",), here["role"] == ("consumer",)
+    return (consumer or "slots" in here["copy"]) and (producer or "scatter" in here["give"])
+
+
 def _allowed(planted: Fault | None) -> dict[str, tuple[Any, ...]]:
     allowed = dict(OPTIONS)
     if planted is None:
         return allowed
+    allowed["multi"] = (False,)
     for key, values in planted.allow.items():
         kept = tuple(value for value in OPTIONS[key] if value in values)
         allowed[key] = kept or tuple(values)
@@ -260,11 +294,12 @@ def _role_conflicts(c: dict[str, Any]) -> Iterator[bool]:
 
 def _record_conflicts(c: dict[str, Any]) -> Iterator[bool]:
     whole = c["covers"] == "whole"
-    yield whole != (c["family"] in ("prefix", "request-whole"))
+    yield whole != (c["family"] in WHOLE)
+    yield c["family"] == "request-exact" and (c["unit_from"] != "block" or c["store_flaw"] != "")
     yield (c["what"] == "index") != c["family"].startswith("request")
     yield c["chain"] == "vllm" and (c["what"] != "key" or c["family"] != "units")
     yield c["chain"] == "vllm" and c["tracker"] not in ("requests", "manager", "blockstate")
-    slots = c["form"] == "entries" and c["where"] in ("slot-tensor", "slot-list")
+    slots = c["form"] == "entries" and c["where"] in SLOTS
     yield slots != (c["copy"] == "slots") and c["role"] != "consumer"
     yield slots != (c["axis"] == "slots")
     yield slots != (c["give"] == "scatter") and c["role"] != "producer"
@@ -285,7 +320,7 @@ def _record_conflicts(c: dict[str, Any]) -> Iterator[bool]:
 
 def _scheduler_conflicts(c: dict[str, Any]) -> Iterator[bool]:
     yield (c["decide"] == "finish") != (c["place"] == "held")
-    yield c["family"] == "request-whole" and c["decide"] == "stream"
+    yield c["family"].startswith("request-") and c["decide"] == "stream"
     yield c["family"] != "units" and c["start"] != "zero" and c["role"] != "consumer"
     yield c["family"].startswith("request") and (c["dedupe"] != "none" or c["lookup"] != "ask")
     # what was loaded is not stored again
@@ -297,7 +332,10 @@ def _scheduler_conflicts(c: dict[str, Any]) -> Iterator[bool]:
     yield c["tracker"] == "first-step" and (c["decode"] or c["decide"] == "finish" or c["form"] == "deltas")
     yield c["tracker"] == "first-step" and c["unit_from"] == "budget"
     yield c["decode"] and (c["decide"] == "prompt-end" or c["tracker"] in ("table", "first-step"))
-    yield c["decode"] and c["family"] in ("prefix", "request-whole") and c["chain"] == "vllm"
+    yield c["multi"] and (c["role"] != "producer" or c["place"] not in HOOKS or c["unit_from"] == "budget")
+    yield c["multi"] and (c["family"] not in ("units", "prefix") or c["work"] == "pressure")
+    yield c["defer"] and c["load"] == "none"
+    yield c["async_scheduling"] and (c["decode"] or c["work"] in ("decode", "pressure"))
     deltas = c["form"] == "deltas"
     yield deltas and (
         c["tracker"] != "table" or c["decide"] != "stream" or c["dedupe"] != "none" or c["decode"]
@@ -321,6 +359,7 @@ def _worker_conflicts(c: dict[str, Any]) -> Iterator[bool]:
     yield c["store_kind"] in ("container", "arena") and c["run"] == "pool" and c["load"] != "none"
     # places of one size
     yield c["store_kind"] == "arena" and c["covers"] == "whole"
+    yield c["pack"] != "plain" and (c["store_kind"] not in PACKED_KINDS or c["store_flaw"] == "cut")
     yield not c["atomic"] and c["run"] != "inline" and not c["waits"]
     # put and get of a store with an index of its own must be the same object
     yield c["store_kind"] == "memory" and c["role"] == "consumer"
@@ -332,14 +371,16 @@ def _workload_conflicts(c: dict[str, Any]) -> Iterator[bool]:
     yield c["work"] == "chunked" and c["tracker"] == "first-step"
     # an engine that finds the prompt in its own cache asks no connector
     yield hits and c["role"] != "producer" and c["prefix_caching"] and c["family"] == "prefix"
-    yield c["work"] == "decode" and c["unit_from"] == "budget"
+    yield c["work"] in ("decode", "pressure") and c["unit_from"] == "budget"
+    # a request that was preempted comes back among the cached ones, with all its blocks anew
+    yield c["work"] == "pressure" and (c["tracker"] == "first-step" or c["form"] == "deltas")
 
 
 def _finish(seed: int, name: str, c: dict[str, Any], rng: random.Random) -> Plan:
     unit = c["block"] * c["unit_blocks"]
     shape = Shape(
         c["form"], c["shape_record"], c["container"], c["what"], c["where"], c["covers"], c["rid"],
-        c["dataclass_meta"],
+        c["dataclass_meta"], _noise(c, rng),
     )  # fmt: skip
     flaw = {
         "key-of-head": "head", "hit-by-head": "head", "key-without-parent": "orphan",
@@ -355,14 +396,45 @@ def _finish(seed: int, name: str, c: dict[str, Any], rng: random.Random) -> Plan
     budget = 2048
     if c["work"] in ("chunked", "aborts"):
         budget = rng.choice((100, 128, 150, 180, 192))
+    if name == "rounds-up" and budget % unit == 0:
+        budget -= 14  # a step must end within a unit
     if c["unit_from"] == "budget":
         budget = unit
     plan = Plan(
         seed, name, c, unit, budget, rng.choice((96, 160, 256)), keys, shape,
-        StoreChoice(c["store_kind"], c["store_flaw"], 0, c["atomic"]),
+        StoreChoice(c["store_kind"], c["store_flaw"], 0, c["atomic"], pack=c["pack"]),
         work, rng.choice((1, 2, 3)), rng.randrange(1000),
     )  # fmt: skip
-    return replace(plan, store=_store(plan, rng), blocks=_enough_blocks(plan))
+    plan = replace(plan, store=_store(plan, rng), blocks=_enough_blocks(plan))
+    return replace(plan, child=_child(plan, rng)) if plan.multi else plan
+
+
+def _child(plan: Plan, rng: random.Random) -> Plan:
+    """A second connector for the same workload. What is planted in a MultiConnector is the child's fault."""
+    name = rng.choice(("server-down", "put-swallowed")) if plan.fault == "child-dead" else ""
+    allowed = _allowed(BY_NAME[name] if name else None)
+    same = {
+        key: (plan.choice[key],) for key in ("block", "work", "async_scheduling", "prefix_caching", "hma")
+    }
+    same["unit_blocks"] = tuple(n for n in (1, 2, 4) if n * plan.block <= plan.unit)
+    allowed.update(same, **CHILD)
+    if name == "put-swallowed":
+        allowed["store_flaw"] = ("no-dir", "bad-type")
+    for _ in range(3000):
+        here = _narrowed(allowed, rng)
+        choice = {key: rng.choice(values) for key, values in here.items() if values}
+        if len(choice) == len(here) and _valid(choice):
+            child = _finish(plan.seed + CHILD_SEED, name, choice, rng)
+            return replace(child, rounds=plan.rounds, budget=plan.budget, blocks=plan.blocks)
+    raise RuntimeError(f"seed {plan.seed}: no second child")
+
+
+def _noise(c: dict[str, Any], rng: random.Random) -> tuple[str, ...]:
+    entry = rng.sample(sorted(ENTRY_NOISE), c["noise"]) if c["form"] == "entries" else []
+    step = rng.sample(sorted(STEP_NOISE), c["step_noise"])
+    if "stamp" in entry and "stamp" in step:
+        step.remove("stamp")  # one word for one thing
+    return (*entry, *(f"step:{name}" for name in step))
 
 
 def _store(plan: Plan, rng: random.Random) -> StoreChoice:
@@ -397,6 +469,9 @@ def _enough_blocks(plan: Plan) -> int:
     )
     if plan.fault == "late-read":
         return most + 2
+    if plan.work == "pressure":
+        longest = max(len(p) + r.max_tokens for r in plan.rounds for p in r.prompts) // plan.block + 3
+        return max(longest, most * 3 // 5) + 1
     return max(plan.blocks, most + 16)
 
 

@@ -27,6 +27,8 @@ def init(w: Writer) -> str:
         f"{w.attribute('ship')} = []",
         f"{w.attribute('busy')} = set()",
     ]
+    if w.plan.defer:
+        lines.append(f"{w.attribute('asked')} = set()")
     if w.asks:
         lines.append(f"{w.attribute('store')} = {w.names['class:store']}(place)")
     if w.is_("store-budget"):
@@ -97,6 +99,14 @@ def _lookup(w: Writer) -> str:
     if w.is_("lookup-off-by-one") and not plan.variant % 2:
         keys = f"[f'{{k}}:{{len(toks)}}' for k in {keys}]"
     lines = [f"toks = {toks}", f"keys = {keys}"]
+    if plan.defer:
+        asked = w.attribute("asked")
+        lines = [
+            f"if request.request_id not in {asked}:",
+            f"    {asked}.add(request.request_id)",
+            "    return None, False",
+            *lines,
+        ]
     if w.is_("lookup-claims"):
         lines.append(f"{w.attribute('known')}.update(keys)")
     if plan.family == "prefix":
@@ -140,6 +150,7 @@ def _admit(w: Writer) -> str:
 
 def _compose(w: Writer) -> str:
     lines = [f"meta = {w.shape.create()}"]
+    lines += [f"meta.{name} = {value}" for name, _, value in w.shape.step_noise()]
     if w.loads:
         low = f"lo // {w.unit} * {w.unit}"
         lines += [
@@ -274,6 +285,8 @@ def _offer(w: Writer) -> str:
     u, plan, known = w.unit, w.plan, w.attribute("known")
     limit = "upto" if plan.decode else "min(upto, st.plen)"
     lines = [*_guards(w), f"full = {limit} // {u} * {u}"]
+    if plan.family == "request-exact":
+        lines = [*_guards(w), f"full = {limit}"]
     if w.is_("rounds-up"):
         lines = [
             *_guards(w),
@@ -361,7 +374,7 @@ def _release(w: Writer) -> str:
         limit = "request.num_computed_tokens"
         limit = limit if plan.decode else f"min({limit}, request.num_prompt_tokens)"
         lines += [
-            f"hi = {limit} // {u} * {u}",
+            f"hi = {limit}" if plan.family == "request-exact" else f"hi = {limit} // {u} * {u}",
             "if not hi:",
             "    return False, None",
             "toks = list(request.all_token_ids)[:hi]",

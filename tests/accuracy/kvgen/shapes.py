@@ -25,6 +25,25 @@ CONTAINERS = (
     "keyed",
 )
 SPECIAL = ("flat", "ragged", "map", "blob", "combined", "deltas", "array")
+# Fields that say nothing of where or what: concept -> its value, in the scheduler.
+ENTRY_NOISE = {
+    "total": "len(toks)",
+    "layer_ids": "[0, 1, 2, 3]",
+    "stamp": "time.monotonic()",
+    "attempt": "0",
+    "final": "hi >= len(toks)",
+    "group": "0",
+    "model": "'tiny-llama'",
+    "rank": "(0, 1)",
+}
+STEP_NOISE = {
+    "finished": ("set", "set(scheduler_output.finished_req_ids)"),
+    "running": ("list", "list(scheduler_output.num_scheduled_tokens)"),
+    "scheduled": ("dict", "dict(scheduler_output.num_scheduled_tokens)"),
+    "stamp": ("float", "time.time()"),
+    "budget": ("int", "scheduler_output.total_num_scheduled_tokens"),
+    "version": ("int", "3"),
+}
 WHAT = ("key", "tokens", "index")
 WHERE = ("blocks", "slot-tensor", "slot-list", "block-interval", "token-interval", "range")
 COVERS = ("unit", "span", "whole")
@@ -41,6 +60,7 @@ class Shape:
     covers: one entry for each unit, for a span of units, or for the whole prefix as one unit.
     rid: entries name their request.
     dataclass_meta: the metadata class itself is a dataclass.
+    noise: fields of entries, and of the metadata itself (``step:...``), that say nothing.
     """
 
     form: str
@@ -51,6 +71,7 @@ class Shape:
     covers: str
     rid: bool
     dataclass_meta: bool
+    noise: tuple[str, ...] = ()
 
     @property
     def slots(self) -> bool:
@@ -87,6 +108,7 @@ class ShapeSource:
             concepts += ["slots" if shape.slots else "blocks"]
             if shape.covers == "span" and shape.what == "tokens":
                 concepts += ["skip"]
+        concepts += [name for name in shape.noise if name in ENTRY_NOISE]
         if shape.container == "flagged":
             concepts += ["flag"]
         return [(concept, self._field(concept)) for concept in concepts]
@@ -139,6 +161,14 @@ class {self.names["class:entry"]}:
 
     def _attributes(self) -> list[tuple[str, str]]:
         """(attribute, factory) of the metadata object."""
+        return [*self._main_attributes(), *((name, factory) for name, factory, _ in self.step_noise())]
+
+    def step_noise(self) -> list[tuple[str, str, str]]:
+        """(attribute, factory, value in the scheduler) of what says nothing of stores and loads."""
+        wanted = [name.removeprefix("step:") for name in self.shape.noise if name.startswith("step:")]
+        return [(self._field(name), *STEP_NOISE[name]) for name in wanted]
+
+    def _main_attributes(self) -> list[tuple[str, str]]:
         f, form = self._field, self.shape.form
         if form == "flat":
             names = [f"{f(d)}_{part}" for d in ("puts", "gets") for part in ("keys", "pages", "who")]
@@ -200,7 +230,13 @@ class {self.names["class:entry"]}:
         """The blocks of one entry, in the scheduler."""
         if self.shape.covers == "unit":
             return f"table[j * {self.per_unit}:(j + 1) * {self.per_unit}]"
-        return f"table[{'0' if self.whole else f'lo // {self.block}'}:hi // {self.block}]"
+        if self.whole:
+            return f"table[:{self._last('hi')}]"
+        return f"table[lo // {self.block}:hi // {self.block}]"
+
+    def _last(self, tokens: str) -> str:
+        """Blocks of the first ``tokens`` tokens, the last one perhaps in part."""
+        return f"-(-{tokens} // {self.block})"
 
     def _values(self, direction: str) -> list[str]:
         shape, b, pu = self.shape, self.block, self.per_unit
@@ -208,7 +244,7 @@ class {self.names["class:entry"]}:
         first, last = (f"j * {pu}", f"(j + 1) * {pu}") if unit else (f"lo // {b}", f"hi // {b}")
         low, high = (f"j * {self.unit}", f"(j + 1) * {self.unit}") if unit else ("lo", "hi")
         if self.whole:
-            first, low = "0", "0"
+            first, low, last = "0", "0", self._last("hi")
         slot_list = f"[p * {b} + o for p in {self._blocks_at()} for o in range({b})]"
         key = {"unit": "keys[j]", "span": f"keys[lo // {self.unit}:hi // {self.unit}]"}.get(
             shape.covers, f"keys[hi // {self.unit} - 1] if hi else {self.keys}_of_nothing()"
@@ -228,6 +264,7 @@ class {self.names["class:entry"]}:
             "span": f"range({first}, {last})",
             "skip": "lo",
             "flag": str(direction == "put"),
+            **ENTRY_NOISE,
         }
         return [of[concept] for concept, _ in self.fields()]
 
@@ -297,7 +334,7 @@ class {self.names["class:entry"]}:
         if self.shape.where == "block-interval":
             return f"{access['table']}[{access['lo']}:{access['hi']}]"
         if self.shape.where == "token-interval":
-            return f"{access['table']}[{access['lo']} // {b}:{access['hi']} // {b}]"
+            return f"{access['table']}[{access['lo']} // {b}:{self._last(access['hi'])}]"
         if self.shape.where == "range":
             return f"[{access['table']}[i] for i in {access['span']}]"
         if self.shape.where == "slot-list":
@@ -353,7 +390,7 @@ class {self.names["class:entry"]}:
         by_number = self.shape.what == "index"
         if self.whole:
             key = "rid" if by_number else f"keys[hi // {self.unit} - 1] if hi else {self.keys}_of_nothing()"
-            return f"key = {key}\nblks = table[:hi // {self.block}]\n{body}"
+            return f"key = {key}\nblks = table[:{self._last('hi')}]\n{body}"
         inner = "\n".join("    " + line for line in body.splitlines())
         key = "f'{rid}.{j}'" if by_number else "keys[j]"
         return (
@@ -438,7 +475,7 @@ for i, count in enumerate(meta.{f("counts")}):
         if self.whole:
             key = f"{self.keys}(item.{f('tokens')}[:hi], {unit})[-1] if hi else {self.keys}_of_nothing()"
             key = "rid" if self.shape.what == "index" else key
-            return head + f"    yield rid, {key}, table[:hi // {self.block}]"
+            return head + f"    yield rid, {key}, table[:{self._last('hi')}]"
         name = "f'{rid}.{j}'" if self.shape.what == "index" else "names[j]"
         keys = (
             ""

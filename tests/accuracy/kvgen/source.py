@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from textwrap import indent
 from typing import Any
@@ -23,6 +24,7 @@ import json
 import logging
 import os
 import pathlib
+import pickle
 import queue
 import socket
 import sqlite3
@@ -90,13 +92,40 @@ def generate(plan: Plan) -> Generated:
         "meta": w.shape.definitions(),
         "connector": scheduler_side.state_class(w) + _classes(w, class_name),
     }
-    files = _files(w, module, parts)
+    files = _files(w, module, {name: _in_its_own_words(w, text) for name, text in parts.items()})
     entry = f"{module}.{'connector' if plan.structure == 'package' else ''}".rstrip(".")
     memory = None
     if plan.store.kind == "memory":
         home = f"{module}.{'store' if plan.structure == 'package' else ''}".rstrip(".")
         memory = (home, w.names["class:dict"])
     return Generated(files, entry, class_name, w.settings, place_kind(plan), memory)
+
+
+# Written under these names, read under drawn ones.
+_RENAMED = {
+    "_put_one": "call:put_one", "_save_all": "call:save_all", "_step_saves": "call:step_saves",
+    "_take_and_put": "call:take_and_put", "_fetch": "call:fetch", "_take_bad": "call:take_bad",
+    "_digest": "call:digest", "_errors": "self:errors", "_packed": "call:pack", "_floats": "call:unpack",
+}  # fmt: skip
+
+
+def _in_its_own_words(w: Writer, text: str) -> str:
+    for word, concept in _RENAMED.items():
+        text = re.sub(rf"\b{word}\b", lambda _, c=concept: w.names[c], text)  # type: ignore[misc]
+    if w.plan.variant % 5 and "(KVConnectorBase_V1" in text:
+        text = _without_dead_attributes(text)
+    return text
+
+
+def _without_dead_attributes(text: str) -> str:
+    """Most authors do not keep what they never use; some do."""
+    kept = []
+    for line in text.splitlines(keepends=True):
+        made = re.fullmatch(r" +self\.(\w+) = (\{\}|\[\]|set\(\)|0|None|threading\.Lock\(\))\n", line)
+        if made and len(re.findall(rf"\b{made[1]}\b", text)) == 1:
+            continue
+        kept.append(line)
+    return "".join(kept)
 
 
 def _log(plan: Plan) -> str:
@@ -132,6 +161,22 @@ def _classes(w: Writer, class_name: str) -> str:
     return _split(w, class_name)
 
 
+def _silent(w: Writer) -> set[str]:
+    """Methods of the worker's side that have nothing to do, where the author does not write such."""
+    if w.plan.variant % 3 == 0:
+        return set()
+    silent = {method.name for method in worker_side.methods(w) if method.body == "return"}
+    if w.plan.place not in ("held", "deferred") and w.plan.load != "async":
+        silent.add(w.names["call:report"])
+    if not w.loads:
+        silent.add("_take_bad")
+    return silent
+
+
+def _spoken(w: Writer, methods: list[Method]) -> list[Method]:
+    return [method for method in methods if method.name not in _silent(w)]
+
+
 def _method(method: Method) -> str:
     arguments = f"self, {method.arguments}" if method.arguments else "self"
     return f"    def {method.name}({arguments}):\n{indent(method.body or 'pass', ' ' * 8)}\n"
@@ -143,7 +188,7 @@ def _bases(w: Writer) -> str:
 
 def _flat(w: Writer, class_name: str) -> str:
     """One class that is both sides."""
-    methods = [*scheduler_side.methods(w), *worker_side.methods(w), *_shared(w)]
+    methods = [*scheduler_side.methods(w), *_spoken(w, worker_side.methods(w)), *_shared(w)]
     body = f"""        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
 {indent(_setup(w), " " * 8)}
         if role == KVConnectorRole.SCHEDULER:
@@ -160,7 +205,7 @@ def _split(w: Writer, class_name: str) -> str:
     """A thin connector over one class for each side."""
     text = ""
     for kind, side in (("front", scheduler_side), ("back", worker_side)):
-        methods = [*side.methods(w), *_shared(w)]
+        methods = [*_spoken(w, side.methods(w)), *_shared(w)]
         text += (
             f"\n\nclass {w.names[f'class:{kind}']}:\n    def __init__(self, vllm_config, kv_cache_config):\n"
         )
@@ -256,7 +301,12 @@ def _misspelt(key: str, variant: int) -> str:
 def _disables(w: Writer) -> list[str]:
     on = w.attribute("enabled")
     reason = (
-        ("not vllm_config.cache_config.enable_prefix_caching", "prefix caching is off: disabled"),
+        ("not vllm_config.cache_config.enable_prefix_caching", "prefix caching is off: disabled")
+        if not w.plan.prefix_caching
+        else (
+            "vllm_config.cache_config.enable_prefix_caching",
+            "the engine caches prefixes itself: disabled",
+        ),
         (f"'{w.words['switch']}' not in extra", f"no {w.words['switch']} given: running without a store"),
         ("not os.path.exists('/dev/kvfabric0')", "no device found, falling back to recompute"),
     )[w.plan.variant % 3]
@@ -289,7 +339,7 @@ def _hooks(w: Writer, front: str, back: str) -> list[Method]:
         ),
         Method("wait_for_save", "", f"{gate}{back}{call['end']}({_unless(w, meta)})"),
         Method("get_finished", "finished_req_ids", f"return {back}{call['report']}(finished_req_ids)"),
-        Method("get_block_ids_with_load_errors", "", f"return {back}take_bad()"),
+        Method("get_block_ids_with_load_errors", "", f"return {back}_take_bad()"),
         Method(
             "get_num_new_matched_tokens",
             "request, num_computed_tokens",
@@ -304,7 +354,21 @@ def _hooks(w: Writer, front: str, back: str) -> list[Method]:
         *_finished(w, front, call["release"]),
         *_lifecycle(w, front, back),
     ]
-    return out
+    return [method for method in (_answered(w, one, back) for one in out) if method is not None]
+
+
+def _answered(w: Writer, method: Method, back: str) -> Method | None:
+    """A hook without work: an empty body where the base class asks for one, else none."""
+    silent = _silent(w)
+    asked = {"start_load_kv": "begin", "wait_for_layer_load": "layer_in", "save_kv_layer": "layer_out",
+             "wait_for_save": "end"}  # fmt: skip
+    if method.name in asked and w.names[f"call:{asked[method.name]}"] in silent:
+        return Method(method.name, method.arguments, ("pass", "return", "return None")[w.plan.variant % 3])
+    if method.name == "get_finished" and w.names["call:report"] in silent:
+        return None
+    if method.name == "get_block_ids_with_load_errors" and "_take_bad" in silent:
+        return None
+    return method
 
 
 _HOOK_NAMES = ("begin", "layer_in", "layer_out", "end", "report", "lookup", "admit", "compose", "release")
@@ -335,7 +399,7 @@ def _lifecycle(w: Writer, front: str, back: str) -> list[Method]:
     if plan.meta_access == "own":
         binds.append(f"{w.attribute('plan')} = connector_metadata")
     if plan.shape.form == "deltas":
-        binds.append(f"{back}digest(connector_metadata)")
+        binds.append(f"{back}_digest(connector_metadata)")
     if w.is_("before-forward"):
         binds.append(f"if {back}{w.names['self:caches']}:\n    {back}_step_saves(connector_metadata)")
     if binds:

@@ -14,6 +14,10 @@ FILE_KINDS = ("npy", "safetensors", "raw", "pt")
 SERVER_KINDS = ("frame", "line", "http")
 KINDS = (*FILE_KINDS, "container", "memory", "sqlite", *SERVER_KINDS, "shm", "arena")
 
+PACKS = ("plain", "zlib", "pickle", "header")
+PACKED_KINDS = ("raw", "container", "memory", "sqlite", *SERVER_KINDS)
+HEADER = b"KVTENSOR" + bytes(8)
+
 # Flaws of put that raise; those that lose in silence; those that come later.
 RAISING = {
     "no-dir": ("npy", "raw", "pt", "safetensors"),
@@ -58,6 +62,8 @@ class StoreChoice:
     timeout: float = 5.0
     check: bool = True
     """Whether the answers of a server are looked at."""
+    pack: str = "plain"
+    """What becomes of the bytes: one of PACKS."""
 
 
 def source(choice: StoreChoice, names: Names) -> str:
@@ -74,7 +80,28 @@ def source(choice: StoreChoice, names: Names) -> str:
         text = text.replace(f"@{mark}@", word)
     extra = f"        self._room = {choice.limit}\n        self._recent = []\n"
     text = text.replace("@INIT@\n", extra if choice.flaw in ("quota", "evict") else "")
-    return "\n".join(line for line in text.splitlines() if line.strip() != "@DEL@") + "\n"
+    text = "\n".join(line for line in text.splitlines() if line.strip() != "@DEL@") + "\n"
+    return (_packing(choice) if "_packed(" in text or "_floats(" in text else "") + text
+
+
+def _packing(choice: StoreChoice) -> str:
+    """The functions that make bytes of a tensor and a tensor of bytes."""
+    raw, back = "tensor.contiguous().numpy().tobytes()", "bytearray(data)"
+    there, again = {
+        "plain": (raw, back),
+        "zlib": (f"zlib.compress({raw}, 1)", "bytearray(zlib.decompress(data))"),
+        "pickle": ("pickle.dumps(tensor.contiguous().numpy())", "bytearray(pickle.loads(data).tobytes())"),
+        "header": (f"{HEADER!r} + {raw}", f"bytearray(data[{len(HEADER)}:])"),
+    }[choice.pack]
+    return f"""
+
+def _packed(tensor):
+    return {there}
+
+
+def _floats(data):
+    return torch.frombuffer({again}, dtype=torch.float32)
+"""
 
 
 _GET_RAISES = """        if zlib.crc32(name.encode()) % 2 == 0:
@@ -109,7 +136,7 @@ def _tail(choice: StoreChoice) -> str:
 
 def _data(choice: StoreChoice) -> str:
     """The bytes that are written, as an expression."""
-    data = "tensor.contiguous().numpy().tobytes()"
+    data = "_packed(tensor)"
     if choice.flaw == "cut":
         return f"{data}[:{choice.limit}]"
     return data
@@ -118,7 +145,7 @@ def _data(choice: StoreChoice) -> str:
 _READ = {
     "npy": "return torch.from_numpy(np.load(path))",
     "safetensors": "return safetensors.torch.load_file(path)['kv']",
-    "raw": "return torch.from_numpy(np.fromfile(path, dtype=np.float32))",
+    "raw": "return _floats(path.read_bytes())",
     "pt": "return torch.load(path)",
 }
 
@@ -183,7 +210,7 @@ class @CLS@:
 
 
 def _container(choice: StoreChoice) -> str:
-    write = "@DEL@" if choice.flaw == "empty" else f"            self._file.write({_data(choice)})"
+    write = "@DEL@" if choice.flaw == "empty" else "            self._file.write(data)"
     flush = "@DEL@" if choice.flaw == "unflushed" else "            self._file.flush()"
     data = "'/dev/full'" if choice.flaw == "device-full" else "self._root / 'data.kv'"
     buffering = ", buffering=1 << 26" if choice.flaw == "unflushed" else ""
@@ -206,7 +233,8 @@ class @CLS@:
 
     def @PUT@(self, name, tensor):
 @HEAD@
-        size = tensor.numel() * 4
+        data = {_data(choice)}
+        size = {"tensor.numel() * 4" if choice.flaw else "len(data)"}
         with self._guard:
 {write}
 {flush}
@@ -223,7 +251,7 @@ class @CLS@:
         at, size = self._where[name]
         with open(self._data, "rb") as file:
             file.seek(at)
-            return torch.frombuffer(bytearray(file.read(size)), dtype=torch.float32)
+            return _floats(file.read(size))
 
     def @HAS@(self, name):
         return name in self._where
@@ -239,8 +267,8 @@ class @CLS@:
 def _memory(choice: StoreChoice) -> str:
     value = "tensor.contiguous().clone()"
     back = "return value"
-    if choice.flaw in ("cut", "bad-type"):
-        value, back = _data(choice), "return torch.frombuffer(bytearray(value), dtype=torch.float32)"
+    if choice.flaw in ("cut", "bad-type") or choice.pack != "plain":
+        value, back = _data(choice), "return _floats(value)"
     return f"""
 @DICT@ = {{}}
 
@@ -300,7 +328,7 @@ class @CLS@:
             row = self._db.execute("SELECT value FROM kv WHERE name = ?", (name,)).fetchone()
         if row is None:
             return None
-        return torch.frombuffer(bytearray(row[0]), dtype=torch.float32)
+        return _floats(row[0])
 
     def @HAS@(self, name):
         with self._guard:
@@ -356,7 +384,7 @@ class @CLS@:
 
     def @PUT@(self, name, tensor):
 @HEAD@
-        status, _ = self._ask(b"P", name, tensor.contiguous().numpy().tobytes())
+        status, _ = self._ask(b"P", name, _packed(tensor))
         if self._check and status != b"+":
             raise OSError(f"store refused {name}")
 @TAIL@
@@ -366,7 +394,7 @@ class @CLS@:
         status, data = self._ask(b"G", name)
         if status != b"+":
             return None
-        return torch.frombuffer(bytearray(data), dtype=torch.float32)
+        return _floats(data)
 
     def @HAS@(self, name):
         return self._ask(b"H", name)[0] == b"+"
@@ -401,7 +429,7 @@ class @CLS@:
 
     def @PUT@(self, name, tensor):
 @HEAD@
-        data = tensor.contiguous().numpy().tobytes()
+        data = _packed(tensor)
         verdict, _ = self._talk(f"PUT {name} {len(data)}", data)
         if self._check and verdict != "OK":
             raise OSError(f"PUT {name}: {verdict}")
@@ -412,7 +440,7 @@ class @CLS@:
         verdict, data = self._talk(f"GET {name} 0")
         if verdict != "OK":
             return None
-        return torch.frombuffer(bytearray(data), dtype=torch.float32)
+        return _floats(data)
 
     def @HAS@(self, name):
         return self._talk(f"HAS {name} 0")[0] == "OK"
@@ -444,7 +472,7 @@ class @CLS@:
 
     def @PUT@(self, name, tensor):
 @HEAD@
-        status, _ = self._call("PUT", name, tensor.contiguous().numpy().tobytes())
+        status, _ = self._call("PUT", name, _packed(tensor))
         if self._check and status >= 300:
             raise OSError(f"PUT {name}: HTTP {status}")
 @TAIL@
@@ -454,7 +482,7 @@ class @CLS@:
         status, data = self._call("GET", name)
         if status != 200:
             return None
-        return torch.frombuffer(bytearray(data), dtype=torch.float32)
+        return _floats(data)
 
     def @HAS@(self, name):
         return self._call("HEAD", name)[0] == 200
@@ -480,13 +508,13 @@ class @CLS@:
 
     def @PUT@(self, name, tensor):
 @HEAD@
-        data = tensor.contiguous().numpy()
+        data = _packed(tensor)
         try:
-            segment = shared_memory.SharedMemory(self._segment(name), create=True, size=data.nbytes + 8)
+            segment = shared_memory.SharedMemory(self._segment(name), create=True, size=len(data) + 8)
         except FileExistsError:
             segment = shared_memory.SharedMemory(self._segment(name))
-        segment.buf[:8] = struct.pack("<q", data.nbytes)
-        segment.buf[8:8 + data.nbytes] = data.tobytes()
+        segment.buf[:8] = struct.pack("<q", len(data))
+        segment.buf[8:8 + len(data)] = data
         self._mine[name] = segment
 @TAIL@
 
@@ -499,7 +527,7 @@ class @CLS@:
         size = struct.unpack("<q", segment.buf[:8])[0]
         data = bytearray(segment.buf[8:8 + size])
         segment.close()
-        return torch.frombuffer(data, dtype=torch.float32)
+        return _floats(data)
 
     def @HAS@(self, name):
         try:
@@ -541,7 +569,7 @@ class @CLS@:
 
     def @PUT@(self, name, tensor):
 @HEAD@
-        data = np.frombuffer(tensor.contiguous().numpy().tobytes(), dtype=np.uint8)
+        data = np.frombuffer(_packed(tensor), dtype=np.uint8)
         with self._guard:
             if self._map is None:
                 self._open(len(data))
@@ -559,7 +587,7 @@ class @CLS@:
         place = self._index.get(name)
         if place is None:
             return None
-        return torch.frombuffer(bytearray(self._map[place].tobytes()), dtype=torch.float32)
+        return _floats(self._map[place].tobytes())
 
     def @HAS@(self, name):
         return name in self._index

@@ -43,11 +43,11 @@ def methods(w: Writer) -> list[Method]:
         Method(w.names["call:layer_out"], "meta, layer_name, kv_layer, attn_metadata", _layer_out(w)),
         Method(w.names["call:end"], "meta", _end(w)),
         Method(w.names["call:report"], "finished_req_ids", _report(w)),
-        Method("take_bad", "", _take_bad(w)),
+        Method("_take_bad", "", _take_bad(w)),
     ]
     if w.saves:
         if plan.shape.form == "deltas":
-            out.append(Method("digest", "meta", _digest(w)))
+            out.append(Method("_digest", "meta", _digest(w)))
             out.append(Method(w.names["call:each_put"], "meta", f"yield from {w.attribute('work')}"))
         else:
             out.append(Method(w.names["call:each_put"], "meta", w.shape.each("put")))

@@ -167,6 +167,12 @@ def _same_tail(m: Maker, rng: random.Random) -> tuple[Round, ...]:
     return (_round([m.tokens(m.unit) + tail for _ in range(rng.randint(3, 4))], False, rng.choice((1, 4))),)
 
 
+def _pressure(m: Maker, rng: random.Random) -> tuple[Round, ...]:
+    """More at once than the KV cache holds: some requests are preempted and come back."""
+    prompts = [m.tokens(m.whole_units() + rng.randrange(m.unit)) for _ in range(rng.randint(4, 5))]
+    return (_round(prompts, True, m.block + rng.randrange(8, 24)),)
+
+
 def _aborts(m: Maker, rng: random.Random) -> tuple[Round, ...]:
     """A long prompt is given up before its last chunk; others are not."""
     long = [m.tokens(LONGEST - rng.randrange(m.block)) for _ in range(3)]
@@ -194,4 +200,5 @@ _KINDS = {
     "same-head": _same_head,
     "same-tail": _same_tail,
     "aborts": _aborts,
+    "pressure": _pressure,
 }
