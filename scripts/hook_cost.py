@@ -79,17 +79,17 @@ def batch(call: Callable[[], Any], calls: int, sampled: bool = False) -> float:
     total = 0
     for _ in range(calls if sampled else 1):
         if sampled:
-            worker.sample_store = Sample()
+            worker.watch_store = Watched()
         started = time.perf_counter_ns()
         for _ in range(1 if sampled else calls):
             call()
         total += time.perf_counter_ns() - started
-    worker.sample_store = None
+    worker.watch_store = None
     AGENT.flush()
     return total / calls
 
 
-class Sample:
+class Watched:
     declared, calls, effect = True, 0, False
 
 

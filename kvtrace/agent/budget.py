@@ -1,4 +1,4 @@
-"""Which steps are timed on the device, so that the timing stays within its budget. Pure."""
+"""Which steps are timed on the device, or watched, so that this stays within its budget. Pure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ class Sampler:
     Args:
         mode: ``sampled``, or ``full`` for every step.
         budget: share of the steps' host time, 0.01 for 1 %.
+        credit: ns that the account holds at the beginning, and may save up to again.
     """
 
-    def __init__(self, mode: str, budget: float) -> None:
+    def __init__(self, mode: str, budget: float, credit: int = 0) -> None:
         self._always = mode == "full"
         self._budget = budget
-        self._saved = 0.0
+        self._credit = credit
+        self._saved = float(credit)
         self._cost = 0.0
 
     def take(self) -> bool:
@@ -32,8 +34,8 @@ class Sampler:
     def passed(self, busy: int) -> None:
         """A step took ``busy`` ns of host time."""
         self._saved += busy * self._budget
-        if self._cost:
-            self._saved = min(self._saved, self._cost * _MOST_SAVED)
+        if self._cost or self._credit:
+            self._saved = min(self._saved, max(self._cost * _MOST_SAVED, self._credit))
 
     def spent(self, cost: int) -> None:
         """Timing took ``cost`` ns of host time."""

@@ -17,12 +17,13 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import config_keys, logs, owners, swallowed, wrappers
+from kvtrace.agent import config_keys, frames, logs, owners, swallowed, wrappers
 from kvtrace.agent.connector_facts import fact_of, resolves
 from kvtrace.agent.device import wanted
 from kvtrace.agent.hook_records import PARENT_ATTRIBUTE, argument
 from kvtrace.agent.site import INDEX_ATTRIBUTE, Site
 from kvtrace.agent.state import AGENT, where_raised
+from kvtrace.agent.watch import follow
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Connector
 from kvtrace.trace.format import Role
@@ -164,7 +165,7 @@ def wrap_factory(module: ModuleType) -> None:
 
     code = getattr(create_connector, "__code__", None)
     if code is not None:
-        logs.FRAMES[code] = ("create_connector", 0)
+        frames.WRAPPERS[code] = ("create_connector", 0)
     factory.create_connector = classmethod(create_connector)
 
 
@@ -172,6 +173,7 @@ def _before_creation(args: tuple[Any, ...], kwargs: dict[str, Any], role: Role) 
     try:
         logs.install()
         swallowed.install_thread_hook()
+        follow.begins()
         return config_keys.note_reads(argument(args, kwargs, 0, "config"), role)
     except Exception:
         AGENT.failed("create_connector")

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.agent import effect, graphs, metadata
+from kvtrace.agent import graphs, metadata
 from kvtrace.agent.site import INDEX_ATTRIBUTE, Site
 from kvtrace.agent.state import AGENT, clock, get_ident
+from kvtrace.agent.watch.policy import POLICY
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import NONE_ANSWER, UNKNOWN, Flag, Kind, Role, pack_head
 from kvtrace.trace.hooks import Hook
@@ -123,13 +124,13 @@ def _bind(child: bool, times: Times, connector: Any, result: Any, bound: Any) ->
     worker.load_slots, worker.load_entries = declared.load_slots, declared.load_entries
     has_metadata = getattr(connector, "has_connector_metadata", None)
     worker.bound = has_metadata is None or bool(has_metadata())
-    effect.begin(getattr(connector, INDEX_ATTRIBUTE, 0), declared)
+    POLICY.begin(getattr(connector, INDEX_ATTRIBUTE, 0), declared)
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 
 
 def _clear(child: bool, times: Times, connector: Any, result: Any) -> Words:
     if not child:
-        effect.end()
+        POLICY.end()
         worker = AGENT.worker
         worker.store_slots = worker.store_entries = worker.load_slots = worker.load_entries = 0
         worker.bound = False

@@ -17,22 +17,16 @@ import functools
 import logging
 import sys
 import threading
-from types import CodeType
 from typing import Any
 
-from kvtrace.agent import owners
-from kvtrace.agent.site import Site
+from kvtrace.agent import frames, owners
 from kvtrace.agent.state import AGENT, get_ident, where_raised
+from kvtrace.agent.watch.origin import HERE
 from kvtrace.trace.facts import Log, Swallowed
 from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_text
 
 MAX_FACTS = 100
-_MAX_DEPTH = 400
-
-# Code of our wrappers -> (hook, index of the connector), or None where the frame's variable ``site``
-# says both.
-FRAMES: dict[CodeType, tuple[str, int] | None] = {}
 
 _counts: dict[tuple[str, str, str], int] = {}
 _by_thread: dict[int, int] = {}
@@ -69,13 +63,13 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
         return
     if record.pathname.replace("\\", "/").endswith(owners.BASES):
         return  # vLLM's own: "Initializing KVConnectorBase_V1. This API is experimental"
-    place = _hook()
+    place = frames.innermost(sys._getframe(1))
     if place is None:
         index = owners.index_of(record.pathname)
         if not index:
             return
         main = threading.current_thread() is threading.main_thread()
-        place = ("" if main else "thread", index, None)
+        place = frames.Running("" if main else "thread", index, None)
     else:
         _by_thread[get_ident()] = emitted() + 1
     hook, index, layer = place
@@ -88,9 +82,11 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
     if count == 1 and len(_counts) >= MAX_FACTS:
         return
     _counts[key] = count
+    error = _exception(record) if hook == "thread" else None
+    if error is not None and HERE.work is not None and HERE.work.logged(error):
+        error = None  # the watch of that work says it, with the step
     if count & (count - 1):
         return  # repeats: said again at 2, 4, 8, ...
-    error = _exception(record) if hook == "thread" else None
     if error is not None:
         _caught_in_thread(error, index, count)
     fact = Log(
@@ -125,25 +121,6 @@ def _caught_in_thread(error: BaseException, index: int, count: int) -> None:
         logged=True,
     )
     AGENT.fact(fact, Role.WORKER)
-
-
-def _hook() -> tuple[str, int, str | None] | None:
-    """(hook, index of the connector, layer) of the innermost wrapper on this thread's stack."""
-    frame = sys._getframe(2)
-    for _ in range(_MAX_DEPTH):
-        code = frame.f_code
-        if code in FRAMES:
-            known = FRAMES[code]
-            values = frame.f_locals
-            layer = values.get("layer_name")
-            if known is None:
-                site: Site = values["site"]
-                known = (site.hook.name, site.index)
-            return known[0], known[1], None if layer is None else str(layer)
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
-    return None
 
 
 def _message(record: logging.LogRecord) -> str:

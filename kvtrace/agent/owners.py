@@ -66,14 +66,22 @@ class Owner:
 
 
 _owners: dict[int, Owner] = {}
+_registered = 0
 
 
 def register(connector: Any, index: int) -> Owner:
     """Learn (again) what is the connector's own: what it holds may have changed."""
+    global _registered
+    _registered += 1
     owner = _owners[index] = Owner(connector)
     while len(_owners) > _MAX_OWNERS:
         del _owners[next(iter(_owners))]
     return owner
+
+
+def generation() -> int:
+    """Another number after each registration: what was not owned before may be now."""
+    return _registered
 
 
 def owner_of(index: int) -> Owner | None:

@@ -20,6 +20,8 @@ from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Kind, Role, pack_head
 
 STEP_ATTRIBUTE = "_kvtrace_step"
+PROMPT_ATTRIBUTE = "_kvtrace_prompt"
+"""Of a SchedulerOutput: whether it has prompt tokens to compute."""
 _STATE_ATTRIBUTE = "_kvtrace_state"
 _STEP = pack_head(Kind.STEP, Role.SCHEDULER)
 
@@ -106,18 +108,21 @@ def _after_schedule(self: Any, t0: int, output: Any, *args: Any) -> None:
         request = self.requests.get(req_id)
         if request is not None:
             state.prefilling[req_id] = request.num_prompt_tokens
-    if state.prefilling:
-        _chunks(self, state, scheduled, t1, thread)
+    prompts = bool(state.prefilling) and _chunks(self, state, scheduled, t1, thread)
+    setattr(output, PROMPT_ATTRIBUTE, prompts)
     state.tables.scheduled(self, output, AGENT.scheduler.allocated, state.step, t1)
 
 
-def _chunks(self: Any, state: _Steps, scheduled: dict[str, int], t: int, thread: int) -> None:
+def _chunks(self: Any, state: _Steps, scheduled: dict[str, int], t: int, thread: int) -> bool:
+    """CHUNK records of the step; whether there was one."""
     head = pack_head(Kind.CHUNK, Role.SCHEDULER, 0, 0, 0, thread)
     done: list[str] = []
+    found = False
     for req_id, prompt in state.prefilling.items():
         tokens = scheduled.get(req_id)
         if not tokens:
             continue
+        found = True
         request = self.requests[req_id]
         # schedule() has already advanced num_computed_tokens by this step's tokens.
         end = request.num_computed_tokens
@@ -139,6 +144,7 @@ def _chunks(self: Any, state: _Steps, scheduled: dict[str, int], t: int, thread:
             done.append(req_id)
     for req_id in done:
         del state.prefilling[req_id]
+    return found
 
 
 def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) -> None:

@@ -49,6 +49,8 @@ class WorkerState:
 
     def __init__(self) -> None:
         self.step = 0
+        self.latest = 0
+        """The step that runs, or ran last."""
         self.mode = fmt.UNKNOWN
         self.padded = 0
         """Tokens of the batch that the model ran, padding included; 0 unknown."""
@@ -67,11 +69,15 @@ class WorkerState:
         """(role, step) and the transfers whose end was recorded in it."""
         self.declared: Any = None
         """What the scheduler read in this step's metadata (``metadata.Totals``, a tuple), or None."""
-        self.prefill = False
-        """Whether the step computes more than one token for some request."""
-        self.sample_store: Any = None
-        self.sample_load: Any = None
-        """Set (``effect.Sample``) while the calls of this step's hooks run watched."""
+        self.prompt = False
+        """Whether the step computes prompt tokens."""
+        self.watch_store: Any = None
+        self.watch_load: Any = None
+        self.watch_after: Any = None
+        """Set (``policy.Watched``) while the calls of the hooks for saving, or loading, run watched; and in
+        the step after such a one, those that are not called layer by layer."""
+        self.watched = 0
+        """Flag.STORE and LOAD where they were in this step."""
 
 
 class _Threads(dict[int, int]):

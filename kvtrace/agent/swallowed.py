@@ -1,9 +1,6 @@
 """Exceptions that a connector raises and handles itself during an observed call.
 
-From Python 3.12 ``sys.monitoring`` (a tool id of our own, taken for the call and given back);
-before that a trace function confined to the call and its thread. Where a debugger or a
-coverage tool has the trace function, or no tool id is free, nothing is observed: the user's
-tool goes first. Only the connector's own frames are looked at (see ``owners.py``).
+Only the connector's own frames are looked at (see ``owners.py``, and ``watch/raises.py`` for how).
 
 Left out: what escapes the hook (that is ``hook-raised``), the cause of an exception that is
 itself reported or escapes, StopIteration and its like, and ordinary control flow:
@@ -12,21 +9,22 @@ KeyError, AttributeError, IndexError, ImportError, ``queue.Empty`` that the same
 
 from __future__ import annotations
 
-import sys
 import threading
-from types import CodeType, FrameType
 from typing import Any
 
 from kvtrace.agent import logs, owners
 from kvtrace.agent.owners import Owner
-from kvtrace.agent.site import Site
-from kvtrace.agent.state import AGENT, get_ident
+from kvtrace.agent.state import AGENT, where_raised
+from kvtrace.agent.watch.raises import Raises
 from kvtrace.trace import facts
+from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_text
 
 MAX_FACTS = 100
-_MAX_KEPT = 64
+_MAX_LATEST = 64
+_MAX_TOLD = 64
 _IGNORED = (StopIteration, StopAsyncIteration, GeneratorExit)
+_STOPS = (KeyboardInterrupt, SystemExit)
 _ORDINARY = (KeyError, AttributeError, IndexError, ImportError)
 
 _seen: dict[tuple[str, int, str, str], int] = {}
@@ -34,123 +32,52 @@ _observed: dict[tuple[str, int], int] = {}
 _spool: object = None
 
 
-class _Kept:
-    """The exceptions of one call, by identity; freed with it."""
+class Swallowed:
+    """``start`` and ``stop`` around one call or piece of work, in its thread.
 
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
-        self.errors: dict[int, BaseException] = {}
+    Args:
+        hook: name of the hook; "thread", "executor" or "asyncio" for work in the background.
+        index: of the connector.
+    """
 
-    def keep(self, error: Any) -> None:
-        if isinstance(error, BaseException) and len(self.errors) < _MAX_KEPT:
-            self.errors[id(error)] = error
-
-
-class _Tracer(_Kept):
-    """Before 3.12: ``sys.settrace`` for one call."""
+    def __init__(self, hook: str, index: int, role: Role, owner: Owner) -> None:
+        self._hook, self._index, self._role = hook, index, role
+        self._owner = owner
+        self.raises = Raises(owner)
+        self.running = False
+        self._observed_it = False
+        self._logged = 0
+        self._told: dict[int, BaseException] = {}
 
     def start(self) -> bool:
-        if sys.gettrace() is not None:
-            return False
-        sys.settrace(self._call)
+        self._logged = logs.emitted()
+        self.running = self.raises.start()
+        self._observed_it |= self.running
+        return self.running
+
+    def stop(self) -> None:
+        self.raises.stop()
+        self.running = False
+
+    def logged(self, error: BaseException) -> bool:
+        """The connector logs an exception: it was caught, also where none of its frames saw it pass."""
+        if len(self._told) < _MAX_TOLD:
+            self._told[id(error)] = error
         return True
 
-    def stop(self) -> None:
-        if sys.gettrace() == self._call:
-            sys.settrace(None)
+    def report(
+        self, escaped: BaseException | None, layer: str | None, step: int, ended: bool = False
+    ) -> None:
+        """Write the facts, after ``stop``.
 
-    def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
-        try:
-            if not self.owner.owns(frame.f_code.co_filename):
-                return None
-            frame.f_trace_lines = False
-            return self._inside
-        except Exception:
-            return None
-
-    def _inside(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "exception" and arg:
-            error = arg[1]
-            if not isinstance(error, BaseException):
-                # An error raised in C is not made an object before somebody needs one.
-                try:
-                    error = arg[0](error) if error is not None else arg[0]()
-                except Exception:
-                    return self._inside
-                error.__traceback__ = arg[2]
-            self.keep(error)
-        return self._inside
-
-
-class _Monitor(_Kept):
-    """From 3.12: the RAISE event of ``sys.monitoring``."""
-
-    def __init__(self, owner: Owner) -> None:
-        super().__init__(owner)
-        self._tool = -1
-        self._ident = get_ident()
-
-    def start(self) -> bool:
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-        for tool in (4, 3):
-            try:
-                monitoring.use_tool_id(tool, "kvtrace")
-            except ValueError:
-                continue
-            self._tool = tool
-            monitoring.register_callback(tool, monitoring.events.RAISE, self._raised)
-            monitoring.set_events(tool, monitoring.events.RAISE)
-            return True
-        return False
-
-    def stop(self) -> None:
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
-        if self._tool >= 0:
-            monitoring.set_events(self._tool, 0)
-            monitoring.register_callback(self._tool, monitoring.events.RAISE, None)
-            monitoring.free_tool_id(self._tool)
-
-    def _raised(self, code: CodeType, offset: int, error: BaseException) -> None:
-        try:
-            if get_ident() == self._ident and self.owner.owns(code.co_filename):
-                self.keep(error)
-        except Exception:
-            return
-
-
-class Swallowed:
-    """``start`` and ``stop`` around one call, in its thread."""
-
-    def __init__(self, site: Site, owner: Owner) -> None:
-        self._hook, self._index, self._role = site.hook.name, site.index, site.role
-        self._owner = owner
-        self._kept: Any = None
-        self._logged = 0
-
-    def start(self) -> None:
-        kept: Any = (_Monitor if hasattr(sys, "monitoring") else _Tracer)(self._owner)
-        self._logged = logs.emitted()
-        if kept.start():
-            self._kept = kept
-
-    def stop(self) -> None:
-        if self._kept is not None:
-            self._kept.stop()
-
-    def report(self, escaped: BaseException | None, layer: str | None, step: int) -> None:
-        """Write the facts, after ``stop``. ``escaped``: the exception that left the hook."""
-        kept, self._kept = self._kept, None
-        if kept is None:
-            return
-        global _spool
-        if _spool is not AGENT.recorder:
-            _spool = AGENT.recorder
-            _seen.clear()
-            _observed.clear()
-        calls = (self._hook, self._index)
-        _observed[calls] = _observed.get(calls, 0) + 1
-        errors = list(kept.errors.values())
-        kept.errors.clear()
+        Args:
+            escaped: the exception that left the hook, or in which work in the background ended.
+            ended: it was in the background: the exception stands in a future, and nobody may ask.
+        """
+        told, self._told = self._told, {}
+        errors = [*({id(error): error for error in self.raises.take()} | told).values()]
+        if self._observed_it or (ended and escaped is not None):
+            self._counted()
         left_out = {id(error) for error in _with_causes(escaped)}
         for error in errors:
             left_out.update(id(cause) for cause in _with_causes(error.__cause__))
@@ -158,11 +85,30 @@ class Swallowed:
             if id(error) in left_out or isinstance(error, _IGNORED):
                 continue
             where = _place(error, self._owner)
+            if id(error) in told:
+                where = where or where_raised(error)
             if where is not None:
-                self._write(error, where, layer, step)
+                self._write(error, where, layer, step, id(error) in told)
+        stopped = isinstance(escaped, (*_IGNORED, *_STOPS)) or type(escaped).__name__ == "CancelledError"
+        if ended and escaped is not None and not stopped:
+            self._write(escaped, _place(escaped, self._owner) or where_raised(escaped), layer, step)
 
-    def _write(self, error: BaseException, where: str, layer: str | None, step: int) -> None:
+    def _counted(self) -> None:
+        global _spool
+        if _spool is not AGENT.recorder:
+            _spool = AGENT.recorder
+            _seen.clear()
+            _observed.clear()
+        calls = (self._hook, self._index)
+        _observed[calls] = _observed.get(calls, 0) + 1
+
+    def _write(
+        self, error: BaseException, where: str, layer: str | None, step: int, logged: bool = False
+    ) -> None:
         name = type(error).__name__
+        message = mask_text(_text(error)[:2000])[:500]
+        if _same_again(error, name, message, self._hook):
+            return
         key = (self._hook, self._index, name, where)
         count = _seen.get(key, 0) + 1
         if count == 1 and len(_seen) >= MAX_FACTS:
@@ -176,13 +122,27 @@ class Swallowed:
             step=step,
             connector=self._index,
             type=name,
-            message=mask_text(_text(error)[:2000])[:500],
+            message=message,
             where=where,
-            observed_calls=_observed[(self._hook, self._index)],
+            observed_calls=_observed.get((self._hook, self._index), 0),
             count=count,
-            logged=logs.emitted() > self._logged,
+            logged=logged or logs.emitted() > self._logged,
         )
         AGENT.fact(fact, self._role)
+
+
+_latest: dict[int, tuple[str, str, str]] = {}
+
+
+def _same_again(error: BaseException, name: str, message: str, hook: str) -> bool:
+    """Whether this very exception was written already, by other work that it went through."""
+    known = _latest.get(id(error))
+    if known is not None and known[:2] == (name, message) and known[2] != hook:
+        return True
+    _latest[id(error)] = (name, message, hook)
+    while len(_latest) > _MAX_LATEST:
+        _latest.pop(next(iter(_latest)), None)
+    return False
 
 
 def _text(error: BaseException) -> str:
@@ -205,6 +165,8 @@ def _place(error: BaseException, owner: Owner) -> str | None:
     connector's code did not itself handle."""
     frames: list[tuple[str, int, str]] = []
     trace = error.__traceback__
+    while trace is not None and owners.is_stdlib_file(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next  # the executor or event loop that ran it
     while trace is not None:
         code = trace.tb_frame.f_code
         frames.append((code.co_filename, trace.tb_lineno, code.co_name))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Collection
 from typing import Any
 
 from kvtrace.agent.owners import Owner, is_stdlib_module, top
@@ -44,10 +45,10 @@ _ASKING_MODULES = {"posix", "nt", "os", "io", "_io"}
 _MAX_DEPTH = 64
 
 
-def works_elsewhere(owner: Owner) -> bool:
-    """Whether a thread other than this one and the main one (the user's script, as often as not) is
-    inside the connector's own code."""
-    known = (get_ident(), threading.main_thread().ident)
+def works_elsewhere(owner: Owner, followed: Collection[int]) -> bool:
+    """Whether a thread is inside the connector's own code that is not watched there: other than this one, the
+    main one (the user's script, as often as not), and those of ``followed``."""
+    known = (get_ident(), threading.main_thread().ident, *followed)
     for ident, frame in sys._current_frames().items():
         current: Any = None if ident in known else frame
         for _ in range(_MAX_DEPTH):
@@ -76,6 +77,12 @@ class WaysOut:
         if sys.getprofile() is None:  # somebody's profiler is left alone
             self.watched = True
             sys.setprofile(self._profile)
+
+    def enough(self) -> None:
+        """It was seen to copy: what else it may do changes nothing, and a profile function costs."""
+        if self.watched and sys.getprofile() == self._profile:
+            sys.setprofile(None)
+        self.watched = False
 
     def stop(self) -> None:
         if sys.getprofile() == self._profile:

@@ -15,10 +15,11 @@ from typing import Any
 from kvtrace.agent import config_keys, describe, graphs, startup
 from kvtrace.agent.device import DEVICE
 from kvtrace.agent.hook_records import DECLARED_ATTRIBUTE
-from kvtrace.agent.scheduler import STEP_ATTRIBUTE
+from kvtrace.agent.scheduler import PROMPT_ATTRIBUTE, STEP_ATTRIBUTE
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch import records as watch_records
 from kvtrace.agent.watch.caches import CACHES
+from kvtrace.agent.watch.policy import POLICY
 from kvtrace.trace import rows
 from kvtrace.trace.format import (
     DETAIL_IS_OP,
@@ -105,7 +106,8 @@ def _wrap_execute(cls: Any) -> None:
             worker.declared = getattr(scheduler_output, DECLARED_ATTRIBUTE, None)
             graphs.step_begins(self, step)
             tokens = scheduler_output.total_num_scheduled_tokens
-            worker.prefill = tokens > len(scheduler_output.num_scheduled_tokens)
+            many = tokens > len(scheduler_output.num_scheduled_tokens)
+            worker.prompt = getattr(scheduler_output, PROMPT_ATTRIBUTE, many)
         except Exception:
             AGENT.failed("execute_model")
         t0 = clock()
@@ -126,6 +128,8 @@ def _wrap_execute(cls: Any) -> None:
                     flags |= Flag.NO_FORWARD
                 if graphs.captured_in_step():
                     flags |= Flag.CAPTURE
+                flags |= worker.watched
+                POLICY.passed(t1 - t0)
                 head = _EXEC | flags << 32 | AGENT.thread() << 48
                 requests = len(scheduler_output.num_scheduled_tokens)
                 AGENT.add((head, t0, t1, step, tokens, requests, worker.mode, worker.padded))
@@ -145,10 +149,12 @@ def _begin_of_step(step: int) -> None:
         # The last step's sample_tokens never came (pooling, a runner that lacks it).
         _end_of_step()
     worker.step = step
+    worker.latest = step or worker.latest
     worker.mode = UNKNOWN
     worker.padded = 0
     worker.hooked_layer = None
-    worker.sample_store = worker.sample_load = None
+    worker.watch_store = worker.watch_load = worker.watch_after = None
+    worker.watched = 0
     DEVICE.begin(step)
     recorder = AGENT.recorder
     if step and recorder is not None and recorder.full:
@@ -163,7 +169,7 @@ def _end_of_step(raised: bool = False) -> None:
         worker.step = 0
         worker.declared = None
         watch_records.settle()
-        worker.sample_store = worker.sample_load = None
+        worker.watch_store = worker.watch_load = worker.watch_after = None
         config_keys.step_ended(Role.WORKER)
         gathered, worker.gathered = worker.gathered, None
         recorder = AGENT.recorder

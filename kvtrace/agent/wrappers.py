@@ -12,11 +12,12 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from kvtrace.agent import effect, hook_records, logs
+from kvtrace.agent import frames, hook_records
 from kvtrace.agent.codegen import generate, signature_of
 from kvtrace.agent.device import DEVICE
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock, get_ident
+from kvtrace.agent.watch import call
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
 from kvtrace.trace.hooks import Hook
@@ -61,7 +62,7 @@ def of_class(base: type, site: Site) -> Callable[..., Any]:
 def _general(base: type, function: Any, site: Site) -> Callable[..., Any]:
     name = site.hook.name
     record, needs = hook_records.recorder(site), site.hook.needs
-    point = effect.watch_point(site)
+    point = call.watch_point(site)
     plain = isinstance(function, FunctionType)
 
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,14 +82,14 @@ def _general(base: type, function: Any, site: Site) -> Callable[..., Any]:
         record(t0, clock(), self, result, *given)
         return result
 
-    logs.FRAMES[wrapper.__code__] = None
+    frames.WRAPPERS[wrapper.__code__] = None
     return functools.update_wrapper(wrapper, getattr(base, name))
 
 
 def of_instance(connector: Any, method: Any, site: Site) -> Callable[..., Any]:
     """The attribute of the instance that stands for its bound ``method``."""
     record, needs = hook_records.recorder(site), site.hook.needs
-    point = effect.watch_point(site, connector)
+    point = call.watch_point(site, connector)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         t0 = clock()
@@ -105,7 +106,7 @@ def of_instance(connector: Any, method: Any, site: Site) -> Callable[..., Any]:
         record(t0, clock(), connector, result, *given)
         return result
 
-    logs.FRAMES[wrapper.__code__] = None
+    frames.WRAPPERS[wrapper.__code__] = None
     return _timed(functools.update_wrapper(wrapper, method), site)
 
 
@@ -120,7 +121,7 @@ def _generated(base: type, function: FunctionType, site: Site) -> Callable[..., 
     if signature is None or not _takes_what_is_given(base, hook.name, signature):
         return None
     needed = [argument for _, argument in hook.needs]
-    point = effect.watch_point(site)
+    point = call.watch_point(site)
     source = _source(hook, next(iter(signature.parameters)), needed, point)
     names = {
         "_kvt_clock": clock,
@@ -138,11 +139,11 @@ def _generated(base: type, function: FunctionType, site: Site) -> Callable[..., 
     }
     made = generate(function, source, names, needs=tuple(needed))
     if made is not None:
-        logs.FRAMES[made.__code__] = (hook.name, site.index)
+        frames.WRAPPERS[made.__code__] = (hook.name, site.index)
     return made
 
 
-def _source(hook: Hook, self_name: str, needed: list[str], point: effect.WatchPoint) -> str:
+def _source(hook: Hook, self_name: str, needed: list[str], point: call.WatchPoint) -> str:
     """The template with everything filled in but the lists of parameters and arguments."""
     layer = needed[0] if hook.layered else "None"
     template = _RECORD if hook_records.has_detail(hook) and not hook.layered else _SHORT_RECORD

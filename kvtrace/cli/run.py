@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from kvtrace.errors import KvtraceError
-from kvtrace.trace.config import TIMINGS, AgentConfig
+from kvtrace.trace.config import TIMINGS, WATCHES, AgentConfig
 
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
@@ -52,6 +52,13 @@ def parse_timing(text: str) -> str:
     return text
 
 
+def parse_watch(text: str) -> str:
+    """Raises KvtraceError where it is not first, sampled or full."""
+    if text not in WATCHES:
+        raise KvtraceError(f"--watch {text!r} is not known", f"write one of {', '.join(WATCHES)}")
+    return text
+
+
 def run(
     command: list[str] | None = typer.Argument(
         None, metavar="[--] COMMAND...", help="Any command that starts vLLM, with its own options unchanged."
@@ -79,11 +86,18 @@ def run(
         help="CUDA only: device time of hooks and attention, in no step, in as many as the budget allows, "
         "or in all.",
     ),
+    watch: str = typer.Option(
+        AgentConfig.watch,
+        "--watch",
+        metavar="|".join(WATCHES),
+        help="Steps with prompt tokens, saves or loads whose reads and writes of KV slots are watched: "
+        "the first 8, every 32nd too, or all that the budget allows.",
+    ),
     budget: str = typer.Option(
         f"{AgentConfig.budget:.0%}",
         "--budget",
         metavar="SHARE",
-        help="Share of the steps' time that sampled device timing may take.",
+        help="Share of the steps' time that sampled device timing may take; the watch as much again.",
     ),
 ) -> None:
     """Run a vLLM command traced, then make the report.
@@ -97,7 +111,8 @@ def run(
     if not command:
         raise KvtraceError("no command", "write kvtrace run -- vllm serve MODEL ...")
     options = RunOptions(
-        command, output, name, parse_size(limit), parse_timing(device_timing), parse_budget(budget)
-    )
+        command, output, name, parse_size(limit), parse_timing(device_timing), parse_budget(budget),
+        parse_watch(watch),
+    )  # fmt: skip
     code = run_session(options)
     raise typer.Exit(code)

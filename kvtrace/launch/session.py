@@ -27,7 +27,7 @@ _GRACE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user asked for. The last three: as in :class:`~kvtrace.trace.config.AgentConfig`."""
+    """What the user asked for. From ``limit_bytes`` on: as in :class:`~kvtrace.trace.config.AgentConfig`."""
 
     command: Sequence[str]
     output: Path | None = None
@@ -35,10 +35,14 @@ class RunOptions:
     limit_bytes: int = AgentConfig.limit_bytes
     device_timing: str = AgentConfig.device_timing
     budget: float = AgentConfig.budget
+    watch: str = AgentConfig.watch
 
     def agent(self, run_dir: Path, run: str) -> AgentConfig:
         """The agent's configuration for a run of that name, under a new key."""
-        return AgentConfig(run_dir, new_salt(), run, self.limit_bytes, self.device_timing, self.budget)
+        return AgentConfig(
+            run_dir, new_salt(), run,
+            self.limit_bytes, self.device_timing, self.budget, self.watch,
+        )  # fmt: skip
 
 
 def run(options: RunOptions) -> int:

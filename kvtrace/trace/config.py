@@ -11,6 +11,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 TIMINGS = ("off", "sampled", "full")
+WATCHES = ("first", "sampled", "full")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,8 @@ class AgentConfig:
         run: the run's name.
         limit_bytes: size of one process's spool from which quiet steps are recorded as sums.
         device_timing: one of TIMINGS; without effect where there is no CUDA device.
-        budget: share of the steps' time that device timing may take.
+        budget: share of the steps' time that device timing may take; the watch as much again.
+        watch: one of WATCHES: which steps with something to see are watched call by call.
     """
 
     dir: Path
@@ -32,6 +34,7 @@ class AgentConfig:
     limit_bytes: int = 1 << 30
     device_timing: str = "sampled"
     budget: float = 0.01
+    watch: str = "full"
 
     @classmethod
     def from_text(cls, text: str) -> AgentConfig:
@@ -50,8 +53,9 @@ class AgentConfig:
             if field.default is not MISSING and value.get(field.name) is not None
         }
         config = cls(Path(value["dir"]), bytes.fromhex(value.get("salt") or new_salt().hex()), **given)
-        if config.device_timing not in TIMINGS:
-            raise ValueError(f"'device_timing' is none of {', '.join(TIMINGS)}")
+        for name, known in (("device_timing", TIMINGS), ("watch", WATCHES)):
+            if getattr(config, name) not in known:
+                raise ValueError(f"{name!r} is none of {', '.join(known)}")
         return config
 
     def to_text(self) -> str:

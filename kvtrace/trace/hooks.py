@@ -27,7 +27,7 @@ class Per(Enum):
 
 
 class Watch(Enum):
-    """How the calls of a hook are watched (``kvtrace/agent/effect.py``)."""
+    """How the calls of a hook are watched (``kvtrace/agent/watch/call.py``)."""
 
     NOT = "not"
     COPY = "copy"

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.watch import follow
+from kvtrace.agent.watch.policy import POLICY
 from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.reader import Spool, spool_paths
 
@@ -31,9 +33,11 @@ class Trace:
 
 
 @contextmanager
-def recording(run_dir: Path) -> Iterator[Trace]:
-    AGENT.open(AgentConfig(dir=run_dir, salt=b"k" * 16, limit_bytes=1 << 20, run="test"))
+def recording(run_dir: Path, watch: str = AgentConfig.watch) -> Iterator[Trace]:
+    AGENT.open(AgentConfig(dir=run_dir, salt=b"k" * 16, limit_bytes=1 << 20, run="test", watch=watch))
+    POLICY.__init__()  # type: ignore[misc]
     AGENT.worker.__init__()  # type: ignore[misc]
+    follow._on = False
     AGENT._failures = AGENT._exceptions = 0
     try:
         yield Trace(run_dir)
@@ -46,4 +50,11 @@ def recording(run_dir: Path) -> Iterator[Trace]:
 @pytest.fixture
 def trace(tmp_path: Path) -> Iterator[Trace]:
     with recording(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def sampled(tmp_path: Path) -> Iterator[Trace]:
+    """The same where not every step is watched."""
+    with recording(tmp_path, "sampled") as made:
         yield made

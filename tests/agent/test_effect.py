@@ -12,10 +12,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent import effect  # noqa: E402
 from kvtrace.agent.connector import traced  # noqa: E402
 from kvtrace.agent.prefixes import digest_of  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.agent.watch import call, policy  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.watch.operations import Watch  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
@@ -23,6 +23,7 @@ from kvtrace.trace.format import Flag, Kind, Role  # noqa: E402
 from kvtrace.trace.rows import code, detail, flags, kind  # noqa: E402
 
 from . import fakes  # noqa: E402
+from .conftest import recording  # noqa: E402
 
 BLOCKS, BLOCK = 10, 4
 
@@ -110,7 +111,7 @@ def test_a_save_in_wait_for_save_is_found_there_and_the_empty_hook_before_it_is_
 def test_what_a_load_writes_into_the_caches_is_counted(trace, caches):
     connector, _ = make(caches)
     step(connector, caches, load(6))
-    rows = [row[:4] for row in effects(trace)]
+    rows = [row[:4] for row in effects(trace) if row[0] == "start_load_kv"]
     assert rows == [("start_load_kv", Flag.LOAD, "layer.0", 6), ("start_load_kv", Flag.LOAD, "layer.1", 6)]
     assert (caches["layer.1"][1, 1:3] == 1.0).all()
 
@@ -185,7 +186,7 @@ def test_a_call_that_asked_the_disk_and_took_nothing_may_have_found_it_there(tra
     assert saved(trace) == [-1, -1, 7, 7, 0, 0]
 
 
-def test_a_thread_of_the_connectors_own_may_have_copied(trace, caches):
+def test_a_thread_of_the_connectors_that_is_not_followed_may_have_copied(trace, caches):
     stop = threading.Event()
     entered = threading.Event()
 
@@ -397,7 +398,53 @@ def test_another_threads_files_and_copies_are_not_this_calls(trace, caches, tmp_
     assert (slots, size, files) == (-1, 0, 0)
 
 
-def test_the_first_steps_with_work_are_sampled_then_every_32nd(trace, caches):
+def test_every_step_with_work_is_watched_and_says_so(trace, caches):
+    connector, _ = make(caches)
+    watched = []
+    for number in range(1, 71):
+        step(connector, caches, store(2), number=number)
+        watched.append(AGENT.worker.watched)
+        AGENT.worker.watched = 0
+        step(connector, caches, number=1000 + number)
+        watched.append(AGENT.worker.watched)
+    _, rows = trace.read()
+    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
+    assert steps == [*range(1, 71)]
+    assert watched == [int(Flag.STORE | Flag.LOAD), 0] * 70
+
+
+def test_only_the_first_steps_are_watched_where_that_was_asked_for(tmp_path, caches):
+    with recording(tmp_path, "first") as trace:
+        connector, _ = make(caches)
+        for number in range(1, 71):
+            step(connector, caches, store(2), number=number)
+        _, rows = trace.read()
+        assert sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist())) == [*range(1, 9)]
+
+
+def test_past_its_budget_the_watch_samples_and_comes_back(trace, caches):
+    connector, _ = make(caches)
+    step(connector, caches, store(2), number=1)
+    policy.POLICY.spent(policy.CREDIT)  # all that it may take at once
+    for number in range(2, 41):
+        step(connector, caches, store(2), number=number)
+    policy.POLICY.passed(10**12)  # an hour of steps, and a hundredth of it is the watch's
+    step(connector, caches, store(2), number=41)
+    _, rows = trace.read()
+    steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
+    # sampled steps are counted from where sampling began
+    assert steps == [*range(1, 10), 34, 41]
+
+
+def test_what_the_watch_takes_is_paid_for(trace, caches):
+    connector, _ = make(caches)
+    step(connector, caches, store(2), number=1)
+    account = policy.POLICY._account
+    assert account is not None and 0 < policy.CREDIT - account._saved < policy.CREDIT
+
+
+def test_the_first_steps_with_work_are_sampled_then_every_32nd(sampled, caches):
+    trace = sampled
     connector, _ = make(caches)
     for number in range(1, 71):
         step(connector, caches, store(2), number=number)
@@ -408,17 +455,20 @@ def test_the_first_steps_with_work_are_sampled_then_every_32nd(trace, caches):
     assert len(connector.kept) == 140
 
 
-def test_a_sampled_step_without_effect_is_looked_at_again(trace, caches):
+def test_a_sampled_step_without_effect_is_looked_at_again(sampled, caches):
+    trace = sampled
     connector, _ = make(caches, lambda *_: None)
     for number in range(1, 100):
         step(connector, caches, store(2), number=number)
     _, rows = trace.read()
     steps = sorted(set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist()))
-    # and not for ever; the step after one without effect is looked at too
-    assert steps == [*range(1, 10 + effect._MAX_EXTRA), 33, 34, 65, 66, 97, 98]
+    # and not for ever
+    assert steps == [*range(1, 9 + policy._MAX_EXTRA), 33, 65, 97]
 
 
-def test_metadata_that_says_nothing_is_sampled_on_steps_with_prefill(trace, caches):
+def test_metadata_that_says_nothing_is_sampled_on_steps_with_prompt_tokens(sampled, caches):
+    trace = sampled
+
     class Own(fakes.Copying):
         def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
             self.kept.append(kv_layer[0:1].clone())
@@ -428,7 +478,7 @@ def test_metadata_that_says_nothing_is_sampled_on_steps_with_prefill(trace, cach
 
     connector, _ = make(caches, cls=Own)
     for number in range(1, 4):
-        AGENT.worker.step, AGENT.worker.prefill = number, number != 2
+        AGENT.worker.step, AGENT.worker.prompt = number, number != 2
         connector.bind_connector_metadata(fakes.KVConnectorMetadata())
         connector.save_kv_layer("layer.0", caches["layer.0"], None)
         connector.clear_connector_metadata()
@@ -508,8 +558,8 @@ def test_a_child_connector_has_records_of_its_own(trace, caches):
 
 
 def test_a_watch_that_breaks_changes_nothing_for_the_connector(trace, caches, monkeypatch):
-    monkeypatch.setattr(effect.Watch, "start", lambda self: 1 / 0)
-    monkeypatch.setattr(effect.Files, "stop", lambda self: 1 / 0)
+    monkeypatch.setattr(call.Watch, "start", lambda self: 1 / 0)
+    monkeypatch.setattr(call.Files, "stop", lambda self: 1 / 0)
     connector, _ = make(caches)
     step(connector, caches, store())
     assert len(connector.kept) == 2

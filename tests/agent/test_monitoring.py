@@ -71,7 +71,7 @@ def pythons():
     return None
 
 
-def test_swallowed_exceptions_are_seen_and_the_tool_id_is_given_back(tmp_path):
+def test_swallowed_exceptions_are_seen_with_one_tool_id(tmp_path):
     python = pythons()
     if python is None:
         pytest.skip("no Python 3.12 or later here")
@@ -90,4 +90,4 @@ def test_swallowed_exceptions_are_seen_and_the_tool_id_is_given_back(tmp_path):
     assert errors == []
     assert [(fact["type"], fact["hook"]) for fact in facts] == [("OSError", "save_kv_layer")]
     assert facts[0]["where"].endswith("in write") and "swallowing.py:4" in facts[0]["where"]
-    assert {3, 4} <= set(free)
+    assert set(range(6)) - set(free) == {4}, "ours, from the first use on"

@@ -23,12 +23,11 @@ import numpy as np
 import pytest
 
 from kvtrace.agent import device as device_module
-from kvtrace.agent import effect, ops, prefixes, scheduler, worker
+from kvtrace.agent import ops, prefixes, scheduler, worker
 from kvtrace.agent.connector import traced
 from kvtrace.agent.device import Device
-from kvtrace.agent.effect import Sample
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.agent.watch import records
+from kvtrace.agent.watch import call, policy, records
 from kvtrace.agent.watch.operations import Touched
 from kvtrace.trace import hooks, rows
 from kvtrace.trace import ops as op_table
@@ -161,7 +160,7 @@ def on_worker() -> Any:
     state.step, state.mode = STEP, 1
     metadata = [fakes.Work(range(3)), fakes.Work(range(4)), fakes.Work(range(3), is_store=False)]
     connector.bind_connector_metadata(fakes.WorkMetadata(*metadata))
-    state.sample_store = state.sample_load = None
+    state.watch_store = state.watch_load = None
     return connector
 
 
@@ -231,10 +230,11 @@ def quiet_step() -> None:
     execute(body, full=True)
 
 
-class Watched:
+class Seeing:
     """Stands in for ``operations.Watch``: seven slots of the layer were read."""
 
     unsure = False
+    cost = 0
 
     def __init__(self, caches: Any, named: Any, block_size: int) -> None:
         self.caches = caches
@@ -257,8 +257,8 @@ class Watched:
 
 def watched_save(patch: pytest.MonkeyPatch) -> None:
     connector = on_worker()
-    patch.setattr(effect, "Watch", Watched)
-    AGENT.worker.sample_store = Sample(effect._Policies().store, True)
+    patch.setattr(call, "Watch", Seeing)
+    AGENT.worker.watch_store = policy.Watched(policy._Samples(32), True)
     Everything.folder = AGENT.config.dir if AGENT.config else Path()
     patch.setattr(records, "_calls", itertools.count(12))
     connector.save_kv_layer("layer.0", "files", None)

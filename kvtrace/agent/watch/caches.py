@@ -3,6 +3,8 @@ keeps a tensor: addresses, sizes and names are numbers and text."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +50,8 @@ class Caches:
         self._blocks: dict[str, tuple[int, int]] = {}
         """Blocks and block size, as vLLM's KVCacheConfig says."""
         self._hints: dict[str, Hint] = {}
-        self._by_storage: dict[int, list[Layer]] | None = None
+        self._storages: list[tuple[int, int, list[Layer]]] | None = None
+        """(address, address of its end, layers) of each storage, ascending."""
         self._views: dict[tuple[int, View], tuple[Layer, ...]] = {}
 
     def register(self, kv_caches: Any) -> None:
@@ -92,7 +95,7 @@ class Caches:
             self._changed()
 
     def _changed(self) -> None:
-        self._by_storage = None
+        self._storages = None
         self._views.clear()
 
     def on_the_same(self, one: str, other: str) -> bool:
@@ -127,13 +130,18 @@ class Caches:
 
     # --- whose memory ---------------------------------------------------------------------
 
-    def in_storage(self, tensor: Any) -> list[Layer]:
-        """All layers that lie in a tensor's storage."""
-        if self._by_storage is None:
-            self._by_storage = {}
-            for layer in self.layers.values():
-                self._by_storage.setdefault(layer.storage, []).append(layer)
-        return self._by_storage.get(tensor.untyped_storage().data_ptr(), [])
+    def in_storage(self, tensor: Any) -> Sequence[Layer]:
+        """All layers that lie in a tensor's storage; none where it has no elements, or no memory."""
+        if self._storages is None:
+            self._storages = _storages(self.layers.values())
+        try:
+            address = tensor.data_ptr()
+        except Exception:
+            return ()  # sparse, or fake
+        at = bisect_right(self._storages, address, key=_first) - 1
+        if at < 0 or address >= self._storages[at][1]:
+            return ()
+        return self._storages[at][2]
 
     def find(self, tensor: Any, named: str | None) -> list[tuple[Layer, float]]:
         """The layers in whose storage a tensor lies, with the share of it that is each one's."""
@@ -168,6 +176,18 @@ class Caches:
 
 
 CACHES = Caches()
+
+
+def _storages(layers: Iterable[Layer]) -> list[tuple[int, int, list[Layer]]]:
+    found: dict[int, tuple[int, int, list[Layer]]] = {}
+    for layer in layers:
+        first = layer.storage
+        found.setdefault(first, (first, first + layer.storage_bytes, []))[2].append(layer)
+    return sorted(found.values(), key=_first)
+
+
+def _first(storage: tuple[int, int, list[Layer]]) -> int:
+    return storage[0]
 
 
 def _may_touch(layer: Layer, view: View) -> bool:

@@ -25,10 +25,13 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from kvtrace.agent.state import clock
 from kvtrace.agent.watch.access import READS, WRITES, Access, Table, access_of, pattern_of, view_of
 from kvtrace.agent.watch.caches import Caches, Layer
+from kvtrace.agent.watch.modes import Modes, of_this_thread
 from kvtrace.agent.watch.tensors import OWN, is_tensor, tensors
 from kvtrace.agent.watch.touch import Slots, Touch, text_of, together, touched
 from kvtrace.trace.format import UNKNOWN
@@ -74,12 +77,9 @@ _SUMMARIES |= {"max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "cou
 """One number, or one for each row, comes out: no content that could be put back."""
 _MIXES = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "convolution", "_scaled_mm", "cumsum", "histc"}
 _INDEX_TYPES = {"torch.int64", "torch.int32", "torch.bool"}
-_ADDRESS = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__", "untyped_storage", "storage"}
-_ADDRESS |= {"_typed_storage", "share_memory_"}
-_OF_THE_VIEW = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__"}
-"""What is asked for in these lies within the view; the others give all of its storage."""
-
 READ, WRITTEN, GIVEN_OUT = "read", "written", "given out"
+_DISPATCH = 5_000
+"""ns that an operation takes longer because it goes through a mode, more or less."""
 _MOST_MEMOS = 512
 _MOST_KEY = 1 << 20
 _MOST_TOUCHES = 1 << 15
@@ -121,9 +121,18 @@ class Touched(NamedTuple):
 
 
 class Watch:
-    """Counts for one call. ``start`` and ``stop`` in the thread of the call."""
+    """Counts for one call. ``start`` and ``stop`` in the thread of the call.
 
-    def __init__(self, caches: Caches, named: str | None, block_size: int = 0) -> None:
+    Args:
+        named: the layer that the hook is called for: of layers on the same bytes that one is meant.
+        block_size: of a layer that no KVCacheConfig named.
+        alone: watches that began before it in this thread do not see what it sees.
+    """
+
+    def __init__(self, caches: Caches, named: str | None, block_size: int = 0, alone: bool = False) -> None:
+        self.alone = alone
+        self.cost = 0
+        """Host ns that watching took so far."""
         self.caches = caches
         self.named = named
         self.block_size = block_size
@@ -136,21 +145,36 @@ class Watch:
         self._touches: dict[tuple[str, str], list[Touch] | None] = {}
         """(layer, way) -> what was touched; None where it can't be said which slots."""
         self._later: list[tuple[Layer, str, Access]] = []
-        self._modes: list[Any] = []
+        self._modes: Modes | None = None
+        self.before: Callable[[], None] | None = None
+        """Called before an operation on a KV tensor is added, where somebody wants that."""
 
     def start(self) -> bool:
         """False where torch is not loaded."""
-        modes = _modes()
-        if modes is None:
+        self._modes = of_this_thread()
+        if self._modes is None:
             return False
-        for mode in (modes[0](self), modes[1](self)):
-            mode.__enter__()
-            self._modes.append(mode)
+        self._modes.add(self)
         return True
 
     def stop(self) -> None:
-        while self._modes:
-            self._modes.pop().__exit__(None, None, None)
+        if self._modes is not None:
+            self._modes.remove(self)
+
+    def take(self) -> Watch:
+        """What was seen so far, as a watch that is over; this one goes on from nothing."""
+        seen = Watch(self.caches, self.named, self.block_size)
+        seen.cost, self.cost = self.cost, 0
+        for name in ("read", "written", "opaque_reads", "opaque_writes", "failed", "_touches", "_later"):
+            fresh = getattr(seen, name)
+            setattr(seen, name, getattr(self, name))
+            setattr(self, name, fresh)
+        return seen
+
+    @property
+    def saw(self) -> bool:
+        """Whether a KV tensor was touched at all."""
+        return bool(self._touches or self._later)
 
     def slots(self, written: bool, block_size: int) -> dict[str, int]:
         """Slots per layer that was touched: written into it, or read from it; -1 unknown."""
@@ -197,17 +221,24 @@ class Watch:
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """One operation is done."""
         plan = _plans.get(func) or _plan(func)
+        self.cost += _DISPATCH
         if plan.looks:
             return
+        began = clock()
         OWN.busy = True
+        tracer = _untraced()
         try:
-            if plan.aliases and any(self.caches.in_storage(view) for view in tensors(result)[:1]):
-                return
-            self._count(plan, args, kwargs, result)
+            with sys.modules["torch"]._C.DisableTorchFunction():
+                if plan.aliases and any(self.caches.in_storage(view) for view in tensors(result)[:1]):
+                    return
+                self._count(plan, args, kwargs, result)
         except Exception:
             self.failed = True
         finally:
             OWN.busy = False
+            if tracer is not None:
+                sys.settrace(tracer)
+            self.cost += clock() - began
 
     def address(self, args: Any, of_the_view: bool) -> None:
         """A tensor's memory was asked for by address."""
@@ -217,6 +248,8 @@ class Watch:
         try:
             if is_tensor(args[0]) and self.caches.in_storage(args[0]):
                 self.caches.address_taken = True
+                if self.before is not None:
+                    self.before()
                 view = view_of(args[0])
                 layers = self.caches.at(args[0], view)
                 if of_the_view and all(args[0].numel() * view.itemsize < one.nbytes for one in layers):
@@ -244,6 +277,8 @@ class Watch:
                     picks = True
         if not inputs:
             return
+        if self.before is not None:
+            self.before()
         results = [t for t in tensors(result) if not self.caches.in_storage(t)] or others
         out = sum(t.numel() for t in results if str(t.dtype) != "torch.bool")
         copies = not picks and (len(results) == 1 or results is others) and plan.name not in _MIXES
@@ -300,6 +335,17 @@ class Watch:
             self._touches[layer.name, way] = None
 
 
+def _untraced() -> Any:
+    """Take this thread's trace function away from our own code: it is called for every function there. From
+    3.12 on there is none of ours, and changing it would cost more."""
+    if sys.version_info >= (3, 12):
+        return None
+    tracer = sys.gettrace()
+    if tracer is not None:
+        sys.settrace(None)
+    return tracer
+
+
 _memo: dict[tuple[Any, ...], list[Touch] | None] = {}
 _texts: dict[tuple[Touch, ...], Touched | None] = {}
 
@@ -350,40 +396,3 @@ def _written(name: str, tensor: Any, named: dict[str, Any]) -> int:
             # copy_ broadcasts its source over the whole target
             return whole if name == "copy_" else min(whole, int(value.numel()))
     return whole
-
-
-_made: tuple[Any, Any] | None = None
-
-
-def _modes() -> tuple[Any, Any] | None:
-    """The two mode classes; None where torch is not loaded (it is never imported for this)."""
-    global _made
-    if _made is None and "torch" in sys.modules:
-        from torch.overrides import TorchFunctionMode
-        from torch.utils._python_dispatch import TorchDispatchMode
-
-        interface = sys.modules["torch"].Tensor.__cuda_array_interface__
-
-        class Operations(TorchDispatchMode):  # type: ignore[misc]
-            def __init__(self, watch: Watch) -> None:
-                super().__init__()
-                self.watch = watch
-
-            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                result = func(*args, **(kwargs or {}))
-                self.watch.ran(func, args, kwargs or {}, result)
-                return result
-
-        class Addresses(TorchFunctionMode):  # type: ignore[misc]
-            def __init__(self, watch: Watch) -> None:
-                super().__init__()
-                self.watch = watch
-
-            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                name = getattr(func, "__name__", "")
-                if name in _ADDRESS or getattr(func, "__self__", None) is interface:
-                    self.watch.address(args, name in _OF_THE_VIEW)
-                return func(*args, **(kwargs or {}))
-
-        _made = (Operations, Addresses)
-    return _made

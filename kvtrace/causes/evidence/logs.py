@@ -9,6 +9,11 @@ from kvtrace.ledger.model import Engine, LogLine, Swallowed
 from kvtrace.words import count, plural
 
 _MAX_TEXT = 200
+_BACKGROUND = {
+    "thread": "one of its threads",
+    "executor": "a job of its thread pool",
+    "asyncio": "a task of its event loop",
+}
 
 
 def shortened(text: str) -> str:
@@ -18,14 +23,14 @@ def shortened(text: str) -> str:
 
 def place(hook: str) -> str:
     """Where an exception was caught, in words."""
-    return "one of its threads" if hook == "thread" else hook
+    return _BACKGROUND.get(hook, hook)
 
 
 def exception_line(fact: Swallowed) -> str:
     """``OSError: no space (at store.py:12 in write), caught in 8 of 8 watched calls of save_kv_layer``."""
     calls = (
         f"caught in {count(fact.count)} of {plural(fact.observed_calls, 'watched call')} of {fact.hook}"
-        if fact.observed_calls
+        if fact.observed_calls and fact.hook not in _BACKGROUND
         else f"caught {plural(fact.count, 'time')} in {place(fact.hook)}"
     )
     message = f": {shortened(fact.message)}" if fact.message else ""

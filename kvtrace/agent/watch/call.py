@@ -1,13 +1,9 @@
-"""What sampled hook calls really did: EFFECT records.
+"""One watched call of a hook: what it did, as EFFECT and SLOTS records.
 
-A step is sampled when its metadata is bound: the first 8 steps with something to store (or
-to load), then every 32nd, and again after a sampled step with declared work in which nothing
-was seen to happen; so is the step right after that one, as some connectors copy a step later, in
-whichever hook comes first. Where the metadata can't be read, steps that compute prompt tokens are
-sampled likewise: the first 8, then every 64th. In a sampled step the calls of
-``save_kv_layer``, ``wait_for_save``, ``start_load_kv`` and ``wait_for_layer_load`` run watched:
-tensor operations on the KV caches (``watch/``), files (``files.py``), exceptions that the
-connector handles itself (``swallowed.py``). All other calls pay one attribute check.
+In a watched step (``policy.py``) the calls of ``save_kv_layer``, ``wait_for_save``, ``start_load_kv`` and
+``wait_for_layer_load`` run watched: tensor operations on the KV caches (``operations.py``), files
+(``files.py``), ways by which KV can leave unseen (``wayout.py``), exceptions that the connector handles
+itself (``swallowed.py``). All other calls pay one attribute check.
 
 How a call's record is to be read:
 
@@ -44,114 +40,17 @@ from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.swallowed import Swallowed
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.operations import Watch
+from kvtrace.agent.watch.origin import HERE, Origin
+from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
+from kvtrace.agent.watch.work import FOLLOWED
 from kvtrace.agent.wayout import WaysOut, works_elsewhere
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
 
-FIRST = 8
-EVERY = 32
-EVERY_BLIND = 64
-_MAX_EXTRA = 16
-"""Extra samples because a sampled step left no effect: a connector that works out of sight
-must not be watched for ever."""
-
 _OTHER = {Flag.STORE: Flag.LOAD, Flag.LOAD: Flag.STORE}
-
-
-class _Policy:
-    """Which of the steps with work are sampled."""
-
-    def __init__(self, every: int) -> None:
-        self._every = every
-        self._seen = 0
-        self._extra = 0
-        self.owed = False
-        self._followed = 0
-        self.follow = False
-        """The step before was sampled, had work, and left no effect."""
-
-    def take(self) -> bool:
-        seen, self._seen = self._seen, self._seen + 1
-        if seen < FIRST or seen % self._every == 0:
-            self.owed = False
-            return True
-        if self.owed and self._extra < _MAX_EXTRA:
-            self.owed = False
-            self._extra += 1
-            return True
-        return False
-
-    def follows(self) -> bool:
-        """Whether this step, with no sample of its own, comes right after such a one."""
-        follow = self.follow and self._followed < _MAX_EXTRA
-        self._followed += follow
-        return follow
-
-
-class Sample:
-    """One direction of a sampled step."""
-
-    def __init__(self, policy: _Policy, declared: bool) -> None:
-        self.policy = policy
-        self.declared = declared
-        self.calls = 0
-        self.effect = False
-
-
-class _Policies:
-    def __init__(self) -> None:
-        self.store = _Policy(EVERY)
-        self.load = _Policy(EVERY)
-        self.blind = _Policy(EVERY_BLIND)
-
-
-_policies: dict[int, _Policies] = {}
 _seen_to_read: set[int] = set()
 """Connectors of which a watched call read a KV tensor."""
-_MAX_CONNECTORS = 64
-
-
-def begin(index: int, declared: Any) -> None:
-    """Metadata was bound to the (outermost) connector of that index: sample this step?"""
-    worker = AGENT.worker
-    worker.sample_store = worker.sample_load = None
-    if not worker.step or AGENT.recorder is None or not AGENT.recorder.alive:
-        return
-    policies = _policies.get(index)
-    if policies is None:
-        policies = _policies[index] = _Policies()
-        while len(_policies) > _MAX_CONNECTORS:
-            del _policies[next(iter(_policies))]
-    # Entries of 0 slots have nothing to show: where sizes are known, they cost no sample.
-    if (declared.store_slots if declared.readable else declared.store_entries) and policies.store.take():
-        worker.sample_store = Sample(policies.store, declared.store_slots > 0)
-    # An entry that says neither "store" nor "load" (is_store false) may be a load.
-    loads = declared.load_entries or declared.undirected
-    if loads and policies.load.take():
-        worker.sample_load = Sample(policies.load, declared.load_slots > 0)
-    if not declared.readable and worker.prefill and policies.blind.take():
-        worker.sample_store = worker.sample_store or Sample(policies.blind, False)
-        worker.sample_load = worker.sample_load or Sample(policies.blind, False)
-    if worker.sample_store is None and policies.store.follows():
-        worker.sample_store = Sample(policies.store, False)
-    policies.store.follow = False
-    if worker.sample_store is not None:
-        # what is saved may be copied in any hook
-        worker.sample_load = worker.sample_load or Sample(policies.load, False)
-
-
-def end() -> None:
-    """The step's metadata was cleared."""
-    worker = AGENT.worker
-    for sample in (worker.sample_store, worker.sample_load):
-        if sample is not None and sample.declared and sample.calls and not sample.effect:
-            sample.policy.owed = sample.policy.follow = True
-    worker.sample_store = worker.sample_load = None
-
-
-# --- the watched call ---------------------------------------------------------------------
-
 FIRST_CALLS = 16
 
 
@@ -183,7 +82,7 @@ class WatchPoint(NamedTuple):
 def watch_point(site: Site, connector: Any = None) -> WatchPoint:
     """The watch point of a hook. Of the hooks that copy no KV the first 16 calls are watched, for the
     exceptions that they handle themselves alone (and the registration of the caches for whether it takes
-    their addresses); those of the worker also in steps whose saves are sampled, for what they copy all the
+    their addresses); those of the worker also in steps whose saves are watched, for what they copy all the
     same.
 
     Args:
@@ -191,12 +90,17 @@ def watch_point(site: Site, connector: Any = None) -> WatchPoint:
     """
     hook, on_worker = site.hook, site.role == Role.WORKER
     if hook.watch is hooks.Watch.COPY and on_worker:
-        attribute = "sample_store" if hook.direction == Flag.STORE else "sample_load"
-        return WatchPoint(((AGENT.worker, attribute),), _watched(site, connector, None))
+        names = ["watch_store" if hook.direction == Flag.STORE else "watch_load"]
+        if not hook.layered:
+            names.append("watch_after")
+        switches: list[tuple[Any, str]] = [(AGENT.worker, name) for name in names]
+        return WatchPoint(tuple(switches), _watched(site, connector, None))
     if hook.watch is hooks.Watch.CAUGHT and hook.role == site.role:
         first = _FirstCalls(FIRST_CALLS)
-        sampled = ((AGENT.worker, "sample_store"),) if on_worker else ()
-        return WatchPoint(((first, "left"), *sampled), _watched(site, connector, first))
+        switches = [(first, "left")]
+        if on_worker:
+            switches += [(AGENT.worker, "watch_store"), (AGENT.worker, "watch_after")]
+        return WatchPoint(tuple(switches), _watched(site, connector, first))
     return WatchPoint((), _plain)
 
 
@@ -218,7 +122,7 @@ def _watched(site: Site, connector: Any, first: _FirstCalls | None) -> Callable[
                 call = _Call(site, args[0] if connector is None else connector)
                 call.start(None if layer is None else str(layer), args[at:], kwargs)
         except Exception:
-            AGENT.failed(f"sampling {site.hook.name}")
+            AGENT.failed(f"watching {site.hook.name}")
         error: BaseException | None = None
         try:
             return method(*args, **kwargs)
@@ -254,29 +158,40 @@ class _Call:
         self._layer: str | None = None
         self._block_size = _block_size(connector)
         self._running: list[Any] = []
+        self._cost = 0
         self._effects = site.hook.watch is hooks.Watch.COPY
         self._elsewhere = self._role == Role.WORKER and not self._effects and site.hook.in_step
         self._watch: Watch | None = None
+        self._before: tuple[Any, Origin | None] = None, None
         self._files = Files()
         self._ways = WaysOut()
         self._owner = owners.owner_of(site.index) or owners.register(connector, site.index)
-        self._swallowed = Swallowed(site, self._owner)
+        self._swallowed = Swallowed(site.hook.name, site.index, site.role, self._owner)
 
     def start(self, layer: str | None, args: Any, kwargs: Any) -> None:
+        began = clock()
         self._layer = layer
+        self._before = HERE.work, HERE.origin
+        HERE.work, HERE.origin = self, Origin(self._step(), self._index, self._hook.name, layer)
         if self._hook is hooks.SAVE_LAYER and layer is not None:
             for value in (kwargs.get("kv_layer"), *args[1:2]):
                 if value is not None:
                     CACHES.add(layer, value)
-        self._begin(self._swallowed)  # outermost: its trace function sees no code of ours
         if self._effects:
             self._begin(self._files)
-        if self._effects or self._elsewhere:
-            self._begin(self._ways)
         if self._role == Role.WORKER:
             watch = Watch(CACHES, layer, self._block_size)
+            watch.before = self._ways.enough
             if self._begin(watch):
                 self._watch = watch
+        # The last to begin: what calls back for every call in this thread sees little code of ours.
+        if self._effects or self._elsewhere:
+            self._begin(self._ways)
+        self._begin(self._swallowed)
+        self._cost = clock() - began
+
+    def logged(self, error: BaseException) -> bool:
+        return self._swallowed.logged(error)
 
     def _begin(self, part: Any) -> bool:
         try:
@@ -285,18 +200,20 @@ class _Call:
             self._running.append(part)
             return True
         except Exception:
-            AGENT.failed(f"sampling {self._hook.name}")
+            AGENT.failed(f"watching {self._hook.name}")
             return False
 
     def stop(self, error: BaseException | None) -> None:
         """Never raises."""
+        began = clock()
         while self._running:
             try:
                 self._running.pop().stop()
             except Exception:
-                AGENT.failed(f"sampling {self._hook.name}")
+                AGENT.failed(f"watching {self._hook.name}")
+        HERE.work, HERE.origin = self._before
         try:
-            step = AGENT.worker.step if self._role == Role.WORKER else AGENT.scheduler.step
+            step = self._step()
             t = clock()
             if self._effects:
                 self._write(step, t)
@@ -305,13 +222,18 @@ class _Call:
             if self._watch is not None and (self._effects or self._elsewhere):
                 Touching(self._watch, self._hook.code, self._index, step, t, AGENT.thread()).write()
             self._swallowed.report(error, self._layer, step)
+            cost = self._watch.cost if self._watch is not None else 0
+            POLICY.spent(self._cost + cost + clock() - began)
         except Exception:
-            AGENT.failed(f"sampling {self._hook.name}")
+            AGENT.failed(f"watching {self._hook.name}")
+
+    def _step(self) -> int:
+        return AGENT.worker.step if self._role == Role.WORKER else AGENT.scheduler.step
 
     def _write(self, step: int, t: int) -> None:
         worker = AGENT.worker
         purpose = self._hook.direction or Flag.STORE
-        sample = worker.sample_store if purpose == Flag.STORE else worker.sample_load
+        watched = worker.watch_store if purpose == Flag.STORE else worker.watch_load
         seen: list[tuple[Flag, str | None, int]] = [
             (direction, name, slots)
             for direction in (purpose, _OTHER[purpose])
@@ -319,6 +241,8 @@ class _Call:
         ]
         if any(direction == Flag.STORE and slots > 0 for direction, _, slots in seen):
             _seen_to_read.add(self._index)
+        if watched is None and not seen:
+            return  # the step after a watched one: its layers' hooks are not watched, so that 0 says nothing
         size, count, path, replaced = self._files.result()
         if not any(direction == purpose for direction, _, _ in seen):
             # Nothing of what the hook is for was seen.
@@ -333,11 +257,11 @@ class _Call:
                 target = digest_of(path, key) if path else 0
                 row = row._replace(bytes=size, files=count, target=target)
             AGENT.add(row)
-        if sample is not None:
-            sample.calls += 1
+        if watched is not None:
+            watched.calls += 1
             # what can't be told is not sampled for again and again either
             if count or any(slots for _, _, slots in seen):
-                sample.effect = True
+                watched.effect = True
 
     def _write_elsewhere(self, step: int, t: int) -> None:
         """Of a hook that is not for copying: what it copied, and work that it handed out of sight."""
@@ -366,7 +290,7 @@ class _Call:
             return UNKNOWN  # no KV tensor is known to look at
         if self._ways.asked and self._index not in _seen_to_read:
             return UNKNOWN  # it may have found that all is there
-        return UNKNOWN if works_elsewhere(self._owner) else 0
+        return UNKNOWN if works_elsewhere(self._owner, FOLLOWED) else 0
 
 
 def _block_size(connector: Any) -> int:

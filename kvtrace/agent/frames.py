@@ -1,0 +1,37 @@
+"""Which hook of a connector runs, by the frames on a thread's stack: hooks themselves pay nothing for it."""
+
+from __future__ import annotations
+
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+from kvtrace.agent.site import Site
+
+WRAPPERS: dict[CodeType, tuple[str, int] | None] = {}
+"""Code of our wrappers -> (hook, index of the connector), or None where the frame's variable ``site`` says
+both."""
+_MAX_DEPTH = 400
+
+
+class Running(NamedTuple):
+    hook: str
+    connector: int
+    layer: str | None
+
+
+def innermost(frame: FrameType | None) -> Running | None:
+    """The innermost hook on the stack from ``frame`` on outwards."""
+    for _ in range(_MAX_DEPTH):
+        if frame is None:
+            return None
+        code = frame.f_code
+        if code in WRAPPERS:
+            known = WRAPPERS[code]
+            values = frame.f_locals
+            layer = values.get("layer_name")
+            if known is None:
+                site: Site = values["site"]
+                known = (site.hook.name, site.index)
+            return Running(*known, None if layer is None else str(layer))
+        frame = frame.f_back
+    return None

@@ -1,0 +1,170 @@
+"""Which steps are watched.
+
+Every step that stores, loads or computes prompt tokens, and the hooks of the step right after it that are not
+called layer by layer (``wait_for_save``, ``get_finished``: some connectors copy a step later). What the watch
+costs is measured and paid for from an account: it begins with a credit, so that short runs are watched in
+full, and gets the budget's share of the steps' time. Where it is empty, and where the user asked for less,
+steps are sampled: the first 8 with something to store (or to load), then every 32nd, and again after a
+sampled step with declared work in which nothing was seen to happen. A step that was watched says so in its
+EXEC record; of others nothing is concluded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtrace.agent.budget import Sampler
+from kvtrace.agent.state import AGENT
+from kvtrace.trace.config import WATCHES
+from kvtrace.trace.format import Flag
+
+FIRST = 8
+EVERY = 32
+EVERY_BLIND = 64
+CREDIT = 2_000_000_000
+"""ns of host time that the watch may take before it has to keep to the budget."""
+_MAX_EXTRA = 16
+"""Extra samples because a sampled step left no effect: a connector that works out of sight
+must not be watched for ever."""
+_MAX_CONNECTORS = 64
+_MAX_STEPS = 256
+_EVERY_STEP = WATCHES[-1]
+
+
+class _Samples:
+    """Which of the steps with work are sampled, where not all are watched."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._seen = 0
+        self._extra = 0
+        self.owed = False
+
+    def take(self) -> bool:
+        seen, self._seen = self._seen, self._seen + 1
+        if seen < FIRST:
+            self.owed = False
+            return True
+        if AGENT.config is not None and AGENT.config.watch == "first":
+            return False
+        if seen % self._every == 0 or (self.owed and self._extra < _MAX_EXTRA):
+            self._extra += seen % self._every != 0
+            self.owed = False
+            return True
+        return False
+
+
+class Watched:
+    """One direction of a watched step."""
+
+    def __init__(self, samples: _Samples, declared: bool) -> None:
+        self.samples = samples
+        self.declared = declared
+        self.calls = 0
+        self.effect = False
+
+
+class _Connector:
+    def __init__(self) -> None:
+        self.store = _Samples(EVERY)
+        self.load = _Samples(EVERY)
+        self.blind = _Samples(EVERY_BLIND)
+
+
+class Policy:
+    """Of this process's worker."""
+
+    def __init__(self) -> None:
+        self._connectors: dict[int, _Connector] = {}
+        self._account: Sampler | None = None
+        self._config: Any = None
+        self._steps: dict[int, None] = {}
+        self._after = False
+        """The step before this one was watched."""
+
+    # --- the account ----------------------------------------------------------------------
+
+    def _accounts(self) -> Sampler | None:
+        config = AGENT.config
+        if config is not self._config:
+            self._config = config
+            every = config is not None and config.watch == _EVERY_STEP
+            self._account = Sampler("sampled", config.budget, CREDIT) if config and every else None
+        return self._account
+
+    def passed(self, busy: int) -> None:
+        """A step took ``busy`` ns of host time."""
+        if self._account is not None:
+            self._account.passed(busy)
+
+    def spent(self, cost: int) -> None:
+        """The watch took ``cost`` ns of host time."""
+        if self._account is not None:
+            self._account.spent(cost)
+
+    # --- steps ----------------------------------------------------------------------------
+
+    def begin(self, index: int, declared: Any) -> None:
+        """Metadata was bound to the (outermost) connector of that index."""
+        worker = AGENT.worker
+        worker.watch_store = worker.watch_load = worker.watch_after = None
+        after, self._after = self._after, False
+        if not worker.step or AGENT.recorder is None or not AGENT.recorder.alive:
+            return
+        connector = self._connectors.get(index)
+        if connector is None:
+            connector = self._connectors[index] = _Connector()
+            while len(self._connectors) > _MAX_CONNECTORS:
+                del self._connectors[next(iter(self._connectors))]
+        self._choose(connector, declared)
+        if worker.watch_store is None and after:
+            worker.watch_after = Watched(connector.store, False)
+        worker.watched |= Flag.STORE if worker.watch_store is not None else 0
+        worker.watched |= Flag.LOAD if worker.watch_load is not None else 0
+        if worker.watched:
+            self._after = True
+            self._steps[worker.step] = None
+            while len(self._steps) > _MAX_STEPS:
+                del self._steps[next(iter(self._steps))]
+
+    def _choose(self, connector: _Connector, declared: Any) -> None:
+        worker = AGENT.worker
+        # Entries of 0 slots have nothing to show: where sizes are known, they are no work.
+        stores = declared.store_slots if declared.readable else declared.store_entries
+        # An entry that says neither "store" nor "load" (is_store false) may be a load.
+        loads = declared.load_entries or declared.undirected
+        account = self._accounts()
+        if (
+            account is not None
+            and account.take()
+            and (stores or loads or worker.prompt or not declared.readable)
+        ):
+            worker.watch_store = Watched(connector.store, declared.store_slots > 0)
+            worker.watch_load = Watched(connector.load, declared.load_slots > 0)
+            return
+        if stores and connector.store.take():
+            worker.watch_store = Watched(connector.store, declared.store_slots > 0)
+        if loads and connector.load.take():
+            worker.watch_load = Watched(connector.load, declared.load_slots > 0)
+        if not declared.readable and worker.prompt and connector.blind.take():
+            worker.watch_store = worker.watch_store or Watched(connector.blind, False)
+            worker.watch_load = worker.watch_load or Watched(connector.blind, False)
+        if worker.watch_store is not None:
+            # what is saved may be copied in any hook
+            worker.watch_load = worker.watch_load or Watched(connector.load, False)
+
+    def end(self) -> None:
+        """The step's metadata was cleared."""
+        worker = AGENT.worker
+        for watched in (worker.watch_store, worker.watch_load):
+            if watched is not None and watched.declared and watched.calls and not watched.effect:
+                watched.samples.owed = True
+        worker.watch_store = worker.watch_load = worker.watch_after = None
+
+    def background(self, step: int) -> bool:
+        """Whether work in the background for that step (0: not known for which) is watched."""
+        account = self._accounts()
+        return step in self._steps or (account is not None and account.take())
+
+
+POLICY = Policy()

@@ -1,0 +1,163 @@
+"""One piece of a connector's work in the background, watched like a hook call: a thread between two items of
+its queue, a job of an executor, a step of an event loop."""
+
+from __future__ import annotations
+
+from types import FrameType
+
+from kvtrace.agent import owners
+from kvtrace.agent.state import AGENT, clock, get_ident
+from kvtrace.agent.swallowed import Swallowed
+from kvtrace.agent.watch.caches import CACHES
+from kvtrace.agent.watch.operations import Watch
+from kvtrace.agent.watch.origin import HERE, Origin
+from kvtrace.agent.watch.policy import POLICY
+from kvtrace.agent.watch.records import Touching
+from kvtrace.trace.format import Role
+
+THREAD, EXECUTOR, ASYNCIO = "thread", "executor", "asyncio"
+FOLLOWED: dict[int, int] = {}
+"""Idents of threads in which work is watched -> how many pieces, one inside the other."""
+_LONGEST = 100_000_000
+"""ns after which what was done is written down, where nothing says that one piece of work is over."""
+_PATIENCE = {THREAD: 2, EXECUTOR: 64, ASYNCIO: 2}
+"""Steps after which a thread (a job, a task) that still works may well do so for later ones."""
+
+
+class Work:
+    """``start`` and ``stop`` in the thread that works.
+
+    Args:
+        kind: THREAD, EXECUTOR or ASYNCIO.
+        file: of the code that works: whose it is, where nothing else says so.
+        exact: whether what it hands over in turn is surely for the same step.
+    """
+
+    def __init__(self, kind: str, origin: Origin, file: str, exact: bool = False) -> None:
+        self.kind = kind
+        self.origin = origin
+        self.exact = exact
+        self.queue = 0
+        """id of the queue that gives this thread its work."""
+        self._until = AGENT.worker.latest + _PATIENCE[kind]
+        self._file = file
+        self._outer: Work | None = None
+        self._watch = Watch(CACHES, None, alone=True)
+        self._watching = False
+        self._due = 0
+        self._swallowed: Swallowed | None = None
+
+    def start(self) -> bool:
+        """False in a thread that is inside a watched hook: that sees all."""
+        outer = HERE.work
+        if outer is not None:
+            if not isinstance(outer, Work):
+                return False
+            outer._pause()
+            self._outer = outer
+        HERE.work, HERE.origin = self, self.origin
+        ident = get_ident()
+        FOLLOWED[ident] = FOLLOWED.get(ident, 0) + 1
+        self._watch.before = self._before
+        self._resume()
+        return True
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """``error``: in which the work ended. Never raises."""
+        try:
+            self._pause()
+            self._write(error)
+        except Exception:
+            AGENT.failed(self.kind)
+        finally:
+            ident = get_ident()
+            FOLLOWED[ident] -= 1
+            if not FOLLOWED[ident]:
+                del FOLLOWED[ident]
+            outer = HERE.work = self._outer
+            HERE.origin = outer.origin if outer is not None else None
+            if outer is not None:
+                outer._resume()
+
+    def asks(self, queue: int) -> None:
+        """This thread asks a queue for its next item."""
+        if self.kind == THREAD and self.queue in (0, queue):
+            self._write(None)
+            self._take(Origin(0, self.origin.connector))
+
+    def got(self, queue: int, origin: Origin | None, caller: FrameType | None) -> None:
+        """It got one, that a hook put there (of ``origin``), or somebody else (None)."""
+        if origin is not None:
+            self._write(None)
+            self._take(origin)
+            self.queue = queue
+        elif self.kind == THREAD and not self.queue:
+            self.queue = queue
+        self._resume()
+        if self._swallowed is not None:
+            self._swallowed.raises.callers_too(caller)
+
+    def logged(self, error: BaseException) -> bool:
+        """It was caught in this work, and logged. False where nothing will be said of it."""
+        self._resume()
+        return self._swallowed is not None and self._swallowed.logged(error)
+
+    def _take(self, origin: Origin) -> None:
+        self.origin = HERE.origin = origin
+        self.exact = False
+        self._until = AGENT.worker.latest + _PATIENCE[EXECUTOR]
+
+    # --- its parts ------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        """Also where torch, or the connector, came after this thread began."""
+        if self._swallowed is None:
+            index = self._index()
+            owner = owners.owner_of(index) if index else None
+            if owner is not None:
+                self._swallowed = Swallowed(self.kind, index, Role.WORKER, owner)
+        if self._swallowed is not None and not self._swallowed.running:
+            self._swallowed.start()
+        if not self._watching and POLICY.background(self.origin.step):
+            self._watching = self._watch.start()
+
+    def _pause(self) -> None:
+        if self._swallowed is not None:
+            self._swallowed.stop()
+        if self._watching and self.kind != THREAD:
+            self._watching = False
+            self._watch.stop()
+
+    def _index(self) -> int:
+        return self.origin.connector or owners.index_of(self._file)
+
+    def _before(self) -> None:
+        """A KV tensor is touched. What is touched first decides for which step all of a piece is."""
+        now = clock()
+        old = self.origin.step and AGENT.worker.latest > self._until
+        if self._watch.saw and (old or now > self._due):
+            self._write(None)
+        if not self._watch.saw:
+            self._due = now + _LONGEST
+            self.origin = HERE.origin = self.origin.unless_after(self._until)
+
+    def _write(self, error: BaseException | None) -> None:
+        began, cost = clock(), self._watch.cost
+        step, index = self.origin.step, self._index()
+        if self._watch.saw:
+            Touching(self._watch.take(), 0, index, step, clock(), AGENT.thread()).write()
+        if self._swallowed is not None:
+            self._swallowed.report(error, self.origin.layer, step, ended=True)
+        POLICY.spent(cost + clock() - began)
+
+
+def begin(kind: str, origin: Origin, file: str, exact: bool = False) -> Work | None:
+    """A piece of work that has begun in this thread; None where a hook's watch sees it. Never raises."""
+    try:
+        if AGENT.recorder is None:
+            return None
+        work = Work(kind, origin, file, exact)
+        return work if work.start() else None
+    except Exception:
+        AGENT.failed(kind)
+        return None

@@ -1,0 +1,416 @@
+"""What a connector does in threads, executors, queues and event loops is watched like its hooks: which slots,
+for which step, and which exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.agent.watch import follow  # noqa: E402
+from kvtrace.agent.watch.caches import CACHES  # noqa: E402
+from kvtrace.agent.watch.origin import HERE  # noqa: E402
+from kvtrace.trace import rows  # noqa: E402
+from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
+
+from . import fakes  # noqa: E402
+
+BLOCKS, BLOCK = 10, 4
+
+
+class Background(fakes.Copying):
+    """Saves block ``step`` of each layer in step ``step``; ``how`` says where the copy is made."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        self.how(self, functools.partial(self.copy, kv_layer, AGENT.worker.step))
+
+    def copy(self, kv_layer: Any, block: int) -> None:
+        self.kept.append(kv_layer[block].clone())
+
+    def fail(self) -> None:
+        raise ConnectionRefusedError("no store at token=hunter2")
+
+
+@pytest.fixture
+def caches() -> dict[str, Any]:
+    CACHES.__init__()  # type: ignore[misc]
+    follow.begins()
+    return {"layer.0": torch.randn(BLOCKS, BLOCK, 8)}
+
+
+def made(caches: dict[str, Any], how: Callable[..., Any]) -> Any:
+    connector = Background(how)
+    traced(connector, Role.WORKER, "Background")
+    connector.register_kv_caches(caches)
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
+    CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
+    return connector
+
+
+def step(connector: Any, caches: dict[str, Any], number: int) -> None:
+    AGENT.worker.step = AGENT.worker.latest = number
+    connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(torch.arange(4))))
+    for name, kv in caches.items():
+        connector.save_kv_layer(name, kv, None)
+    connector.clear_connector_metadata()
+    AGENT.worker.step = 0
+
+
+def slots(trace: Any) -> list[tuple[int, int, str]]:
+    """(step, hook's code, set) of what was read, in the order of the steps."""
+    spool, table = trace.read()
+    found = []
+    for words in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist():
+        row = rows.decode(words)
+        assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) > 0
+        found.append((row.step, rows.code(row.head), spool.names[row.slot_set]))
+    return sorted(found)
+
+
+def wait_until(done: Callable[[], object]) -> None:
+    """Condition by condition, for what happens in another thread."""
+    pause = threading.Event()
+    for _ in range(3000):
+        if done():
+            return
+        pause.wait(0.01)
+    raise AssertionError("nothing came of it")
+
+
+class Consumer:
+    """A thread that works through a queue of its own, as vendors write it."""
+
+    def __init__(self, kind: type = queue.Queue) -> None:
+        self.jobs: Any = kind()
+        self.thread = threading.Thread(target=self.loop, daemon=True)
+
+    def loop(self) -> None:
+        while True:
+            job = self.jobs.get()
+            if job is None:
+                return
+            job()
+
+    def put(self, job: Any) -> None:
+        if not self.thread.is_alive():
+            self.thread.start()
+        self.jobs.put(job)
+
+    def end(self) -> None:
+        self.jobs.put(None)
+        self.thread.join(30)
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(30)
+        self.loop.close()
+
+
+@pytest.fixture
+def pool() -> Iterator[concurrent.futures.ThreadPoolExecutor]:
+    with concurrent.futures.ThreadPoolExecutor(2) as made:
+        yield made
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.end()
+
+
+THREE_STEPS = [(number, 0, f"{number * BLOCK}+{BLOCK}") for number in (1, 2, 3)]
+
+
+def test_an_executor(trace: Any, caches: dict[str, Any], pool: Any) -> None:
+    gate = threading.Event()
+
+    def late(job: Any) -> None:
+        gate.wait(30)
+        job()
+
+    connector = made(caches, lambda c, job: pool.submit(late, job))
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+    gate.set()  # all of it runs when step 3 is over
+    pool.shutdown()
+    assert slots(trace) == THREE_STEPS and len(connector.kept) == 3
+
+
+def test_a_thread_for_each_save(trace: Any, caches: dict[str, Any]) -> None:
+    threads = []
+
+    def how(connector: Any, job: Any) -> None:
+        threads.append(threading.Thread(target=job))
+        threads[-1].start()
+        threads[-1].join(30)
+
+    connector = made(caches, how)
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+    assert slots(trace) == THREE_STEPS
+
+
+@pytest.mark.parametrize("kind", [queue.Queue, queue.LifoQueue])
+def test_a_thread_with_a_queue(trace: Any, caches: dict[str, Any], kind: type) -> None:
+    consumer = Consumer(kind)
+    connector = made(caches, lambda c, job: consumer.put(job))
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+    wait_until(lambda: len(connector.kept) == 3)
+    consumer.end()
+    assert slots(trace) == THREE_STEPS
+
+
+def test_a_thread_that_ran_before_the_agent_is_met_at_its_next_item(
+    trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = Consumer()
+    monkeypatch.setattr(follow, "_on", False)
+    consumer.put(lambda: None)
+    monkeypatch.setattr(follow, "_on", True)
+    connector = made(caches, lambda c, job: consumer.put(job))
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+    consumer.end()
+    # it waited for its first item in Python's own get: that item's step may be unknown, nothing else
+    found = slots(trace)
+    assert found[-2:] == THREE_STEPS[1:] and len(connector.kept) == 3
+    assert len(found) == 2 or found[0] in [(0, 0, "4+4"), (1, 0, "4+4")]
+
+
+def test_a_queue_whose_puts_nobody_saw_leaves_the_step_unknown(
+    trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = Consumer(queue.SimpleQueue)
+    connector = made(caches, lambda c, job: consumer.put(job))
+    step(connector, caches, 1)
+    wait_until(lambda: len(connector.kept) == 1)
+    monkeypatch.setattr("kvtrace.agent.watch.work._LONGEST", 0)
+    for number in (5, 6):
+        step(connector, caches, number)
+    consumer.end()
+    assert {one[0] for one in slots(trace)} <= {0, 1}
+    assert (0, 0, "24+4") in slots(trace), "the thread was started for step 1, and this is step 6's work"
+
+
+def test_buffers_that_go_round_say_nothing_of_the_step(trace: Any, caches: dict[str, Any]) -> None:
+    free: queue.Queue[Any] = queue.Queue()
+    free.put("buffer")
+
+    def with_buffer(job: Any) -> None:
+        buffer = free.get()
+        job()
+        free.put(buffer)
+
+    consumer = Consumer()
+    connector = made(caches, lambda c, job: consumer.put(functools.partial(with_buffer, job)))
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+    consumer.end()
+    assert slots(trace) == THREE_STEPS
+
+
+def test_an_event_loop(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+    async def save(job: Any) -> None:
+        job()
+        await asyncio.sleep(0)
+
+    connector = made(caches, lambda c, job: asyncio.run_coroutine_threadsafe(save(job), loop.loop).result(30))
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+    assert slots(trace) == THREE_STEPS
+
+
+def test_a_callback_and_an_executor_of_the_loop(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+    done = threading.Semaphore(0)
+
+    def finish(job: Any) -> None:
+        job()
+        done.release()
+
+    def how(connector: Any, job: Any) -> None:
+        if AGENT.worker.step == 2:
+            loop.loop.call_soon_threadsafe(loop.loop.run_in_executor, None, finish, job)
+        else:
+            loop.loop.call_soon_threadsafe(finish, job)
+        assert done.acquire(timeout=30)
+
+    connector = made(caches, how)
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+    loop.loop.call_soon_threadsafe(loop.loop.create_task, loop.loop.shutdown_default_executor())
+    wait_until(lambda: len(slots(trace)) == 3)
+    assert slots(trace) == THREE_STEPS
+
+
+def test_an_asyncio_queue(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+    jobs: Any = None
+
+    async def consume() -> None:
+        nonlocal jobs
+        jobs = asyncio.Queue()
+        while True:
+            (await jobs.get())()
+
+    task = asyncio.run_coroutine_threadsafe(consume(), loop.loop)
+    wait_until(lambda: jobs is not None)
+    connector = made(caches, lambda c, job: loop.loop.call_soon_threadsafe(jobs.put_nowait, job))
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+        wait_until(lambda: len(connector.kept) == number)  # noqa: B023
+    task.cancel()
+    wait_until(lambda: len(slots(trace)) == 3)
+    assert slots(trace) == THREE_STEPS
+
+
+def test_work_that_is_nobody_s_is_left_alone(trace: Any, caches: dict[str, Any], pool: Any) -> None:
+    made(caches, lambda *_: None)
+    # functions of the standard library and of torch, handed over outside any hook
+    assert pool.submit(torch.clone, caches["layer.0"][1]).result(30).shape == (BLOCK, 8)
+    assert pool.submit(lambda: HERE.work).result(30) is not None, "this file is the connector's"
+    assert pool.submit(eval, "1 + 1").result(30) == 2
+    assert slots(trace) == []
+
+
+# --- exceptions -----------------------------------------------------------------------------------------
+
+
+def swallowed(trace: Any) -> list[tuple[Any, ...]]:
+    return [
+        (fact["hook"], fact["step"], fact["type"], fact["where"].rpartition(" ")[2])
+        for fact in trace.facts(Fact.SWALLOWED)
+    ]
+
+
+def test_an_exception_in_a_future_that_nobody_asks(trace: Any, caches: dict[str, Any], pool: Any) -> None:
+    connector = made(caches, lambda c, job: pool.submit(c.fail))
+    step(connector, caches, 2)
+    pool.shutdown()
+    assert swallowed(trace) == [("executor", 2, "ConnectionRefusedError", "fail")]
+    (fact,) = trace.facts(Fact.SWALLOWED)
+    assert "hunter2" not in fact["message"] and fact["connector"] > 0
+
+
+def test_a_future_that_is_asked_in_the_hook_is_one_exception(
+    trace: Any, caches: dict[str, Any], pool: Any
+) -> None:
+    def how(connector: Any, job: Any) -> None:
+        try:
+            pool.submit(connector.fail).result()
+        except ConnectionRefusedError:
+            return
+
+    connector = made(caches, how)
+    step(connector, caches, 2)
+    pool.shutdown()
+    assert len(swallowed(trace)) == 1
+
+
+def test_exceptions_that_a_thread_handles_itself(trace: Any, caches: dict[str, Any]) -> None:
+    consumer = Consumer()
+    connector: Any = None
+
+    def careful() -> None:
+        try:
+            connector.fail()
+        except OSError:
+            pass
+        try:
+            {}["ordinary"]
+        except KeyError:
+            pass
+
+    connector = made(caches, lambda c, job: consumer.put(careful))
+    step(connector, caches, 2)
+    consumer.end()
+    assert swallowed(trace) == [("thread", 2, "ConnectionRefusedError", "fail")]
+
+
+def test_a_task_that_fails_in_an_event_loop(trace: Any, caches: dict[str, Any], loop: Loop) -> None:
+    async def upload(connector: Any) -> None:
+        await asyncio.sleep(0)
+        connector.fail()
+
+    futures = []
+    connector = made(
+        caches, lambda c, job: futures.append(asyncio.run_coroutine_threadsafe(upload(c), loop.loop))
+    )
+    step(connector, caches, 2)
+    concurrent.futures.wait(futures, 30)
+    wait_until(lambda: swallowed(trace))
+    assert swallowed(trace) == [("asyncio", 2, "ConnectionRefusedError", "fail")]
+
+
+# --- nothing changes for the connector ------------------------------------------------------------------
+
+
+def test_results_exceptions_names_and_flags_are_what_they_were(
+    trace: Any, caches: dict[str, Any], pool: Any, loop: Loop
+) -> None:
+    connector = made(caches, lambda *_: None)
+    seen: dict[str, Any] = {}
+
+    class Named(threading.Thread):
+        def run(self) -> None:
+            seen["thread"] = (self.name, self.daemon, threading.current_thread() is self)
+
+    thread = Named(name="uploader", daemon=True)
+    thread.start()
+    thread.join(30)
+    assert seen["thread"] == ("uploader", True, True) and vars(thread).keys() == vars(Named()).keys()
+    error = ValueError("mine")
+
+    def fails() -> None:
+        raise error
+
+    future = pool.submit(fails)
+    with pytest.raises(ValueError) as caught:
+        future.result(30)
+    assert caught.value is error and future.exception() is error
+    line: queue.Queue[Any] = queue.Queue(1)
+    item = object()
+    line.put(item)
+    with pytest.raises(queue.Full):
+        line.put(1, block=False)
+    assert line.get(timeout=1) is item
+    with pytest.raises(queue.Empty):
+        line.get_nowait()
+
+    async def answer() -> str:
+        return "answer"
+
+    assert asyncio.run_coroutine_threadsafe(answer(), loop.loop).result(30) == "answer"
+    assert threading.Thread.start.__name__ == "start" and queue.Queue.get.__qualname__ == "Queue.get"
+    assert AGENT._failures == 0 and connector.kept == [] and not follow._starting
+
+
+def test_a_recorder_that_fails_changes_nothing(
+    trace: Any, caches: dict[str, Any], pool: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connector = made(caches, lambda c, job: c.kept.append(pool.submit(job)))
+    monkeypatch.setattr("kvtrace.agent.watch.work.Work.start", lambda self: 1 / 0)
+    step(connector, caches, 2)
+    futures = [one for one in connector.kept if isinstance(one, concurrent.futures.Future)]
+    assert [future.result(30) for future in futures] == [None]
+    assert AGENT._failures == 1
