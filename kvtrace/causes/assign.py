@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvtrace.causes.case import Case, Piece, assign
+from kvtrace.causes.case import Case, Piece, add, assign, why_unheard
 from kvtrace.causes.claims import NOT_OFFERED, Turn
 from kvtrace.causes.outcomes import SAVE_CAUSE
 from kvtrace.causes.registry import CLAIMS
@@ -27,8 +27,17 @@ def assign_pieces(case: Case) -> None:
             assign(case, SAVE_CAUSE[piece.ended], piece, left)
             case.ends.add(piece.ended)
             continue
+        if left and not seen_lost(case, piece):
+            add(case, case.unheard, piece, left)
+            continue
         left = _claimed(case, piece, left, NOT_OFFERED)
         assert not left, f"positions {left} of request {piece.request} without a cause"
+
+
+def seen_lost(case: Case, piece: Piece) -> bool:
+    """Whether positions that no metadata names were not stored: their slots were seen not to be read, or the
+    metadata of all their steps was."""
+    return piece.grade >= Grade.READ or not why_unheard(case, case.requests[piece.request])
 
 
 def _claimed(case: Case, piece: Piece, left: list[Interval], turns: Iterable[Turn]) -> list[Interval]:

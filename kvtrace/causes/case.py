@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Run
-from kvtrace.terms import Grade
+from kvtrace.terms import NOT_OBSERVED, Grade
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -63,6 +63,8 @@ class Request:
     preemptions: int = 0
     preempt_step: int = 0  # of the last one
     saved: int = 0  # token-layers
+    unseen: bool = False  # what became of a part of it is not observed
+    handed_over: bool = False  # its blocks were kept for an asynchronous save
     entries: list[Store] = field(default_factory=list)
 
     @property
@@ -101,6 +103,10 @@ class Case:
     """(engine, digest or prefix digest) -> (step, stored up to, request row), in order."""
     assigned: dict[str, Assigned] = field(default_factory=lambda: defaultdict(Assigned))
     """Cause -> the lost tokens that it explains; only causes that have some."""
+    found_again: frozenset[int] = frozenset()
+    """Engines without one store entry, in which a lookup found a prompt that the run had computed before."""
+    unheard: Assigned = field(default_factory=Assigned)
+    """Tokens that no metadata names, where that says nothing: not observed."""
     ends: set[SaveEnd] = field(default_factory=set)
     """How tokens ended that were assigned to the cause behind that end."""
 
@@ -111,7 +117,9 @@ class Case:
 
     def tokens(self, cause: Cause) -> float:
         """Tokens lost by this cause: token-layers divided by the pairs of their engine."""
-        assigned = self.assigned.get(cause.id)
+        return self.tokens_of(self.assigned.get(cause.id))
+
+    def tokens_of(self, assigned: Assigned | None) -> float:
         amounts = assigned.amounts if assigned else {}
         return sum(amount / max(1, self.engines[tag].pairs) for tag, amount in amounts.items())
 
@@ -161,7 +169,11 @@ _SAMPLES = 512
 
 def assign(case: Case, ident: str, piece: Piece, intervals: Iterable[Interval]) -> None:
     """Give parts of a piece to a cause."""
-    assigned = case.assigned[ident]
+    add(case, case.assigned[ident], piece, intervals)
+
+
+def add(case: Case, assigned: Assigned, piece: Piece, intervals: Iterable[Interval]) -> None:
+    """Count parts of a piece in."""
     prompt = case.requests[piece.request].prompt
     for start, end in intervals:
         size = (end - start) * piece.pairs
@@ -175,21 +187,11 @@ def assign(case: Case, ident: str, piece: Piece, intervals: Iterable[Interval]) 
 
 def make_case(run: Run) -> Case:
     """Read the tables of a run into what the rules ask for, with no token assigned yet."""
-    requests = [
-        Request(
-            row=row, id=r.id, engine=r.engine, prompt=r.prompt, computed=r.computed, local=r.local,
-            external=r.external, offered=r.offered, chunks=r.chunks, chunk_step=r.chunk_step,
-            first_end=r.local + r.external + (r.chunk_tokens[0] if r.chunk_tokens else 0),
-            first_step=r.first_step, digest=r.digest, prefix=r.prefix, block=r.block, status=r.status,
-            last_step=r.last_step, preemptions=r.preemptions, preempt_step=r.preempt_step, saved=int(r.saved),
-        )
-        for row, r in enumerate(rows(run.requests))
-    ]  # fmt: skip
-    for e in rows(run.entries):
-        if e.slots >= 0:
-            requests[e.request].entries.append(Store(e.step, e.slots, e.tokens, e.start, e.available))
     engines = {engine.tag: engine for engine in run.engines}
-    case = Case(run, engines, requests, {}, {}, {})
+    requests = _requests(run, engines)
+    silent = {tag for tag, engine in engines.items() if not engine.store_entries}
+    found_again = frozenset(row.engine for row in run.load_rows if row.shared and row.offered) & silent
+    case = Case(run, engines, requests, {}, {}, {}, found_again=found_again)
     stored: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
     for request in requests:
         if request.empty_entry:
@@ -207,10 +209,33 @@ def make_case(run: Run) -> Case:
     for request in requests:
         by_engine[request.engine].append(request)
     for tag, engine in engines.items():
-        case.units[tag] = infer_unit(
-            engine, [_sample(case, request) for request in by_engine[tag]], run.run.command
-        )
+        samples = [_sample(case, request) for request in by_engine[tag]]
+        case.units[tag] = infer_unit(engine, samples, run.run.command)
     return case
+
+
+def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
+    """The rows of Run.requests, each with its store entries."""
+    requests = [
+        Request(
+            row=row, id=r.id, engine=r.engine, prompt=r.prompt, computed=r.computed, local=r.local,
+            external=r.external, offered=r.offered, chunks=r.chunks, chunk_step=r.chunk_step,
+            first_end=r.local + r.external + (r.chunk_tokens[0] if r.chunk_tokens else 0),
+            first_step=r.first_step, digest=r.digest, prefix=r.prefix, block=r.block, status=r.status,
+            last_step=r.last_step, preemptions=r.preemptions, preempt_step=r.preempt_step, saved=int(r.saved),
+        )
+        for row, r in enumerate(rows(run.requests))
+    ]  # fmt: skip
+    for b in rows(run.base):
+        # What is generated hides no store of the prompt, unless a step's metadata could not be read.
+        if b.outcome == NOT_OBSERVED and (b.prompt or _unread(engines.get(b.engine))):
+            requests[b.request].unseen = True
+    for save in run.async_saves:
+        requests[save.request].handed_over = True
+    for e in rows(run.entries):
+        if e.slots >= 0:
+            requests[e.request].entries.append(Store(e.step, e.slots, e.tokens, e.start, e.available))
+    return requests
 
 
 def _sample(case: Case, request: Request) -> Sample:
@@ -221,7 +246,24 @@ def _sample(case: Case, request: Request) -> Sample:
         explained=reused or request.computed < request.prompt or stored_before(case, request) > 0,
         after_empty=after_empty(case, request),
         first_chunk=request.chunk_step if request.chunks >= 2 else None,
+        heard=not why_unheard(case, request),
     )
+
+
+def _unread(engine: Engine | None) -> bool:
+    """Whether steps are left whose metadata could not be read, and that were not watched in full."""
+    return engine is None or engine.unreadable_steps > len(engine.watched_steps)
+
+
+def why_unheard(case: Case, request: Request) -> str:
+    """Why it says nothing that no metadata names a store of a request's tokens, "" where it does say so."""
+    if request.unseen:
+        return "a part of their steps is not observed"
+    if request.handed_over and not request.entries:
+        return "their blocks were kept for a save that no metadata names"
+    if request.engine in case.found_again:
+        return "lookups find prompts of this run, and no metadata names a store"
+    return ""
 
 
 def after_empty(case: Case, request: Request) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import pandas as pd
 
 from kvtrace.causes.assign import assign_pieces
-from kvtrace.causes.case import Case, make_case
+from kvtrace.causes.case import Case, make_case, why_unheard
 from kvtrace.causes.evidence import measured
 from kvtrace.causes.model import Diagnosis, Finding, NotObserved, RuledOut
 from kvtrace.causes.outcomes import kept, named, not_saved
@@ -17,6 +17,7 @@ from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.model import Ledger, Run
 from kvtrace.terms import NOT_OBSERVED, Grade, Stage, cause_of, severity_order
+from kvtrace.words import plural
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -76,6 +77,10 @@ def _ledger(case: Case) -> Ledger[str]:
         accounts[not_saved(ident)] += sum(assigned.amounts.values())
         tokens[not_saved(ident)] += case.tokens(CATALOGUE[ident])
         grades[not_saved(ident)].update(assigned.grades)
+    unheard = sum(case.unheard.amounts.values())
+    accounts[NOT_OBSERVED] += unheard
+    tokens[NOT_OBSERVED] += case.tokens_of(case.unheard)
+    grades[NOT_OBSERVED][Grade.NOT_OBSERVED] += unheard
     pairs = {engine.pairs for engine in run.engines if engine.requests}
     connected = any(engine.connector or engine.configured for engine in run.engines)
     ledger = Ledger(
@@ -111,7 +116,9 @@ def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
                 "connector-metadata", f"the metadata of {unreadable} steps has a shape that is not understood"
             )
         )
-    if saves.accounts.get(NOT_OBSERVED) and not unreadable:
+    if why := _unheard(case):
+        found.append(NotObserved("store-entries", why))
+    if saves.accounts.get(NOT_OBSERVED) and not unreadable and not why:
         found.append(
             NotObserved(
                 "some-tokens", "steps or workers that left no record: their tokens count as not observed"
@@ -122,23 +129,43 @@ def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
     return found
 
 
+def _unheard(case: Case) -> str:
+    """Why tokens that no metadata names count as not observed, "" where there are none."""
+    whose = [case.requests[row] for row in case.unheard.requests]
+    reasons = list(dict.fromkeys(why_unheard(case, request) for request in whose))
+    if not reasons:
+        return ""
+    return (
+        f"no metadata names a store of {plural(len(whose), 'request')}, and that says nothing: "
+        + "; ".join(reasons)
+    )
+
+
 def _requests(case: Case) -> pd.DataFrame:
     """Run.requests with a verdict each, worst first."""
     run = case.run
     best: dict[int, tuple[int, str]] = {}
+    unseen: Counter[int] = Counter(case.unheard.requests)
+    lost: Counter[int] = Counter()
     for row in rows(run.base):
-        if row.amount > best.get(row.request, (0, ""))[0]:
+        if row.outcome == NOT_OBSERVED:
+            unseen[row.request] += int(row.amount)
+        elif row.amount > best.get(row.request, (0, ""))[0]:
             outcome = kept(row.outcome, row.ended)
             best[row.request] = (int(row.amount), cause_of(outcome) or outcome)
+    for request, amount in unseen.items():
+        if amount > best.get(request, (0, ""))[0]:
+            best[request] = (amount, NOT_OBSERVED)
     for ident, assigned in case.assigned.items():
         for request, amount in assigned.requests.items():
+            lost[request] += amount
             if amount > best.get(request, (0, ""))[0]:
                 best[request] = (amount, ident)
     table = run.requests.copy()
     pairs = [max(1, case.engines[r.engine].pairs) if r.engine in case.engines else 1 for r in case.requests]
     table["verdict"] = [best.get(i, (0, "no tokens"))[1] for i in range(len(table))]
     table["saved_tokens"] = [saved / n for saved, n in zip(table["saved"], pairs, strict=True)]
-    table["not_saved_tokens"] = [lost / n for lost, n in zip(table["unsaved"], pairs, strict=True)]
+    table["not_saved_tokens"] = [lost[row] / n for row, n in enumerate(pairs)]
     ordered: pd.DataFrame = table.sort_values("not_saved_tokens", ascending=False, kind="stable").reset_index(
         drop=True
     )

@@ -14,7 +14,7 @@ from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger.ends import NOT_SAVED
 from kvtrace.ledger.model import PIECE_COLUMNS, Run, Span
 from kvtrace.story.model import Range
-from kvtrace.terms import cause_of
+from kvtrace.terms import NOT_OBSERVED, cause_of
 
 
 def ranges(run: Run, request: int) -> list[Range]:
@@ -52,10 +52,16 @@ def _named(case: Case, span: Span) -> list[tuple[int, int, str]]:
         if start < end
     ]  # fmt: skip
     alone = pd.DataFrame(pieces, columns=list(PIECE_COLUMNS))
-    one = replace(case, run=replace(case.run, pieces=alone), assigned=defaultdict(Assigned))
+    one = replace(
+        case, run=replace(case.run, pieces=alone), assigned=defaultdict(Assigned), unheard=Assigned()
+    )
     assign_pieces(one)
+    found = [(cause, not_saved(cause)) for cause in one.assigned]
     return [
-        (start, end, not_saved(cause))
-        for cause, assigned in one.assigned.items()
+        (start, end, outcome)
+        for assigned, outcome in [
+            *((one.assigned[cause], outcome) for cause, outcome in found),
+            (one.unheard, NOT_OBSERVED),
+        ]
         for _, start, end in assigned.samples
     ]

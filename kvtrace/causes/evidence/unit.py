@@ -53,6 +53,7 @@ class Sample:
     explained: bool  # something else explains that it has no store
     after_empty: bool  # left out of the metadata after another prompt had an empty entry
     first_chunk: int | None  # step of its first chunk where several computed it
+    heard: bool = True  # its stores, or that it has none, are known
 
     @property
     def first_chunk_only(self) -> bool:
@@ -119,8 +120,9 @@ class _Candidate:
 
 def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]) -> Unit | None:
     """The unit of an engine's connector, None where the evidence is not unambiguous."""
-    if engine.connector is None or engine.unknown_steps:
+    if engine.connector is None:
         return None
+    samples = [sample for sample in samples if sample.heard]
     decided = [sample for sample in samples if sample.stores]
     silent = [sample for sample in samples if not sample.stores and not sample.explained]
     stores = any(store.slots > 0 for sample in decided for store in sample.stores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.case import Request, stored_before
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
 from kvtrace.words import count, listed, of_all, plural
@@ -15,7 +16,11 @@ CAUSE = Cause(
         "The connector's scheduler side did not put these tokens into any step's metadata, and nothing "
         "that kvtrace knows explains it."
     ),
-    seen_as="Metadata that is readable, and names no slots of these positions.",
+    seen_as=(
+        "No metadata names slots of these positions; and they were seen not to be read, or the metadata of "
+        "all steps of their requests is readable, and neither a save in the background nor a lookup that "
+        "finds them speaks of a store that was not seen. Otherwise they are not observed."
+    ),
     remedy=(
         "Look at build_connector_meta of this connector: what must be true of a request before it gets a "
         "store entry?"
@@ -40,16 +45,17 @@ def rule(case: Case) -> Results:
     without = [r for r in rows if not r.entries]
     stored = [r for r in of_engine if r.stored_end]
     affected = of_all(len(rows), len(of_engine), "prompt")
-    lengths = sorted(r.prompt for r in rows)
+    lengths = sorted({r.prompt for r in rows})
+    spread = " to ".join(count(n) for n in (lengths[0], lengths[-1])[: len(lengths)])
     evidence = [
         f"{count(len(without))} of these have no entry in any step, {count(len(rows) - len(without))} one "
         f"that leaves tokens out; {plural(len(stored), 'other prompt' if without else 'prompt')} got a "
         "store",
-        f"their prompts have {count(lengths[0])} to {count(lengths[-1])} tokens; no unit with a name "
+        f"their prompts have {spread} tokens; no unit with a name "
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"
         if case.units.get(engine.tag) is None
-        else f"their prompts have {count(lengths[0])} to {count(lengths[-1])} tokens, which the unit allows",
-        "no lookup hit, no earlier store of the same tokens and no chunk limit explains them",
+        else f"their prompts have {spread} tokens, which the unit allows",
+        *_not_explained(case, rows),
     ]
     off = _switched_off(engine) if not stored else []
     if off:
@@ -61,6 +67,24 @@ def rule(case: Case) -> Results:
         events=case.events(CAUSE),
         headline=f"the connector put {affected} (or a part of them) into no step's metadata",
     )
+
+
+def _not_explained(case: Case, rows: list[Request]) -> list[str]:
+    """What of these requests could have explained it, and does not."""
+    hits = [r for r in rows if r.offered > 0]
+    asked = [r for r in rows if r.offered >= 0]
+    before = [r for r in rows if stored_before(case, r)]
+    found = []
+    if hits:
+        found.append(f"{of_all(len(hits), len(rows), 'lookup')} found some: these tokens lie beyond it")
+    elif asked:
+        found.append(f"no lookup of these found anything ({of_all(len(asked), len(rows), 'request')} asked)")
+    if before:
+        part = of_all(len(before), len(rows), "prompt")
+        found.append(f"an earlier store holds the beginning of {part}: these tokens lie beyond it")
+    else:
+        found.append("no store of the same tokens is earlier in this run")
+    return ["; ".join(found)]
 
 
 def _switched_off(engine: Engine) -> list[str]:

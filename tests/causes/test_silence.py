@@ -1,0 +1,95 @@
+"""No fault from silence: what no metadata names may have been stored all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from synth import Chunk, Entry, Sim
+from test_rules import analyse, ids, prompts, tokens
+
+LOST = "not-saved:metadata-has-no-store"
+
+
+def serve(sim: Sim, name: str, length: int, *entries: Entry, unreadable: bool = False) -> None:
+    """A prompt in one step."""
+    sim.step([Chunk(name, 0, length, first=True)], entries, prompts={name: length}, unreadable=unreadable)
+
+
+def finish(sim: Sim, name: str, length: int) -> None:
+    sim.finish(name, length)
+
+
+def start(tmp_path: Path, *lengths: int) -> Sim:
+    sim = Sim(tmp_path)
+    for prompt in prompts(list(lengths)):
+        sim.arrive(prompt)
+    return sim
+
+
+def test_readable_metadata_of_all_steps_shows_a_loss(tmp_path: Path) -> None:
+    sim = start(tmp_path, 64, 96)
+    serve(sim, "req-1", 64)
+    serve(sim, "req-2", 96)
+    finish(sim, "req-1", 64)
+    finish(sim, "req-2", 96)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == ["metadata-has-no-store"]
+    assert tokens(diagnosis) == {LOST: 160}
+
+
+def test_an_unreadable_step_costs_its_request_alone(tmp_path: Path) -> None:
+    sim = start(tmp_path, 128, 96)
+    sim.step([Chunk("req-1", 0, 64, first=True)], prompts={"req-1": 128})
+    sim.step([Chunk("req-1", 64, 64)], prompts={"req-1": 128}, unreadable=True)
+    serve(sim, "req-2", 96)
+    finish(sim, "req-1", 128)
+    finish(sim, "req-2", 96)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"not-observed": 128, LOST: 96}
+    assert "store-entries" in {one.id for one in diagnosis.not_observed}
+
+
+def test_a_save_in_the_background_that_no_metadata_names_is_no_loss(tmp_path: Path) -> None:
+    sim = start(tmp_path, 64)
+    serve(sim, "req-1", 64)
+    finish(sim, "req-1", 64)
+    sim.open_save("req-1")
+    sim.done("req-1", 0)
+    sim.done("req-1")
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == []
+    assert tokens(diagnosis) == {"not-observed": 64}
+    assert [row.verdict for row in diagnosis.requests.itertuples()] == ["not-observed"]
+    assert [row.not_saved_tokens for row in diagnosis.requests.itertuples()] == [0]
+
+
+def test_a_lookup_that_finds_a_prompt_of_the_run_speaks_of_a_store_that_was_not_seen(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    first, again = prompts([96, 96])
+    again.digest = first.digest
+    sim.arrive(first)
+    serve(sim, first.id, 96)
+    finish(sim, first.id, 96)
+    sim.arrive(again)
+    sim.lookup(again.id, 0, 64, 64)
+    sim.step([Chunk(again.id, 64, 32, first=True)], prompts={again.id: 96})
+    finish(sim, again.id, 96)
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == []
+    assert tokens(diagnosis)["not-observed"] == 96 + 32
+
+
+def test_the_evidence_tells_of_the_hits_of_these_requests(tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    for prompt in prompts([96, 96]):
+        sim.arrive(prompt)
+    sim.lookup("req-1", 0, 32, 32)
+    sim.step([Chunk("req-1", 32, 64, first=True)], prompts={"req-1": 96})
+    serve(sim, "req-2", 96, Entry("req-2", 96))
+    finish(sim, "req-1", 96)
+    finish(sim, "req-2", 96)
+    diagnosis = analyse(sim)
+    found = next(one for one in diagnosis.findings if one.id == "metadata-has-no-store")
+    text = " ".join(found.evidence)
+    assert "the only lookup found some" in text
+    assert "no lookup hit" not in text
