@@ -40,6 +40,11 @@ def subtract(intervals: list[Interval], holes: list[Interval]) -> list[Interval]
     return left
 
 
+def intersect(intervals: list[Interval], others: list[Interval]) -> list[Interval]:
+    """What of ``intervals`` lies inside ``others``; both as :func:`union` returns them."""
+    return subtract(intervals, subtract(intervals, others))
+
+
 def length(intervals: Iterable[Interval]) -> int:
     return sum(end - start for start, end in intervals)
 

@@ -19,10 +19,14 @@ from kvtrace.ledger.run_file import RunFile, read_run_file
 from kvtrace.ledger.saves.assign import RequestSaves, assign
 from kvtrace.ledger.saves.completion import settle
 from kvtrace.ledger.saves.implied import Implied, imply
-from kvtrace.ledger.saves.measured import measure
+from kvtrace.ledger.saves.measured import Measured, measure
 from kvtrace.ledger.saves.pairs import Evidence
+from kvtrace.ledger.saves.positioned import Watched
+from kvtrace.ledger.saves.seen import seen
 from kvtrace.ledger.scan import SpoolScan, scan
-from kvtrace.ledger.steps import Array, Steps
+from kvtrace.ledger.slots.reads import given_blocks, slots_of
+from kvtrace.ledger.slots.trace import touches
+from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.topology import topology
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, spool_paths
@@ -52,18 +56,19 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
     """The stages of reading, one after the other."""
     who = topology(scans, file)
     found = collect(scans, {engine.tag for engine in who.engines})
+    executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
     measured = measure(scans, who.workers)
-    implied = imply(found.requests, who.engines, measured, found.unreadable)
+    watched = _watched(scans, who.engines, found.requests, measured, executed)
+    implied = _implied(found, who.engines, watched, measured)
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines)
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests))
     engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
     swallowed = reported.swallowed(scans)
-    executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
     evidence = Evidence(
         executed=executed,
         coverage=coverage.workers,
-        measured=measured,
+        watched=watched,
         swallowed=swallowed,
         unknown=Steps(implied.unknown),
         unfinished={save.request: save.unfinished for save in async_saves},
@@ -124,6 +129,54 @@ def _scans(run_dir: Path) -> tuple[list[SpoolScan], list[str]]:
 
 
 # ------------------------------------------------------------------------------ joining
+
+
+def _watched(
+    scans: Sequence[SpoolScan],
+    engines: Sequence[Engine],
+    requests: Sequence[Request],
+    measured: Mapping[tuple[int, str], Measured],
+    executed: Mapping[tuple[int, str], Executed],
+) -> dict[tuple[int, str], Watched]:
+    """What each worker was seen to do with the KV cache, by Worker.key."""
+    by_name = {one.name: one for one in scans}
+    given = given_blocks(scans, requests)
+    found = {}
+    for engine in engines:
+        here = {row: request for row, request in enumerate(requests) if request.engine == engine.tag}
+        for worker in engine.workers:
+            scan, key = by_name[worker.spool], worker.key
+            touched = touches(scan, worker)
+            slots = slots_of(engine, worker, touched, scan.names, given.get(engine.tag, []), here)
+            found[key] = Watched(worker, measured[key], slots, executed.get(key, NEVER_RAN))
+    return found
+
+
+def _implied(
+    found: Requests,
+    engines: Sequence[Engine],
+    watched: Mapping[tuple[int, str], Watched],
+    measured: Mapping[tuple[int, str], Measured],
+) -> Implied:
+    """What no metadata names: by the slots that were read, where the spools name them, else by how many."""
+    parts = []
+    counted = []
+    for engine in engines:
+        workers = [watched[worker.key] for worker in engine.workers]
+        if workers and all(one.by_position for one in workers):
+            here = {row: one for row, one in enumerate(found.requests) if one.engine == engine.tag}
+            parts.append(seen(here, engine, workers, found.unreadable))
+        else:
+            counted.append(engine)
+    tags = {engine.tag for engine in counted}
+    unread = [step for step in found.unreadable.sorted.tolist() if step >> STEP_SHIFT in tags]
+    parts.append(imply(found.requests, counted, measured, Steps(unread)))
+    return Implied(
+        entries={row: entries for part in parts for row, entries in part.entries.items()},
+        unknown=frozenset().union(*(part.unknown for part in parts)),
+        watched=frozenset().union(*(part.watched for part in parts)),
+        decode_stored={tag: stored for part in parts for tag, stored in part.decode_stored.items()},
+    )
 
 
 def _with_implied(requests: Sequence[Request], implied: Implied) -> list[Request]:

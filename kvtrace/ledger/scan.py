@@ -58,6 +58,8 @@ class SpoolScan:
     executed: Mapping[int, Executed]  # engine tag -> what its worker executed
     unreadable: Mapping[int, Array]  # connector's index -> steps whose metadata could not be read
     effects: Records  # (n, 8): EFFECT, in file order
+    blocks: Records  # (n, 8): BLOCKS, in file order
+    slots: Records  # (n, 8): SLOTS, in file order
     device: DeviceTally
 
     @property
@@ -87,12 +89,16 @@ def scan(path: Path) -> SpoolScan:
     spool = Spool(path)
     requests: list[Records] = []
     effects: list[Records] = []
+    blocks: list[Records] = []
+    slots: list[Records] = []
     schedules, executions, unreadable, device = _Schedules(), _Executions(), _Unreadable(), DeviceTally()
     readers: tuple[tuple[Kind, Callable[[Records], None]], ...] = (
         (Kind.STEP, schedules.add),
         (Kind.EXEC, executions.add),
         (Kind.HOOK, unreadable.add),
         (Kind.EFFECT, effects.append),
+        (Kind.BLOCKS, blocks.append),
+        (Kind.SLOTS, slots.append),
         (Kind.DEVICE, device.add_calls),
         (Kind.TIMED, device.add_steps),
     )
@@ -116,6 +122,8 @@ def scan(path: Path) -> SpoolScan:
         executed=executions.result(),
         unreadable=unreadable.result(),
         effects=_joined(effects),
+        blocks=_joined(blocks),
+        slots=_joined(slots),
         device=device,
     )
 
@@ -171,6 +179,8 @@ class _Executions:
         self._modes: list[Array] = []
         self._batches: list[Array] = []  # tokens, padded tokens, whether a graph was captured
         self._idle: list[Array] = []
+        self._watched: list[Array] = []
+        self._began: list[Array] = []  # step, host time of its begin
         self._spent: dict[int, tuple[int, int, int]] = {}  # tag -> (ns, first begin, greatest step)
 
     def add(self, table: Records) -> None:
@@ -186,6 +196,8 @@ class _Executions:
         self._modes.append(np.clip(ran.mode[~idle], -1, 2))
         self._batches.append(np.stack([ran.tokens, ran.padded, captured], axis=1)[~idle])
         self._idle.append(ran.step[idle])
+        self._watched.append(ran.step[(marks & Flag.STORE) != 0])
+        self._began.append(np.stack([ran.step, ran.t0], axis=1))
         tags = ran.step >> STEP_SHIFT
         spans = np.clip(ran.t1.astype(float) - ran.t0.astype(float), 0, None)
         for tag in np.unique(tags).tolist():
@@ -200,11 +212,15 @@ class _Executions:
         mode = np.concatenate([_EMPTY, *self._modes])[first]
         batch = np.concatenate([np.empty((0, 3), dtype=np.int64), *self._batches])[first]
         idle = np.unique(np.concatenate([_EMPTY, *self._idle]))
+        watched = np.unique(np.concatenate([_EMPTY, *self._watched]))
+        began = np.concatenate([np.empty((0, 2), dtype=np.int64), *self._began])
+        began = began[np.argsort(began[:, 1], kind="stable")]
         done = {}
         for tag, (spent, first_t, last) in self._spent.items():
             here = (step >> STEP_SHIFT) == tag
             kinds, counts = np.unique(mode[here], return_counts=True)
             idle_here = idle[(idle >> STEP_SHIFT) == tag]
+            began_here = began[(began[:, 0] >> STEP_SHIFT) == tag]
             done[tag] = Executed(
                 steps=step[here],
                 mode_of=mode[here].astype(np.int8),
@@ -213,6 +229,9 @@ class _Executions:
                 modes=dict(zip(kinds.tolist(), counts.tolist(), strict=True)),
                 full=step[here & (mode == _FULL)],
                 idle=idle_here[~np.isin(idle_here, step[here])],
+                watched=watched[(watched >> STEP_SHIFT) == tag],
+                began_steps=began_here[:, 0],
+                began_t=began_here[:, 1],
                 nanoseconds=spent,
                 first_t=first_t,
                 last=last,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -80,6 +80,9 @@ class Executed:
     nanoseconds: int
     first_t: int
     last: int  # greatest step executed
+    watched: Array = field(default_factory=lambda: _EMPTY)  # steps that were watched for what they store
+    began_steps: Array = field(default_factory=lambda: _EMPTY)  # steps in the order of their begins ...
+    began_t: Array = field(default_factory=lambda: _EMPTY)  # ... and these, in host time
 
 
 NEVER_RAN = Executed(_EMPTY, np.empty(0, dtype=np.int8), _EMPTY, _EMPTY, {}, {}, 0, 0, 0, 0)

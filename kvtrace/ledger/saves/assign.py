@@ -120,7 +120,7 @@ def _way(
     row: int, request: Request, pairs: Pairs, evidence: Evidence, lost: Mapping[tuple[Part, ...], int]
 ) -> Way:
     reuse = reuse_of(request, lost)
-    return Way(request, pairs, reuse, evidence.unfinished.get(row, {}), evidence.unknown)
+    return Way(row, request, pairs, reuse, evidence.unfinished.get(row, {}), evidence.unknown)
 
 
 def _entries(requests: Sequence[Request]) -> pd.DataFrame:
@@ -245,6 +245,14 @@ def _classes(way: Way) -> tuple[list[tuple[int, int]], Array]:
     stores = list(dict.fromkeys(entry.step for entry in request.entries))
     differing += [pairs.ends[step].astype(np.int64) for step in stores]
     differing += [pairs.kept[step] for step in stores if (pairs.kept[step] >= 0).any()]
+    differing += [pairs.grades[step].astype(np.int64) for step in stores]
+    for read in pairs.reads.get(way.row, ()):
+        differing.append(np.array([read.pairs >> pair & 1 for pair in range(n)], dtype=np.int64))
+        if read.step in pairs.void:
+            differing.append(pairs.void[read.step].astype(np.int64))
+        misread = pairs.misread.get((read.step, way.row), 0)
+        if misread:
+            differing.append(np.array([misread >> pair & 1 for pair in range(n)], dtype=np.int64))
     if way.unfinished:
         differing.append(np.array([pairs.spool(pair) in way.unfinished for pair in range(n)], np.int64))
     computing = dict.fromkeys(chunk.step for chunk in request.chunks)

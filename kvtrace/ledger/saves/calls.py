@@ -8,6 +8,7 @@ from functools import reduce
 from operator import or_
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.model import Swallowed, Trust, Worker
@@ -16,6 +17,7 @@ from kvtrace.ledger.saves.measured import Cell, Measured
 from kvtrace.ledger.saves.pipeline import Ends
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.steps import Array
+from kvtrace.terms import Grade
 from kvtrace.trace import hooks
 
 NATIVE_COPY = frozenset(
@@ -52,6 +54,9 @@ class WorkerCalls:
     Attributes:
         ends: as :func:`kvtrace.ledger.saves.pipeline.ends` gives them, corrected.
         kept: of the same shape: slots that were read where fewer than declared, else -1.
+        grades: of the same shape: how well the end is seen (Grade).
+        void: of the same shape: what was read in that step did not come to rest.
+        misread: (row of a step, row of a request) -> layers in which other slots were read for it.
         agreed: calls that read what they should.
         lost: calls whose KV, or a part of it, is not in the store.
     """
@@ -60,6 +65,9 @@ class WorkerCalls:
         self.worker, self.table, self.stores = worker, table, stores
         self.ends = ends.copy()
         self.kept: Array = np.full(ends.shape, -1, dtype=np.int64)
+        self.grades: NDArray[np.int8] = np.full(ends.shape, Grade.DECLARED, dtype=np.int8)
+        self.void: NDArray[np.bool_] = np.zeros(ends.shape, dtype=bool)
+        self.misread: dict[tuple[int, int], NDArray[np.bool_]] = {}
         self.agreed: set[At] = set()
         self.lost: set[At] = set()
         self._work = (ends == SaveEnd.SAVED) & (stores.slots[:, None] > 0)
@@ -71,12 +79,14 @@ class WorkerCalls:
     def lose(self, at: At, end: SaveEnd, kept: int = -1) -> None:
         """A call did not do its work, or its KV did not stay."""
         self.ends[at], self.kept[at] = end, kept
+        self.void[at] = True
         self.agreed.discard(at)
         self.lost.add(at)
 
     def forgive(self, at: At) -> None:
         """The KV of a call that was lost is in the store by another one."""
         self.ends[at], self.kept[at] = SaveEnd.SAVED, -1
+        self.void[at] = False
         self.lost.discard(at)
 
     def _step(self, at: At) -> int:

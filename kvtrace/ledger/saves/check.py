@@ -16,10 +16,10 @@ from operator import add
 from kvtrace.ledger.model import Engine, Swallowed, Trust
 from kvtrace.ledger.saves.calls import WorkerCalls
 from kvtrace.ledger.saves.files import overwritten_files, shared_files
-from kvtrace.ledger.saves.measured import Measured
 from kvtrace.ledger.saves.pipeline import Ends
+from kvtrace.ledger.saves.positioned import PositionCalls, Watched
 from kvtrace.ledger.saves.stores import Stores
-from kvtrace.ledger.steps import Array
+from kvtrace.ledger.steps import Array, Mask
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,9 @@ class Checked:
 
     ends: tuple[Ends, ...]
     kept: tuple[Array, ...]
+    grades: tuple[Ends, ...]
+    void: tuple[Mask, ...]
+    misread: tuple[Mapping[tuple[int, int], Mask], ...]
     trust: Trust
 
 
@@ -36,19 +39,21 @@ def check(
     engine: Engine,
     stores: Stores,
     declared: Sequence[Ends],
-    measured: Mapping[tuple[int, str], Measured],
+    workers: Sequence[Watched],
     swallowed: Sequence[Swallowed],
 ) -> Checked:
     """Correct the ends of an engine's store calls by what was measured.
 
     Args:
         declared: as :func:`kvtrace.ledger.saves.pipeline.ends` gives them, one array a worker.
-        measured: by Worker.key.
+        workers: in the engine's order.
         swallowed: exceptions that connectors handled themselves.
     """
     calls = [
-        WorkerCalls(worker, measured[worker.key], stores, ends)
-        for worker, ends in zip(engine.workers, declared, strict=True)
+        PositionCalls(one, stores, ends)
+        if one.by_position
+        else WorkerCalls(one.worker, one.table, stores, ends)
+        for one, ends in zip(workers, declared, strict=True)
     ]
     tables = [one.table for one in calls]
     # What a connector copies in other hooks need not be copied in those for saving.
@@ -65,7 +70,14 @@ def check(
         # Calls that were not watched share their files too, and nobody knows who won.
         if always_shared or (one.lost and not one.agreed):
             trust += one.doubt()
-    return Checked(tuple(one.ends for one in calls), tuple(one.kept for one in calls), trust)
+    return Checked(
+        ends=tuple(one.ends for one in calls),
+        kept=tuple(one.kept for one in calls),
+        grades=tuple(one.grades for one in calls),
+        void=tuple(one.void for one in calls),
+        misread=tuple(one.misread for one in calls),
+        trust=trust,
+    )
 
 
 def _replicated(engine: Engine) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,13 +11,15 @@ from numpy.typing import NDArray
 
 from kvtrace.ledger.coverage import WorkerCoverage
 from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Swallowed, Trust
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.check import check
-from kvtrace.ledger.saves.measured import Measured
 from kvtrace.ledger.saves.pipeline import ends
+from kvtrace.ledger.saves.positioned import Watched
 from kvtrace.ledger.saves.stores import stores_of
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
+from kvtrace.terms import Grade
 
 NATIVE = frozenset(
     {
@@ -33,12 +36,22 @@ class Evidence:
 
     executed: Mapping[tuple[int, str], Executed]
     coverage: Mapping[tuple[int, str], WorkerCoverage]
-    measured: Mapping[tuple[int, str], Measured]
+    watched: Mapping[tuple[int, str], Watched]
     swallowed: Sequence[Swallowed]
     unknown: Steps
     """Steps of which it is not known what they stored."""
     unfinished: Mapping[int, Mapping[str, SaveEnd]]
     """Row of a request -> worker's spool ("" all) -> how its asynchronous save ended, where not well."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """Positions of a request that were read alike in some pairs. ``stale``: before they were computed."""
+
+    step: int
+    pairs: int  # a bit each
+    positions: tuple[Interval, ...]
+    stale: tuple[Interval, ...]
 
 
 @dataclass(frozen=True)
@@ -52,6 +65,12 @@ class Pairs:
     ends: Mapping[int, NDArray[np.int8]]  # store step -> SaveEnd per pair
     kept: Mapping[int, Array]  # store step -> slots measured per pair where fewer than declared, else -1
     declared: Mapping[int, int]  # store step -> slots that its metadata names, of all requests
+    grades: Mapping[int, NDArray[np.int8]]  # store step -> Grade of the end per pair
+    void: Mapping[int, Mask]  # store step -> pairs in which what was read did not come to rest
+    misread: Mapping[tuple[int, int], int]
+    """(store step, row of a request) -> pairs, a bit each, in which other slots were read for it."""
+    reads: Mapping[int, tuple[Read, ...]]  # row of a request -> what was read of it
+    settled: Steps  # steps of which all workers are known to have read nothing else
     states: Mapping[int, NDArray[np.int8]]  # chunk step -> StepState per worker
     spools: tuple[str, ...]  # of the workers, in order
     native: bool  # its transfers go past the metadata
@@ -75,12 +94,13 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
     keys = [worker.key for worker in engine.workers]
     ran = [evidence.executed.get(key, NEVER_RAN) for key in keys]
     unfinished = any(evidence.unfinished.get(row) for row in requests)
-    stores = stores_of(list(requests.values()), engine.block_size, unfinished)
+    stores = stores_of(requests, engine.block_size, unfinished)
     declared = [
         ends(worker, of_worker, evidence.coverage[worker.key])
         for worker, of_worker in zip(engine.workers, ran, strict=True)
     ]
-    checked = check(engine, stores, declared, evidence.measured, evidence.swallowed)
+    watched = [evidence.watched[worker.key] for worker in engine.workers]
+    checked = check(engine, stores, declared, watched, evidence.swallowed)
     steps = np.unique(np.array([c.step for r in requests.values() for c in r.chunks], dtype=np.int64))
     states = [
         step_states(of_worker, worker.stop_reason, steps)
@@ -95,6 +115,8 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
     n = len(stores.steps)
     end = np.concatenate([*checked.ends, np.full((n, missing), SaveEnd.NOT_OBSERVED, np.int8)], axis=1)
     kept = np.concatenate([*checked.kept, np.full((n, missing), -1, np.int64)], axis=1)
+    grade = np.concatenate([*checked.grades, np.full((n, missing), Grade.NOT_OBSERVED, np.int8)], axis=1)
+    void = np.concatenate([*checked.void, np.zeros((n, missing), bool)], axis=1)
     state = np.stack(states, axis=1) if states else np.empty((len(steps), 0), dtype=np.int8)
     live = [engine.workers[i].connector_live is not False for i in owners]
     pairs = Pairs(
@@ -104,6 +126,11 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
         ends=dict(zip(stores.steps.tolist(), end, strict=True)),
         kept=dict(zip(stores.steps.tolist(), kept, strict=True)),
         declared=dict(zip(stores.steps.tolist(), stores.slots.tolist(), strict=True)),
+        grades=dict(zip(stores.steps.tolist(), grade, strict=True)),
+        void=dict(zip(stores.steps.tolist(), void, strict=True)),
+        misread=_misread(watched, stores.steps, checked.misread),
+        reads=_reads(watched),
+        settled=settled_steps(watched, steps),
         states=dict(zip(steps.tolist(), state, strict=True)),
         spools=tuple(worker.spool for worker in engine.workers),
         native=bool(engine.connector and engine.connector.cls in NATIVE and engine.store_entries == 0),
@@ -112,6 +139,39 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
         and engine.decode_measured is not False,
     )
     return pairs, checked.trust
+
+
+def _reads(workers: Sequence[Watched]) -> dict[int, tuple[Read, ...]]:
+    """What all workers read, by the request's row; pairs in the order of the workers."""
+    found: dict[int, list[Read]] = defaultdict(list)
+    first = 0
+    for one in workers:
+        for row, touches in one.slots.reads.items():
+            found[row] += [
+                Read(touch.step, touch.columns << first, touch.positions, touch.stale) for touch in touches
+            ]
+        first += len(one.worker.kv_layers)
+    return {row: tuple(reads) for row, reads in found.items()}
+
+
+def _misread(
+    workers: Sequence[Watched], steps: Array, misread: Sequence[Mapping[tuple[int, int], Mask]]
+) -> dict[tuple[int, int], int]:
+    found: dict[tuple[int, int], int] = defaultdict(int)
+    first = 0
+    for one, of_worker in zip(workers, misread, strict=True):
+        for (at, request), columns in of_worker.items():
+            for column in np.flatnonzero(columns).tolist():
+                found[int(steps[at]), request] |= 1 << (first + column)
+        first += len(one.worker.kv_layers)
+    return dict(found)
+
+
+def settled_steps(workers: Sequence[Watched], steps: Array) -> Steps:
+    """The steps of which it is known what every worker read."""
+    if not workers:
+        return Steps()
+    return Steps(steps[np.logical_and.reduce([one.settled(steps) for one in workers])])
 
 
 def _layer_numbers(engine: Engine, missing: int) -> Array:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, LoadEnd, Outcome, SaveEnd
-from kvtrace.ledger.intervals import Interval, covers, subtract, union
+from kvtrace.ledger.intervals import Interval, covers, intersect, subtract, union
 from kvtrace.ledger.loads.model import Part
 from kvtrace.ledger.requests import Request
-from kvtrace.ledger.saves.pairs import Pairs
+from kvtrace.ledger.saves.pairs import Pairs, Read
+from kvtrace.ledger.saves.stores import positions
 from kvtrace.ledger.steps import Steps, StepState
 from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED, Grade
 
-_SAVED, _LOADED, _LOCAL_HIT = Outcome(SAVED), Outcome(LOADED), Outcome(LOCAL_HIT)
+_LOADED, _LOCAL_HIT = Outcome(LOADED), Outcome(LOCAL_HIT, grade=Grade.READ)
 _PENDING, _NOT_OBSERVED = Outcome(PENDING), Outcome(NOT_OBSERVED, grade=Grade.NOT_OBSERVED)
 
 
@@ -57,6 +59,7 @@ def reuse_of(request: Request, lost: Mapping[tuple[Part, ...], int]) -> Reuse:
 class Way:
     """All that decides what becomes of one request's positions."""
 
+    row: int
     request: Request
     pairs: Pairs
     reuse: Reuse
@@ -80,9 +83,18 @@ class _InPair:
 
     def __init__(self, way: Way, pair: int) -> None:
         self._request, self._way, self._pair = way.request, way, pair
+        request, reads = way.request, way.pairs.reads.get(way.row, ())
+        self._read, stale = self._reads(reads)
+        self._stale = subtract(stale, self._read)
         stored = self._stored()
-        self._saved = stored.pop(SaveEnd.SAVED, [])
-        self._failed = sorted(stored.items())  # by stage: the ends are in the order of the stages
+        self._saved = [
+            (Grade(grade), union(parts)) for (end, grade), parts in stored.items() if end == SaveEnd.SAVED
+        ]
+        self._failed = sorted(
+            (end, Grade(grade), union(parts))
+            for (end, grade), parts in stored.items()
+            if end != SaveEnd.SAVED
+        )  # by stage: the ends are in the order of the stages
         self._lost = way.reuse.lost_in(pair)
         external = way.reuse.external
         self._loaded = subtract(external, union((a, b) for a, b, _ in self._lost))
@@ -91,32 +103,54 @@ class _InPair:
             subtract(external, union([*self._loaded, *way.reuse.computed])) if self._lost else []
         )
         self._handed_over = way.unfinished.get("") or way.unfinished.get(way.pairs.spool(pair))
-        request = way.request
         # Decode steps name no request: all steps of its life count.
         self._decode_unknown = way.pairs.decode_unknown or (
             request.last_step > 0 and way.unknown.any_within(request.first_step, request.last_step)
         )
 
-    def _stored(self) -> dict[SaveEnd, list[Interval]]:
-        """Positions that a store entry names, by how that entry ended."""
+    def _reads(self, reads: Sequence[Read]) -> tuple[list[Interval], list[Interval]]:
+        """Positions that were read in this pair, and those that were before they were computed."""
+        computed: list[Interval] = []
+        stale: list[Interval] = []
+        for read in reads:
+            if read.pairs >> self._pair & 1:
+                if not self._void(read.step):
+                    computed += read.positions
+                stale += read.stale
+        # Whole blocks are read, however far they are filled: of decode tokens that says nothing.
+        prompt = [(0, self._request.prompt)]
+        return intersect(union(computed), [(0, self._request.computed)]), intersect(union(stale), prompt)
+
+    def _void(self, step: int) -> bool:
+        """Whether what was read in a step is not in the store."""
+        pairs = self._way.pairs
+        void = pairs.void.get(step)
+        misread = pairs.misread.get((step, self._way.row), 0) >> self._pair & 1
+        return bool(misread) or (void is not None and bool(void[self._pair]))
+
+    def _stored(self) -> dict[tuple[SaveEnd, int], list[Interval]]:
+        """Positions that were read or that a store entry names, by how that ended and how well it is seen."""
         request, pairs = self._request, self._way.pairs
-        found: dict[SaveEnd, list[Interval]] = {}
+        found: dict[tuple[SaveEnd, int], list[Interval]] = defaultdict(list)
         for entry in request.entries:
-            end = min(entry.start + max(0, entry.slots), entry.available, request.computed)
-            if end <= entry.start:
+            start, end = positions(request, entry)
+            if end <= start:
                 continue
             ended = SaveEnd(int(pairs.ends[entry.step][self._pair]))
+            grade = int(pairs.grades[entry.step][self._pair])
             kept = int(pairs.kept[entry.step][self._pair])
-            middle = entry.start
             if kept >= 0:
                 # What was read of the step's stores is shared out as they were declared.
                 part = max(0, entry.slots) * kept // max(1, pairs.declared[entry.step])
-                middle = min(end, entry.start + part)
-            if middle > entry.start:
-                found.setdefault(SaveEnd.SAVED, []).append((entry.start, middle))
-            if end > middle:
-                found.setdefault(ended, []).append((middle, end))
-        return {ended: union(intervals) for ended, intervals in found.items()}
+                middle = min(end, start + part)
+                found[SaveEnd.SAVED, grade] += [(start, middle)] if middle > start else []
+                start = max(start, middle)
+            if end > start:
+                found[ended, grade] += subtract([(start, end)], self._read)
+        own = union(positions(request, entry) for entry in request.entries)
+        # What the GPU's prefix cache gave is another request's, unless this one's metadata names it too.
+        found[SaveEnd.SAVED, Grade.READ] += subtract(self._read, subtract(self._way.reuse.local, own))
+        return found
 
     def segments(self) -> Iterator[Segment]:
         marks = self._marks()
@@ -127,10 +161,12 @@ class _InPair:
         """Where anything changes: between two marks all positions fare alike."""
         request, reuse = self._request, self._way.reuse
         marks = {0, request.computed, min(request.prompt, request.computed)}
-        failed = [intervals for _, intervals in self._failed]
+        failed = [intervals for _, _, intervals in self._failed]
+        saved = [intervals for _, intervals in self._saved]
         lost = [(a, b) for a, b, _ in self._lost]
         chunks = [(chunk.start, chunk.end) for chunk in request.chunks]
-        for intervals in (self._loaded, self._never_came, reuse.local, self._saved, *failed, lost, chunks):
+        known = (self._loaded, self._never_came, reuse.local, self._stale)
+        for intervals in (*known, *saved, *failed, lost, chunks):
             for interval in intervals:
                 marks.update(interval)
         return sorted(mark for mark in marks if 0 <= mark <= request.computed)
@@ -156,10 +192,13 @@ class _InPair:
             return _LOADED
         if covers(self._never_came, at):
             return _load_outcome(next(end for a, b, end in self._lost if a <= at < b))
-        if covers(self._saved, at):
+        grades = [grade for grade, intervals in self._saved if covers(intervals, at)]
+        if grades:
             if self._handed_over == SaveEnd.PENDING:
                 return _PENDING
-            return Outcome(NOT_SAVED, self._handed_over) if self._handed_over else _SAVED
+            if self._handed_over:
+                return Outcome(NOT_SAVED, self._handed_over, Grade.READ)
+            return Outcome(SAVED, grade=max(grades))
         if covers(self._way.reuse.local, at):
             return _LOCAL_HIT
         if chunk < 0 and at < self._request.prompt:
@@ -172,17 +211,27 @@ class _InPair:
 
     def _outcome_of_store(self, at: int, chunk: int) -> Outcome:
         """Of a position that was computed and is not in the store."""
-        ended = next((end for end, intervals in self._failed if covers(intervals, at)), None)
+        ended, grade = next(
+            ((end, grade) for end, grade, intervals in self._failed if covers(intervals, at)),
+            (None, Grade.DECLARED),
+        )
         if ended == SaveEnd.PENDING:
             return _PENDING
+        if covers(self._stale, at) and (ended is None or ended >= SaveEnd.NOTHING_READ):
+            return Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
         if ended == SaveEnd.NOT_OBSERVED:
             return _NOT_OBSERVED
         if ended is not None:
-            return Outcome(NOT_SAVED, ended)
-        unknown = (
-            self._request.chunks[chunk].step in self._way.unknown if chunk >= 0 else self._decode_unknown
-        )
-        return _NOT_OBSERVED if unknown else Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED)
+            return Outcome(NOT_SAVED, ended, grade)
+        request, way = self._request, self._way
+        if chunk < 0:
+            unknown = self._decode_unknown
+            return _NOT_OBSERVED if unknown else Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED)
+        step = request.chunks[chunk].step
+        if way.unknown.any_within(step, max(step, request.last_step)):
+            return _NOT_OBSERVED
+        seen = all(one.step in way.pairs.settled for one in request.chunks if one.step >= step)
+        return Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ if seen else Grade.DECLARED)
 
 
 def _load_outcome(end: LoadEnd) -> Outcome:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from kvtrace.ledger.requests import Request
+from kvtrace.ledger.intervals import Interval, union
+from kvtrace.ledger.requests import Request, StoreEntry
 from kvtrace.ledger.steps import Array, Mask
 
 _MOST_SLOTS = 1 << 40
@@ -24,22 +25,26 @@ class Stores:
     implied: Mask  # named by no metadata: measured
     asynchronous: bool  # whether any save of the engine is
     alone: tuple[Request | None, ...]  # the request, in the steps that store for one only
+    named: tuple[Mapping[int, list[Interval]], ...]
+    """Row of a request -> its positions that the step's entries name, as far as they had KV."""
 
 
-def stores_of(requests: Sequence[Request], block: int, unfinished: bool) -> Stores:
+def stores_of(requests: Mapping[int, Request], block: int, unfinished: bool) -> Stores:
     """The store steps of one engine's requests.
 
     Args:
+        requests: by row.
         block: tokens of a block.
         unfinished: some asynchronous save of these requests did not end well.
     """
-    steps: Array = np.unique(np.array([e.step for r in requests for e in r.entries], dtype=np.int64))
+    steps: Array = np.unique(np.array([e.step for r in requests.values() for e in r.entries], dtype=np.int64))
     at = {step: i for i, step in enumerate(steps.tolist())}
     block = max(1, block)
     slots, whole = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
     implied = np.zeros(len(steps), bool)
     storing: list[dict[int, Request]] = [{} for _ in range(len(steps))]
-    for row, request in enumerate(requests):
+    named: list[dict[int, list[Interval]]] = [{} for _ in range(len(steps))]
+    for row, request in requests.items():
         for entry in request.entries:
             i = at[entry.step]
             size = min(max(0, entry.slots), _MOST_SLOTS)
@@ -48,11 +53,19 @@ def stores_of(requests: Sequence[Request], block: int, unfinished: bool) -> Stor
             implied[i] |= entry.implied
             if size:
                 storing[i][row] = request
+                named[i].setdefault(row, []).append(positions(request, entry))
     return Stores(
         steps=steps,
         slots=slots,
         whole=whole,
         implied=implied,
-        asynchronous=unfinished or any(entry.asynchronous for r in requests for entry in r.entries),
+        asynchronous=unfinished or any(entry.asynchronous for r in requests.values() for entry in r.entries),
         alone=tuple(next(iter(of.values())) if len(of) == 1 else None for of in storing),
+        named=tuple({row: union(parts) for row, parts in of.items()} for of in named),
     )
+
+
+def positions(request: Request, entry: StoreEntry) -> Interval:
+    """What a store entry names, as far as the request had KV."""
+    end = min(entry.start + min(max(0, entry.slots), _MOST_SLOTS), entry.available, request.computed)
+    return entry.start, max(entry.start, end)

@@ -1,0 +1,93 @@
+"""Stores that no metadata names, from the slots that were read: whose they were follows from the block
+tables.
+
+Of steps that were not watched nothing is filled in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kvtrace.ledger.intervals import Interval, subtract, union
+from kvtrace.ledger.model import Engine
+from kvtrace.ledger.requests import Request, StoreEntry
+from kvtrace.ledger.saves.implied import Implied
+from kvtrace.ledger.saves.pairs import settled_steps
+from kvtrace.ledger.saves.positioned import Watched
+from kvtrace.ledger.saves.stores import positions
+from kvtrace.ledger.steps import Array, Steps, of_engine
+
+Entries = dict[int, tuple[StoreEntry, ...]]
+
+
+def seen(
+    requests: Mapping[int, Request], engine: Engine, workers: Sequence[Watched], unreadable: Steps
+) -> Implied:
+    """What was read of one engine's requests and stands in no metadata.
+
+    Args:
+        requests: those of the engine, by row.
+        unreadable: steps whose metadata could not be read.
+    """
+    entries: Entries = {}
+    for row, request in requests.items():
+        found = _entries(row, request, workers)
+        if found:
+            entries[row] = found
+    computing = np.array(sorted({c.step for r in requests.values() for c in r.chunks}), dtype=np.int64)
+    unread = of_engine(unreadable.sorted, engine.tag)
+    decides = _worker_decides(entries, unreadable)
+    doubtful = np.union1d(unread, computing) if decides else unread
+    settled = settled_steps(workers, doubtful).sorted
+    return Implied(
+        entries=entries,
+        unknown=frozenset(np.setdiff1d(doubtful, settled).tolist()),
+        watched=frozenset(np.intersect1d(unread, settled).tolist()),
+        decode_stored=_decode(requests, engine, workers, entries, computing),
+    )
+
+
+def _worker_decides(entries: Entries, unreadable: Steps) -> bool:
+    """Whether something was read that the readable metadata of its step does not name: then a step's metadata
+    says nothing of what it stores."""
+    return any(entry.step not in unreadable for found in entries.values() for entry in found)
+
+
+def _entries(row: int, request: Request, workers: Sequence[Watched]) -> tuple[StoreEntry, ...]:
+    """What was read of a request beyond what its metadata names, step by step."""
+    named = union(positions(request, entry) for entry in request.entries)
+    local = [(0, one.local) for one in request.lookups if one.answer is not None][:1]
+    by_step: dict[int, list[Interval]] = defaultdict(list)
+    for one in workers:
+        for touch in one.slots.reads.get(row, ()):
+            by_step[touch.step] += touch.positions
+    found = []
+    for step, parts in sorted(by_step.items()):
+        reach = max([0, *(chunk.end for chunk in request.chunks if chunk.step <= step)])
+        beyond = subtract(union(parts), named)
+        if not subtract(beyond, local):
+            continue  # another request's, whose blocks the prefix cache gave to this one
+        for start, end in beyond:
+            found.append(StoreEntry(step, end - start, -1, start, max(reach, end), False, implied=True))
+    return tuple(found)
+
+
+def _decode(
+    requests: Mapping[int, Request],
+    engine: Engine,
+    workers: Sequence[Watched],
+    entries: Entries,
+    computing: Array,
+) -> dict[int, bool]:
+    """Whether decode tokens were seen to be read, where any decode step was watched."""
+    steps = np.unique(np.concatenate([np.empty(0, np.int64), *(one.ran.steps for one in workers)]))
+    decode = np.setdiff1d(of_engine(steps, engine.tag), computing)
+    if not len(settled_steps(workers, decode).sorted):
+        return {}
+    stored = any(
+        entry.start + entry.slots > requests[row].prompt for row, found in entries.items() for entry in found
+    )
+    return {engine.tag: stored}

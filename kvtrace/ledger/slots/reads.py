@@ -1,0 +1,275 @@
+"""Whose tokens the slots were that a worker touched: requests and positions.
+
+A slot that was read counts for a token only once the token was computed: what was read before that is
+*stale*. Each read of one set of slots is held once, with the layers in which it happened.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvtrace.ledger.intervals import Interval, length, union
+from kvtrace.ledger.model import Engine, Worker
+from kvtrace.ledger.requests import Request
+from kvtrace.ledger.scan import SpoolScan
+from kvtrace.ledger.slots.sets import SlotSet, parse
+from kvtrace.ledger.slots.tables import BlockTables, Given, Holder, computed_by
+from kvtrace.ledger.slots.trace import Touches
+from kvtrace.trace import hooks, rows
+from kvtrace.trace.format import STEP_SHIFT, Flag, Role
+
+_LOADING = frozenset(hook.code for hook in hooks.LOADING)
+_BACKGROUND = 0
+"""The hook code of what no hook did itself: a thread, a job, a task of the connector."""
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Positions of one request that were touched alike in some layers of one worker.
+
+    Attributes:
+        step: the last step that had begun by then.
+        t: of the first of them.
+        columns: the worker's KV layers, a bit each.
+        positions: of tokens that had been computed by then.
+        stale: of tokens that had not.
+        calls: running numbers of the calls in their process, the first few.
+    """
+
+    step: int
+    t: int
+    columns: int
+    positions: tuple[Interval, ...]
+    stale: tuple[Interval, ...] = ()
+    background: bool = False
+    calls: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What one worker was seen to touch.
+
+    Attributes:
+        reads, writes: by the request's row, in the order of time.
+        amounts: (step, column) -> slots that were read, each as often as it was.
+        nobodys: (step, column) -> of these, slots that held no token of any request.
+        unknown: (step, column) of which it is known that slots were read, and not which.
+    """
+
+    reads: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
+    writes: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
+    amounts: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    nobodys: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    unknown: frozenset[tuple[int, int]] = frozenset()
+    last_background_t: int = 0
+
+    @property
+    def visible(self) -> bool:
+        """Whether any read of known slots was seen: this connector copies where the watch can see it."""
+        return bool(self.amounts)
+
+
+NOTHING = Slots()
+
+
+def slots_of(
+    engine: Engine,
+    worker: Worker,
+    touches: Touches,
+    names: Mapping[int, str],
+    given: Sequence[Given],
+    requests: Mapping[int, Request],
+) -> Slots:
+    """Resolve one worker's touched slots.
+
+    Args:
+        names: of the worker's spool.
+        given: the engine's, in the order of their steps.
+        requests: those of the engine, by row.
+    """
+    if not len(touches.column):
+        return NOTHING
+    return _Resolver(engine, worker, touches, names, given, requests).result()
+
+
+def given_blocks(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dict[int, list[Given]]:
+    """The BLOCKS records of each engine, in the order of their steps."""
+    by_id: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for row, request in enumerate(requests):
+        by_id[request.engine, request.id].append(row)
+    found: dict[int, list[Given]] = defaultdict(list)
+    for scan in scans:
+        for words in scan.blocks.tolist():
+            record = rows.BlocksGiven._make(words)
+            tag = record.step >> STEP_SHIFT
+            at = _row(by_id.get((tag, scan.names.get(record.request, "")), ()), requests, record.t)
+            if at is not None and rows.role(record.head) == Role.SCHEDULER:
+                found[tag].append(Given(at, record))
+    for of_engine in found.values():
+        of_engine.sort(key=lambda one: one.record.step)
+    return found
+
+
+def _row(candidates: Sequence[int], requests: Sequence[Request], t: int) -> int | None:
+    """Of several requests with the same id the latest that had arrived."""
+    before = [row for row in candidates if requests[row].t_first <= t]
+    return before[-1] if before else (candidates[0] if candidates else None)
+
+
+Owned = tuple[tuple[int, tuple[Interval, ...], tuple[Interval, ...]], ...]
+"""Row of a request, its positions that were computed, those that were not."""
+
+
+class _Resolver:
+    """Goes through one worker's records in the order of time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        worker: Worker,
+        touches: Touches,
+        names: Mapping[int, str],
+        given: Sequence[Given],
+        requests: Mapping[int, Request],
+    ) -> None:
+        groups = engine.facts.kv_groups
+        sizes = [group.block_size or engine.block_size for group in groups] or [engine.block_size]
+        of_layer = {layer: i for i, group in enumerate(groups) for layer in group.layers}
+        self._group = [of_layer.get(name, 0) for name in worker.kv_layers]
+        self._sizes = [max(1, size) for size in sizes]
+        self._tables = BlockTables(given, requests, self._sizes)
+        self._touches, self._names, self._requests = touches, names, requests
+        self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
+        self._sets: dict[int, SlotSet] = {}
+        self._owned: dict[tuple[int, int, bool], tuple[Owned, int]] = {}
+        self._found: dict[bool, dict[tuple[object, ...], _Gathered]] = {True: {}, False: {}}
+        self._amounts: dict[tuple[int, int], int] = defaultdict(int)
+        self._nobodys: dict[tuple[int, int], int] = defaultdict(int)
+        self._unknown: set[tuple[int, int]] = set()
+        self._background_t = 0
+
+    def result(self) -> Slots:
+        touches, step = self._touches, 0
+        records = zip(*(column.tolist() for column in touches.records), strict=True)
+        for record, column, during in zip(
+            records, touches.column.tolist(), touches.during.tolist(), strict=True
+        ):
+            if during != step:
+                step = during
+                self._tables.until(step)
+                self._owned.clear()
+            self._add(rows.SlotsTouched._make(record), column, step)
+        return Slots(
+            reads=self._by_request(True),
+            writes=self._by_request(False),
+            amounts=dict(self._amounts),
+            nobodys=dict(self._nobodys),
+            unknown=frozenset(self._unknown),
+            last_background_t=self._background_t,
+        )
+
+    def _add(self, record: rows.SlotsTouched, column: int, step: int) -> None:
+        marks, code = rows.flags(record.head), rows.code(record.head)
+        background = code == _BACKGROUND
+        if background:
+            self._background_t = max(self._background_t, record.t)
+        # An address that was given out is for what the hook is for; of background work either may be.
+        read = bool(marks & Flag.STORE) and not (marks & Flag.LOAD and code in _LOADING)
+        wrote = bool(marks & Flag.LOAD) and not (marks & Flag.STORE and not (background or code in _LOADING))
+        if not record.slot_set:
+            if read:
+                self._unknown.add((step, column))
+            return
+        after = record.t >= self._touches.computed_at(step, column) or not self._knows(step, column, code)
+        owned, nobodys = self._owners(record.slot_set, column, step, after)
+        outer = background or rows.detail(record.head) == self._outer
+        if read and outer:
+            self._amounts[step, column] += self._set(record.slot_set).slots
+            self._nobodys[step, column] += nobodys
+        for direction in [way for way, done in ((True, read), (False, wrote)) if done]:
+            for row, positions, stale in owned:
+                key = (row, step, positions, stale if direction else (), background)
+                gathered = self._found[direction].setdefault(key, _Gathered(record.t))
+                gathered.columns |= 1 << column
+                if len(gathered.calls) < _CALLS and record.call not in gathered.calls:
+                    gathered.calls.append(record.call)
+
+    def _knows(self, step: int, column: int, code: int) -> bool:
+        """Whether the trace tells when this layer was computed in this step; where no body was seen at all,
+        what a hook for loading touched came before."""
+        return self._touches.computed_at(step, column) < _NEVER or code in _LOADING
+
+    def _set(self, ident: int) -> SlotSet:
+        known = self._sets.get(ident)
+        if known is None:
+            known = self._sets[ident] = parse(self._names.get(ident, ""))
+        return known
+
+    def _owners(self, ident: int, column: int, step: int, after: bool) -> tuple[Owned, int]:
+        key = (ident, self._group[column], after)
+        known = self._owned.get(key)
+        if known is None:
+            known = self._owned[key] = self._resolve(self._set(ident), self._group[column], step, after)
+        return known
+
+    def _resolve(self, slots: SlotSet, group: int, step: int, after: bool) -> tuple[Owned, int]:
+        size = self._sizes[group]
+        computed: dict[int, list[Interval]] = defaultdict(list)
+        stale: dict[int, list[Interval]] = defaultdict(list)
+        nobodys = 0
+        for block, low, high in _blocks(slots.full, size):
+            holders = self._holders(group, block, after)
+            if not holders:
+                nobodys += high - low
+            for holder in holders:
+                request = self._requests[holder.row]
+                start = holder.place * size
+                until = computed_by(request, holder, step, after)
+                computed[holder.row].append((start + low, min(start + high, until)))
+                stale[holder.row].append((max(start + low, until), start + high))
+        owned = [(row, tuple(union(computed[row])), tuple(union(stale[row]))) for row in computed]
+        return tuple((row, fine, early) for row, fine, early in owned if fine or early), nobodys
+
+    def _holders(self, group: int, block: int, after: bool) -> tuple[Holder, ...]:
+        """Before a step's forward a block still holds what its former holders computed."""
+        former = None if after else self._tables.before(group, block)
+        return self._tables.holders(group, block) if former is None else former
+
+    def _by_request(self, direction: bool) -> dict[int, list[Touch]]:
+        found: dict[int, list[Touch]] = defaultdict(list)
+        for key, gathered in self._found[direction].items():
+            row, step, positions, stale, background = key
+            found[row].append(  # type: ignore[index]
+                Touch(step, gathered.t, gathered.columns, positions, stale, background, tuple(gathered.calls))  # type: ignore[arg-type]
+            )
+        return dict(found)
+
+
+_CALLS = 256
+_NEVER = (1 << 62) - 1
+
+
+@dataclass
+class _Gathered:
+    t: int
+    columns: int = 0
+    calls: list[int] = field(default_factory=list)
+
+
+def _blocks(runs: Iterable[Interval], size: int) -> Iterator[tuple[int, int, int]]:
+    """(block, first offset, end of the offsets) of each block that the runs touch."""
+    for start, end in runs:
+        for block in range(start // size, (end - 1) // size + 1):
+            yield block, max(start - block * size, 0), min(end - block * size, size)
+
+
+def covered(touches: Sequence[Touch], column: int) -> list[Interval]:
+    """Positions that were touched in one layer."""
+    return union(one for touch in touches if touch.columns >> column & 1 for one in touch.positions)
+
+
+def amount(positions: Iterable[Interval]) -> int:
+    """Tokens of disjoint intervals."""
+    return length(positions)

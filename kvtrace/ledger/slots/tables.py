@@ -1,0 +1,116 @@
+"""Who holds each block of the KV cache, step by step, as the scheduler gave the blocks out.
+
+A block that is given to a request is that request's from then on, and its former holder's no more; unless
+the request takes it as a hit of the GPU's own prefix cache: then both hold it, with the same content. A
+block that was freed keeps its content, and so its holders, until it is given out again (vLLM
+``v1/core/block_pool.py``, 0.32.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvtrace.ledger.requests import Request
+from kvtrace.trace import rows
+from kvtrace.trace.format import Flag
+
+
+class Holder(NamedTuple):
+    """A request's hold on a block."""
+
+    row: int  # of the request
+    place: int  # of the block in its block table
+    since: int  # step in which that table began: a preempted request computes into another one
+
+
+@dataclass(frozen=True)
+class Given:
+    """A BLOCKS record, with the request's row."""
+
+    row: int
+    record: rows.BlocksGiven
+
+
+class BlockTables:
+    """One engine's blocks. ``until`` moves on; nothing goes back.
+
+    Args:
+        given: in the order of their steps.
+        block_sizes: tokens of a block by KV cache group.
+    """
+
+    def __init__(
+        self, given: Sequence[Given], requests: Mapping[int, Request], block_sizes: Sequence[int]
+    ) -> None:
+        self._given, self._requests, self._sizes = given, requests, block_sizes
+        self._at = 0
+        self._step = 0
+        self._holders: dict[tuple[int, int], tuple[Holder, ...]] = {}
+        self._before: dict[tuple[int, int], tuple[Holder, ...]] = {}
+        self._since: dict[int, int] = {}
+
+    def until(self, step: int) -> None:
+        """Take in what was given out up to ``step``, that included."""
+        while self._at < len(self._given) and self._given[self._at].record.step <= step:
+            one = self._given[self._at]
+            if one.record.step != self._step:
+                self._step = one.record.step
+                self._before.clear()
+            self._give(one)
+            self._at += 1
+        if step > self._step:
+            self._before.clear()
+
+    def holders(self, group: int, block: int) -> tuple[Holder, ...]:
+        """Of a block, after the latest step."""
+        return self._holders.get((group, block), ())
+
+    def before(self, group: int, block: int) -> tuple[Holder, ...] | None:
+        """Its holders before the latest step gave it to another request, None where that did not."""
+        return self._before.get((group, block))
+
+    def _give(self, one: Given) -> None:
+        record, row = one.record, one.row
+        if rows.flags(record.head) & Flag.FIRST or row not in self._since:
+            self._since[row] = record.step
+        size = self._sizes[record.group] if record.group < len(self._sizes) else 0
+        hit = local_hit(self._requests[row], record.step)
+        by = 1 if record.count > 0 else -1
+        for i in range(abs(record.count)):
+            key, place = (record.group, record.block + by * i), record.first + i
+            known = self._holders.get(key, ())
+            if any(holder.row == row and holder.place == place for holder in known):
+                continue  # said once more, or its own block that the prefix cache gave back
+            mine = Holder(row, place, self._since[row])
+            if known and place * size < hit:
+                self._holders[key] = (*known, mine)
+                continue
+            self._before.setdefault(key, known)
+            self._holders[key] = (mine,)
+
+
+def local_hit(request: Request, step: int) -> int:
+    """Positions that the GPU's own prefix cache gave a request that was let in in ``step``."""
+    asked = [one for one in request.lookups if one.step <= step and one.answer is not None]
+    if asked:
+        return asked[-1].local
+    began = [chunk.start for chunk in request.chunks if chunk.step >= step]
+    return began[0] if began else 0
+
+
+def computed_by(request: Request, holder: Holder, step: int, included: bool) -> int:
+    """How far the table of a hold was filled by the forward of ``step`` (or only by those before it):
+    positions, from 0. Of decode tokens a step computes one."""
+    later = [one for one in request.chunks if one.step >= holder.since]
+    if not later:
+        return request.computed if request.chunks or not request.prompt else 0
+    end = later[0].start
+    last = 0
+    for chunk in later:
+        if chunk.step < step or (included and chunk.step == step):
+            end, last = max(end, chunk.end), chunk.step
+    if last and end >= request.prompt:
+        end = min(request.computed, request.prompt + step - last - (not included))
+    return end
