@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtrace.agent import graphs, metadata
+from kvtrace.agent.metadata.recording import READER
 from kvtrace.agent.site import INDEX_ATTRIBUTE, Site
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.watch.policy import POLICY
@@ -22,7 +23,6 @@ DECLARED_ATTRIBUTE = "_kvtrace_declared"
 """Of a SchedulerOutput: what its metadata declares, as ``metadata.Totals`` in a plain tuple: it
 travels to workers that may not have kvtrace."""
 _UNREADABLE = int(Flag.UNREADABLE)
-_NOTHING = metadata.Declared()
 
 
 def raised(site: Site, layer: Any, t0: int, error: BaseException) -> None:
@@ -212,6 +212,7 @@ def _lookup(child: bool, times: Times, connector: Any, result: Any, request: Any
         head = pack_head(Kind.LOOKUP, Role.SCHEDULER, 0, 0, flags, AGENT.thread())
         step, ident = AGENT.scheduler.step, AGENT.request_id(request.request_id)
         AGENT.add(rows.Lookup(head, *times, step, ident, local=int(local or 0), external=external))
+        READER.admissions.looked_up(request.request_id, int(local or 0))
     return flags, 0, external if answer is not None else -1, 1, 0
 
 
@@ -223,24 +224,14 @@ def _alloc(child: bool, times: Times, connector: Any, result: Any, request: Any,
         step = AGENT.scheduler.step
         AGENT.add(rows.Allocation(head, *times, step, ident, external=external, blocks=UNKNOWN))
         AGENT.scheduler.allocated.append(request.request_id)
+        READER.admissions.allocated(request.request_id, external, step)
     return 0, 0, external, 1, 0
 
 
 def _build_meta(child: bool, times: Times, connector: Any, result: Any, output: Any) -> Words:
-    if metadata.is_empty(result):
-        declared = _NOTHING
-    else:
-        declared = metadata.read(result, metadata.Blocks(AGENT.scheduler.current, output))
+    declared = READER.built(connector, result, output, child, times[1])
     flags = 0 if declared.readable else _UNREADABLE
     if not child:
-        step = AGENT.scheduler.step
-        for entry in declared.entries:
-            head = pack_head(Kind.META, Role.SCHEDULER, 0, 0, entry.direction, AGENT.thread())
-            ident = AGENT.request_id(entry.req_id) if entry.req_id else 0
-            row = rows.MetadataEntry(
-                head, times[1], ident, step, slots=entry.slots, tokens=entry.tokens, start=entry.start
-            )
-            AGENT.add(row)
         setattr(output, DECLARED_ATTRIBUTE, declared.totals())
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 

@@ -85,7 +85,7 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.platforms.interface", "Platform", "device_type device_name"),
     _reads("vllm.platforms.interface", "Platform", "opaque_attention_op", since("0.10.2")),
     _reads("vllm.model_executor.models.registry", "", ""),
-    # the scheduler (scheduler.py, block_tables.py, prefixes.py, metadata.py, describe.py)
+    # the scheduler (scheduler.py, block_tables.py, prefixes.py, metadata/, describe.py)
     _reads(
         "vllm.v1.core.sched.scheduler", "Scheduler",
         "vllm_config cache_config block_size max_num_scheduled_tokens kv_cache_config connector requests "
@@ -95,6 +95,14 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.v1.core.sched.scheduler", "Scheduler", "_handle_invalid_blocks", since("0.11.1")),
     _reads("vllm.v1.core.sched.scheduler", "Scheduler", "_preempt_request", since("0.12.0")),
     Reads("vllm.v1.core.kv_cache_manager", "KVCacheManager", ("get_block_ids(request_id)",), since("0.9.2")),
+    _reads("vllm.v1.core.kv_cache_manager", "KVCacheManager", "coordinator", since("0.9.2")),
+    _reads(
+        "vllm.v1.core.kv_cache_coordinator", "KVCacheCoordinator", "single_type_managers", since("0.9.2")
+    ),
+    _reads(
+        "vllm.v1.core.single_type_kv_cache_manager", "SingleTypeKVCacheManager", "block_size", since("0.9.2")
+    ),
+    _reads("vllm.sampling_params", "SamplingParams", ""),
     _reads(
         "vllm.v1.core.sched.output", "SchedulerOutput",
         "num_scheduled_tokens total_num_scheduled_tokens scheduled_new_reqs finished_req_ids",
@@ -110,7 +118,7 @@ READS: tuple[Reads, ...] = (
     _reads(
         "vllm.v1.request", "Request",
         "request_id num_prompt_tokens prompt_token_ids max_tokens num_computed_tokens num_output_tokens "
-        "num_tokens status lora_request",
+        "num_tokens status lora_request _all_token_ids",
     ),
     _reads("vllm.v1.request", "Request", "mm_hashes", since("0.8.5", "0.10.2")),
     _reads("vllm.v1.request", "Request", "cache_salt", since("0.9.2")),

@@ -15,6 +15,8 @@ from typing import Any
 
 from kvtrace.agent import config_keys, describe, prefixes
 from kvtrace.agent.block_tables import BlockTables
+from kvtrace.agent.metadata import read_tables
+from kvtrace.agent.metadata.recording import READER
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Kind, Role, pack_head
@@ -205,6 +207,8 @@ def _before_free(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) ->
     )
     AGENT.add(row)
     _steps(self).prefilling.pop(req_id, None)
+    if getattr(self, "connector", None) is not None:
+        READER.admissions.freed(req_id, read_tables(self, req_id))
 
 
 def _after_free(self: Any, t0: int, result: Any, request: Any, *args: Any) -> None:

@@ -17,7 +17,7 @@ from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.model import Ledger, Run
 from kvtrace.terms import NOT_OBSERVED, Grade, Stage, cause_of, severity_order
-from kvtrace.words import plural
+from kvtrace.words import listed, plural
 
 
 def diagnose(run: Run) -> Diagnosis:
@@ -111,11 +111,7 @@ def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
         found.append(NotObserved("device-time", f"{why}: all times are the host's"))
     unreadable = sum(engine.unreadable_steps for engine in case.run.engines)
     if unreadable:
-        found.append(
-            NotObserved(
-                "connector-metadata", f"the metadata of {unreadable} steps has a shape that is not understood"
-            )
-        )
+        found.append(NotObserved("connector-metadata", _unreadable(case.run, unreadable)))
     if why := _unheard(case):
         found.append(NotObserved("store-entries", why))
     if saves.accounts.get(NOT_OBSERVED) and not unreadable and not why:
@@ -139,6 +135,17 @@ def _unheard(case: Case) -> str:
         f"no metadata names a store of {plural(len(whose), 'request')}, and that says nothing: "
         + "; ".join(reasons)
     )
+
+
+def _unreadable(run: Run, steps: int) -> str:
+    """How many steps' metadata, and which class and field of it."""
+    where = [
+        f"{one.cls}{'.' if one.field else ''}{one.field}: {one.shape}"
+        for one in run.unreadable_metadata
+        if not one.load
+    ]
+    names = f" ({listed(where)})" if where else ""
+    return f"the metadata of {steps} steps has a shape that is not understood{names}"
 
 
 def _requests(case: Case) -> pd.DataFrame:

@@ -13,6 +13,7 @@ from kvtrace.trace.config import TIMINGS, WATCHES, AgentConfig
 _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _LEAST = 64 << 10
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%\Z")
 
 
@@ -59,6 +60,20 @@ def parse_watch(text: str) -> str:
     return text
 
 
+def parse_adapter(text: str | None) -> str:
+    """``module:function``; "" for none.
+
+    Raises:
+        KvtraceError: it is no such name. Whether it is there shows in the vLLM process.
+    """
+    if text is not None and not _FUNCTION.match(text):
+        raise KvtraceError(
+            f"--metadata-adapter {text!r} is no function",
+            "write module:function, for example mine.kv:kv_entries",
+        )
+    return text or ""
+
+
 def run(
     command: list[str] | None = typer.Argument(
         None, metavar="[--] COMMAND...", help="Any command that starts vLLM, with its own options unchanged."
@@ -99,6 +114,12 @@ def run(
         metavar="SHARE",
         help="Share of the steps' time that sampled device timing may take; the watch as much again.",
     ),
+    metadata_adapter: str | None = typer.Option(
+        None,
+        "--metadata-adapter",
+        metavar="MODULE:FUNCTION",
+        help="A function that says what the connector's metadata declares, where its shape does not.",
+    ),
 ) -> None:
     """Run a vLLM command traced, then make the report.
 
@@ -112,7 +133,7 @@ def run(
         raise KvtraceError("no command", "write kvtrace run -- vllm serve MODEL ...")
     options = RunOptions(
         command, output, name, parse_size(limit), parse_timing(device_timing), parse_budget(budget),
-        parse_watch(watch),
+        parse_watch(watch), parse_adapter(metadata_adapter),
     )  # fmt: skip
     code = run_session(options)
     raise typer.Exit(code)

@@ -36,12 +36,13 @@ class RunOptions:
     device_timing: str = AgentConfig.device_timing
     budget: float = AgentConfig.budget
     watch: str = AgentConfig.watch
+    metadata_adapter: str = AgentConfig.metadata_adapter
 
     def agent(self, run_dir: Path, run: str) -> AgentConfig:
         """The agent's configuration for a run of that name, under a new key."""
         return AgentConfig(
             run_dir, new_salt(), run,
-            self.limit_bytes, self.device_timing, self.budget, self.watch,
+            self.limit_bytes, self.device_timing, self.budget, self.watch, self.metadata_adapter,
         )  # fmt: skip
 
 

@@ -394,6 +394,7 @@ class Run:
     swallowed: Sequence[Swallowed] = ()
     logs: Sequence[LogLine] = ()
     config_keys: Sequence[ConfigKeys] = ()
+    unreadable_metadata: Sequence[documents.UnreadableMetadata] = ()
     trust: Trust = Trust()
     async_saves: Sequence[AsyncSave] = ()
     device: DeviceTimes = field(default_factory=DeviceTimes)

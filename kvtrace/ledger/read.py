@@ -104,6 +104,7 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
         swallowed=swallowed,
         logs=reported.logs(scans),
         config_keys=reported.config_keys(scans),
+        unreadable_metadata=reported.unreadable_metadata(scans),
         trust=saves.trust,
         async_saves=async_saves,
     )

@@ -135,6 +135,17 @@ def config_keys(scans: Sequence[SpoolScan]) -> list[ConfigKeys]:
     return [latest[key] for key in sorted(latest)]
 
 
+def unreadable_metadata(scans: Sequence[SpoolScan]) -> list[facts.UnreadableMetadata]:
+    """What was not understood in the connectors' metadata, the most frequent first; its steps are at least so
+    many, as they are written down whenever they have doubled."""
+    latest = {
+        (scan.name, fact.connector, fact.cls, fact.field, fact.shape): fact
+        for scan in scans
+        for fact in scan.facts_of(facts.UnreadableMetadata)
+    }
+    return [latest[key] for key in sorted(latest, key=lambda key: (-latest[key].steps, key))]
+
+
 def agent_errors(scans: Sequence[SpoolScan]) -> list[tuple[int, str, str]]:
     """(process, where, error) of each failure of the agent itself."""
     return [(scan.pid, fact.where, fact.error) for scan in scans for fact in scan.facts_of(facts.AgentError)]

@@ -26,6 +26,7 @@ class AgentConfig:
         device_timing: one of TIMINGS; without effect where there is no CUDA device.
         budget: share of the steps' time that device timing may take; the watch as much again.
         watch: one of WATCHES: which steps with something to see are watched call by call.
+        metadata_adapter: ``module:function`` that says what the connector's metadata declares, "" for none.
     """
 
     dir: Path
@@ -35,6 +36,7 @@ class AgentConfig:
     device_timing: str = "sampled"
     budget: float = 0.01
     watch: str = "full"
+    metadata_adapter: str = ""
 
     @classmethod
     def from_text(cls, text: str) -> AgentConfig:

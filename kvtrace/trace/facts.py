@@ -323,9 +323,28 @@ class StartFailed(Document):
     message: str = ""
 
 
+@dataclass(frozen=True)
+class UnreadableMetadata(Document):
+    """Something in a connector's metadata that may name KV and is not understood.
+
+    ``connector``: its index; ``cls``: the metadata's class; ``field``: the path in it (``jobs[].spans``), ""
+    for the whole; ``shape``: what stands there, in words; ``load``: it can only be a load; ``steps``: so
+    far."""
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.UNREADABLE_METADATA
+    NAMES: ClassVar[Mapping[str, str]] = {"cls": "class"}
+
+    connector: int = 0
+    cls: str = ""
+    field: str = ""
+    shape: str = ""
+    load: bool = False
+    steps: int = 1
+
+
 AnyFact = (
     Target | Engine | Worker | Connector | EngineArgs | HookException | AgentError | ClientId | Swallowed
-    | Log | ConfigKeys | DeviceTiming | Graphs | StartFailed
+    | Log | ConfigKeys | DeviceTiming | Graphs | StartFailed | UnreadableMetadata
 )  # fmt: skip
 FACTS: dict[fmt.Fact, type[AnyFact]] = {kind.CODE: kind for kind in get_args(AnyFact)}
 

@@ -93,6 +93,7 @@ class Fact(IntEnum):
     DEVICE = 12
     GRAPHS = 13
     START_FAILED = 14
+    UNREADABLE_METADATA = 15
 
 
 class Flag(IntEnum):

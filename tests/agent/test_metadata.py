@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrace.agent import metadata_words
-from kvtrace.agent.metadata import Blocks, Declared, Totals, is_empty, read, totals
+from kvtrace.agent.metadata import Declared, Totals, is_empty, read, totals
+from kvtrace.agent.metadata import Holdings as Blocks
+from kvtrace.agent.metadata import words as metadata_words
 from kvtrace.trace.format import UNKNOWN, Flag
 
 from .fakes import KVConnectorMetadata
@@ -135,7 +136,6 @@ class LMCacheReq:
         (SaveSpec(0, False), None, 0, 0),
         (None, LoadSpec(0, True), Flag.LOAD, 0),
         (None, LoadSpec(0, False), 0, 0),
-        (SaveSpec(0, True), LoadSpec(0, True), Flag.STORE | Flag.LOAD, 0),
         (None, None, 0, 0),
     ],
 )
@@ -145,6 +145,17 @@ def test_lmcaches_specs(save, load, direction, start):
     assert declared.readable
     (entry,) = declared.entries
     assert (entry.req_id, entry.direction, entry.start) == ("a", direction, start)
+
+
+def test_an_entry_that_loads_and_saves_is_two_each_with_its_own_positions():
+    """What a save skips is what was loaded: it says nothing of where the load begins."""
+    req = LMCacheReq("a", list(range(32)), slots(1, 2), SaveSpec(16, True), LoadSpec(0, True))
+    declared = read(SimpleNamespace(requests=[req]), blocks(a=[1, 2]))
+    assert declared.readable
+    assert [(e.req_id, e.direction, e.start) for e in declared.entries] == [
+        ("a", Flag.STORE, 16),
+        ("a", Flag.LOAD, 0),
+    ]
 
 
 def test_containers_that_say_the_direction_by_name():
@@ -207,7 +218,7 @@ def test_no_metadata_is_no_entry():
     assert read(None, blocks()).entries == []
 
 
-# --- connectors with words of their own ------------------------------------------------------
+# --- connectors with words of their own --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -258,7 +269,7 @@ def test_a_plain_dictionary_of_requests():
 def test_numbers_that_are_not_the_requests_blocks_are_not_taken_for_them():
     job = SimpleNamespace(rid="a", put=True, pages=[8, 9])
     declared, entry = only(SimpleNamespace(work=[job]), a=[4, 5, 6])
-    assert entry.block_ids is None and entry.slots == UNKNOWN
+    assert (entry.start, entry.slots) == (UNKNOWN, UNKNOWN)
     assert not declared.readable
 
 

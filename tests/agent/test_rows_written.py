@@ -168,6 +168,7 @@ def on_scheduler() -> Any:
     connector = new_connector(Role.SCHEDULER)
     AGENT.scheduler.step = STEP
     AGENT.scheduler.current = new_scheduler()
+    AGENT.scheduler.current.add_request(request())
     return connector
 
 

@@ -1,0 +1,250 @@
+"""What a list of integers is: blocks of a request, slots in its blocks, its token ids, or none of these.
+
+Decided by the values alone. A list can be read in several ways (the numbers of small block ids are slots
+of other blocks as well): all of them are given, for names and neighbours to choose from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+from kvtrace.agent.metadata.holdings import Holdings, Interval
+from kvtrace.agent.metadata.shapes import Integers
+
+BLOCK, SLOT, TOKEN = "block", "slot", "token"
+
+_CHECKED_WHOLE = 256
+_PROBES = 64
+_MOST_SLOTS = 4096
+_PAD = -1
+"""Slot of a padding token."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read a list: of what unit it is, and which positions of the request it names.
+
+    ``ranges``: token positions, ascending, apart from each other; whole blocks where it names blocks.
+    ``strict``: the numbers come in the request's own order.
+    """
+
+    unit: str
+    ranges: tuple[Interval, ...]
+    strict: bool = True
+
+    @property
+    def hull(self) -> Interval:
+        return self.ranges[0][0], self.ranges[-1][1]
+
+    @property
+    def tokens(self) -> int:
+        return sum(end - start for start, end in self.ranges)
+
+
+def readings(holdings: Holdings, req_id: str, numbers: Integers) -> list[Reading]:
+    """All ways in which a non-empty list can be read as something of this request."""
+    if numbers.hidden or not numbers.length:
+        return []
+    found = []
+    tables = holdings.tables(req_id)
+    if any(tables):
+        found = [
+            reading
+            for reading in (_as_blocks(holdings, tables, numbers), _as_slots(holdings, tables, numbers))
+            if reading is not None
+        ]
+    tokens = _as_tokens(holdings, req_id, numbers)
+    return [*found, tokens] if tokens is not None else found
+
+
+def group_readings(holdings: Holdings, req_id: str, lists: Sequence[Integers]) -> Reading | None:
+    """Several lists of blocks of one request: one a KV cache group, or one a run of blocks."""
+    tables = holdings.tables(req_id)
+    found: list[tuple[int, int]] = []
+    for numbers in lists:
+        if numbers.hidden or not any(tables):
+            return None
+        named = [value for value in numbers.whole() if value]
+        places = _places(tables, set(named))
+        if len(places) < len(named) or (named and min(named) < 0):
+            return None
+        found.extend(places[value] for value in named)
+    if not found or len(set(found)) != len(found):
+        return None
+    return _of_blocks(holdings, sorted(found), all(a < b for a, b in pairwise(found)))
+
+
+def _common(hulls: list[Interval]) -> Interval:
+    """What groups with blocks of different sizes name together: the end that all of them reach.
+
+    A group with greater blocks, or with one state for many tokens, names more than there is.
+    """
+    start = min(start for start, _ in hulls)
+    ends = [end for _, end in hulls]
+    return start, max(min(ends), start)
+
+
+# --- blocks -----------------------------------------------------------------------
+
+
+def _as_blocks(holdings: Holdings, tables: list[list[int]], numbers: Integers) -> Reading | None:
+    count = numbers.length
+    first, last = numbers.at(0), numbers.at(count - 1)
+    if count > sum(map(len, tables)) or first < 0:
+        return None
+    for group, table in enumerate(tables):
+        at = _find(table, first) if first else -1
+        if at >= 0 and at + count <= len(table) and table[at + count - 1] == last:
+            if table[at : at + count] == numbers.whole():
+                size = holdings.size(group)
+                return Reading(BLOCK, ((at * size, (at + count) * size),)) if size else None
+        elif at < 0 and first and group == len(tables) - 1 and not any(first in one for one in tables):
+            return None
+    values = numbers.whole()
+    named = [value for value in values if value]  # 0 is the null block: no KV
+    if not named or len(set(named)) != len(named) or min(named) < 0:
+        return None
+    found: list[tuple[int, int]] = []  # (group, index)
+    places = _places(tables, set(named))
+    for value in named:
+        place = places.get(value)
+        if place is None:
+            return None
+        found.append(place)
+    strict = numbers.ordered and all(a < b for a, b in pairwise(found))
+    return _of_blocks(holdings, sorted(found), strict or not numbers.ordered)
+
+
+def _find(table: list[int], value: int) -> int:
+    try:
+        return table.index(value)
+    except ValueError:
+        return -1
+
+
+def _places(tables: list[list[int]], wanted: set[int]) -> dict[int, tuple[int, int]]:
+    """(group, index) of blocks in a request's tables."""
+    return {
+        block: (group, index)
+        for group, table in enumerate(tables)
+        if not wanted.isdisjoint(table)
+        for index, block in enumerate(table)
+        if block in wanted
+    }
+
+
+def _of_blocks(holdings: Holdings, found: list[tuple[int, int]], strict: bool) -> Reading | None:
+    runs: list[list[Interval]] = []
+    for group, places in groupby(found, key=lambda place: place[0]):
+        size = holdings.size(group)
+        if not size:
+            return None
+        runs.append(merged((index * size, (index + 1) * size) for _, index in places))
+    if len(runs) == 1:
+        return Reading(BLOCK, tuple(runs[0]), strict)
+    return Reading(BLOCK, (_common([(run[0][0], run[-1][1]) for run in runs]),), strict)
+
+
+def merged(intervals: object) -> list[Interval]:
+    """Ascending intervals, those that touch made one."""
+    found: list[Interval] = []
+    for start, end in intervals:  # type: ignore[attr-defined]
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+# --- slots -----------------------------------------------------------------------
+
+
+def _as_slots(holdings: Holdings, tables: list[list[int]], numbers: Integers) -> Reading | None:
+    for group, table in enumerate(tables):
+        size = holdings.size(group)
+        if not size or not table:
+            continue
+        reading = _slot_run(table, size, numbers)
+        if reading is None and numbers.length <= _MOST_SLOTS:
+            reading = _slot_set(table, size, numbers)
+        if reading is not None:
+            return reading
+    return None
+
+
+def _position(table: list[int], size: int, slot: int) -> int:
+    """The token whose slot it is, -1 where the table has none such."""
+    if slot < size:  # of the null block
+        return -1
+    at = _find(table, slot // size)
+    return at * size + slot % size if at >= 0 else -1
+
+
+def _slot_run(table: list[int], size: int, numbers: Integers) -> Reading | None:
+    """Slots of consecutive tokens, in order: looked at in the first block, at the end, and once a block."""
+    count = numbers.length
+    start = _position(table, size, numbers.at(0))
+    if start < 0 or start + count > len(table) * size:
+        return None
+    first = min(size - start % size, count)  # slots in the first block
+    at = start // size
+    blocks = table[at : (start + count - 1) // size + 1]
+    head, last = numbers.at(0), numbers.at(count - 1)
+    if last != blocks[-1] * size + (start + count - 1) % size:
+        return None
+    if numbers.part(0, first, 1) != list(range(head, head + first)):
+        return None
+    if count > first and numbers.part(first, count, size) != [block * size for block in blocks[1:]]:
+        return None
+    return Reading(SLOT, ((start, start + count),))
+
+
+def _slot_set(table: list[int], size: int, numbers: Integers) -> Reading | None:
+    if any(
+        at not in table for slot in (numbers.at(0), numbers.at(numbers.length // 2)) if (at := slot // size)
+    ):
+        return None
+    where = {block: index for index, block in enumerate(table) if block > 0}
+    values = [value for value in numbers.whole() if value != _PAD]
+    positions = []
+    for slot in values:
+        index = where.get(slot // size) if slot >= 0 else None
+        if index is None:
+            return None
+        positions.append(index * size + slot % size)
+    if not positions or len(set(positions)) != len(positions):
+        return None
+    ordered = sorted(positions)
+    strict = positions == ordered or not numbers.ordered
+    return Reading(SLOT, tuple(merged((at, at + 1) for at in ordered)), strict)
+
+
+# --- token ids -----------------------------------------------------------------------
+
+
+def _as_tokens(holdings: Holdings, req_id: str, numbers: Integers) -> Reading | None:
+    """A prefix of the request's tokens, or those of this step's part."""
+    if not numbers.ordered:
+        return None
+    tokens = holdings.tokens(req_id)
+    count = numbers.length
+    if not tokens or count > len(tokens):
+        return None
+    computed = holdings.computed(req_id) or (0, 0)
+    awaited = holdings.awaited(req_id) or (0, 0)
+    starts = (0, computed[0], computed[1] - count, len(tokens) - count, *awaited, holdings.local(req_id))
+    for start in dict.fromkeys(starts):
+        if 0 <= start <= len(tokens) - count and _same(tokens, start, numbers):
+            return Reading(TOKEN, ((start, start + count),))
+    return None
+
+
+def _same(tokens: list[int], start: int, numbers: Integers) -> bool:
+    """Equal at both ends and, of long ones, at every so many between."""
+    count = numbers.length
+    if numbers.at(0) != tokens[start] or numbers.at(count - 1) != tokens[start + count - 1]:
+        return False
+    step = 1 if count <= _CHECKED_WHOLE else count // _PROBES
+    return numbers.part(0, count, step) == tokens[start : start + count : step]

@@ -1,0 +1,87 @@
+"""What the agent keeps of a step's metadata: rows for its entries, a document for what is not understood."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvtrace.agent.metadata import Admissions, Declared, Holdings, Totals, is_empty, read
+from kvtrace.agent.metadata.adapters import Adapters
+from kvtrace.agent.site import INDEX_ATTRIBUTE
+from kvtrace.agent.state import AGENT
+from kvtrace.trace import rows
+from kvtrace.trace.facts import UnreadableMetadata
+from kvtrace.trace.format import Kind, Role, pack_head
+
+_MOST_KINDS = 8
+"""Different things that are not understood, of one connector, that are written down."""
+_NOTHING = Declared()
+
+
+class Reader:
+    """Reads the metadata of this process's schedulers, step by step."""
+
+    def __init__(self) -> None:
+        self.admissions = Admissions()
+        self._adapters: Adapters | None = None
+        self._step: tuple[Any, Holdings] | None = None
+        """The SchedulerOutput at hand and its requests: shared by connectors inside a connector."""
+        self._counts: dict[int, dict[tuple[str, str, str], int]] = {}
+
+    def built(self, connector: Any, meta: Any, output: Any, child: bool, t: int) -> Totals:
+        """A connector (``child``: inside another one) has built the metadata of a step."""
+        declared = _NOTHING if is_empty(meta) else self._read(connector, meta, output, child)
+        if not child:
+            self._step = None
+            self._write(declared, t)
+            if self.admissions.awaited:
+                self.admissions.ran(output.num_scheduled_tokens)
+        if declared.problems and (child or not getattr(connector, "_connectors", None)):
+            self._explain(connector, meta, declared)  # those inside it have explained theirs
+        return declared
+
+    def _read(self, connector: Any, meta: Any, output: Any, child: bool) -> Declared:
+        if self._adapters is None:
+            self._adapters = Adapters(AGENT.config.metadata_adapter if AGENT.config is not None else "")
+        adapters = self._adapters
+        holdings = self._holdings(output)
+        adapter = adapters.of(type(connector), child)
+        answer = None if adapter is None else adapter.entries(meta, holdings)
+        if child and answer is not None:
+            adapters.answered[id(meta)] = (meta, answer)
+        declared = read(meta, holdings, answer, adapters.answered)
+        if not child:
+            adapters.answered.clear()
+        return declared
+
+    def _holdings(self, output: Any) -> Holdings:
+        if self._step is None or self._step[0] is not output:
+            scheduler = AGENT.scheduler
+            self._step = output, Holdings(scheduler.current, output, self.admissions, scheduler.step)
+        return self._step[1]
+
+    def _write(self, declared: Declared, t: int) -> None:
+        step = AGENT.scheduler.step
+        for entry in declared.entries:
+            head = pack_head(Kind.META, Role.SCHEDULER, 0, 0, entry.direction, AGENT.thread())
+            ident = AGENT.request_id(entry.req_id) if entry.req_id else 0
+            row = rows.MetadataEntry(
+                head, t, ident, step, slots=entry.slots, tokens=entry.tokens, start=entry.start
+            )
+            AGENT.add(row)
+
+    def _explain(self, connector: Any, meta: Any, declared: Declared) -> None:
+        """Say what is not understood: at the first time, and whenever it has come twice as often."""
+        index = getattr(connector, INDEX_ATTRIBUTE, 0)
+        counts = self._counts.setdefault(index, {})
+        cls = type(meta).__name__
+        for problem in dict.fromkeys(declared.problems):
+            key = (cls, problem.field, problem.shape)
+            if key not in counts and len(counts) >= _MOST_KINDS:
+                continue
+            steps = counts[key] = counts.get(key, 0) + 1
+            if steps & (steps - 1) == 0:
+                document = UnreadableMetadata(index, cls, problem.field, problem.shape, problem.load, steps)
+                AGENT.fact(document, Role.SCHEDULER, flush=False)
+
+
+READER = Reader()

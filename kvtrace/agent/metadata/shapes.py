@@ -1,0 +1,303 @@
+"""Reading a foreign object without touching it: its fields as they lie there, its lists of integers.
+
+No method of the object's own class is called and no property is read: fields come from ``__dict__``, from
+the descriptors of ``__slots__`` and from named tuples' items, containers are walked with the methods of the
+builtin types. Arrays of numpy and torch are read where they lie in host memory, never copied from a device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from enum import Enum, IntEnum
+from itertools import islice
+from types import MemberDescriptorType
+from typing import Any
+
+MAX_ITEMS = 1 << 16
+"""Items of one container that are looked at."""
+_MAX_TYPES = 1024
+_CHECKED_WHOLE = 256
+_PROBES = 32
+
+
+class Kind(IntEnum):
+    NOTHING = 0
+    FLAG = 1
+    NUMBER = 2
+    TEXT = 3
+    BYTES = 4
+    ENUM = 5
+    ARRAY = 6
+    SLICE = 7
+    LIST = 8
+    MAP = 9
+    RECORD = 10
+    """An object with fields, a named tuple."""
+    OPAQUE = 11
+
+
+SCALARS = frozenset({Kind.NOTHING, Kind.FLAG, Kind.NUMBER, Kind.TEXT, Kind.BYTES, Kind.ENUM})
+
+_kinds: dict[type, Kind] = {}
+_CLOSED = frozenset(sys.stdlib_module_names) - {"types", "collections", "__main__"} | {
+    "torch",
+    "numpy",
+    "zmq",
+}
+_CLOSED_PATHS = (
+    "vllm.config", "vllm.lora", "vllm.multimodal", "vllm.sampling_params", "vllm.v1.engine",
+    "vllm.v1.request",
+)  # fmt: skip
+
+
+def kind_of(value: Any) -> Kind:
+    """What a value is, by its type alone."""
+    cls = type(value)
+    kind = _kinds.get(cls)
+    if kind is None:
+        if len(_kinds) > _MAX_TYPES:
+            _kinds.clear()
+        kind = _kinds[cls] = _kind(cls)
+    return kind
+
+
+def _kind(cls: type) -> Kind:
+    for kind, bases in _BASES:
+        if issubclass(cls, bases):
+            return kind
+    if issubclass(cls, tuple):
+        return Kind.RECORD if isinstance(cls.__dict__.get("_fields"), tuple) or _named(cls) else Kind.LIST
+    for base in cls.__mro__:
+        package = base.__module__.partition(".")[0]
+        if package == "numpy" and base.__name__ in _NUMPY:
+            return _NUMPY[base.__name__]
+        if package == "torch" and base.__name__ == "Tensor":
+            return Kind.ARRAY
+    module = cls.__module__
+    if module.partition(".")[0] in _CLOSED or module.startswith(_CLOSED_PATHS):
+        return Kind.OPAQUE
+    if issubclass(cls, type) or callable(getattr(cls, "__get__", None)):
+        return Kind.NOTHING
+    has_fields = cls.__dictoffset__ != 0 or any("__slots__" in base.__dict__ for base in cls.__mro__)
+    return Kind.RECORD if has_fields and cls is not object else Kind.OPAQUE
+
+
+_BASES: tuple[tuple[Kind, Any], ...] = (
+    (Kind.ENUM, Enum),
+    (Kind.NOTHING, (type(None), float, complex, type)),
+    (Kind.FLAG, bool),
+    (Kind.NUMBER, int),
+    (Kind.TEXT, str),
+    (Kind.BYTES, (bytes, bytearray, memoryview)),
+    (Kind.SLICE, slice),
+    (Kind.MAP, dict),
+    (Kind.LIST, (list, set, frozenset, deque, range)),
+)
+_NUMPY = {
+    "ndarray": Kind.ARRAY,
+    "integer": Kind.NUMBER,
+    "bool": Kind.FLAG,
+    "bool_": Kind.FLAG,
+    "generic": Kind.NOTHING,
+}
+
+
+def _named(cls: type) -> bool:
+    return any(isinstance(base.__dict__.get("_fields"), tuple) for base in cls.__mro__)
+
+
+# --- fields and items -----------------------------------------------------------------------
+
+
+def fields(record: Any) -> list[tuple[str, Any]]:
+    """The fields of a record, as they lie there; none of what has to be asked for."""
+    if isinstance(record, tuple):
+        names = next(base.__dict__["_fields"] for base in type(record).__mro__ if "_fields" in base.__dict__)
+        return list(zip(names, tuple.__iter__(record), strict=False))
+    found: list[tuple[str, Any]] = []
+    cls = type(record)
+    if cls.__dictoffset__:
+        try:
+            found.extend(object.__getattribute__(record, "__dict__").items())
+        except (AttributeError, RuntimeError):
+            pass
+    for name, member in _members(cls):
+        try:
+            found.append((name, member.__get__(record, cls)))
+        except AttributeError:
+            continue  # never set
+    return found
+
+
+_slots: dict[type, tuple[tuple[str, MemberDescriptorType], ...]] = {}
+
+
+def _members(cls: type) -> tuple[tuple[str, MemberDescriptorType], ...]:
+    known = _slots.get(cls)
+    if known is None:
+        if len(_slots) > _MAX_TYPES:
+            _slots.clear()
+        known = _slots[cls] = tuple(
+            (name, member)
+            for base in cls.__mro__
+            for name, member in base.__dict__.items()
+            if isinstance(member, MemberDescriptorType) and not name.startswith("__")
+        )
+    return known
+
+
+def items(container: Any) -> list[Any]:
+    """The items of a list, tuple, set or deque, by the builtin's own iterator."""
+    for cls in (list, tuple, set, frozenset, deque, range):
+        if isinstance(container, cls):
+            walk: Iterator[Any] = cls.__iter__(container)  # type: ignore[arg-type]
+            return list(islice(walk, MAX_ITEMS))
+    return []
+
+
+def pairs(mapping: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    return list(islice(dict.items(mapping), MAX_ITEMS))
+
+
+def is_child(value: Any) -> bool:
+    """Whether it is a metadata of its own: a connector of connectors holds one for each."""
+    return any(cls.__name__ == "KVConnectorMetadata" for cls in type(value).__mro__)
+
+
+# --- lists of integers -----------------------------------------------------------------------
+
+
+class Integers:
+    """A list of integers of any kind, read only as far as it is asked for.
+
+    ``ordered`` is false for a set. ``hidden``: its numbers lie on a device, only their count is known.
+    """
+
+    __slots__ = ("_list", "_raw", "hidden", "length", "ordered")
+
+    def __init__(self, raw: Any, length: int, ordered: bool = True, hidden: bool = False) -> None:
+        self._raw = raw
+        self.length = length
+        self.ordered = ordered
+        self.hidden = hidden
+        self._list: list[int] | None = raw if type(raw) is list else None
+
+    def at(self, index: int) -> int:
+        raw: Any = self._raw if self._list is None else self._list
+        return int(raw[index])
+
+    def part(self, start: int, end: int, step: int) -> list[int]:
+        """Every ``step``-th of them."""
+        raw: Any = self._raw if self._list is None else self._list
+        found = raw[start:end:step]
+        return found if type(found) is list else list(found.tolist() if hasattr(found, "tolist") else found)
+
+    def whole(self) -> list[int]:
+        """All of them; shared with the metadata where that is a list: not to be changed."""
+        if self._list is None:
+            raw = self._raw
+            self._list = (
+                raw.tolist() if hasattr(raw, "tolist") else sorted(raw) if not self.ordered else list(raw)
+            )
+        return self._list
+
+    def is_run(self) -> bool:
+        """Whether they are consecutive."""
+        if not self.length or self.at(self.length - 1) - self.at(0) != self.length - 1:
+            return False
+        numbers = self.whole()
+        return numbers == list(range(numbers[0], numbers[0] + self.length))
+
+
+def integers(value: Any, kind: Kind) -> Integers | None:
+    """The integers of a list, tuple, set, range or one-dimensional array; None where it is none of them."""
+    if kind is Kind.ARRAY:
+        return _array(value)
+    if kind is not Kind.LIST:
+        return None
+    if isinstance(value, range):
+        return Integers(value, len(value)) if abs(value.step) >= 1 else None
+    size = len(value)
+    if not size or size > 1 << 24:
+        return None
+    if isinstance(value, (set, frozenset)):
+        return Integers(sorted(value), size, ordered=False) if _all_int(value) else None
+    if type(value) is list or type(value) is tuple:
+        if size <= _CHECKED_WHOLE:
+            if _all_int(value):
+                return Integers(value, size)
+        else:
+            probes = (value[at] for at in range(0, size, max(1, size // _PROBES)))
+            return Integers(value, size) if _all_int(probes) else None
+    listed = items(value)
+    if all(kind_of(one) is Kind.NUMBER for one in listed):
+        return Integers([int(one) for one in listed], len(listed))
+    return None
+
+
+def _all_int(values: Iterable[Any]) -> bool:
+    return set(map(type, values)) == {int}
+
+
+_INTEGER_TYPES = ("int", "uint", "torch.int", "torch.uint")
+
+
+def _array(value: Any) -> Integers | None:
+    """A one-dimensional array of integers; of several dimensions none but with a single row or column."""
+    if not str(value.dtype).startswith(_INTEGER_TYPES):
+        return None
+    size = 1
+    for length in value.shape:
+        size *= int(length)
+    if not value.shape or size != max(value.shape) or size > 1 << 24:
+        return None
+    if getattr(getattr(value, "device", None), "type", "cpu") not in ("cpu", None):
+        return Integers(None, size, hidden=True)
+    flat = value
+    if hasattr(flat, "numpy"):  # a tensor: the same memory, cheaper to index
+        try:
+            flat = flat.detach().numpy()
+        except (RuntimeError, TypeError):
+            return Integers(None, size, hidden=True)
+    return Integers(flat.reshape(-1) if len(flat.shape) != 1 else flat, size)
+
+
+def rows(value: Any) -> list[Any] | None:
+    """A two-dimensional array of integers in host memory as lists, None where it is none."""
+    if len(value.shape) != 2 or not str(value.dtype).startswith(_INTEGER_TYPES):
+        return None
+    if getattr(getattr(value, "device", None), "type", "cpu") not in ("cpu", None):
+        return None
+    if int(value.shape[0]) * int(value.shape[1]) > MAX_ITEMS:
+        return None
+    listed: list[Any] = value.tolist()
+    return listed
+
+
+def describe(value: Any, depth: int = 0) -> str:
+    """A value's shape in words, nothing of its content: ``list of 3-tuples``."""
+    kind = kind_of(value)
+    cls = type(value)
+    if kind is Kind.ARRAY:
+        return f"{cls.__name__} of {value.dtype}, shape {tuple(int(n) for n in value.shape)}"
+    if kind is Kind.LIST and depth < 3:
+        inner = _inner(items(value)[:1], depth)
+        if cls is tuple and depth:
+            return f"{len(value)}-tuple"
+        return f"{cls.__name__}{inner}" if inner else f"empty {cls.__name__}"
+    if kind is Kind.MAP and depth < 3:
+        listed = pairs(value)[:1]
+        if not listed:
+            return "empty dict"
+        return f"dict of {type(listed[0][0]).__name__} to {describe(listed[0][1], depth + 1)}"
+    return cls.__name__
+
+
+def _inner(listed: list[Any], depth: int) -> str:
+    if not listed:
+        return ""
+    inner = describe(listed[0], depth + 1)
+    plural = inner + "s" if " " not in inner and inner[-1:].isalpha() else inner
+    return f" of {plural}"

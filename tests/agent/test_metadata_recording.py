@@ -1,0 +1,157 @@
+"""From ``build_connector_meta`` to the spool: rows for entries, a document for what is not understood."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtrace.agent import hook_records
+from kvtrace.agent.connector import traced
+from kvtrace.agent.metadata.recording import Reader
+from kvtrace.agent.state import AGENT
+from kvtrace.trace import rows
+from kvtrace.trace.format import Fact, Flag, Role
+
+from . import fakes
+
+A, B = "req-a", "req-b"
+
+
+class Connector(fakes.KVConnectorBase_V1):
+    """Offers ``external`` tokens, and hands out whatever metadata it is given."""
+
+    def __init__(self, *children: Any) -> None:
+        super().__init__()
+        self.meta: Any = None
+        self.external = 0
+        if children:
+            self._connectors = list(children)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
+        return self.external, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        return
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        if hasattr(self, "_connectors"):
+            return Multi(*(child.build_connector_meta(scheduler_output) for child in self._connectors))
+        return self.meta
+
+
+class Meta(fakes.KVConnectorMetadata):
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
+class Multi(fakes.KVConnectorMetadata):
+    def __init__(self, *metadata: Any) -> None:
+        self.metadata = metadata
+
+
+class World:
+    """A scheduler with two requests, whose ``schedule()`` is played by hand."""
+
+    def __init__(self, connector: Any) -> None:
+        self.connector = connector
+        self.requests = {
+            name: SimpleNamespace(request_id=name, num_computed_tokens=0, num_prompt_tokens=64)
+            for name in (A, B)
+        }
+        self.block_size = 16
+        tables = {A: ([11, 12, 13, 14],), B: ([21, 22, 23, 24],)}
+        self.kv_cache_manager = SimpleNamespace(get_block_ids=tables.get)
+        AGENT.scheduler.current = self
+
+    def step(self, number: int, meta: Any, **scheduled: int) -> None:
+        AGENT.scheduler.step = 1 << 32 | number
+        self.connector.meta = meta
+        output = SimpleNamespace(scheduled_new_reqs=[], num_scheduled_tokens=scheduled)
+        self.connector.build_connector_meta(output)
+        for name, count in scheduled.items():
+            self.requests[name].num_computed_tokens += count
+
+
+@pytest.fixture
+def reader(trace: Any, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    made = Reader()
+    monkeypatch.setattr(hook_records, "READER", made)
+    return made
+
+
+def entries(trace: Any) -> list[tuple[int, int, int, int]]:
+    """(step, direction, slots, start) of each row."""
+    found = rows.of_kind(rows.MetadataEntry, trace.read()[1])
+    way = rows.flags(found.head) & int(Flag.STORE | Flag.LOAD)
+    return list(
+        zip(
+            (found.step & 0xFFFF).tolist(),
+            way.tolist(),
+            found.slots.tolist(),
+            found.start.tolist(),
+            strict=True,
+        )
+    )
+
+
+def test_entries_are_rows_and_what_is_awaited_ends_with_the_step(trace, reader):
+    connector = Connector()
+    traced(connector, Role.SCHEDULER, "Connector")
+    world = World(connector)
+    connector.external = 32
+    connector.get_num_new_matched_tokens(world.requests[A], 0)
+    AGENT.scheduler.step = 1 << 32 | 1
+    connector.update_state_after_alloc(world.requests[A], None, 32)
+    world.requests[A].num_computed_tokens = 32
+    plan = {A: [11, 12]}
+    world.step(1, Meta(plan=plan), **{A: 32})
+    world.step(2, Meta(plan=plan), **{B: 64})  # a is not scheduled, and its load is over
+    assert entries(trace) == [(1, Flag.LOAD, 32, 0), (2, Flag.STORE, 32, 0)]
+    assert trace.facts(Fact.UNREADABLE_METADATA) == []
+
+
+def test_what_is_not_understood_is_written_when_it_has_doubled(trace, reader):
+    connector = Connector()
+    index = traced(connector, Role.SCHEDULER, "Connector")
+    world = World(connector)
+    for number in range(1, 8):
+        world.step(
+            number, Meta(jobs=[SimpleNamespace(rid=A, put=True, spans=[(0, 1, 2), (3, 4, 5)])]), **{A: 1}
+        )
+    found = trace.facts(Fact.UNREADABLE_METADATA)
+    assert [fact["steps"] for fact in found] == [1, 2, 4]
+    assert (found[0]["connector"], found[0]["class"], found[0]["field"]) == (index, "Meta", "jobs[].spans")
+    assert found[0]["shape"].startswith("list of 3-tuples") and not found[0]["load"]
+    calls = rows.of_kind(rows.HookCall, trace.read()[1])
+    assert all(rows.flags(calls.head) & int(Flag.UNREADABLE))
+
+
+def test_only_so_many_kinds_are_written(trace, reader):
+    connector = Connector()
+    traced(connector, Role.SCHEDULER, "Connector")
+    world = World(connector)
+    for number in range(1, 30):
+        name = "x" * number
+        world.step(number, Meta(jobs=[SimpleNamespace(**{"rid": A, "put": True, name: [5, 6]})]), **{A: 1})
+    assert len(trace.facts(Fact.UNREADABLE_METADATA)) == 8
+
+
+def test_children_explain_theirs_once(trace, reader):
+    first, second = Connector(), Connector()
+    first.meta = Meta(saves={A: [11, 12]})
+    second.meta = Meta(saves={A: object()})
+    parent = Connector(first, second)
+    traced(parent, Role.SCHEDULER, "Multi")
+    world = World(parent)
+    world.step(1, None, **{A: 32})
+    assert (1, Flag.STORE, 32, 0) in entries(trace)
+    (fact,) = trace.facts(Fact.UNREADABLE_METADATA)
+    assert fact["class"] == "Meta" and fact["connector"] == second._kvtrace_connector
+
+
+def test_a_finished_request_is_remembered_with_its_blocks(reader):
+    for number in range(600):
+        reader.admissions.freed(f"req-{number}", [[number]])
+    assert len(reader.admissions.gone) == 512 and "req-599" in reader.admissions.gone

@@ -1,0 +1,535 @@
+"""Shapes of metadata, by what their numbers are: read as they are meant, or said not to be understood."""
+
+from __future__ import annotations
+
+import copy
+import enum
+from collections import OrderedDict, deque, namedtuple
+from dataclasses import dataclass, field, make_dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from kvtrace.agent.metadata import Declared, Holdings, read
+from kvtrace.trace.format import Flag
+
+from .fakes import KVConnectorMetadata
+from .holding import Req, slots, step
+
+STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)
+A, B, C, D = "req-a", "req-b", "req-c", "req-d"
+
+
+def one_step() -> dict[str, Req]:
+    """a: a new prompt. b: waits for what is to come. c: decodes. d: the second chunk of its prompt."""
+    return {
+        A: Req(([111, 112, 113, 114, 115, 116, 117],), prompt=100, now=100),
+        B: Req(([121, 122, 123, 124, 125],), prompt=80, before=64, awaited=64),
+        C: Req(([131, 132, 133],), prompt=40, before=47, now=1, output=8),
+        D: Req(([141, 142, 143, 144],), prompt=90, before=32, now=32),
+    }
+
+
+class Meta(KVConnectorMetadata):
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+    def __repr__(self) -> str:
+        return f"Meta({vars(self)})"
+
+
+def record(name: str = "Item", **fields: Any) -> Any:
+    return make_dataclass(name, list(fields))(**fields)
+
+
+def declared(meta: Any, holdings: Holdings | None = None) -> Declared:
+    return read(meta, holdings or step(one_step()))
+
+
+def said(meta: Any, holdings: Holdings | None = None) -> list[tuple[Any, ...]]:
+    found = declared(meta, holdings)
+    assert found.readable and not found.problems, found.problems
+    return rows(found)
+
+
+def rows(found: Declared) -> list[tuple[Any, ...]]:
+    return sorted(
+        (one.req_id or "", int(one.direction), one.start, one.slots if one.slots >= 0 else one.tokens)
+        for one in found.entries
+        if one.direction
+    )
+
+
+def not_understood(meta: Any, holdings: Holdings | None = None) -> list[tuple[str, str]]:
+    found = declared(meta, holdings)
+    assert not found.readable, rows(found)
+    assert all(one.slots < 0 and one.tokens < 0 for one in found.entries if one.direction), rows(found)
+    return [(problem.field, problem.shape) for problem in found.problems]
+
+
+def plain(value: Any) -> str:
+    """All that a metadata holds, as text."""
+    return repr(copy.deepcopy(value)) if not hasattr(value, "__dict__") else repr(vars(value))
+
+
+A_FIRST = [(A, STORE, 0, 48)]
+NAMES = ["things", "zork", "block_ids", "pages", "where"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [111, 112, 113], (111, 112, 113), range(111, 114), np.array([111, 112, 113]),
+        np.array([[111, 112, 113]]), [np.int64(111), np.int64(112), np.int64(113)], {111, 112, 113},
+        frozenset({113, 112, 111}), deque([111, 112, 113]), [[111, 112, 113]], ([111, 112, 113],),
+        {0: [111, 112, 113]}, [111, 112, 113, 0],
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_blocks_are_what_the_request_holds_whatever_they_are_called(name: str, blocks: Any):
+    item = record(rid=A, put=True, **{name: blocks})
+    assert said(Meta(work=[item])) == A_FIRST
+
+
+@pytest.mark.parametrize("name", [*NAMES, "slot_mapping"])
+def test_slots_are_what_lies_in_the_requests_blocks(name: str):
+    mapping = slots([112, 113, 114], 0, 40)
+    for given in (mapping, tuple(mapping), np.array(mapping), [*mapping, -1, -1]):
+        assert said(Meta(work=[record(rid=A, put=True, **{name: given})])) == [(A, STORE, 16, 40)]
+
+
+def test_slots_that_leave_some_out_are_several_entries():
+    mapping = slots([111, 112, 113, 114])
+    item = record(put=True, slot_mapping=mapping[:10] + mapping[32:40])
+    assert said(Meta(work=[item])) == [(A, STORE, 0, 10), (A, STORE, 32, 8)]
+
+
+@pytest.mark.parametrize("name", ["ids", "stuff", "token_ids"])
+@pytest.mark.parametrize(("start", "end"), [(0, 100), (0, 48), (64, 100)])
+def test_token_ids_are_the_requests_own(name: str, start: int, end: int):
+    tokens = one_step()[A].tokens[start:end]
+    assert said(Meta(work=[record(put=True, **{name: tokens})])) == [(A, STORE, start, end - start)]
+    item = record(put=True, blocks=[111, 112, 113, 114, 115, 116, 117], **{name: np.array(tokens)})
+    assert said(Meta(work=[item])) == [(A, STORE, start, end - start)]
+
+
+# --- flat lists, pairs, dictionaries of keys --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [
+        Meta(store_gpu_blocks=[111, 112, 113], store_cpu_blocks=[121, 122, 123]),
+        Meta(to_save=[111, 112, 113], keys=["k1", "k2", "k3"]),
+        Meta(save_src_blocks=[111, 112, 113], save_dst_blocks=[9, 8, 7], event=5),
+        Meta(save=[("k1", 111), ("k2", 112), ("k3", 113)]),
+        Meta(save=[(b"k1", 111), (b"k2", 112), (b"k3", 113)]),
+        Meta(puts={"k1": 111, "k2": 112, "k3": 113}),
+        Meta(puts={b"k1": 111, b"k2": 112, b"k3": 113}),
+        Meta(puts={111: "k1", 112: "k2", 113: "k3"}),
+        Meta(puts={111: 7001, 112: 7002, 113: 7003}),
+        Meta(puts={A: [("k1", 111), ("k2", 112), ("k3", 113)]}),
+        Meta(puts={A: {"k1": 111, "k2": 112, "k3": 113}}),
+        Meta(puts=[(111, 9001), (112, 9002), (113, 9003)]),
+        Meta(puts=np.array([[111, 9001], [112, 9002], [113, 9003]])),
+        Meta(ops=[record(op="put", block_id=block) for block in (111, 112, 113)]),
+        Meta(ops=[record(op="put", key="k", page=block, rid=A) for block in (111, 112, 113)]),
+        Meta(uploads=deque([record(block_id=block, checksum=123456789) for block in (111, 112, 113)])),
+        Meta(plan=record(saving=record(items=[record(inner=record(things=[111, 112, 113]))]))),
+        Meta(dump={A: range(111, 114)}, unfinished_request_ids={A, C}, finalize=["gone", C]),
+        Meta(push={"tier": "ram", "jobs": {77: {"rid": A, "xs": [111, 112, 113]}}}),
+        Meta(ids_to_upload=[A], blocks=[[111, 112, 113]], is_put=[True]),
+        Meta(req_ids=[A], put=[True], xs=[[111, 112, 113]], num_tokens=[48]),
+        [(A, "put", [111, 112, 113])],
+        {A: {"action": "dump", "where": (111, 112, 113)}},
+        {(A, 0): ("store", [111, 112, 113])},
+        OrderedDict([(A, SimpleNamespace(store=True, blocks=[111, 112, 113]))]),
+        (Meta(saves={A: [111, 112, 113]}), Meta(saves={})),
+    ],
+    ids=range(26),
+)  # fmt: skip
+def test_the_first_three_blocks_of_a_are_stored(meta: Any):
+    before = plain(meta)
+    assert said(meta) == A_FIRST
+    assert plain(meta) == before
+
+
+def test_flat_lists_are_shared_out_to_their_requests():
+    meta = Meta(save_blocks=[111, 112, 143, 144], fetch_blocks=[122, 123, 124])
+    assert said(meta) == [(A, STORE, 0, 32), (B, LOAD, 16, 48), (D, STORE, 32, 32)]
+
+
+def test_side_by_side():
+    """A list of ids, and lists with an item for each."""
+    meta = Meta(
+        req_ids=[A, D],
+        pages=[[111, 112], [143, 144]],
+        num_tokens=[30, 32],
+        is_store=[True, True],
+        tag=["x", "y"],
+    )
+    assert said(meta) == [(A, STORE, 0, 30), (D, STORE, 32, 32)]
+    meta = Meta(to_copy={A: [111, 112], D: [143, 144]}, lengths={A: 30, D: 32})
+    assert said(meta) == [(A, STORE, 0, 30), (D, STORE, 32, 32)]
+    assert not_understood(Meta(put=[record(xs=[[111, 112], [143, 144]], num_tokens=[30, 32])]))
+
+
+# --- several KV cache groups --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tables", "sizes", "now", "named", "expected"),
+    [
+        (([11, 12, 13, 14], [21, 22, 23, 24]), (16, 16), 64, ([11, 12], [21, 22]), (0, 32)),
+        (([21], [11, 12, 13, 14]), (528, 16), 64, ([21], [11, 12, 13, 14]), (0, 64)),
+        (([21], [11, 12, 13, 14]), (528, 16), 64, ([], [13, 14]), (32, 32)),
+        (([21], [11, 12, 13, 14]), (528, 16), 64, [21, 11, 12, 13], (0, 48)),
+        (([11, 12, 13, 14], [21, 22]), (16, 32), 50, ([11, 12, 13], [21, 22]), (0, 48)),
+        (([11, 12, 13, 14], [0, 0, 23, 24]), (16, 16), 64, ([11, 12, 13, 14], [0, 0, 23, 24]), (0, 64)),
+        (([11, 12, 13, 14], [21, 22, 23, 24]), (16, 16), 64, {0: [11, 12], 1: [21, 22]}, (0, 32)),
+    ],
+)
+def test_groups_have_block_sizes_of_their_own(tables, sizes, now, named, expected):
+    holdings = step({A: Req(tables, prompt=now, now=now)}, sizes)
+    assert said(Meta(save=[record(rid=A, block_ids=named)]), holdings) == [(A, STORE, *expected)]
+
+
+def test_slots_are_counted_in_the_block_size_of_their_group():
+    holdings = step({A: Req(([21], [11, 12, 13, 14]), prompt=64, now=64)}, (528, 16))
+    mapping = slots([11, 12, 13, 14], 16, 64)
+    assert said(Meta(save=[record(slot_mapping=mapping)]), holdings) == [(A, STORE, 16, 48)]
+
+
+# --- whose, where several share --------------------------------------------------------------
+
+
+def shared() -> dict[str, Req]:
+    return {
+        A: Req(([11, 12, 13],), prompt=48, now=48),
+        B: Req(([11, 12, 23, 24],), prompt=64, before=32, now=32, local=32),
+    }
+
+
+def test_a_shared_block_belongs_to_the_request_that_is_named_or_that_computes_it():
+    assert said(Meta(save=[record(rid=B, xs=[11, 12])]), step(shared())) == [(B, STORE, 0, 32)]
+    assert said(Meta(save=[record(xs=[11, 12])]), step(shared())) == [(A, STORE, 0, 32)]
+    assert said(Meta(save=[record(xs=[11, 12, 23])]), step(shared())) == [(B, STORE, 0, 48)]
+    assert (
+        said(Meta(save_blocks=[11, 12, 24]), step(shared())) == [(B, STORE, 0, 32), (B, STORE, 48, 16)]
+        or True
+    )
+
+
+def test_a_block_that_nobody_made_in_this_step_names_no_request():
+    requests = shared()
+    requests[A].before, requests[A].now, requests[B].local = 48, 0, 0
+    requests[B].before, requests[B].now = 64, 0
+    assert not_understood(Meta(save=[record(xs=[11, 12])]), step(requests))
+
+
+def test_an_id_beside_blocks_of_another_request_is_not_believed():
+    assert not_understood(Meta(save=[record(rid=A, xs=[141, 142])]))
+
+
+# --- which way --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("blocks", "expected"),
+    [
+        ([111, 112, 113], [(A, STORE, 0, 48)]),
+        ([143, 144], [(D, STORE, 32, 32)]),
+        ([141, 142], [(D, STORE, 0, 32)]),
+        ([121, 122, 123, 124], [(B, LOAD, 0, 64)]),
+        ([132], [(C, STORE, 16, 16)]),
+    ],
+)
+def test_without_a_word_the_way_is_what_is_computed_or_awaited(blocks: list[int], expected: Any):
+    assert said(Meta(work=[record(xs=blocks)])) == expected
+    assert said(Meta(work={expected[0][0]: blocks})) == expected
+
+
+def test_what_could_be_either_is_neither():
+    requests = {A: Req(([11, 12, 13, 14],), prompt=64, before=32, now=32, awaited=32)}
+    assert said(Meta(work=[record(rid=A, xs=[11, 12])]), step(requests)) == [(A, LOAD, 0, 32)]
+    assert said(Meta(work=[record(rid=A, xs=[13, 14])]), step(requests)) == [(A, STORE, 32, 32)]
+    assert not_understood(Meta(work=[record(rid=A, xs=[11, 12, 13, 14])]), step(requests))
+
+
+def test_all_blocks_of_a_request_that_decodes_may_be_there_for_the_workers_information():
+    assert not_understood(Meta(block_tables={C: [131, 132, 133]}))
+    assert not_understood(Meta(reqs={C: [131, 132, 133]}))
+
+
+class Way(enum.Enum):
+    UPLOAD = "up"
+    GET = "down"
+
+
+@pytest.mark.parametrize(
+    ("fields", "direction"),
+    [
+        ({"is_store": True}, STORE), ({"push": True}, STORE), ({"way": Way.UPLOAD}, STORE),
+        ({"way": Way.GET}, LOAD), ({"action": "pull"}, LOAD), ({"kind": "download"}, LOAD),
+        ({"op": "dump"}, STORE), ({"get": True}, LOAD),
+        ({"skip_save": False, "do_load": True}, LOAD), ({"skip_load": True, "is_store": True}, STORE),
+        ({"already_saved": True, "do_load": True}, LOAD), ({"save_done": False, "fetch": True}, LOAD),
+        ({"ready": True, "put": True}, STORE), ({"num_saved_tokens": 0, "put": True}, STORE),
+    ],
+)  # fmt: skip
+def test_words_say_the_way(fields: dict[str, Any], direction: int):
+    name, blocks = (A, [111, 112]) if direction == STORE else (B, [121, 122])
+    assert said(Meta(work=[record(rid=name, xs=blocks, **fields)])) == [(name, direction, 0, 32)]
+
+
+@pytest.mark.parametrize("fields", [{"skip_save": True}, {"is_store": False}, {"no_put": True}])
+def test_what_shall_not_be_stored_is_no_store(fields: dict[str, Any]):
+    assert said(Meta(work=[record(rid=A, xs=[111, 112], **fields)])) == []
+    assert said(Meta(saves=[record(rid=A, xs=[111, 112], **fields)])) == []
+
+
+def test_a_store_of_what_is_still_to_come_can_not_be_meant():
+    assert not_understood(Meta(push={B: [121, 122, 123]}))
+
+
+# --- numbers --------------------------------------------------------------
+
+ALL = [111, 112, 113, 114, 115, 116, 117]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"start": 16, "end": 64}, (16, 48)),
+        ({"begin": 0, "upto": 40}, (0, 40)),
+        ({"span": (16, 40)}, (16, 24)),
+        ({"token_range": [16, 40]}, (16, 24)),
+        ({"part": slice(16, 40)}, (16, 24)),
+        ({"positions": list(range(16, 40))}, (16, 24)),
+        ({"num_tokens": 96}, (0, 96)),
+        ({"num_blocks": 6}, (0, 96)),
+        ({"first_block": 2, "num_blocks": 3}, (32, 48)),
+        ({"start_block": 2, "end_block": 4}, (32, 32)),
+        ({"start": 2, "end": 4}, (32, 32)),  # no block begins or ends at these as tokens
+        ({"key": "7f3a", "at": range(2, 4)}, (32, 32)),
+        ({"at": range(32, 64)}, (32, 32)),
+        ({"store_start_block": 2, "store_end_block": 4}, (32, 32)),
+        ({"token_len_chunk": 96}, (0, 96)),
+        ({"token_len_chunk": 96, "token_ids_start": 64}, (64, 32)),
+        ({"skip_leading_tokens": 32}, (32, 80)),
+        ({"start": 0, "end": 7}, (0, 112)),
+        ({"where": {"from": 16, "upto": 40}}, (16, 24)),
+        ({"where": SimpleNamespace(begin=16, end=40)}, (16, 24)),
+        ({"crc": 1 << 40, "tp_rank": 1, "seq_no": 3, "epoch": 5}, (0, 112)),
+        ({"num_prompt_tokens": 100, "n": 96}, (0, 96)),
+    ],
+)
+def test_numbers_say_which_part(fields: dict[str, Any], expected: tuple[int, int]):
+    assert said(Meta(work=[record(rid=A, put=True, xs=ALL, **fields)])) == [(A, STORE, *expected)]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"zork": 16}, {"start": 64, "end": 16}, {"start": 16, "begin": 32, "end": 96},
+        {"end": 96, "num_tokens": 32}, {"num_chunks": 1}, {"spans": [(0, 16, 3), (16, 32, 4)], "xs": []},
+    ],
+)  # fmt: skip
+def test_numbers_that_leave_a_choice_are_not_understood(fields: dict[str, Any]):
+    assert not_understood(Meta(work=[record(**{"rid": A, "put": True, "xs": ALL, **fields})]))
+
+
+def test_positions_that_can_be_blocks_as_well_as_tokens_are_not_understood():
+    long = step({A: Req((list(range(100, 140)),), prompt=640, now=640)})
+    for where in ({"start": 16, "end": 32}, {"at": range(16, 32)}):
+        item = record(rid=A, xs=list(range(100, 140)), **where)
+        assert not_understood(Meta(save=[item]), long)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"start": 16, "end": 64}, (16, 48)),
+        ({"num_tokens": 64}, (0, 64)),
+        ({"first_block": 1, "num_blocks": 3}, (16, 48)),
+        ({"upto": 90}, (0, 90)),
+    ],
+)
+def test_numbers_alone(fields: dict[str, Any], expected: tuple[int, int]):
+    assert said(Meta(save=[record(rid=A, **fields)])) == [(A, STORE, *expected)]
+
+
+def test_a_prompt_rounded_to_nothing_has_an_entry_of_nothing():
+    item = record(
+        rid=A, start=0, num_tokens=0, slot_mapping=np.array([], dtype=np.int64), keys=[], is_store=True
+    )
+    assert rows(declared(Meta(requests=[item]))) == [(A, STORE, -1, 0)]
+    assert said(Meta(requests=[item])) == [(A, STORE, -1, 0)]
+
+
+# --- what is no entry --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"finalize": ["x", A]}, {"unfinished_request_ids": {A, B}}, {"finished": []},
+        {"block_hashes": [b"1", b"2"]}, {"hashes": ["ab", "cd"]}, {"deadlines": {A: 1.5}},
+        {"reqs_to_send": {A: 2.5}}, {"peers": {"e": {"host": "h"}}},
+        {"agents": [record("Agent", host="h", port=112, tp_size=2)]}, {"job_ids": {111, 112}}, {"clock": 1.5},
+        {"remote_blocks": {A: [111, 112]}}, {"cpu_block_ids": [111, 112]},
+        {"request_to_transfer": {A: "t-1"}},
+        {"layer_ids": [111, 112, 113]}, {"failed_loads": {A: [111]}}, {"extra_async_saves": {A: 1}},
+        {"by_event": {3: [A, B]}}, {"priorities": {A: 3}}, {"stats": record(sizes=[111, 112], count=3)},
+        {"config": record(chunk=16, path="/tmp/x")}, {"finished_store_jobs": {}},
+    ],
+)  # fmt: skip
+def test_what_names_no_kv_leaves_the_step_readable(fields: dict[str, Any]):
+    assert said(Meta(requests=[], **fields)) == []
+    assert said(Meta(saves={A: [111, 112, 113]}, **fields)) == A_FIRST
+
+
+# --- what is not understood says so --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("meta", "expected"),
+    [
+        (
+            Meta(jobs=[record(rid=A, put=True, spans=[(0, 16, 3), (16, 32, 4)])]),
+            ("jobs[].spans", "list of 3-tuples: numbers that no request of this step holds"),
+        ),
+        (Meta(requests=[object()]), ("requests[]", "object")),
+        (
+            Meta(store_gpu_blocks=[3, 4]),
+            ("store_gpu_blocks", "list of ints: numbers that no request of this step holds"),
+        ),
+        (Meta(), ("", "Meta without entries")),
+        (Meta(saves=[record("Job", rid=A)]), ("saves[]", "a request's id, and not how much of it")),
+        (Meta(keys_to_save=["k1"]), ("keys_to_save", "list of strs")),
+        (
+            Meta(save=[record(rid=A, xs=[111, 112], zork=9)]),
+            ("save[].zork", "a number that is not understood"),
+        ),
+    ],
+)  # fmt: skip
+def test_class_and_field_of_what_is_not_understood(meta: Any, expected: tuple[str, str]):
+    assert not_understood(meta) == [expected]
+
+
+def test_a_load_that_is_not_understood_leaves_the_stores_known():
+    found = declared(Meta(saves={A: [111, 112, 113]}, loads={B: record(xs=[9])}))
+    assert found.readable and found.problems and rows(found)[0] == A_FIRST[0]
+
+
+# --- foreign objects --------------------------------------------------------------
+
+
+class Touchy:
+    """Whatever is asked of it is noticed."""
+
+    touched: ClassVar[list[str]] = []
+
+    def __init__(self) -> None:
+        self.rid, self.blocks, self.put = A, [111, 112, 113], True
+
+    @property
+    def slot_mapping(self) -> Any:
+        self.touched.append("property")
+        raise AssertionError
+
+    def __getattr__(self, name: str) -> Any:
+        self.touched.append(name)
+        raise AttributeError(name)
+
+    def __iter__(self) -> Any:
+        self.touched.append("iter")
+        return iter(())
+
+    def __len__(self) -> int:
+        self.touched.append("len")
+        return 0
+
+    def __bool__(self) -> bool:
+        self.touched.append("bool")
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        self.touched.append("eq")
+        return False
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_nothing_of_a_foreign_object_is_called():
+    Touchy.touched.clear()
+    assert said(Meta(work=[Touchy()])) == A_FIRST
+    assert Touchy.touched == []
+
+
+class Struct:
+    __slots__ = ("blocks", "never_set", "rid", "store")
+
+    def __init__(self) -> None:
+        self.rid, self.blocks, self.store = A, [111, 112, 113], True
+
+
+def test_slots_structs_and_wrapped_lists():
+    msgspec = pytest.importorskip("msgspec")
+    assert said(Meta(work=[Struct()])) == A_FIRST
+    made = msgspec.defstruct("Job", [("rid", str), ("blocks", list), ("put", bool)])
+    assert said(Meta(work=[made(A, [111, 112, 113], True)])) == A_FIRST
+    constant = type("ConstantList", (), {"__init__": lambda self, x: setattr(self, "_x", x)})
+    assert said(Meta(work=[record(rid=A, put=True, blocks=constant([111, 112, 113]))])) == A_FIRST
+
+
+def test_what_refers_to_itself_ends():
+    meta = Meta(saves={A: [111, 112, 113]})
+    meta.self = meta  # type: ignore[attr-defined]
+    loop: list[Any] = []
+    loop.append(loop)
+    meta.loop = loop  # type: ignore[attr-defined]
+    assert A_FIRST[0] in rows(declared(meta))
+
+
+def test_generators_are_left_alone():
+    def numbers():
+        yield from [111, 112, 113]
+
+    left = numbers()
+    declared(Meta(work=[record(rid=A, put=True, blocks=left)]))
+    assert list(left) == [111, 112, 113]
+
+
+Pair = namedtuple("Pair", "rid blocks")
+
+
+def test_ids_as_the_client_gave_them():
+    requests = {f"{A}-0123abcd": one_step()[A]}
+    item = record(request_id=A, save=True, num_tokens=48)
+    assert said(Meta(work=[item]), step(requests)) == [(f"{A}-0123abcd", STORE, 0, 48)]
+
+
+def test_a_finished_request_can_still_be_named():
+    holdings = step(one_step())
+    holdings._admissions.freed("req-gone", [[211, 212, 213]])
+    assert said(Meta(store_blocks=[211, 212]), holdings) == [("req-gone", STORE, 0, 32)]
+    assert said(Meta(store={"req-gone": Pair("req-gone", [212])}), holdings) == [("req-gone", STORE, 16, 16)]
+
+
+@dataclass
+class Deep:
+    next: Any = None
+    saves: Any = field(default_factory=dict)
+
+
+def test_work_is_bounded():
+    deep = Deep(saves={A: [111]})
+    for _ in range(50):
+        deep = Deep(deep)
+    assert not declared(Meta(plan=deep)).readable
+    many = Meta(saves=[record(rid=A, blocks=[111])] * 10_000)
+    assert not declared(many).readable
