@@ -10,16 +10,19 @@ KeyError, AttributeError, IndexError, ImportError, ``queue.Empty`` that the same
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtrace.agent import logs, owners
 from kvtrace.agent.owners import Owner
-from kvtrace.agent.state import AGENT, where_raised
-from kvtrace.agent.watch.raises import Raises
+from kvtrace.agent.state import AGENT, clock, where_raised
+from kvtrace.agent.watch.origin import HERE
+from kvtrace.agent.watch.raises import Raised, Raises
 from kvtrace.trace import facts
 from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_text
 
+THREAD, EXECUTOR, ASYNCIO = "thread", "executor", "asyncio"
+BACKGROUND = (THREAD, EXECUTOR, ASYNCIO)
 MAX_FACTS = 100
 _MAX_LATEST = 64
 _MAX_TOLD = 64
@@ -32,25 +35,47 @@ _observed: dict[tuple[str, int], int] = {}
 _spool: object = None
 
 
+class About(NamedTuple):
+    """The call or work in which exceptions were caught. ``asked_by``: the hook that handed the work over."""
+
+    layer: str | None
+    step: int
+    asked_by: str = ""
+
+
+class Caught(NamedTuple):
+    """One exception; as in :class:`kvtrace.trace.facts.Swallowed`."""
+
+    error: BaseException
+    where: str
+    logged: bool = False
+    went_on: bool | None = None
+    ended: bool | None = None
+
+
 class Swallowed:
     """``start`` and ``stop`` around one call or piece of work, in its thread.
 
     Args:
-        hook: name of the hook; "thread", "executor" or "asyncio" for work in the background.
+        hook: name of the hook; one of BACKGROUND for work in the background.
         index: of the connector.
     """
 
     def __init__(self, hook: str, index: int, role: Role, owner: Owner) -> None:
         self._hook, self._index, self._role = hook, index, role
         self._owner = owner
+        self._background = hook in BACKGROUND
         self.raises = Raises(owner)
         self.running = False
         self._observed_it = False
         self._logged = 0
-        self._told: dict[int, BaseException] = {}
+        self._began = 0
+        self._told: dict[int, Raised] = {}
+        self._gone: set[int] = set()
 
     def start(self) -> bool:
         self._logged = logs.emitted()
+        self._began = self._began or clock()
         self.running = self.raises.start()
         self._observed_it |= self.running
         return self.running
@@ -62,36 +87,56 @@ class Swallowed:
     def logged(self, error: BaseException) -> bool:
         """The connector logs an exception: it was caught, also where none of its frames saw it pass."""
         if len(self._told) < _MAX_TOLD:
-            self._told[id(error)] = error
+            self._told[id(error)] = Raised(error, clock())
         return True
 
-    def report(
-        self, escaped: BaseException | None, layer: str | None, step: int, ended: bool = False
-    ) -> None:
-        """Write the facts, after ``stop``.
+    def said_elsewhere(self, error: BaseException) -> None:
+        """Another fact speaks of it."""
+        self._gone.add(id(error))
+
+    def report(self, escaped: BaseException | None, about: About) -> None:
+        """Write the facts, after ``stop``, or between two pieces of work.
 
         Args:
             escaped: the exception that left the hook, or in which work in the background ended.
-            ended: it was in the background: the exception stands in a future, and nobody may ask.
         """
-        told, self._told = self._told, {}
-        errors = [*({id(error): error for error in self.raises.take()} | told).values()]
-        if self._observed_it or (ended and escaped is not None):
+        ended = escaped if self._background and not _is_a_stop(escaped) else None
+        if self._observed_it or ended is not None:
             self._counted()
-        left_out = {id(error) for error in _with_causes(escaped)}
-        for error in errors:
-            left_out.update(id(cause) for cause in _with_causes(error.__cause__))
-        for error in errors:
-            if id(error) in left_out or isinstance(error, _IGNORED):
+        for caught in self._caught(escaped):
+            self._write(caught, about)
+        if ended is not None:
+            where = _place(ended, self._owner, True) or where_raised(ended)
+            self._write(Caught(ended, where, ended=True), about)
+        self._gone.clear()
+        self._began = clock()
+
+    def _caught(self, escaped: BaseException | None) -> list[Caught]:
+        """What was raised and caught since the last report, and what was logged."""
+        told, self._told = self._told, {}
+        raised = {id(one.error): one for one in self.raises.take()}
+        left_out = self._gone | {id(error) for error in _with_causes(escaped)}
+        for one in raised.values():
+            left_out.update(id(cause) for cause in _with_causes(one.error.__cause__))
+        found: list[tuple[Caught, int]] = []
+        for key, one in (raised | told).items():
+            if key in left_out or isinstance(one.error, _IGNORED):
                 continue
-            where = _place(error, self._owner)
-            if id(error) in told:
-                where = where or where_raised(error)
+            where = _place(one.error, self._owner, self._background)
+            if key in told:
+                where = where or where_raised(one.error)
             if where is not None:
-                self._write(error, where, layer, step, id(error) in told)
-        stopped = isinstance(escaped, (*_IGNORED, *_STOPS)) or type(escaped).__name__ == "CancelledError"
-        if ended and escaped is not None and not stopped:
-            self._write(escaped, _place(escaped, self._owner) or where_raised(escaped), layer, step)
+                found.append((Caught(one.error, where, key in told), one.t))
+        last = {(type(caught.error), caught.where): t for caught, t in found}
+        return [
+            caught._replace(went_on=self._went_on(last[type(caught.error), caught.where]))
+            for caught, _ in found
+        ]
+
+    def _went_on(self, t: int) -> bool | None:
+        if HERE.did > t:
+            return True
+        return False if HERE.did > self._began and self._hook != ASYNCIO else None
 
     def _counted(self) -> None:
         global _spool
@@ -102,31 +147,35 @@ class Swallowed:
         calls = (self._hook, self._index)
         _observed[calls] = _observed.get(calls, 0) + 1
 
-    def _write(
-        self, error: BaseException, where: str, layer: str | None, step: int, logged: bool = False
-    ) -> None:
+    def _write(self, caught: Caught, about: About) -> None:
+        error = caught.error
         name = type(error).__name__
         message = mask_text(_text(error)[:2000])[:500]
         if _same_again(error, name, message, self._hook):
             return
-        key = (self._hook, self._index, name, where)
+        key = (self._hook, self._index, name, caught.where)
         count = _seen.get(key, 0) + 1
         if count == 1 and len(_seen) >= MAX_FACTS:
             return
         _seen[key] = count
         if count > 16 and count & (count - 1):
             return
+        inside = _innermost(error)
         fact = facts.Swallowed(
             hook=self._hook,
-            layer=layer,
-            step=step,
+            layer=about.layer,
+            step=about.step,
             connector=self._index,
             type=name,
             message=message,
-            where=where,
+            where=caught.where,
+            inside=inside if inside != caught.where else "",
+            asked_by=about.asked_by,
+            ended=caught.ended,
+            went_on=caught.went_on,
             observed_calls=_observed.get((self._hook, self._index), 0),
             count=count,
-            logged=logged or logs.emitted() > self._logged,
+            logged=caught.logged or logs.emitted() > self._logged,
         )
         AGENT.fact(fact, self._role)
 
@@ -160,26 +209,43 @@ def _with_causes(error: BaseException | None) -> list[BaseException]:
     return found
 
 
-def _place(error: BaseException, owner: Owner) -> str | None:
+def _is_a_stop(error: BaseException | None) -> bool:
+    return isinstance(error, (*_IGNORED, *_STOPS)) or type(error).__name__ == "CancelledError"
+
+
+def _innermost(error: BaseException) -> str:
+    """The frame that raised it."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return "" if trace is None else _place_of(trace)
+
+
+def _place_of(trace: Any) -> str:
+    """``folder/file.py:12 in function``."""
+    code = trace.tb_frame.f_code
+    name = "/".join(code.co_filename.replace(chr(92), "/").split("/")[-2:])
+    return f"{name}:{trace.tb_lineno} in {code.co_name}"
+
+
+def _place(error: BaseException, owner: Owner, background: bool) -> str | None:
     """Innermost frame of the connector's; None for ordinary control flow, and for what the
-    connector's code did not itself handle."""
-    frames: list[tuple[str, int, str]] = []
+    connector's code did not itself handle (in the background: what did not pass through it)."""
+    traces: list[Any] = []
     trace = error.__traceback__
     while trace is not None and owners.is_stdlib_file(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next  # the executor or event loop that ran it
     while trace is not None:
-        code = trace.tb_frame.f_code
-        frames.append((code.co_filename, trace.tb_lineno, code.co_name))
+        traces.append(trace)
         trace = trace.tb_next
-    if not frames or not owner.owns(frames[0][0]):
+    own = [trace for trace in traces if owner.owns(trace.tb_frame.f_code.co_filename)]
+    if not own or not (background or own[0] is traces[0]):
         return None
-    of_connector = [frame for frame in frames if owner.owns(frame[0])]
-    deeper = frames[1:]
+    deeper = [trace.tb_frame.f_code.co_filename for trace in traces[traces.index(own[0]) + 1 :]]
     ordinary = isinstance(error, _ORDINARY) or type(error).__name__ == "Empty"
-    if ordinary and all(owners.is_stdlib_file(file) for file, _, _ in deeper):
+    if ordinary and all(map(owners.is_stdlib_file, deeper)):
         return None
-    file, line, function = of_connector[-1]
-    return f"{'/'.join(file.replace(chr(92), '/').split('/')[-2:])}:{line} in {function}"
+    return _place_of(own[-1])
 
 
 # --- the connector's own threads ----------------------------------------------------------
@@ -203,10 +269,16 @@ def install_thread_hook() -> None:
 
 
 def _thread_died(error: BaseException | None) -> None:
-    trace = error.__traceback__ if error is not None else None
-    index = 0
+    if error is None:
+        return
+    trace = error.__traceback__
+    origin = HERE.origin
+    index = 0 if origin is None else origin.connector
     while trace is not None and not index:
         index = owners.index_of(trace.tb_frame.f_code.co_filename)
         trace = trace.tb_next
-    if index and error is not None:
-        AGENT.exception("thread", None, AGENT.worker.step, index, error)
+    if not index:
+        return
+    if HERE.work is not None:
+        HERE.work.said_elsewhere(error)
+    AGENT.exception(THREAD, None, AGENT.worker.step if origin is None else origin.step, index, error)

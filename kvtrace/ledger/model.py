@@ -247,8 +247,9 @@ class HookException(documents.HookException):
 
 @dataclass(frozen=True)
 class Swallowed(documents.Swallowed):
-    """``step``, ``layer``: of the first one. ``logged``: whether the connector also logged a warning in such
-    a call."""
+    """``step``, ``layer``, ``asked_by``: of the first one. ``logged``: whether the connector also logged a
+    warning in such a call; ``ended``: whether one of them ended a job; ``went_on``: False where one of their
+    calls did no more."""
 
     layer: str = ""
     pid: int = -1

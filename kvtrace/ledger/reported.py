@@ -77,6 +77,8 @@ def swallowed(scans: Sequence[SpoolScan]) -> list[Swallowed]:
                 count=max(1, first.count, row.count),
                 observed_calls=max(0, first.observed_calls, row.observed_calls),
                 logged=first.logged or row.logged,
+                ended=first.ended or row.ended,
+                went_on=row.went_on if first.went_on is None else first.went_on and row.went_on is not False,
                 places=(*first.places, (row.step, row.layer))[:_MAX_PLACES],
             )
     return sorted(found.values(), key=lambda row: (row.pid, row.step, row.hook, row.layer, row.type))

@@ -204,7 +204,8 @@ class EngineArgs(Document):
 
 @dataclass(frozen=True)
 class HookException(Document):
-    """An exception that left a hook (or ended a thread of the connector: hook "thread")."""
+    """An exception that left a hook, or ended a thread of the connector's (hook "thread"; ``step``: the one
+    that the thread worked for, as far as that is known)."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.EXCEPTION
 
@@ -240,8 +241,21 @@ class ClientId(Document):
 
 @dataclass(frozen=True)
 class Swallowed(Document):
-    """An exception that the connector raised and handled itself, in a watched call or a thread of its own.
-    ``observed_calls``: calls of this hook that were watched so far; ``count``: such exceptions so far."""
+    """An exception that the connector handled itself, in a watched call or in its work in the background.
+
+    Attributes:
+        hook: the hook's name; for work in the background "thread", "executor" or "asyncio".
+        step: the step that the call or work was for, 0 not known. ``layer``: of the hook.
+        where: innermost frame of the connector's that the exception passed.
+        inside: innermost frame of all, where that is another's (a library raised it); else "".
+        asked_by: of work in the background, the hook that handed it over; "" where it was none, or not known.
+        ended: it ended the job or task: it stands in a future, and whether anybody asks that is not known.
+        went_on: after the last one of its kind in this call, the same call still read or wrote KV slots, or
+            sent bytes out: a lookup that missed, rather than work that was lost. None: can't be said.
+        observed_calls: calls of this hook (pieces of such work) that were watched so far.
+        count: such exceptions (hook, type, where) so far; facts come up to the 16th, then at powers of 2.
+        logged: the connector logged it, or something else in the same call.
+    """
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.SWALLOWED
 
@@ -252,6 +266,10 @@ class Swallowed(Document):
     type: str = ""
     message: str = ""
     where: str = ""
+    inside: str = ""
+    asked_by: str = ""
+    ended: bool | None = None
+    went_on: bool | None = None
     observed_calls: int = 0
     count: int = 1
     logged: bool | None = None

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +21,7 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent.connector import traced  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.agent.swallowed import install_thread_hook  # noqa: E402
 from kvtrace.agent.watch import follow  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.agent.watch.origin import HERE  # noqa: E402
@@ -360,6 +364,89 @@ def test_a_task_that_fails_in_an_event_loop(trace: Any, caches: dict[str, Any], 
     concurrent.futures.wait(futures, 30)
     wait_until(lambda: swallowed(trace))
     assert swallowed(trace) == [("asyncio", 2, "ConnectionRefusedError", "fail")]
+
+
+def test_an_exception_that_ends_a_thread_is_said_once_with_its_step(
+    trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+    install_thread_hook()
+    consumer = Consumer()
+    connector = made(caches, lambda c, job: consumer.put(c.fail))
+    step(connector, caches, 2)
+    consumer.thread.join(30)
+    wait_until(lambda: trace.facts(Fact.EXCEPTION))
+    (fact,) = trace.facts(Fact.EXCEPTION)
+    assert (fact["hook"], fact["step"], fact["type"]) == ("thread", 2, "ConnectionRefusedError")
+    assert fact["connector"] > 0 and fact["where"].endswith("in fail")
+    assert swallowed(trace) == []
+
+
+def test_what_a_library_raises_names_the_library_and_the_connectors_own_line(
+    trace: Any, caches: dict[str, Any], pool: Any
+) -> None:
+    def upload() -> None:
+        try:
+            socket.create_connection(("127.0.0.1", 1), timeout=5)
+        except OSError:
+            pass
+
+    connector = made(caches, lambda c, job: pool.submit(upload))
+    step(connector, caches, 2)
+    pool.shutdown()
+    (fact,) = trace.facts(Fact.SWALLOWED)
+    assert fact["where"].endswith("in upload") and fact["inside"].endswith("in create_connection")
+    assert (fact["hook"], fact["asked_by"], fact["step"]) == ("executor", "save_kv_layer", 2)
+
+
+@pytest.mark.parametrize("kind", [queue.Queue, asyncio.Queue])
+def test_a_full_queue_that_drops_what_comes(trace: Any, caches: dict[str, Any], kind: type) -> None:
+    jobs: Any = kind(1)
+    jobs.put_nowait(None)
+
+    def how(connector: Any, job: Any) -> None:
+        with contextlib.suppress(queue.Full, asyncio.QueueFull):
+            jobs.put_nowait(job)
+
+    connector = made(caches, how)
+    step(connector, caches, 2)
+    (found,) = swallowed(trace)
+    assert found[:2] == ("save_kv_layer", 2) and found[2] in ("Full", "QueueFull")
+
+
+def test_a_lookup_that_missed_is_told_from_work_that_was_lost(
+    trace: Any, caches: dict[str, Any], tmp_path: Path
+) -> None:
+    def save(job: Any, look_first: bool) -> None:
+        if not look_first:
+            job()
+        try:
+            (tmp_path / "not there" / "key").read_bytes()
+        except FileNotFoundError:
+            pass
+        if look_first:
+            job()
+
+    connector = made(caches, lambda c, job: save(job, AGENT.worker.step == 1))
+    step(connector, caches, 1)
+    step(connector, caches, 2)
+    assert [(fact["step"], fact["went_on"]) for fact in trace.facts(Fact.SWALLOWED)] == [
+        (1, True),
+        (2, False),
+    ]
+
+
+def test_an_exception_that_a_library_of_the_background_catches(
+    trace: Any, caches: dict[str, Any], pool: Any
+) -> None:
+    """A retry decorator, an event bus: nothing of the connector's own handles it."""
+    namespace: dict[str, Any] = {}
+    text = "def calling(function):\n  try: function()\n  except Exception: pass\n"
+    exec(compile(text, "/x/site-packages/bus/__init__.py", "exec"), namespace)
+    connector = made(caches, lambda c, job: pool.submit(namespace["calling"], c.fail))
+    step(connector, caches, 2)
+    pool.shutdown()
+    assert swallowed(trace) == [("executor", 2, "ConnectionRefusedError", "fail")]
 
 
 # --- nothing changes for the connector ------------------------------------------------------------------

@@ -83,7 +83,8 @@ KEYS = {
     facts.HookException: "hook layer step connector type message where count_so_far",
     facts.AgentError: "where error",
     facts.ClientId: "client engine",
-    facts.Swallowed: "hook layer step connector type message where observed_calls count logged",
+    facts.Swallowed: "hook layer step connector type message where inside asked_by ended went_on "
+    "observed_calls count logged",
     facts.Log: "logger level message hook layer step connector shown count",
     facts.ConfigKeys: "connector given read asked",
     facts.DeviceTiming: "mode budget on pairs why",

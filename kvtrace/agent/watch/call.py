@@ -37,7 +37,7 @@ from kvtrace.agent.files import Files
 from kvtrace.agent.prefixes import digest_of
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.agent.swallowed import Swallowed
+from kvtrace.agent.swallowed import About, Swallowed
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.operations import Watch
 from kvtrace.agent.watch.origin import HERE, Origin
@@ -193,6 +193,9 @@ class _Call:
     def logged(self, error: BaseException) -> bool:
         return self._swallowed.logged(error)
 
+    def said_elsewhere(self, error: BaseException) -> None:
+        self._swallowed.said_elsewhere(error)
+
     def _begin(self, part: Any) -> bool:
         try:
             if part.start() is False:
@@ -221,7 +224,7 @@ class _Call:
                 self._write_elsewhere(step, t)
             if self._watch is not None and (self._effects or self._elsewhere):
                 Touching(self._watch, self._hook.code, self._index, step, t, AGENT.thread()).write()
-            self._swallowed.report(error, self._layer, step)
+            self._swallowed.report(error, About(self._layer, step))
             cost = self._watch.cost if self._watch is not None else 0
             POLICY.spent(self._cost + cost + clock() - began)
         except Exception:

@@ -22,8 +22,9 @@ from typing import Any
 from kvtrace.agent import frames, owners
 from kvtrace.agent.imports import when_imported
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.swallowed import ASYNCIO, EXECUTOR, THREAD
 from kvtrace.agent.watch.origin import HERE, ORIGIN, Origin, origin_here
-from kvtrace.agent.watch.work import ASYNCIO, EXECUTOR, THREAD, Work, begin
+from kvtrace.agent.watch.work import Work, begin
 
 _MOST_ITEMS = 1 << 16
 _MOST_CODES = 4096

@@ -32,6 +32,7 @@ from kvtrace.agent.state import clock
 from kvtrace.agent.watch.access import READS, WRITES, Access, Table, access_of, pattern_of, view_of
 from kvtrace.agent.watch.caches import Caches, Layer
 from kvtrace.agent.watch.modes import Modes, of_this_thread
+from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.tensors import OWN, is_tensor, tensors
 from kvtrace.agent.watch.touch import Slots, Touch, text_of, together, touched
 from kvtrace.trace.format import UNKNOWN
@@ -250,6 +251,7 @@ class Watch:
                 self.caches.address_taken = True
                 if self.before is not None:
                     self.before()
+                HERE.did = clock()
                 view = view_of(args[0])
                 layers = self.caches.at(args[0], view)
                 if of_the_view and all(args[0].numel() * view.itemsize < one.nbytes for one in layers):
@@ -279,6 +281,7 @@ class Watch:
             return
         if self.before is not None:
             self.before()
+        HERE.did = clock()
         results = [t for t in tensors(result) if not self.caches.in_storage(t)] or others
         out = sum(t.numel() for t in results if str(t.dtype) != "torch.bool")
         copies = not picks and (len(results) == 1 or results is others) and plan.name not in _MIXES

@@ -33,6 +33,8 @@ class _Here(threading.local):
     """Of the work that this thread does."""
     work: Any = None
     """The watched call, or piece of background work, that this thread is in."""
+    did: int = 0
+    """When (``clock``) this thread last read or wrote KV slots, or sent bytes out, where that is watched."""
 
 
 HERE = _Here()

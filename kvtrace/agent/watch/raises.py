@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import sys
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtrace.agent.owners import Owner
-from kvtrace.agent.state import get_ident
+from kvtrace.agent.state import clock, get_ident
 
 _MAX_KEPT = 64
 _MAX_CALLERS = 16
@@ -24,6 +24,13 @@ _here: dict[int, list[Raises]] = {}
 _tool = -1
 
 
+class Raised(NamedTuple):
+    """``t``: when a frame of the connector's saw it last, host ns."""
+
+    error: BaseException
+    t: int
+
+
 class Raises:
     """The exceptions of one piece of work. ``start`` and ``stop`` in its thread; those who start last stop
     first."""
@@ -31,7 +38,7 @@ class Raises:
     def __init__(self, owner: Owner) -> None:
         self.owner = owner
         self._ident = 0
-        self._errors: dict[int, BaseException] = {}
+        self._errors: dict[int, Raised] = {}
         self._callers: list[FrameType] = []
 
     def start(self) -> bool:
@@ -73,15 +80,15 @@ class Raises:
                 self._callers.append(frame)
             frame = frame.f_back
 
-    def take(self) -> list[BaseException]:
+    def take(self) -> list[Raised]:
         """What was raised so far; it is forgotten here."""
         errors = list(self._errors.values())
         self._errors.clear()
         return errors
 
     def keep(self, error: Any) -> None:
-        if isinstance(error, BaseException) and len(self._errors) < _MAX_KEPT:
-            self._errors[id(error)] = error
+        if isinstance(error, BaseException) and (len(self._errors) < _MAX_KEPT or id(error) in self._errors):
+            self._errors[id(error)] = Raised(error, clock())
 
     # --- before 3.12 ----------------------------------------------------------------------
 

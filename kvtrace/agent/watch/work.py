@@ -7,7 +7,7 @@ from types import FrameType
 
 from kvtrace.agent import owners
 from kvtrace.agent.state import AGENT, clock, get_ident
-from kvtrace.agent.swallowed import Swallowed
+from kvtrace.agent.swallowed import ASYNCIO, EXECUTOR, THREAD, About, Swallowed
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.operations import Watch
 from kvtrace.agent.watch.origin import HERE, Origin
@@ -15,7 +15,6 @@ from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
 from kvtrace.trace.format import Role
 
-THREAD, EXECUTOR, ASYNCIO = "thread", "executor", "asyncio"
 FOLLOWED: dict[int, int] = {}
 """Idents of threads in which work is watched -> how many pieces, one inside the other."""
 _LONGEST = 100_000_000
@@ -102,6 +101,11 @@ class Work:
         self._resume()
         return self._swallowed is not None and self._swallowed.logged(error)
 
+    def said_elsewhere(self, error: BaseException) -> None:
+        """Another fact speaks of this exception."""
+        if self._swallowed is not None:
+            self._swallowed.said_elsewhere(error)
+
     def _take(self, origin: Origin) -> None:
         self.origin = HERE.origin = origin
         self.exact = False
@@ -136,18 +140,19 @@ class Work:
         now = clock()
         old = self.origin.step and AGENT.worker.latest > self._until
         if self._watch.saw and (old or now > self._due):
-            self._write(None)
+            self._write(None, still=not old)
         if not self._watch.saw:
             self._due = now + _LONGEST
             self.origin = HERE.origin = self.origin.unless_after(self._until)
 
-    def _write(self, error: BaseException | None) -> None:
+    def _write(self, error: BaseException | None, still: bool = False) -> None:
+        """``still``: it goes on with the same; whether what it caught was the end of it shows later."""
         began, cost = clock(), self._watch.cost
         step, index = self.origin.step, self._index()
         if self._watch.saw:
             Touching(self._watch.take(), 0, index, step, clock(), AGENT.thread()).write()
-        if self._swallowed is not None:
-            self._swallowed.report(error, self.origin.layer, step, ended=True)
+        if self._swallowed is not None and not still:
+            self._swallowed.report(error, About(self.origin.layer, step, self.origin.hook))
         POLICY.spent(cost + clock() - began)
 
 
