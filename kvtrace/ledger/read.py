@@ -73,7 +73,8 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
         unknown=Steps(implied.unknown),
         unfinished={save.request: save.unfinished for save in async_saves},
     )
-    followed = follow(requests, engines, scans, executed)
+    slots = {key: one.slots for key, one in watched.items()}
+    followed = follow(requests, engines, scans, executed, slots)
     saves = assign(requests, engines, evidence, followed, watch)
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
     return Run(

@@ -180,6 +180,7 @@ class _Executions:
         self._batches: list[Array] = []  # tokens, padded tokens, whether a graph was captured
         self._idle: list[Array] = []
         self._watched: list[Array] = []
+        self._watched_loads: list[Array] = []
         self._began: list[Array] = []  # step, host time of its begin
         self._spent: dict[int, tuple[int, int, int]] = {}  # tag -> (ns, first begin, greatest step)
 
@@ -197,6 +198,7 @@ class _Executions:
         self._batches.append(np.stack([ran.tokens, ran.padded, captured], axis=1)[~idle])
         self._idle.append(ran.step[idle])
         self._watched.append(ran.step[(marks & Flag.STORE) != 0])
+        self._watched_loads.append(ran.step[(marks & Flag.LOAD) != 0])
         self._began.append(np.stack([ran.step, ran.t0], axis=1))
         tags = ran.step >> STEP_SHIFT
         spans = np.clip(ran.t1.astype(float) - ran.t0.astype(float), 0, None)
@@ -213,6 +215,7 @@ class _Executions:
         batch = np.concatenate([np.empty((0, 3), dtype=np.int64), *self._batches])[first]
         idle = np.unique(np.concatenate([_EMPTY, *self._idle]))
         watched = np.unique(np.concatenate([_EMPTY, *self._watched]))
+        watched_loads = np.unique(np.concatenate([_EMPTY, *self._watched_loads]))
         began = np.concatenate([np.empty((0, 2), dtype=np.int64), *self._began])
         began = began[np.argsort(began[:, 1], kind="stable")]
         done = {}
@@ -230,6 +233,7 @@ class _Executions:
                 full=step[here & (mode == _FULL)],
                 idle=idle_here[~np.isin(idle_here, step[here])],
                 watched=watched[(watched >> STEP_SHIFT) == tag],
+                watched_loads=watched_loads[(watched_loads >> STEP_SHIFT) == tag],
                 began_steps=began_here[:, 0],
                 began_t=began_here[:, 1],
                 nanoseconds=spent,

@@ -81,6 +81,7 @@ class Executed:
     first_t: int
     last: int  # greatest step executed
     watched: Array = field(default_factory=lambda: _EMPTY)  # steps that were watched for what they store
+    watched_loads: Array = field(default_factory=lambda: _EMPTY)  # ... for what they load
     began_steps: Array = field(default_factory=lambda: _EMPTY)  # steps in the order of their begins ...
     began_t: Array = field(default_factory=lambda: _EMPTY)  # ... and these, in host time
 

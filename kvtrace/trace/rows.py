@@ -367,7 +367,8 @@ class SlotsTouched(NamedTuple):
     KV cache group + offset. ``slot_set``: name of the set: runs ``first+count``, ascending, joined by commas:
     those touched in full, then after a ``/`` those of which only a part was; 0 where that is not known.
     ``slots``, ``partly``: how many of each, -1 where not known. ``step``: for which it worked, 0 unknown.
-    ``call``: running number of the call in its process; its Effect has the same ``t``."""
+    ``call``: running number of the call in its process; its Effect has the same ``t``. ``t``: the end of a
+    hook's call; of background work when the layer was written first, or read last."""
 
     head: Word
     t: Word

@@ -145,6 +145,7 @@ class Watch:
         self.failed = False
         self._touches: dict[tuple[str, str], list[Touch] | None] = {}
         """(layer, way) -> what was touched; None where it can't be said which slots."""
+        self._times: dict[tuple[str, str], int] = {}
         self._later: list[tuple[Layer, str, Access]] = []
         self._modes: Modes | None = None
         self.before: Callable[[], None] | None = None
@@ -166,7 +167,16 @@ class Watch:
         """What was seen so far, as a watch that is over; this one goes on from nothing."""
         seen = Watch(self.caches, self.named, self.block_size)
         seen.cost, self.cost = self.cost, 0
-        for name in ("read", "written", "opaque_reads", "opaque_writes", "failed", "_touches", "_later"):
+        for name in (
+            "read",
+            "written",
+            "opaque_reads",
+            "opaque_writes",
+            "failed",
+            "_touches",
+            "_times",
+            "_later",
+        ):
             fresh = getattr(seen, name)
             setattr(seen, name, getattr(self, name))
             setattr(self, name, fresh)
@@ -209,6 +219,10 @@ class Watch:
             elif touches:
                 found[key] = _put_together(tuple(touches))
         return found
+
+    def time(self, layer: str, way: str) -> int:
+        """Host time, ns: of the first write into a layer, of the last read."""
+        return self._times.get((layer, way), 0)
 
     def unsettled(self) -> dict[tuple[str, str], Touched | None]:
         """(layer, way) of what has not come yet, each as not known."""
@@ -320,6 +334,7 @@ class Watch:
         if own is not None:
             layers = tuple(one for one in layers if one is own or not one.shares(own))
         for layer in layers:
+            self._at(layer, way)
             if ready:
                 self._touch(layer, way, access)
             else:
@@ -327,7 +342,12 @@ class Watch:
 
     def _unknown(self, tensor: Any, way: str) -> None:
         for layer in self.caches.at(tensor, view_of(tensor)):
+            self._at(layer, way)
             self._touches[layer.name, way] = None
+
+    def _at(self, layer: Layer, way: str) -> None:
+        if way != WRITTEN or (layer.name, way) not in self._times:
+            self._times[layer.name, way] = clock()
 
     def _touch(self, layer: Layer, way: str, access: Access) -> None:
         found = _touches_of(self.caches, layer, self.block_size, access)

@@ -57,7 +57,9 @@ class Touching:
             ident, amounts = 0, (UNKNOWN, UNKNOWN)
             if slots is not None:
                 ident, amounts = _NAMES.id(slots.text), (slots.full, slots.partly)
-            AGENT.add(SlotsTouched(head, self.t, AGENT.id(layer), self.step, ident, *amounts, self.call))
+            # A hook's call is over at once; work in the background may go on over several steps.
+            t = self.t if self.code else self.watch.time(layer, way) or self.t
+            AGENT.add(SlotsTouched(head, t, AGENT.id(layer), self.step, ident, *amounts, self.call))
 
 
 def settle() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, length
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.model import LoadOf, Part, Place
 from kvtrace.ledger.loads.trace import Evidence
+from kvtrace.ledger.loads.written import Written
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.steps import NEVER_RAN, Executed
 from kvtrace.trace import hooks
@@ -34,6 +35,7 @@ class Seen:
     writing_all: frozenset[tuple[int, str]]
     """Workers whose load hooks were seen to write all that a step had accepted. Elsewhere, what they wrote
     may be the part of it that can be seen."""
+    written: Written = field(default_factory=Written)
 
     def ran(self, worker: Worker) -> Executed:
         return self.executed.get(worker.key, NEVER_RAN)

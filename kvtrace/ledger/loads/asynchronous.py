@@ -13,6 +13,7 @@ from kvtrace.ledger.loads.trace import NEVER
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Transfer
 
+_NOT_WRITTEN = "reported as finished, and slots of these tokens were not written"
 NEVER_FINISHED_NS = 5 * 10**9
 """A request that leaves after this long in an open load did not leave for an impatient client's sake."""
 STILL_OPEN_NS = 60 * 10**9
@@ -97,7 +98,14 @@ def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen,
     for worker in engine.workers:
         for pair, layer in enumerate(worker.kv_layers):
             place = (worker.rank, layer)
+            missing = seen.written.missing(worker, pair, accepted.load.request, (start, good), steps)
+            if missing.certain and missing.positions:
+                end = LoadEnd.NOT_WRITTEN if missing.positions == [(start, good)] else LoadEnd.PARTLY
+                arrival.put([*parts(end, missing.positions), *bad], bits(first + pair))
+                arrival.because(end, f"{_NOT_WRITTEN}; {reason}" if complaints else _NOT_WRITTEN, place)
+                continue
             wrote = _wrote(worker, pair, steps, seen)
+            wrote = 1 if missing.certain else wrote
             if wrote == 0 and (worker.key in seen.writing or complaints):
                 arrival.put([*parts(LoadEnd.NOT_WRITTEN, [(start, good)]), *bad], bits(first + pair))
                 nothing = f"reported as finished, and the load hooks wrote 0 slots; {reason}"

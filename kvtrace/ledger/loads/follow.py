@@ -14,10 +14,13 @@ from kvtrace.ledger.loads.asynchronous import load_asynchronously
 from kvtrace.ledger.loads.misses import explain
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.loads.synchronous import Failed, failures, load_synchronously
-from kvtrace.ledger.loads.trace import Evidence, evidence, written
+from kvtrace.ledger.loads.trace import Evidence, evidence
+from kvtrace.ledger.loads.trace import written as wrote_files
+from kvtrace.ledger.loads.written import Written
 from kvtrace.ledger.model import Engine, Ledger, Worker
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import SpoolScan
+from kvtrace.ledger.slots.reads import Slots
 from kvtrace.ledger.steps import Array, Executed
 from kvtrace.terms import Grade
 
@@ -32,11 +35,13 @@ def follow(
     engines: Sequence[Engine],
     scans: Sequence[SpoolScan],
     executed: Mapping[tuple[int, str], Executed],
+    slots: Mapping[tuple[int, str], Slots],
 ) -> list[LoadOf]:
     """Each request's loads, from the lookup to the layers; why a lookup missed is left to :func:`balance`.
 
     Args:
         executed: what each worker (Worker.key) ran.
+        slots: what each worker touched.
     """
     by_tag = _with_connector(engines)
     loads: list[LoadOf] = []
@@ -53,7 +58,7 @@ def follow(
         return loads
     wanted = list(accepted.values())
     found = evidence(scans, _workers(engines), _load_steps(wanted))
-    arrived = _into_layers(wanted, by_tag, executed, found)
+    arrived = _into_layers(wanted, by_tag, Written(slots, executed), found)
     return [arrived.get(load.request, load) for load in loads]
 
 
@@ -73,7 +78,7 @@ def balance(
         AssertionError: a request's token-layers have not one end each.
     """
     by_tag = _with_connector(engines)
-    explained = explain(loads, requests, by_tag, saved, written(scans, _workers(engines)))
+    explained = explain(loads, requests, by_tag, saved, wrote_files(scans, _workers(engines)))
     return explained, _sum(explained, by_tag)
 
 
@@ -95,7 +100,7 @@ def _load_steps(accepted: Sequence[Accepted]) -> Array:
 def _into_layers(
     accepted: Sequence[Accepted],
     engines: Mapping[int, Engine],
-    executed: Mapping[tuple[int, str], Executed],
+    written: Written,
     found: Evidence,
 ) -> dict[int, LoadOf]:
     synchronous = [one for one in accepted if not one.load.asynchronous]
@@ -103,7 +108,7 @@ def _into_layers(
     for one in synchronous:
         tokens[one.load.step] += one.load.accepted
     loads = Counter(one.load.step for one in synchronous)
-    seen = Seen(found, executed, loads, tokens, *_writing(found, tokens))
+    seen = Seen(found, written.executed, loads, tokens, *_writing(found, tokens), written)
     failed = failures(synchronous, engines, seen)
     arrived = {}
     for one in accepted:

@@ -11,8 +11,9 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.arrival import FEWER_NAMED, Arrival, Seen, bits, parts, waits
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.model import LoadOf, Part, Place
 from kvtrace.ledger.loads.trace import NEVER, Evidence, PairBit, StepBit, WorkerLoads
+from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.steps import StepState, locate, step_states
 
@@ -114,6 +115,8 @@ class _InPair:
     end: LoadEnd | None
     reason: str = ""
     got: int = 0
+    lost: tuple[Part, ...] = ()
+    """Where it is known which positions did not come: these, and how each ended."""
 
 
 class _InStep:
@@ -145,7 +148,10 @@ class _InStep:
         for pair, layer in enumerate(self._worker.kv_layers):
             place = (self._worker.rank, layer)
             found = self._pair(pair)
-            watched &= self._wrote[pair] >= 0
+            watched &= self._wrote[pair] >= 0 or self._missing(pair).certain
+            if found.lost:
+                self._put_lost(arrival, found, good, first + pair, place)
+                continue
             if found.end is not None:
                 arrival.put(parts(found.end, [(start, end)]), bits(first + pair))
                 arrival.because(found.end, found.reason, place)
@@ -172,8 +178,43 @@ class _InStep:
             return _InPair(LoadEnd.NOT_WRITTEN, "start_load_kv was not called in the step")
         return self._by_slots(pair) or self._by_time(pair)
 
+    def _put_lost(self, arrival: Arrival, found: _InPair, good: int, pair: int, place: Place) -> None:
+        """What is known position by position; ``good``: where the connector's reports of failures begin."""
+        lost: list[Part] = []
+        for start, end, ended in found.lost:
+            lost += parts(ended, [(start, min(end, good))])
+            lost += parts(LoadEnd.FAILED, [(max(start, good), end)])
+            arrival.because(ended, found.reason, place)
+        arrival.put(lost, bits(pair))
+
+    def _missing(self, pair: int) -> Missing:
+        accepted = self._accepted
+        return self._seen.written.missing(
+            self._worker, pair, accepted.load.request, accepted.positions, [self._step]
+        )
+
+    def _by_position(self, pair: int) -> _InPair | None:
+        """What the slots say that were written, None where they say nothing or all is there."""
+        missing = self._missing(pair)
+        if missing.certain and missing.positions:
+            whole = missing.positions == [self._accepted.positions]
+            end = LoadEnd.NOT_WRITTEN if whole else LoadEnd.PARTLY
+            some = "none" if whole else "not all"
+            complaints = self._seen.found.complaints.get(self._step, ())
+            reason = "; ".join([f"{some} of the slots of these tokens were written", *complaints[:1]])
+            lost = parts(end, missing.positions)
+        elif missing.late:
+            reason = "its slots were written after its attention had begun"
+            lost = parts(LoadEnd.USED_BEFORE, missing.late)
+        else:
+            return None
+        return _InPair(None, reason, self._taken, tuple(lost))
+
     def _by_slots(self, pair: int) -> _InPair | None:
         """What the slots that were measured say, None where they say nothing."""
+        by_position = self._by_position(pair)
+        if by_position is not None or self._seen.written.known(self._worker):
+            return by_position
         wrote = self._wrote[pair]
         if wrote == 0:
             reason = self._why_nothing()

@@ -35,6 +35,7 @@ class Touch:
         columns: the worker's KV layers, a bit each.
         positions: of tokens that had been computed by then.
         stale: of tokens that had not.
+        late: of a write: the layer's attention of that step had begun.
         calls: running numbers of the calls in their process, the first few.
     """
 
@@ -44,6 +45,7 @@ class Touch:
     positions: tuple[Interval, ...]
     stale: tuple[Interval, ...] = ()
     background: bool = False
+    late: bool = False
     calls: tuple[int, ...] = ()
 
 
@@ -144,7 +146,7 @@ class _Resolver:
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
         self._owned: dict[tuple[int, int, bool], tuple[Owned, int]] = {}
-        self._found: dict[bool, dict[tuple[object, ...], _Gathered]] = {True: {}, False: {}}
+        self._found: dict[bool, dict[_Key, _Gathered]] = {True: {}, False: {}}
         self._amounts: dict[tuple[int, int], int] = defaultdict(int)
         self._nobodys: dict[tuple[int, int], int] = defaultdict(int)
         self._unknown: set[tuple[int, int]] = set()
@@ -183,14 +185,18 @@ class _Resolver:
                 self._unknown.add((step, column))
             return
         after = record.t >= self._touches.computed_at(step, column) or not self._knows(step, column, code)
-        owned, nobodys = self._owners(record.slot_set, column, step, after)
+        _, nobodys = self._owners(record.slot_set, column, step, after)
         outer = background or rows.detail(record.head) == self._outer
         if read and outer:
             self._amounts[step, column] += self._set(record.slot_set).slots
             self._nobodys[step, column] += nobodys
         for direction in [way for way, done in ((True, read), (False, wrote)) if done]:
-            for row, positions, stale in owned:
-                key = (row, step, positions, stale if direction else (), background)
+            # What is written into a block is for whom it was given to, whatever it held before.
+            for row, positions, stale in self._owners(record.slot_set, column, step, after or not direction)[
+                0
+            ]:
+                late = not direction and record.t >= self._touches.used_at(step, column)
+                key = (row, step, positions, stale if direction else (), background, late)
                 gathered = self._found[direction].setdefault(key, _Gathered(record.t))
                 gathered.columns |= 1 << column
                 if len(gathered.calls) < _CALLS and record.call not in gathered.calls:
@@ -240,14 +246,18 @@ class _Resolver:
     def _by_request(self, direction: bool) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
         for key, gathered in self._found[direction].items():
-            row, step, positions, stale, background = key
-            found[row].append(  # type: ignore[index]
-                Touch(step, gathered.t, gathered.columns, positions, stale, background, tuple(gathered.calls))  # type: ignore[arg-type]
-            )
+            row, step, positions, stale, background, late = key
+            found[row].append(
+                Touch(
+                    step, gathered.t, gathered.columns, positions, stale, background, late,
+                    tuple(gathered.calls),
+                )
+            )  # fmt: skip
         return dict(found)
 
 
 _CALLS = 256
+_Key = tuple[int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool]
 _NEVER = (1 << 62) - 1
 
 

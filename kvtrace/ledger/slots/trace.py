@@ -10,10 +10,11 @@ import numpy as np
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, locate
-from kvtrace.trace import rows
+from kvtrace.trace import ops, rows
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Flag, Kind
 from kvtrace.trace.reader import Records, Spool
 
+_UPDATES = [op.code for op in ops.UPDATES]
 NEVER = (1 << 62) - 1
 """The time of what did not happen."""
 
@@ -27,6 +28,7 @@ class Touches:
         column: the worker's KV layer, by number.
         during: the last step that had begun by then.
         computed_t: (step, column) -> when the layer's first op body of that step began, NEVER.
+        used_t: the same of its attention alone: a body that only writes the KV of new tokens reads none.
     """
 
     records: rows.SlotsTouched
@@ -34,13 +36,17 @@ class Touches:
     during: Array
     steps: Array
     computed_t: Array
+    used_t: Array
 
     def computed_at(self, step: int, column: int) -> int:
         """When a layer was computed in a step, NEVER where that is not in the trace."""
         at = int(np.searchsorted(self.steps, step))
-        if at >= len(self.steps) or int(self.steps[at]) != step:
-            return NEVER
         return int(self.computed_t[at, column])
+
+    def used_at(self, step: int, column: int) -> int:
+        """When a layer's attention began in a step, NEVER where that is not in the trace."""
+        at = int(np.searchsorted(self.steps, step))
+        return int(self.used_t[at, column])
 
 
 def touches(scan: SpoolScan, worker: Worker) -> Touches:
@@ -61,12 +67,14 @@ def touches(scan: SpoolScan, worker: Worker) -> Touches:
     order = np.lexsort((record.t[here], during[here]))
     table = scan.slots[here][order]
     steps = np.unique(during[here])
+    computed, used = _bodies(scan, worker, columns, steps)
     return Touches(
         records=rows.columns(rows.SlotsTouched, table),
         column=column[here][order],
         during=during[here][order],
         steps=steps,
-        computed_t=_computed(scan, worker, columns, steps) if len(steps) else np.empty((0, 0), np.int64),
+        computed_t=computed,
+        used_t=used,
     )
 
 
@@ -78,16 +86,20 @@ def _during(ran: Executed, t: Array, step: Array) -> Array:
     return result
 
 
-def _computed(scan: SpoolScan, worker: Worker, columns: Mapping[str, int], steps: Array) -> Array:
-    """When each layer's first op body began, shape (steps, KV layers)."""
-    found = np.full((len(steps), len(worker.kv_layers)), NEVER, np.int64)
+def _bodies(scan: SpoolScan, worker: Worker, columns: Mapping[str, int], steps: Array) -> tuple[Array, Array]:
+    """When each layer's first op body, and its first attention, began; shape (steps, KV layers)."""
+    found = np.full((2, len(steps), len(worker.kv_layers)), NEVER, np.int64)
+    if not len(steps):
+        return found[0], found[1]
     spool = Spool(scan.path)
     for chunk in spool.chunks():
         head = chunk[:, 0]
         bodies = chunk[(rows.kind(head) == Kind.OP) & ((rows.flags(head) & Flag.CAPTURE) == 0)]
         if len(bodies):
-            _add_bodies(found, bodies, steps, {i: columns[n] for i, n in spool.names.items() if n in columns})
-    return found
+            of_layer = {i: columns[n] for i, n in spool.names.items() if n in columns}
+            _add_bodies(found[0], bodies, steps, of_layer)
+            _add_bodies(found[1], bodies[~np.isin(rows.code(bodies[:, 0]), _UPDATES)], steps, of_layer)
+    return found[0], found[1]
 
 
 def _add_bodies(found: Array, bodies: Records, steps: Array, of_layer: Mapping[int, int]) -> None:

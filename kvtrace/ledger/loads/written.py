@@ -1,0 +1,74 @@
+"""Which positions of an accepted load were written into a layer, by the slots that were touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtrace.ledger.intervals import Interval, subtract, union
+from kvtrace.ledger.model import Worker
+from kvtrace.ledger.slots.reads import NOTHING, Slots, Touch
+from kvtrace.ledger.steps import NEVER_RAN, Executed, locate
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What of a load was not written into one layer.
+
+    Attributes:
+        positions: that no write of any time covers.
+        late: that were written only after the layer's attention had begun.
+        certain: a write would have been seen.
+    """
+
+    positions: list[Interval]
+    late: list[Interval]
+    certain: bool
+
+
+@dataclass(frozen=True)
+class Written:
+    """What all workers were seen to write; by Worker.key."""
+
+    slots: Mapping[tuple[int, str], Slots] = field(default_factory=dict)
+    executed: Mapping[tuple[int, str], Executed] = field(default_factory=dict)
+
+    def known(self, worker: Worker) -> bool:
+        """Whether this worker's writes can be seen at all."""
+        return bool(self._of(worker).writes)
+
+    def missing(
+        self, worker: Worker, column: int, row: int, wanted: Interval, steps: Sequence[int]
+    ) -> Missing:
+        """What of a request's load is missing in a layer.
+
+        Args:
+            row: of the request.
+            wanted: the accepted positions.
+            steps: in which they may have been written.
+        """
+        touches = [
+            one
+            for one in self._of(worker).writes.get(row, ())
+            if one.columns >> column & 1 and one.step >= min(steps, default=0)
+        ]
+        whole = [wanted] if wanted[0] < wanted[1] else []
+        there = _positions(touches)
+        in_time = _positions([one for one in touches if not one.late])
+        ran = self.executed.get(worker.key, NEVER_RAN)
+        certain = self.known(worker) and bool(steps) and all(_in(ran, step) for step in steps)
+        left = subtract(whole, there)
+        return Missing(left, subtract(subtract(whole, left), in_time), certain)
+
+    def _of(self, worker: Worker) -> Slots:
+        return self.slots.get(worker.key, NOTHING)
+
+
+def _positions(touches: Sequence[Touch]) -> list[Interval]:
+    return union(part for one in touches for part in one.positions)
+
+
+def _in(ran: Executed, step: int) -> bool:
+    return bool(locate(ran.watched_loads, np.array([step]))[1][0])
