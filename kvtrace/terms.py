@@ -55,6 +55,22 @@ class Grade(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
+MEANS: dict[Grade, str] = {
+    Grade.PROVED: "it came back in this run with the same content, or what came to rest was read back",
+    Grade.WRITTEN: "seen leaving the process or coming to rest, without an error",
+    Grade.READ: "seen at the KV cache (its slots were read, or were not); its further way was not seen",
+    Grade.DECLARED: "the connector's metadata says so, and nothing else does",
+    Grade.NOT_OBSERVED: "nothing shows what became of it",
+}
+"""A grade in words, for the ledger of saves."""
+MEANS_OF_LOADS: dict[Grade, str] = {
+    **MEANS,
+    Grade.PROVED: "what stands in the KV cache after the load is what these tokens compute to",
+    Grade.READ: "the scheduler decided it, or the slots were seen to be written",
+    Grade.DECLARED: "accepted by the scheduler; what was written was not seen",
+}
+"""The same for the ledger of loads."""
+
 FAULT = "fault"
 LIMIT = "limit"
 NOTE = "note"

@@ -134,12 +134,14 @@ class Case:
     def finding(self, cause: Cause, title: str, **given: Unpack[Fields]) -> Finding:
         """A finding; what is not given follows from the ledger and the catalogue."""
         tokens, total = self.tokens(cause), self.total_tokens
+        assigned = self.assigned.get(cause.id)
         values: Fields = {
             "severity": cause.severity,
             "tokens": tokens,
             "share": min(1.0, tokens / total) if total else 0.0,
             "requests": len(self.affected(cause)),
             "remedy": [cause.remedy],
+            "grade": min(assigned.grades, default=None) if assigned else None,
             **given,
         }
         docs = f"docs/causes/{cause.id}.md"

@@ -16,7 +16,7 @@ from kvtrace.causes.registry import CATALOGUE, RULES
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.model import Ledger, Run
-from kvtrace.terms import NOT_OBSERVED, Grade, Stage, cause_of, severity_order
+from kvtrace.terms import NOT_OBSERVED, SAVED, Grade, Stage, cause_of, severity_order
 from kvtrace.words import listed, plural
 
 
@@ -82,6 +82,7 @@ def _ledger(case: Case) -> Ledger[str]:
     tokens[NOT_OBSERVED] += case.tokens_of(case.unheard)
     grades[NOT_OBSERVED][Grade.NOT_OBSERVED] += unheard
     pairs = {engine.pairs for engine in run.engines if engine.requests}
+    seen = measured.added(grades.values())
     connected = any(engine.connector or engine.configured for engine in run.engines)
     ledger = Ledger(
         total=run.total,
@@ -89,8 +90,8 @@ def _ledger(case: Case) -> Ledger[str]:
         pairs=pairs.pop() if len(pairs) == 1 else None,
         tokens={name: tokens[name] for name, amount in accounts.items() if amount},
         total_tokens=case.total_tokens,
-        trust=measured.level(run.trust) if connected and run.total else "none",
-        trust_note=measured.note(run.trust) if connected and run.total else "",
+        trust=measured.level(seen, run.trust) if connected and run.total else "none",
+        trust_note=measured.note(seen) if connected and run.total else "",
         grades={name: dict(grades[name]) for name, amount in accounts.items() if amount},
     )
     ledger.check()
@@ -120,9 +121,19 @@ def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
                 "some-tokens", "steps or workers that left no record: their tokens count as not observed"
             )
         )
-    if saves.trust == "declared" and case.run.trust.calls:
+    declared = saves.grades.get(SAVED, {}).get(Grade.DECLARED, 0)
+    if declared and saves.trust == "declared":
         found.append(NotObserved("slots-read", measured.unseen(case.run.trust)))
     return found
+
+
+def _grades_of_requests(case: Case) -> list[str]:
+    """Of each request, how well it is seen that its saved tokens were: the least of them; "" of none."""
+    least: dict[int, Grade] = {}
+    for row in rows(case.run.base):
+        if row.outcome == SAVED and row.amount:
+            least[row.request] = min(Grade(row.grade), least.get(row.request, Grade.PROVED))
+    return [least[row].label if row in least else "" for row in range(len(case.requests))]
 
 
 def _unheard(case: Case) -> str:
@@ -171,6 +182,8 @@ def _requests(case: Case) -> pd.DataFrame:
     table = run.requests.copy()
     pairs = [max(1, case.engines[r.engine].pairs) if r.engine in case.engines else 1 for r in case.requests]
     table["verdict"] = [best.get(i, (0, "no tokens"))[1] for i in range(len(table))]
+    table["grade"] = _grades_of_requests(case)
+    table["unseen_tokens"] = [unseen[row] / n for row, n in enumerate(pairs)]
     table["saved_tokens"] = [saved / n for saved, n in zip(table["saved"], pairs, strict=True)]
     table["not_saved_tokens"] = [lost[row] / n for row, n in enumerate(pairs)]
     ordered: pd.DataFrame = table.sort_values("not_saved_tokens", ascending=False, kind="stable").reset_index(

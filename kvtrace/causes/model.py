@@ -9,7 +9,7 @@ from typing import TypedDict
 import pandas as pd
 
 from kvtrace.ledger.model import Ledger
-from kvtrace.terms import Stage
+from kvtrace.terms import Grade, Stage
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,10 @@ class Finding:
     """The connector's own fix first, then settings of the engine with what they cost."""
     versions: str = ""
     docs: str = ""
+    grade: Grade | None = None
+    """How well it is seen what became of these tokens: the least of them; None where it concerns none."""
     headline: str = ""
-    """What the verdict says after "61 % of the prompt KV was saved:", "" for a finding that is no reason."""
+    """What the verdict says after "512 were not saved:", "" for a finding that is no reason."""
 
 
 class Fields(TypedDict, total=False):
@@ -58,6 +60,7 @@ class Fields(TypedDict, total=False):
     events: list[Event]
     remedy: list[str]
     headline: str
+    grade: Grade | None
 
 
 @dataclass(frozen=True)
@@ -96,5 +99,5 @@ class Diagnosis:
     loads: Ledger[str]
     stages: list[StageRow]
     requests: pd.DataFrame
-    """Run.requests plus ``verdict`` ("saved", "loaded", "local-hit", a cause id, ...), ``saved_tokens`` and
-    ``not_saved_tokens`` (floats), worst first."""
+    """Run.requests plus ``verdict`` ("saved", "loaded", "local-hit", a cause id, ...), ``saved_tokens``,
+    ``not_saved_tokens`` and ``unseen_tokens`` (floats), and ``grade`` (of the saved ones), worst first."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.evidence import measured
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, LoadEnd, SaveEnd
 from kvtrace.ledger.model import Ledger
@@ -44,13 +45,14 @@ def kept(name: str, ended: int) -> str:
 
 def named(loads: Ledger[LoadEnd]) -> Ledger[str]:
     """The ledger of loads by outcome."""
+    seen = measured.added(loads.grades.values())
     return Ledger(
         total=loads.total,
         accounts={outcome_of_load(end): amount for end, amount in loads.accounts.items()},
         pairs=loads.pairs,
         tokens={outcome_of_load(end): amount for end, amount in loads.tokens.items()},
         total_tokens=loads.total_tokens,
-        trust=loads.trust,
-        trust_note=loads.trust_note,
+        trust=loads.trust if loads.trust == "none" else measured.level(seen),
+        trust_note=measured.note(seen, loads=True) if loads.total else loads.trust_note,
         grades={outcome_of_load(end): grades for end, grades in loads.grades.items()},
     )

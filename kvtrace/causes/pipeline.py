@@ -2,49 +2,76 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvtrace.causes.case import Assigned, Case
 from kvtrace.causes.evidence import measured
 from kvtrace.causes.evidence.steps import bodies, calls, product
 from kvtrace.causes.model import StageRow
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.causes.tables import rows
-from kvtrace.terms import SAVED, Stage
+from kvtrace.terms import NOT_OBSERVED, SAVED, Grade, Stage
 from kvtrace.trace import hooks
 from kvtrace.words import count, plural
 
 
-def prompt_tokens(case: Case) -> tuple[float, float]:
-    """(saved, computed here and to be saved) tokens of prompts: what was reused, accepted from the
-    connector, in flight or not observed is neither."""
-    base = case.run.base
-    kept = base[base["outcome"] == SAVED]
-    saved = sum(row.prompt / max(1, case.engines[row.engine].pairs) for row in rows(kept))
-    return saved, saved + sum(_lost(case).values())
+@dataclass(frozen=True)
+class Prompts:
+    """Prompt tokens that were computed here and could be saved. What was reused, accepted from the connector
+    or in flight is none of them."""
+
+    saved: Mapping[Grade, float]
+    lost: Mapping[Stage, float]
+    declared: float  # of the lost ones, those of which the metadata alone says so
+    unseen: float  # not observed
+
+    @property
+    def known(self) -> float:
+        return sum(self.saved.values()) + sum(self.lost.values())
 
 
-def _lost(case: Case) -> dict[Stage, float]:
-    """Prompt tokens lost at each stage."""
+def prompt_tokens(case: Case) -> Prompts:
+    """What became of the prompt tokens that were computed here."""
+    saved: Counter[Grade] = Counter()
+    unseen = 0.0
+    for row in rows(case.run.base):
+        tokens = row.prompt / max(1, case.engines[row.engine].pairs)
+        if row.outcome == SAVED:
+            saved[Grade(row.grade)] += tokens
+        elif row.outcome == NOT_OBSERVED:
+            unseen += tokens
     lost = dict.fromkeys(Stage, 0.0)
+    declared = 0.0
     for ident, assigned in case.assigned.items():
         stage = CATALOGUE[ident].stage
         assert stage is not None, f"tokens lost by {ident}, which has no stage"
-        lost[stage] += sum(n / max(1, case.engines[tag].pairs) for tag, n in assigned.prompts.items())
-    return lost
+        tokens = _tokens(case, assigned)
+        lost[stage] += tokens
+        # Other stages are facts of the trace, whatever the metadata says.
+        if stage == Stage.SCHEDULE and min(assigned.grades, default=Grade.PROVED) <= Grade.DECLARED:
+            declared += tokens
+    return Prompts(saved, lost, declared, unseen + _tokens(case, case.unheard))
+
+
+def _tokens(case: Case, assigned: Assigned) -> float:
+    return sum(n / max(1, case.engines[tag].pairs) for tag, n in assigned.prompts.items())
 
 
 def stage_rows(case: Case) -> list[StageRow]:
     """A row for each stage, in order."""
-    _, left = prompt_tokens(case)
-    lost, notes = _lost(case), _notes(case)
+    prompts = prompt_tokens(case)
+    left, notes = prompts.known, _notes(case, prompts)
     found = []
     for stage in Stage:
-        after = left - lost[stage]
+        after = left - prompts.lost[stage]
         found.append(StageRow(stage, round(left), round(after), notes.get(stage, "")))
         left = after
     return found
 
 
-def _notes(case: Case) -> dict[Stage, str]:
+def _notes(case: Case, prompts: Prompts) -> dict[Stage, str]:
     run = case.run
     notes: dict[Stage, str] = {}
     workers = run.workers()
@@ -72,5 +99,10 @@ def _notes(case: Case) -> dict[Stage, str]:
     _, fired, work, _ = calls(run, hooks.SAVE_LAYER.name)
     if configured:
         notes[Stage.HOOK] = f"save_kv_layer called in {count(fired)} layer-steps, in {count(work)} with work"
-        notes[Stage.EFFECT] = measured.stage_note(case.run.trust)
+        parts = (measured.by_grade(prompts.saved), measured.in_calls(run.trust))
+        notes[Stage.EFFECT] = "; ".join(filter(None, parts))
+    if prompts.unseen >= 0.5:
+        first = notes.get(Stage.WIRING)
+        unseen = f"{plural(round(prompts.unseen), 'more prompt token')} not observed"
+        notes[Stage.WIRING] = f"{first}; {unseen}" if first else unseen
     return notes

@@ -5,15 +5,18 @@ from __future__ import annotations
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import LOADS
 from kvtrace.causes.model import Finding
-from kvtrace.causes.pipeline import prompt_tokens
+from kvtrace.causes.pipeline import Prompts, prompt_tokens
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.terms import FAULT, NOTE
-from kvtrace.words import percent
+from kvtrace.terms import FAULT, NOTE, Grade
+from kvtrace.words import count, percent, plural
+
+_LEAST = 0.05
+"""Tokens that count as any: a pair's share of one token is less than one."""
 
 
 def verdict(case: Case, findings: list[Finding]) -> str:
-    """How much of the prompt KV was saved, and the first reason why not more; then what is wrong with
-    the loads, where something is."""
+    """What became of the prompt tokens, as well as it is seen, and the first reason why not more were saved;
+    then what is wrong with the loads, where something is."""
     loads = [finding for finding in findings if CATALOGUE[finding.id].ledger == LOADS]
     saves = _saves(case, [finding for finding in findings if CATALOGUE[finding.id].ledger != LOADS])
     wrong = [finding.headline for finding in loads if finding.severity == FAULT and finding.headline]
@@ -32,20 +35,57 @@ def _saves(case: Case, findings: list[Finding]) -> str:
         return f"No engine was seen in this run{_because(why)}."
     if not case.requests:
         return f"No request reached an engine in this run{_because(why)}."
-    saved, computed = prompt_tokens(case)
-    if computed <= 0:
-        if case.run.total and not case.assigned:
-            return (
-                "No prompt KV was computed here that could be saved: it was reused, left to the connector "
-                "to load, or not observed."
-            )
+    return _tokens(prompt_tokens(case), why, bool(case.run.total and not case.assigned))
+
+
+_AS = (
+    ((Grade.PROVED, Grade.WRITTEN), "stored", ""),
+    ((Grade.READ,), "read from the KV cache by the connector", " (their further way was not seen)"),
+    ((Grade.DECLARED, Grade.NOT_OBSERVED), "named for saving by the connector's metadata", " alone"),
+)
+"""What saved tokens are called, by how well it is seen that they were."""
+
+
+def _tokens(prompts: Prompts, why: str, reused: bool) -> str:
+    """The sentence for what became of the prompt tokens; no "all" and no "none" where some are not
+    observed."""
+    whole = prompts.known + prompts.unseen
+    if whole < _LEAST:
+        if reused:
+            return "No prompt token was computed here that could be saved: all were reused or loaded."
         return f"No prompt KV was computed here{_because(why)}."
-    share = percent(saved, computed)
-    if saved >= computed:
-        return f"All prompt KV computed here was saved{'; ' + why if why else ''}."
-    if saved <= 0:
-        return f"None of the prompt KV computed here was saved{_because(why)}."
-    return f"{share[0].upper()}{share[1:]} of the prompt KV computed here was saved{_because(why)}."
+    saved = [
+        (sum(prompts.saved.get(grade, 0.0) for grade in grades), words, note) for grades, words, note in _AS
+    ]
+    saved = [one for one in saved if one[0] >= _LEAST]
+    lost = sum(prompts.lost.values())
+    tokens = f"{plural(whole, 'prompt token')} computed here"
+    if prompts.unseen < _LEAST and not saved:
+        return f"None of the {tokens} was saved{_by_metadata(prompts, lost)}{_because(why)}."
+    if prompts.unseen < _LEAST and lost < _LEAST and len(saved) == 1:
+        _, words, note = saved[0]
+        return f"All {tokens} were {words}{note}{'; ' + why if why else ''}."
+    if not saved and lost < _LEAST:
+        return f"It is not observed whether the {tokens} were saved{'; ' + why if why else ''}."
+    parts = [f"{count(n)} were {words}{note}" for n, words, note in saved]
+    if saved:
+        n, words, note = saved[0]
+        parts[0] = f"{count(n)} of {tokens} ({percent(n, whole)}) were {words}{note}"
+    if prompts.unseen >= _LEAST:
+        parts.append(f"of {count(prompts.unseen)} it is not observed")
+    if lost >= _LEAST:
+        parts.append(f"{count(lost)} were not saved{_by_metadata(prompts, lost)}{_because(why)}")
+    elif why:
+        parts.append(why)
+    return ("" if saved else f"Of {tokens}, ") + "; ".join(parts) + "."
+
+
+def _by_metadata(prompts: Prompts, lost: float) -> str:
+    """Says where the metadata alone tells that tokens were not saved."""
+    if prompts.declared < _LEAST:
+        return ""
+    which = "" if prompts.declared > lost - _LEAST else f"{count(prompts.declared)} of them "
+    return f" ({which}by its metadata alone)"
 
 
 def _because(why: str) -> str:

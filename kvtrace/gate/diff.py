@@ -10,7 +10,7 @@ from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.contract import rounded
 from kvtrace.gate.explain import worst
 from kvtrace.gate.outcome import Change, Difference, Value
-from kvtrace.gate.shares import shares
+from kvtrace.gate.shares import grade_of_saved, shares
 from kvtrace.report.model import Engine, Finding, Ledger, Report
 from kvtrace.terms import FAULT, KEPT, LOCAL_HIT, NOTE, PENDING, severity_order
 
@@ -186,7 +186,10 @@ def _ledger(a: Ledger, b: Ledger) -> list[Change]:
         if name in (LOCAL_HIT, PENDING):
             up = down = ""
         changes.append(Change(name, was, now, "share", verdict=up if now > was else down))
-    if a["trust"] != b["trust"]:
+    grades = grade_of_saved(a), grade_of_saved(b)
+    if all(grades) and grades[0] != grades[1]:
+        changes.append(Change("grade of what was saved", *grades))
+    elif not all(grades) and a["trust"] != b["trust"]:
         changes.append(Change("trust", a["trust"], b["trust"]))
     return changes
 

@@ -12,7 +12,7 @@ from kvtrace.gate.explain import Findings, explanations
 from kvtrace.gate.outcome import Check, Outcome, State
 from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
-from kvtrace.gate.shares import saved_of_offered, shares
+from kvtrace.gate.shares import grade_of_saved, saved_of_offered, shares
 from kvtrace.report.model import Report
 from kvtrace.terms import FAULT
 from kvtrace.trace import hooks
@@ -131,9 +131,10 @@ def _saved(report: Report, findings: Findings, least: float) -> Check:
     ledger = report["ledger"]["saves"]
     share = saved_of_offered(ledger)
     good = share is not None and share + 1e-9 >= least
+    grade = grade_of_saved(ledger)
     return Check(
         "rule", "tokens saved", "passed" if good else "failed", least, share,
-        text="" if share is not None else "no token was computed in this run",
+        text="no token was computed in this run" if share is None else f"grade {grade}" if grade else "",
         cause=None if good else findings.for_accounts(shares(ledger)) or findings.for_wiring(),
         remedy="see the ledger: kvtrace explain PATH",
     )  # fmt: skip

@@ -28,6 +28,12 @@ def kept(part: Mapping[str, float]) -> float:
     return sum(part.get(name, 0.0) for name in KEPT)
 
 
+def grade_of_saved(ledger: Ledger) -> str:
+    """How well it is seen that the saved tokens were: the least grade of them, "" where no report says."""
+    grades = ledger.get("grades", {}).get(SAVED, {})
+    return ([grade for grade, n in grades.items() if n] or [""])[-1]  # they are listed the best first
+
+
 def saved_of_offered(ledger: Ledger) -> float | None:
     """Share of the tokens computed here that was saved, without decode tokens that are never offered.
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from kvtrace.render.layout import clean, pad
 from kvtrace.render.page import Code, Column, Facts, Heading, Page, Row, Table
+from kvtrace.render.report import with_grade
 from kvtrace.words import count, percent, plural
 
 if TYPE_CHECKING:  # the command line imports this file, and shall not load the analysis
     from kvtrace.story.listing import Listing
 
-_NUMBERS = ("prompt", "output", "chunks", "reused", "accepted", "saved", "not saved")
+_NUMBERS = ("prompt", "output", "chunks", "reused", "accepted", "saved", "not saved", "not observed")
 
 
 def listing_page(listing: Listing) -> Page:
@@ -22,11 +23,10 @@ def listing_page(listing: Listing) -> Page:
         lost, whole = row["not_saved"], row["not_saved"] + row["saved"]
         share = f" {pad(percent(lost / whole), 8, True)}" if whole else ""
         client = "" if row["client"] in (None, row["id"]) else clean(row["client"], 40)
-        fields = ("prompt", "output", "chunks", "local", "external", "saved")
-        numbers = [count(row[field]) for field in fields]
-        table.append(
-            (clean(row["id"], 60), client, *numbers, f"{count(lost)}{share}", clean(row["verdict"], 60))
-        )
+        numbers = [count(row[field]) for field in ("prompt", "output", "chunks", "local", "external")]
+        saved, unseen = with_grade(row["saved"], row.get("grade")), count(row.get("not_observed", 0))
+        numbers += [saved, f"{count(lost)}{share}", unseen]
+        table.append((clean(row["id"], 60), client, *numbers, clean(row["verdict"], 60)))
     columns = (
         Column("request"),
         Column("client"),

@@ -6,7 +6,7 @@ Strings of the report, which may be of unknown origin, are cleaned here: one lin
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ from kvtrace.render.page import (
     Terms,
 )
 from kvtrace.report.model import Engine, Event, Finding, GraphRow, Ledger, ModeRow, Report
-from kvtrace.terms import FAULT, KEPT, LIMIT, NOTE, Stage, outcome_order
+from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, Stage, outcome_order
 from kvtrace.words import count, duration, percent, plural, size
 
 MAX_REQUESTS = 5
@@ -141,22 +141,31 @@ def _engine_facts(version: str, engine: Engine) -> list[str]:
 def _ledger(title: str, ledger: Ledger, everything: str) -> Page:
     """The outcomes that any token had: what went well first, then the largest loss."""
     total = ledger["total_tokens"]
+    width = 4 if ledger.get("grades") else 3  # reports of before have no grades
     rows = []
     present = [name for name in ledger["accounts"] if ledger["accounts"][name]]
     for name in sorted(present, key=lambda name: (outcome_order(name), -ledger["accounts"][name], name)):
         amount = ledger["accounts"][name]
         tokens = ledger["tokens"].get(name, amount / (ledger["pairs"] or 1))
         share = min(tokens / total if total else amount / ledger["total"], 1.0)
-        cells = (outcome_label(name), count(tokens), percent(share))
-        rows.append(Row(cells, "good" if name in KEPT else "bad", bar=share))
+        grade = _grade(ledger.get("grades", {}).get(name, {}))
+        cells = (outcome_label(name), count(tokens), percent(share), "" if name == NOT_OBSERVED else grade)
+        rows.append(Row(cells[:width], "good" if name in KEPT else "bad", bar=share))
     whole = percent(1.0) if ledger["total"] else ""
-    rows.append(Row((everything, count(total), whole), total=True))
-    columns = (Column("outcome"), Column("tokens", right=True), Column("share", right=True))
+    rows.append(Row((everything, count(total), whole, "")[:width], total=True))
+    numbers = (Column("tokens", right=True), Column("share", right=True))
+    columns = (Column("outcome"), *numbers, Column("grade"))[:width]
     notes = [f"{count(ledger['total'])} token-layers, totals match exactly"]
     trust, note = ledger["trust"], clean(ledger["trust_note"])
     if trust != "none":
-        notes.append(note if note.startswith(trust) else f"{trust}: {note}" if note else trust)
-    return [Table(columns, rows, title), Paragraph(" · ".join(notes), "dim", indent=True)]
+        told = "grades" in ledger or note.startswith(trust)
+        notes.append(note if told else f"{trust}: {note}" if note else trust)
+    return [Table(columns, rows, title), Paragraph(" · ".join(filter(None, notes)), "dim", indent=True)]
+
+
+def _grade(grades: Mapping[str, int]) -> str:
+    """How well an outcome is seen: the least grade of its tokens, which are listed the best first."""
+    return clean(([grade for grade, n in grades.items() if n] or [""])[-1], 20)
 
 
 def outcome_label(name: str) -> str:
@@ -203,6 +212,8 @@ def finding_facts(one: Finding, requests: int) -> list[str]:
     facts = []
     if one["tokens"]:
         facts.append(f"{plural(one['tokens'], 'token')} ({percent(one['share'])})")
+    if one["tokens"] and (grade := clean(one.get("grade") or "", 20)):
+        facts.append(f"grade {grade}")
     if one["requests"] and one["severity"] == FAULT:
         facts.append(f"{count(one['requests'])} of {plural(max(requests, one['requests']), 'request')}")
     return facts
@@ -378,13 +389,21 @@ def _mode_rows(modes: list[ModeRow]) -> list[Row]:
 def _requests(report: Report) -> Page:
     """The requests that lost most."""
     worst = [row for row in report["requests"]["rows"] if row["not_saved"] > 0][:MAX_REQUESTS]
+    unseen = any(row.get("not_observed") for row in worst)
     rows = []
     for row in worst:
-        numbers = (count(row["prompt"]), count(row["saved"]), count(row["not_saved"]))
+        saved, lost = with_grade(row["saved"], row.get("grade")), count(row["not_saved"])
+        numbers = [count(row["prompt"]), saved, lost, *([count(row.get("not_observed", 0))] * unseen)]
         rows.append(Row((Code(clean(row["id"], 60)), *numbers, clean(row["verdict"], 60))))
-    numeric = [Column(head, right=True) for head in ("prompt", "saved", "not saved")]
+    heads = ["prompt", "saved", "not saved", *(["not observed"] * unseen)]
+    numeric = [Column(head, right=True) for head in heads]
     columns = [Column("request"), *numeric, Column("verdict")]
     return [Table(columns, rows, "Requests, worst first")] if rows else []
+
+
+def with_grade(saved: float, grade: str | None) -> str:
+    """``512 read``: tokens that were saved, and how well that is seen."""
+    return f"{count(saved)} {clean(grade, 20)}" if saved and grade else count(saved)
 
 
 def _timing(report: Report) -> Page:

@@ -369,6 +369,8 @@ def _range_row(story: Story, part: Range) -> tuple[str, str, str, str]:
         account += " (in flight when the trace ends)"
     elif part.account == NOT_OBSERVED:
         account += " (not recorded)"
+    elif part.grade:
+        account += f" · {clean(part.grade, 20)}"
     if len(part.pairs) < len(story.pairs):
         account += f" · {_pairs(story, part.pairs)}"
     return (where, count(part.end - part.start), f"{len(part.pairs)}/{len(story.pairs)}", account)

@@ -249,7 +249,8 @@ def _finding(one: cause_model.Finding) -> model.Finding:
         for event in one.events[: model.MAX_EVENTS]
     ]
     docs = one.docs or f"docs/causes/{one.id}.md"
-    return row(model.Finding, one, events=events, docs=docs)
+    grade = one.grade.label if one.grade is not None else None
+    return row(model.Finding, one, events=events, docs=docs, grade=grade)
 
 
 def request_rows(table: pd.DataFrame) -> list[model.RequestRow]:
@@ -260,6 +261,7 @@ def request_rows(table: pd.DataFrame) -> list[model.RequestRow]:
             client=text(one["client"]) or None,
             chunk_tokens=[whole(part) for part in one["chunk_tokens"][: model.MAX_CHUNKS_SHOWN]],
             saved=one["saved_tokens"], not_saved=one["not_saved_tokens"],
+            not_observed=one["unseen_tokens"], grade=one["grade"] or None,
             first_step=whole(one["first_step"]) & STEP_MASK,
             last_step=whole(one["last_step"]) & STEP_MASK,
         )

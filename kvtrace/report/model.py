@@ -212,8 +212,8 @@ class Ledger(Graded):
     pairs: Annotated[Count | None, "(layer, rank) pairs of the engine; null where the engines differ"]
     tokens: Annotated[dict[str, Number], "tokens per outcome (token-layers / pairs), for people"]
     total_tokens: Annotated[Number, "tokens in all"]
-    trust: Annotated[Trust, "measured: seen in the KV tensors; declared: what the connector's metadata says"]
-    trust_note: Annotated[str, "what the trust rests on"]
+    trust: Annotated[Trust, "in one word: measured (all grade read or better), mixed, declared; see grades"]
+    trust_note: Annotated[str, "what the grades mean that this ledger has"]
 
 
 class Ledgers(TypedDict):
@@ -233,7 +233,15 @@ class Event(TypedDict):
     text: Annotated[str, "what happened"]
 
 
-class Finding(TypedDict):
+class GradedFinding(TypedDict, total=False):
+    grade: Annotated[
+        str | None,
+        "how well it is seen what became of these tokens, as in the ledgers' grades: the least of them; null "
+        "where it concerns none",
+    ]
+
+
+class Finding(GradedFinding):
     """A cause, with its evidence and remedy"""
 
     id: Annotated[str, "stable cause id (kvtrace docs ID)"]
@@ -264,7 +272,12 @@ class NotObserved(TypedDict):
     why: Annotated[str, "why nothing can be said"]
 
 
-class RequestRow(TypedDict):
+class GradedRow(TypedDict, total=False):
+    grade: Annotated[str | None, "how well it is seen that its tokens were saved; null where none were"]
+    not_observed: Annotated[Number, "tokens of which it is not observed what became of them"]
+
+
+class RequestRow(GradedRow):
     """One request"""
 
     id: Annotated[str, "engine's request id"]

@@ -111,6 +111,8 @@ class Range:
     account: str  # as in the ledger of saves: saved, loaded, local-hit, pending, not-saved:<cause>, ...
     stage: int | None
     pairs: list[int]
+    grade: str = ""
+    """How well that is seen: proved, written, read, declared, not observed."""
 
 
 @dataclass

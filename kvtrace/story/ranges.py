@@ -14,32 +14,35 @@ from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger.ends import NOT_SAVED
 from kvtrace.ledger.model import PIECE_COLUMNS, Run, Span
 from kvtrace.story.model import Range
-from kvtrace.terms import NOT_OBSERVED, cause_of
+from kvtrace.terms import NOT_OBSERVED, Grade, cause_of
 
 
 def ranges(run: Run, request: int) -> list[Range]:
     """The positions of a watched request (a row of Run.requests); neighbours that fared alike are one."""
     case = make_case(run)
-    by_pairs: dict[tuple[int, ...], list[tuple[int, int, str]]] = defaultdict(list)
+    by_pairs: dict[tuple[int, ...], list[tuple[int, int, str, Grade]]] = defaultdict(list)
     for span in run.spans:
         if span.request == request:
             by_pairs[span.pairs].extend(_named(case, span))
     found: list[Range] = []
     for pairs, parts in by_pairs.items():
-        for start, end, outcome in sorted(parts):
+        for start, end, outcome, grade in sorted(parts):
             last = found[-1] if found else None
-            if last and last.end == start and last.account == outcome and last.pairs == list(pairs):
+            alike = last and (last.account, last.grade, last.pairs) == (outcome, grade.label, list(pairs))
+            if last and alike and last.end == start:
                 last.end = end
             else:
                 cause = CATALOGUE.get(cause_of(outcome) or "")
-                found.append(Range(start, end, outcome, cause.stage if cause else None, list(pairs)))
+                stage = cause.stage if cause else None
+                found.append(Range(start, end, outcome, stage, list(pairs), grade.label))
     return sorted(found, key=lambda part: (part.start, part.pairs))
 
 
-def _named(case: Case, span: Span) -> list[tuple[int, int, str]]:
-    """(start, end, outcome) of a span; what was not saved gets its cause from the rules."""
-    if span.outcome.name != NOT_SAVED:
-        return [(span.start, span.end, kept(span.outcome.name, span.outcome.code))]
+def _named(case: Case, span: Span) -> list[tuple[int, int, str, Grade]]:
+    """(start, end, outcome, grade) of a span; what was not saved gets its cause from the rules."""
+    outcome = span.outcome
+    if outcome.name != NOT_SAVED:
+        return [(span.start, span.end, kept(outcome.name, outcome.code), outcome.grade)]
     request = case.requests[span.request]
     phases = (
         (span.start, min(span.end, request.prompt), "prefill"),
@@ -47,7 +50,7 @@ def _named(case: Case, span: Span) -> list[tuple[int, int, str]]:
     )
     pieces = [
         (span.request, request.engine, start, end, len(span.pairs), phase, span.chunk, span.step,
-         span.outcome.code, span.live, int(span.outcome.grade))
+         outcome.code, span.live, int(outcome.grade))
         for start, end, phase in phases
         if start < end
     ]  # fmt: skip
@@ -56,12 +59,10 @@ def _named(case: Case, span: Span) -> list[tuple[int, int, str]]:
         case, run=replace(case.run, pieces=alone), assigned=defaultdict(Assigned), unheard=Assigned()
     )
     assign_pieces(one)
-    found = [(cause, not_saved(cause)) for cause in one.assigned]
-    return [
-        (start, end, outcome)
-        for assigned, outcome in [
-            *((one.assigned[cause], outcome) for cause, outcome in found),
-            (one.unheard, NOT_OBSERVED),
-        ]
+    found = [
+        (start, end, not_saved(cause), outcome.grade)
+        for cause, assigned in one.assigned.items()
         for _, start, end in assigned.samples
     ]
+    unheard = [(start, end, NOT_OBSERVED, Grade.NOT_OBSERVED) for _, start, end in one.unheard.samples]
+    return found + unheard

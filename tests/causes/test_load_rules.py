@@ -157,7 +157,7 @@ def test_what_never_came_is_one_finding_and_no_loss_of_the_saves(tmp_path: Path)
     assert diagnosis.requests["verdict"].tolist() == ["load-not-injected"]
     assert diagnosis.requests["not_saved_tokens"].tolist() == [0]
     assert [(stage.into, stage.out) for stage in diagnosis.stages] == [(32, 32)] * 7  # computed here
-    assert diagnosis.verdict.startswith("All prompt KV computed here was saved.")
+    assert diagnosis.verdict.startswith("All 32 prompt tokens computed here were ")
 
 
 # -------------------------------------------------------------- lookup-miss, never-looked-up

@@ -13,6 +13,7 @@ from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import read_run
 from kvtrace.trace.format import Fact, Flag
+from kvtrace.words import count
 
 
 def prompts(lengths: list[int], output: int = 1, start: int = 1) -> list[Prompt]:
@@ -65,8 +66,9 @@ def test_flagship(tmp_path: Path) -> None:
         "not-saved:decode-not-offered": 30,
     }
     assert diagnosis.verdict.startswith(
-        "28.0 % of the prompt KV computed here was saved: 8 of 10 prompts are"
+        f"4 096 of {count(sum(FLAGSHIP))} prompt tokens computed here (28.0 %)"
     )
+    assert "10 550 were not saved" in diagnosis.verdict and ": 8 of 10 prompts are" in diagnosis.verdict
     out = ruled_out(diagnosis)
     assert out["full-cudagraph-replay"].startswith("graph mode NONE in ")
     assert "use_direct_call is False on all 8 layers" in out["direct-call-bypass"]
@@ -156,7 +158,7 @@ def test_whole_units_are_healthy(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert ids(diagnosis) == []
     assert tokens(diagnosis) == {"saved": 1728}
-    assert diagnosis.verdict == "All prompt KV computed here was saved."
+    assert diagnosis.verdict.startswith("All 1 728 prompt tokens computed here were ")
     assert set(ruled_out(diagnosis)) >= {
         "no-connector-configured", "connector-not-created", "full-cudagraph-replay", "direct-call-bypass",
         "local-hit", "wrong-connector-class", "layer-not-hooked", "metadata-not-bound", "hook-raised",
@@ -188,7 +190,8 @@ def test_no_connector_configured(tmp_path: Path) -> None:
     assert ids(diagnosis) == ["no-connector-configured"]
     assert tokens(diagnosis) == {"not-saved:no-connector-configured": 368}
     assert (
-        diagnosis.verdict == "None of the prompt KV computed here was saved: this engine has no KV connector."
+        diagnosis.verdict
+        == "None of the 364 prompt tokens computed here was saved: this engine has no KV connector."
     )
     assert {"full-cudagraph-replay", "direct-call-bypass"} <= set(ruled_out(diagnosis))
 
@@ -356,9 +359,8 @@ def test_decode_not_offered_and_offered(tmp_path: Path) -> None:
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["decode-not-offered"]
     assert tokens(diagnosis)["not-saved:decode-not-offered"] == 64
-    assert diagnosis.verdict == (
-        "All prompt KV computed here was saved; output tokens are never offered for saving."
-    )
+    assert diagnosis.verdict.startswith("All 160 prompt tokens computed here were ")
+    assert diagnosis.verdict.endswith("; output tokens are never offered for saving.")
 
 
 def test_decode_that_is_offered(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 from kvtrace.report.model import Report
+from kvtrace.words import count
 
 UNIT = 2048
 LAYERS = [f"model.layers.{number}.self_attn.attn" for number in range(4)]
@@ -216,8 +217,10 @@ def sample() -> Report:
                 }
             ],
         },
-        "verdict": "7 % of the prompt KV computed here was saved: 32 of 34 prompts are shorter than this "
-        f"connector's unit of {UNIT} tokens.",
+        "verdict": f"{count(SAVED)} of {count(PROMPT)} prompt tokens computed here (7.1 %) were read from "
+        "the KV cache by the connector (their further way was not seen); "
+        f"{count(PROMPT - SAVED)} were not saved: 32 of 34 "
+        f"prompts are shorter than this connector's unit of {UNIT} tokens.",
         "instrumentation": {
             "targets": [
                 {
@@ -270,7 +273,16 @@ def sample() -> Report:
                 },
                 "total_tokens": float(TOTAL),
                 "trust": "measured",
-                "trust_note": "slots read from the KV tensors",
+                "trust_note": "read: seen at the KV cache (its slots were read, or were not); its further "
+                "way was not seen; declared: the connector's metadata says so, and nothing else does",
+                "grades": {
+                    "saved": {"read": SAVED * PAIRS},
+                    "not-saved:below-save-granularity": {
+                        "read": BELOW * PAIRS - 512 * PAIRS,
+                        "declared": 512 * PAIRS,
+                    },
+                    "not-saved:decode-not-offered": {"declared": DECODE * PAIRS},
+                },
             },
             "loads": {
                 "unit": "token-layers",

@@ -57,7 +57,7 @@ def test_golden_markdown() -> None:
 def test_the_order_is_verdict_ledgers_pipeline_findings_rule_outs_limits_next() -> None:
     for page in (as_text(sample()), as_markdown(sample())):
         spine = (
-            "of the prompt KV computed here was saved",
+            "prompt tokens computed here",
             "Where the tokens went",
             "Save pipeline",
             "FAULT",

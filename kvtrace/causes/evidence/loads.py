@@ -49,6 +49,9 @@ def finding(case: Case, cause: Cause, title: str, **given: Unpack[Fields]) -> Fi
         "share": min(1.0, lost / total) if total else 0.0,
         "requests": len(rows),
         "events": events(case, rows, cause),
+        "grade": min(
+            (g for end in cause.load_ends for g in case.run.loads.grades.get(end, ())), default=None
+        ),
         **given,
     }
     return case.finding(cause, title, **values)

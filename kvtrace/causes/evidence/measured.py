@@ -1,40 +1,66 @@
-"""How far the ledger of saves rests on what was measured, in words."""
+"""How well the numbers of a ledger are seen, in words."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
 from kvtrace.ledger.model import Trust
+from kvtrace.terms import MEANS, MEANS_OF_LOADS, Grade
 from kvtrace.words import count, plural
 
+Grades = Mapping[Grade, float]
+"""Amounts (token-layers or tokens) by how well they are seen."""
 
-def level(trust: Trust) -> str:
-    """``measured`` where all store work was, ``mixed`` where a part of it was, else ``declared``."""
-    if trust.calls and trust.measured >= trust.calls:
+
+def weakest(grades: Grades) -> Grade | None:
+    """The least grade of what there is, None where there is nothing."""
+    return min((grade for grade, amount in grades.items() if amount), default=None)
+
+
+def added(parts: Iterable[Grades]) -> Grades:
+    """The amounts of several outcomes in one; what is not observed has no grade to speak of."""
+    found: Counter[Grade] = Counter()
+    for part in parts:
+        for grade, amount in part.items():
+            if grade != Grade.NOT_OBSERVED:
+                found[grade] += amount  # type: ignore[assignment]
+    return found
+
+
+def level(grades: Grades, trust: Trust | None = None) -> str:
+    """The older word for it: ``measured`` where everything was seen at the KV cache or beyond, ``mixed``
+    where a part of it was, else ``declared``."""
+    least = weakest(grades)
+    if least is not None and least >= Grade.READ:
         return "measured"
-    return "mixed" if trust.measured else "declared"
+    if trust is not None and trust.measured:
+        return "measured" if trust.measured >= trust.calls else "mixed"
+    return "mixed" if any(n for grade, n in grades.items() if grade >= Grade.READ) else "declared"
 
 
-def note(trust: Trust) -> str:
-    """One line for the ledger."""
+def note(grades: Grades, loads: bool = False) -> str:
+    """What the grades of a ledger mean, those that it has."""
+    means = MEANS_OF_LOADS if loads else MEANS
+    there = sorted((grade for grade, amount in grades.items() if amount), reverse=True)
+    return "; ".join(f"{grade.label}: {means[grade]}" for grade in there)
+
+
+def by_grade(grades: Grades) -> str:
+    """``512 written, 128 declared``, the best first."""
+    there = sorted((grade for grade, amount in grades.items() if amount >= 0.05), reverse=True)
+    return ", ".join(f"{count(grades[grade])} {grade.label}" for grade in there)
+
+
+def in_calls(trust: Trust) -> str:
+    """In how many store calls it was seen which slots were read."""
     if not trust.measured:
-        return f"declared by the connector's metadata; {unseen(trust)}"
-    if level(trust) == "measured":
-        which = f"all {plural(trust.calls, 'store call')}" if trust.calls > 1 else "the only store call"
-        return f"measured: slots read from the KV tensors in {which} (one per step, layer and rank)"
-    left = trust.calls - trust.measured - trust.unknown
-    parts = [
-        f"{count(trust.measured)} of {plural(trust.calls, 'store call')} (one per step, layer and rank) "
-        "were measured: slots read from the KV tensors"
-    ]
-    if left > 0:
-        parts.append(f"{count(left)} are taken as the metadata declares them")
-    if trust.unknown:
-        parts.append(
-            f"{count(trust.unknown)} are not observed, as no watched call of their rank did what it should"
-        )
-    return "; ".join(parts)
+        return ""
+    return f"the slots read were seen in {count(trust.measured)} of {plural(trust.calls, 'store call')}"
 
 
 def unseen(trust: Trust) -> str:
+    """Why nothing but the metadata tells of saves."""
     if not trust.calls:
         return "no save hook was called with slots to store"
     if trust.blind:
@@ -42,12 +68,4 @@ def unseen(trust: Trust) -> str:
             f"{plural(trust.blind, 'store call')} were watched and read nothing that could be seen, and no "
             "other call of this connector did"
         )
-    return "the slots really read were not measured"
-
-
-def stage_note(trust: Trust) -> str:
-    """For the stage "effect" of the stages."""
-    if not trust.measured:
-        return "declared: slots in the metadata, not measured"
-    calls = f"{count(trust.measured)} of {plural(trust.calls, 'store call')}"
-    return f"measured: slots read from the KV tensors, in {calls}"
+    return "the slots really read were not seen"
