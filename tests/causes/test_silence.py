@@ -46,7 +46,7 @@ def test_an_unreadable_step_costs_its_request_alone(tmp_path: Path) -> None:
     finish(sim, "req-2", 96)
     diagnosis = analyse(sim)
     assert tokens(diagnosis) == {"not-observed": 128, LOST: 96}
-    assert "store-entries" in {one.id for one in diagnosis.not_observed}
+    assert "connector-metadata" in {one.id for one in diagnosis.not_observed}
 
 
 def test_a_save_in_the_background_that_no_metadata_names_is_no_loss(tmp_path: Path) -> None:
