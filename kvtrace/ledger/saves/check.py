@@ -50,7 +50,7 @@ def check(
         swallowed: exceptions that connectors handled themselves.
     """
     calls = [
-        PositionCalls(one, stores, ends)
+        PositionCalls(one, stores, ends, engine.block_size)
         if one.by_position
         else WorkerCalls(one.worker, one.table, stores, ends)
         for one, ends in zip(workers, declared, strict=True)

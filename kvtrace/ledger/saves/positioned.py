@@ -59,8 +59,9 @@ class PositionCalls(WorkerCalls):
     """As WorkerCalls; an entry's end is that of its tokens that were not read, ``grades`` say how well that
     is seen. ``kept`` is not used: which tokens were read is known."""
 
-    def __init__(self, watched: Watched, stores: Stores, ends: Ends) -> None:
+    def __init__(self, watched: Watched, stores: Stores, ends: Ends, block: int) -> None:
         super().__init__(watched.worker, watched.table, stores, ends)
+        self.block = block
         self._watched_worker = watched
         self._slots = watched.slots
         self._settled = watched.settled(stores.steps)
@@ -169,7 +170,7 @@ class PositionCalls(WorkerCalls):
         end = SaveEnd.PART_READ if read else SaveEnd.NOTHING_READ
         if handled:
             end = SaveEnd.CAUGHT
-        elif self._elsewhere(row) >= missing:
+        elif self._elsewhere(at, missing):
             end = SaveEnd.MISPLACED
         elif read and missing < self._block(row):
             end = SaveEnd.NOT_DECLARED  # less than a block: the connector rounds down
@@ -189,19 +190,33 @@ class PositionCalls(WorkerCalls):
         cell = cells.get(column) or cells.get(WHOLE)
         return cell is not None and cell.files > 0 and cell.bytes < int(self.stores.slots[row])
 
-    def _elsewhere(self, row: int) -> int:
-        """Slots that a step's calls read in all layers beyond the tokens that its entries name, in a layer on
-        average: each as often as it was read."""
-        step = int(self.stores.steps[row])
+    def _elsewhere(self, at: At, missing: int) -> bool:
+        """Whether a step's calls read other slots instead of those that are missing: slots that hold no
+        token, or none yet, slots that they had read already, slots of requests that the step does not name;
+        or as many as are named, and shifted within their blocks."""
+        step = int(self.stores.steps[at[0]])
         layers = range(len(self.worker.kv_layers))
-        read = sum(self._slots.amounts.get((step, column), 0) for column in layers)
-        named = self.stores.named[row]
-        right = 0
+        other = 0
         for column in layers:
-            for request, parts in named.items():
-                inside = self._read_in(request, column, step)
-                right += length(parts) - length(subtract(parts, inside))
-        return (read - right) // max(1, len(layers)) if read > right else 0
+            other += self._slots.useless.get((step, column), 0) + self._foreign(at[0], column, step)
+        return other >= missing * len(layers) or self._shifted(at, step)
+
+    def _foreign(self, row: int, column: int, step: int) -> int:
+        """Slots that were read of requests that the step does not name, and of none that it names."""
+        named = self.stores.named[row]
+        mine = sum(length(self._read_in(request, column, step)) for request in named)
+        seen = self._slots.amounts.get((step, column), 0) - self._slots.useless.get((step, column), 0)
+        return max(0, seen - mine)
+
+    def _shifted(self, at: At, step: int) -> bool:
+        block = max(1, self.block)
+        return any(
+            len(parts) == len(read) == 1
+            and length(parts) == length(read)
+            and bool((read[0][0] - parts[0][0]) % block)
+            for request, parts in self.stores.named[at[0]].items()
+            for read in [self._read_in(request, at[1], step)]
+        )
 
     def _read_in(self, request: int, column: int, step: int) -> list[Interval]:
         touches = self._slots.reads.get(request, ())

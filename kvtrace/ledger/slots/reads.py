@@ -56,14 +56,15 @@ class Slots:
     Attributes:
         reads, writes: by the request's row, in the order of time.
         amounts: (step, column) -> slots that were read, each as often as it was.
-        nobodys: (step, column) -> of these, slots that held no token of any request.
+        useless: (step, column) -> of these, slots that held no token, or none yet, and slots that had been
+            read in that step already.
         unknown: (step, column) of which it is known that slots were read, and not which.
     """
 
     reads: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
     writes: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
     amounts: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    nobodys: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    useless: Mapping[tuple[int, int], int] = field(default_factory=dict)
     unknown: frozenset[tuple[int, int]] = frozenset()
     last_background_t: int = 0
 
@@ -148,7 +149,9 @@ class _Resolver:
         self._owned: dict[tuple[int, int, bool], tuple[Owned, int]] = {}
         self._found: dict[bool, dict[_Key, _Gathered]] = {True: {}, False: {}}
         self._amounts: dict[tuple[int, int], int] = defaultdict(int)
-        self._nobodys: dict[tuple[int, int], int] = defaultdict(int)
+        self._useless: dict[tuple[int, int], int] = defaultdict(int)
+        self._seen: dict[int, list[Interval]] = {}
+        """Column -> slots that were read in this step."""
         self._unknown: set[tuple[int, int]] = set()
         self._background_t = 0
 
@@ -162,12 +165,13 @@ class _Resolver:
                 step = during
                 self._tables.until(step)
                 self._owned.clear()
+                self._seen.clear()
             self._add(rows.SlotsTouched._make(record), column, step)
         return Slots(
             reads=self._by_request(True),
             writes=self._by_request(False),
             amounts=dict(self._amounts),
-            nobodys=dict(self._nobodys),
+            useless=dict(self._useless),
             unknown=frozenset(self._unknown),
             last_background_t=self._background_t,
         )
@@ -189,7 +193,7 @@ class _Resolver:
         outer = background or rows.detail(record.head) == self._outer
         if read and outer:
             self._amounts[step, column] += self._set(record.slot_set).slots
-            self._nobodys[step, column] += nobodys
+            self._useless[step, column] += nobodys + self._again(column, self._set(record.slot_set))
         for direction in [way for way, done in ((True, read), (False, wrote)) if done]:
             # What is written into a block is for whom it was given to, whatever it held before.
             for row, positions, stale in self._owners(record.slot_set, column, step, after or not direction)[
@@ -201,6 +205,13 @@ class _Resolver:
                 gathered.columns |= 1 << column
                 if len(gathered.calls) < _CALLS and record.call not in gathered.calls:
                     gathered.calls.append(record.call)
+
+    def _again(self, column: int, slots: SlotSet) -> int:
+        """How many of these slots were read in this step before; they are by now."""
+        before = self._seen.get(column, [])
+        now = union([*before, *slots.full])
+        self._seen[column] = now
+        return length(before) + slots.slots - length(now)
 
     def _knows(self, step: int, column: int, code: int) -> bool:
         """Whether the trace tells when this layer was computed in this step; where no body was seen at all,
@@ -235,6 +246,11 @@ class _Resolver:
                 until = computed_by(request, holder, step, after)
                 computed[holder.row].append((start + low, min(start + high, until)))
                 stale[holder.row].append((max(start + low, until), start + high))
+            if holders and all(
+                holder.place * size + low >= computed_by(self._requests[holder.row], holder, step, after)
+                for holder in holders
+            ):
+                nobodys += high - low
         owned = [(row, tuple(union(computed[row])), tuple(union(stale[row]))) for row in computed]
         return tuple((row, fine, early) for row, fine, early in owned if fine or early), nobodys
 
@@ -278,8 +294,3 @@ def _blocks(runs: Iterable[Interval], size: int) -> Iterator[tuple[int, int, int
 def covered(touches: Sequence[Touch], column: int) -> list[Interval]:
     """Positions that were touched in one layer."""
     return union(one for touch in touches if touch.columns >> column & 1 for one in touch.positions)
-
-
-def amount(positions: Iterable[Interval]) -> int:
-    """Tokens of disjoint intervals."""
-    return length(positions)
