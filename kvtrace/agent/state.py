@@ -304,6 +304,10 @@ def _drop(words: Sequence[int]) -> None:
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
+def is_ours(filename: str) -> bool:
+    return filename.startswith(_OURS)
+
+
 def where_raised(error: BaseException | None) -> str:
     """``file.py:12 in function`` of the innermost frame that is the connector's, not vLLM's,
     torch's or ours."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kvtrace.agent import logs, owners
 from kvtrace.agent.owners import Owner
-from kvtrace.agent.state import AGENT, clock, where_raised
+from kvtrace.agent.state import AGENT, clock, is_ours, where_raised
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.raises import Raised, Raises
 from kvtrace.trace import facts
@@ -214,11 +214,14 @@ def _is_a_stop(error: BaseException | None) -> bool:
 
 
 def _innermost(error: BaseException) -> str:
-    """The frame that raised it."""
+    """The frame that raised it; never a wrapper of ours."""
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    last = None
+    while trace is not None:
+        if last is None or not is_ours(trace.tb_frame.f_code.co_filename):
+            last = trace
         trace = trace.tb_next
-    return "" if trace is None else _place_of(trace)
+    return "" if last is None else _place_of(last)
 
 
 def _place_of(trace: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import typer
 
@@ -34,10 +35,13 @@ def explain(
     no_color: bool = NO_COLOR,
 ) -> None:
     """Explain why KV blocks were saved and loaded, or were not."""
+    from kvtrace.launch.rest import write_rest_soon
     from kvtrace.report.read import read_report
     from kvtrace.story.locate import traced_directory
 
-    report = read_report(path)
     folder = traced_directory(path)
+    if folder is not None and str(folder) == str(Path(path)):
+        write_rest_soon(folder)
+    report = read_report(path)
     answer = Explanation(report, path, None if folder is None else str(folder))
     emit(format.draw(answer, screen(no_color)))

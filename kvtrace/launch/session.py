@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -16,6 +17,7 @@ from kvtrace.launch.interpreter import find_program, runs_in_our_environment
 from kvtrace.launch.overlay import make_overlay
 from kvtrace.launch.processes import ProcessTable
 from kvtrace.launch.record import RunRecord
+from kvtrace.launch.rest import write_rest
 from kvtrace.launch.rundir import RUN_FILE, RunDir, safe_name
 from kvtrace.launch.say import say
 from kvtrace.trace.config import AgentConfig, new_salt
@@ -81,7 +83,9 @@ class _Session:
         self._command = options.command
         foreign = not runs_in_our_environment(program, options.command, os.environ)
         self._overlay = make_overlay(rundir.path / OVERLAY, with_agent=foreign)
-        config = options.agent(rundir.path, name).to_text()
+        agent = options.agent(rundir.path, name)
+        self._salt = agent.salt
+        config = agent.to_text()
         self._environ = environment.child_environment(os.environ, options.command, config, self._overlay)
         self._table = ProcessTable(config, self._overlay, foreign)
         variable = environment.PLUGINS_VARIABLE
@@ -124,6 +128,8 @@ class _Session:
         if nothing:
             say(nothing)
             return outcome.code or finish.NOTHING_TRACED
+        with contextlib.suppress(KeyboardInterrupt), finish.interruptible():
+            write_rest(self.rundir.path, self._salt)
         finish.make_report(self.rundir)
         return outcome.code
 

@@ -66,6 +66,9 @@ class Kind(IntEnum):
     TIMED = 22
     BLOCKS = 23
     SLOTS = 24
+    LEFT = 25
+    FOUND = 26
+    PIECE = 27
 
 
 class Role(IntEnum):
@@ -124,6 +127,37 @@ class Flag(IntEnum):
     """EFFECT: the file of ``target`` held something before, and was written anew."""
     SHARED = 16384
     """SLOTS: another layer lies on the same bytes; that of the block's owner is meant."""
+    KEPT = 32768
+    """SLOTS: pieces of all that was read were kept, to be looked for in what leaves the process.
+    LEFT: all of it was looked through for them."""
+
+
+class Way(IntEnum):
+    """How bytes left the process; the code of a ``LEFT`` record."""
+
+    FILE = 1
+    SOCKET = 2
+    SQLITE = 3
+    SHARED_MEMORY = 4
+
+
+class Form(IntEnum):
+    """How KV was found again in what left the process; the code of a ``FOUND`` record."""
+
+    VERBATIM = 1
+    """Byte for byte."""
+    PARTLY = 2
+    """Some pieces byte for byte; others are not in what left."""
+    ZEROED = 3
+    """As PARTLY, and zeros stand where the others belong."""
+    CAST = 4
+    """As numbers of a narrower type."""
+    ALTERED = 5
+    """As numbers of its own type that went through a narrower one: they are not the same."""
+    REFUSED = 6
+    """Byte for byte in what was sent, and the answer was an error, or none came in time."""
+    GIVEN_UP = 7
+    """Not looked for any more: too much was waiting to be found."""
 
 
 class Dispatch(IntEnum):

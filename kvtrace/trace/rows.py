@@ -380,10 +380,59 @@ class SlotsTouched(NamedTuple):
     call: Word
 
 
+class LeftProcess(NamedTuple):
+    """What left the process by one way in one watched call, or one piece of background work. code: Way;
+    detail: the connector's index. ``call``: as in SlotsTouched.
+    ``target``: name of the file (``~`` for the user's home) or of the peer. ``bytes``: that were seen to
+    leave, -1 where the file is written in place; ``calls``: of a socket how often it was sent to, of a file 1
+    where this call opened it, 0 where it grew by a handle that was open; ``errors``: sends, answers and
+    connections that failed or said so, of a file 1 where it is not there when the call is over.
+    Flag.REPLACED: the connector removed this file. Flag.KEPT: all that left was looked through."""
+
+    head: Word
+    t: Word
+    call: Word
+    step: Word
+    target: Word
+    bytes: Word
+    calls: Word
+    errors: Word
+
+
+class KvFound(NamedTuple):
+    """KV that one operation read (in the watched call ``call``, of this layer; see SlotsTouched) was found
+    again in what left the process in the call ``by``. code: Form; detail: the connector's index.
+    ``slot_set``: as in SlotsTouched; ``pieces``: tried << 32 | found; ``target``: as in LeftProcess. Where
+    there is no such record, it was not found."""
+
+    head: Word
+    t: Word
+    call: Word
+    layer: Word
+    slot_set: Word
+    pieces: Word
+    by: Word
+    target: Word
+
+
+class Piece(NamedTuple):
+    """A piece of the KV of the KvFound before it, as it stands in a file. ``digest``: 63-bit keyed BLAKE2b of
+    its bytes; the key is that of Arrival."""
+
+    head: Word
+    t: Word
+    call: Word
+    layer: Word
+    target: Word
+    offset: Word
+    length: Word
+    digest: Word
+
+
 Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
-    | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched
+    | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | LeftProcess | KvFound | Piece
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
 
@@ -411,6 +460,9 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.TIMED: TimedStep,
     Kind.BLOCKS: BlocksGiven,
     Kind.SLOTS: SlotsTouched,
+    Kind.LEFT: LeftProcess,
+    Kind.FOUND: KvFound,
+    Kind.PIECE: Piece,
     Kind.TRAILER: Trailer,
 }
 KIND_OF: dict[type[Any], Kind] = {row: kind for kind, row in ROWS.items()}

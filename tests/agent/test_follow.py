@@ -77,7 +77,7 @@ def slots(trace: Any) -> list[tuple[int, int, str]]:
     found = []
     for words in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist():
         row = rows.decode(words)
-        assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) > 0
+        assert rows.flags(row.head) & ~Flag.KEPT == Flag.STORE and rows.detail(row.head) > 0
         found.append((row.step, rows.code(row.head), spool.names[row.slot_set]))
     return sorted(found)
 

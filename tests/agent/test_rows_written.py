@@ -8,8 +8,10 @@ every record and sees the case fail.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -26,13 +28,30 @@ from kvtrace.agent import device as device_module
 from kvtrace.agent import ops, prefixes, scheduler, worker
 from kvtrace.agent.connector import traced
 from kvtrace.agent.device import Device
+from kvtrace.agent.left.leaving import Left
+from kvtrace.agent.left.paths import PLACES
+from kvtrace.agent.left.pieces import POOL
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch import call, policy, records
+from kvtrace.agent.watch.caches import Layer
+from kvtrace.agent.watch.layout import layout_of
 from kvtrace.agent.watch.operations import Touched
+from kvtrace.agent.watch.touch import Touch
 from kvtrace.trace import hooks, rows
 from kvtrace.trace import ops as op_table
 from kvtrace.trace.facts import ClientId
-from kvtrace.trace.format import DETAIL_IS_OP, NONE_ANSWER, STEP_SHIFT, Flag, Kind, Role, Skip, Stop
+from kvtrace.trace.format import (
+    DETAIL_IS_OP,
+    NONE_ANSWER,
+    STEP_SHIFT,
+    Flag,
+    Form,
+    Kind,
+    Role,
+    Skip,
+    Stop,
+    Way,
+)
 from kvtrace.trace.reader import Spool, spool_paths
 
 from . import fakes
@@ -250,6 +269,9 @@ class Seeing:
         return {} if written else {"layer.0": 7}
 
     def settled(self) -> bool:
+        return True
+
+    def kept(self, layer: str) -> bool:
         return True
 
     def touched(self) -> dict[tuple[str, str], Any]:
@@ -572,7 +594,50 @@ def an_effect(row: rows.Effect, seen: Context) -> None:
 def slots_touched(row: rows.SlotsTouched, seen: Context) -> None:
     assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.step == STEP
     assert seen.names[row.slot_set] == "16+7/40+3" and (row.slots, row.partly, row.call) == (7, 3, 12)
-    assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) > 0
+    assert rows.flags(row.head) == Flag.STORE | Flag.KEPT and rows.detail(row.head) > 0
+
+
+@case(Kind.LEFT, watched_save, code=Way.FILE, patched=True)
+def what_left(row: rows.LeftProcess, seen: Context) -> None:
+    assert seen.now(row.t) and row.step == STEP and row.call == 12
+    assert seen.names[row.target].endswith("/first") and (row.bytes, row.calls, row.errors) == (300, 1, 0)
+    assert rows.flags(row.head) == Flag.KEPT and rows.detail(row.head) > 0
+
+
+def found_again(patch: pytest.MonkeyPatch) -> None:
+    """The KV of slots 5 to 7 of a layer of 6 blocks of 4 slots of 8 floats each, 100 bytes into a file."""
+    patch.setattr(records, "_calls", itertools.count(12))
+    POOL.__init__()  # type: ignore[misc]
+    kv = np.random.default_rng(1).standard_normal((6, 4, 8), dtype=np.float32)
+    layout = layout_of(kv.shape, (32, 8, 1), 4, 6, 4)
+    assert layout is not None and AGENT.config is not None
+    layer = Layer("layer.0", kv.ctypes.data, kv.ctypes.data, kv.ctypes.data + kv.nbytes, kv.nbytes, kv.nbytes,
+                  kv.shape, (32, 8, 1), 4)  # fmt: skip
+    one, other = Left(3), Left(4)
+    assert one.keep(layer, layout, [Touch(np.arange(5, 8), None)])
+    path = AGENT.config.dir / "store"
+    place = PLACES.opened(path, os.O_WRONLY | os.O_TRUNC)
+    assert place is not None
+    other.opened(place)
+    path.write_bytes(bytes(100) + kv.reshape(-1, 8)[5:8].tobytes())
+    assert one.call < other.call
+    other.write(STEP, clock(), 0)
+
+
+@case(Kind.FOUND, found_again, code=Form.VERBATIM, patched=True)
+def kv_found(row: rows.KvFound, seen: Context) -> None:
+    assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and (row.call, row.by) == (12, 13)
+    assert seen.names[row.slot_set] == "5+3" and seen.names[row.target].endswith("/store")
+    assert row.pieces >> 32 == row.pieces & 0xFFFFFFFF >= 2 and rows.detail(row.head) == 3
+
+
+@case(Kind.PIECE, found_again, number=1, patched=True)
+def a_piece(row: rows.Piece, seen: Context) -> None:
+    assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.call == 12
+    assert seen.names[row.target].endswith("/store") and (row.offset, row.length) == (164, 32)
+    kv = np.random.default_rng(1).standard_normal((6, 4, 8), dtype=np.float32).reshape(-1, 8)
+    digest = hashlib.blake2b(kv[7].tobytes(), key=b"k" * 16, digest_size=8).digest()
+    assert row.digest == int.from_bytes(digest, "little") & (1 << 63) - 1
 
 
 @case(Kind.OPEN, lambda: on_scheduler().request_finished(request(), [9]))

@@ -54,9 +54,10 @@ def written(trace):
     for words in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist():
         row = rows.decode(words)
         name = spool.names[row.slot_set] if row.slot_set else None
+        flags = rows.flags(row.head) & ~Flag.KEPT
         found.append(
-            (hooks.name_of(rows.code(row.head)), rows.flags(row.head), spool.names[row.layer], name,
-             row.slots, row.partly, row.call)
+            (hooks.name_of(rows.code(row.head)), flags, spool.names[row.layer], name, row.slots,
+             row.partly, row.call)
         )  # fmt: skip
     return found
 

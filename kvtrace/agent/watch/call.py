@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 from kvtrace.agent import owners
 from kvtrace.agent.connector_facts import does_nothing
 from kvtrace.agent.files import Files
+from kvtrace.agent.left.leaving import Left
 from kvtrace.agent.prefixes import digest_of
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock
@@ -158,6 +159,7 @@ class _Call:
         self._layer: str | None = None
         self._block_size = _block_size(connector)
         self._running: list[Any] = []
+        self.left = Left(site.index)
         self._cost = 0
         self._effects = site.hook.watch is hooks.Watch.COPY
         self._elsewhere = self._role == Role.WORKER and not self._effects and site.hook.in_step
@@ -182,6 +184,7 @@ class _Call:
         if self._role == Role.WORKER:
             watch = Watch(CACHES, layer, self._block_size)
             watch.before = self._ways.enough
+            watch.keep = self.left.keep
             if self._begin(watch):
                 self._watch = watch
         # The last to begin: what calls back for every call in this thread sees little code of ours.
@@ -223,9 +226,12 @@ class _Call:
             elif self._elsewhere:
                 self._write_elsewhere(step, t)
             if self._watch is not None and (self._effects or self._elsewhere):
-                Touching(self._watch, self._hook.code, self._index, step, t, AGENT.thread()).write()
+                thread = AGENT.thread()
+                Touching(self._watch, self._hook.code, self._index, step, t, thread, self.left.call).write()
+            if self._role == Role.WORKER:
+                self.left.write(step, t, AGENT.thread())
             self._swallowed.report(error, About(self._layer, step))
-            cost = self._watch.cost if self._watch is not None else 0
+            cost = self.left.cost + (self._watch.cost if self._watch is not None else 0)
             POLICY.spent(self._cost + cost + clock() - began)
         except Exception:
             AGENT.failed(f"watching {self._hook.name}")

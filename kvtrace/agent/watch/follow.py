@@ -21,6 +21,7 @@ from typing import Any
 
 from kvtrace.agent import frames, owners
 from kvtrace.agent.imports import when_imported
+from kvtrace.agent.left import paths, sockets
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.swallowed import ASYNCIO, EXECUTOR, THREAD
 from kvtrace.agent.watch.origin import HERE, ORIGIN, Origin, origin_here
@@ -37,6 +38,8 @@ def begins() -> None:
     """A connector is made in this process: from now on work is followed."""
     global _on
     install()
+    paths.install()
+    sockets.install()
     _on = True
 
 

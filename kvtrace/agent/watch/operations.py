@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from kvtrace.agent.state import clock
 from kvtrace.agent.watch.access import READS, WRITES, Access, Table, access_of, pattern_of, view_of
 from kvtrace.agent.watch.caches import Caches, Layer
+from kvtrace.agent.watch.layout import Layout
 from kvtrace.agent.watch.modes import Modes, of_this_thread
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.tensors import OWN, is_tensor, tensors
@@ -79,6 +80,10 @@ _SUMMARIES |= {"max", "min", "amax", "amin", "aminmax", "argmax", "argmin", "cou
 _MIXES = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "convolution", "_scaled_mm", "cumsum", "histc"}
 _INDEX_TYPES = {"torch.int64", "torch.int32", "torch.bool"}
 READ, WRITTEN, GIVEN_OUT = "read", "written", "given out"
+_SEEN = (
+    "read", "written", "opaque_reads", "opaque_writes", "failed", "_touches", "_times", "_later", "_not_kept",
+)  # fmt: skip
+"""What a watch saw, by the names of its attributes."""
 _DISPATCH = 5_000
 """ns that an operation takes longer because it goes through a mode, more or less."""
 _MOST_MEMOS = 512
@@ -148,6 +153,10 @@ class Watch:
         self._times: dict[tuple[str, str], int] = {}
         self._later: list[tuple[Layer, str, Access]] = []
         self._modes: Modes | None = None
+        self.keep: Callable[[Layer, Layout, list[Touch]], bool] | None = None
+        """Takes pieces of what is read, where somebody wants that; False: it could not."""
+        self._not_kept: set[str] = set()
+        """Layers of which something was read and nothing kept."""
         self.before: Callable[[], None] | None = None
         """Called before an operation on a KV tensor is added, where somebody wants that."""
 
@@ -166,17 +175,9 @@ class Watch:
     def take(self) -> Watch:
         """What was seen so far, as a watch that is over; this one goes on from nothing."""
         seen = Watch(self.caches, self.named, self.block_size)
+        seen.keep = self.keep
         seen.cost, self.cost = self.cost, 0
-        for name in (
-            "read",
-            "written",
-            "opaque_reads",
-            "opaque_writes",
-            "failed",
-            "_touches",
-            "_times",
-            "_later",
-        ):
+        for name in _SEEN:
             fresh = getattr(seen, name)
             setattr(seen, name, getattr(self, name))
             setattr(self, name, fresh)
@@ -186,6 +187,10 @@ class Watch:
     def saw(self) -> bool:
         """Whether a KV tensor was touched at all."""
         return bool(self._touches or self._later)
+
+    def kept(self, layer: str) -> bool:
+        """Whether pieces of all that was read of a layer were kept."""
+        return self.keep is not None and layer not in self._not_kept
 
     def slots(self, written: bool, block_size: int) -> dict[str, int]:
         """Slots per layer that was touched: written into it, or read from it; -1 unknown."""
@@ -269,7 +274,7 @@ class Watch:
                 view = view_of(args[0])
                 layers = self.caches.at(args[0], view)
                 if of_the_view and all(args[0].numel() * view.itemsize < one.nbytes for one in layers):
-                    self._note(layers, GIVEN_OUT, Access(view))
+                    self._note(layers, GIVEN_OUT, Access(view), args[0].is_cpu)
         except Exception:
             self.caches.address_taken = True
         finally:
@@ -326,9 +331,9 @@ class Watch:
 
     def _which(self, plan: Plan, tensor: Any, named: dict[str, Any], table: Table, way: str) -> None:
         access = access_of(tensor, table, plan.name, named)
-        self._note(self.caches.at(tensor, access.view), way, access)
+        self._note(self.caches.at(tensor, access.view), way, access, tensor.is_cpu)
 
-    def _note(self, layers: tuple[Layer, ...], way: str, access: Access) -> None:
+    def _note(self, layers: tuple[Layer, ...], way: str, access: Access, on_host: bool = False) -> None:
         ready = access.ready()
         own = next((layer for layer in layers if layer.name == self.named), None)
         if own is not None:
@@ -336,26 +341,37 @@ class Watch:
         for layer in layers:
             self._at(layer, way)
             if ready:
-                self._touch(layer, way, access)
+                found = self._touch(layer, way, access)
+                if way != WRITTEN and found != [] and not self._keeps(layer, found if on_host else None):
+                    self._not_kept.add(layer.name)
             else:
+                self._not_kept.add(layer.name)
                 self._later.append((layer, way, access))
+
+    def _keeps(self, layer: Layer, found: list[Touch] | None) -> bool:
+        layout = self.caches.layout(layer, self.block_size)
+        if self.keep is None or layout is None or found is None:
+            return False
+        return self.keep(layer, layout, found)
 
     def _unknown(self, tensor: Any, way: str) -> None:
         for layer in self.caches.at(tensor, view_of(tensor)):
             self._at(layer, way)
             self._touches[layer.name, way] = None
+            self._not_kept.add(layer.name)
 
     def _at(self, layer: Layer, way: str) -> None:
         if way != WRITTEN or (layer.name, way) not in self._times:
             self._times[layer.name, way] = clock()
 
-    def _touch(self, layer: Layer, way: str, access: Access) -> None:
+    def _touch(self, layer: Layer, way: str, access: Access) -> list[Touch] | None:
         found = _touches_of(self.caches, layer, self.block_size, access)
         here = self._touches.setdefault((layer.name, way), [])
         if here is not None and found is not None and len(here) + len(found) <= _MOST_TOUCHES:
             here.extend(found)
         else:
             self._touches[layer.name, way] = None
+        return found
 
 
 def _untraced() -> Any:
@@ -389,6 +405,12 @@ def _touches_of(caches: Caches, layer: Layer, block_size: int, access: Access) -
             _memo.clear()
         _memo[key] = found
     return found
+
+
+def text_of_touches(touches: list[Touch]) -> str:
+    """The set of slots that they name, as in SLOTS records; "" where it can't be said."""
+    made = _put_together(tuple(touches))
+    return "" if made is None else made.text
 
 
 def _put_together(touches: tuple[Touch, ...]) -> Touched | None:

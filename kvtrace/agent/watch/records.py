@@ -23,9 +23,15 @@ _calls = itertools.count(1)
 _waiting: list[Touching] = []
 
 
+def next_call() -> int:
+    """The running number of a watched call, or of a piece of background work."""
+    return next(_calls)
+
+
 @dataclass
 class Touching:
-    """One watched call, over. ``code``: the hook's, 0 where it was none; ``t``: host time of its end, ns."""
+    """One watched call, over. ``code``: the hook's, 0 where it was none; ``t``: host time of its end, ns;
+    ``call``: of :func:`next_call`."""
 
     watch: Watch
     code: int
@@ -37,7 +43,7 @@ class Touching:
 
     def write(self) -> None:
         """Now, or once all that names its slots is on the host."""
-        self.call = next(_calls)
+        self.call = self.call or next_call()
         if self.watch.settled():
             self._write()
             return
@@ -53,6 +59,8 @@ class Touching:
             marks = int(_FLAGS[way])
             if any(other != layer and self.watch.caches.on_the_same(layer, other) for other, _ in touched):
                 marks |= Flag.SHARED
+            if way == READ and self.watch.kept(layer):
+                marks |= Flag.KEPT
             head = pack_head(Kind.SLOTS, Role.WORKER, self.code, self.connector, marks, self.thread)
             ident, amounts = 0, (UNKNOWN, UNKNOWN)
             if slots is not None:
@@ -68,10 +76,11 @@ def settle() -> None:
         _waiting.pop(0)._write()
 
 
-class _Names:
-    """NAME ids of the latest sets: layers and hooks that touch the same share one, old ones are forgotten."""
+class Names:
+    """Ids of the latest texts: layers and hooks that touch the same share one, old ones are forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._recorder: Any = None
         self._ids: dict[str, int] = {}
 
@@ -84,11 +93,11 @@ class _Names:
         ident = self._ids.get(text)
         if ident is None:
             ident = self._ids[text] = recorder.name(text)
-            if len(self._ids) > _MOST_NAMES:
+            if len(self._ids) > self._most:
                 oldest = next(iter(self._ids))
                 del self._ids[oldest]
                 recorder.forget_name(oldest)
         return ident
 
 
-_NAMES = _Names()
+_NAMES = Names(_MOST_NAMES)

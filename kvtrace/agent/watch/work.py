@@ -6,6 +6,7 @@ from __future__ import annotations
 from types import FrameType
 
 from kvtrace.agent import owners
+from kvtrace.agent.left.leaving import Left
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.swallowed import ASYNCIO, EXECUTOR, THREAD, About, Swallowed
 from kvtrace.agent.watch.caches import CACHES
@@ -42,6 +43,8 @@ class Work:
         self._file = file
         self._outer: Work | None = None
         self._watch = Watch(CACHES, None, alone=True)
+        self.left: Left | None = None
+        """What leaves, while it is watched."""
         self._watching = False
         self._due = 0
         self._swallowed: Swallowed | None = None
@@ -124,6 +127,9 @@ class Work:
             self._swallowed.start()
         if not self._watching and POLICY.background(self.origin.step):
             self._watching = self._watch.start()
+            if self._watching and self.left is None:
+                self.left = Left(self._index())
+                self._watch.keep = self.left.keep
 
     def _pause(self) -> None:
         if self._swallowed is not None:
@@ -149,8 +155,12 @@ class Work:
         """``still``: it goes on with the same; whether what it caught was the end of it shows later."""
         began, cost = clock(), self._watch.cost
         step, index = self.origin.step, self._index()
-        if self._watch.saw:
-            Touching(self._watch.take(), 0, index, step, clock(), AGENT.thread()).write()
+        left = self.left
+        if left is not None:
+            if self._watch.saw:
+                Touching(self._watch.take(), 0, index, step, began, AGENT.thread(), left.call).write()
+            cost += left.cost
+            left.write(step, began, AGENT.thread())
         if self._swallowed is not None and not still:
             self._swallowed.report(error, About(self.origin.layer, step, self.origin.hook))
         POLICY.spent(cost + clock() - began)

@@ -153,6 +153,10 @@ class Runs:
 
         retarget(None)
         write_run_json(trace_dir, title, began_ns, int(failed))
+        from kvtrace.agent.state import AGENT
+        from kvtrace.launch.rest import write_rest
+
+        write_rest(trace_dir, AGENT.config.salt if AGENT.config is not None else None)
 
 
 def write_run_json(trace_dir: Path, title: str, began_ns: int, exit_code: int) -> None:

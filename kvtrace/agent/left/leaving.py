@@ -1,0 +1,310 @@
+"""One watched call, or one piece of background work: what left the process in it, as LEFT, FOUND and PIECE
+records.
+
+``paths.py`` and ``sockets.py`` tell what happens, in the thread of the call; files are looked at when the
+call is over: they are read for a moment, never kept open. Where KV was read in this call or an earlier one,
+it is looked for in what left (``pieces.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvtrace.agent.left import paths, sockets
+from kvtrace.agent.left.paths import PLACES, Place, Wrote
+from kvtrace.agent.left.pieces import LENGTH, POOL, Hit, Op
+from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.watch.caches import Layer
+from kvtrace.agent.watch.layout import Layout
+from kvtrace.agent.watch.operations import text_of_touches
+from kvtrace.agent.watch.records import Names, next_call
+from kvtrace.agent.watch.touch import Touch
+from kvtrace.trace.format import Flag, Form, Kind, Role, Way, pack_head
+from kvtrace.trace.mask import mask_text
+from kvtrace.trace.rows import KvFound, LeftProcess, Piece
+
+_MOST_BYTES = 32 << 20
+"""Of one file, and of one call in all, that are looked through."""
+_MOST_PEERS = 64
+_MOST_OPS = 64
+"""Operations of one call on one layer that are told apart."""
+_MASK = (1 << 63) - 1
+_targets = Names(256)
+_sets = Names(64)
+
+
+class Peer:
+    """What went to one socket. ``waiting``: operations whose KV was found since its last answer."""
+
+    __slots__ = ("bytes", "calls", "errors", "name", "tail", "unseen", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.bytes = self.calls = self.errors = 0
+        self.tail = b""
+        self.unseen = False
+        self.waiting: list[Op] = []
+
+
+class Finding(NamedTuple):
+    """A piece found: where, and in what form."""
+
+    hit: Hit
+    target: str
+    way: Way
+
+
+class Left:
+    """Of one call; after :meth:`write`, of the next one."""
+
+    def __init__(self, connector: int) -> None:
+        paths.install()
+        sockets.install()
+        self._call = 0
+        self.connector = connector
+        self.cost = 0
+        """Host ns that looking took during the call."""
+        self._empty()
+
+    @property
+    def call(self) -> int:
+        """The call's number, given at the first question."""
+        self._call = self._call or next_call()
+        return self._call
+
+    def _empty(self) -> None:
+        self._opened: dict[str, Place] = {}
+        self._removed: dict[str, Way] = {}
+        self._peers: dict[int, Peer] = {}
+        self._unreachable: dict[str, int] = {}
+        self._found: dict[int, tuple[Op, list[Finding]]] = {}
+        self._refused: set[int] = set()
+        self._ops: dict[str, list[Op]] = {}
+        self._looked = 0
+
+    # --- KV that is read ------------------------------------------------------------------
+
+    def keep(self, layer: Layer, layout: Layout, touches: list[Touch]) -> bool:
+        """Pieces of what was read just now are kept; False where that is not possible."""
+        ops = self._ops.setdefault(layer.name, [])
+        op = ops[-1] if len(ops) >= _MOST_OPS else Op(self.call, self.connector, layer.name)
+        given_up = POOL.take(op, layer.start, layout, touches)
+        if given_up is None:
+            return False
+        if not ops or ops[-1] is not op:
+            ops.append(op)
+        for old in given_up:
+            self._write_found(old, Form.GIVEN_UP, clock(), "", 0)
+        return True
+
+    # --- what happens ---------------------------------------------------------------------
+
+    def opened(self, place: Place) -> None:
+        self._opened[place.path] = place
+
+    def renamed(self, old: str, place: Place) -> None:
+        self._opened.pop(old, None)
+        self._opened[place.path] = place
+
+    def removed(self, place: Place) -> None:
+        self._opened.pop(place.path, None)
+        self._removed[place.path] = place.way
+
+    def _peer(self, sock: Any) -> Peer:
+        peer = self._peers.get(id(sock))
+        if peer is None:
+            peer = self._peers[id(sock)] = Peer(sockets.name_of(sock))
+        return peer
+
+    def sent(self, sock: Any, data: Any, sent: int | None) -> None:
+        """``sent``: bytes of it that went out; None for all."""
+        began = clock()
+        peer = self._peer(sock)
+        view = memoryview(data).cast("B")
+        view = view if sent is None else view[:sent]
+        peer.bytes += len(view)
+        peer.calls += 1
+        if len(POOL):
+            whole = len(view) + self._looked <= _MOST_BYTES
+            peer.unseen |= not whole
+            if whole and len(view):
+                self._looked += len(view)
+                peer.waiting.extend(self._look(peer.tail + bytes(view), peer.name, Way.SOCKET))
+        # what a piece may begin in; the next bytes may end it
+        peer.tail = (peer.tail + bytes(view[-LENGTH:]))[-LENGTH:]
+        self.cost += clock() - began
+
+    def answered(self, sock: Any, head: bytes) -> None:
+        """The first bytes of what came back; none where the peer went away."""
+        peer = self._peer(sock)
+        if peer.waiting and (not head or sockets.refuses(head)):
+            self._fails(peer)
+        peer.waiting = []
+
+    def failed(self, sock: Any) -> None:
+        self._fails(self._peer(sock))
+
+    def _fails(self, peer: Peer) -> None:
+        peer.errors += 1
+        self._refused.update(id(op) for op in peer.waiting)
+        peer.waiting = []
+
+    def unreachable(self, address: Any) -> None:
+        name = sockets.name_of_address(address)
+        self._unreachable[name] = self._unreachable.get(name, 0) + 1
+
+    def _look(self, data: bytes, target: str, way: Way, first: int = 0) -> list[Op]:
+        """What was read and stands in ``data``, each operation once. ``first``: where that is in a file."""
+        ops: dict[int, Op] = {}
+        for hit in POOL.search(data):
+            op = hit.needle.op
+            ops[id(op)] = op
+            self._refused.discard(id(op))  # sent once more
+            moved = hit._replace(offset=hit.offset + first)
+            self._found.setdefault(id(op), (op, []))[1].append(Finding(moved, target, way))
+        return list(ops.values())
+
+    # --- at its end -----------------------------------------------------------------------
+
+    def write(self, step: int, t: int, thread: int) -> None:
+        """Records of all that left since it began, or since they were last written. Never raises."""
+        try:
+            self._files(step, t, thread)
+            self._sockets(step, t, thread)
+            for op, findings in self._found.values():
+                self._say(op, findings, t)
+        except Exception:
+            AGENT.failed("what left")
+        self._call = 0
+        self.cost = 0
+        self._empty()
+
+    def _files(self, step: int, t: int, thread: int) -> None:
+        for path, way in self._removed.items():
+            self._write_left(way, path, (0, 1, 0), int(Flag.REPLACED), step, t, thread)
+        looked = {place.path: PLACES.look(place) for place in self._opened.values()}
+        for place in PLACES.still_open():
+            if place.path not in looked:
+                wrote = PLACES.look(place)
+                if wrote.written or (place.in_place and len(POOL)):
+                    looked[place.path] = wrote
+        for path, wrote in looked.items():
+            found, whole = self._in_file(wrote)
+            opened = path in self._opened
+            if opened or wrote.written or found:
+                marks = int(Flag.KEPT) if whole else 0
+                amounts = wrote.written, int(opened), int(wrote.size < 0)
+                self._write_left(wrote.place.way, path, amounts, marks, step, t, thread)
+
+    def _in_file(self, wrote: Wrote) -> tuple[bool, bool]:
+        """Whether KV was found in what came into a file, and whether all of it was looked through."""
+        first = max(0, wrote.first - LENGTH)
+        length = wrote.size - first
+        if wrote.size <= 0 or not (wrote.written or wrote.place.in_place):
+            return False, wrote.size >= 0
+        if not len(POOL):
+            return False, True
+        if length + self._looked > _MOST_BYTES:
+            return False, False
+        self._looked += length
+        data = _read(wrote.place.path, first, length)
+        if data is None:
+            return False, False
+        return bool(self._look(data, wrote.place.path, wrote.place.way, first)), True
+
+    def _sockets(self, step: int, t: int, thread: int) -> None:
+        peers: dict[str, list[Peer]] = {}
+        for peer in self._peers.values():
+            if not peer.name:
+                continue  # a pair of sockets of the process's own: an event loop wakes itself
+            peers.setdefault(peer.name, []).append(peer)
+        for name, count in self._unreachable.items():
+            lost = Peer(name)
+            lost.errors = count
+            peers.setdefault(name, []).append(lost)
+        for name, same in peers.items():
+            amounts = sum(p.bytes for p in same), sum(p.calls for p in same), sum(p.errors for p in same)
+            marks = 0 if any(peer.unseen for peer in same) else int(Flag.KEPT)
+            self._write_left(Way.SOCKET, name, amounts, marks, step, t, thread)
+
+    def _write_left(
+        self, way: Way, target: str, amounts: tuple[int, int, int], marks: int, *rest: int
+    ) -> None:
+        """``amounts``: bytes, calls, errors; ``rest``: step, time, thread."""
+        step, t, thread = rest
+        head = pack_head(Kind.LEFT, Role.WORKER, way, self.connector, marks, thread)
+        AGENT.add(LeftProcess(head, t, self.call, step, _targets.id(_shown(target)), *amounts))
+
+    # --- what was found -------------------------------------------------------------------
+
+    def _say(self, op: Op, findings: list[Finding], t: int) -> None:
+        exact = [one for one in findings if one.hit.needle.form == Form.VERBATIM]
+        op.found.update(one.hit.needle.number for one in exact)
+        target = (exact or findings)[-1].target
+        if id(op) in self._refused:
+            form = Form.REFUSED
+        elif not exact and not op.found:
+            form = findings[-1].hit.needle.form
+        elif len(op.found) == len(op.pieces):
+            form = Form.VERBATIM
+        else:
+            form = Form.ZEROED if any(one.hit.zeroed for one in exact) else Form.PARTLY
+        if form not in (Form.PARTLY, Form.REFUSED):
+            POOL.done(op)
+        self._write_found(op, form, t, target, self.call)
+        if form == Form.VERBATIM:
+            self._write_pieces(op, [one for one in exact if one.way == Way.FILE], t)
+
+    def _write_found(self, op: Op, form: Form, t: int, target: str, by: int) -> None:
+        head = pack_head(Kind.FOUND, Role.WORKER, form, op.connector, 0, AGENT.thread())
+        text = text_of_touches(op.touches)
+        pieces = len(op.pieces) << 32 | len(op.found)
+        name = _targets.id(_shown(target)) if target else 0
+        ident = _sets.id(text) if text else 0
+        AGENT.add(KvFound(head, t, op.call, AGENT.id(op.layer), ident, pieces, by, name))
+
+    def _write_pieces(self, op: Op, findings: list[Finding], t: int) -> None:
+        """Of the two that stand farthest apart."""
+        config = AGENT.config
+        if config is None or not findings:
+            return
+        findings = sorted(findings, key=lambda one: one.hit.offset)
+        for finding in (findings[0], *findings[1:][-1:]):
+            data = finding.hit.needle.data
+            digest = int.from_bytes(hashlib.blake2b(data, key=config.salt, digest_size=8).digest(), "little")
+            head = pack_head(Kind.PIECE, Role.WORKER, 0, op.connector, 0, AGENT.thread())
+            name = _targets.id(_shown(finding.target))
+            place = finding.hit.offset, len(data), digest & _MASK
+            AGENT.add(Piece(head, t, op.call, AGENT.id(op.layer), name, *place))
+
+
+def _read(path: str, first: int, length: int) -> bytes | None:
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return None
+    try:
+        return os.pread(file, length, first)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+
+
+_home = ""
+
+
+def _shown(path: str) -> str:
+    """A path as it is recorded: ``~`` for the user's home, no secrets."""
+    global _home
+    if not _home:
+        try:
+            _home = str(Path.home()).rstrip(os.sep) or os.sep
+        except RuntimeError:
+            _home = os.sep
+    if len(_home) > 1 and path.startswith(_home + os.sep):
+        path = "~" + path[len(_home) :]
+    return mask_text(path)

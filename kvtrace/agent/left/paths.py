@@ -1,0 +1,228 @@
+"""Files that a connector opens for writing, in whatever thread and call.
+
+Python's ``open``, ``os.open``, ``os.rename``, ``os.remove`` and ``sqlite3.connect`` raise audit events;
+native writers that are known (``agent/files.py``) and shared memory segments are noted where Python calls
+them. What is opened in a watched call, or while one of the connector's hooks is on the stack, is remembered:
+by path and size, no handle is kept and none is opened before the call is over.
+
+A file may stay open and grow later: those that were opened outside a watched call, that are written in place,
+or that are still empty, are looked at again at the end of each later call; so are, once, all others.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from kvtrace.agent.imports import when_imported
+from kvtrace.agent.state import AGENT
+from kvtrace.agent.watch.origin import HERE, origin_here
+from kvtrace.trace.format import SPOOL_DIR, Way
+
+_MOST_PLACES = 8192
+_MOST_OPEN = 24
+_WRITING = os.O_WRONLY | os.O_RDWR
+_EVENTS = {"open", "os.rename", "os.remove", "sqlite3.connect"}
+_SEGMENTS = "/dev/shm/"
+_NOISE = ("/dev/", "/proc/", "/sys/")
+
+
+class Place:
+    """One file. ``size``: in bytes, as it was last seen. ``in_place``: not written from its begin. ``stays``:
+    it is written to by a handle that stays open, for all that is known."""
+
+    __slots__ = ("changed", "in_place", "looks", "path", "size", "stays", "way")
+
+    def __init__(self, path: str, way: Way, size: int) -> None:
+        self.path, self.way, self.size = path, way, size
+        self.in_place = way == Way.SQLITE
+        self.stays = False
+        self.changed = 0
+        """``st_mtime_ns`` when it was last seen."""
+        self.looks = 0
+
+
+class Wrote(NamedTuple):
+    """What one look at a file found: it grew from ``first`` to ``size`` bytes (-1: it is not there);
+    ``written``: bytes that came, -1 where it is written in place."""
+
+    place: Place
+    first: int
+    size: int
+    written: int
+
+
+class Places:
+    """Of this process."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}
+        self._open: dict[str, Place] = {}
+        """Those that may still be written to, the latest last."""
+
+    def opened(self, path: Any, flags: int, way: Way = Way.FILE, in_call: bool = True) -> Place | None:
+        """It is about to be opened for writing (in a watched call, or not); None for what is no store."""
+        name = os.path.abspath(os.fsdecode(path))
+        if name.startswith(_SEGMENTS):
+            way = Way.SHARED_MEMORY
+        elif name.startswith(_NOISE) or "__pycache__" in name or _ours(name):
+            return None
+        known = self._places.get(name)
+        anew = bool(flags & os.O_TRUNC)
+        size = 0 if anew else _size(name)
+        if known is None:
+            known = self._places[name] = Place(name, way, size)
+            if len(self._places) > _MOST_PLACES:
+                del self._places[next(iter(self._places))]
+        if anew:
+            known.size, known.in_place = 0, way == Way.SQLITE
+        elif not flags & os.O_APPEND:
+            known.in_place |= size > 0
+        known.stays = not anew or not in_call
+        known.looks = known.changed = 0
+        self._keep(known)
+        return known
+
+    def _keep(self, place: Place) -> None:
+        self._open.pop(place.path, None)
+        self._open[place.path] = place
+        if len(self._open) > _MOST_OPEN:
+            closed = (one.path for one in self._open.values() if one.looks and one.size and not one.stays)
+            del self._open[next(closed, next(iter(self._open)))]
+
+    def renamed(self, source: Any, target: Any) -> tuple[str, Place] | None:
+        """(path before, the place under its new path) of a known one."""
+        old, new = (os.path.abspath(os.fsdecode(name)) for name in (source, target))
+        place = self._places.pop(old, None)
+        if place is None:
+            return None
+        self._open.pop(old, None)
+        place.path = new
+        self._places[new] = place
+        self._keep(place)
+        return old, place
+
+    def removed(self, path: Any) -> Place | None:
+        name = os.path.abspath(os.fsdecode(path))
+        self._open.pop(name, None)
+        return self._places.pop(name, None)
+
+    def still_open(self) -> Iterator[Place]:
+        """What may have been written to by a handle that stayed open."""
+        yield from list(self._open.values())
+
+    def look(self, place: Place) -> Wrote:
+        try:
+            found = os.stat(place.path)
+        except OSError:
+            self._open.pop(place.path, None)
+            return Wrote(place, 0, -1, 0)
+        grown, touched = found.st_size - place.size, found.st_mtime_ns != place.changed
+        first = place.size
+        place.size, place.changed = found.st_size, found.st_mtime_ns
+        place.looks += 1
+        if place.looks > 1 and place.size and not grown and not place.stays:
+            self._open.pop(place.path, None)  # it was closed
+        if place.in_place or grown < 0:
+            return Wrote(place, 0, place.size, -1 if grown or touched else 0)
+        return Wrote(place, first, place.size, grown)
+
+
+PLACES = Places()
+
+
+def _ours(name: str) -> bool:
+    config = AGENT.config
+    return config is not None and name.startswith(str(config.dir / SPOOL_DIR) + os.sep)
+
+
+def _size(name: str) -> int:
+    try:
+        return os.path.getsize(name)
+    except OSError:
+        return 0
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+_installed = False
+
+
+def install() -> None:
+    """Idempotent; an audit hook can't be taken out again."""
+    global _installed
+    if not _installed:
+        _installed = True
+        sys.addaudithook(_audit)
+        when_imported("multiprocessing.shared_memory", _wrap_segments)
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if event not in _EVENTS:
+        return
+    try:
+        if event == "open":
+            path, _, flags = args
+            if isinstance(flags, int) and flags & _WRITING and not isinstance(path, int):
+                _note(path, flags)
+        elif event == "os.rename":
+            moved = PLACES.renamed(args[0], args[1])
+            left = _left()
+            if moved is not None and left is not None:
+                left.renamed(*moved)
+        elif event == "os.remove":
+            gone = PLACES.removed(args[0]) if not isinstance(args[0], int) else None
+            left = _left()
+            if gone is not None and left is not None:
+                left.removed(gone)
+        else:
+            name = os.fsdecode(args[0])
+            if name and not name.startswith((":memory:", "file:")):
+                _note(name, os.O_RDWR, Way.SQLITE)
+    except Exception:
+        AGENT.failed("paths")
+
+
+def note(path: Any) -> None:
+    """A native writer truncates and writes this path."""
+    try:
+        _note(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    except Exception:
+        AGENT.failed("paths")
+
+
+def wanted() -> bool:
+    """Whether this thread is in a watched call or piece of work."""
+    return _left() is not None
+
+
+def _left() -> Any:
+    return getattr(HERE.work, "left", None)
+
+
+def _note(path: Any, flags: int, way: Way = Way.FILE) -> None:
+    """What a watched call, or a connector's hook, opens."""
+    left = _left()
+    if left is not None or origin_here() is not None:
+        place = PLACES.opened(path, flags, way, left is not None)
+        if place is not None and left is not None:
+            left.opened(place)
+
+
+def _wrap_segments(module: Any) -> None:
+    original = module.SharedMemory.__init__
+    if hasattr(original, "_kvtrace"):
+        return
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        create = args[1] if len(args) > 1 else kwargs.get("create", False)
+        if create:
+            note(_SEGMENTS + str(self.name).lstrip("/"))
+
+    wrapper: Any = functools.update_wrapper(__init__, original)
+    wrapper._kvtrace = True
+    module.SharedMemory.__init__ = wrapper

@@ -1,0 +1,279 @@
+"""Short pieces of KV that a connector read, kept to be looked for in what leaves the process.
+
+Of each operation that reads KV a few pieces of some bytes are copied out of the KV tensor at that moment
+(host memory only): the first and the last, and others taken at random. Found byte for byte in a file or in
+what is sent, they prove that this KV left; the first of an operation without its last, that something was
+cut. Pieces as numbers of a narrower type are looked for as well. A connector that compresses gives nothing to
+find: that is no fault.
+
+A search passes over the bytes twice with numpy, whatever the number of pieces: a table says which pairs of
+bytes begin one. What waits to be found is bounded; the oldest are given up, and a record says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kvtrace.agent.watch.late import Late
+from kvtrace.agent.watch.layout import INNER, Layout
+from kvtrace.agent.watch.touch import Touch
+from kvtrace.trace.format import Form
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Late("numpy")
+
+LENGTH = 32
+"""Bytes of a piece."""
+_LEAST = 16
+_LEAST_VALUES = 6
+"""Different bytes in a piece: fewer stand in too many other places."""
+_MANY_SLOTS = 64
+_MOST_PIECES = 16
+_MOST_TOUCHES = 4
+_MOST_WAITING = 8192
+_BLIND = 4096
+"""Operations of which nothing was ever found, after which no more are kept."""
+_KEY = 8
+
+_random = random.Random()  # the user's own generator stays as it is
+
+
+class Needle(NamedTuple):
+    """``data`` is piece ``number`` of ``op`` in the form ``form``. ``key_at``: where its two key bytes
+    are."""
+
+    op: Op
+    number: int
+    form: Form
+    data: bytes
+    key_at: int
+
+
+class Hit(NamedTuple):
+    needle: Needle
+    offset: int
+    zeroed: bool
+    """Zeros stand where the end of the same run of elements belongs."""
+
+
+class Op:
+    """What one operation read. ``ends``: piece -> (piece at the end of the same run, bytes between both)."""
+
+    __slots__ = ("call", "connector", "ends", "found", "layer", "needles", "pieces", "touches")
+
+    def __init__(self, call: int, connector: int, layer: str) -> None:
+        self.call, self.connector, self.layer = call, connector, layer
+        self.touches: list[Touch] = []
+        self.pieces: list[bytes] = []
+        self.ends: dict[int, tuple[int, int]] = {}
+        self.found: set[int] = set()
+        self.needles: list[Needle] = []
+
+
+class Pool:
+    """All that waits to be found. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ops: OrderedDict[int, Op] = OrderedDict()
+        self._by_key: dict[bytes, list[Needle]] = {}
+        self._counts: Any = None
+        self._begins: Any = None
+        self.ever_found = False
+        self.off = False
+        self._missed = 0
+
+    def __len__(self) -> int:
+        return len(self._ops)
+
+    def take(self, op: Op, address: int, layout: Layout, touches: list[Touch]) -> list[Op] | None:
+        """Keep pieces of what was read just now; those that are given up for it. None where nothing could
+        be kept.
+
+        Args:
+            address: of the layer's first byte, in host memory.
+        """
+        if self.off:
+            return None
+        places = _places(layout, touches)
+        added = 0
+        with self._lock:
+            for first, last in places:
+                at = len(op.pieces)
+                if at >= _MOST_PIECES:
+                    break
+                data = ctypes.string_at(address + first, _length(layout))
+                if not _telling(data):
+                    continue
+                self._add(op, data, layout)
+                added += 1
+                end = ctypes.string_at(address + last, len(data)) if last != first else b""
+                if _telling(end):
+                    self._add(op, end, layout)
+                    op.ends[at] = (at + 1, last - first)
+            op.touches.extend(touches)
+            if not op.pieces:
+                return None
+            self._ops[id(op)] = op
+            given_up = []
+            while len(self._ops) > _MOST_WAITING:
+                given_up.append(self._remove(next(iter(self._ops.values()))))
+            self._missed += len(given_up)
+            self.off = not self.ever_found and self._missed > _BLIND
+        return given_up if added or len(op.pieces) >= _MOST_PIECES else None
+
+    def _add(self, op: Op, data: bytes, layout: Layout) -> None:
+        if self._counts is None:
+            self._counts, self._begins = np.zeros(1 << 16, dtype=np.int32), np.zeros(1 << 16, dtype=bool)
+        number = len(op.pieces)
+        op.pieces.append(data)
+        needles = [Needle(op, number, Form.VERBATIM, data, 0)]
+        if number < 2 and layout.itemsize == 4:
+            needles += [Needle(op, number, form, other, at) for form, other, at in _narrower(data)]
+        for needle in needles:
+            key = _number(needle)
+            if key:
+                op.needles.append(needle)
+                self._by_key.setdefault(needle.data[:_KEY], []).append(needle)
+                self._counts[key] += 1
+                self._begins[key] = True
+
+    def _remove(self, op: Op) -> Op:
+        self._ops.pop(id(op), None)
+        for needle in op.needles:
+            same = self._by_key.get(needle.data[:_KEY], [])
+            if needle in same:
+                same.remove(needle)
+            if not same:
+                self._by_key.pop(needle.data[:_KEY], None)
+            key = _number(needle)
+            self._counts[key] -= 1
+            self._begins[key] = self._counts[key] > 0
+        op.needles = []
+        return op
+
+    def done(self, op: Op) -> None:
+        """It is not looked for any more."""
+        with self._lock:
+            if id(op) in self._ops:
+                self._remove(op)
+
+    def search(self, data: bytes) -> list[Hit]:
+        """Every piece that stands in ``data``, at the first place where it does."""
+        with self._lock:
+            if not self._ops or len(data) < _KEY:
+                return []
+            hits: dict[tuple[int, int, Form], Hit] = {}
+            for at in self._candidates(data):
+                for begin in (at, at - 2):
+                    for needle in self._by_key.get(data[begin : begin + _KEY], ()) if begin >= 0 else ():
+                        known = (id(needle.op), needle.number, needle.form)
+                        if known not in hits and data.startswith(needle.data, begin):
+                            hits[known] = Hit(needle, begin, _zeroed(needle, data, begin))
+                            self.ever_found = True
+            return list(hits.values())
+
+    def _candidates(self, data: bytes) -> list[int]:
+        found: list[int] = []
+        for odd in (0, 1):
+            pairs = np.frombuffer(data, dtype="<u2", count=(len(data) - odd) // 2, offset=odd)
+            found.extend((np.flatnonzero(self._begins[pairs]) * 2 + odd).tolist())
+        return found
+
+
+POOL = Pool()
+
+
+def _number(needle: Needle) -> int:
+    return int.from_bytes(needle.data[needle.key_at : needle.key_at + 2], "little")
+
+
+def _telling(data: bytes) -> bool:
+    return len(data) >= _LEAST and len(set(data)) >= _LEAST_VALUES
+
+
+def _zeroed(needle: Needle, data: bytes, begin: int) -> bool:
+    end = needle.op.ends.get(needle.number)
+    if end is None or needle.form != Form.VERBATIM:
+        return False
+    there = data[begin + end[1] : begin + end[1] + len(needle.data)]
+    return len(there) == len(needle.data) and not any(there)
+
+
+def _length(layout: Layout) -> int:
+    return min(LENGTH, layout.dims[-1].size * layout.itemsize)
+
+
+def _places(layout: Layout, touches: list[Touch]) -> list[tuple[int, int]]:
+    """Where pieces are taken: bytes from the layer's first to the begin of a run of elements, and to the
+    last piece of the same run. The very first of what was touched, the very last, and some at random."""
+    run = layout.dims[-1]
+    if run.part != INNER or run.stride != layout.itemsize:
+        return []
+    after = run.size * layout.itemsize - _length(layout)
+    found: list[tuple[int, int]] = []
+    whole = [touch for touch in touches if len(touch.slots)]
+    if len(whole) > _MOST_TOUCHES:
+        whole = [whole[0], *_random.sample(whole[1:-1], _MOST_TOUCHES - 2), whole[-1]]
+    for at, touch in enumerate(whole):
+        count = len(touch.slots)
+        wanted = [_random.randrange(count) for _ in range(2 if count >= _MANY_SLOTS else 1)]
+        wanted += [0] if not at else []
+        wanted += [count - 1] if at == len(whole) - 1 else []
+        for one in wanted:
+            inner = _inner(layout, touch, one == 0, one == count - 1)
+            if inner is not None:
+                begin = _of_slot(layout, int(touch.slots[one])) + inner
+                found.append((begin, begin + after))
+    # the last one first, then the first: where only some are kept, it is these
+    return found[-1:] + found[:-1]
+
+
+def _of_slot(layout: Layout, slot: int) -> int:
+    block, offset = divmod(slot, layout.dims[layout.slot_at].size)
+    return block * layout.dims[layout.block_at].stride + offset * layout.dims[layout.slot_at].stride
+
+
+def _inner(layout: Layout, touch: Touch, first: bool, last: bool) -> int | None:
+    """Bytes from a slot's first element to a run of elements that was touched in full."""
+    dims = [layout.dims[at] for at in layout.inner_at[:-1]]
+    sizes = [dim.size for dim in dims]
+    total = 1
+    for size in sizes:
+        total *= size
+    if touch.part is None:
+        choice = 0 if first else total - 1 if last else _random.randrange(total)
+    else:
+        full = np.flatnonzero(touch.part.all(axis=-1).ravel())
+        if not len(full):
+            return None
+        choice = int(full[0] if first else full[-1] if last else full[_random.randrange(len(full))])
+    offset = 0
+    for dim in reversed(dims):
+        choice, digit = divmod(choice, dim.size)
+        offset += digit * dim.stride
+    return offset
+
+
+def _narrower(data: bytes) -> list[tuple[Form, bytes, int]]:
+    """A piece of float32 as half precision and bfloat16, and back again: (form, bytes, where its key is)."""
+    values = np.frombuffer(data, dtype="<f4")
+    if not np.isfinite(values).all() or np.abs(values).max() > 60000:
+        return []
+    half = values.astype("<f2")
+    bits = values.view("<u4").astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    back = (rounded.astype("<u4") << 16).astype("<u4")
+    forms = [
+        (Form.CAST, half.tobytes(), 0),
+        (Form.CAST, rounded.tobytes(), 0),
+        (Form.ALTERED, half.astype("<f4").tobytes(), 2),
+        (Form.ALTERED, back.tobytes(), 2),
+    ]
+    return [one for one in forms if one[1] != data]

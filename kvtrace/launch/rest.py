@@ -1,0 +1,167 @@
+"""What came to rest: once the run is over, the files that it wrote to are looked at, and ``rest.json`` says
+what lies there. Nothing may run at the end of vLLM's own processes (vLLM kills its workers), so that it is
+done from outside. Files are read, never opened for writing."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from kvtrace.ledger.rest_file import GONE, REST_FILE, STILL, UNKNOWN, RestFile, RestingFile
+from kvtrace.trace import rows
+from kvtrace.trace.format import Kind, Way
+from kvtrace.trace.mask import MASK
+from kvtrace.trace.reader import Spool, SpoolError, spool_paths
+
+_MOST_FILES = 1 << 16
+_MOST_READ = 16 << 20
+"""Bytes of one file that are read to see whether they are all zero."""
+_MASK = (1 << 63) - 1
+_WAYS = (Way.FILE, Way.SQLITE, Way.SHARED_MEMORY)
+SOON_SECONDS = 600
+"""How long after a run what is not there says something of the run."""
+
+
+def write_rest(run_dir: Path, salt: bytes | None) -> bool:
+    """Look, and write ``rest.json``. Never raises; False where nothing was written.
+
+    Args:
+        salt: the run's key, by which pieces of KV are known again; None where it is gone.
+    """
+    try:
+        document = look(run_dir, salt).to_json()
+        part = run_dir / f".{REST_FILE}.{os.getpid()}.part"
+        try:
+            part.write_text(json.dumps(document, indent=1), encoding="utf-8")
+            part.replace(run_dir / REST_FILE)
+        finally:
+            part.unlink(missing_ok=True)
+    except Exception:
+        return False
+    return True
+
+
+def write_rest_soon(run_dir: Path) -> bool:
+    """The same for a run that ``kvtrace run`` did not start, if it ended a moment ago and nobody looked."""
+    if (run_dir / REST_FILE).exists():
+        return False
+    try:
+        ended = max((path.stat().st_mtime for path in spool_paths(run_dir)), default=0.0)
+    except OSError:
+        return False
+    return time.time() - ended < SOON_SECONDS and write_rest(run_dir, None)
+
+
+def look(run_dir: Path, salt: bytes | None) -> RestFile:
+    """What lies now at the paths that the run's LEFT and PIECE records name."""
+    targets: dict[str, None] = {}
+    pieces: dict[str, str] = {}
+    for path in spool_paths(run_dir):
+        try:
+            wrote, found = _named(path)
+        except SpoolError:
+            continue
+        targets.update(dict.fromkeys(wrote))
+        if found:
+            pieces[path.name] = _still(found, salt)
+    files = tuple(_resting(name) for name in list(targets)[:_MOST_FILES])
+    return RestFile(looked_wall_ns=time.time_ns(), files=files, pieces=pieces)
+
+
+_Piece = tuple[str, int, int, int]
+"""Path, offset, length, digest."""
+
+
+def _named(path: Path) -> tuple[list[str], list[_Piece]]:
+    spool = Spool(path)
+    left: list[np.ndarray] = []
+    pieces: list[np.ndarray] = []
+    for chunk in spool.chunks():
+        kinds = rows.kind(chunk[:, 0])
+        left.append(chunk[(kinds == Kind.LEFT) & np.isin(rows.code(chunk[:, 0]), _WAYS)])
+        pieces.append(chunk[kinds == Kind.PIECE])
+    names = spool.names
+    wrote = [
+        names.get(int(at), "")
+        for table in left
+        for at in np.unique(rows.columns(rows.LeftProcess, table).target)
+    ]
+    found = []
+    for table in pieces:
+        one = rows.columns(rows.Piece, table)
+        columns = (one.target, one.offset, one.length, one.digest)
+        for target, offset, length, digest in zip(*(column.tolist() for column in columns), strict=True):
+            found.append((names.get(target, ""), offset, length, digest))
+    return [name for name in wrote if name], found
+
+
+def _real(name: str) -> str | None:
+    """The path that a name stands for; None where a part of it was masked."""
+    return None if MASK in name else os.path.expanduser(name)
+
+
+def _resting(name: str) -> RestingFile:
+    path = _real(name)
+    if path is None:
+        return RestingFile(name)
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return RestingFile(name, exists=False)
+    except OSError:
+        return RestingFile(name)
+    zero = None
+    if 0 < found.st_size <= _MOST_READ:
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            zero = not any(file.read(4096)) and not any(file.read())
+    return RestingFile(name, True, found.st_size, zero, found.st_mtime_ns)
+
+
+def _still(pieces: Iterable[_Piece], salt: bytes | None) -> str:
+    """For each piece whether it stands where it stood."""
+    files: dict[str, int | None] = {}
+    try:
+        return "".join(_one(piece, salt, files) for piece in pieces)
+    finally:
+        for file in files.values():
+            if file is not None:
+                os.close(file)
+
+
+_MOST_OPEN = 64
+
+
+def _one(piece: _Piece, salt: bytes | None, files: dict[str, int | None]) -> str:
+    name, offset, length, digest = piece
+    path = _real(name)
+    if salt is None or path is None:
+        return UNKNOWN
+    if name not in files:
+        while len(files) >= _MOST_OPEN:
+            old = files.pop(next(iter(files)))
+            if old is not None:
+                os.close(old)
+        files[name] = _opened(path)
+    file = files[name]
+    if file is None:
+        return UNKNOWN if os.path.exists(path) else GONE
+    try:
+        data = os.pread(file, length, offset)
+    except OSError:
+        return UNKNOWN
+    now = int.from_bytes(hashlib.blake2b(data, key=salt, digest_size=8).digest(), "little") & _MASK
+    return STILL if now == digest else GONE
+
+
+def _opened(path: str) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    except OSError:
+        return None

@@ -1,0 +1,358 @@
+"""What leaves the process in watched calls and background work, and KV that is found again in it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import threading
+from collections import Counter
+from multiprocessing import shared_memory
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.left import paths, sockets  # noqa: E402
+from kvtrace.agent.left.pieces import POOL  # noqa: E402
+from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.agent.watch.caches import CACHES  # noqa: E402
+from kvtrace.launch.rest import look, write_rest, write_rest_soon  # noqa: E402
+from kvtrace.ledger.rest_file import read_rest_file  # noqa: E402
+from kvtrace.trace import rows  # noqa: E402
+from kvtrace.trace.format import Flag, Form, Kind, Role, Way  # noqa: E402
+
+from . import fakes  # noqa: E402
+
+BLOCKS, BLOCK = 10, 4
+SLOTS = torch.tensor([20, 21, 22, 23, 8, 9, 10, 11])
+KEY = b"k" * 16
+
+
+@pytest.fixture
+def kv():
+    CACHES.__init__()
+    POOL.__init__()
+    paths.PLACES.__init__()
+    return torch.randn(BLOCKS, BLOCK, 8)
+
+
+def pick(kv, slots=SLOTS):
+    return kv[slots // BLOCK, slots % BLOCK]
+
+
+def data_of(tensor):
+    return tensor.contiguous().numpy().tobytes()
+
+
+def saves(kv, how, steps=1):
+    """``how(number of the step, KV)`` is what the connector does in its save hook."""
+    number = [0]
+    connector = fakes.Copying(lambda connector, layer, slots: how(number[0], layer))
+    traced(connector, Role.WORKER, "Copying")
+    connector.register_kv_caches({"layer.0": kv})
+    for number[0] in range(1, steps + 1):
+        AGENT.worker.step = AGENT.worker.latest = number[0]
+        connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(SLOTS)))
+        with torch.inference_mode():
+            connector.save_kv_layer("layer.0", kv, None)
+            connector.wait_for_save()
+        connector.clear_connector_metadata()
+    AGENT.worker.step = 0
+
+
+def left(trace):
+    """[(way, last part of the target, bytes, calls, errors)], removed files as way None."""
+    spool, table = trace.read()
+    found = []
+    for words in table[rows.kind(table[:, 0]) == Kind.LEFT].tolist():
+        row = rows.decode(words)
+        way = None if rows.flags(row.head) & Flag.REPLACED else Way(rows.code(row.head))
+        name = spool.names[row.target].rsplit("/", 1)[-1]
+        found.append((way, name, row.bytes, row.calls, row.errors))
+    return found
+
+
+def found(trace):
+    """[(form, set of slots, whether all pieces were found)]"""
+    spool, table = trace.read()
+    made = []
+    for words in table[rows.kind(table[:, 0]) == Kind.FOUND].tolist():
+        row = rows.decode(words)
+        whole = row.pieces >> 32 == row.pieces & 0xFFFFFFFF
+        made.append((Form(rows.code(row.head)), spool.names[row.slot_set], whole))
+    return made
+
+
+VERBATIM = (Form.VERBATIM, "8+4,20+4", True)
+
+
+def test_a_file_its_bytes_and_the_kv_in_it(trace, kv, tmp_path):
+    def how(step, layer):
+        part = tmp_path / "a.part"
+        part.write_bytes(b"header" + data_of(pick(layer)))
+        part.rename(tmp_path / "a.kv")
+
+    saves(kv, how)
+    assert left(trace) == [(Way.FILE, "a.kv", 6 + 256, 1, 0)]
+    assert found(trace) == [VERBATIM]
+
+
+def test_it_is_found_in_whatever_order_and_layout_it_is_written(trace, kv, tmp_path):
+    saves(kv, lambda step, layer: np.save(tmp_path / "a.npy", np.ascontiguousarray(pick(layer).numpy().T)))
+    assert found(trace) == [], "element by element in another order: nothing to be found, and no fault"
+    saves(kv, lambda step, layer: np.save(tmp_path / "b.npy", pick(layer).flip(0).numpy()))
+    assert VERBATIM in found(trace)
+
+
+def test_kv_that_is_written_in_a_later_call(trace, kv, tmp_path):
+    kept = []
+
+    def how(step, layer):
+        if step == 1:
+            kept.append(pick(layer))
+        if step == 3:
+            (tmp_path / "late").write_bytes(data_of(kept.pop()))
+
+    saves(kv, how, steps=3)
+    assert found(trace) == [VERBATIM]
+
+
+def test_a_file_that_is_held_open_and_grows(trace, kv, tmp_path):
+    file = (tmp_path / "log").open("ab")
+    handles = {1: file}
+
+    def how(step, layer):
+        if step == 1:
+            handles[2] = (tmp_path / "data").open("ab")
+        pick(layer)
+        handles[2].write(b"x" * step + data_of(pick(layer)))
+        handles[2].flush()
+
+    saves(kv, how, steps=2)
+    for handle in handles.values():
+        handle.close()
+    assert left(trace) == [(Way.FILE, "data", 257, 1, 0), (Way.FILE, "data", 258, 0, 0)]
+    assert len(found(trace)) == 4
+
+
+def test_a_file_that_stays_empty_and_one_that_cannot_be_opened(trace, kv, tmp_path):
+    def how(step, layer):
+        pick(layer)
+        (tmp_path / "empty").open("wb").close()
+        with pytest.raises(OSError):
+            (tmp_path / "no" / "folder").write_bytes(b"x")
+
+    saves(kv, how)
+    assert sorted(left(trace)) == [(Way.FILE, "empty", 0, 1, 0), (Way.FILE, "folder", 0, 1, 1)]
+    assert found(trace) == []
+
+
+def test_files_that_are_removed_again(trace, kv, tmp_path):
+    def how(step, layer):
+        (tmp_path / f"{step}").write_bytes(data_of(pick(layer)))
+        if step == 2:
+            (tmp_path / "1").unlink()
+
+    saves(kv, how, steps=2)
+    assert [row[:2] for row in left(trace)] == [(Way.FILE, "1"), (None, "1"), (Way.FILE, "2")]
+
+
+def test_a_database_and_a_segment(trace, kv, tmp_path):
+    def how(step, layer):
+        data = data_of(pick(layer).repeat(20, 1))
+        with sqlite3.connect(tmp_path / "kv.sqlite") as db:
+            db.execute("CREATE TABLE kv (value BLOB)")
+            db.execute("INSERT INTO kv VALUES (?)", (data,))
+        segment = shared_memory.SharedMemory(create=True, size=256)
+        segment.buf[:256] = data[:256]
+        segment.close()
+        segment.unlink()
+
+    saves(kv, how)
+    assert {row[0] for row in left(trace)} >= {Way.SQLITE}
+    assert Counter(found(trace)) == {VERBATIM: 1}
+
+
+def answering(answer):
+    """A server that reads 262 bytes and answers; its port."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        link, _ = server.accept()
+        with link, server:
+            got = 0
+            while got < 262:
+                got += len(link.recv(1000))
+            link.sendall(answer)
+
+    threading.Thread(target=serve).start()
+    return server.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "form", "errors"),
+    [
+        (b"OK 0\r\n", Form.VERBATIM, 0),
+        (b"HTTP/1.1 507 Insufficient Storage\r\n", Form.REFUSED, 1),
+        (b"-ERR out of memory\r\n", Form.REFUSED, 1),
+        (b"", Form.REFUSED, 1),
+    ],
+)
+def test_a_socket_and_what_is_answered(trace, kv, answer, form, errors):
+    port = answering(answer)
+
+    def how(step, layer):
+        with socket.create_connection(("127.0.0.1", port)) as link:
+            data = data_of(pick(layer))
+            link.sendall(b"header")
+            link.sendall(data[:99])
+            with link.makefile("rwb") as pipe:
+                pipe.write(data[99:])
+                pipe.flush()
+                assert pipe.readline() == answer
+
+    saves(kv, how)
+    assert left(trace) == [(Way.SOCKET, f"tcp 127.0.0.1:{port}", 262, 3, errors)]
+    assert [row[0] for row in found(trace)] == [form]
+
+
+def test_a_server_that_is_not_there(trace, kv):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def how(step, layer):
+        pick(layer)
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1)
+
+    saves(kv, how)
+    assert left(trace) == [(Way.SOCKET, f"tcp 127.0.0.1:{port}", 0, 0, 1)]
+    assert found(trace) == []
+
+
+def cut(data):
+    return data[:160]
+
+
+@pytest.mark.parametrize(
+    ("change", "form"),
+    [
+        (cut, Form.PARTLY),
+        (lambda data: np.frombuffer(data, dtype=np.float32).astype(np.float16).tobytes(), Form.CAST),
+        (
+            lambda data: (
+                torch.frombuffer(bytearray(data), dtype=torch.float32).bfloat16().float().numpy().tobytes()
+            ),
+            Form.ALTERED,
+        ),
+    ],
+)
+def test_what_is_cut_or_cast(trace, kv, tmp_path, change, form):
+    saves(kv, lambda step, layer: (tmp_path / "a").write_bytes(change(data_of(pick(layer)))))
+    assert [row[0] for row in found(trace)] == [form]
+
+
+def test_half_of_each_slot_is_zero(trace, tmp_path):
+    CACHES.__init__()
+    POOL.__init__()
+    kv = torch.randn(BLOCKS, BLOCK, 32)
+
+    def how(step, layer):
+        out = pick(layer)
+        out[..., 16:] = 0
+        (tmp_path / "a").write_bytes(data_of(out))
+
+    saves(kv, how)
+    assert [row[0] for row in found(trace)] == [Form.ZEROED]
+
+
+def test_memory_stays_bounded_and_what_is_given_up_is_said(trace, kv, monkeypatch):
+    monkeypatch.setattr("kvtrace.agent.left.pieces._MOST_WAITING", 3)
+    POOL.ever_found = True
+    saves(kv, lambda step, layer: pick(layer), steps=5)
+    assert len(POOL) == 3
+    assert [row[0] for row in found(trace)] == [Form.GIVEN_UP] * 2
+
+
+def test_nothing_is_kept_for_a_connector_of_which_nothing_is_ever_found(trace, kv, monkeypatch):
+    monkeypatch.setattr("kvtrace.agent.left.pieces._MOST_WAITING", 2)
+    monkeypatch.setattr("kvtrace.agent.left.pieces._BLIND", 3)
+    saves(kv, lambda step, layer: pick(layer), steps=9)
+    assert POOL.off
+
+
+def test_sockets_give_what_they_gave(kv):
+    """Wrapped or not: results, errors, and what ``makefile`` does."""
+    sockets.install()
+    one, other = socket.socketpair()
+    with one, other:
+        assert one.send(b"abc") == 3 and one.sendall(memoryview(b"def")) is None
+        assert other.recv(2) == b"ab"
+        buffer = bytearray(8)
+        assert other.recv_into(buffer, nbytes=4) == 4 and buffer[:4] == b"cdef"
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.recv(1)
+    with pytest.raises(OSError):
+        one.send(b"x")
+
+
+# --- at the end -------------------------------------------------------------------------------------------
+
+
+def test_at_the_end_files_are_looked_at_once(trace, kv, tmp_path):
+    def how(step, layer):
+        for name in ("stays", "goes", "changes", "zero"):
+            (tmp_path / name).write_bytes(data_of(pick(layer)) if name != "zero" else bytes(99))
+
+    saves(kv, how)
+    AGENT.flush()
+    (tmp_path / "goes").unlink()
+    (tmp_path / "changes").write_bytes(b"another's")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*") if path.is_file()}
+    assert write_rest(trace.run_dir, KEY)
+    rest = read_rest_file(trace.run_dir)
+    said = {os.path.basename(one.path): (one.exists, one.size, one.zero) for one in rest.files}
+    assert said == {
+        "stays": (True, 256, False),
+        "goes": (False, None, None),
+        "changes": (True, 9, False),
+        "zero": (True, 99, True),
+    }
+    (pieces,) = rest.pieces.values()
+    spool, table = trace.read()
+    targets = [
+        os.path.basename(spool.names[words[4]]) for words in table[rows.kind(table[:, 0]) == Kind.PIECE]
+    ]
+    assert {(target, still) for target, still in zip(targets, pieces, strict=True)} <= {
+        ("stays", "1"), ("goes", "0"), ("changes", "0"),
+    }  # fmt: skip
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert set(look(trace.run_dir, None).pieces.values()) == {"?" * len(pieces)}, "without the key"
+
+
+def test_a_run_that_ended_long_ago_is_not_looked_at(trace, kv, tmp_path):
+    saves(kv, lambda step, layer: (tmp_path / "a").write_bytes(data_of(pick(layer))))
+    AGENT.flush()
+    spools = list((tmp_path / "spool").iterdir())
+    for path in spools:
+        os.utime(path, (1, 1))
+    assert not write_rest_soon(tmp_path) and read_rest_file(tmp_path).looked_wall_ns is None
+    for path in spools:
+        os.utime(path)
+    assert write_rest_soon(tmp_path) and read_rest_file(tmp_path).files
+    assert not write_rest_soon(tmp_path), "once"
+
+
+def test_homes_and_secrets_are_masked(trace, kv, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvtrace.agent.left.leaving._home", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    saves(kv, lambda step, layer: (tmp_path / "api_key=abcdef0123").write_bytes(data_of(pick(layer))))
+    saves(kv, lambda step, layer: (tmp_path / "plain").write_bytes(data_of(pick(layer))))
+    AGENT.flush()
+    rest = {one.path: one.exists for one in look(trace.run_dir, KEY).files}
+    assert rest == {"~/api_key=***": None, "~/plain": True}
