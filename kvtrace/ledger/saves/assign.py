@@ -246,6 +246,7 @@ def _classes(way: Way) -> tuple[list[tuple[int, int]], Array]:
     differing += [pairs.ends[step].astype(np.int64) for step in stores]
     differing += [pairs.kept[step] for step in stores if (pairs.kept[step] >= 0).any()]
     differing += [pairs.grades[step].astype(np.int64) for step in stores]
+    differing += [pairs.implied[step].astype(np.int64) for step in stores]
     for read in pairs.reads.get(way.row, ()):
         differing.append(np.array([read.pairs >> pair & 1 for pair in range(n)], dtype=np.int64))
         if read.step in pairs.void:

@@ -55,6 +55,7 @@ class WorkerCalls:
         ends: as :func:`kvtrace.ledger.saves.pipeline.ends` gives them, corrected.
         kept: of the same shape: slots that were read where fewer than declared, else -1.
         grades: of the same shape: how well the end is seen (Grade).
+        implied: of the same shape: the end of what no metadata names, where it was not read in this layer.
         void: of the same shape: what was read in that step did not come to rest.
         misread: (row of a step, row of a request) -> layers in which other slots were read for it.
         agreed: calls that read what they should.
@@ -66,6 +67,7 @@ class WorkerCalls:
         self.ends = ends.copy()
         self.kept: Array = np.full(ends.shape, -1, dtype=np.int64)
         self.grades: NDArray[np.int8] = np.full(ends.shape, Grade.DECLARED, dtype=np.int8)
+        self.implied = self.ends
         self.void: NDArray[np.bool_] = np.zeros(ends.shape, dtype=bool)
         self.misread: dict[tuple[int, int], NDArray[np.bool_]] = {}
         self.agreed: set[At] = set()

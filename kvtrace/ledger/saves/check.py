@@ -30,6 +30,7 @@ class Checked:
     ends: tuple[Ends, ...]
     kept: tuple[Array, ...]
     grades: tuple[Ends, ...]
+    implied: tuple[Ends, ...]
     void: tuple[Mask, ...]
     misread: tuple[Mapping[tuple[int, int], Mask], ...]
     trust: Trust
@@ -74,6 +75,7 @@ def check(
         ends=tuple(one.ends for one in calls),
         kept=tuple(one.kept for one in calls),
         grades=tuple(one.grades for one in calls),
+        implied=tuple(one.implied for one in calls),
         void=tuple(one.void for one in calls),
         misread=tuple(one.misread for one in calls),
         trust=trust,

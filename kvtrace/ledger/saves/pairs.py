@@ -66,6 +66,7 @@ class Pairs:
     kept: Mapping[int, Array]  # store step -> slots measured per pair where fewer than declared, else -1
     declared: Mapping[int, int]  # store step -> slots that its metadata names, of all requests
     grades: Mapping[int, NDArray[np.int8]]  # store step -> Grade of the end per pair
+    implied: Mapping[int, NDArray[np.int8]]  # store step -> SaveEnd of what no metadata names
     void: Mapping[int, Mask]  # store step -> pairs in which what was read did not come to rest
     misread: Mapping[tuple[int, int], int]
     """(store step, row of a request) -> pairs, a bit each, in which other slots were read for it."""
@@ -113,9 +114,11 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
     if missing:
         states.append(np.full(len(steps), StepState.NOT_RECORDED, dtype=np.int8))
     n = len(stores.steps)
-    end = np.concatenate([*checked.ends, np.full((n, missing), SaveEnd.NOT_OBSERVED, np.int8)], axis=1)
+    unseen = np.full((n, missing), SaveEnd.NOT_OBSERVED, np.int8)
+    end = np.concatenate([*checked.ends, unseen], axis=1)
     kept = np.concatenate([*checked.kept, np.full((n, missing), -1, np.int64)], axis=1)
     grade = np.concatenate([*checked.grades, np.full((n, missing), Grade.NOT_OBSERVED, np.int8)], axis=1)
+    implied = np.concatenate([*checked.implied, unseen], axis=1)
     void = np.concatenate([*checked.void, np.zeros((n, missing), bool)], axis=1)
     state = np.stack(states, axis=1) if states else np.empty((len(steps), 0), dtype=np.int8)
     live = [engine.workers[i].connector_live is not False for i in owners]
@@ -127,6 +130,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
         kept=dict(zip(stores.steps.tolist(), kept, strict=True)),
         declared=dict(zip(stores.steps.tolist(), stores.slots.tolist(), strict=True)),
         grades=dict(zip(stores.steps.tolist(), grade, strict=True)),
+        implied=dict(zip(stores.steps.tolist(), implied, strict=True)),
         void=dict(zip(stores.steps.tolist(), void, strict=True)),
         misread=_misread(watched, stores.steps, checked.misread),
         reads=_reads(watched),

@@ -62,6 +62,7 @@ class PositionCalls(WorkerCalls):
     def __init__(self, watched: Watched, stores: Stores, ends: Ends, block: int) -> None:
         super().__init__(watched.worker, watched.table, stores, ends)
         self.block = block
+        self.implied = ends.copy()
         self._watched_worker = watched
         self._slots = watched.slots
         self._settled = watched.settled(stores.steps)
@@ -76,12 +77,20 @@ class PositionCalls(WorkerCalls):
             total = sum(map(length, named.values()))
             for column in range(len(self.worker.kv_layers)):
                 left = {at: subtract(parts, self._read(at, column)) for at, parts in named.items()}
-                missing = sum(map(length, left.values()))
-                trust += self._judge_call((row, column), total, missing, caught)
+                tokens = [length(parts) for parts in left.values()]
+                rounded = max(tokens, default=0) < max(1, self.block)
+                trust += self._judge_call((row, column), total, sum(tokens), rounded, caught)
+                self._judge_seen((row, column))
                 if self.ends[row, column] == SaveEnd.MISPLACED:
                     self._misread((row, column), [at for at, parts in left.items() if parts])
         self.void |= self.ends == SaveEnd.RAISED
         return trust + self._judge_unwritten(caught)
+
+    def _judge_seen(self, at: At) -> None:
+        """What was read in a step in other layers, and in no metadata: not here, as far as that is known."""
+        if self.stores.seen[at[0]] and self.implied[at] == SaveEnd.SAVED:
+            known = self._conclusive(at)
+            self.implied[at] = SaveEnd.NOTHING_READ if known else SaveEnd.NOT_OBSERVED
 
     def _judge_unwritten(self, caught: Caught) -> Trust:
         """Calls that read all, caught an exception of their own and wrote no file, as all others did."""
@@ -120,7 +129,8 @@ class PositionCalls(WorkerCalls):
             known = self._reads[request, alike] = union(parts)
         return known
 
-    def _judge_call(self, at: At, total: int, missing: int, caught: Caught) -> Trust:
+    def _judge_call(self, at: At, total: int, missing: int, rounded: bool, caught: Caught) -> Trust:
+        """``rounded``: of each request less than a block is missing."""
         work = bool(self._work[at])
         if total and not missing:
             if self.ends[at] not in (SaveEnd.RAISED, SaveEnd.PENDING):
@@ -136,7 +146,7 @@ class PositionCalls(WorkerCalls):
             return Trust()
         if not self._conclusive(at):
             return self._not_seen(at, total, missing)
-        return self._lost(at, total, missing, caught)
+        return self._lost(at, total, missing, rounded, caught)
 
     def _conclusive(self, at: At) -> bool:
         """Whether what was not read in a step would have been seen."""
@@ -162,7 +172,7 @@ class PositionCalls(WorkerCalls):
         self.grades[at] = Grade.DECLARED
         return Trust(blind=int(self._settled[at[0]]))
 
-    def _lost(self, at: At, total: int, missing: int, caught: Caught) -> Trust:
+    def _lost(self, at: At, total: int, missing: int, rounded: bool, caught: Caught) -> Trust:
         row, column = at
         step = self._step(at)
         handled = bool(caught.facts) and caught.at(step, self._layer(at))
@@ -172,17 +182,13 @@ class PositionCalls(WorkerCalls):
             end = SaveEnd.CAUGHT
         elif self._elsewhere(at, missing):
             end = SaveEnd.MISPLACED
-        elif read and missing < self._block(row):
+        elif read and rounded:
             end = SaveEnd.NOT_DECLARED  # less than a block: the connector rounds down
         self.ends[at], self.grades[at] = end, Grade.READ
         self.lost.add(at)
         if not read:
             return Trust(measured=1, nothing=1, empty=int(self._empty(row, column)))
         return Trust(measured=1, short=1, short_read=read, short_declared=total)
-
-    def _block(self, row: int) -> int:
-        """Tokens by which entries of a step may be rounded down in all."""
-        return max(1, int(self.stores.slots[row]) - int(self.stores.whole[row]) + 1)
 
     def _empty(self, row: int, column: int) -> bool:
         """Whether the call opened files and wrote next to nothing."""
@@ -199,7 +205,13 @@ class PositionCalls(WorkerCalls):
         other = 0
         for column in layers:
             other += self._slots.useless.get((step, column), 0) + self._foreign(at[0], column, step)
+            other += self._again(column, step)
         return other >= missing * len(layers) or self._shifted(at, step)
+
+    def _again(self, column: int, step: int) -> int:
+        """Slots that one call read more than once."""
+        cell = self.table.steps.get(step, {}).get(column)
+        return max(0, cell.slots - self._slots.amounts.get((step, column), 0)) if cell else 0
 
     def _foreign(self, row: int, column: int, step: int) -> int:
         """Slots that were read of requests that the step does not name, and of none that it names."""

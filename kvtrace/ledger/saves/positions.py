@@ -136,8 +136,9 @@ class _InPair:
             start, end = positions(request, entry)
             if end <= start:
                 continue
-            ended = SaveEnd(int(pairs.ends[entry.step][self._pair]))
-            grade = int(pairs.grades[entry.step][self._pair])
+            ends = pairs.implied if entry.implied else pairs.ends
+            ended = SaveEnd(int(ends[entry.step][self._pair]))
+            grade = int(Grade.READ if entry.implied else pairs.grades[entry.step][self._pair])
             kept = int(pairs.kept[entry.step][self._pair])
             if kept >= 0:
                 # What was read of the step's stores is shared out as they were declared.

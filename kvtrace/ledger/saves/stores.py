@@ -26,7 +26,9 @@ class Stores:
     asynchronous: bool  # whether any save of the engine is
     alone: tuple[Request | None, ...]  # the request, in the steps that store for one only
     named: tuple[Mapping[int, list[Interval]], ...]
-    """Row of a request -> its positions that the step's entries name, as far as they had KV."""
+    """Row of a request -> its positions that the step's metadata names, as far as they had KV."""
+    seen: tuple[Mapping[int, list[Interval]], ...]
+    """The same of entries that no metadata names: read in some layer."""
 
 
 def stores_of(requests: Mapping[int, Request], block: int, unfinished: bool) -> Stores:
@@ -44,6 +46,7 @@ def stores_of(requests: Mapping[int, Request], block: int, unfinished: bool) -> 
     implied = np.zeros(len(steps), bool)
     storing: list[dict[int, Request]] = [{} for _ in range(len(steps))]
     named: list[dict[int, list[Interval]]] = [{} for _ in range(len(steps))]
+    seen: list[dict[int, list[Interval]]] = [{} for _ in range(len(steps))]
     for row, request in requests.items():
         for entry in request.entries:
             i = at[entry.step]
@@ -53,7 +56,7 @@ def stores_of(requests: Mapping[int, Request], block: int, unfinished: bool) -> 
             implied[i] |= entry.implied
             if size:
                 storing[i][row] = request
-                named[i].setdefault(row, []).append(positions(request, entry))
+                (seen if entry.implied else named)[i].setdefault(row, []).append(positions(request, entry))
     return Stores(
         steps=steps,
         slots=slots,
@@ -62,6 +65,7 @@ def stores_of(requests: Mapping[int, Request], block: int, unfinished: bool) -> 
         asynchronous=unfinished or any(entry.asynchronous for r in requests.values() for entry in r.entries),
         alone=tuple(next(iter(of.values())) if len(of) == 1 else None for of in storing),
         named=tuple({row: union(parts) for row, parts in of.items()} for of in named),
+        seen=tuple({row: union(parts) for row, parts in of.items()} for of in seen),
     )
 
 

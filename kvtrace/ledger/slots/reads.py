@@ -237,27 +237,30 @@ class _Resolver:
         stale: dict[int, list[Interval]] = defaultdict(list)
         nobodys = 0
         for block, low, high in _blocks(slots.full, size):
-            holders = self._holders(group, block, after)
-            if not holders:
-                nobodys += high - low
-            for holder in holders:
-                request = self._requests[holder.row]
-                start = holder.place * size
-                until = computed_by(request, holder, step, after)
+            former, holders = self._holders(group, block, after)
+            useless = True
+            for holder in former:
+                start, until = holder.place * size, self._until(holder, step, after)
                 computed[holder.row].append((start + low, min(start + high, until)))
                 stale[holder.row].append((max(start + low, until), start + high))
-            if holders and all(
-                holder.place * size + low >= computed_by(self._requests[holder.row], holder, step, after)
-                for holder in holders
-            ):
-                nobodys += high - low
-        owned = [(row, tuple(union(computed[row])), tuple(union(stale[row]))) for row in computed]
+                useless &= start + low >= until
+            for holder in holders:
+                stale[holder.row].append((holder.place * size + low, holder.place * size + high))
+            nobodys += high - low if useless else 0
+        owned = [
+            (row, tuple(union(computed[row])), tuple(union(stale[row]))) for row in {**computed, **stale}
+        ]
         return tuple((row, fine, early) for row, fine, early in owned if fine or early), nobodys
 
-    def _holders(self, group: int, block: int, after: bool) -> tuple[Holder, ...]:
-        """Before a step's forward a block still holds what its former holders computed."""
+    def _until(self, holder: Holder, step: int, after: bool) -> int:
+        return computed_by(self._requests[holder.row], holder, step, after)
+
+    def _holders(self, group: int, block: int, after: bool) -> tuple[tuple[Holder, ...], tuple[Holder, ...]]:
+        """Whose tokens a block holds, and who was given it in this step and has computed nothing into it yet:
+        before a step's forward it still holds what its former holders computed."""
+        holders = self._tables.holders(group, block)
         former = None if after else self._tables.before(group, block)
-        return self._tables.holders(group, block) if former is None else former
+        return (holders, ()) if former is None else (former, holders)
 
     def _by_request(self, direction: bool) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
