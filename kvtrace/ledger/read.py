@@ -21,8 +21,8 @@ from kvtrace.ledger.saves.completion import settle
 from kvtrace.ledger.saves.implied import Implied, imply
 from kvtrace.ledger.saves.measured import Measured, measure
 from kvtrace.ledger.saves.pairs import Evidence
-from kvtrace.ledger.saves.positioned import Watched
 from kvtrace.ledger.saves.seen import seen
+from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.slots.reads import given_blocks, slots_of
 from kvtrace.ledger.slots.trace import touches

@@ -17,8 +17,9 @@ from kvtrace.ledger.model import Engine, Swallowed, Trust
 from kvtrace.ledger.saves.calls import WorkerCalls
 from kvtrace.ledger.saves.files import overwritten_files, shared_files
 from kvtrace.ledger.saves.pipeline import Ends
-from kvtrace.ledger.saves.positioned import PositionCalls, Watched
+from kvtrace.ledger.saves.positioned import PositionCalls
 from kvtrace.ledger.saves.stores import Stores
+from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.steps import Array, Mask
 
 

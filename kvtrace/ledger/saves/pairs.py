@@ -16,8 +16,8 @@ from kvtrace.ledger.model import Engine, Swallowed, Trust
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.check import check
 from kvtrace.ledger.saves.pipeline import ends
-from kvtrace.ledger.saves.positioned import Watched
 from kvtrace.ledger.saves.stores import stores_of
+from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
 from kvtrace.terms import Grade
 

@@ -16,8 +16,8 @@ from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request, StoreEntry
 from kvtrace.ledger.saves.implied import Implied
 from kvtrace.ledger.saves.pairs import settled_steps
-from kvtrace.ledger.saves.positioned import Watched
 from kvtrace.ledger.saves.stores import positions
+from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.steps import Array, Steps, of_engine
 
 Entries = dict[int, tuple[StoreEntry, ...]]

@@ -1,0 +1,47 @@
+"""Slots that were read instead of those that the metadata names."""
+
+from __future__ import annotations
+
+from kvtrace.ledger.intervals import Interval, length, union
+from kvtrace.ledger.saves.calls import At
+from kvtrace.ledger.saves.stores import Stores
+from kvtrace.ledger.saves.watched import Watched
+from kvtrace.ledger.slots.reads import Slots
+
+
+def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> bool:
+    """Whether a step's calls read other slots instead of those that are missing, in all layers together:
+    slots that hold no token, or none yet, slots that they had read already, slots of requests that the step
+    does not name.
+
+    Args:
+        row: of the step.
+        missing: token-layers that the step's metadata names and that were not read.
+    """
+    step, slots = int(stores.steps[row]), watched.slots
+    cells = watched.table.steps.get(step, {})
+    other = 0
+    for column in range(len(watched.worker.kv_layers)):
+        amount, useless = slots.amounts.get((step, column), 0), slots.useless.get((step, column), 0)
+        mine = sum(length(_read_in(slots, request, column, step)) for request in stores.named[row])
+        again = cells[column].slots - amount if column in cells else 0  # by one call
+        other += useless + max(0, amount - useless - mine) + max(0, again)
+    return other >= missing
+
+
+def read_shifted(slots: Slots, stores: Stores, at: At, block: int) -> bool:
+    """Whether as many slots of a request were read in a layer as its step names, shifted in their blocks."""
+    step = int(stores.steps[at[0]])
+    return any(
+        len(parts) == len(read) == 1
+        and length(parts) == length(read)
+        and bool((read[0][0] - parts[0][0]) % max(1, block))
+        for request, parts in stores.named[at[0]].items()
+        for read in [_read_in(slots, request, at[1], step)]
+    )
+
+
+def _read_in(slots: Slots, request: int, column: int, step: int) -> list[Interval]:
+    """Positions of a request that were read in a layer in one step."""
+    touches = [one for one in slots.reads.get(request, ()) if one.step == step and one.columns >> column & 1]
+    return union(part for one in touches for part in one.positions)
