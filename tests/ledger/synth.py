@@ -3,6 +3,9 @@
 ``Sim`` is one engine: a scheduler spool and one spool a rank (or one for all with
 ``in_process``). ``Sim.serve`` drives prompts through chunked prefill and decode under a small
 connector policy; ``Sim.step`` writes single steps.
+
+With ``kv_blocks`` a Sim has a KV cache of so many blocks: it writes the block tables (BLOCKS), says of its
+steps that they were watched, and ``touch``, ``read`` and ``write`` say which slots were (SLOTS).
 """
 
 from __future__ import annotations
@@ -10,16 +13,19 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvtrace.agent.block_tables import runs
 from kvtrace.trace import format as fmt
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import Dispatch, Fact, Flag, Kind, Role, Skip, pack_head
 
 US = 1000
+WATCHED = int(Flag.STORE | Flag.LOAD)
 ATTENTION = ops.ATTENTION_WITH_OUTPUT
 
 
@@ -118,6 +124,49 @@ def nothing(prompt: Prompt, index: int, start: int, end: int, last: bool) -> lis
     return []
 
 
+class Blocks:
+    """The blocks of a KV cache: given out from the front of a queue; what is freed goes to its end, the last
+    block first. Block 0 is the null block. All KV cache groups share them."""
+
+    def __init__(self, count: int, sizes: Sequence[int]) -> None:
+        self.free = deque(range(1, count))
+        self.sizes = sizes  # tokens of a block, by group
+        self.tables: dict[tuple[str, int], list[int]] = {}
+
+    def table(self, request: str, group: int = 0) -> list[int]:
+        return self.tables.setdefault((request, group), [])
+
+    def short(self, request: str, group: int, tokens: int) -> int:
+        """Blocks that a request lacks for so many tokens."""
+        return max(0, -(-tokens // self.sizes[group]) - len(self.table(request, group)))
+
+    def take(self, blocks: int) -> list[int]:
+        return [self.free.popleft() for _ in range(blocks)]
+
+    def release(self, request: str) -> None:
+        """A block that another request holds too stays."""
+        for group in range(len(self.sizes)):
+            mine = self.tables.pop((request, group), [])
+            held = {block for table in self.tables.values() for block in table}
+            self.free.extend(block for block in reversed(mine) if block not in held)
+
+    def slots(self, request: str, start: int, end: int, group: int = 0) -> list[int]:
+        """Of the positions [start, end), in their order."""
+        size, table = self.sizes[group], self.table(request, group)
+        return [table[at // size] * size + at % size for at in range(start, end)]
+
+
+def slot_text(slots: Iterable[int]) -> str:
+    """``1280+128,2048+64``."""
+    found: list[list[int]] = []
+    for slot in sorted(set(slots)):
+        if found and slot == sum(found[-1]):
+            found[-1][1] += 1
+        else:
+            found.append([slot, 1])
+    return ",".join(f"{first}+{count}" for first, count in found)
+
+
 class Sim:
     def __init__(
         self,
@@ -145,7 +194,10 @@ class Sim:
         module: str = "my_store.connector",
         engine_facts: dict[str, Any] | None = None,
         graphs: dict[str, Any] | None = None,
+        kv_blocks: int = 0,
+        groups: Sequence[tuple[int, Sequence[int]]] = (),
     ) -> None:
+        """``groups``: (block size, its layers' indices) of each KV cache group; none: one for all layers."""
         self.dir, self.tag, self.tp, self.layers = run_dir, tag, tp, layers
         self.block, self.batched = block, batched
         self.layer_names = [f"model.layers.{i}.self_attn.attn" for i in range(layers)]
@@ -157,6 +209,12 @@ class Sim:
         self.live = [live] * tp if isinstance(live, bool) else list(live)
         self.asks = True  # a first chunk without a lookup gets one that finds nothing
         self._asked: set[str] = set()
+        groups = groups or [(block, range(layers))]
+        self.group_of = {layer: i for i, (_, members) in enumerate(groups) for layer in members}
+        self.blocks = Blocks(kv_blocks, [size for size, _ in groups]) if kv_blocks else None
+        self.watching = WATCHED if kv_blocks else 0  # of the steps to come
+        self.hook_t: dict[tuple[int, int, str, str], int] = {}  # rank, step, hook, layer -> its end
+        self._calls = 0
         self.scheduler = base or SpoolFile(
             run_dir, f"scheduler-{pid}-{tag}",
             {"kvtrace": "0.1.0", "pid": pid, "ppid": 1, "role": "scheduler", "perf_ns": 0, "wall_ns": 0},
@@ -180,7 +238,11 @@ class Sim:
              "prefix_caching": prefix_caching, "chunked_prefill": True, "enforce_eager": True,
              "cudagraph_mode": "NONE", "kv_transfer": transfer, "connector_created": ok,
              "connector": tag * 10 if ok else None,
-             "kv_groups": [{"kind": "FullAttentionSpec", "block_size": block, "layers": self.layer_names}],
+             "kv_groups": [
+                 {"kind": "FullAttentionSpec", "block_size": size,
+                  "layers": [self.layer_names[i] for i in members]}
+                 for size, members in groups
+             ],
              **(engine_facts or {})},
             self.t,
         )  # fmt: skip
@@ -288,6 +350,8 @@ class Sim:
         for c in chunks:
             if self.asks and self.connector is not None and c.first and c.request not in self._asked:
                 self.lookup(c.request, c.start, 0, 0)
+            if self.blocks is not None:
+                self.grow(c.request, c.start + c.tokens, resumed=c.resumed)
         self.n += 1
         step, s = self.step_id, self.scheduler
         total = sum(chunk.tokens for chunk in chunks) if tokens is None else tokens
@@ -323,6 +387,7 @@ class Sim:
         ident = w.name(layer)
         head = pack_head(Kind.HOOK, Role.WORKER, hooks.BY_NAME[name].code, 1, flags)
         t0, t1 = self.clock(), self.clock(self.slow.get(name, US))
+        self.hook_t[rank, step, name, layer] = t1
         w.add(*rows.HookCall(head, t0, t1, step, ident, slots, entries, extra=0))
 
     def body(self, rank: int, step: int, layer: str, skip: Skip = Skip.NO_CONNECTOR_METADATA,
@@ -401,10 +466,72 @@ class Sim:
         for i in sorted(fate.after_clear):
             self.body(rank, step, self.layer_names[i])
         flags = (
-            (Flag.DUMMY if dummy else 0) | (0 if tokens else Flag.NO_FORWARD) | (Flag.RAISED if raised else 0)
+            (Flag.DUMMY if dummy else 0)
+            | (0 if tokens else Flag.NO_FORWARD)
+            | (Flag.RAISED if raised else 0)
+            | self.watching
         )
         head = pack_head(Kind.EXEC, Role.WORKER, flags=int(flags))
         w.add(*rows.Execution(head, t0, self.clock(), step, tokens, requests, fate.mode, fate.padded))
+
+    # -- slots
+
+    def give(self, request: str, blocks: Sequence[int], group: int = 0, flags: int = 0) -> None:
+        """Blocks at the end of a request's table (FIRST: of a new one), in the step that is about to be
+        scheduled."""
+        assert self.blocks is not None
+        if flags & Flag.FIRST:
+            self.blocks.tables[request, group] = []
+        table = self.blocks.table(request, group)
+        s, step = self.scheduler, self.tag << fmt.STEP_SHIFT | (self.n + 1)
+        head = pack_head(Kind.BLOCKS, Role.SCHEDULER, flags=flags)
+        for place, block, count in runs(blocks):
+            where = (group, len(table) + place, block, count)
+            s.add(*rows.BlocksGiven(head, self.clock(), s.name(request), step, *where))
+        table += blocks
+
+    def grow(self, request: str, tokens: int, resumed: bool = False) -> None:
+        """What a request lacks for so many tokens, in the step that is about to be scheduled."""
+        assert self.blocks is not None
+        for group in range(len(self.blocks.sizes)):
+            lacks = self.blocks.short(request, group, tokens)
+            if lacks:
+                new = not self.blocks.table(request, group)
+                flags = Flag.FIRST if new else 0
+                self.give(request, self.blocks.take(lacks), group, flags | (Flag.RESUMED if resumed else 0))
+
+    def slots(self, request: str, start: int, end: int, group: int = 0) -> list[int]:
+        """Where the positions [start, end) of a request are."""
+        assert self.blocks is not None
+        return self.blocks.slots(request, start, end, group)
+
+    def touch(
+        self, slots: Mapping[int, Iterable[int]], *, rank: int = 0, hook: str = "save_kv_layer",
+        step: int = 0, flags: int = int(Flag.STORE), t: int = 0,
+    ) -> None:  # fmt: skip
+        """What one call touched, by layer: one of a hook in a step (0: the latest), at that hook's time, or
+        ("") a piece of background work, now. A hook that is called by layer makes a call of each."""
+        w, step = self.workers[rank], step or self.step_id
+        code = hooks.BY_NAME[hook].code if hook else 0
+        self._calls += 1
+        for layer, touched in slots.items():
+            name = self.layer_names[layer]
+            ended = self.hook_t.get((rank, step, hook, name)) or self.hook_t.get((rank, step, hook, ""))
+            when = t or (ended if hook else 0) or self.clock()
+            ident, amount = w.name(slot_text(touched)), len(set(touched))
+            head = pack_head(Kind.SLOTS, Role.WORKER, code, self.tag * 10 + 1 & 0xFF, flags)
+            w.add(*rows.SlotsTouched(head, when, w.name(name), step, ident, amount, 0, self._calls))
+
+    def read(
+        self, request: str, start: int, end: int, *, layers: Sequence[int] | None = None, **more: Any
+    ) -> None:
+        """The slots of a request's positions are read, in all layers or these; ``more``: as of touch."""
+        here = range(self.layers) if layers is None else layers
+        self.touch({i: self.slots(request, start, end, self.group_of[i]) for i in here}, **more)
+
+    def write_kv(self, request: str, start: int, end: int, **more: Any) -> None:
+        """... are written, by start_load_kv unless ``hook`` says otherwise."""
+        self.read(request, start, end, **{"hook": "start_load_kv", "flags": int(Flag.LOAD), **more})
 
     def device(
         self, rank: int, step: int, *, device: int, before: int, host: int, caught_up: bool = True,

@@ -121,8 +121,19 @@ def _row(candidates: Sequence[int], requests: Sequence[Request], t: int) -> int 
     return before[-1] if before else (candidates[0] if candidates else None)
 
 
-Owned = tuple[tuple[int, tuple[Interval, ...], tuple[Interval, ...]], ...]
-"""Row of a request, its positions that were computed, those that were not."""
+@dataclass(frozen=True)
+class _Owned:
+    """Whose a set of slots is.
+
+    Attributes:
+        requests: row of a request, its positions that were computed, those that were not.
+        nobodys: slots that no request holds.
+        early: slots of blocks of which no slot that was touched held a token yet.
+    """
+
+    requests: tuple[tuple[int, tuple[Interval, ...], tuple[Interval, ...]], ...]
+    nobodys: int
+    early: int
 
 
 class _Resolver:
@@ -146,7 +157,7 @@ class _Resolver:
         self._touches, self._names, self._requests = touches, names, requests
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
-        self._owned: dict[tuple[int, int, bool], tuple[Owned, int]] = {}
+        self._owned: dict[tuple[int, int, bool], _Owned] = {}
         self._found: dict[bool, dict[_Key, _Gathered]] = {True: {}, False: {}}
         self._amounts: dict[tuple[int, int], int] = defaultdict(int)
         self._useless: dict[tuple[int, int], int] = defaultdict(int)
@@ -189,22 +200,31 @@ class _Resolver:
                 self._unknown.add((step, column))
             return
         after = record.t >= self._touches.computed_at(step, column) or not self._knows(step, column, code)
-        _, nobodys = self._owners(record.slot_set, column, step, after)
         outer = background or rows.detail(record.head) == self._outer
         if read and outer:
-            self._amounts[step, column] += self._set(record.slot_set).slots
-            self._useless[step, column] += nobodys + self._again(column, self._set(record.slot_set))
+            self._count(record, column, step, after)
         for direction in [way for way, done in ((True, read), (False, wrote)) if done]:
             # What is written into a block is for whom it was given to, whatever it held before.
-            for row, positions, stale in self._owners(record.slot_set, column, step, after or not direction)[
-                0
-            ]:
+            owned = self._owners(record.slot_set, column, step, after or not direction)
+            for row, positions, stale in owned.requests:
                 late = not direction and record.t >= self._touches.used_at(step, column)
                 key = (row, step, positions, stale if direction else (), background, late)
                 gathered = self._found[direction].setdefault(key, _Gathered(record.t))
                 gathered.columns |= 1 << column
                 if len(gathered.calls) < _CALLS and record.call not in gathered.calls:
                     gathered.calls.append(record.call)
+
+    def _count(self, record: rows.SlotsTouched, column: int, step: int, after: bool) -> None:
+        """Add what a read took to the amounts."""
+        slots = self._set(record.slot_set)
+        owned = self._owners(record.slot_set, column, step, after)
+        if rows.flags(record.head) & Flag.SHARED:
+            # Both layers have a record: of the blocks of its own group each counts.
+            self._amounts[step, column] += slots.slots - owned.nobodys
+            self._useless[step, column] += owned.early
+            return
+        self._amounts[step, column] += slots.slots
+        self._useless[step, column] += owned.nobodys + owned.early + self._again(column, slots)
 
     def _again(self, column: int, slots: SlotSet) -> int:
         """How many of these slots were read in this step before; they are by now."""
@@ -224,33 +244,38 @@ class _Resolver:
             known = self._sets[ident] = parse(self._names.get(ident, ""))
         return known
 
-    def _owners(self, ident: int, column: int, step: int, after: bool) -> tuple[Owned, int]:
+    def _owners(self, ident: int, column: int, step: int, after: bool) -> _Owned:
         key = (ident, self._group[column], after)
         known = self._owned.get(key)
         if known is None:
             known = self._owned[key] = self._resolve(self._set(ident), self._group[column], step, after)
         return known
 
-    def _resolve(self, slots: SlotSet, group: int, step: int, after: bool) -> tuple[Owned, int]:
+    def _resolve(self, slots: SlotSet, group: int, step: int, after: bool) -> _Owned:
         size = self._sizes[group]
         computed: dict[int, list[Interval]] = defaultdict(list)
         stale: dict[int, list[Interval]] = defaultdict(list)
-        nobodys = 0
+        nobodys = early = 0
         for block, low, high in _blocks(slots.full, size):
             former, holders = self._holders(group, block, after)
-            useless = True
+            empty = True
             for holder in former:
                 start, until = holder.place * size, self._until(holder, step, after)
                 computed[holder.row].append((start + low, min(start + high, until)))
                 stale[holder.row].append((max(start + low, until), start + high))
-                useless &= start + low >= until
+                empty &= start + low >= until
             for holder in holders:
                 stale[holder.row].append((holder.place * size + low, holder.place * size + high))
-            nobodys += high - low if useless else 0
+            if not former and not holders:
+                nobodys += high - low
+            elif empty:
+                early += high - low
         owned = [
             (row, tuple(union(computed[row])), tuple(union(stale[row]))) for row in {**computed, **stale}
         ]
-        return tuple((row, fine, early) for row, fine, early in owned if fine or early), nobodys
+        return _Owned(
+            tuple((row, fine, not_yet) for row, fine, not_yet in owned if fine or not_yet), nobodys, early
+        )
 
     def _until(self, holder: Holder, step: int, after: bool) -> int:
         return computed_by(self._requests[holder.row], holder, step, after)

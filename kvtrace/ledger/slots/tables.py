@@ -3,11 +3,14 @@
 A block that is given to a request is that request's from then on, and its former holder's no more; unless
 the request takes it as a hit of the GPU's own prefix cache: then both hold it, with the same content. A
 block that was freed keeps its content, and so its holders, until it is given out again (vLLM
-``v1/core/block_pool.py``, 0.32.0).
+``v1/core/block_pool.py``, 0.32.0). All KV cache groups take their blocks from one pool: a block that one
+group gets is no other group's any more.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -22,7 +25,12 @@ class Holder(NamedTuple):
 
     row: int  # of the request
     place: int  # of the block in its block table
-    since: int  # step in which that table began: a preempted request computes into another one
+    since: int  # step in which that table began: a preempted request computes into another one ...
+    until: int  # ... from this step on
+
+
+_NEVER = 1 << 62
+"""The step of what did not happen."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,10 @@ class BlockTables:
         self._holders: dict[tuple[int, int], tuple[Holder, ...]] = {}
         self._before: dict[tuple[int, int], tuple[Holder, ...]] = {}
         self._since: dict[int, int] = {}
+        self._resumed: dict[int, list[int]] = defaultdict(list)  # steps
+        for one in given:
+            if rows.flags(one.record.head) & Flag.RESUMED:
+                self._resumed[one.row].append(one.record.step)
 
     def until(self, step: int) -> None:
         """Take in what was given out up to ``step``, that included."""
@@ -68,7 +80,7 @@ class BlockTables:
         return self._holders.get((group, block), ())
 
     def before(self, group: int, block: int) -> tuple[Holder, ...] | None:
-        """Its holders before the latest step gave it to another request, None where that did not."""
+        """Its holders before the latest step gave it away, None where that did not."""
         return self._before.get((group, block))
 
     def _give(self, one: Given) -> None:
@@ -81,14 +93,32 @@ class BlockTables:
         for i in range(abs(record.count)):
             key, place = (record.group, record.block + by * i), record.first + i
             known = self._holders.get(key, ())
+            mine = self._holder(row, place)
             if any(holder.row == row and holder.place == place for holder in known):
-                continue  # said once more, or its own block that the prefix cache gave back
-            mine = Holder(row, place, self._since[row])
+                # Said once more, or its own block that the prefix cache gave back.
+                self._holders[key] = tuple(
+                    mine if holder.row == row and mine.since in self._resumed[row] else holder
+                    for holder in known
+                )
+                continue
             if known and place * size < hit:
                 self._holders[key] = (*known, mine)
                 continue
+            self._take_away(record.block + by * i)
             self._before.setdefault(key, known)
             self._holders[key] = (mine,)
+
+    def _holder(self, row: int, place: int) -> Holder:
+        since, resumed = self._since[row], self._resumed[row]
+        after = bisect_right(resumed, since)
+        return Holder(row, place, since, resumed[after] if after < len(resumed) else _NEVER)
+
+    def _take_away(self, block: int) -> None:
+        """A block is given out: no group's layers hold anything in it any more."""
+        for group in range(len(self._sizes)):
+            known = self._holders.pop((group, block), None)
+            if known:
+                self._before.setdefault((group, block), known)
 
 
 def local_hit(request: Request, step: int) -> int:
@@ -103,7 +133,7 @@ def local_hit(request: Request, step: int) -> int:
 def computed_by(request: Request, holder: Holder, step: int, included: bool) -> int:
     """How far the table of a hold was filled by the forward of ``step`` (or only by those before it):
     positions, from 0. Of decode tokens a step computes one."""
-    later = [one for one in request.chunks if one.step >= holder.since]
+    later = [one for one in request.chunks if holder.since <= one.step < holder.until]
     if not later:
         return request.computed if request.chunks or not request.prompt else 0
     end = later[0].start

@@ -1,0 +1,450 @@
+"""Whose tokens the slots were that a worker touched: sets of slots, block tables, and the time of a read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from synth import WATCHED, Chunk, Prompt, Sim
+
+from kvtrace.ledger.requests import collect
+from kvtrace.ledger.run_file import read_run_file
+from kvtrace.ledger.scan import scan
+from kvtrace.ledger.slots.reads import Slots, Touch, given_blocks, slots_of
+from kvtrace.ledger.slots.sets import SlotSet, parse
+from kvtrace.ledger.slots.trace import touches
+from kvtrace.ledger.topology import topology
+from kvtrace.trace.format import Flag
+from kvtrace.trace.reader import spool_paths
+
+FIRST, RESUMED, SHARED = int(Flag.FIRST), int(Flag.FIRST | Flag.RESUMED), int(Flag.SHARED)
+STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)
+
+
+def cache(tmp_path: Path, **more: object) -> Sim:
+    """An engine of one layer, with blocks of 4 tokens."""
+    return Sim(tmp_path, **{"layers": 1, "block": 4, "kv_blocks": 64, **more})  # type: ignore[arg-type]
+
+
+def resolved(sim: Sim, rank: int = 0) -> tuple[Slots, list[str]]:
+    """What a worker touched, and the ids of the requests by row."""
+    sim.write()
+    scans = [scan(path) for path in spool_paths(sim.dir)]
+    engine = topology(scans, read_run_file(sim.dir)[0]).engines[0]
+    found = collect(scans, {engine.tag}).requests
+    worker = engine.workers[rank]
+    spool = next(one for one in scans if one.name == worker.spool)
+    given = given_blocks(scans, found).get(engine.tag, [])
+    slots = slots_of(engine, worker, touches(spool, worker), spool.names, given, dict(enumerate(found)))
+    return slots, [request.id for request in found]
+
+
+def owners(sim: Sim) -> dict[str, list[Touch]]:
+    """What was read, by request."""
+    slots, ids = resolved(sim)
+    return {ids[row]: list(reads) for row, reads in slots.reads.items()}
+
+
+def only(sim: Sim, request: str = "a") -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+    """Positions of the one read of one request that had been computed, and that had not."""
+    (touch,) = owners(sim)[request]
+    return touch.positions, touch.stale
+
+
+def compute(sim: Sim, request: str, start: int, end: int, first: bool | None = None) -> int:
+    """A step with one chunk of a request."""
+    if start == 0 and not sim.workers[0].names.get(request):
+        sim.arrive(Prompt(request, end))
+    chunk = Chunk(request, start, end - start, first=start == 0 if first is None else first)
+    return sim.step([chunk], prompts={request: end})
+
+
+# ------------------------------------------------------------------------------------------ sets
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("1280+128,2048+64", SlotSet(((1280, 1408), (2048, 2112)))),
+        ("8+4/16+1", SlotSet(((8, 12),), ((16, 17),))),
+        ("/4+4", SlotSet((), ((4, 8),))),
+        ("", SlotSet(())),
+        ("8+4,x+2,7,-3+1,9+0,+5,1099511627777+1,4+2", SlotSet(((8, 12), (4, 6)))),
+    ],
+)
+def test_a_set_of_slots_is_read_from_its_name(text: str, wanted: SlotSet) -> None:
+    assert parse(text) == wanted
+
+
+def test_slots_touched_in_part_are_not_counted() -> None:
+    assert parse("8+4/16+1").slots == 4
+
+
+def test_slots_of_which_a_part_was_read_are_no_tokens(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    compute(sim, "a", 0, 8)
+    sim.workers[0].names["4+4"] = sim.workers[0].name("4+2/6+2")
+    sim.touch({0: range(4, 8)}, hook="")
+    assert only(sim) == (((0, 2),), ())
+
+
+# --------------------------------------------------------------------------------- block tables
+
+
+def test_new_blocks_are_the_tokens_of_their_places(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", [7, 3], flags=FIRST)
+    compute(sim, "a", 0, 8)
+    sim.touch({0: [*range(12, 16), *range(28, 32)]})
+    assert only(sim) == (((0, 8),), ())
+
+
+def test_blocks_are_added_to_a_running_request(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.arrive(Prompt("a", 12))
+    sim.give("a", [7], flags=FIRST)
+    sim.step([Chunk("a", 0, 4, first=True)], prompts={"a": 12})
+    sim.give("a", [2, 9])
+    sim.step([Chunk("a", 4, 8)], prompts={"a": 12})
+    sim.touch({0: range(36, 40)})
+    assert only(sim) == (((8, 12),), ())
+
+
+def test_a_falling_run_of_blocks(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", [9, 8, 7], flags=FIRST)
+    compute(sim, "a", 0, 12)
+    sim.touch({0: range(28, 34)})
+    assert only(sim) == (((4, 6), (8, 12)), ())
+
+
+def test_a_block_is_the_latest_requests(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", [5, 6], flags=FIRST)
+    compute(sim, "a", 0, 8)
+    sim.give("b", [6], flags=FIRST)
+    compute(sim, "b", 0, 4)
+    sim.touch({0: range(20, 28)})
+    found = owners(sim)
+    assert [touch.positions for touch in found["a"]] == [((0, 4),)]
+    assert [touch.positions for touch in found["b"]] == [((0, 4),)]
+
+
+def test_a_hit_of_the_prefix_cache_is_both_requests(tmp_path: Path) -> None:
+    sim = cache(tmp_path, prefix_caching=True)
+    sim.give("a", [5, 6], flags=FIRST)
+    compute(sim, "a", 0, 8)
+    sim.arrive(Prompt("b", 8))
+    sim.lookup("b", 4, 0, 0)
+    sim.give("b", [5, 9], flags=FIRST)
+    sim.step([Chunk("b", 4, 4, first=True)], prompts={"b": 8})
+    sim.touch({0: range(20, 24)})
+    sim.touch({0: range(36, 40)})
+    found = owners(sim)
+    assert [touch.positions for touch in found["a"]] == [((0, 4),)]
+    assert [touch.positions for touch in found["b"]] == [((0, 4),), ((4, 8),)]
+
+
+def test_a_hit_without_a_connector_to_ask_is_told_by_the_first_chunk(tmp_path: Path) -> None:
+    sim = cache(tmp_path, prefix_caching=True)
+    sim.asks = False
+    sim.give("a", [5, 6], flags=FIRST)
+    compute(sim, "a", 0, 8)
+    sim.give("b", [5, 9], flags=FIRST)
+    compute(sim, "b", 4, 8, first=True)
+    sim.touch({0: range(20, 24)})
+    found = owners(sim)
+    assert [touch.positions for touch in found["a"]] == [((0, 4),)]
+    assert [touch.positions for touch in found["b"]] == [((0, 4),)]
+
+
+def test_blocks_of_a_preempted_request_are_its_own_until_they_are_given_out(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.arrive(Prompt("a", 12))
+    sim.give("a", [5, 6], flags=FIRST)
+    sim.step([Chunk("a", 0, 8, first=True)], prompts={"a": 12})
+    sim.preempt("a", 8)
+    sim.step([], tokens=1)
+    sim.touch({0: range(20, 28)}, hook="")
+    sim.give("a", [11, 12, 13], flags=RESUMED)
+    sim.step([Chunk("a", 0, 12, first=True, resumed=True)], prompts={"a": 12})
+    sim.touch({0: range(52, 56)})
+    assert [touch.positions for touch in owners(sim)["a"]] == [((0, 8),), ((8, 12),)]
+
+
+def test_the_table_before_a_preemption_is_not_filled_by_what_is_computed_after_it(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.arrive(Prompt("a", 8))
+    sim.give("a", [5, 6], flags=FIRST)
+    sim.step([Chunk("a", 0, 6, first=True)], prompts={"a": 8})
+    sim.preempt("a", 6)
+    sim.give("a", [11, 12], flags=RESUMED)
+    sim.step([Chunk("a", 0, 8, first=True, resumed=True)], prompts={"a": 8})
+    sim.touch({0: range(20, 28)}, hook="")
+    assert only(sim) == (((0, 6),), ((6, 8),))
+
+
+def test_a_resumed_request_that_gets_its_blocks_back_from_the_prefix_cache(tmp_path: Path) -> None:
+    sim = cache(tmp_path, prefix_caching=True)
+    sim.arrive(Prompt("a", 12))
+    sim.give("a", [5, 6], flags=FIRST)
+    sim.step([Chunk("a", 0, 8, first=True)], prompts={"a": 12})
+    sim.preempt("a", 8)
+    sim.lookup("a", 8, 0, 0)
+    sim.give("a", [5, 6, 7], flags=RESUMED)
+    sim.step([Chunk("a", 8, 4, first=True, resumed=True)], prompts={"a": 12})
+    sim.touch({0: range(20, 32)})
+    assert only(sim) == (((0, 12),), ())
+
+
+def test_kv_cache_groups_have_their_own_blocks_and_sizes(tmp_path: Path) -> None:
+    sim = cache(tmp_path, layers=2, groups=[(4, [0]), (8, [1])])
+    sim.give("a", [5, 6], 0, FIRST)
+    sim.give("a", [7], 1, FIRST)
+    compute(sim, "a", 0, 8)
+    sim.touch({0: range(24, 28), 1: range(56, 60)})
+    found = owners(sim)["a"]
+    assert [(touch.columns, touch.positions) for touch in found] == [(1, ((4, 8),)), (2, ((0, 4),))]
+
+
+def test_a_block_that_another_group_got_is_no_longer_the_first_groups(tmp_path: Path) -> None:
+    sim = cache(tmp_path, layers=2, groups=[(4, [0]), (4, [1])])
+    sim.give("a", [5], 0, FIRST)
+    sim.give("a", [6], 1, FIRST)
+    compute(sim, "a", 0, 4)
+    sim.give("b", [6], 0, FIRST)
+    sim.give("b", [5], 1, FIRST)
+    compute(sim, "b", 0, 4)
+    # The layers lie on the same bytes: both have a record of every read.
+    sim.touch({0: range(20, 24), 1: range(20, 24)}, flags=STORE | SHARED)
+    slots, ids = resolved(sim)
+    assert {
+        ids[row]: [(one.columns, one.positions) for one in reads] for row, reads in slots.reads.items()
+    } == {"b": [(2, ((0, 4),))]}
+    step = sim.step_id
+    assert (slots.amounts.get((step, 0), 0), slots.amounts[step, 1]) == (0, 4)
+    assert not any(slots.useless.values())
+
+
+def test_a_table_that_is_said_twice_for_a_load_in_the_background(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.arrive(Prompt("a", 12))
+    sim.lookup("a", 0, 8, 8, int(Flag.ASYNC))
+    sim.give("a", [5, 6], flags=FIRST)
+    sim.step([], tokens=1)
+    sim.touch({0: range(20, 28)}, hook="", flags=LOAD)
+    sim.give("a", [5, 6, 7], flags=FIRST)
+    sim.step([Chunk("a", 8, 4, first=True)], prompts={"a": 12})
+    sim.touch({0: range(20, 32)})
+    slots, _ = resolved(sim)
+    assert [touch.positions for touch in slots.writes[0]] == [((0, 8),)]
+    assert [(touch.positions, touch.stale) for touch in slots.reads[0]] == [(((0, 12),), ())]
+
+
+def test_an_id_that_is_used_again_is_the_later_request(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", [5], flags=FIRST)
+    compute(sim, "a", 0, 4)
+    sim.finish("a", 4)
+    sim.arrive(Prompt("a", 4))
+    sim.give("a", [8], flags=FIRST)
+    sim.step([Chunk("a", 0, 4, first=True)], prompts={"a": 4})
+    sim.touch({0: range(20, 24)})
+    sim.touch({0: range(32, 36)})
+    slots, _ = resolved(sim)
+    assert {row: [one.positions for one in reads] for row, reads in slots.reads.items()} == {
+        0: [((0, 4),)], 1: [((0, 4),)],
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------ the time of a read
+
+
+def test_a_slot_that_is_read_before_the_forward_of_its_step_is_stale(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.arrive(Prompt("a", 8))
+    sim.step([Chunk("a", 0, 4, first=True)], prompts={"a": 8})
+    sim.step([Chunk("a", 4, 4)], prompts={"a": 8})
+    sim.read("a", 0, 8, hook="start_load_kv")
+    assert only(sim) == (((0, 4),), ((4, 8),))
+
+
+def test_the_forward_is_told_layer_by_layer(tmp_path: Path) -> None:
+    sim = cache(tmp_path, layers=2)
+    step = compute(sim, "a", 0, 4)
+    between = sim.hook_t[0, step, "save_kv_layer", sim.layer_names[0]]
+    sim.read("a", 0, 4, t=between)
+    found = owners(sim)["a"]
+    assert [(touch.columns, touch.positions, touch.stale) for touch in found] == [
+        (1, ((0, 4),), ()), (2, (), ((0, 4),)),
+    ]  # fmt: skip
+
+
+def test_a_block_that_is_given_out_holds_its_former_holders_tokens_until_the_forward(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", [5], flags=FIRST)
+    compute(sim, "a", 0, 4)
+    sim.give("b", [5], flags=FIRST)
+    compute(sim, "b", 0, 4)
+    sim.touch({0: range(20, 24)}, hook="start_load_kv")
+    sim.touch({0: range(20, 24)})
+    found = owners(sim)
+    assert [(touch.positions, touch.stale) for touch in found["a"]] == [(((0, 4),), ())]
+    assert [(touch.positions, touch.stale) for touch in found["b"]] == [
+        ((), ((0, 4),)), (((0, 4),), ()),
+    ]  # fmt: skip
+
+
+def test_a_former_holder_is_forgotten_in_the_steps_after(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", [5], flags=FIRST)
+    compute(sim, "a", 0, 4)
+    sim.give("b", [5], flags=FIRST)
+    sim.arrive(Prompt("b", 4))
+    sim.step([Chunk("b", 0, 2, first=True)], prompts={"b": 4})
+    sim.step([Chunk("b", 2, 2)], prompts={"b": 4})
+    sim.touch({0: range(20, 24)}, hook="start_load_kv")
+    assert only(sim, "b") == (((0, 2),), ((2, 4),))
+
+
+def test_decode_tokens_are_there_one_by_one(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    compute(sim, "a", 0, 4)
+    sim.grow("a", 8)
+    for _ in range(2):
+        sim.step([], tokens=1)
+    sim.read("a", 0, 8)
+    sim.step([], tokens=1)
+    sim.finish("a", 7, 4)
+    assert only(sim) == (((0, 6),), ((6, 8),))
+
+
+def test_decode_tokens_before_the_forward_of_their_step(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    compute(sim, "a", 0, 4)
+    sim.grow("a", 8)
+    for _ in range(2):
+        sim.step([], tokens=1)
+    sim.read("a", 0, 8, hook="start_load_kv")
+    sim.finish("a", 6, 3)
+    assert only(sim) == (((0, 5),), ((5, 8),))
+
+
+def test_background_work_reads_what_is_there_a_step_later(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    step = compute(sim, "a", 0, 4)
+    sim.step([], tokens=1)
+    sim.read("a", 0, 4, hook="", step=step)
+    slots, _ = resolved(sim)
+    (touch,) = slots.reads[0]
+    assert (touch.positions, touch.stale, touch.background) == (((0, 4),), (), True)
+    assert slots.last_background_t > 0
+
+
+def test_background_work_that_comes_after_its_block_was_given_away(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", [5], flags=FIRST)
+    step = compute(sim, "a", 0, 4)
+    sim.finish("a", 4)
+    sim.give("b", [5], flags=FIRST)
+    compute(sim, "b", 0, 4)
+    sim.touch({0: range(20, 24)}, hook="", step=step)
+    found = owners(sim)
+    assert list(found) == ["b"]
+    assert [touch.positions for touch in found["b"]] == [((0, 4),)]
+
+
+def test_slots_that_hold_nobodys_tokens(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", [5], flags=FIRST)
+    step = compute(sim, "a", 0, 4)
+    sim.touch({0: range(20, 32)})
+    slots, _ = resolved(sim)
+    assert [touch.positions for touch in slots.reads[0]] == [((0, 4),)]
+    assert (slots.amounts[step, 0], slots.useless[step, 0]) == (12, 8)
+
+
+def test_slots_of_which_it_is_not_known_which_they_were(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    step = compute(sim, "a", 0, 4)
+    sim.workers[0].names["4+4"] = 0
+    sim.read("a", 0, 4)
+    slots, _ = resolved(sim)
+    assert slots.unknown == {(step, 0)}
+    assert not slots.reads and not slots.visible
+
+
+# -------------------------------------------------------------------------- what was read or written
+
+
+@pytest.mark.parametrize(
+    ("hook", "flags", "read", "written"),
+    [
+        ("save_kv_layer", STORE, True, False),
+        ("start_load_kv", LOAD, False, True),
+        ("start_load_kv", STORE, True, False),
+        # Given out by address: what the hook is for decides, of background work either may be.
+        ("save_kv_layer", WATCHED, True, False),
+        ("start_load_kv", WATCHED, False, True),
+        ("", WATCHED, True, True),
+    ],
+)
+def test_what_was_read_and_what_was_written(
+    tmp_path: Path, hook: str, flags: int, read: bool, written: bool
+) -> None:
+    sim = cache(tmp_path)
+    compute(sim, "a", 0, 4)
+    sim.read("a", 0, 4, hook=hook, flags=flags)
+    slots, _ = resolved(sim)
+    assert (bool(slots.reads), bool(slots.writes)) == (read, written)
+
+
+def test_what_a_load_writes_is_for_whom_the_block_was_given_to(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", [5], flags=FIRST)
+    compute(sim, "a", 0, 4)
+    sim.arrive(Prompt("b", 8))
+    sim.lookup("b", 0, 4, 4)
+    sim.give("b", [5, 6], flags=FIRST)
+    sim.step([Chunk("b", 4, 4, first=True)], prompts={"b": 8})
+    sim.write_kv("b", 0, 4)
+    slots, ids = resolved(sim)
+    assert {
+        ids[row]: [(one.positions, one.late) for one in touched] for row, touched in slots.writes.items()
+    } == {"b": [(((0, 4),), False)]}
+
+
+def test_what_is_written_after_the_attention_is_late(tmp_path: Path) -> None:
+    sim = cache(tmp_path, layers=2)
+    sim.arrive(Prompt("a", 8))
+    sim.lookup("a", 0, 4, 4)
+    step = sim.step([Chunk("a", 4, 4, first=True)], prompts={"a": 8})
+    sim.write_kv("a", 0, 4, hook="", t=sim.hook_t[0, step, "save_kv_layer", sim.layer_names[0]])
+    slots, _ = resolved(sim)
+    assert [(touch.columns, touch.late) for touch in slots.writes[0]] == [(1, True), (2, False)]
+
+
+def test_a_connector_inside_another_one_counts_once(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    step = compute(sim, "a", 0, 4)
+    sim.read("a", 0, 4)
+    sim.tag += 1  # another connector's index
+    sim.read("a", 0, 4, step=step, t=sim.clock())
+    slots, _ = resolved(sim)
+    assert slots.amounts[step, 0] == 4
+
+
+def test_layers_that_fared_alike_are_one_read(tmp_path: Path) -> None:
+    sim = cache(tmp_path, layers=3)
+    compute(sim, "a", 0, 4)
+    sim.read("a", 0, 4)
+    (touch,) = owners(sim)["a"]
+    assert (touch.columns, touch.positions) == (0b111, ((0, 4),))
+
+
+def test_ranks_are_resolved_each_for_itself(tmp_path: Path) -> None:
+    sim = cache(tmp_path, tp=2)
+    compute(sim, "a", 0, 4)
+    sim.read("a", 0, 4, rank=1)
+    assert not resolved(sim, 0)[0].reads
+    assert [touch.positions for touch in resolved(sim, 1)[0].reads[0]] == [((0, 4),)]
