@@ -61,17 +61,21 @@ def write_rest_soon(run_dir: Path) -> bool:
 
 def look(run_dir: Path, salt: bytes | None) -> RestFile:
     """What lies now at the paths that the run's LEFT and PIECE records name."""
-    targets: dict[str, None] = {}
+    targets: dict[str, bool] = {}
     pieces: dict[str, str] = {}
     for path in spool_paths(run_dir):
         try:
             wrote, found = _named(path)
         except SpoolError:
             continue
-        targets.update(dict.fromkeys(wrote))
+        for name, way in wrote:
+            targets[name] = way != Way.SQLITE
+            if way == Way.SQLITE:  # what is not in the database yet
+                targets.update(dict.fromkeys((f"{name}-journal", f"{name}-wal"), False))
         if found:
             pieces[path.name] = _still(found, salt)
-    files = tuple(_resting(name) for name in list(targets)[:_MOST_FILES])
+    named = list(targets.items())[:_MOST_FILES]
+    files = tuple(_resting(name, may_be_read) for name, may_be_read in named)
     return RestFile(looked_wall_ns=time.time_ns(), files=files, pieces=pieces)
 
 
@@ -79,7 +83,8 @@ _Piece = tuple[str, int, int, int]
 """Path, offset, length, digest."""
 
 
-def _named(path: Path) -> tuple[list[str], list[_Piece]]:
+def _named(path: Path) -> tuple[list[tuple[str, int]], list[_Piece]]:
+    """Paths that LEFT records name, each with its way; pieces, in their order."""
     spool = Spool(path)
     left: list[np.ndarray] = []
     pieces: list[np.ndarray] = []
@@ -88,18 +93,18 @@ def _named(path: Path) -> tuple[list[str], list[_Piece]]:
         left.append(chunk[(kinds == Kind.LEFT) & np.isin(rows.code(chunk[:, 0]), _WAYS)])
         pieces.append(chunk[kinds == Kind.PIECE])
     names = spool.names
-    wrote = [
-        names.get(int(at), "")
-        for table in left
-        for at in np.unique(rows.columns(rows.LeftProcess, table).target)
-    ]
+    wrote: dict[tuple[str, int], None] = {}
+    for table in left:
+        one = rows.columns(rows.LeftProcess, table)
+        ids = zip(one.target.tolist(), rows.code(one.head).tolist(), strict=True)
+        wrote.update(dict.fromkeys((names.get(ident, ""), way) for ident, way in dict.fromkeys(ids)))
     found = []
     for table in pieces:
-        one = rows.columns(rows.Piece, table)
-        columns = (one.target, one.offset, one.length, one.digest)
+        piece = rows.columns(rows.Piece, table)
+        columns = (piece.target, piece.offset, piece.length, piece.digest)
         for target, offset, length, digest in zip(*(column.tolist() for column in columns), strict=True):
             found.append((names.get(target, ""), offset, length, digest))
-    return [name for name in wrote if name], found
+    return [one for one in wrote if one[0]], found
 
 
 def _real(name: str) -> str | None:
@@ -107,7 +112,8 @@ def _real(name: str) -> str | None:
     return None if MASK in name else os.path.expanduser(name)
 
 
-def _resting(name: str) -> RestingFile:
+def _resting(name: str, may_be_read: bool) -> RestingFile:
+    """``may_be_read``: not a database, whose locks go where the process that holds them closes a handle."""
     path = _real(name)
     if path is None:
         return RestingFile(name)
@@ -118,7 +124,7 @@ def _resting(name: str) -> RestingFile:
     except OSError:
         return RestingFile(name)
     zero = None
-    if 0 < found.st_size <= _MOST_READ:
+    if may_be_read and 0 < found.st_size <= _MOST_READ:
         with contextlib.suppress(OSError), open(path, "rb") as file:
             zero = not any(file.read(4096)) and not any(file.read())
     return RestingFile(name, True, found.st_size, zero, found.st_mtime_ns)

@@ -158,6 +158,8 @@ class Form(IntEnum):
     """Byte for byte in what was sent, and the answer was an error, or none came in time."""
     GIVEN_UP = 7
     """Not looked for any more: too much was waiting to be found."""
+    CUT = 8
+    """As PARTLY, and what was not found lies behind all that was."""
 
 
 class Dispatch(IntEnum):

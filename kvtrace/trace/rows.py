@@ -386,8 +386,9 @@ class LeftProcess(NamedTuple):
     ``target``: name of the file (``~`` for the user's home) or of the peer. ``bytes``: that were seen to
     leave, -1 where the file is written in place; ``calls``: of a socket how often it was sent to, of a file 1
     where this call opened it, 0 where it grew by a handle that was open; ``errors``: sends, answers and
-    connections that failed or said so, of a file 1 where it is not there when the call is over.
-    Flag.REPLACED: the connector removed this file. Flag.KEPT: all that left was looked through."""
+    connections that failed or said so, of a file 1 where it is not there when the call is over, of a database
+    1 while its transaction is open. Flag.REPLACED: the connector removed this file. Flag.KEPT: all that left
+    was looked through."""
 
     head: Word
     t: Word

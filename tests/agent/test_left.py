@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
-from collections import Counter
 from multiprocessing import shared_memory
 
 import numpy as np
@@ -160,20 +162,58 @@ def test_files_that_are_removed_again(trace, kv, tmp_path):
     assert [row[:2] for row in left(trace)] == [(Way.FILE, "1"), (None, "1"), (Way.FILE, "2")]
 
 
-def test_a_database_and_a_segment(trace, kv, tmp_path):
+def test_a_database_is_not_opened_and_its_open_transaction_is_seen(trace, kv, tmp_path):
+    """A handle that is opened and closed beside SQLite's own would take its locks away."""
+    path = tmp_path / "kv.sqlite"
+    handles = []
+
     def how(step, layer):
-        data = data_of(pick(layer).repeat(20, 1))
-        with sqlite3.connect(tmp_path / "kv.sqlite") as db:
-            db.execute("CREATE TABLE kv (value BLOB)")
-            db.execute("INSERT INTO kv VALUES (?)", (data,))
-        segment = shared_memory.SharedMemory(create=True, size=256)
-        segment.buf[:256] = data[:256]
-        segment.close()
-        segment.unlink()
+        if step == 1:
+            handles.append(sqlite3.connect(path))
+            handles[0].execute("CREATE TABLE kv (value BLOB)")
+        handles[0].execute("INSERT INTO kv VALUES (?)", (data_of(pick(layer)),))
+        if step == 1:
+            handles[0].commit()
+            return
+        with sqlite3.connect(path, timeout=0.01) as other, pytest.raises(sqlite3.OperationalError):
+            other.execute("INSERT INTO kv VALUES (1)")  # still locked
+
+    saves(kv, how, steps=3)
+    assert [(row[0], row[1], row[4]) for row in left(trace) if row[0]][:2] == [
+        (Way.SQLITE, "kv.sqlite", 0),
+        (Way.SQLITE, "kv.sqlite", 1),
+    ]
+    AGENT.flush()
+    rest = {os.path.basename(one.path): one.exists for one in look(trace.run_dir, KEY).files}
+    assert rest == {"kv.sqlite": True, "kv.sqlite-journal": True, "kv.sqlite-wal": False}
+    handles[0].close()
+
+
+def test_a_file_on_which_the_connector_holds_a_lock_is_not_opened(trace, kv, tmp_path):
+    child = "import fcntl,sys; fcntl.lockf(open(sys.argv[1],'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    handle = (tmp_path / "locked").open("wb")
+
+    def how(step, layer):
+        fcntl.lockf(handle, fcntl.LOCK_EX)
+        handle.write(data_of(pick(layer)))
+        handle.flush()
 
     saves(kv, how)
-    assert {row[0] for row in left(trace)} >= {Way.SQLITE}
-    assert Counter(found(trace)) == {VERBATIM: 1}
+    assert subprocess.run([sys.executable, "-c", child, tmp_path / "locked"], stderr=-3).returncode == 1
+    handle.close()
+
+
+def test_a_segment_of_shared_memory(trace, kv):
+    made = []
+
+    def how(step, layer):
+        made.append(shared_memory.SharedMemory(create=True, size=256))
+        made[0].buf[:256] = data_of(pick(layer))
+
+    saves(kv, how)
+    assert [row[0] for row in left(trace)] == [Way.SHARED_MEMORY] and found(trace) == [VERBATIM]
+    made[0].close()
+    made[0].unlink()
 
 
 def answering(answer):
@@ -241,7 +281,7 @@ def cut(data):
 @pytest.mark.parametrize(
     ("change", "form"),
     [
-        (cut, Form.PARTLY),
+        (cut, Form.CUT),
         (lambda data: np.frombuffer(data, dtype=np.float32).astype(np.float16).tobytes(), Form.CAST),
         (
             lambda data: (

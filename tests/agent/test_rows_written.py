@@ -36,6 +36,7 @@ from kvtrace.agent.watch import call, policy, records
 from kvtrace.agent.watch.caches import Layer
 from kvtrace.agent.watch.layout import layout_of
 from kvtrace.agent.watch.operations import Touched
+from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.touch import Touch
 from kvtrace.trace import hooks, rows
 from kvtrace.trace import ops as op_table
@@ -614,7 +615,9 @@ def found_again(patch: pytest.MonkeyPatch) -> None:
     layer = Layer("layer.0", kv.ctypes.data, kv.ctypes.data, kv.ctypes.data + kv.nbytes, kv.nbytes, kv.nbytes,
                   kv.shape, (32, 8, 1), 4)  # fmt: skip
     one, other = Left(3), Left(4)
-    assert one.keep(layer, layout, [Touch(np.arange(5, 8), None)])
+    with pytest.MonkeyPatch.context() as inside:
+        inside.setattr(HERE, "work", SimpleNamespace(left=one))
+        assert one.keep(layer, layout, [Touch(np.arange(5, 8), None)])
     path = AGENT.config.dir / "store"
     place = PLACES.opened(path, os.O_WRONLY | os.O_TRUNC)
     assert place is not None

@@ -20,6 +20,7 @@ from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch.caches import Layer
 from kvtrace.agent.watch.layout import Layout
 from kvtrace.agent.watch.operations import text_of_touches
+from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.records import Names, next_call
 from kvtrace.agent.watch.touch import Touch
 from kvtrace.trace.format import Flag, Form, Kind, Role, Way, pack_head
@@ -88,7 +89,10 @@ class Left:
     # --- KV that is read ------------------------------------------------------------------
 
     def keep(self, layer: Layer, layout: Layout, touches: list[Touch]) -> bool:
-        """Pieces of what was read just now are kept; False where that is not possible."""
+        """Pieces of what was read just now are kept; False where that is not possible, or where a connector
+        inside this one keeps them."""
+        if getattr(HERE.work, "left", None) is not self:
+            return False
         ops = self._ops.setdefault(layer.name, [])
         op = ops[-1] if len(ops) >= _MOST_OPS else Op(self.call, self.connector, layer.name)
         given_up = POOL.take(op, layer.start, layout, touches)
@@ -174,7 +178,7 @@ class Left:
         try:
             self._files(step, t, thread)
             self._sockets(step, t, thread)
-            for op, findings in self._found.values():
+            for op, findings in self._own():
                 self._say(op, findings, t)
         except Exception:
             AGENT.failed("what left")
@@ -188,23 +192,26 @@ class Left:
         looked = {place.path: PLACES.look(place) for place in self._opened.values()}
         for place in PLACES.still_open():
             if place.path not in looked:
+                new = not place.looks
                 wrote = PLACES.look(place)
-                if wrote.written or (place.in_place and len(POOL)):
+                if new or wrote.written or (place.mapped and len(POOL)):
                     looked[place.path] = wrote
         for path, wrote in looked.items():
             found, whole = self._in_file(wrote)
             opened = path in self._opened
-            if opened or wrote.written or found:
+            if opened or wrote.written or found or wrote.place.looks == 1:
                 marks = int(Flag.KEPT) if whole else 0
-                amounts = wrote.written, int(opened), int(wrote.size < 0)
+                amounts = wrote.written, int(opened), _errors(wrote)
                 self._write_left(wrote.place.way, path, amounts, marks, step, t, thread)
 
     def _in_file(self, wrote: Wrote) -> tuple[bool, bool]:
         """Whether KV was found in what came into a file, and whether all of it was looked through."""
         first = max(0, wrote.first - LENGTH)
         length = wrote.size - first
-        if wrote.size <= 0 or not (wrote.written or wrote.place.in_place):
+        if wrote.size <= 0 or not (wrote.written or wrote.place.mapped):
             return False, wrote.size >= 0
+        if not wrote.place.may_be_read():
+            return False, False
         if not len(POOL):
             return False, True
         if length + self._looked > _MOST_BYTES:
@@ -236,9 +243,35 @@ class Left:
         """``amounts``: bytes, calls, errors; ``rest``: step, time, thread."""
         step, t, thread = rest
         head = pack_head(Kind.LEFT, Role.WORKER, way, self.connector, marks, thread)
-        AGENT.add(LeftProcess(head, t, self.call, step, _targets.id(_shown(target)), *amounts))
+        AGENT.add(LeftProcess(head, t, self.call, step, _target(target), *amounts))
 
     # --- what was found -------------------------------------------------------------------
+
+    def _own(self) -> list[tuple[Op, list[Finding]]]:
+        """What was found, operation by operation. Requests with the same beginning have the same KV there: a
+        piece that stands amid another operation's, all of which was found, is that one's."""
+        extents: dict[str, list[tuple[int, int]]] = {}
+        whole: list[tuple[Op, list[Finding]]] = []
+        others: list[tuple[Op, list[Finding]]] = []
+        for op, findings in self._found.values():
+            exact = {one.hit.needle.number for one in findings if one.hit.needle.form == Form.VERBATIM}
+            if len(exact | op.found) < len(op.pieces):
+                others.append((op, findings))
+                continue
+            whole.append((op, findings))
+            for target in {one.target for one in findings}:
+                places = [one.hit.offset for one in findings if one.target == target]
+                extents.setdefault(target, []).append((min(places), max(places)))
+        for op, findings in others:
+            own = [
+                one
+                for one in findings
+                if not any(low <= one.hit.offset <= high for low, high in extents.get(one.target, ()))
+            ]
+            news = {one.hit.needle.number for one in own} - op.found
+            if news:
+                whole.append((op, own))
+        return whole
 
     def _say(self, op: Op, findings: list[Finding], t: int) -> None:
         exact = [one for one in findings if one.hit.needle.form == Form.VERBATIM]
@@ -251,8 +284,9 @@ class Left:
         elif len(op.found) == len(op.pieces):
             form = Form.VERBATIM
         else:
-            form = Form.ZEROED if any(one.hit.zeroed for one in exact) else Form.PARTLY
-        if form not in (Form.PARTLY, Form.REFUSED):
+            zeroed = any(one.hit.zeroed for one in exact)
+            form = Form.ZEROED if zeroed else Form.CUT if op.cut else Form.PARTLY
+        if form not in (Form.PARTLY, Form.CUT, Form.REFUSED):
             POOL.done(op)
         self._write_found(op, form, t, target, self.call)
         if form == Form.VERBATIM:
@@ -262,7 +296,7 @@ class Left:
         head = pack_head(Kind.FOUND, Role.WORKER, form, op.connector, 0, AGENT.thread())
         text = text_of_touches(op.touches)
         pieces = len(op.pieces) << 32 | len(op.found)
-        name = _targets.id(_shown(target)) if target else 0
+        name = _target(target) if target else 0
         ident = _sets.id(text) if text else 0
         AGENT.add(KvFound(head, t, op.call, AGENT.id(op.layer), ident, pieces, by, name))
 
@@ -276,9 +310,29 @@ class Left:
             data = finding.hit.needle.data
             digest = int.from_bytes(hashlib.blake2b(data, key=config.salt, digest_size=8).digest(), "little")
             head = pack_head(Kind.PIECE, Role.WORKER, 0, op.connector, 0, AGENT.thread())
-            name = _targets.id(_shown(finding.target))
+            name = _target(finding.target)
             place = finding.hit.offset, len(data), digest & _MASK
             AGENT.add(Piece(head, t, op.call, AGENT.id(op.layer), name, *place))
+
+
+def _target(name: str) -> int:
+    return _targets.id(_shown(name))
+
+
+def _removed_elsewhere(place: Place) -> None:
+    """A connector removed one of its files in a call that is not watched."""
+    head = pack_head(Kind.LEFT, Role.WORKER, place.way, 0, Flag.REPLACED, AGENT.thread())
+    AGENT.add(LeftProcess(head, clock(), 0, AGENT.worker.step, _target(place.path), 0, 1, 0))
+
+
+paths.ON_REMOVAL.append(_removed_elsewhere)
+
+
+def _errors(wrote: Wrote) -> int:
+    """Whether a file is not there, or a database's transaction is open."""
+    if wrote.size < 0:
+        return 1
+    return int(wrote.place.way == Way.SQLITE and os.path.exists(f"{wrote.place.path}-journal"))
 
 
 def _read(path: str, first: int, length: int) -> bytes | None:

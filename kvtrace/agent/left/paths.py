@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kvtrace.agent.imports import when_imported
@@ -25,7 +25,8 @@ from kvtrace.trace.format import SPOOL_DIR, Way
 _MOST_PLACES = 8192
 _MOST_OPEN = 24
 _WRITING = os.O_WRONLY | os.O_RDWR
-_EVENTS = {"open", "os.rename", "os.remove", "sqlite3.connect"}
+_LOCKS = {"fcntl.lockf", "fcntl.fcntl"}
+_EVENTS = {"open", "os.rename", "os.remove", "sqlite3.connect", *_LOCKS}
 _SEGMENTS = "/dev/shm/"
 _NOISE = ("/dev/", "/proc/", "/sys/")
 
@@ -43,6 +44,27 @@ class Place:
         self.changed = 0
         """``st_mtime_ns`` when it was last seen."""
         self.looks = 0
+
+    @property
+    def mapped(self) -> bool:
+        """Whether it may change without a sign: written in place through a mapping."""
+        return self.in_place and self.way != Way.SQLITE
+
+    def may_be_read(self) -> bool:
+        """Not where this process may hold a lock on it: POSIX takes away all that a process holds on a file
+        as soon as it closes any handle of it. A database always may."""
+        if self.way == Way.SQLITE:
+            return False
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) not in _locked
+
+
+_locked: set[tuple[int, int]] = set()
+"""(device, inode) of files on which this process asked for a lock."""
+_MOST_LOCKED = 4096
 
 
 class Wrote(NamedTuple):
@@ -132,6 +154,8 @@ class Places:
 
 
 PLACES = Places()
+ON_REMOVAL: list[Callable[[Place], None]] = []
+"""Is told of what a connector removes outside a watched call."""
 
 
 def _ours(name: str) -> bool:
@@ -168,6 +192,10 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
             path, _, flags = args
             if isinstance(flags, int) and flags & _WRITING and not isinstance(path, int):
                 _note(path, flags)
+        elif event in _LOCKS:
+            found = os.fstat(args[0] if isinstance(args[0], int) else args[0].fileno())
+            if len(_locked) < _MOST_LOCKED:
+                _locked.add((found.st_dev, found.st_ino))
         elif event == "os.rename":
             moved = PLACES.renamed(args[0], args[1])
             left = _left()
@@ -178,6 +206,8 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
             left = _left()
             if gone is not None and left is not None:
                 left.removed(gone)
+            elif gone is not None and ON_REMOVAL and origin_here() is not None:
+                ON_REMOVAL[0](gone)
         else:
             name = os.fsdecode(args[0])
             if name and not name.startswith((":memory:", "file:")):

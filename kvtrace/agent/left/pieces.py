@@ -65,15 +65,27 @@ class Hit(NamedTuple):
 class Op:
     """What one operation read. ``ends``: piece -> (piece at the end of the same run, bytes between both)."""
 
-    __slots__ = ("call", "connector", "ends", "found", "layer", "needles", "pieces", "touches")
+    __slots__ = ("call", "connector", "ends", "found", "layer", "needles", "order", "pieces", "touches")
 
     def __init__(self, call: int, connector: int, layer: str) -> None:
         self.call, self.connector, self.layer = call, connector, layer
         self.touches: list[Touch] = []
         self.pieces: list[bytes] = []
+        self.order: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        """Where each piece lies in what was read: slot by slot, and block by block as it is in memory."""
         self.ends: dict[int, tuple[int, int]] = {}
         self.found: set[int] = set()
         self.needles: list[Needle] = []
+
+    @property
+    def cut(self) -> bool:
+        """Whether all that was not found lies behind all that was."""
+        for way in (0, 1):
+            places = [(order[way], number in self.found) for number, order in enumerate(self.order)]
+            last = max((place for place, there in places if there), default=None)
+            if last is not None and all(there or place > last for place, there in places):
+                return len(self.found) < len(self.pieces)
+        return False
 
 
 class Pool:
@@ -104,7 +116,7 @@ class Pool:
         places = _places(layout, touches)
         added = 0
         with self._lock:
-            for first, last in places:
+            for first, last, order in places:
                 at = len(op.pieces)
                 if at >= _MOST_PIECES:
                     break
@@ -112,10 +124,12 @@ class Pool:
                 if not _telling(data):
                     continue
                 self._add(op, data, layout)
+                op.order.append(((len(op.touches), order[0], first), (len(op.touches), order[1], first)))
                 added += 1
                 end = ctypes.string_at(address + last, len(data)) if last != first else b""
                 if _telling(end):
                     self._add(op, end, layout)
+                    op.order.append(((len(op.touches), order[0], last), (len(op.touches), order[1], last)))
                     op.ends[at] = (at + 1, last - first)
             op.touches.extend(touches)
             if not op.pieces:
@@ -210,14 +224,16 @@ def _length(layout: Layout) -> int:
     return min(LENGTH, layout.dims[-1].size * layout.itemsize)
 
 
-def _places(layout: Layout, touches: list[Touch]) -> list[tuple[int, int]]:
-    """Where pieces are taken: bytes from the layer's first to the begin of a run of elements, and to the
-    last piece of the same run. The very first of what was touched, the very last, and some at random."""
+def _places(layout: Layout, touches: list[Touch]) -> list[tuple[int, int, tuple[int, int]]]:
+    """Where pieces are taken: bytes from the layer's first to the begin of a run of elements, and to the last
+    piece of the same run; how many slots, and how many blocks, were read before. The very first of what was
+    touched, the very last, and some at random."""
     run = layout.dims[-1]
     if run.part != INNER or run.stride != layout.itemsize:
         return []
     after = run.size * layout.itemsize - _length(layout)
-    found: list[tuple[int, int]] = []
+    found: list[tuple[int, int, tuple[int, int]]] = []
+    size = layout.dims[layout.slot_at].size
     whole = [touch for touch in touches if len(touch.slots)]
     if len(whole) > _MOST_TOUCHES:
         whole = [whole[0], *_random.sample(whole[1:-1], _MOST_TOUCHES - 2), whole[-1]]
@@ -230,7 +246,7 @@ def _places(layout: Layout, touches: list[Touch]) -> list[tuple[int, int]]:
             inner = _inner(layout, touch, one == 0, one == count - 1)
             if inner is not None:
                 begin = _of_slot(layout, int(touch.slots[one])) + inner
-                found.append((begin, begin + after))
+                found.append((begin, begin + after, (at << 40 | one, at << 40 | one // size)))
     # the last one first, then the first: where only some are kept, it is these
     return found[-1:] + found[:-1]
 

@@ -1,0 +1,372 @@
+"""What became of the KV that a worker read: from what was seen leaving the process and coming to rest.
+
+The input are the SLOTS, LEFT, FOUND and PIECE records of one spool, and what lay at the files when the run
+was over. The output says, for each watched call and layer, which slots of those that the call read fared how.
+It knows of no request: whose tokens the slots were is the ledger's business.
+
+Nothing is concluded from silence. A store in plain memory, a native library or another process gives nothing
+to see: what was read stays READ. A connector that compresses gives nothing to find byte for byte: the same.
+Only where this connector's KV is found elsewhere in this run is KV that is not found missing; and only where
+nothing that left could hold what was read are empty files its store.
+
+What is not judged here: KV that was read and never left because the same prefix was at rest already
+(NEVER_LEFT of a token whose prefix another request has at rest is no loss), and exceptions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from kvtrace.ledger.intervals import Interval, length, subtract, union
+from kvtrace.ledger.rest_file import GONE, STILL, RestFile, RestingFile
+from kvtrace.ledger.slots.sets import parse
+from kvtrace.trace import rows
+from kvtrace.trace.format import Flag, Form, Way
+from kvtrace.trace.reader import Records
+
+
+class Fate(IntEnum):
+    """How KV that was read fared."""
+
+    READ = 0
+    """Nothing was seen of its further way."""
+    WRITTEN = 1
+    """Seen leaving the process, byte for byte or as numbers of a narrower type, without an error."""
+    PROVED = 2
+    """The same, and it stands in its file at the end of the run."""
+    PUT_FAILED = 3
+    """It was sent, and the answer was an error or none; or the store could not be reached."""
+    NEVER_LEFT = 4
+    """It was read and is in nothing that left, while other KV of this connector is."""
+    NOT_AT_REST = 5
+    """What came to rest of it is empty, cut, or was never committed or given its name."""
+    LOST_LATER = 6
+    """At rest once, and removed or overwritten by the end of the run."""
+    ALTERED = 7
+    """It left as other numbers than those that were read."""
+
+
+class Why(IntEnum):
+    NONE = 0
+    REFUSED = 1
+    UNREACHABLE = 2
+    EMPTY = 3
+    CUT = 4
+    TEMPORARY = 5
+    UNCOMMITTED = 6
+    REMOVED = 7
+    OVERWRITTEN = 8
+    ZEROED = 9
+    ROUNDED = 10
+    """It went through a narrower type, and its numbers are not the same."""
+    NARROWER = 11
+    """As numbers of a narrower type: WRITTEN."""
+
+
+class Part(NamedTuple):
+    """Slots of one call and layer that fared alike. ``target``: the file or peer, "" where there is none."""
+
+    slots: tuple[Interval, ...]
+    fate: Fate
+    why: Why = Why.NONE
+    target: str = ""
+
+
+class Traced(NamedTuple):
+    """One spool. The tables are its records of these kinds, shape (n, 8), in file order."""
+
+    spool: str
+    names: Mapping[int, str]
+    slots: Records
+    left: Records
+    found: Records
+    pieces: Records
+    last_t: int
+    """Host time (ns) at which the spool ends."""
+
+
+@dataclass(frozen=True)
+class AtRest:
+    """Of one spool.
+
+    Attributes:
+        parts: (call, layer's name id) -> slots and how they fared; no slot in two. What is in none: READ.
+        amounts: (fate, why) -> slots over all layers.
+        examples: (fate, why) -> the first few targets.
+    """
+
+    parts: Mapping[tuple[int, int], tuple[Part, ...]] = field(default_factory=dict)
+    amounts: Mapping[tuple[Fate, Why], int] = field(default_factory=dict)
+    examples: Mapping[tuple[Fate, Why], tuple[str, ...]] = field(default_factory=dict)
+
+    def split(self, call: int, layer: int, slots: Sequence[Interval]) -> list[Part]:
+        """Slots of one SLOTS record, by how they fared; all of them, each once."""
+        left, found = union(slots), []
+        for part in self.parts.get((call, layer), ()):
+            rest = subtract(left, list(part.slots))
+            here = subtract(left, rest)
+            if here:
+                found.append(part._replace(slots=tuple(here)))
+            left = rest
+        if left:
+            found.append(Part(tuple(left), Fate.READ))
+        return found
+
+
+_LEAST_BYTES = 16
+"""Bytes of a slot in one layer: no KV is smaller."""
+_MOST_EXAMPLES = 5
+_LEAST_CUT = 2
+_MARGIN_NS = 500_000_000
+_PATIENCE = 10
+"""How many times as long as the slowest save something may be on its way."""
+_TEMPORARY = re.compile(r"\.(?:part|partial|tmp|temp|incomplete)(?:[.\-_][\w\-]*)?$|^\.?tmp[\w\-]*$")
+_NO_STORE = re.compile(r"lock|\.pid$|\.log$|marker|ready|keep|touch|-journal$|-wal$|-shm$", re.IGNORECASE)
+_ORDER = (
+    Form.VERBATIM, Form.CAST, Form.ALTERED, Form.ZEROED, Form.REFUSED, Form.CUT, Form.PARTLY, Form.GIVEN_UP,
+)  # fmt: skip
+"""Of several records about the same KV the first of these counts."""
+
+
+def at_rest(trace: Traced, rest: RestFile) -> AtRest:
+    """How the KV that one spool's worker read fared; each connector of the process on its own."""
+    indexes = sorted({rows.detail(head) for head in trace.slots[:, 0].tolist()} - {0})
+    if len(indexes) < 2:
+        return _Judge(trace, rest).result() if len(trace.slots) else AtRest()
+    parts: dict[tuple[int, int], tuple[Part, ...]] = {}
+    amounts: Counter[tuple[Fate, Why]] = Counter()
+    examples: dict[tuple[Fate, Why], tuple[str, ...]] = {}
+    for index in indexes:
+        one = _Judge(_of_connector(trace, index), rest).result()
+        parts.update(one.parts)
+        amounts.update(one.amounts)
+        examples = {**one.examples, **examples}
+    return AtRest(parts, dict(amounts), examples)
+
+
+def _of_connector(trace: Traced, index: int) -> Traced:
+    """The records of one connector; of what left, also what is of no known one."""
+    left = rows.detail(trace.left[:, 0])
+    return trace._replace(
+        slots=trace.slots[rows.detail(trace.slots[:, 0]) == index],
+        left=trace.left[(left == index) | (left == 0)],
+        found=trace.found[rows.detail(trace.found[:, 0]) == index],
+    )
+
+
+_Verdict = tuple[Fate, Why, str]
+_Judged = Callable[[rows.SlotsTouched], _Verdict]
+
+
+class _Found(NamedTuple):
+    form: Form
+    slots: tuple[Interval, ...]
+    target: str
+    t: int
+    pieces: str
+    """STILL, GONE or unknown, one for each of its pieces."""
+
+
+class _Judge:
+    def __init__(self, trace: Traced, rest: RestFile) -> None:
+        self._trace = trace
+        self._left = [rows.LeftProcess._make(words) for words in trace.left.tolist()]
+        self._files: dict[str, RestingFile] = {one.path: one for one in rest.files}
+        self._read_t = {(words[7], words[2]): words[1] for words in trace.slots.tolist()}
+        self._pieces = self._of_pieces(rest)
+        self._found = self._of_found()
+        ways = ((rows.code(one.head), self._name(one.target)) for one in self._left)
+        self._databases = {name for way, name in ways if way == Way.SQLITE}
+        self._committed = self._commits()
+        self._removed = {self._name(one.target) for one in self._left if _is_removal(one)}
+        self._parts: dict[tuple[int, int], list[Part]] = defaultdict(list)
+
+    def _name(self, ident: int) -> str:
+        return self._trace.names.get(ident, "")
+
+    def _commits(self) -> dict[str, int]:
+        """Databases whose last transaction was open when the run was over -> until when all was committed."""
+        until: dict[str, int] = {}
+        for one in self._left:
+            name = self._name(one.target)
+            journal = self._files.get(f"{name}-journal")
+            if name in self._databases and journal is not None and journal.exists:
+                until[name] = max(until.get(name, 0), 0 if one.errors else one.t)
+        return until
+
+    def _of_pieces(self, rest: RestFile) -> dict[tuple[int, int, int], str]:
+        """(call, layer, target) -> what was found where each of its pieces stood."""
+        said = rest.pieces.get(self._trace.spool, "")
+        found: dict[tuple[int, int, int], str] = defaultdict(str)
+        for words, one in zip(self._trace.pieces.tolist(), said, strict=False):
+            found[words[2], words[3], words[4]] += one
+        return found
+
+    def _of_found(self) -> dict[tuple[int, int], list[_Found]]:
+        found: dict[tuple[int, int], list[_Found]] = defaultdict(list)
+        for words in self._trace.found.tolist():
+            row = rows.KvFound._make(words)
+            slots = parse(self._name(row.slot_set))
+            found[row.call, row.layer].append(
+                _Found(
+                    Form(rows.code(row.head)),
+                    tuple(union([*slots.full, *slots.partly])),
+                    self._name(row.target),
+                    row.t,
+                    self._pieces.get((row.call, row.layer, row.target), ""),
+                )
+            )
+        return found
+
+    # --- judging --------------------------------------------------------------------------
+
+    def result(self) -> AtRest:
+        cut = self._cuts()
+        for key, said in self._found.items():
+            for one in sorted(said, key=lambda one: _ORDER.index(one.form)):
+                self._add(key, one.slots, *self._fate(one, cut), one.target)
+        self._rest_of_reads()
+        amounts: Counter[tuple[Fate, Why]] = Counter()
+        examples: dict[tuple[Fate, Why], dict[str, None]] = defaultdict(dict)
+        for parts in self._parts.values():
+            for part in parts:
+                amounts[part.fate, part.why] += length(part.slots)
+                if part.target and len(examples[part.fate, part.why]) < _MOST_EXAMPLES:
+                    examples[part.fate, part.why][part.target] = None
+        return AtRest(
+            {key: tuple(parts) for key, parts in self._parts.items()},
+            dict(amounts),
+            {key: tuple(targets) for key, targets in examples.items()},
+        )
+
+    def _add(
+        self, key: tuple[int, int], slots: Iterable[Interval], fate: Fate, why: Why, target: str
+    ) -> None:
+        """What another part has already keeps its fate."""
+        taken = [one for part in self._parts[key] for one in part.slots]
+        own = subtract(union(slots), union(taken))
+        if own:
+            self._parts[key].append(Part(tuple(own), fate, why, target))
+
+    def _cuts(self) -> bool:
+        """Whether KV of which only the begin was found was cut: compression leaves pieces out anywhere."""
+        forms = Counter(one.form for said in self._found.values() for one in said)
+        return forms[Form.CUT] >= max(_LEAST_CUT, 4 * forms[Form.PARTLY])
+
+    def _fate(self, one: _Found, cut: bool) -> tuple[Fate, Why]:
+        if one.form == Form.VERBATIM:
+            return self._at_the_end(one)
+        if one.form == Form.REFUSED:
+            return Fate.PUT_FAILED, Why.REFUSED
+        if one.form == Form.CAST:
+            return Fate.WRITTEN, Why.NARROWER
+        if one.form in (Form.ALTERED, Form.ZEROED):
+            return Fate.ALTERED, Why.ZEROED if one.form == Form.ZEROED else Why.ROUNDED
+        if one.form == Form.CUT and cut:
+            return Fate.NOT_AT_REST, Why.CUT
+        if one.form in (Form.CUT, Form.PARTLY) and one.target in self._databases:
+            return Fate.WRITTEN, Why.NONE  # its pages cut pieces apart
+        return Fate.READ, Why.NONE
+
+    def _at_the_end(self, one: _Found) -> tuple[Fate, Why]:
+        if one.t > self._committed.get(one.target, one.t):
+            return Fate.NOT_AT_REST, Why.UNCOMMITTED
+        file = self._files.get(one.target)
+        if file is None or file.exists is None:
+            return Fate.WRITTEN, Why.NONE
+        if not file.exists:
+            # Without a removal by the connector somebody else may have cleaned up.
+            gone = one.target in self._removed
+            return (Fate.LOST_LATER, Why.REMOVED) if gone else (Fate.WRITTEN, Why.NONE)
+        if GONE in one.pieces:
+            return Fate.LOST_LATER, Why.OVERWRITTEN
+        if _TEMPORARY.search(one.target.rsplit("/", 1)[-1]):
+            return Fate.NOT_AT_REST, Why.TEMPORARY
+        return (Fate.PROVED if STILL in one.pieces else Fate.WRITTEN), Why.NONE
+
+    # --- what was read and not found ------------------------------------------------------
+
+    def _rest_of_reads(self) -> None:
+        judged = self._never_left if self._visible() else self._by_files()
+        if judged is None:
+            return
+        for words in self._trace.slots.tolist():
+            row = rows.SlotsTouched._make(words)
+            if not rows.flags(row.head) & Flag.STORE or rows.flags(row.head) & Flag.LOAD or not row.slot_set:
+                continue
+            fate, why, target = judged(row)
+            if fate != Fate.READ:
+                slots = parse(self._name(row.slot_set))
+                self._add((row.call, row.layer), [*slots.full, *slots.partly], fate, why, target)
+
+    def _visible(self) -> bool:
+        """Whether this connector's KV is found byte for byte in what leaves."""
+        return any(one.form == Form.VERBATIM for said in self._found.values() for one in said)
+
+    @property
+    def _looked_through(self) -> bool:
+        """Whether all that was seen to leave was looked through."""
+        return all(rows.flags(one.head) & (Flag.KEPT | Flag.REPLACED) or not one.bytes for one in self._left)
+
+    def _never_left(self, row: rows.SlotsTouched) -> _Verdict:
+        if not rows.flags(row.head) & Flag.KEPT or not self._looked_through:
+            return Fate.READ, Why.NONE, ""
+        later, slowest = self._pace()
+        waited = self._trace.last_t - row.t
+        if row.t > max(self._committed.values(), default=row.t):
+            return Fate.NOT_AT_REST, Why.UNCOMMITTED, next(iter(self._committed))
+        if row.t < later or waited > _PATIENCE * slowest + _MARGIN_NS:
+            return Fate.NEVER_LEFT, Why.NONE, ""
+        return Fate.READ, Why.NONE, ""
+
+    def _pace(self) -> tuple[int, int]:
+        """When the latest KV that was found had been read; how long the slowest was on its way."""
+        later = slowest = 0
+        for key, said in self._found.items():
+            read = self._read_t.get(key, 0)
+            for one in said:
+                if one.form == Form.VERBATIM and read:
+                    later, slowest = max(later, read), max(slowest, one.t - read)
+        return later, slowest
+
+    def _by_files(self) -> _Judged | None:
+        """Nothing was found anywhere: whether what left could not have held it, and why not."""
+        read = sum(max(0, words[5]) for words in self._trace.slots.tolist() if _is_read(words))
+        left = sum(max(0, one.bytes) for one in self._left)
+        in_place = any(one.bytes < 0 and rows.code(one.head) != Way.SQLITE for one in self._left)
+        if in_place or not read or not self._left or left >= read * _LEAST_BYTES:
+            return None
+        if any(one.size is not None and one.size >= read * _LEAST_BYTES for one in self._files.values()):
+            return None
+        found = self._unreachable() or self._empty() or self._uncommitted()
+        return None if found is None else lambda row: found
+
+    def _unreachable(self) -> _Verdict | None:
+        peers = [one for one in self._left if rows.code(one.head) == Way.SOCKET]
+        if peers and all(one.errors and not one.bytes for one in peers):
+            return Fate.PUT_FAILED, Why.UNREACHABLE, self._name(peers[0].target)
+        return None
+
+    def _empty(self) -> _Verdict | None:
+        for path, file in self._files.items():
+            if file.exists and file.size == 0 and not _NO_STORE.search(path.rsplit("/", 1)[-1]):
+                return Fate.NOT_AT_REST, Why.EMPTY, path
+        return None
+
+    def _uncommitted(self) -> _Verdict | None:
+        for name in self._committed:
+            return Fate.NOT_AT_REST, Why.UNCOMMITTED, name
+        return None
+
+
+def _is_removal(one: rows.LeftProcess) -> bool:
+    return bool(rows.flags(one.head) & Flag.REPLACED)
+
+
+def _is_read(words: Sequence[int]) -> bool:
+    return bool(rows.flags(words[0]) & Flag.STORE) and not rows.flags(words[0]) & Flag.LOAD
