@@ -73,8 +73,9 @@ class PositionCalls(WorkerCalls):
         for column, tokens in enumerate(short):
             at = (row, column)
             shifted = missing > 0 and read_shifted(self._slots, self.stores, at, self.block)
-            rounded = max(tokens, default=0) < max(1, self.block)
-            call = _Call(total, sum(tokens), rounded, elsewhere or shifted)
+            rounded = max(tokens, default=0) < max(1, self.block) and sum(tokens) < total
+            # Of whole blocks that are read twice, or for other requests too, a remainder is still left out.
+            call = _Call(total, sum(tokens), rounded, (elsewhere and not rounded) or shifted)
             trust += self._judge_call(at, call, caught)
             if self.ends[at] == SaveEnd.MISPLACED:
                 self._misread(at, [request for request, parts in left[column].items() if parts])

@@ -125,8 +125,11 @@ class _InPair:
         """Whether what was read in a step is not in the store."""
         pairs = self._way.pairs
         void = pairs.void.get(step)
-        misread = pairs.misread.get((step, self._way.row), 0) >> self._pair & 1
-        return bool(misread) or (void is not None and bool(void[self._pair]))
+        return self._misread(step) or (void is not None and bool(void[self._pair]))
+
+    def _misread(self, step: int) -> bool:
+        """Whether other slots were read in a step in the place of the request's."""
+        return bool(self._way.pairs.misread.get((step, self._way.row), 0) >> self._pair & 1)
 
     def _stored(self) -> dict[tuple[SaveEnd, int], list[Interval]]:
         """Positions that were read or that a store entry names, by how that ended and how well it is seen."""
@@ -136,6 +139,8 @@ class _InPair:
             start, end = positions(request, entry)
             if end <= start:
                 continue
+            if entry.implied and self._misread(entry.step):
+                continue  # read in the place of other tokens
             ends = pairs.implied if entry.implied else pairs.ends
             ended = SaveEnd(int(ends[entry.step][self._pair]))
             grade = int(Grade.READ if entry.implied else pairs.grades[entry.step][self._pair])

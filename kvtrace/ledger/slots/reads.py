@@ -157,7 +157,7 @@ class _Resolver:
         self._touches, self._names, self._requests = touches, names, requests
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
-        self._owned: dict[tuple[int, int, bool], _Owned] = {}
+        self._owned: dict[_SetKey, _Owned] = {}
         self._found: dict[bool, dict[_Key, _Gathered]] = {True: {}, False: {}}
         self._amounts: dict[tuple[int, int], int] = defaultdict(int)
         self._useless: dict[tuple[int, int], int] = defaultdict(int)
@@ -205,7 +205,7 @@ class _Resolver:
             self._count(record, column, step, after)
         for direction in [way for way, done in ((True, read), (False, wrote)) if done]:
             # What is written into a block is for whom it was given to, whatever it held before.
-            owned = self._owners(record.slot_set, column, step, after or not direction)
+            owned = self._owners(record, column, step, after or not direction)
             for row, positions, stale in owned.requests:
                 late = not direction and record.t >= self._touches.used_at(step, column)
                 key = (row, step, positions, stale if direction else (), background, late)
@@ -217,7 +217,7 @@ class _Resolver:
     def _count(self, record: rows.SlotsTouched, column: int, step: int, after: bool) -> None:
         """Add what a read took to the amounts."""
         slots = self._set(record.slot_set)
-        owned = self._owners(record.slot_set, column, step, after)
+        owned = self._owners(record, column, step, after)
         if rows.flags(record.head) & Flag.SHARED:
             # Both layers have a record: of the blocks of its own group each counts.
             self._amounts[step, column] += slots.slots - owned.nobodys
@@ -244,15 +244,17 @@ class _Resolver:
             known = self._sets[ident] = parse(self._names.get(ident, ""))
         return known
 
-    def _owners(self, ident: int, column: int, step: int, after: bool) -> _Owned:
-        key = (ident, self._group[column], after)
+    def _owners(self, record: rows.SlotsTouched, column: int, step: int, after: bool) -> _Owned:
+        background = rows.code(record.head) == _BACKGROUND
+        key = (record.slot_set, self._group[column], after, background)
         known = self._owned.get(key)
         if known is None:
-            known = self._owned[key] = self._resolve(self._set(ident), self._group[column], step, after)
+            known = self._owned[key] = self._resolve(key, step)
         return known
 
-    def _resolve(self, slots: SlotSet, group: int, step: int, after: bool) -> _Owned:
-        size = self._sizes[group]
+    def _resolve(self, key: _SetKey, step: int) -> _Owned:
+        ident, group, after, background = key
+        slots, size = self._set(ident), self._sizes[group]
         computed: dict[int, list[Interval]] = defaultdict(list)
         stale: dict[int, list[Interval]] = defaultdict(list)
         nobodys = early = 0
@@ -264,7 +266,8 @@ class _Resolver:
                 computed[holder.row].append((start + low, min(start + high, until)))
                 stale[holder.row].append((max(start + low, until), start + high))
                 empty &= start + low >= until
-            for holder in holders:
+            # What a thread reads there may well be for the former holder, and is that one's.
+            for holder in holders if empty or not background else ():
                 stale[holder.row].append((holder.place * size + low, holder.place * size + high))
             if not former and not holders:
                 nobodys += high - low
@@ -301,6 +304,8 @@ class _Resolver:
 
 
 _CALLS = 256
+_SetKey = tuple[int, int, bool, bool]
+"""A set's name, KV cache group, whether the layer had been computed, whether it was background work."""
 _Key = tuple[int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool]
 _NEVER = (1 << 62) - 1
 

@@ -1,0 +1,528 @@
+"""What became of each token, by the slots that were touched: outcome, end and grade."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from both_books import agree
+from synth import Chunk, Entry, Fate, Prompt, Sim
+
+from kvtrace.causes import diagnose
+from kvtrace.ledger import Run, read_run
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.terms import Grade
+from kvtrace.trace.format import Flag
+
+LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
+BLOCK = 16
+
+SAVED, TAKEN, UNSEEN = "saved READ", "saved DECLARED", "not-observed NOT_OBSERVED"
+NOT_OFFERED, NOT_OFFERED_DECLARED = "NOT_DECLARED READ", "NOT_DECLARED DECLARED"
+
+Fates = dict[tuple[int, int], str]
+"""Positions [start, end) -> outcome or end, and its grade."""
+
+
+def cache(tmp_path: Path, **more: object) -> Sim:
+    """An engine of two layers, with blocks of 16 tokens."""
+    return Sim(tmp_path, **{"layers": 2, "block": BLOCK, "kv_blocks": 64, **more})  # type: ignore[arg-type]
+
+
+def checked(sim: Sim, *requests: str) -> Run:
+    """The run; every ledger balances."""
+    sim.write()
+    run = read_run(sim.dir, watch=requests)
+    saves = diagnose(run).saves
+    saves.check()
+    run.loads.check()
+    agree(run)
+    for account, grades in saves.grades.items():
+        assert all(grade != Grade.NOT_OBSERVED for grade in grades) or account == "not-observed"
+    return run
+
+
+def by_pair(sim: Sim, request: str = "a") -> list[Fates]:
+    """Of each pair: ranks in order, each with its layers."""
+    run = checked(sim, request)
+    found: list[Fates] = [{} for _ in range(sim.tp * sim.layers)]
+    for span in run.spans:
+        outcome = span.outcome
+        end = outcome.end
+        name = outcome.name if end is None else end.name if isinstance(end, SaveEnd) else f"load {end.name}"
+        for pair in span.pairs:
+            fates, mine = found[pair], (span.start, span.end)
+            before = next((one for one in fates if one[1] == span.start), None)
+            word = f"{name} {outcome.grade.name}"
+            if before is not None and fates[before] == word:
+                del fates[before]
+                mine = (before[0], span.end)
+            fates[mine] = word
+    return found
+
+
+def alike(sim: Sim, request: str = "a") -> Fates:
+    """... in all pairs."""
+    found = by_pair(sim, request)
+    assert all(one == found[0] for one in found), found
+    return found[0]
+
+
+def prefill(sim: Sim, request: str, start: int, end: int, stores: list[Entry] | None = None, *, of: int = 0,
+            fate: Fate | None = None, unreadable: bool = False) -> int:  # fmt: skip
+    """A step that computes [start, end) of a prompt of ``of`` tokens (0: ``end``)."""
+    if not start:
+        sim.arrive(Prompt(request, of or end))
+    chunk = Chunk(request, start, end - start, first=not start)
+    return sim.step(
+        [chunk], stores or [], prompts={request: of or end}, fate=fate or Fate(), unreadable=unreadable
+    )
+
+
+def entry(request: str, start: int, end: int, flags: int = int(Flag.STORE)) -> Entry:
+    return Entry(request, end - start, end, start, flags)
+
+
+def witness(sim: Sim, request: str = "w") -> None:
+    """Another request, saved as it should be: this connector reads where it can be seen."""
+    prefill(sim, request, 0, 32, [entry(request, 0, 32)])
+    sim.read(request, 0, 32)
+    sim.finish(request, 32)
+
+
+# ----------------------------------------------------------------------------------- what was read
+
+
+def test_tokens_that_the_hook_read_are_saved(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): SAVED}
+
+
+def test_tokens_that_were_read_in_the_background_a_step_later_are_saved(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.finish("a", 64)
+    sim.step([], tokens=1)
+    sim.read("a", 0, 64, hook="", step=step)
+    assert alike(sim) == {(0, 64): SAVED}
+
+
+@pytest.mark.parametrize("unreadable", [False, True])
+def test_without_metadata_what_was_read_is_saved_and_the_rest_was_not_offered(
+    tmp_path: Path, unreadable: bool
+) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, unreadable=unreadable)
+    sim.read("a", 0, 48)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 48): SAVED, (48, 64): NOT_OFFERED}
+
+
+def test_metadata_that_names_less_than_was_read(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 32)])
+    sim.read("a", 0, 48)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 48): SAVED, (48, 64): NOT_OFFERED}
+
+
+def test_a_whole_prefix_that_is_read_again_with_each_chunk(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    for start in (0, 32, 64):
+        prefill(sim, "a", start, start + 32, [entry("a", 0, start + 32)], of=96)
+        sim.read("a", 0, start + 32)
+    sim.finish("a", 96)
+    assert alike(sim) == {(0, 96): SAVED}
+
+
+def test_a_prompt_that_was_read_once_it_was_computed_in_full(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    for start in (0, 32):
+        prefill(sim, "a", start, start + 32, of=64)
+    sim.read("a", 0, 64, hook="wait_for_save")
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): SAVED}
+
+
+def test_decode_tokens_that_were_read(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 30)
+    sim.read("a", 0, 30)
+    sim.grow("a", 34)
+    for _ in range(4):
+        sim.step([], tokens=1)
+    sim.read("a", 0, 32, hook="wait_for_save")
+    sim.finish("a", 34, 5)
+    assert alike(sim) == {(0, 32): SAVED, (32, 34): UNSEEN}
+
+
+def test_what_the_prefix_cache_gave_is_a_local_hit_though_it_was_read(tmp_path: Path) -> None:
+    sim = cache(tmp_path, prefix_caching=True)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.arrive(Prompt("b", 64))
+    sim.lookup("b", 32, 0, 0)
+    sim.give("b", sim.blocks.table("a")[:2], flags=int(Flag.FIRST))  # type: ignore[union-attr]
+    sim.step([Chunk("b", 32, 32, first=True)], [entry("b", 32, 64)], prompts={"b": 64})
+    sim.read("a", 0, 64, hook="wait_for_save")
+    sim.read("b", 32, 64)
+    for request in ("a", "b"):
+        sim.finish(request, 64)
+    assert alike(sim, "a") == {(0, 64): SAVED}
+    assert alike(sim, "b") == {(0, 32): "local-hit READ", (32, 64): SAVED}
+
+
+def test_what_the_prefix_cache_gave_is_saved_where_the_metadata_names_it_too(tmp_path: Path) -> None:
+    sim = cache(tmp_path, prefix_caching=True)
+    prefill(sim, "a", 0, 64)
+    sim.arrive(Prompt("b", 64))
+    sim.lookup("b", 32, 0, 0)
+    sim.give("b", sim.blocks.table("a")[:2], flags=int(Flag.FIRST))  # type: ignore[union-attr]
+    sim.step([Chunk("b", 32, 32, first=True)], [entry("b", 0, 64)], prompts={"b": 64})
+    sim.read("b", 0, 64)
+    for request in ("a", "b"):
+        sim.finish(request, 64)
+    assert alike(sim, "b") == {(0, 64): SAVED}
+
+
+def test_a_request_that_was_preempted_and_read_in_both_its_lives(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 32, [entry("a", 0, 32)], of=64)
+    sim.read("a", 0, 32)
+    sim.preempt("a", 32)
+    sim.blocks.release("a")  # type: ignore[union-attr]
+    sim.step([Chunk("a", 0, 64, first=True, resumed=True)], [entry("a", 32, 64)], prompts={"a": 64})
+    sim.read("a", 32, 64)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): SAVED}
+
+
+# --------------------------------------------------------------------------- steps without a watch
+
+
+def test_a_step_that_was_not_watched_is_taken_as_declared(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    witness(sim)
+    sim.watching = 0
+    prefill(sim, "a", 0, 64, [entry("a", 0, 48)])
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 48): TAKEN, (48, 64): NOT_OFFERED_DECLARED}
+
+
+def test_a_step_that_was_not_watched_is_not_observed_where_its_metadata_says_nothing(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    witness(sim)
+    sim.watching = 0
+    prefill(sim, "a", 0, 64, unreadable=True)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): UNSEEN}
+
+
+def test_a_step_that_was_not_watched_of_a_connector_whose_stores_stand_in_no_metadata(
+    tmp_path: Path,
+) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "w", 0, 32)
+    sim.read("w", 0, 32)
+    sim.finish("w", 32)
+    sim.watching = 0
+    prefill(sim, "a", 0, 64)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): UNSEEN}
+
+
+def test_an_unwatched_step_is_not_filled_in_from_watched_ones(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 32, of=96)
+    sim.read("a", 0, 32)
+    sim.watching = 0
+    prefill(sim, "a", 32, 64, of=96)
+    sim.watching = int(Flag.STORE)
+    prefill(sim, "a", 64, 96, of=96)
+    sim.read("a", 64, 96)
+    sim.finish("a", 96)
+    assert alike(sim) == {(0, 32): SAVED, (32, 64): UNSEEN, (64, 96): SAVED}
+
+
+def test_a_part_that_was_read_in_another_step_does_not_declare_the_rest(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    witness(sim)
+    sim.watching = 0
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.watching = int(Flag.STORE)
+    sim.step([], tokens=1)
+    sim.read("a", 0, 32, hook="")
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 32): SAVED, (32, 64): UNSEEN}
+
+
+def test_a_connector_of_which_nothing_was_ever_seen_is_taken_as_declared(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): TAKEN}
+
+
+def test_a_step_of_which_it_is_not_known_which_slots_were_read(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    witness(sim)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    names = sim.workers[0].names
+    known, names["4+64"] = dict(names), 0
+    sim.touch({layer: range(4, 68) for layer in range(2)})
+    names.clear()
+    names.update(known)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): UNSEEN}
+
+
+# ----------------------------------------------------------------------- declared, and not read
+
+
+def test_a_watched_call_that_read_nothing(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    witness(sim)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): "NOTHING_READ READ"}
+
+
+def test_a_watched_call_that_read_a_part(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 32)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 32): SAVED, (32, 64): "PART_READ READ"}
+
+
+def test_a_call_that_read_the_middle(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 16, 32)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 16): "PART_READ READ", (16, 32): SAVED, (32, 64): "PART_READ READ"}
+
+
+def test_what_is_left_of_a_block_was_not_offered(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 60, [entry("a", 0, 60)])
+    sim.read("a", 0, 48)
+    sim.finish("a", 60)
+    assert alike(sim) == {(0, 48): SAVED, (48, 60): NOT_OFFERED}
+
+
+def test_some_layers_only(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64, layers=[0])
+    sim.finish("a", 64)
+    assert by_pair(sim) == [{(0, 64): SAVED}, {(0, 64): "NOTHING_READ READ"}]
+
+
+def test_some_layers_only_without_metadata(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64)
+    sim.read("a", 0, 64, layers=[0])
+    sim.finish("a", 64)
+    assert by_pair(sim) == [{(0, 64): SAVED}, {(0, 64): "NOTHING_READ READ"}]
+
+
+def test_each_rank_answers_for_its_own_part(tmp_path: Path) -> None:
+    sim = cache(tmp_path, tp=2)
+    witness(sim)
+    sim.read("w", 0, 32, rank=1)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64, rank=0)
+    sim.read("a", 0, 32, rank=1)
+    sim.finish("a", 64)
+    half = {(0, 32): SAVED, (32, 64): "PART_READ READ"}
+    assert by_pair(sim) == [{(0, 64): SAVED}, {(0, 64): SAVED}, half, half]
+
+
+def test_what_every_rank_holds_alike_is_saved_where_one_saved_it(tmp_path: Path) -> None:
+    layers = [f"model.layers.{i}.self_attn.attn" for i in range(2)]
+    group = {"kind": "MLAAttentionSpec", "block_size": BLOCK, "layers": layers}
+    sim = cache(tmp_path, tp=2, engine_facts={"kv_groups": [group]})
+    witness(sim)
+    sim.read("w", 0, 32, rank=1)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64, rank=0)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): SAVED}
+
+
+def test_a_hook_that_raises_after_it_read(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)], fate=Fate(raising=frozenset({(0, 1)})))
+    sim.read("a", 0, 64, layers=[0])
+    sim.read("a", 0, 32, layers=[1])
+    sim.finish("a", 64)
+    assert by_pair(sim) == [{(0, 64): SAVED}, {(0, 64): "RAISED READ"}]
+
+
+def test_background_work_that_left_one_step_out(tmp_path: Path) -> None:
+    """A thread reads each step's tokens in the next step, and forgets the second one's. What it reads
+    meanwhile is of other steps, and is read in the place of nothing."""
+    sim = cache(tmp_path)
+    for start in (0, 32, 64, 96):
+        step = prefill(sim, "a", start, start + 32, [entry("a", start, start + 32)], of=128)
+        if start in (32, 96):
+            sim.read("a", start - 32, start, hook="", step=step - 1)
+    sim.step([], tokens=1)
+    sim.read("a", 96, 128, hook="", step=step)
+    sim.finish("a", 128)
+    assert alike(sim) == {(0, 32): SAVED, (32, 64): "NOTHING_READ READ", (64, 128): SAVED}
+
+
+def test_background_work_that_was_still_to_come_when_the_trace_ends(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    flags = int(Flag.STORE | Flag.ASYNC)
+    step = prefill(sim, "w", 0, 32, [entry("w", 0, 32, flags)])
+    sim.read("w", 0, 32, hook="", step=step)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64, flags)])
+    assert alike(sim) == {(0, 64): UNSEEN}
+
+
+# --------------------------------------------------------------------------- other slots were read
+
+
+def test_blocks_that_hold_nobodys_tokens(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.touch({layer: range(800, 864) for layer in range(2)})
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): "MISPLACED READ"}
+
+
+def test_the_block_after_the_right_one(tmp_path: Path) -> None:
+    """Three of the slots are the request's own: read in the place of others, they are not saved by that."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.touch({layer: [slot + BLOCK for slot in sim.slots("a", 0, 64)] for layer in range(2)})
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): "MISPLACED READ"}
+
+
+def test_slots_that_are_shifted_by_one(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 60)])
+    sim.touch({layer: [slot + 1 for slot in sim.slots("a", 0, 60)] for layer in range(2)})
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 60): "MISPLACED READ", (60, 64): NOT_OFFERED}
+
+
+def test_another_layers_slots(tmp_path: Path) -> None:
+    """Both calls read the second layer."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64, layers=[1])
+    sim.read("a", 0, 64, layers=[1])
+    sim.finish("a", 64)
+    assert by_pair(sim) == [{(0, 64): "MISPLACED READ"}, {(0, 64): SAVED}]
+
+
+def test_another_requests_slots(tmp_path: Path) -> None:
+    """The step names both requests, and only the second one's blocks are read: twice."""
+    sim = cache(tmp_path)
+    for request in "ab":
+        sim.arrive(Prompt(request, 32))
+    chunks = [Chunk("a", 0, 32, first=True), Chunk("b", 0, 32, first=True)]
+    sim.step(chunks, [entry("a", 0, 32), entry("b", 0, 32)], prompts={"a": 32, "b": 32})
+    sim.read("b", 0, 32)
+    sim.read("b", 0, 32)
+    for request in "ab":
+        sim.finish(request, 32)
+    assert alike(sim, "a") == {(0, 32): "MISPLACED READ"}
+    assert alike(sim, "b") == {(0, 32): SAVED}
+
+
+def test_a_request_that_the_step_does_not_name(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "w", 0, 64, [entry("w", 0, 64)])
+    sim.read("w", 0, 64)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("w", 0, 64)
+    for request in ("a", "w"):
+        sim.finish(request, 64)
+    assert alike(sim) == {(0, 64): "MISPLACED READ"}
+    assert alike(sim, "w") == {(0, 64): SAVED}
+
+
+def test_slots_that_were_read_before_the_forward_are_stale(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64, hook="start_load_kv")
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): "STALE READ"}
+
+
+def test_slots_that_were_read_before_the_forward_and_after_it_are_saved(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64, hook="start_load_kv")
+    sim.read("a", 0, 64)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): SAVED}
+
+
+def test_the_next_layer_is_read_with_each_one(tmp_path: Path) -> None:
+    """Layer 1 is read in layer 0's hook, before it is computed; layer 0 in no one's."""
+    sim = cache(tmp_path)
+    step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64, layers=[1], t=sim.hook_t[0, step, "save_kv_layer", sim.layer_names[0]])
+    sim.finish("a", 64)
+    assert by_pair(sim)[1] == {(0, 64): "STALE READ"}
+
+
+def test_a_unit_that_is_read_as_it_begins_to_fill_is_stale(tmp_path: Path) -> None:
+    """Rounded up: 64 tokens for the first 40, and never again."""
+    sim = cache(tmp_path)
+    sim.arrive(Prompt("a", 64))
+    sim.grow("a", 64)
+    sim.step([Chunk("a", 0, 40, first=True)], prompts={"a": 64})
+    sim.read("a", 0, 64)
+    prefill(sim, "a", 40, 64)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 40): SAVED, (40, 64): "STALE READ"}
+
+
+def test_blocks_that_were_read_after_they_went_to_another_request(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    first = int(Flag.FIRST)
+    sim.give("a", [5, 6], flags=first)
+    step = prefill(sim, "a", 0, 32, [entry("a", 0, 32)])
+    sim.finish("a", 32)
+    sim.give("b", [5, 6], flags=first)
+    prefill(sim, "b", 0, 32)
+    sim.touch({layer: range(80, 112) for layer in range(2)}, hook="", step=step)
+    sim.finish("b", 32)
+    assert set(alike(sim).values()) <= {"NOTHING_READ READ", "MISPLACED READ"}
+
+
+def test_what_a_thread_reads_for_the_former_holder_of_a_block_is_not_the_new_ones(tmp_path: Path) -> None:
+    """A thread copies just before the forward; the new holder's tail is below the connector's unit."""
+    sim = cache(tmp_path)
+    first = int(Flag.FIRST)
+    sim.give("a", [5, 6], flags=first)
+    step = prefill(sim, "a", 0, 32, [entry("a", 0, 32)])
+    sim.finish("a", 32)
+    sim.give("b", [5, 6], flags=first)
+    later = prefill(sim, "b", 0, 24, [entry("b", 0, 16)])
+    before = sim.hook_t[0, later, "start_load_kv", ""]
+    sim.touch({layer: range(80, 112) for layer in range(2)}, hook="", step=step, t=before)
+    sim.read("b", 0, 16)
+    sim.finish("b", 24)
+    assert alike(sim) == {(0, 32): SAVED}
+    assert alike(sim, "b") == {(0, 16): SAVED, (16, 24): NOT_OFFERED}
+
+
+def test_reads_of_the_same_slots_again_take_nothing_away(tmp_path: Path) -> None:
+    """A connector that reads its blocks twice, and leaves the remainder below a block out."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 60, [entry("a", 0, 60)])
+    sim.read("a", 0, 48)
+    sim.read("a", 0, 48)
+    sim.finish("a", 60)
+    assert alike(sim) == {(0, 48): SAVED, (48, 60): NOT_OFFERED}
