@@ -69,6 +69,8 @@ class WorkerState:
         """(role, step) and the transfers whose end was recorded in it."""
         self.declared: Any = None
         """What the scheduler read in this step's metadata (``metadata.Totals``, a tuple), or None."""
+        self.finishes = False
+        """Whether requests end with the step."""
         self.prompt = False
         """Whether the step computes prompt tokens."""
         self.watch_store: Any = None

@@ -9,15 +9,18 @@ KeyError, AttributeError, IndexError, ImportError, ``queue.Empty`` that the same
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any, NamedTuple
 
 from kvtrace.agent import logs, owners
 from kvtrace.agent.owners import Owner
 from kvtrace.agent.state import AGENT, clock, is_ours, where_raised
+from kvtrace.agent.watch import limits, raises
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.raises import Raised, Raises
 from kvtrace.trace import facts
+from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_text
 
@@ -78,6 +81,8 @@ class Swallowed:
         self._began = self._began or clock()
         self.running = self.raises.start()
         self._observed_it |= self.running
+        if not self.running and not raises.ours():
+            limits.say(Limit.EXCEPTIONS, _tracer(), self._index)
         return self.running
 
     def stop(self) -> None:
@@ -207,6 +212,12 @@ def _with_causes(error: BaseException | None) -> list[BaseException]:
         found.append(error)
         error = error.__cause__
     return found
+
+
+def _tracer() -> str:
+    """What holds this thread's trace function."""
+    tracer = sys.gettrace()
+    return str(getattr(type(tracer), "__module__", "")) if tracer is not None else "sys.monitoring"
 
 
 def _is_a_stop(error: BaseException | None) -> bool:

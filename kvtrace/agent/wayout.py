@@ -45,9 +45,9 @@ _ASKING_MODULES = {"posix", "nt", "os", "io", "_io"}
 _MAX_DEPTH = 64
 
 
-def works_elsewhere(owner: Owner, followed: Collection[int]) -> bool:
-    """Whether a thread is inside the connector's own code that is not watched there: other than this one, the
-    main one (the user's script, as often as not), and those of ``followed``."""
+def works_elsewhere(owner: Owner, followed: Collection[int]) -> str:
+    """Where a thread is inside the connector's own code that is not watched there: other than this one, the
+    main one (the user's script, as often as not), and those of ``followed``. "" for none."""
     known = (get_ident(), threading.main_thread().ident, *followed)
     for ident, frame in sys._current_frames().items():
         current: Any = None if ident in known else frame
@@ -55,9 +55,10 @@ def works_elsewhere(owner: Owner, followed: Collection[int]) -> bool:
             if current is None:
                 break
             if owner.owns(current.f_code.co_filename):
-                return True
+                name = current.f_code.co_filename.replace(chr(92), "/").split("/")
+                return f"{'/'.join(name[-2:])} in {current.f_code.co_name}"
             current = current.f_back
-    return False
+    return ""
 
 
 class WaysOut:
@@ -65,13 +66,14 @@ class WaysOut:
 
     def __init__(self) -> None:
         self.watched = False
-        self.native = False
+        self.native = ""
+        """The third-party native code that ran."""
         self.handed_over = False
         self.asked = False
 
     @property
     def any(self) -> bool:
-        return not self.watched or self.native or self.handed_over
+        return not self.watched or bool(self.native) or self.handed_over
 
     def start(self) -> None:
         if sys.getprofile() is None:  # somebody's profiler is left alone
@@ -93,8 +95,8 @@ class WaysOut:
     def _profile(self, frame: Any, event: str, arg: Any) -> None:
         try:
             if event == "c_call":
-                if not self.native and _third_party(arg):
-                    self.native = True
+                if not self.native:
+                    self.native = _third_party(arg)
                 if arg.__name__ in _ASKING:
                     self.asked |= getattr(arg, "__module__", None) in _ASKING_MODULES
                 elif type(getattr(arg, "__self__", None)).__name__ == "socket":
@@ -104,15 +106,16 @@ class WaysOut:
             elif event == "call" and frame.f_code.co_name in _HAND_OVER:
                 self.handed_over |= frame.f_code.co_filename.endswith(_HAND_OVER_FILES)
         except Exception:
-            self.native = True  # an object without the usual attributes: nothing is known of it
+            self.native = "?"  # an object without the usual attributes: nothing is known of it
 
 
-def _third_party(function: Any) -> bool:
+def _third_party(function: Any) -> str:
+    """``module.function`` of third-party native code, else ""."""
     module = getattr(function, "__module__", None)
     if not isinstance(module, str):
         owner = getattr(function, "__objclass__", None) or getattr(function, "__self__", None)
         if owner is None:
-            return False
+            return ""
         kind = owner if isinstance(owner, type) else type(owner)
         module = kind.__module__
         if kind.__flags__ & (1 << 9):
@@ -121,4 +124,5 @@ def _third_party(function: Any) -> bool:
             bases = [cls for cls in kind.__mro__ if name in vars(cls)]
             module = bases[0].__module__ if bases else module
     package = top(module)
-    return package not in _HARMLESS and not is_stdlib_module(package)
+    known = package in _HARMLESS or is_stdlib_module(package)
+    return "" if known else f"{module}.{getattr(function, '__name__', '?')}"

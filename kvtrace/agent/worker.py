@@ -108,6 +108,8 @@ def _wrap_execute(cls: Any) -> None:
             tokens = scheduler_output.total_num_scheduled_tokens
             many = tokens > len(scheduler_output.num_scheduled_tokens)
             worker.prompt = getattr(scheduler_output, PROMPT_ATTRIBUTE, many)
+            worker.finishes = bool(getattr(scheduler_output, "finished_req_ids", None))
+            POLICY.step_begins()
         except Exception:
             AGENT.failed("execute_model")
         t0 = clock()

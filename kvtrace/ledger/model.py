@@ -258,6 +258,14 @@ class Swallowed(documents.Swallowed):
 
 
 @dataclass(frozen=True)
+class WatchLimits(documents.WatchLimits):
+    """In which process: ``connector`` is the index there."""
+
+    pid: int = -1
+    spool: str = ""
+
+
+@dataclass(frozen=True)
 class LogLine(documents.Log):
     """``step``, ``layer``: of the first one."""
 
@@ -396,6 +404,7 @@ class Run:
     logs: Sequence[LogLine] = ()
     config_keys: Sequence[ConfigKeys] = ()
     unreadable_metadata: Sequence[documents.UnreadableMetadata] = ()
+    watch_limits: Sequence[WatchLimits] = ()
     trust: Trust = Trust()
     async_saves: Sequence[AsyncSave] = ()
     device: DeviceTimes = field(default_factory=DeviceTimes)

@@ -106,6 +106,7 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
         logs=reported.logs(scans),
         config_keys=reported.config_keys(scans),
         unreadable_metadata=reported.unreadable_metadata(scans),
+        watch_limits=reported.watch_limits(scans),
         trust=saves.trust,
         async_saves=async_saves,
     )

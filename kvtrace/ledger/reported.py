@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from kvtrace.ledger.model import ConfigKeys, HookException, LogLine, Swallowed, Target, Worker
+from kvtrace.ledger.model import ConfigKeys, HookException, LogLine, Swallowed, Target, WatchLimits, Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import facts, hooks
 from kvtrace.trace.format import STEP_SHIFT
@@ -146,6 +146,15 @@ def unreadable_metadata(scans: Sequence[SpoolScan]) -> list[facts.UnreadableMeta
         for fact in scan.facts_of(facts.UnreadableMetadata)
     }
     return [latest[key] for key in sorted(latest, key=lambda key: (-latest[key].steps, key))]
+
+
+def watch_limits(scans: Sequence[SpoolScan]) -> list[WatchLimits]:
+    """What the watch could not follow, process by process, as it was met."""
+    return [
+        _of(WatchLimits, fact, pid=scan.pid, spool=scan.name)
+        for scan in scans
+        for fact in scan.facts_of(facts.WatchLimits)
+    ]
 
 
 def agent_errors(scans: Sequence[SpoolScan]) -> list[tuple[int, str, str]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from kvtrace.trace import format as fmt
@@ -360,9 +361,53 @@ class UnreadableMetadata(Document):
     steps: int = 1
 
 
+class Limit(str, Enum):
+    """Kinds of what a watch could not follow."""
+
+    ADDRESS = "address"
+    """The memory of a whole KV tensor was given out by address (``what``: by which method): whoever has it
+    may read or write any slot, unseen unless by ``ctypes.memmove``."""
+    OPERATION = "operation"
+    """A custom operation (``what``) got a KV tensor: how much it read or wrote is not known."""
+    NATIVE = "native"
+    """Third-party native code (``what``) ran in a hook before anything of that call was seen."""
+    PROCESS = "process"
+    """Another process (``what``) was started for the connector: what it does is not seen."""
+    THREAD = "thread"
+    """A thread (``what``: where it was) is in the connector's code and is not followed."""
+    EXCEPTIONS = "exceptions"
+    """A debugger or a coverage tool (``what``) holds the trace function: handled exceptions are not seen."""
+    STEPS = "steps"
+    """From ``step`` on not every step with work is watched: ``what`` is ``full`` where the budget was used
+    up, or what the user asked for (``sampled``, ``first``). Of the outermost connector."""
+
+
+@dataclass(frozen=True)
+class WatchLimits(Document):
+    """Something of a connector's work that the watch could not follow; at most 8 of a kind for a connector.
+
+    Attributes:
+        connector: its index.
+        kind: one of :class:`Limit`.
+        what: function, operation, program or place; see there.
+        where: the connector's line, "" where none is known.
+        hook: in which, or which handed the work over; "" for none.
+        step: the first one, 0 in none.
+    """
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.WATCH_LIMITS
+
+    connector: int = 0
+    kind: str = ""
+    what: str = ""
+    where: str = ""
+    hook: str = ""
+    step: int = 0
+
+
 AnyFact = (
     Target | Engine | Worker | Connector | EngineArgs | HookException | AgentError | ClientId | Swallowed
-    | Log | ConfigKeys | DeviceTiming | Graphs | StartFailed | UnreadableMetadata
+    | Log | ConfigKeys | DeviceTiming | Graphs | StartFailed | UnreadableMetadata | WatchLimits
 )  # fmt: skip
 FACTS: dict[fmt.Fact, type[AnyFact]] = {kind.CODE: kind for kind in get_args(AnyFact)}
 

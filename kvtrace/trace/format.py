@@ -97,6 +97,7 @@ class Fact(IntEnum):
     GRAPHS = 13
     START_FAILED = 14
     UNREADABLE_METADATA = 15
+    WATCH_LIMITS = 16
 
 
 class Flag(IntEnum):

@@ -217,7 +217,21 @@ class Finish(NamedTuple):
 
 class Execution(NamedTuple):
     """One ``execute_model`` on a worker. ``mode``: as in OpCall, of the target model's forward; ``padded``:
-    tokens of the batch that the model ran, padding included (0 unknown)."""
+    tokens of the batch that the model ran, padding included (0 unknown).
+
+    Flag.STORE: the step was watched for what is read from the KV caches (LOAD: for what is written there).
+    That is: every call of the worker's hooks between the binding and the clearing of its metadata; the calls
+    of the hooks that come once a step (``start_load_kv``, ``wait_for_save``, ``get_finished``,
+    ``handle_preemptions``) in the step after it; and the work that these handed to threads, executors and
+    event loops. Hooks that come once a step are watched as well, within the budget and without a flag, in
+    steps in which requests end.
+
+    What may be concluded: a slot in which this step put a token, and that no SlotsTouched (with STORE) names
+    from this step on until the step after it has ended and its work in the background is done, was not read
+    by then in any way that Python sees. Not, where a SlotsTouched of the layer says that slots were read and
+    not which (``slot_set`` 0), where one with both flags holds the slot (given out by address), and where
+    facts.WatchLimits of this connector speak of a way that can't be followed. That it is not read *later*
+    (a copy many steps on, from a step that is not watched) does not follow from one step's flag."""
 
     head: Word
     t0: Word

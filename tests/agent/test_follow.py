@@ -6,9 +6,12 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import ctypes
 import functools
 import queue
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,10 +28,12 @@ from kvtrace.agent.swallowed import install_thread_hook  # noqa: E402
 from kvtrace.agent.watch import follow  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.agent.watch.origin import HERE  # noqa: E402
+from kvtrace.agent.watch.policy import POLICY  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
 from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
 
 from . import fakes  # noqa: E402
+from .conftest import recording  # noqa: E402
 
 BLOCKS, BLOCK = 10, 4
 
@@ -501,3 +506,135 @@ def test_a_recorder_that_fails_changes_nothing(
     futures = [one for one in connector.kept if isinstance(one, concurrent.futures.Future)]
     assert [future.result(30) for future in futures] == [None]
     assert AGENT._failures == 1
+
+
+# --- what can't be followed is said ---------------------------------------------------------------------
+
+
+def limits(trace: Any) -> list[tuple[str, str, str]]:
+    return [(fact["kind"], fact["what"], fact["hook"]) for fact in trace.facts(Fact.WATCH_LIMITS)]
+
+
+def test_a_whole_tensors_memory_that_is_given_out_is_said_once(
+    trace: Any, caches: dict[str, Any], pool: Any
+) -> None:
+    kv = caches["layer.0"]
+    connector = made(caches, lambda c, job: pool.submit(lambda: c.kept.append(kv.numpy()[1].copy())).result())
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+    assert limits(trace) == [("address", "numpy", "save_kv_layer")]
+    (fact,) = trace.facts(Fact.WATCH_LIMITS)
+    assert fact["connector"] > 0 and fact["step"] == 1 and "test_follow.py" in fact["where"]
+    assert slots(trace) == []
+
+
+def test_a_copy_by_address_with_memmove_names_its_slots(
+    trace: Any, caches: dict[str, Any], pool: Any
+) -> None:
+    kv = caches["layer.0"]
+    size = kv.stride(0) * kv.element_size()
+    check = ctypes.memmove.errcheck
+
+    def copy(connector: Any, block: int) -> None:
+        out = torch.empty(BLOCK, 8)
+        ctypes.memmove(out.data_ptr(), kv.data_ptr() + block * size, size)
+        connector.kept.append(out)
+
+    connector = made(caches, lambda c, job: pool.submit(copy, c, AGENT.worker.step))
+    for number in (1, 2, 3):
+        step(connector, caches, number)
+    pool.shutdown()
+    assert slots(trace) == THREE_STEPS
+    kept = sorted(connector.kept, key=lambda one: [torch.equal(one, kv[at]) for at in (3, 2, 1)])
+    assert all(torch.equal(one, kv[number]) for one, number in zip(kept, (1, 2, 3), strict=True))
+    assert ctypes.memmove.errcheck is check is not None
+
+
+def test_a_load_by_address_with_memmove_names_what_it_wrote(trace: Any, caches: dict[str, Any]) -> None:
+    kv = caches["layer.0"]
+    size = kv.stride(0) * kv.element_size()
+    data = ctypes.create_string_buffer(size)
+    connector = made(caches, lambda c, job: ctypes.memmove(kv.data_ptr() + 2 * size, data, size))
+    step(connector, caches, 1)
+    spool, table = trace.read()
+    (row,) = [rows.decode(w) for w in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist()]
+    assert (rows.flags(row.head), spool.names[row.slot_set]) == (Flag.LOAD, "8+4")
+    assert not kv[2].any()
+
+
+def test_another_process_is_said(trace: Any, caches: dict[str, Any]) -> None:
+    connector = made(caches, lambda c, job: subprocess.run([sys.executable, "-c", ""], check=True))
+    step(connector, caches, 1)
+    subprocess.run([sys.executable, "-c", ""], check=True)  # nobody's
+    (found,) = limits(trace)
+    assert found[0] == "process" and found[1].startswith("python") and found[2] == "save_kv_layer"
+
+
+def test_steps_with_work_that_are_not_watched_are_said_once(tmp_path: Path, caches: dict[str, Any]) -> None:
+    with recording(tmp_path, "first") as trace:
+        connector = made(caches, lambda c, job: job())
+        for number in range(1, 13):
+            step(connector, caches, number % 9 + 1 if number < 9 else 9)
+        (fact,) = trace.facts(Fact.WATCH_LIMITS)
+        assert (fact["kind"], fact["what"], fact["step"]) == ("steps", "first", 9)
+
+
+class Later(fakes.Copying):
+    """Copies what was saved in a step in the hooks of the next one."""
+
+    waiting: Any = None
+    at = "wait_for_save"
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        pass
+
+    def _copy(self, name: str) -> None:
+        if self.at == name:
+            if self.waiting is not None:
+                self.kept.append(self.waiting())
+            self.waiting = None
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        self._copy("start_load_kv")
+
+    def wait_for_save(self) -> None:
+        self._copy("wait_for_save")
+
+    def get_finished(self, finished_req_ids: Any) -> Any:
+        self._copy("get_finished")
+        return None, None
+
+    def handle_preemptions(self, metadata: Any) -> None:
+        self._copy("handle_preemptions")
+
+
+@pytest.mark.parametrize("at", ["start_load_kv", "wait_for_save", "get_finished", "handle_preemptions"])
+@pytest.mark.parametrize("finishes", [False, True])
+def test_a_connector_that_copies_a_step_later(
+    trace: Any, caches: dict[str, Any], at: str, finishes: bool
+) -> None:
+    """The step after a watched one, and one in which requests end; whatever its metadata says."""
+    connector = Later(lambda *_: None)
+    connector.at = at
+    traced(connector, Role.WORKER, "Later")
+    connector.register_kv_caches(caches)
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
+    CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
+    for number in (1, 2, 3):
+        AGENT.worker.step = AGENT.worker.latest = number
+        AGENT.worker.watched = 0
+        AGENT.worker.finishes = finishes and number == 3
+        POLICY.step_begins()
+        if at == "handle_preemptions":
+            connector.handle_preemptions(None)
+        work = fakes.Work(torch.arange(4 if number == 1 else 0))
+        connector.bind_connector_metadata(fakes.WorkMetadata(work))
+        connector.start_load_kv(None)
+        connector.wait_for_save()
+        connector.get_finished(set())
+        connector.clear_connector_metadata()
+        if number == (2 if finishes and at != "handle_preemptions" else 1):
+            connector.waiting = lambda: caches["layer.0"][5].clone()
+    assert len(connector.kept) == 1
+    step_of = 3 if finishes and at != "handle_preemptions" else 2
+    assert [found[::2] for found in slots(trace)] == [(step_of, "20+4")]

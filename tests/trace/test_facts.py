@@ -90,6 +90,7 @@ KEYS = {
     facts.DeviceTiming: "mode budget on pairs why",
     facts.Graphs: "tag mode captured breakable v2",
     facts.StartFailed: "stage type message",
+    facts.WatchLimits: "connector kind what where hook step",
     facts.UnreadableMetadata: "connector class field shape load steps",
 }
 

@@ -107,6 +107,7 @@ class Left:
     # --- what happens ---------------------------------------------------------------------
 
     def opened(self, place: Place) -> None:
+        HERE.did = clock()
         self._opened[place.path] = place
 
     def renamed(self, old: str, place: Place) -> None:
@@ -125,7 +126,7 @@ class Left:
 
     def sent(self, sock: Any, data: Any, sent: int | None) -> None:
         """``sent``: bytes of it that went out; None for all."""
-        began = clock()
+        began = HERE.did = clock()
         peer = self._peer(sock)
         view = memoryview(data).cast("B")
         view = view if sent is None else view[:sent]

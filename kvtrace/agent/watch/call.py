@@ -39,14 +39,16 @@ from kvtrace.agent.prefixes import digest_of
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.swallowed import About, Swallowed
+from kvtrace.agent.watch import limits
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.operations import Watch
 from kvtrace.agent.watch.origin import HERE, Origin
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
-from kvtrace.agent.watch.work import FOLLOWED
+from kvtrace.agent.watch.work import followed
 from kvtrace.agent.wayout import WaysOut, works_elsewhere
 from kvtrace.trace import hooks, rows
+from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
 
 _OTHER = {Flag.STORE: Flag.LOAD, Flag.LOAD: Flag.STORE}
@@ -218,6 +220,8 @@ class _Call:
             except Exception:
                 AGENT.failed(f"watching {self._hook.name}")
         HERE.work, HERE.origin = self._before
+        if self._ways.native:
+            limits.say(Limit.NATIVE, self._ways.native, self._index, self._step())
         try:
             step = self._step()
             t = clock()
@@ -299,7 +303,10 @@ class _Call:
             return UNKNOWN  # no KV tensor is known to look at
         if self._ways.asked and self._index not in _seen_to_read:
             return UNKNOWN  # it may have found that all is there
-        return UNKNOWN if works_elsewhere(self._owner, FOLLOWED) else 0
+        elsewhere = works_elsewhere(self._owner, followed())
+        if elsewhere:
+            limits.say(Limit.THREAD, elsewhere, self._index, self._step(), elsewhere)
+        return UNKNOWN if elsewhere else 0
 
 
 def _block_size(connector: Any) -> int:

@@ -12,6 +12,7 @@ callback. Installed once, never taken out; without a connector in this process n
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections import deque
@@ -24,8 +25,10 @@ from kvtrace.agent.imports import when_imported
 from kvtrace.agent.left import paths, sockets
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.swallowed import ASYNCIO, EXECUTOR, THREAD
+from kvtrace.agent.watch import copies, limits
 from kvtrace.agent.watch.origin import HERE, ORIGIN, Origin, origin_here
 from kvtrace.agent.watch.work import Work, begin
+from kvtrace.trace.facts import Limit
 
 _MOST_ITEMS = 1 << 16
 _MOST_CODES = 4096
@@ -56,6 +59,9 @@ def install() -> None:
         ("concurrent.futures.thread", _wrap_executor),
         ("asyncio.events", _wrap_handle),
         ("asyncio.queues", _wrap_async_queue),
+        ("subprocess", _wrap_popen),
+        ("multiprocessing.process", _wrap_process),
+        ("ctypes", _watch_copies),
     ):
         when_imported(name, apply)
 
@@ -66,6 +72,41 @@ def _wrap(cls: Any, name: str, around: Callable[[Any], Any]) -> None:
         wrapper: Any = functools.update_wrapper(around(original), original)
         wrapper._kvtrace = True
         setattr(cls, name, wrapper)
+
+
+# --- other processes, copies by address ---------------------------------------------------------------
+
+
+def _wrap_popen(module: ModuleType) -> None:
+    _wrap(module.Popen, "__init__", _popen)
+
+
+def _popen(original: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _on:
+            command = kwargs.get("args", args[0] if args else "")
+            first = command[0] if isinstance(command, (list, tuple)) and command else command
+            limits.say(Limit.PROCESS, os.path.basename(str(first).split(" ")[0]))
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _wrap_process(module: ModuleType) -> None:
+    _wrap(module.BaseProcess, "start", _process)
+
+
+def _process(original: Any) -> Any:
+    def start(self: Any) -> Any:
+        if _on:
+            limits.say(Limit.PROCESS, str(getattr(self, "name", "")))
+        return original(self)
+
+    return start
+
+
+def _watch_copies(module: ModuleType) -> None:
+    copies.install()
 
 
 def _origin() -> Origin | None:

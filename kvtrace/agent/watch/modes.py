@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 _ADDRESS = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__", "untyped_storage", "storage"}
 _ADDRESS |= {"_typed_storage", "share_memory_"}
-_OF_THE_VIEW = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__"}
+OF_THE_VIEW = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__"}
 """What is asked for in these lies within the view; the others give all of its storage."""
 
 
@@ -24,7 +24,9 @@ class Watcher(Protocol):
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None: ...
 
-    def address(self, args: Any, of_the_view: bool) -> None: ...
+    def address(self, args: Any, name: str) -> None: ...
+
+    def moved(self, target: int, source: int, count: int) -> None: ...
 
 
 class Modes:
@@ -88,6 +90,12 @@ def of_this_thread() -> Modes | None:
     return _thread.modes
 
 
+def seeing_here() -> tuple[Watcher, ...]:
+    """Who sees what runs now in the calling thread."""
+    modes = _thread.modes
+    return () if modes is None else modes.seeing
+
+
 def _torch() -> tuple[Any, Any]:
     import torch.overrides
     import torch.utils._python_dispatch
@@ -126,7 +134,7 @@ def _mode_classes() -> tuple[Any, Any]:
             name = getattr(func, "__name__", "")
             if name in _ADDRESS or getattr(func, "__self__", None) is interface:
                 for watcher in self.modes.seeing:
-                    watcher.address(args, name in _OF_THE_VIEW)
+                    watcher.address(args, name or "__cuda_array_interface__")
             return func(*args, **(kwargs or {}))
 
     _classes = Operations, Addresses

@@ -25,17 +25,19 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvtrace.agent.state import clock
-from kvtrace.agent.watch.access import READS, WRITES, Access, Table, access_of, pattern_of, view_of
+from kvtrace.agent.watch import limits
+from kvtrace.agent.watch.access import READS, WRITES, Access, Table, View, access_of, pattern_of, view_of
 from kvtrace.agent.watch.caches import Caches, Layer
 from kvtrace.agent.watch.layout import Layout
-from kvtrace.agent.watch.modes import Modes, of_this_thread
+from kvtrace.agent.watch.modes import OF_THE_VIEW, Modes, of_this_thread
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.tensors import OWN, is_tensor, tensors
 from kvtrace.agent.watch.touch import Slots, Touch, text_of, together, touched
+from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import UNKNOWN
 
 _TORCH_NAMESPACES = {"aten", "prims", "prim"}
@@ -101,6 +103,8 @@ class Plan(NamedTuple):
     aliases: bool
     """It gives a view, or may: ``to``, ``contiguous`` and ``reshape`` copy where they must."""
     arguments: tuple[tuple[str, bool], ...]
+    full: str
+    """The name with its namespace."""
 
 
 _plans: dict[Any, Plan] = {}
@@ -114,7 +118,8 @@ def _plan(func: Any) -> Plan:
     )
     aliases = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     known = func.namespace in _TORCH_NAMESPACES
-    plan = _plans[func] = Plan(name, known, known and name in _SHAPE_ONLY, known and aliases, arguments)
+    looks = known and name in _SHAPE_ONLY
+    plan = _plans[func] = Plan(name, known, looks, known and aliases, arguments, schema.name)
     return plan
 
 
@@ -260,8 +265,8 @@ class Watch:
                 sys.settrace(tracer)
             self.cost += clock() - began
 
-    def address(self, args: Any, of_the_view: bool) -> None:
-        """A tensor's memory was asked for by address."""
+    def address(self, args: Any, name: str) -> None:
+        """A tensor's memory was asked for by address, with the method of that name."""
         if OWN.busy or not args:
             return
         OWN.busy = True
@@ -273,12 +278,42 @@ class Watch:
                 HERE.did = clock()
                 view = view_of(args[0])
                 layers = self.caches.at(args[0], view)
-                if of_the_view and all(args[0].numel() * view.itemsize < one.nbytes for one in layers):
+                size = args[0].numel() * view.itemsize
+                if name in OF_THE_VIEW and all(size < one.nbytes for one in layers):
                     self._note(layers, GIVEN_OUT, Access(view), args[0].is_cpu)
+                else:
+                    limits.say(Limit.ADDRESS, name)
         except Exception:
             self.caches.address_taken = True
         finally:
             OWN.busy = False
+
+    def moved(self, target: int, source: int, count: int) -> None:
+        """``count`` bytes were copied from one address to another; 0 for an address that is not known."""
+        if OWN.busy or count <= 0:
+            return
+        began = clock()
+        OWN.busy = True
+        try:
+            for address, way in ((source, READ), (target, WRITTEN)):
+                here = self.caches.around(address)
+                if here:
+                    self._move(here, View(address - here[0].storage, (count,), (1,), 1), way)
+        except Exception:
+            self.failed = True
+        finally:
+            OWN.busy = False
+        self.cost += clock() - began
+
+    def _move(self, here: Sequence[Layer], view: View, way: str) -> None:
+        if self.before is not None:
+            self.before()
+        HERE.did = clock()
+        layers = self.caches.lying_at(here, view)
+        total = self.written if way == WRITTEN else self.read
+        for layer in layers:
+            total[layer.name] = total.get(layer.name, 0.0) + view.shape[0] / len(layers)
+        self._note(layers, way, Access(view), on_host=True)
 
     # --- one operation --------------------------------------------------------------------
 
@@ -307,6 +342,7 @@ class Watch:
         for tensor, write in inputs:
             layers = self.caches.find(tensor, self.named)
             if not plan.known:
+                limits.say(Limit.OPERATION, plan.full)
                 (self.opaque_writes if write else self.opaque_reads).update(layer.name for layer, _ in layers)
                 self._unknown(tensor, WRITTEN if write else READ)
             elif write:

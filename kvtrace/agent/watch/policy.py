@@ -1,7 +1,8 @@
 """Which steps are watched.
 
-Every step that stores, loads or computes prompt tokens, and the hooks of the step right after it that are not
-called layer by layer (``wait_for_save``, ``get_finished``: some connectors copy a step later). What the watch
+Every step that stores, loads or computes prompt tokens, the hooks of the step right after it that are not
+called layer by layer (``wait_for_save``, ``get_finished``: some connectors copy a step later), and the same
+hooks of a step in which requests end (some copy then). What the watch
 costs is measured and paid for from an account: it begins with a credit, so that short runs are watched in
 full, and gets the budget's share of the steps' time. Where it is empty, and where the user asked for less,
 steps are sampled: the first 8 with something to store (or to load), then every 32nd, and again after a
@@ -11,11 +12,13 @@ EXEC record; of others nothing is concluded.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvtrace.agent.budget import Sampler
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.watch import limits
 from kvtrace.trace.config import WATCHES
+from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Flag
 
 FIRST = 8
@@ -64,6 +67,22 @@ class Watched:
         self.effect = False
 
 
+class _Work(NamedTuple):
+    """What there may be to see in a step."""
+
+    stores: bool
+    loads: bool
+    any: bool
+
+    @classmethod
+    def of(cls, declared: Any) -> _Work:
+        # Entries of 0 slots have nothing to show: where sizes are known, they are no work.
+        stores = bool(declared.store_slots if declared.readable else declared.store_entries)
+        # An entry that says neither "store" nor "load" (is_store false) may be a load.
+        loads = bool(declared.load_entries or declared.undirected)
+        return cls(stores, loads, stores or loads or AGENT.worker.prompt or not declared.readable)
+
+
 class _Connector:
     def __init__(self) -> None:
         self.store = _Samples(EVERY)
@@ -81,6 +100,7 @@ class Policy:
         self._steps: dict[int, None] = {}
         self._after = False
         """The step before this one was watched."""
+        self._latest: _Connector | None = None
 
     # --- the account ----------------------------------------------------------------------
 
@@ -104,6 +124,11 @@ class Policy:
 
     # --- steps ----------------------------------------------------------------------------
 
+    def step_begins(self) -> None:
+        """Of the step right after a watched one, what comes before its metadata is bound is watched too."""
+        if self._after and self._latest is not None:
+            AGENT.worker.watch_after = Watched(self._latest.store, False)
+
     def begin(self, index: int, declared: Any) -> None:
         """Metadata was bound to the (outermost) connector of that index."""
         worker = AGENT.worker
@@ -116,9 +141,14 @@ class Policy:
             connector = self._connectors[index] = _Connector()
             while len(self._connectors) > _MAX_CONNECTORS:
                 del self._connectors[next(iter(self._connectors))]
-        self._choose(connector, declared)
-        if worker.watch_store is None and after:
-            worker.watch_after = Watched(connector.store, False)
+        self._latest = connector
+        work = _Work.of(declared)
+        self._choose(connector, declared, work)
+        if worker.watch_store is None:
+            if work.any:
+                limits.say(Limit.STEPS, AGENT.config.watch if AGENT.config else "", index, worker.step)
+            if after or (worker.finishes and self._account is not None and self._account.take()):
+                worker.watch_after = Watched(connector.store, False)
         worker.watched |= Flag.STORE if worker.watch_store is not None else 0
         worker.watched |= Flag.LOAD if worker.watch_load is not None else 0
         if worker.watched:
@@ -127,24 +157,16 @@ class Policy:
             while len(self._steps) > _MAX_STEPS:
                 del self._steps[next(iter(self._steps))]
 
-    def _choose(self, connector: _Connector, declared: Any) -> None:
+    def _choose(self, connector: _Connector, declared: Any, work: _Work) -> None:
         worker = AGENT.worker
-        # Entries of 0 slots have nothing to show: where sizes are known, they are no work.
-        stores = declared.store_slots if declared.readable else declared.store_entries
-        # An entry that says neither "store" nor "load" (is_store false) may be a load.
-        loads = declared.load_entries or declared.undirected
         account = self._accounts()
-        if (
-            account is not None
-            and account.take()
-            and (stores or loads or worker.prompt or not declared.readable)
-        ):
+        if account is not None and work.any and account.take():
             worker.watch_store = Watched(connector.store, declared.store_slots > 0)
             worker.watch_load = Watched(connector.load, declared.load_slots > 0)
             return
-        if stores and connector.store.take():
+        if work.stores and connector.store.take():
             worker.watch_store = Watched(connector.store, declared.store_slots > 0)
-        if loads and connector.load.take():
+        if work.loads and connector.load.take():
             worker.watch_load = Watched(connector.load, declared.load_slots > 0)
         if not declared.readable and worker.prompt and connector.blind.take():
             worker.watch_store = worker.watch_store or Watched(connector.blind, False)

@@ -115,6 +115,11 @@ class Raises:
         return self._inside
 
 
+def ours() -> bool:
+    """Whether this thread's trace function is one of these: that of a call around this one."""
+    return isinstance(getattr(sys.gettrace(), "__self__", None), Raises)
+
+
 # --- from 3.12 --------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@ its queue, a job of an executor, a step of an event loop."""
 
 from __future__ import annotations
 
+import threading
 from types import FrameType
 
 from kvtrace.agent import owners
@@ -16,8 +17,8 @@ from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
 from kvtrace.trace.format import Role
 
-FOLLOWED: dict[int, int] = {}
-"""Idents of threads in which work is watched -> how many pieces, one inside the other."""
+_followed: dict[int, threading.Thread] = {}
+"""Threads in which work is watched, by their ident: another thread may have it later."""
 _LONGEST = 100_000_000
 """ns after which what was done is written down, where nothing says that one piece of work is over."""
 _PATIENCE = {THREAD: 2, EXECUTOR: 64, ASYNCIO: 2}
@@ -58,8 +59,7 @@ class Work:
             outer._pause()
             self._outer = outer
         HERE.work, HERE.origin = self, self.origin
-        ident = get_ident()
-        FOLLOWED[ident] = FOLLOWED.get(ident, 0) + 1
+        _followed[get_ident()] = threading.current_thread()
         self._watch.before = self._before
         self._resume()
         return True
@@ -72,11 +72,9 @@ class Work:
         except Exception:
             AGENT.failed(self.kind)
         finally:
-            ident = get_ident()
-            FOLLOWED[ident] -= 1
-            if not FOLLOWED[ident]:
-                del FOLLOWED[ident]
             outer = HERE.work = self._outer
+            if outer is None:
+                _followed.pop(get_ident(), None)
             HERE.origin = outer.origin if outer is not None else None
             if outer is not None:
                 outer._resume()
@@ -164,6 +162,14 @@ class Work:
         if self._swallowed is not None and not still:
             self._swallowed.report(error, About(self.origin.layer, step, self.origin.hook))
         POLICY.spent(cost + clock() - began)
+
+
+def followed() -> set[int]:
+    """Idents of the threads in which work is watched now."""
+    for ident, thread in list(_followed.items()):
+        if not thread.is_alive():
+            _followed.pop(ident, None)
+    return set(_followed)
 
 
 def begin(kind: str, origin: Origin, file: str, exact: bool = False) -> Work | None:
