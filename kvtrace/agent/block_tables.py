@@ -42,20 +42,20 @@ class BlockTables:
         for new in admitted:
             request = scheduler.requests.get(new.req_id)
             again = getattr(request, "num_preemptions", 0)
-            self._begins(new.req_id, _groups(new.block_ids), _RESUMED if again else _FIRST, step, t)
+            self._begins(new.req_id, groups_of(new.block_ids), _RESUMED if again else _FIRST, step, t)
         cached = output.scheduled_cached_reqs
         if isinstance(cached, list):  # 0.8.5: an object a request
             resumed = {one.req_id for one in cached if one.resumed_from_preemption}
             self._continue([one.req_id for one in cached], [one.new_block_ids for one in cached],
                            resumed, step, t)  # fmt: skip
         elif any(cached.new_block_ids):
-            self._continue(cached.req_ids, cached.new_block_ids, _resumed(cached), step, t)
+            self._continue(cached.req_ids, cached.new_block_ids, resumed_of(cached), step, t)
         if allocated:
             scheduled = output.num_scheduled_tokens
             for req_id in allocated:
                 if req_id not in scheduled and req_id in scheduler.requests:
                     table = scheduler.kv_cache_manager.get_block_ids(req_id)
-                    self._begins(req_id, _groups(table), _FIRST, step, t)
+                    self._begins(req_id, groups_of(table), _FIRST, step, t)
 
     def forget(self, req_id: str) -> None:
         self._lengths.pop(req_id, None)
@@ -64,7 +64,7 @@ class BlockTables:
         for req_id, blocks in zip(req_ids, given, strict=True):
             if not blocks:
                 continue
-            groups = _groups(blocks)
+            groups = groups_of(blocks)
             if req_id in resumed or req_id not in self._lengths:
                 self._begins(req_id, groups, _RESUMED, step, t)
             else:
@@ -104,12 +104,12 @@ def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         at = stop
 
 
-def _groups(blocks: Any) -> Groups:
+def groups_of(blocks: Any) -> Groups:
     """A request's block ids by group; before groups had tables of their own it was one list."""
     return (blocks,) if blocks and isinstance(blocks[0], int) else blocks
 
 
-def _resumed(cached: Any) -> set[str]:
+def resumed_of(cached: Any) -> set[str]:
     resumed = getattr(cached, "resumed_req_ids", None)  # 0.11.1+
     if resumed is not None:
         return set(resumed)

@@ -31,6 +31,10 @@ class Sampler:
         """Whether the step that begins is to be timed."""
         return self._always or self._saved >= self._cost
 
+    def holds(self, cost: float) -> bool:
+        """Whether the account holds that many ns."""
+        return self._always or self._saved >= cost
+
     def passed(self, busy: int) -> None:
         """A step took ``busy`` ns of host time."""
         self._saved += busy * self._budget

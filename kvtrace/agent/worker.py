@@ -20,6 +20,7 @@ from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch import records as watch_records
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.policy import POLICY
+from kvtrace.agent.watch.prints import PRINTS
 from kvtrace.trace import rows
 from kvtrace.trace.format import (
     DETAIL_IS_OP,
@@ -67,6 +68,7 @@ def _ready(wrapper: Any, kv_cache_config: Any) -> None:
     AGENT.fact(fact, Role.WORKER)
     context = describe.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
     CACHES.configure(kv_cache_config, context)
+    PRINTS.open(wrapper, kv_cache_config)
     DEVICE.open(len(fact.kv_layers))
     _wrap_sampling(wrapper.worker)
 
@@ -132,6 +134,8 @@ def _wrap_execute(cls: Any) -> None:
                     flags |= Flag.CAPTURE
                 flags |= worker.watched
                 POLICY.passed(t1 - t0)
+                PRINTS.passed(t1 - t0)
+                PRINTS.plan(self, scheduler_output)
                 head = _EXEC | flags << 32 | AGENT.thread() << 48
                 requests = len(scheduler_output.num_scheduled_tokens)
                 AGENT.add((head, t0, t1, step, tokens, requests, worker.mode, worker.padded))
@@ -149,6 +153,7 @@ def _begin_of_step(step: int) -> None:
     worker = AGENT.worker
     if worker.step:
         # The last step's sample_tokens never came (pooling, a runner that lacks it).
+        PRINTS.drop()
         _end_of_step()
     worker.step = step
     worker.latest = step or worker.latest
@@ -171,6 +176,9 @@ def _end_of_step(raised: bool = False) -> None:
         worker.step = 0
         worker.declared = None
         watch_records.settle()
+        if raised:
+            PRINTS.drop()
+        PRINTS.take()
         worker.watch_store = worker.watch_load = worker.watch_after = None
         config_keys.step_ended(Role.WORKER)
         gathered, worker.gathered = worker.gathered, None

@@ -69,6 +69,7 @@ class Kind(IntEnum):
     LEFT = 25
     FOUND = 26
     PIECE = 27
+    PRINTS = 28
 
 
 class Role(IntEnum):

@@ -444,10 +444,27 @@ class Piece(NamedTuple):
     digest: Word
 
 
+class BlockPrints(NamedTuple):
+    """Fingerprints of the KV of a request's prompt blocks at the end of a step, over all KV layers
+    of the worker in that KV cache group (detail): of the blocks at places ``first``, ``first + 1``, ... of
+    its block table; 0 where there is none. 63 bits of a linear hash of the bytes with secret factors that
+    come from the key of Arrival's digests."""
+
+    head: Word
+    request: Word
+    step: Word
+    first: Word
+    print0: Word
+    print1: Word
+    print2: Word
+    print3: Word
+
+
 Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
     | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | LeftProcess | KvFound | Piece
+    | BlockPrints
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
 
@@ -478,6 +495,7 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.LEFT: LeftProcess,
     Kind.FOUND: KvFound,
     Kind.PIECE: Piece,
+    Kind.PRINTS: BlockPrints,
     Kind.TRAILER: Trailer,
 }
 KIND_OF: dict[type[Any], Kind] = {row: kind for kind, row in ROWS.items()}

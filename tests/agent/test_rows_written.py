@@ -32,11 +32,12 @@ from kvtrace.agent.left.leaving import Left
 from kvtrace.agent.left.paths import PLACES
 from kvtrace.agent.left.pieces import POOL
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.agent.watch import call, policy, records
+from kvtrace.agent.watch import call, policy, prints, records
 from kvtrace.agent.watch.caches import Layer
 from kvtrace.agent.watch.layout import layout_of
 from kvtrace.agent.watch.operations import Touched
 from kvtrace.agent.watch.origin import HERE
+from kvtrace.agent.watch.prompts import Filled
 from kvtrace.agent.watch.touch import Touch
 from kvtrace.trace import hooks, rows
 from kvtrace.trace import ops as op_table
@@ -641,6 +642,14 @@ def a_piece(row: rows.Piece, seen: Context) -> None:
     kv = np.random.default_rng(1).standard_normal((6, 4, 8), dtype=np.float32).reshape(-1, 8)
     digest = hashlib.blake2b(kv[7].tobytes(), key=b"k" * 16, digest_size=8).digest()
     assert row.digest == int.from_bytes(digest, "little") & (1 << 63) - 1
+
+
+@case(Kind.PRINTS, lambda: prints._write(STEP, [Filled("req", 3, 5, [8, 9, 0, 7, 6])], [12, -4, 6, 16, 20]))
+def fingerprints(row: rows.BlockPrints, seen: Context) -> None:
+    assert seen.names[row.request] == "req" and row.step == STEP and row.first == 5
+    # without their lowest bit, which tells least; the null block has none
+    assert (row.print0, row.print1, row.print2, row.print3) == (6, (1 << 63) - 2, 0, 8)
+    assert rows.detail(row.head) == 3
 
 
 @case(Kind.OPEN, lambda: on_scheduler().request_finished(request(), [9]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvtrace.agent.watch.access import View
-from kvtrace.agent.watch.layout import Hint, Layout, hint_of, layout_of
+from kvtrace.agent.watch.layout import Hint, Layout, dims_of, hint_of, layout_of
 from kvtrace.agent.watch.tensors import OWN, extent, tensors
 
 _MOST_VIEWS = 4096
@@ -119,6 +119,13 @@ class Caches:
         return layout_of(
             layer.shape, layer.strides, layer.itemsize, blocks, size, self._hints.get(layer.name)
         )
+
+    def block_dim(self, layer: Layer) -> tuple[int, int] | None:
+        """The dimension of its tensor that counts blocks, and how many of these a block of vLLM's KV cache
+        manager is; None where that is not known."""
+        blocks, size = self._sizes(layer, 0)
+        pair = dims_of(layer.shape, blocks, size, self._hints.get(layer.name)) if blocks * size else None
+        return (pair[0], layer.shape[pair[0]] // blocks) if pair is not None else None
 
     def _sizes(self, layer: Layer, block_size: int) -> tuple[int, int]:
         known = self._blocks.get(layer.name)

@@ -96,11 +96,10 @@ def layout_of(
         blocks, block_size: of the KV cache manager: number of blocks, tokens in one.
         hint: what the attention backend says; where nobody does, the sizes must leave one reading.
     """
-    pairs = _pairs(shape, blocks, block_size) if hint is None else [hint]
-    pairs = [pair for pair in pairs if _fits(shape, pair, blocks, block_size)]
-    if len(pairs) != 1:
+    pair = dims_of(shape, blocks, block_size, hint)
+    if pair is None:
         return None
-    block, slot = pairs[0]
+    block, slot = pair
     parts = [BLOCK if at == block else SLOT if at == slot else INNER for at in range(len(shape))]
     dims = [
         Dim(size, stride * itemsize, part)
@@ -117,6 +116,15 @@ def layout_of(
         if not any(dim.part == part for dim in dims):
             dims.insert(0, Dim(1, span, part))  # one of them: its stride says nothing
     return Layout(itemsize, tuple(dims))
+
+
+def dims_of(
+    shape: tuple[int, ...], blocks: int, block_size: int, hint: Hint = None
+) -> tuple[int, int] | None:
+    """Which dimensions of a KV tensor count blocks, and slots; arguments as of :func:`layout_of`."""
+    pairs: list[tuple[int, ...]] = [*_pairs(shape, blocks, block_size)] if hint is None else [hint]
+    pairs = [pair for pair in pairs if _fits(shape, pair, blocks, block_size)]
+    return (pairs[0][0], pairs[0][1]) if len(pairs) == 1 else None
 
 
 def _fits(shape: Sequence[int], pair: tuple[int, ...], blocks: int, block_size: int) -> bool:

@@ -1,0 +1,283 @@
+"""Fingerprints of KV: whether a load gave back what was computed. PRINTS records.
+
+At the end of a watched step each block that the step filled with prompt tokens is hashed, over all KV
+layers of its group: the bytes as whole numbers, each times a secret odd factor for its place in the block,
+summed with wrap-around; the layers' sums, each times a factor of the layer's, summed again; 63 bits of that
+are kept. It is one number for thousands, and none of them can be got back from it. It is computed where the
+KV lies. On a device that is put behind the step's own work, the numbers are copied aside and read in a later
+step: nothing is waited for, and nothing is done while a CUDA graph is captured.
+
+It costs several times a copy of these blocks, and has an account of its own beside the watch's. What it does
+not allow is left out, and what was not printed is compared with nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kvtrace.agent import describe, graphs
+from kvtrace.agent.budget import Sampler
+from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.watch.caches import CACHES
+from kvtrace.agent.watch.prompts import Filled, Prompts
+from kvtrace.agent.watch.tensors import OWN, tensors
+from kvtrace.trace.format import Flag, Kind, Role, pack_head
+from kvtrace.trace.rows import BlockPrints
+
+CREDIT = 2_000_000_000
+"""ns of host time that fingerprints may take before they have to keep to the budget."""
+_DEVICE_RATE = 0.01
+"""ns for a byte on a device, on the safe side: the host does not see how long it takes there."""
+_GATHERED = {"cpu": 1 << 18, "cuda": 4 << 20}
+"""Bytes of KV that are hashed at once: what a core's cache holds, and what a device has room for. It takes
+about four times that while it lasts."""
+_LARGEST_BLOCK = 8 << 20
+_MOST_WAITING = 64
+_MASK = (1 << 64) - 1
+_NULL = 0
+_A_RECORD = 4
+
+
+class _Layer(NamedTuple):
+    """``dim``: which dimension of its tensor counts blocks; ``split``: how many of these make a block of the
+    request's table; ``nbytes``: of such a block."""
+
+    name: str
+    dim: int
+    split: int
+    nbytes: int
+    factor: int
+
+
+@dataclass
+class _Waiting:
+    """Fingerprints on their way from a device."""
+
+    step: int
+    filled: list[Filled]
+    sums: Any
+    event: Any
+
+
+class Prints:
+    """Of this process's worker."""
+
+    def __init__(self) -> None:
+        self._groups: list[list[_Layer]] = []
+        self._sizes: list[int] = []
+        self._prompts = Prompts()
+        self._planned: tuple[int, Any, list[Filled]] | None = None
+        self._waiting: deque[_Waiting] = deque()
+        self._weights: dict[tuple[Any, int], Any] = {}
+        self._account = Sampler("sampled", 0.0)
+        self._rate = 0.0
+        """ns for a byte; 0.0: nothing was hashed yet."""
+        self._capturing: Any = None
+
+    def open(self, wrapper: Any, kv_cache_config: Any) -> None:
+        """The worker's KV cache is made, and CACHES knows it."""
+        self._groups, self._sizes, self._prompts, self._planned = [], [], Prompts(), None
+        self._waiting.clear()
+        self._weights.clear()
+        config = AGENT.config
+        parallel = describe.get(wrapper, "vllm_config.parallel_config")
+        apart = [getattr(parallel, name, 1) for name in _SPREAD]
+        if config is None or any(isinstance(size, int) and size > 1 for size in apart):
+            return  # a block's tokens are spread over ranks
+        self._account = Sampler("sampled", config.budget, CREDIT)
+        self._capturing = graphs.capturing_probe()
+        for group in getattr(kv_cache_config, "kv_cache_groups", None) or ():
+            spec = getattr(group, "kv_cache_spec", None)
+            size = getattr(spec, "block_size", 0)
+            layers = [_layer(str(name), config.salt) for name in getattr(group, "layer_names", ())]
+            known = [layer for layer in layers if layer is not None]
+            whole = len(known) == len(layers) > 0 and type(spec).__name__ != "CrossAttentionSpec"
+            self._groups.append(known if whole else [])
+            self._sizes.append(size if whole and isinstance(size, int) else 0)
+        tensors_of = _tensors(wrapper, self._groups)
+        if tensors_of is None:
+            self._sizes = []
+        for layer, tensor in (tensors_of or {}).items():
+            self._weights_of(tensor, layer.nbytes)  # now: making them waits for the device
+
+    # --- steps ----------------------------------------------------------------------------
+
+    def plan(self, wrapper: Any, output: Any) -> None:
+        """``execute_model`` is over: note which blocks it filled. They are hashed by :meth:`take`, when the
+        step is over: a draft model still writes KV in between."""
+        self._planned = None
+        if not any(self._sizes):
+            return
+        worker, recorder = AGENT.worker, AGENT.recorder
+        live = recorder is not None and recorder.alive and not recorder.full
+        wanted = live and bool(worker.step) and bool(worker.watched & Flag.STORE)
+        filled = self._prompts.scheduled(output, self._sizes, wanted)
+        if filled:
+            self._planned = worker.step, wrapper, filled
+
+    def drop(self) -> None:
+        """The end of the step was not seen: its blocks may have been given out again."""
+        self._planned = None
+
+    def take(self) -> None:
+        """Hash what was planned; write what has come from the device since."""
+        planned, self._planned = self._planned, None
+        if planned is None and not self._waiting:
+            return
+        before, OWN.busy = OWN.busy, True
+        try:
+            if self._capturing is not None and self._capturing():
+                return
+            torch = sys.modules["torch"]
+            with torch._C.DisableTorchFunction(), torch.inference_mode():
+                self._settle()
+                if planned is not None:
+                    self._take(torch, *planned)
+        except Exception:
+            self._sizes = []
+            self._waiting.clear()
+            AGENT.failed("fingerprints")
+        finally:
+            OWN.busy = before
+
+    def passed(self, busy: int) -> None:
+        """A step took ``busy`` ns of host time."""
+        self._account.passed(busy)
+
+    def _take(self, torch: Any, step: int, wrapper: Any, filled: list[Filled]) -> None:
+        began = clock()
+        of_block = [sum(layer.nbytes for layer in layers) for layers in self._groups]
+        nbytes = sum(len(one.blocks) * of_block[one.group] for one in filled)
+        if not self._account.holds(nbytes * self._rate):
+            return
+        found = _tensors(wrapper, self._groups)
+        if found is None:
+            return
+        sums = []
+        for group, layers in enumerate(self._groups):
+            blocks = [block for one in filled if one.group == group for block in one.blocks]
+            if blocks:
+                sums.append(self._sums(torch, [(layer, found[layer]) for layer in layers], blocks))
+        filled = sorted(filled, key=lambda one: one.group)  # as the sums; stable
+        whole = sums[0] if len(sums) == 1 else torch.cat(sums)
+        if whole.device.type == "cpu":
+            _write(step, filled, whole.tolist())
+        else:
+            aside = whole.to("cpu", non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(whole.device))
+            self._waiting.append(_Waiting(step, filled, aside, event))
+            if len(self._waiting) > _MOST_WAITING:
+                self._waiting.popleft()
+        cost = clock() - began
+        if whole.device.type != "cpu":
+            cost = max(cost, round(nbytes * _DEVICE_RATE))
+        self._rate = cost / nbytes if not self._rate else self._rate + (cost / nbytes - self._rate) / 4
+        self._account.spent(cost)
+
+    def _settle(self) -> None:
+        while self._waiting and self._waiting[0].event.query():
+            one = self._waiting.popleft()
+            _write(one.step, one.filled, one.sums.tolist())
+
+    # --- the hash -------------------------------------------------------------------------
+
+    def _sums(self, torch: Any, layers: Sequence[tuple[_Layer, Any]], blocks: list[int]) -> Any:
+        """int64 of shape (blocks,)."""
+        device = layers[0][1].device
+        ids = torch.tensor(blocks, dtype=torch.int64)
+        if device.type != "cpu":
+            ids = ids.pin_memory().to(device, non_blocking=True)
+        total = torch.zeros(len(blocks), dtype=torch.int64, device=device)
+        for layer, tensor in layers:
+            weights = self._weights_of(tensor, layer.nbytes)
+            whole = tensor.view(_INTEGERS[tensor.element_size()](torch))
+            at_once = max(1, _GATHERED[device.type] // layer.nbytes)
+            for at in range(0, len(blocks), at_once):
+                some = ids[at : at + at_once]
+                count = len(some)
+                if layer.split > 1:
+                    own = torch.arange(layer.split, device=device)
+                    some = (some[:, None] * layer.split + own).reshape(-1)
+                words = whole.index_select(layer.dim, some).movedim(layer.dim, 0).reshape(count, -1)
+                words = words.view(_INTEGERS[_word(layer.nbytes)](torch))
+                total[at : at + count] += (words * weights).sum(1) * layer.factor
+        return total
+
+    def _weights_of(self, tensor: Any, nbytes: int) -> Any:
+        """Secret odd factors for the words of a block, the same in every process of the run."""
+        key = tensor.device, nbytes // _word(nbytes)
+        known = self._weights.get(key)
+        if known is None and AGENT.config is not None:
+            torch = sys.modules["torch"]
+            seed = hashlib.blake2b(b"fingerprints", key=AGENT.config.salt, digest_size=8).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
+            made = torch.randint(-(1 << 63), (1 << 63) - 1, (key[1],), generator=generator, device="cpu")
+            known = self._weights[key] = (made | 1).to(tensor.device)
+        return known
+
+
+PRINTS = Prints()
+
+_SPREAD = ("decode_context_parallel_size", "prefill_context_parallel_size")
+_INTEGERS: dict[int, Any] = {
+    1: lambda torch: torch.int8,
+    2: lambda torch: torch.int16,
+    4: lambda torch: torch.int32,
+    8: lambda torch: torch.int64,
+}
+
+
+def _word(nbytes: int) -> int:
+    """Bytes that are taken as one number."""
+    return 4 if nbytes % 4 == 0 else 2 if nbytes % 2 == 0 else 1
+
+
+def _layer(name: str, salt: bytes) -> _Layer | None:
+    """None where it is not known how blocks lie in its tensor."""
+    known = CACHES.layers.get(name)
+    at = CACHES.block_dim(known) if known is not None else None
+    if known is None or at is None:
+        return None
+    dim, split = at
+    nbytes = known.nbytes // known.shape[dim] * split
+    digest = hashlib.blake2b(name.encode("utf-8", "replace"), key=salt, digest_size=8).digest()
+    factor = int.from_bytes(digest, "little", signed=True) | 1
+    return _Layer(name, dim, split, nbytes, factor) if 0 < nbytes <= _LARGEST_BLOCK else None
+
+
+def _tensors(wrapper: Any, layers: Sequence[Sequence[_Layer]]) -> dict[_Layer, Any] | None:
+    """The layers' KV tensors; None where one is no longer what it was, or lies on no known device."""
+    context = describe.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
+    found: dict[_Layer, Any] = {}
+    for layer in (layer for group in layers for layer in group):
+        held = tensors(getattr(context.get(layer.name), "kv_cache", None))
+        known = CACHES.layers.get(layer.name)
+        if len(held) != 1 or known is None or tuple(held[0].shape) != known.shape:
+            return None
+        if held[0].device.type not in _GATHERED:
+            return None
+        found[layer] = held[0]
+    return found
+
+
+def _write(step: int, filled: Sequence[Filled], sums: Sequence[int]) -> None:
+    at = 0
+    for one in filled:
+        own = sums[at : at + len(one.blocks)]
+        at += len(one.blocks)
+        # 0 means "none": the null block is nobody's.
+        prints = [
+            0 if block == _NULL else (value & _MASK) >> 1 or 1
+            for block, value in zip(one.blocks, own, strict=True)
+        ]
+        head = pack_head(Kind.PRINTS, Role.WORKER, detail=one.group)
+        with AGENT.passing_request(one.request) as ident:
+            for place in range(0, len(prints), _A_RECORD):
+                four = (*prints[place : place + _A_RECORD], 0, 0, 0)[:_A_RECORD]
+                AGENT.add(BlockPrints(head, ident, step, one.first + place, *four))

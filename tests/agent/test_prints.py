@@ -1,0 +1,239 @@
+"""Fingerprints of KV: which blocks are taken, equal for equal KV and different for every other, and nobody's
+step is in their way."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvtrace.agent.state import AGENT
+from kvtrace.agent.watch import prints as prints_module
+from kvtrace.agent.watch.caches import CACHES
+from kvtrace.agent.watch.prints import Prints
+from kvtrace.agent.watch.prompts import Filled, Prompts
+from kvtrace.trace import rows
+from kvtrace.trace.format import STEP_SHIFT, Flag
+
+torch = pytest.importorskip("torch")
+
+STEP = 7 << STEP_SHIFT | 3
+BLOCKS, SIZE = 12, 4
+
+
+# --- which blocks -----------------------------------------------------------------------------------
+
+
+def new(req_id: str, tokens: int, *tables: list[int], computed: int = 0) -> Any:
+    prompt = list(range(tokens))
+    return SimpleNamespace(
+        req_id=req_id, prompt_token_ids=prompt, block_ids=tables, num_computed_tokens=computed
+    )
+
+
+def output(scheduled: dict[str, int], *admitted: Any, **running: tuple[Any, int]) -> Any:
+    """``running``: of each request its new blocks and the tokens computed before."""
+    return SimpleNamespace(
+        num_scheduled_tokens=scheduled, scheduled_new_reqs=list(admitted), finished_req_ids=set(),
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=list(running), resumed_req_ids=set(),
+            new_block_ids=[blocks for blocks, _ in running.values()],
+            num_computed_tokens=[computed for _, computed in running.values()],
+        ),
+    )  # fmt: skip
+
+
+def test_a_prompt_in_chunks_names_each_full_block_once() -> None:
+    prompts = Prompts()
+    first = prompts.scheduled(output({"a": 6}, new("a", 14, [5, 6])), [4], wanted=True)
+    second = prompts.scheduled(output({"a": 6}, a=(([7],), 6)), [4], wanted=True)
+    third = prompts.scheduled(output({"a": 2}, a=(([8],), 12)), [4], wanted=True)
+    assert first == [Filled("a", 0, 0, [5])]
+    assert second == [Filled("a", 0, 1, [6, 7])]
+    assert third == []  # the prompt's tail fills no block
+    assert not prompts._prompts
+
+
+def test_what_was_loaded_or_reused_is_named_with_the_first_chunk() -> None:
+    found = Prompts().scheduled(output({"a": 4}, new("a", 12, [5, 6, 7], computed=8)), [4], wanted=True)
+    assert found == [Filled("a", 0, 0, [5, 6, 7])]
+
+
+def test_blocks_of_a_step_that_is_not_watched_are_named_later() -> None:
+    prompts = Prompts()
+    assert prompts.scheduled(output({"a": 4}, new("a", 8, [5])), [4], wanted=False) == []
+    assert prompts.scheduled(output({"a": 4}, a=(([6],), 4)), [4], wanted=True) == [Filled("a", 0, 0, [5, 6])]
+
+
+def test_generated_tokens_fill_no_block_of_the_prompt() -> None:
+    prompts = Prompts()
+    prompts.scheduled(output({"a": 6}, new("a", 6, [5, 6])), [4], wanted=True)
+    assert prompts.scheduled(output({"a": 1}, a=(None, 7)), [4], wanted=True) == []
+
+
+def test_blocks_that_could_not_be_loaded_are_named_again_when_they_are_computed() -> None:
+    prompts = Prompts()
+    prompts.scheduled(output({"a": 4}, new("a", 16, [5, 6, 7], computed=8)), [4], wanted=True)
+    assert prompts.scheduled(output({"a": 12}, a=(([8],), 4)), [4], wanted=True) == [
+        Filled("a", 0, 1, [6, 7, 8])
+    ]
+
+
+def test_each_group_counts_its_own_blocks_and_some_are_left_out() -> None:
+    found = Prompts().scheduled(output({"a": 8}, new("a", 8, [1, 2], [3], [9])), [4, 8, 0], wanted=True)
+    assert found == [Filled("a", 0, 0, [1, 2]), Filled("a", 1, 0, [3])]
+
+
+# --- the hash ---------------------------------------------------------------------------------------
+
+
+class Engine:
+    """Two layers of KV, and the fingerprints of one step over all blocks of a request."""
+
+    def __init__(self, shape: tuple[int, ...] = (BLOCKS, 2, SIZE, 6), dtype: Any = torch.bfloat16) -> None:
+        torch.manual_seed(1)
+        self.layers = {f"layer.{i}": torch.randn(shape).to(dtype) for i in range(2)}
+        self.prints = Prints()
+        group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=SIZE), layer_names=list(self.layers))
+        self.config = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group])
+        context = {
+            name: SimpleNamespace(kv_cache=tensor, attn_backend=None) for name, tensor in self.layers.items()
+        }
+        compilation = SimpleNamespace(static_forward_context=context)
+        self.parallel = SimpleNamespace()
+        self.wrapper = SimpleNamespace(
+            vllm_config=SimpleNamespace(compilation_config=compilation, parallel_config=self.parallel)
+        )
+        CACHES.register({})
+        CACHES.configure(self.config, context)
+        self.open()
+
+    def open(self) -> None:
+        self.prints.open(self.wrapper, self.config)
+
+    def step(self, blocks: list[int], take: bool = True) -> None:
+        AGENT.worker.step, AGENT.worker.watched = STEP, int(Flag.STORE)
+        tokens = len(blocks) * SIZE
+        self.prints.plan(self.wrapper, output({"a": tokens}, new("a", tokens, blocks)))
+        if take:
+            self.prints.take()
+
+
+def read(trace: Any) -> list[int]:
+    """All prints so far, by place."""
+    _, table = trace.read()
+    found: dict[int, int] = {}
+    for row in zip(*rows.of_kind(rows.BlockPrints, table), strict=True):
+        one = rows.BlockPrints._make(int(word) for word in row)
+        assert one.step == STEP
+        found.update({one.first + i: value for i, value in enumerate(one[4:]) if value})
+    return [found[place] for place in sorted(found)]
+
+
+@pytest.fixture(autouse=True)
+def caches_as_before() -> Any:
+    yield
+    CACHES.__init__()  # type: ignore[misc]
+
+
+def test_equal_kv_has_equal_prints_and_every_change_of_a_bit_shows(trace: Any) -> None:
+    engine = Engine()
+    for tensor in engine.layers.values():
+        tensor[7] = tensor[2]
+    engine.step([2, 3, 4, 5, 6, 7])
+    found = read(trace)
+    assert found[0] == found[5] and len(set(found)) == 5
+    engine.layers["layer.1"].view(torch.int16)[3, 1, 2, 5] ^= 1
+    engine.step([2, 3, 4, 5, 6, 7])
+    changed = read(trace)
+    assert [a == b for a, b in zip(found, changed, strict=True)] == [True, False, True, True, True, True]
+
+
+def test_layers_heads_and_slots_that_change_places_show(trace: Any) -> None:
+    engine = Engine()
+    engine.step([1, 2, 3])
+    before = read(trace)
+    one, two = (tensor.clone() for tensor in engine.layers.values())
+    engine.layers["layer.0"][1], engine.layers["layer.1"][1] = two[1], one[1]
+    for tensor in engine.layers.values():
+        tensor[2] = tensor[2].flip(0).clone()  # heads
+        tensor[3] = tensor[3].flip(1).clone()  # slots
+    engine.step([1, 2, 3])
+    assert not set(before) & set(read(trace))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(2, BLOCKS, SIZE, 6), (2 * BLOCKS, 3, SIZE // 2, 6), (BLOCKS, 1, SIZE, 5)])
+def test_any_layout_and_type_of_kv_is_hashed(trace: Any, dtype: Any, shape: tuple[int, ...]) -> None:
+    engine = Engine(shape, dtype)
+    engine.step(list(range(1, BLOCKS)))
+    assert len(set(read(trace))) == BLOCKS - 1
+
+
+def test_blocks_hashed_in_parts_have_the_same_prints(trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    engine.step([1, 2, 3, 4, 5])
+    whole = read(trace)
+    monkeypatch.setitem(prints_module._GATHERED, "cpu", 200)
+    engine.step([1, 2, 3, 4, 5])
+    assert read(trace) == whole
+
+
+def test_the_kv_as_it_stands_when_the_step_is_over_counts(trace: Any) -> None:
+    engine = Engine()
+    engine.step([1], take=False)
+    engine.layers["layer.0"][1] += 1  # a draft model, in sample_tokens
+    engine.prints.take()
+    (late,) = read(trace)
+    engine.step([1])
+    assert read(trace) == [late]
+
+
+# --- never in the way -------------------------------------------------------------------------------
+
+
+def test_a_step_that_is_not_watched_or_whose_end_was_not_seen_is_not_hashed(trace: Any) -> None:
+    engine = Engine()
+    AGENT.worker.step, AGENT.worker.watched = STEP, 0
+    engine.prints.plan(engine.wrapper, output({"a": 4}, new("a", 4, [1])))
+    engine.prints.take()
+    engine.step([1], take=False)
+    engine.prints.drop()
+    engine.prints.take()
+    assert read(trace) == []
+
+
+def test_past_the_budget_nothing_is_hashed(trace: Any) -> None:
+    engine = Engine()
+    engine.step([1])
+    engine.prints._account.spent(prints_module.CREDIT * 2)
+    engine.step([1, 2])
+    assert len(read(trace)) == 1
+
+
+def test_a_block_whose_tokens_are_spread_over_ranks_is_not_hashed(trace: Any) -> None:
+    engine = Engine()
+    engine.parallel.decode_context_parallel_size = 2
+    engine.open()
+    engine.step([1])
+    assert read(trace) == []
+
+
+def test_a_kv_cache_that_was_replaced_is_not_hashed(trace: Any) -> None:
+    engine = Engine()
+    context = engine.wrapper.vllm_config.compilation_config.static_forward_context
+    context["layer.1"].kv_cache = torch.zeros(BLOCKS, 2, SIZE, 8)
+    engine.step([1])
+    assert read(trace) == [] and AGENT._failures == 0
+
+
+def test_a_failure_ends_the_fingerprints_and_nothing_else(
+    trace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine()
+    monkeypatch.setattr(engine.prints, "_sums", lambda *args: 1 / 0)
+    engine.step([1])
+    monkeypatch.undo()
+    engine.step([1])
+    assert read(trace) == [] and AGENT._failures == 1
