@@ -21,7 +21,7 @@ def assign_pieces(case: Case) -> None:
         piece.ended, piece.grade = SaveEnd(piece.ended), Grade(piece.grade)
         left: list[Interval] = [(piece.start, piece.end)]
         left = _claimed(case, piece, left, (Turn.ENGINE,))
-        if left and piece.ended == SaveEnd.NOTHING_READ:
+        if left and piece.ended in (SaveEnd.NOTHING_READ, SaveEnd.PART_READ):
             left = _claimed(case, piece, left, (Turn.UNREAD,))
         if left and piece.ended in SAVE_CAUSE:
             assign(case, SAVE_CAUSE[piece.ended], piece, left)

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvtrace.causes.cause import Cause
+from kvtrace.causes.evidence.taken import kept
 from kvtrace.causes.evidence.unit import Sample, Store, Unit, infer_unit
 from kvtrace.causes.model import Event, Fields, Finding
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Run
-from kvtrace.terms import NOT_OBSERVED, Grade
+from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -65,6 +66,14 @@ class Request:
     saved: int = 0  # token-layers
     unseen: bool = False  # what became of a part of it is not observed
     handed_over: bool = False  # its blocks were kept for an asynchronous save
+    taken: int | None = None
+    """Positions [0, taken) of the prompt were kept and the others seen not to be; None: not known so."""
+    shared: int = 0
+    """Leading tokens that an earlier prompt of the run begins with, of which something was saved."""
+    grade: Grade | None = None
+    """How well it is seen that its saved tokens were: the least of them; None where none were."""
+    holes: bool = False
+    """Its prompt was kept in pieces, with others between them that nobody read."""
     entries: list[Store] = field(default_factory=list)
 
     @property
@@ -105,6 +114,8 @@ class Case:
     """Cause -> the lost tokens that it explains; only causes that have some."""
     found_again: frozenset[int] = frozenset()
     """Engines without one store entry, in which a lookup found a prompt that the run had computed before."""
+    read_steps: frozenset[int] = frozenset()
+    """Steps with a store entry whose slots were read, a part of them at least."""
     unheard: Assigned = field(default_factory=Assigned)
     """Tokens that no metadata names, where that says nothing: not observed."""
     ends: set[SaveEnd] = field(default_factory=set)
@@ -193,7 +204,9 @@ def make_case(run: Run) -> Case:
     requests = _requests(run, engines)
     silent = {tag for tag, engine in engines.items() if not engine.store_entries}
     found_again = frozenset(row.engine for row in run.load_rows if row.shared and row.offered) & silent
-    case = Case(run, engines, requests, {}, {}, {}, found_again=found_again)
+    stores = [entry for request in requests if request.saved for entry in request.entries]
+    read_steps = frozenset(entry.step for entry in stores if entry.slots > 0)
+    case = Case(run, engines, requests, {}, {}, {}, found_again=found_again, read_steps=read_steps)
     stored: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
     for request in requests:
         if request.empty_entry:
@@ -230,10 +243,24 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
     ]  # fmt: skip
     for b in rows(run.base):
         # What is generated hides no store of the prompt, unless a step's metadata could not be read.
+        request = requests[b.request]
+        if b.outcome == SAVED and b.amount:
+            request.grade = min(Grade(b.grade), request.grade or Grade.PROVED)
         if b.outcome == NOT_OBSERVED and (b.prompt or _unread(engines.get(b.engine))):
-            requests[b.request].unseen = True
+            request.unseen = True
     for save in run.async_saves:
         requests[save.request].handed_over = True
+    saved: dict[int, int] = {}  # engine -> step of its first request with a save
+    for request in requests:
+        if request.saved:
+            saved[request.engine] = min(request.chunk_step, saved.get(request.engine, request.chunk_step))
+    for load in run.load_rows:
+        request = requests[load.request]
+        if saved.get(request.engine, request.chunk_step) < request.chunk_step:
+            request.shared = load.shared
+    for row, one in kept(run, engines).items():
+        if not requests[row].unseen:
+            requests[row].taken, requests[row].holes = one.end, one.holes
     for e in rows(run.entries):
         if e.slots >= 0:
             requests[e.request].entries.append(Store(e.step, e.slots, e.tokens, e.start, e.available))
@@ -248,7 +275,8 @@ def _sample(case: Case, request: Request) -> Sample:
         explained=reused or request.computed < request.prompt or stored_before(case, request) > 0,
         after_empty=after_empty(case, request),
         first_chunk=request.chunk_step if request.chunks >= 2 else None,
-        heard=not why_unheard(case, request),
+        heard=not request.holes and (request.taken is not None or not why_unheard(case, request)),
+        taken=None if reused and not request.saved else request.taken,
     )
 
 

@@ -16,7 +16,7 @@ from kvtrace.causes.registry import CATALOGUE, RULES
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.model import Ledger, Run
-from kvtrace.terms import NOT_OBSERVED, SAVED, Grade, Stage, cause_of, severity_order
+from kvtrace.terms import FAULT, NOT_OBSERVED, SAVED, Grade, Stage, cause_of, severity_order
 from kvtrace.words import listed, plural
 
 
@@ -42,7 +42,8 @@ def diagnose(run: Run) -> Diagnosis:
     found = {finding.id for finding in findings}
     assert found >= set(case.assigned), f"tokens without a finding: {sorted(set(case.assigned) - found)}"
     not_observed.extend(_blind_spots(case, saves))
-    findings.sort(key=_order)
+    roots = any(finding.id in _ROOTS and finding.severity == FAULT and finding.tokens for finding in findings)
+    findings.sort(key=lambda finding: _order(finding, roots))
     return Diagnosis(
         verdict=verdict(case, findings),
         findings=findings,
@@ -55,10 +56,26 @@ def diagnose(run: Run) -> Diagnosis:
     )
 
 
-def _order(finding: Finding) -> tuple[int, bool, float, int, str]:
-    """Severity first, then the tokens explained, then the stage."""
+_ROOTS = frozenset({"hook-raised", "exception-swallowed", "store-failed", "kv-stale", "kv-misplaced"})
+"""What was seen to go wrong in the connector's own work."""
+_SYMPTOMS = frozenset({"stored-nothing", "slots-short", "metadata-has-no-store", "save-lost"})
+"""What shows where nothing more is known: behind a root that was seen."""
+_INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
+"""Notes that ask for nothing."""
+
+
+def _order(finding: Finding, roots: bool) -> tuple[int, bool, bool, bool, float, int, str]:
+    """Severity first, a cause that was seen before its symptoms, then the tokens explained, then the stage.
+
+    Args:
+        roots: whether one of :data:`_ROOTS` was found, with tokens.
+    """
     stage = len(Stage) if finding.stage is None else int(finding.stage)
-    return severity_order(finding.severity), finding.tokens <= 0, -finding.tokens, stage, finding.id
+    symptom, information = roots and finding.id in _SYMPTOMS, finding.id in _INFORMATION
+    none = finding.tokens <= 0
+    return (
+        severity_order(finding.severity), information, none, symptom, -finding.tokens, stage, finding.id
+    )  # fmt: skip
 
 
 def _ledger(case: Case) -> Ledger[str]:

@@ -8,7 +8,7 @@ from kvtrace.causes.model import Finding
 from kvtrace.causes.pipeline import Prompts, prompt_tokens
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.terms import FAULT, NOTE, Grade
-from kvtrace.words import count, percent, plural
+from kvtrace.words import capital, count, percent, plural
 
 _LEAST = 0.05
 """Tokens that count as any: a pair's share of one token is less than one."""
@@ -18,13 +18,25 @@ def verdict(case: Case, findings: list[Finding]) -> str:
     """What became of the prompt tokens, as well as it is seen, and the first reason why not more were saved;
     then what is wrong with the loads, where something is."""
     loads = [finding for finding in findings if CATALOGUE[finding.id].ledger == LOADS]
-    saves = _saves(case, [finding for finding in findings if CATALOGUE[finding.id].ledger != LOADS])
+    of_saves = [finding for finding in findings if CATALOGUE[finding.id].ledger != LOADS]
+    saves = _saves(case, of_saves) + _doubts(case, of_saves)
     wrong = [finding.headline for finding in loads if finding.severity == FAULT and finding.headline]
     return f"{saves} Loads: {wrong[0]}." if wrong else saves
 
 
+def _doubts(case: Case, findings: list[Finding]) -> str:
+    """The first fault that speaks of tokens that the ledger does not count as lost."""
+    doubts = [
+        one
+        for one in findings
+        if one.severity == FAULT and one.tokens and one.headline and one.id not in case.assigned
+    ]
+    return f" {capital(doubts[0].headline)} ({plural(doubts[0].tokens, 'token')})." if doubts else ""
+
+
 def _saves(case: Case, findings: list[Finding]) -> str:
-    reasons = [finding for finding in findings if finding.severity != NOTE and finding.headline]
+    known = [one for one in findings if not one.tokens or one.id in case.assigned]
+    reasons = [finding for finding in known if finding.severity != NOTE and finding.headline]
     # The sentence is about prompts: what explains lost prompt tokens is the better reason.
     reasons.sort(key=lambda finding: not any(case.assigned[finding.id].prompts.values())
                  if finding.id in case.assigned else finding.severity != FAULT)  # fmt: skip

@@ -250,16 +250,16 @@ def test_a_consumer_that_saves_all_the_same(tmp_path: Path) -> None:
     assert ids(analyse(sim)) == []
 
 
-def test_false_already_stored(tmp_path: Path) -> None:
+def test_the_empty_key_is_a_symptom_of_the_unit(tmp_path: Path) -> None:
     sim = Sim(tmp_path, connector="ExampleConnector", block=128, ints={"_block_size": 128})
     sim.serve(prompts([50, 60, 70, 120]), Rounding(128, d=1, keep=True).policy())
     diagnosis = analyse(sim)
-    assert ids(diagnosis) == ["false-already-stored", "below-save-granularity"]
-    assert tokens(diagnosis) == {
-        "not-saved:false-already-stored": 250,
-        "not-saved:below-save-granularity": 50,
-    }
-    assert "3 different prompts" in " ".join(diagnosis.findings[0].evidence)
+    # Where the store rounds a prompt to nothing, the empty key is a symptom.
+    assert ids(diagnosis) == ["below-save-granularity"]
+    assert tokens(diagnosis) == {"not-saved:below-save-granularity": 300}
+    first = diagnosis.findings[0]
+    assert "all 4 prompts are shorter" in first.title
+    assert "3 other such prompts got no entry at all" in " ".join(first.evidence)
 
 
 def test_false_already_stored_one_past_a_block(tmp_path: Path) -> None:

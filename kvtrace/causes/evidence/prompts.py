@@ -8,11 +8,23 @@ ABORTED = "FINISHED_ABORTED"
 
 
 def held(case: Case, request: Request) -> int:
-    """Leading positions that the connector holds: by an earlier store of the same tokens, by its
-    own answer at the lookup, or by where its store of this request begins."""
+    """Leading positions that the connector holds: by an earlier store of the same tokens or of a prompt that
+    begins with them, by its own answer at the lookup, or by where its store of this request begins."""
     answered = request.local + request.offered if request.offered > 0 else 0
     begins = min((e.start for e in request.entries if e.slots > 0), default=0)
-    return max(stored_before(case, request), answered, begins)
+    return max(stored_before(case, request), answered, begins, shared_before(case, request))
+
+
+def shared_before(case: Case, request: Request) -> int:
+    """Leading positions that were seen to be kept of an earlier prompt with the same beginning."""
+    if not request.shared:
+        return 0
+    earlier = [
+        other.taken or 0
+        for other in case.of_engine(request.engine)
+        if other.row != request.row and other.chunk_step < request.chunk_step
+    ]
+    return min(request.shared, max(earlier, default=0))
 
 
 def first_chunk_alone(request: Request) -> bool:

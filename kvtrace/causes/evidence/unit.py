@@ -8,6 +8,7 @@ every store decision of the run equals ``floor((prompt - d) / unit) * unit`` wit
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,19 @@ from typing import Any
 from kvtrace.ledger.model import Engine
 
 _MAX_UNIT = 1 << 24
+_MOST_BLOCKS = 64
+"""A number of the connector's up to this one may count the blocks of a unit."""
+_LEAST_UNNAMED = 16
+"""Tokens of a unit that no number names, at least."""
 
 _UNIT_NAME = re.compile(r"unit|chunk|granul|segment|stripe", re.IGNORECASE)
 """Names that a connector gives to the unit it stores in; among several numbers that fit, these win."""
 _LEAST_NAME = re.compile(r"(^|_|\.)(min|minimum|least|threshold|align|round|page|portion)", re.IGNORECASE)
 """Names of a number below which nothing is stored."""
+_BLOCKS_NAME = re.compile(
+    r"(block|page)s?_?(per|each|in)|per_?(unit|chunk|segment)|_(blocks|pages)$", re.IGNORECASE
+)
+"""Names of a number of blocks."""
 _BATCHED_NAME = re.compile(r"batch|token", re.IGNORECASE)
 """Names under which a connector keeps max_num_batched_tokens."""
 
@@ -54,6 +63,7 @@ class Sample:
     after_empty: bool  # left out of the metadata after another prompt had an empty entry
     first_chunk: int | None  # step of its first chunk where several computed it
     heard: bool = True  # its stores, or that it has none, are known
+    taken: int | None = None  # how far its prompt was seen to be kept, and no further
 
     @property
     def first_chunk_only(self) -> bool:
@@ -64,7 +74,7 @@ class Sample:
 class Unit:
     value: int
     kept_back: int  # d
-    kind: str  # max_num_batched_tokens | block_size | extra | attribute
+    kind: str  # max_num_batched_tokens | block_size | extra | attribute | blocks | unnamed
     name: str  # what to change
     where: str  # where the number comes from, for people
     attributes: tuple[str, ...]  # the connector's integers with this value
@@ -87,6 +97,7 @@ class Unit:
 @dataclass
 class _Candidate:
     value: int = 0
+    times: tuple[str, ...] = ()  # numbers of the connector's that give it as so many blocks
     block: bool = False
     batched: bool = False
     extra: tuple[str, ...] = ()
@@ -102,12 +113,12 @@ class _Candidate:
     @property
     def related(self) -> bool:
         """Whether the connector itself holds this number."""
-        return bool(self.extra or self.attributes)
+        return bool(self.extra or self.attributes) or any(map(_BLOCKS_NAME.search, self.times))
 
     @property
     def named(self) -> bool:
         """Whether the connector calls this number something like a unit."""
-        return any(_UNIT_NAME.search(name) for name in (*self.extra, *self.attributes))
+        return any(_UNIT_NAME.search(name) for name in (*self.extra, *self.attributes, *self.times))
 
     @property
     def may_be_unit(self) -> bool:
@@ -119,12 +130,36 @@ class _Candidate:
 
 
 def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]) -> Unit | None:
-    """The unit of an engine's connector, None where the evidence is not unambiguous."""
+    """The unit of an engine's connector, None where the evidence is not unambiguous.
+
+    What was seen to be kept goes before what the metadata names, which may be read wrongly.
+    """
     if engine.connector is None:
         return None
     samples = [sample for sample in samples if sample.heard]
+    kept = [replace(sample, stores=(_whole(sample),)) for sample in samples if sample.taken]
+    silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
+    seen = _infer(engine, kept, silent, command) if kept else None
+    if kept and not (seen and all(sample.prompt - seen.kept_back < seen.value for sample in silent)):
+        seen = _unnamed(kept, silent) or seen
+    if seen:
+        return seen
     decided = [sample for sample in samples if sample.stores]
     silent = [sample for sample in samples if not sample.stores and not sample.explained]
+    return _infer(engine, decided, silent, command)
+
+
+def _whole(sample: Sample) -> Store:
+    """What was kept of a request, as one store."""
+    return Store(step=1 << 62, slots=sample.taken or 0, tokens=-1, start=0, available=sample.prompt)
+
+
+def _infer(
+    engine: Engine, decided: Sequence[Sample], silent: Sequence[Sample], command: Sequence[str]
+) -> Unit | None:
+    """The number with a name that gives every store decision."""
+    if engine.connector is None:
+        return None
     stores = any(store.slots > 0 for sample in decided for store in sample.stores)
     known = engine.connector.cls in KEEPS_LAST_BACK
     fits: list[_Candidate] = []
@@ -141,14 +176,31 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     return replace(_named(chosen, engine, command), also=smaller if stores else ())
 
 
+def _unnamed(kept: Sequence[Sample], silent: Sequence[Sample]) -> Unit | None:
+    """The largest unit that gives all that was kept, where no number with a name does; of two requests or
+    more, unless no other one was left out as a whole."""
+    value = math.gcd(*(sample.taken or 0 for sample in kept))
+    if value < _LEAST_UNNAMED or (len(kept) < 2 and silent):
+        return None
+    for d in (0, 1):
+        whole = all((sample.prompt - d) // value * value == sample.taken for sample in kept)
+        if whole and all(sample.prompt - d < value for sample in silent):
+            return Unit(value, d, "unnamed", "", "no number of the connector's or the engine's by name", ())
+    return None
+
+
 def _candidates(engine: Engine) -> list[_Candidate]:
     found: defaultdict[int, _Candidate] = defaultdict(_Candidate)
     found[engine.block_size].block = True
     found[engine.facts.max_num_batched_tokens or 0].batched = True
+    ints = [*(engine.connector.ints if engine.connector else {}).items()]
     for name, value in _integers(engine.extra):
         found[value].extra += (name,)
-    for name, value in (engine.connector.ints if engine.connector else {}).items():
+    for name, value in ints:
         found[value].attributes += (name,)
+    for name, value in (*_integers(engine.extra), *ints):
+        if 1 < value <= _MOST_BLOCKS and value % max(1, engine.block_size):
+            found[value * engine.block_size].times += (name,)
     for value, candidate in found.items():
         candidate.value = value
     return [candidate for candidate in found.values() if 1 < candidate.value <= _MAX_UNIT]
@@ -192,7 +244,7 @@ def _below(sample: Sample, fit: _Candidate) -> bool:
     return less or (sample.after_empty and sample.prompt <= fit.value + 1)
 
 
-def _with_stores(fits: list[_Candidate], silent: list[Sample]) -> _Candidate | None:
+def _with_stores(fits: list[_Candidate], silent: Sequence[Sample]) -> _Candidate | None:
     """Where several numbers fit what was stored, the one that also explains everyone who is not in the
     metadata at all; else the largest one that the connector calls a unit; else the block, the
     plainest reading."""
@@ -207,7 +259,7 @@ def _with_stores(fits: list[_Candidate], silent: list[Sample]) -> _Candidate | N
     return best if explained(plain) < explained(best) == len(silent) else plain
 
 
-def _without_stores(fits: list[_Candidate], offered: bool, silent: list[Sample]) -> _Candidate | None:
+def _without_stores(fits: list[_Candidate], offered: bool, silent: Sequence[Sample]) -> _Candidate | None:
     """Nothing was ever stored: only a number of the connector's own that is larger than every
     prompt can be the reason, and only if there is one such number."""
     if not offered and not silent:
@@ -237,6 +289,9 @@ def _named(candidate: _Candidate, engine: Engine, command: Sequence[str]) -> Uni
         where = f"max_num_batched_tokens, {source}{keeps}"
     elif candidate.block:
         kind, name, where = "block_size", "--block-size", f"the engine's block size{keeps}"
+    elif not candidate.attributes:
+        kind, name = "blocks", candidate.times[0]
+        where = f"'{name}' x the engine's block size of {engine.block_size}"
     else:
         kind, name = "attribute", candidate.attributes[0]
         where = f"the connector's own {_quoted(candidate.attributes)}"

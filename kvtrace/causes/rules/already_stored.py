@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import stored_before
-from kvtrace.causes.evidence.prompts import held
+from kvtrace.causes.evidence.prompts import held, shared_before
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.words import plural
 
@@ -31,7 +31,8 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
 def claim_unread(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     """Of what the save hook was given and did not read: what an earlier request had saved. The worker
     may well look whether a key is there."""
-    end_held = stored_before(case, case.requests[piece.request], saved=True)
+    request = case.requests[piece.request]
+    end_held = max(stored_before(case, request, saved=True), shared_before(case, request))
     return [(start, min(end, end_held)) for start, end in left if start < end_held]
 
 
@@ -49,9 +50,11 @@ def rule(case: Case) -> Results:
                 "store of this run covers was left out"
             )
         return
-    here = sum(stored_before(case, r) > 0 for r in rows)
+    here = sum(max(stored_before(case, r), shared_before(case, r)) > 0 for r in rows)
     hits = sum(r.offered > 0 for r in rows)
-    skipped = len(rows) - sum(stored_before(case, r) > 0 or r.offered > 0 for r in rows)
+    skipped = len(rows) - sum(
+        max(stored_before(case, r), shared_before(case, r), r.offered) > 0 for r in rows
+    )
     parts = []
     if here:
         parts.append(

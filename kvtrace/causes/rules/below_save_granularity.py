@@ -5,12 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
-from kvtrace.causes.case import Request
+from kvtrace.causes.case import Request, after_empty
 from kvtrace.causes.evidence.paths import short_path
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
+from kvtrace.terms import Grade
+from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, of_all, percent, plural
 
 CAUSE = Cause(
@@ -32,6 +34,10 @@ CAUSE = Cause(
 )
 
 
+_SIZES = 5
+"""Sizes that the evidence lists."""
+
+
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     unit = case.units.get(piece.engine)
     if unit is None:
@@ -44,12 +50,22 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
         aligned = request.computed // unit.value * unit.value
     else:
         aligned = unit.aligned(request.prompt)
-        if engine.decode_entries and request.stored_end >= request.prompt:
+        reached = engine.decode_entries and request.stored_end >= request.prompt
+        if reached and request.taken != aligned:
             return []
     return [(max(start, aligned), end) for start, end in left if end > aligned]
 
 
-CLAIMS = {Turn.POSITION: claim}
+def claim_unread(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """Of what the metadata seems to name and was seen not to be read: what does not fill a unit, where the
+    unit follows from what was read."""
+    request, unit = case.requests[piece.request], case.units.get(piece.engine)
+    if unit is None or piece.grade < Grade.READ or request.taken != unit.aligned(request.prompt):
+        return []
+    return claim(case, piece, left)
+
+
+CLAIMS = {Turn.UNREAD: claim_unread, Turn.POSITION: claim}
 
 
 def rule(case: Case) -> Results:
@@ -74,23 +90,20 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
     engine = case.engines[tag]
     lost = case.assigned[CAUSE.id].requests
     # A prompt that was reused or loaded as a whole needs no unit.
-    prompts = [r for r in case.of_engine(tag) if r.row in lost or r.stored_end]
+    prompts = [r for r in case.of_engine(tag) if r.row in lost or r.stored_end or r.saved]
     short = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) == 0]
     partial = [r for r in prompts if r.row in lost and unit.aligned(r.prompt) > 0]
     evidence = [
         _lengths([r.prompt for r in prompts], len(short), len(partial)),
-        f"{_stores(prompts)}; {unit.value} = {unit.where}",
+        *_stores(prompts, unit),
         f"every store is {unit.rounding} tokens, cut to what its chunk held",
+        *_empty_key(case, tag, short),
     ]
     name = engine.connector.cls if engine.connector else "This connector"
     if short:
-        alone = len(prompts) == 1 and len(case.of_engine(tag)) > 1  # the other prompts have other causes
-        which = (
-            f"1 of {count(len(case.of_engine(tag)))} prompts"
-            if alone
-            else of_all(len(short), len(prompts), "prompt")
-        )
-        which += " is" if len(short) == 1 else " are"
+        every = [r for r in case.of_engine(tag) if unit.aligned(r.prompt) == 0]
+        which = of_all(len(every), len(case.of_engine(tag)), "prompt")
+        which += " is" if len(every) == 1 else " are"
         title = f"{name} stores whole units of {unit.value} tokens only: {which} shorter."
         headline = f"{which} shorter than this connector's unit of {unit.value} tokens"
     else:
@@ -102,7 +115,7 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
         severity=FAULT if short else LIMIT,
         evidence=evidence,
         events=_events(short or partial),
-        remedy=_remedy(engine, unit, prompts),
+        remedy=_remedy(engine, unit, prompts, case.of_engine(tag)),
         headline=headline,
     )
 
@@ -124,7 +137,35 @@ def _lengths(lengths: list[int], short: int, partial: int) -> str:
     return f"{spread}; {shorter}; {count(partial)} {lose} a partial last unit"
 
 
-def _stores(prompts: list[Request]) -> str:
+def _empty_key(case: Case, tag: int, short: list[Request]) -> list[str]:
+    """A symptom: prompts that are rounded to nothing share the key of the empty prefix, and all but the first
+    count as stored."""
+    missing = [r for r in short if after_empty(case, r)]
+    if not missing:
+        return []
+    step, _, length = case.empty_before[tag]
+    others = "another such prompt" if len(missing) == 1 else f"{count(len(missing))} other such prompts"
+    return [
+        f"step {step & STEP_MASK} has a store of 0 slots, for a prompt of {plural(length, 'token')}; after "
+        f"it {others} got no entry at all: rounded to nothing they share the key of the empty prefix"
+    ]
+
+
+def _stores(prompts: list[Request], unit: Unit) -> list[str]:
+    """Sizes of what was seen to be kept, or else of the stores in the metadata; where the unit is from."""
+    seen = Counter(r.taken for r in prompts if r.taken is not None and r.saved)
+    if seen and all(r.taken is not None for r in prompts):
+        parts = [f"{count(size)} ({plural(n, 'request')})" for size, n in sorted(seen.items())[:_SIZES]]
+        more = [f"and {plural(len(seen) - _SIZES, 'other size')}"] if len(seen) > _SIZES else []
+        nothing = sum(r.taken == 0 for r in prompts)
+        none = [f"nothing ({plural(nothing, 'request')})"] if nothing else []
+        said = "kept of a prompt: " + ", ".join([*parts, *more, *none])
+    else:
+        said = _declared(prompts)
+    return [f"{said}; {unit.value} = {unit.where}"]
+
+
+def _declared(prompts: list[Request]) -> str:
     """Store sizes in the metadata, with how many requests each."""
     sizes = Counter(sum(max(0, e.slots) for e in r.entries) for r in prompts if r.entries)
     silent = sum(not r.entries for r in prompts)
@@ -150,19 +191,21 @@ def _events(requests: list[Request]) -> list[Event]:
     return events
 
 
-def _remedy(engine: Engine, unit: Unit, prompts: list[Request]) -> list[str]:
+def _remedy(engine: Engine, unit: Unit, prompts: list[Request], every: list[Request]) -> list[str]:
     """What to change, the connector's own first, with what smaller units would have saved."""
     change = {
         "max_num_batched_tokens": "lower --max-num-batched-tokens",
         "block_size": "lower --block-size",
         "extra": f'lower "{unit.name}" in kv_connector_extra_config',
         "attribute": f"lower {unit.name} of the connector",
+        "blocks": f"lower {unit.name} of the connector",
+        "unnamed": "make the connector's unit smaller",
     }[unit.kind]
     cost = {
         "max_num_batched_tokens": " (for the whole engine: long prompts take more steps)",
         "block_size": " (for the whole engine: more blocks to manage)",
     }.get(unit.kind, "")
-    lower = _lower(engine, unit, prompts, change, cost)
+    lower = _lower(engine, unit, (prompts, every), change, cost)
     file = engine.connector.file if engine.connector else ""
     if unit.kind == "block_size" or not file:
         return [lower]
@@ -170,13 +213,17 @@ def _remedy(engine: Engine, unit: Unit, prompts: list[Request]) -> list[str]:
     return [rounding, f"or {lower}"] if cost else [lower, f"or {rounding}"]
 
 
-def _lower(engine: Engine, unit: Unit, prompts: list[Request], change: str, cost: str) -> str:
+def _lower(
+    engine: Engine, unit: Unit, whose: tuple[list[Request], list[Request]], change: str, cost: str
+) -> str:
     """`change`, with what the first three halves of the unit that fit any prompt would have saved."""
     if unit.kind == "block_size":
         floor = 32 if engine.facts.platform == "cpu" else 16
     else:
         floor = max(1, engine.block_size)
+    prompts, every = whose
     total = sum(r.prompt for r in prompts)
+    longest = max((r.prompt for r in every), default=0)
     effects: list[str] = []
     smaller = unit.value
     while smaller % 2 == 0 and smaller // 2 >= floor and len(effects) < 3:
@@ -191,7 +238,7 @@ def _lower(engine: Engine, unit: Unit, prompts: list[Request], change: str, cost
         return f"{change}: {', '.join(effects)}{cost}"
     if unit.kind == "block_size":
         return "the unit is a block of the KV cache already at its smallest: only longer prompts are stored"
-    if smaller < unit.value:
+    if smaller < unit.value and longest - unit.kept_back < smaller:
         return f"{change} (but no prompt of this run would fill {smaller} either)"
     if unit.value <= floor:
         return f"{change} (here it is no more than a block already)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvtrace.causes.case import Request
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
 from kvtrace.causes.model import Finding
@@ -23,7 +24,7 @@ from kvtrace.causes.rule import (
 )
 from kvtrace.ledger.model import Swallowed
 from kvtrace.ledger.reported import HARMLESS
-from kvtrace.terms import NOT_OBSERVED
+from kvtrace.terms import NOT_OBSERVED, Grade
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(
@@ -37,11 +38,29 @@ CAUSE = Cause(
     ),
     seen_as=(
         "Exceptions raised and handled inside the connector's frames in watched calls, where such calls "
-        "read fewer slots than their metadata names (a note where they read all)."
+        "read fewer slots than their metadata names. Or such an exception ended a piece of work that saves, "
+        "in a hook or in the background, and nothing shows that what was read for it came to rest. A note "
+        "where the same call went on."
     ),
     remedy="Fix the connector at the place named here.",
     save_ends=(SaveEnd.CAUGHT,),
 )
+_BACKGROUND = ("thread", "executor", "asyncio")
+_SAVE_PATH = (*SAVE_HOOKS, "get_finished")
+_FINDS_OUT = frozenset({"FileExistsError", "FileNotFoundError"})
+"""By these code finds out whether something is there, wherever it stands."""
+_ENDS_A_LOOP = frozenset(
+    {"Empty", "QueueEmpty", "StopIteration", "StopAsyncIteration", "CancelledError", "GeneratorExit"}
+)
+"""By these loops of threads and tasks end or wait."""
+_FROM_OUTSIDE = frozenset(
+    {
+        "OSError", "IOError", "ConnectionError", "ConnectionRefusedError", "ConnectionResetError",
+        "BrokenPipeError", "TimeoutError", "PermissionError", "MemoryError", "OperationalError",
+        "DatabaseError", "Full", "QueueFull", "RemoteDisconnected", "HTTPError", "URLError",
+    }
+)  # fmt: skip
+"""The file system, the network or a queue says no: nothing that code does by design."""
 _SCHEDULE_HOOKS = ("build_connector_meta", "update_state_after_alloc", "request_finished")
 
 
@@ -62,13 +81,19 @@ CLAIMS = {Turn.STEP: claim}
 
 
 def rule(case: Case) -> Results:
-    facts = [fact for fact in case.run.swallowed if fact.type not in HARMLESS or fact.logged]
+    facts = [
+        fact
+        for fact in case.run.swallowed
+        if fact.type not in HARMLESS or fact.logged or (fact.type not in _FINDS_OUT and fact.went_on is False)
+    ]
     facts.sort(key=lambda fact: (fact.hook not in SAVE_HOOKS, -fact.count))
     trust = case.run.trust
     watched = trust.measured + trust.blind
     if case.affected(CAUSE):
         in_hooks = [f for f in facts if f.hook in (*SAVE_HOOKS, *_SCHEDULE_HOOKS)]
         yield _lost_tokens(case, in_hooks or facts or case.run.swallowed)
+    elif lost := [fact for fact in facts if _lost_work(case, fact)]:
+        yield _unsaved(case, lost)
     elif facts:
         yield _caught(case, facts)
     elif watched:
@@ -103,6 +128,55 @@ def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
         events=_events(facts) or case.events(CAUSE),
         headline=f"the connector catches {first.type} in {first.hook} and goes on",
         remedy=[f"fix the connector at {first.where}, and let {first.hook} raise what it can't handle"],
+    )
+
+
+def _lost_work(case: Case, fact: Swallowed) -> bool:
+    """Whether an exception ended work that saves, and nothing shows that it came to rest all the same."""
+    if fact.hook in _BACKGROUND:
+        saving = fact.asked_by in (*_SAVE_PATH, "")
+    else:
+        saving = fact.hook in _SAVE_PATH
+    if not saving or fact.went_on or fact.type in _FINDS_OUT or not _concerned(case, [fact]):
+        return False
+    if fact.ended or fact.went_on is False:
+        return fact.type not in _ENDS_A_LOOP
+    # Of work in the background it is not known whether it went on.
+    outside = fact.message.startswith("[Errno") or fact.type in _FROM_OUTSIDE
+    return fact.hook in _BACKGROUND and outside
+
+
+def _concerned(case: Case, facts: Sequence[Swallowed]) -> list[Request]:
+    """Requests that were saved in the steps of these exceptions, as far as is seen by being read alone; of
+    all steps where a step is not known."""
+    steps = {step for fact in facts for step, _ in fact.places}
+    return [
+        request
+        for request in case.requests
+        if request.grade is not None
+        and request.grade < Grade.WRITTEN
+        and (0 in steps or any(entry.step in steps and entry.slots > 0 for entry in request.entries))
+    ]
+
+
+def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
+    """Work that saves ended in these exceptions: what was read for it came to rest nowhere that is seen."""
+    first, whose = facts[0], _concerned(case, facts)
+    tokens = sum(r.saved / max(1, case.engines[r.engine].pairs) for r in whose)
+    where = place(first.hook) + (f", in work of {first.asked_by}" if first.asked_by else "")
+    ended = "ended the work" if first.ended else "was caught"
+    return case.finding(
+        CAUSE,
+        f"{first.type} {ended} in {where}: {count(tokens)} tokens of {plural(len(whose), 'request')} were "
+        "read from the KV cache in these steps, and nothing shows that they came to rest.",
+        tokens=tokens,
+        share=min(1.0, tokens / case.total_tokens) if case.total_tokens else 0.0,
+        requests=len(whose),
+        grade=min((r.grade for r in whose if r.grade is not None), default=None),
+        evidence=[exception_line(fact) for fact in facts[:3]] + logs_in(case, {f.hook for f in facts}),
+        events=_events(facts),
+        headline=f"{first.type} {ended} where the connector saves",
+        remedy=[f"look at {first.where}, and let the save be reported as failed"],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Request, after_empty, stored_before
+from kvtrace.causes.evidence.prompts import shared_before
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
@@ -19,7 +20,11 @@ CAUSE = Cause(
         "The connector treats prompts as stored that never were: different prompts share one key (all "
         "short prompts hash the same empty prefix)."
     ),
-    seen_as="A prompt left out of the metadata after another, different one was rounded down to nothing.",
+    seen_as=(
+        "A prompt left out of the metadata after another, different one was rounded down to nothing, though "
+        "a store of it would not be. Or: every prompt that begins like an earlier, stored one and goes on "
+        "otherwise is left out and not read at all."
+    ),
     remedy=(
         "Do not look up or store a prompt whose rounded length is 0, and use one rounding for both. Make "
         "the unit smaller as well: under a unique key, such a prompt would still store no tokens."
@@ -28,10 +33,13 @@ CAUSE = Cause(
 
 
 def taken_for_stored(case: Case, request: Request) -> bool:
-    """In no metadata at all, rounded to nothing, after a different prompt had been offered with
-    0 slots: both have the key of the empty prefix. Lookups round further down than stores in
-    some connectors: one token more than a unit counts too."""
+    """In no metadata at all, rounded to nothing by its lookup, after a different prompt had been offered with
+    0 slots: both have the key of the empty prefix. Lookups round further down than stores in some connectors:
+    one token more than a unit counts. What the store rounds to nothing too is below the unit: of that this is
+    a symptom, and no cause."""
     unit = case.units.get(request.engine)
+    if unit and not unit.aligned(request.prompt):
+        return False
     size = unit.value if unit else case.engines[request.engine].block_size
     kept = max(1, unit.kept_back if unit else 1)
     return (
@@ -45,17 +53,82 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if taken_for_stored(case, case.requests[piece.request]) else []
 
 
-CLAIMS = {Turn.POSITION: claim}
+def by_its_head(case: Case, request: Request) -> bool:
+    """In no metadata and not read at all, like every prompt of the engine that begins like an earlier one of
+    which something was saved, and is another one after that."""
+    if not _left_out(case, request):
+        return False
+    alike = [r for r in case.of_engine(request.engine) if r.shared and r.shared < r.prompt]
+    return all(_left_out(case, r) for r in alike)
+
+
+def _left_out(case: Case, request: Request) -> bool:
+    whole = request.prompt - max(request.block, 1)
+    other = 0 < request.shared < whole and request.offered <= request.shared
+    return other and not request.saved and not request.unseen and not stored_before(case, request)
+
+
+def claim_by_head(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    if piece.phase == "decode" or not by_its_head(case, case.requests[piece.request]):
+        return []
+    unit = case.units.get(piece.engine)
+    request = case.requests[piece.request]
+    begin, end = shared_before(case, request), unit.aligned(request.prompt) if unit else request.prompt
+    return [(max(a, begin), min(b, end)) for a, b in left if max(a, begin) < min(b, end)]
+
+
+def _claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    return claim(case, piece, left) or claim_by_head(case, piece, left)
+
+
+CLAIMS = {Turn.POSITION: _claim}
 
 
 def rule(case: Case) -> Results:
     victims = case.affected(CAUSE)
-    if victims:
+    heads = [request for request in victims if not taken_for_stored(case, request)]
+    if victims and len(heads) == len(victims):
+        yield _of_heads(case, heads)
+    elif victims:
         yield _finding(case, victims)
     elif case.empty_before:
         yield CAUSE.ruled_out("prompts were offered with 0 slots, and no other one was left out after them")
     elif any(r.entries for r in case.requests):
         yield CAUSE.ruled_out("no prompt was offered with 0 slots: nothing was stored under an empty key")
+
+
+def _of_heads(case: Case, victims: list[Request]) -> Finding:
+    engine = case.engines[victims[0].engine]
+    name = engine.connector.cls if engine.connector else "The connector"
+    affected = of_all(len(victims), len(case.of_engine(engine.tag)), "prompt")
+    were = "was" if len(victims) == 1 else "were"
+    shared = sorted({r.shared for r in victims})
+    spread = " to ".join(count(n) for n in (shared[0], shared[-1])[: len(shared)])
+    stored = sum(bool(r.saved) for r in case.of_engine(engine.tag))
+    return case.finding(
+        CAUSE,
+        f"{name} treats {affected} as stored that never {were}: they begin like an earlier prompt that it "
+        f"stored, and are others after {spread} tokens.",
+        evidence=[
+            f"every prompt of this run that begins like an earlier one ({plural(len(victims), 'prompt')}, "
+            f"{spread} tokens in common) has no store entry and was not read at all; of "
+            f"{plural(stored, 'other prompt')} something was saved",
+            f"what was left out begins behind the common part: {count(case.tokens(CAUSE))} tokens",
+        ],
+        remedy=[
+            "build the key from all tokens up to the end of what is stored, not from the first ones alone"
+        ],
+        events=[
+            Event(
+                r.id,
+                r.chunk_step,
+                f"{count(r.shared)} of {count(r.prompt)} prompt tokens as before, no store",
+            )
+            for r in victims[:3]
+        ],
+        headline=f"{affected} {were} treated as stored, by {'its' if len(victims) == 1 else 'their'} first "
+        "tokens alone",
+    )
 
 
 def _finding(case: Case, victims: list[Request]) -> Finding:

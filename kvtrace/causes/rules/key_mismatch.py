@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.case import Request
 from kvtrace.causes.evidence import loads
+from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.terms import Grade
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, of_all, plural
 
@@ -18,7 +21,9 @@ CAUSE = Cause(
     ),
     seen_as=(
         "A prompt was saved in every layer, all but its last token or tokens; the save was written; "
-        "nothing else was saved since; a request with the same tokens is looked up and gets the answer 0."
+        "nothing else was saved since; a request with the same tokens is looked up and gets the answer 0. "
+        "Or no lookup of the run finds anything, though prompts were saved and left the process, or are not "
+        "stored again."
     ),
     remedy=(
         "Use one function for both keys. Up to vLLM 0.28, or with a hash other than sha256, set "
@@ -31,6 +36,9 @@ CAUSE = Cause(
 def rule(case: Case) -> Results:
     again = [row for row in case.run.load_rows if row.saved_before > row.local and row.answer is not None]
     lost = loads.affected(case, CAUSE)
+    if not lost and (never := _never_found(case)):
+        yield _unfound(case, never)
+        return
     if not lost:
         hits = [row for row in again if (row.answer or 0) > 0]
         if hits:
@@ -62,6 +70,70 @@ def rule(case: Case) -> Results:
         ],
         remedy=_remedy(case, lost),
         headline="what was saved is looked up under another key",
+    )
+
+
+def _never_found(case: Case) -> list[tuple[LoadOf, Request]]:
+    """Lookups that found nothing of a prompt that the run had kept, each with the request that kept it; in
+    engines in which no lookup ever found anything.
+
+    Only where the save was surely done: it was seen leaving the process, or the connector itself does not
+    store the same tokens again.
+    """
+    hits = {row.engine for row in case.run.load_rows if (row.answer or 0) > 0}
+    held = case.assigned.get("already-stored")
+    found = []
+    for row in case.run.load_rows:
+        request = case.requests[row.request]
+        engine = case.engines[row.engine]
+        if row.engine in hits or row.answer != 0 or engine.role == "kv_producer" or not request.digest:
+            continue
+        before = [
+            r
+            for r in case.of_engine(row.engine)
+            if r.digest == request.digest and r.last_step < row.step and (r.taken or 0) > row.local
+        ]
+        known = held is not None and row.request in held.requests and not request.saved
+        done = [r for r in before if known or (r.grade or Grade.DECLARED) >= Grade.WRITTEN]
+        if done:
+            found.append((row, done[-1]))
+    return found
+
+
+def _unfound(case: Case, never: list[tuple[LoadOf, Request]]) -> Finding:
+    first, by = never[0]
+    tokens = float(sum((by.taken or 0) - row.local for row, by in never))
+    total = case.run.loads.total_tokens
+    asked = [row for row in case.run.load_rows if row.answer is not None]
+    shared = [row for row in asked if row.shared and not row.answer]
+    again = [row for row, _ in never if not case.requests[row.request].saved]
+    evidence = [
+        f"step {first.step & STEP_MASK}: {count(by.taken or 0)} of these {count(first.prompt)} tokens had "
+        f"been saved for {by.id}, and the lookup answered 0",
+        f"no lookup of this run ever found anything ({plural(len(asked), 'lookup')}, {count(len(shared))} of "
+        "prompts that begin like an earlier one)",
+    ]
+    if again:
+        evidence.append(
+            f"{plural(len(again), 'request')} with the same tokens got no store again: what stores knows "
+            "them, and what looks up does not"
+        )
+    names = listed(c.cls for row, _ in never if (c := case.engines[row.engine].connector))
+    return loads.finding(
+        case,
+        CAUSE,
+        f"{names} does not find what it saved: {of_all(len(never), len(never), 'lookup')} of prompts with "
+        f"the same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again).",
+        tokens=tokens,
+        share=min(1.0, tokens / total) if total else 0.0,
+        requests=len(never),
+        grade=min((by.grade for _, by in never if by.grade is not None), default=None),
+        evidence=evidence,
+        events=[
+            Event(row.id, row.step, f"{count(by.taken or 0)} tokens saved by {by.id}; lookup 0")
+            for row, by in never[:3]
+        ],
+        headline="what was saved is never found by a lookup",
     )
 
 

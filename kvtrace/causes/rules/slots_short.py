@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.causes.model import Finding
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, SaveEnd, Stage, Turn
+from kvtrace.terms import Grade
 from kvtrace.words import count, percent, plural
 
 CAUSE = Cause(
@@ -13,15 +15,30 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning="The hook read fewer slots of the KV tensor than its metadata names.",
-    seen_as="0 < slots read < slots declared in a watched call, by a block or more per entry.",
+    seen_as=(
+        "0 < slots read < slots declared in a watched call, by a block or more per entry. Or a request whose "
+        "tokens were read in pieces with holes between them, in every layer alike."
+    ),
     remedy="Look at the connector's slot mapping.",
     save_ends=(SaveEnd.PART_READ,),
 )
 
 
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """Positions that no metadata was seen to name, of a request that was read in pieces: a connector that
+    takes less of each entry than it names leaves holes."""
+    request = case.requests[piece.request]
+    return left if request.holes and piece.phase != "decode" and piece.grade >= Grade.READ else []
+
+
+CLAIMS = {Turn.POSITION: claim}
+
+
 def rule(case: Case) -> Results:
     trust = case.run.trust
-    if case.affected(CAUSE):
+    if case.affected(CAUSE) and not trust.short:
+        yield _holes(case)
+    elif case.affected(CAUSE):
         share = percent(trust.short_read, trust.short_declared)
         blocks = sorted({e.block_size for e in case.run.engines if e.block_size})
         yield case.finding(
@@ -44,3 +61,23 @@ def rule(case: Case) -> Results:
         yield CAUSE.ruled_out(
             f"no measured store call of {count(trust.agreed)} read fewer slots than the metadata names"
         )
+
+
+def _holes(case: Case) -> Finding:
+    """Requests were read in pieces, with holes between them."""
+    hit = case.affected(CAUSE)
+    lost, kept = case.tokens(CAUSE), sum(r.saved / max(1, case.engines[r.engine].pairs) for r in hit)
+    share = percent(kept, lost + kept)
+    return case.finding(
+        CAUSE,
+        f"The save hook read {share} of the tokens of {plural(len(hit), 'request')}, in pieces with holes "
+        "between them.",
+        evidence=[
+            f"{count(lost)} tokens were not read, before, between and behind {count(kept)} that were, in "
+            f"{plural(len(hit), 'request')}; a unit would leave out the end of a prompt alone",
+            *logs_in(case, SAVE_HOOKS),
+        ],
+        events=case.events(CAUSE),
+        headline=f"the save hook read {share} of the tokens that it was given, with holes between them",
+        remedy=["compare the slot mapping that is indexed in save_kv_layer with the one in the metadata"],
+    )

@@ -27,9 +27,12 @@ CAUSE = Cause(
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    """Positions of a step whose metadata says nothing readable, and of which it was measured that they
-    were not read: the connector decides on the worker, and there nothing was taken."""
-    return left if piece.step in case.engines[piece.engine].watched_steps else []
+    """Positions of a step whose metadata says nothing readable, and in which it was seen that nothing was
+    read: the connector decides on the worker, and there nothing was taken. Where others of the step were
+    read, the hook does its work, and these were not given to it."""
+    if piece.step not in case.engines[piece.engine].watched_steps:
+        return []
+    return [] if piece.step in case.read_steps else left
 
 
 CLAIMS = {Turn.WORKER: claim}

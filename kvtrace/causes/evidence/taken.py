@@ -1,0 +1,61 @@
+"""How far prompts were kept, as the ledger saw it: whatever their metadata says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvtrace.causes.tables import rows
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.intervals import union
+from kvtrace.ledger.model import Engine, Run
+from kvtrace.terms import Grade
+
+_ROUNDED = (SaveEnd.NOT_DECLARED, SaveEnd.NOTHING_READ, SaveEnd.PART_READ)
+"""Ends of tokens that the connector may have rounded away."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was seen to be kept of one request's prompt.
+
+    Attributes:
+        end: positions [0, end) were kept in every pair, those that follow in none; None: it fared otherwise.
+        holes: in every pair alike it was kept in pieces, with something lost between them in one step.
+    """
+
+    end: int | None
+    holes: bool = False
+
+
+def kept(run: Run, engines: Mapping[int, Engine]) -> dict[int, Kept]:
+    """Of each request (row in Run.requests) what was kept of its prompt; without those of which any position
+    is not seen, or was lost for another reason than that nobody read it."""
+    lost: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    odd: set[int] = set()
+    for piece in rows(run.pieces):
+        if piece.phase == "decode":
+            continue
+        if piece.grade < Grade.READ or SaveEnd(piece.ended) not in _ROUNDED:
+            odd.add(piece.request)
+        lost[piece.request].append((piece.start, piece.end, piece.pairs, piece.step))
+    found = {}
+    for row, request in enumerate(rows(run.requests)):
+        if row not in odd and request.engine in engines and request.computed >= request.prompt:
+            whole = int(request.prompt), engines[request.engine].pairs
+            found[row] = _kept(lost.get(row, []), *whole, bool(request.saved))
+    return found
+
+
+def _kept(pieces: list[tuple[int, int, int, int]], prompt: int, pairs: int, saved: bool) -> Kept:
+    begin = min((start for start, _, _, _ in pieces), default=prompt)
+    size = sum((end - start) * n for start, end, n, _ in pieces)
+    if size == (prompt - begin) * pairs:
+        return Kept(begin)
+    parts = union((start, end) for start, end, n, _ in pieces)
+    if not saved or size != sum(end - start for start, end in parts) * pairs:
+        return Kept(None)
+    steps = {step for _, _, _, step in pieces}
+    between = [(start, end) for start, end in parts if start > 0 and end < prompt]
+    return Kept(None, holes=len(steps) == 1 and len(between) > 0 and len(parts) > 1)

@@ -1,0 +1,110 @@
+"""Findings that follow from what was read, and from exceptions of work that saves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from synth import Prompt, Rounding, Sim
+from test_rules import analyse, prompts
+
+from kvtrace.causes import diagnose
+from kvtrace.causes.evidence.taken import Kept, _kept
+from kvtrace.causes.evidence.unit import Sample, infer_unit
+from kvtrace.ledger import read_run
+from kvtrace.ledger.model import Run, Swallowed
+from kvtrace.terms import Grade
+
+
+def sample(prompt: int, taken: int) -> Sample:
+    return Sample(prompt, (), explained=False, after_empty=False, first_chunk=None, taken=taken)
+
+
+def run_of(tmp_path: Path, **ints: int) -> Run:
+    sim = Sim(tmp_path, ints=ints)
+    sim.serve(prompts([64, 128]), Rounding(32).policy())
+    sim.write()
+    return read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ints", "kept", "unit", "kind"),
+    [
+        ({"fan": 4}, [(200, 128), (300, 256)], 128, "blocks"),  # so many blocks of 32
+        ({"span": 96}, [(100, 96), (200, 192), (50, 0)], 96, "attribute"),
+        ({}, [(100, 96), (200, 192), (50, 0)], 96, "unnamed"),
+        ({}, [(100, 96), (50, 0)], 32, "block_size"),  # one kept, one left out: that names no unit
+        ({}, [(100, 96), (200, 192), (120, 0)], 32, "block_size"),  # one that fills 96 was left out
+        ({}, [(120, 96), (310, 192)], None, None),
+    ],
+)
+def test_the_unit_follows_from_what_was_seen_to_be_kept(
+    tmp_path: Path, ints: dict[str, int], kept: list[tuple[int, int]], unit: int | None, kind: str | None
+) -> None:
+    engine = run_of(tmp_path, **ints).engines[0]
+    found = infer_unit(engine, [sample(*one) for one in kept], [])
+    assert (found and found.value, found and found.kind) == (unit, kind)
+
+
+def test_what_was_kept_of_a_prompt() -> None:
+    whole = (0, 128, 2, 1)
+    assert _kept([], 128, 2, True) == Kept(128)
+    assert _kept([(96, 128, 2, 1)], 128, 2, True) == Kept(96)
+    assert _kept([whole], 128, 2, False) == Kept(0)
+    assert _kept([(96, 128, 1, 1)], 128, 2, True) == Kept(None)  # in one pair of two
+    assert _kept([(32, 64, 2, 1), (96, 128, 2, 1)], 128, 2, True) == Kept(None, holes=True)
+    assert _kept([(32, 64, 2, 1), (96, 128, 2, 2)], 128, 2, True) == Kept(None)  # of two steps: chunks
+
+
+def swallowed(**more: object) -> Swallowed:
+    fact = Swallowed(
+        hook="thread", type="OSError", message="[Errno 122] quota", where="store.py:1 in put", count=2,
+        asked_by="wait_for_save",
+    )  # fmt: skip
+    return replace(fact, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("more", "severity"),
+    [
+        ({}, "fault"),
+        ({"went_on": True}, "note"),  # a lookup that missed
+        ({"type": "FileExistsError"}, None),
+        ({"type": "KeyError", "message": "'x'"}, "note"),  # by which code may find out
+        ({"type": "KeyError", "message": "'x'", "ended": True}, "fault"),
+        ({"type": "Empty", "ended": True, "message": ""}, "note"),
+        ({"asked_by": "start_load_kv"}, "note"),
+        ({"hook": "wait_for_save", "asked_by": "", "type": "TimeoutError", "went_on": False}, "fault"),
+    ],
+)  # fmt: skip
+def test_an_exception_where_saves_are_not_seen_to_come_to_rest(
+    tmp_path: Path, more: dict[str, object], severity: str | None
+) -> None:
+    run = run_of(tmp_path)
+    base = run.base.assign(grade=int(Grade.READ))
+    step = int(run.entries["step"].iloc[0])
+    fact = swallowed(places=((step, ""),), **more)
+    diagnosis = diagnose(replace(run, base=base, swallowed=(fact,)))
+    found = {one.id: one.severity for one in diagnosis.findings}
+    assert found.get("exception-swallowed") == severity
+    if severity == "fault":
+        first = diagnosis.findings[0]
+        assert (first.id, first.tokens, first.requests) == ("exception-swallowed", 64, 1)
+        assert first.headline[1:] in diagnosis.verdict
+    # What was seen to come to rest is not lost, whatever was caught.
+    rest = diagnose(replace(run, base=base.assign(grade=int(Grade.WRITTEN)), swallowed=(fact,)))
+    assert "fault" not in {one.severity for one in rest.findings}
+
+
+def test_prompts_left_out_for_their_first_tokens(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt("a", 128, digest=1, prefixes=(7, 8, 9))], Rounding(32).policy())
+    rest = [Prompt(f"r{n}", 128, digest=n, prefixes=(7, n * 10, n * 100)) for n in (2, 3)]
+    sim.serve(rest, Rounding(4096).policy())
+    for r in rest:
+        assert r.prefixes[0] == 7
+    diagnosis = analyse(sim)
+    first = diagnosis.findings[0]
+    assert (first.id, first.requests) == ("false-already-stored", 2)
+    assert "are others after 32 tokens" in first.title
