@@ -396,13 +396,13 @@ class SlotsTouched(NamedTuple):
 
 class LeftProcess(NamedTuple):
     """What left the process by one way in one watched call, or one piece of background work. code: Way;
-    detail: the connector's index. ``call``: as in SlotsTouched.
-    ``target``: name of the file (``~`` for the user's home) or of the peer. ``bytes``: that were seen to
-    leave, -1 where the file is written in place; ``calls``: of a socket how often it was sent to, of a file 1
-    where this call opened it, 0 where it grew by a handle that was open; ``errors``: sends, answers and
-    connections that failed or said so, of a file 1 where it is not there when the call is over, of a database
-    1 while its transaction is open. Flag.REPLACED: the connector removed this file. Flag.KEPT: all that left
-    was looked through."""
+    detail: the connector's index. ``call``: as in SlotsTouched. ``target``: name of the file (``~`` for the
+    user's home) or of the peer. ``bytes``: that were seen to leave, -1 where the file is written in place;
+    ``calls``: of a socket how often something was sent that may have been a save, of a file 1 where this call
+    opened it, 0 where it grew by a handle that was open; ``errors``: how many of these, and of the
+    connections, failed or were refused, of a file 1 where it is not there when the call is over, of a
+    database 1 while its transaction is open. Flag.REPLACED: the connector removed this file. Flag.KEPT: all
+    that left was looked through."""
 
     head: Word
     t: Word

@@ -255,7 +255,7 @@ def test_a_socket_and_what_is_answered(trace, kv, answer, form, errors):
                 assert pipe.readline() == answer
 
     saves(kv, how)
-    assert left(trace) == [(Way.SOCKET, f"tcp 127.0.0.1:{port}", 262, 3, errors)]
+    assert left(trace) == [(Way.SOCKET, f"tcp 127.0.0.1:{port}", 262, 1, errors)]
     assert [row[0] for row in found(trace)] == [form]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,8 @@ from kvtrace.trace.rows import KvFound, LeftProcess, Piece
 
 _MOST_BYTES = 32 << 20
 """Of one file, and of one call in all, that are looked through."""
-_MOST_PEERS = 64
+_LEAST_SAVE = 1024
+"""Bytes that may be a save where no KV was found in them; questions are shorter."""
 _MOST_OPS = 64
 """Operations of one call on one layer that are told apart."""
 _MASK = (1 << 63) - 1
@@ -37,17 +39,37 @@ _targets = Names(256)
 _sets = Names(64)
 
 
-class Peer:
-    """What went to one socket. ``waiting``: operations whose KV was found since its last answer."""
+_spool: Any = None
 
-    __slots__ = ("bytes", "calls", "errors", "name", "tail", "unseen", "waiting")
+
+def begins() -> None:
+    """Where a spool has begun since the last time, all that was noted for an earlier one is forgotten."""
+    global _spool
+    if _spool is not AGENT.recorder:
+        _spool = AGENT.recorder
+        PLACES.forget()
+        POOL.forget()
+
+
+class Peer:
+    """What went to one socket. ``calls``: how often something went out that may be a save, and was answered
+    or not. ``waiting``, ``since``: operations whose KV was found, and bytes, since its last answer."""
+
+    __slots__ = ("bytes", "calls", "errors", "name", "since", "tail", "unseen", "waiting")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.bytes = self.calls = self.errors = 0
+        self.bytes = self.calls = self.errors = self.since = 0
         self.tail = b""
         self.unseen = False
         self.waiting: list[Op] = []
+
+    def over(self) -> bool:
+        """What went out was answered, or nothing more comes; whether it may have been a save."""
+        save = bool(self.waiting) or self.since >= _LEAST_SAVE
+        self.calls += save
+        self.waiting, self.since = [], 0
+        return save
 
 
 class Finding(NamedTuple):
@@ -64,6 +86,7 @@ class Left:
     def __init__(self, connector: int) -> None:
         paths.install()
         sockets.install()
+        begins()
         self._call = 0
         self.connector = connector
         self.cost = 0
@@ -131,7 +154,7 @@ class Left:
         view = memoryview(data).cast("B")
         view = view if sent is None else view[:sent]
         peer.bytes += len(view)
-        peer.calls += 1
+        peer.since += len(view)
         if len(POOL):
             whole = len(view) + self._looked <= _MOST_BYTES
             peer.unseen |= not whole
@@ -145,9 +168,10 @@ class Left:
     def answered(self, sock: Any, head: bytes) -> None:
         """The first bytes of what came back; none where the peer went away."""
         peer = self._peer(sock)
-        if peer.waiting and (not head or sockets.refuses(head)):
+        if (peer.waiting or peer.since >= _LEAST_SAVE) and (not head or sockets.refuses(head)):
             self._fails(peer)
-        peer.waiting = []
+        else:
+            peer.over()
 
     def failed(self, sock: Any) -> None:
         self._fails(self._peer(sock))
@@ -155,7 +179,7 @@ class Left:
     def _fails(self, peer: Peer) -> None:
         peer.errors += 1
         self._refused.update(id(op) for op in peer.waiting)
-        peer.waiting = []
+        peer.over()
 
     def unreachable(self, address: Any) -> None:
         name = sockets.name_of_address(address)
@@ -228,6 +252,7 @@ class Left:
         for peer in self._peers.values():
             if not peer.name:
                 continue  # a pair of sockets of the process's own: an event loop wakes itself
+            peer.over()
             peers.setdefault(peer.name, []).append(peer)
         for name, count in self._unreachable.items():
             lost = Peer(name)
@@ -251,28 +276,23 @@ class Left:
     def _own(self) -> list[tuple[Op, list[Finding]]]:
         """What was found, operation by operation. Requests with the same beginning have the same KV there: a
         piece that stands amid another operation's, all of which was found, is that one's."""
-        extents: dict[str, list[tuple[int, int]]] = {}
         whole: list[tuple[Op, list[Finding]]] = []
         others: list[tuple[Op, list[Finding]]] = []
         for op, findings in self._found.values():
             exact = {one.hit.needle.number for one in findings if one.hit.needle.form == Form.VERBATIM}
-            if len(exact | op.found) < len(op.pieces):
-                others.append((op, findings))
+            (whole if len(exact | op.found) == len(op.pieces) else others).append((op, findings))
+        whole.sort(key=lambda one: _reach(one[1]), reverse=True)
+        owners: dict[tuple[str, str], list[tuple[int, int, set[int]]]] = {}
+        mine = []
+        for number, (op, findings) in enumerate([*whole, *others]):
+            own = [one for one in findings if not _another(op, one, owners.get((one.target, op.layer), ()))]
+            if not {one.hit.needle.number for one in own} - op.found:
                 continue
-            whole.append((op, findings))
-            for target in {one.target for one in findings}:
-                places = [one.hit.offset for one in findings if one.target == target]
-                extents.setdefault(target, []).append((min(places), max(places)))
-        for op, findings in others:
-            own = [
-                one
-                for one in findings
-                if not any(low <= one.hit.offset <= high for low, high in extents.get(one.target, ()))
-            ]
-            news = {one.hit.needle.number for one in own} - op.found
-            if news:
-                whole.append((op, own))
-        return whole
+            mine.append((op, own))
+            for target in {one.target for one in own} if number < len(whole) else ():
+                places = [one.hit.offset for one in own if one.target == target]
+                owners.setdefault((target, op.layer), []).append((min(places), max(places), op.some_slots))
+        return mine
 
     def _say(self, op: Op, findings: list[Finding], t: int) -> None:
         exact = [one for one in findings if one.hit.needle.form == Form.VERBATIM]
@@ -314,6 +334,18 @@ class Left:
             name = _target(finding.target)
             place = finding.hit.offset, len(data), digest & _MASK
             AGENT.add(Piece(head, t, op.call, AGENT.id(op.layer), name, *place))
+
+
+def _reach(findings: list[Finding]) -> int:
+    """Bytes between the two that stand farthest apart."""
+    places = [one.hit.offset for one in findings]
+    return max(places) - min(places)
+
+
+def _another(op: Op, one: Finding, owners: Sequence[tuple[int, int, set[int]]]) -> bool:
+    """Whether a piece stands amid what was found of other slots of the same layer."""
+    at = one.hit.offset
+    return any(low <= at <= high and not slots & op.some_slots for low, high, slots in owners)
 
 
 def _target(name: str) -> int:

@@ -85,6 +85,11 @@ class Places:
         self._open: dict[str, Place] = {}
         """Those that may still be written to, the latest last."""
 
+    def forget(self) -> None:
+        """A spool begins: it knows of nothing that an earlier one named."""
+        self._places.clear()
+        self._open.clear()
+
     def opened(self, path: Any, flags: int, way: Way = Way.FILE, in_call: bool = True) -> Place | None:
         """It is about to be opened for writing (in a watched call, or not); None for what is no store."""
         name = os.path.abspath(os.fsdecode(path))

@@ -78,6 +78,11 @@ class Op:
         self.needles: list[Needle] = []
 
     @property
+    def some_slots(self) -> set[int]:
+        """Of each of its accesses the first slot and the last."""
+        return {int(touch.slots[at]) for touch in self.touches if len(touch.slots) for at in (0, -1)}
+
+    @property
     def cut(self) -> bool:
         """Whether all that was not found lies behind all that was."""
         for way in (0, 1):
@@ -100,6 +105,14 @@ class Pool:
         self.ever_found = False
         self.off = False
         self._missed = 0
+
+    def forget(self) -> None:
+        """A spool begins: calls of an earlier one are none of its own."""
+        with self._lock:
+            for op in list(self._ops.values()):
+                self._remove(op)
+            self.ever_found = self.off = False
+            self._missed = 0
 
     def __len__(self) -> int:
         return len(self._ops)

@@ -22,7 +22,7 @@ from typing import Any
 
 from kvtrace.agent import frames, owners
 from kvtrace.agent.imports import when_imported
-from kvtrace.agent.left import paths, sockets
+from kvtrace.agent.left import leaving, paths, sockets
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.swallowed import ASYNCIO, EXECUTOR, THREAD
 from kvtrace.agent.watch import copies, limits
@@ -43,6 +43,7 @@ def begins() -> None:
     install()
     paths.install()
     sockets.install()
+    leaving.begins()
     _on = True
 
 

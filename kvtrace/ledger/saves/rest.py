@@ -338,6 +338,9 @@ class _Judge:
         """Nothing was found anywhere: whether what left could not have held it, and why not."""
         read = sum(max(0, words[5]) for words in self._trace.slots.tolist() if _is_read(words))
         left = sum(max(0, one.bytes) for one in self._left)
+        refused = self._refused()
+        if refused is not None:
+            return lambda row: refused
         in_place = any(one.bytes < 0 and rows.code(one.head) != Way.SQLITE for one in self._left)
         if in_place or not read or not self._left or left >= read * _LEAST_BYTES:
             return None
@@ -351,6 +354,14 @@ class _Judge:
         if peers and all(one.errors and not one.bytes for one in peers):
             return Fate.PUT_FAILED, Why.UNREACHABLE, self._name(peers[0].target)
         return None
+
+    def _refused(self) -> _Verdict | None:
+        """All that was sent and may have been a save was refused, whatever form it had."""
+        peers = [one for one in self._left if rows.code(one.head) == Way.SOCKET]
+        saves, errors = sum(one.calls for one in peers), sum(one.errors for one in peers)
+        if len(peers) < len(self._left) or not saves or errors < saves:
+            return None
+        return Fate.PUT_FAILED, Why.REFUSED, self._name(peers[0].target)
 
     def _empty(self) -> _Verdict | None:
         for path, file in self._files.items():

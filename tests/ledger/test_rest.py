@@ -1,0 +1,288 @@
+"""What became of KV that was read, from what left the process and what lies there at the end."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtrace.ledger.intervals import length, subtract, union
+from kvtrace.ledger.rest_file import RestFile, RestingFile
+from kvtrace.ledger.saves.rest import AtRest, Fate, Part, Traced, Why, at_rest
+from kvtrace.trace import rows
+from kvtrace.trace.format import Flag, Form, Kind, Role, Way, pack_head
+
+SLOTS = 64
+ALL = ((0, SLOTS),)
+
+
+class Books:
+    """The records of one spool, made call by call; times in ms."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.tables: dict[Kind, list[rows.Row]] = {
+            kind: [] for kind in (Kind.SLOTS, Kind.LEFT, Kind.FOUND, Kind.PIECE)
+        }
+        self._ids = itertools.count(1)
+        self.files: dict[str, RestingFile] = {}
+        self.pieces = ""
+        self.ended = 10_000
+
+    def name(self, text: str) -> int:
+        known = {name: ident for ident, name in self.names.items()}
+        ident = known.get(text) or next(self._ids)
+        self.names[ident] = text
+        return ident
+
+    def read(self, call: int, t: int, kept: bool = True, connector: int = 1) -> None:
+        head = pack_head(Kind.SLOTS, Role.WORKER, 0, connector, Flag.STORE | (Flag.KEPT if kept else 0))
+        slots = self.name(f"0+{SLOTS}")
+        self._add(rows.SlotsTouched(head, t * 10**6, self.name("layer"), 0, slots, SLOTS, 0, call))
+
+    def left(
+        self, way: Way, target: str, size: int = 0, calls: int = 1, errors: int = 0, marks: int = Flag.KEPT,
+        t: int = 0, connector: int = 1,
+    ) -> None:  # fmt: skip
+        head = pack_head(Kind.LEFT, Role.WORKER, way, connector, marks)
+        self._add(rows.LeftProcess(head, t * 10**6, 0, 0, self.name(target), size, calls, errors))
+
+    def found(
+        self, call: int, t: int, form: Form, target: str, slots: str = f"0+{SLOTS}", connector: int = 1
+    ) -> None:
+        head = pack_head(Kind.FOUND, Role.WORKER, form, connector)
+        pieces, by = 4 << 32 | 4, call + 1
+        layer = self.name("layer")
+        self._add(rows.KvFound(head, t * 10**6, call, layer, self.name(slots), pieces, by, self.name(target)))
+
+    def piece(self, call: int, target: str, still: str) -> None:
+        head = pack_head(Kind.PIECE, Role.WORKER)
+        self._add(rows.Piece(head, 0, call, self.name("layer"), self.name(target), 0, 32, 7))
+        self.pieces += still
+
+    def file(self, path: str, exists: bool = True, size: int | None = 1 << 20) -> None:
+        self.files[path] = RestingFile(path, exists, size if exists else None, None, None)
+
+    def _add(self, row: rows.Row) -> None:
+        self.tables[rows.KIND_OF[type(row)]].append(row)
+
+    def result(self) -> AtRest:
+        tables = {kind: np.array(table, dtype=np.int64).reshape(-1, 8) for kind, table in self.tables.items()}
+        ordered = tables[Kind.SLOTS], tables[Kind.LEFT], tables[Kind.FOUND], tables[Kind.PIECE]
+        trace = Traced("a.kvt", self.names, *ordered, self.ended * 10**6)
+        return at_rest(
+            trace, RestFile(looked_wall_ns=1, files=tuple(self.files.values()), pieces={"a.kvt": self.pieces})
+        )
+
+    def fates(self) -> list[tuple[Fate, Why]]:
+        """Of the calls that read, in their order; each call's slots fare alike here."""
+        rest = self.result()
+        found = []
+        for row in self.tables[Kind.SLOTS]:
+            assert isinstance(row, rows.SlotsTouched)
+            (part,) = rest.split(row.call, row.layer, ALL)
+            assert part.slots == ALL
+            found.append((part.fate, part.why))
+        return found
+
+
+def test_nothing_is_said_of_a_store_that_cannot_be_seen() -> None:
+    books = Books()
+    books.read(1, 10)
+    assert books.fates() == [(Fate.READ, Why.NONE)]
+    books.left(Way.FILE, "/store/index.json", 40)
+    books.file("/store/index.json", size=40)
+    assert books.fates() == [(Fate.READ, Why.NONE)], "nothing was found: no file of KV is known to miss"
+
+
+@pytest.mark.parametrize(
+    ("still", "exists", "removed", "target", "fate"),
+    [
+        ("1", True, False, "/store/a", (Fate.PROVED, Why.NONE)),
+        ("?", True, False, "/store/a", (Fate.WRITTEN, Why.NONE)),
+        ("0", True, False, "/store/a", (Fate.LOST_LATER, Why.OVERWRITTEN)),
+        ("?", False, True, "/store/a", (Fate.LOST_LATER, Why.REMOVED)),
+        ("?", False, False, "/store/a", (Fate.WRITTEN, Why.NONE)),
+        ("1", True, False, "/store/a.part", (Fate.NOT_AT_REST, Why.TEMPORARY)),
+        ("1", True, False, "/store/a.kv.140313.tmp", (Fate.NOT_AT_REST, Why.TEMPORARY)),
+        ("1", True, False, "/store/party", (Fate.PROVED, Why.NONE)),
+    ],
+)
+def test_a_file_at_the_end(
+    still: str, exists: bool, removed: bool, target: str, fate: tuple[Fate, Why]
+) -> None:
+    books = Books()
+    books.read(1, 10)
+    books.left(Way.FILE, target, 1 << 20)
+    books.found(1, 11, Form.VERBATIM, target)
+    books.piece(1, target, still)
+    books.file(target, exists)
+    if removed:
+        books.left(Way.FILE, target, marks=Flag.REPLACED)
+    assert books.fates() == [fate]
+
+
+def test_what_was_never_looked_at_is_written() -> None:
+    books = Books()
+    books.read(1, 10)
+    books.found(1, 11, Form.VERBATIM, "/store/a")
+    assert books.fates() == [(Fate.WRITTEN, Why.NONE)]
+
+
+@pytest.mark.parametrize(
+    ("form", "fate"),
+    [
+        (Form.REFUSED, (Fate.PUT_FAILED, Why.REFUSED)),
+        (Form.ZEROED, (Fate.ALTERED, Why.ZEROED)),
+        (Form.ALTERED, (Fate.ALTERED, Why.ROUNDED)),
+        (Form.CAST, (Fate.WRITTEN, Why.NARROWER)),
+        (Form.GIVEN_UP, (Fate.READ, Why.NONE)),
+        (Form.PARTLY, (Fate.READ, Why.NONE)),
+    ],
+)
+def test_forms(form: Form, fate: tuple[Fate, Why]) -> None:
+    books = Books()
+    books.read(1, 10)
+    books.found(1, 11, form, "tcp host:1")
+    assert books.fates() == [fate]
+
+
+def test_an_answer_that_came_better_later_counts() -> None:
+    books = Books()
+    books.read(1, 10)
+    books.found(1, 11, Form.REFUSED, "tcp host:1")
+    books.found(1, 12, Form.VERBATIM, "tcp host:1")
+    assert books.fates() == [(Fate.WRITTEN, Why.NONE)]
+
+
+@pytest.mark.parametrize(("partly", "fate"), [(0, Fate.NOT_AT_REST), (1, Fate.READ)])
+def test_cut_is_said_where_pieces_are_missing_at_the_end_only(partly: int, fate: Fate) -> None:
+    books = Books()
+    for call in (1, 2, 3):
+        books.read(call, call)
+        books.found(call, call + 1, Form.CUT, f"/store/{call}")
+    for call in range(4, 4 + partly):
+        books.read(call, call)
+        books.found(call, call + 1, Form.PARTLY, "/store/compressed")
+    assert [one for one, _ in books.fates()] == [fate] * 3 + [Fate.READ] * partly
+
+
+def test_what_is_never_found_while_later_kv_is() -> None:
+    books = Books()
+    for call in (1, 2, 3):
+        books.read(call, 10 * call)
+    books.found(1, 12, Form.VERBATIM, "/a")
+    books.found(3, 33, Form.VERBATIM, "/b")
+    assert [one for one, _ in books.fates()] == [Fate.WRITTEN, Fate.NEVER_LEFT, Fate.WRITTEN]
+
+
+def test_what_may_still_be_on_its_way_is_not_missing() -> None:
+    books = Books()
+    books.read(1, 10)
+    books.found(1, 60, Form.VERBATIM, "/a")
+    books.read(2, 100)
+    books.ended = 700
+    assert [one for one, _ in books.fates()] == [Fate.WRITTEN, Fate.READ], (
+        "ten times the slowest, and a margin"
+    )
+    books.ended = 5000
+    assert [one for one, _ in books.fates()] == [Fate.WRITTEN, Fate.NEVER_LEFT]
+
+
+@pytest.mark.parametrize("how", ["not kept", "not looked through"])
+def test_nothing_is_missing_where_it_could_not_have_been_found(how: str) -> None:
+    books = Books()
+    books.read(1, 10, kept=how != "not kept")
+    books.read(2, 20)
+    books.found(2, 22, Form.VERBATIM, "/a")
+    if how == "not looked through":
+        books.left(Way.FILE, "/large", 1 << 40, marks=0)
+    assert [one for one, _ in books.fates()] == [Fate.READ, Fate.WRITTEN]
+
+
+def test_one_child_s_memory_says_nothing_beside_the_other_s_files() -> None:
+    books = Books()
+    books.read(1, 10, connector=1)
+    books.read(2, 20, connector=2)
+    books.found(2, 22, Form.VERBATIM, "/a", connector=2)
+    assert [one for one, _ in books.fates()] == [Fate.READ, Fate.WRITTEN]
+
+
+@pytest.mark.parametrize(
+    ("files", "fate"),
+    [
+        ({"/store/a": 0, "/store/b": 0}, (Fate.NOT_AT_REST, Why.EMPTY)),
+        ({"/store/data.kv": 0, "/store/index": 50}, (Fate.NOT_AT_REST, Why.EMPTY)),
+        ({"/store/.lock": 0, "/store/index": 50}, (Fate.READ, Why.NONE)),
+        ({"/store/a": 0, "/store/compressed": 5000}, (Fate.READ, Why.NONE)),
+    ],
+)
+def test_empty_files(files: dict[str, int], fate: tuple[Fate, Why]) -> None:
+    books = Books()
+    books.read(1, 10)
+    for path, size in files.items():
+        books.left(Way.FILE, path, size)
+        books.file(path, size=size)
+    assert books.fates() == [fate]
+
+
+def test_a_server_that_is_not_there_or_refuses_all() -> None:
+    books = Books()
+    books.read(1, 10)
+    books.left(Way.SOCKET, "tcp host:1", 0, calls=0, errors=3)
+    assert books.fates() == [(Fate.PUT_FAILED, Why.UNREACHABLE)]
+    books = Books()
+    books.read(1, 10)
+    books.left(Way.SOCKET, "tcp host:1", 1 << 20, calls=3, errors=3)
+    assert books.fates() == [(Fate.PUT_FAILED, Why.REFUSED)], "whatever form it had"
+    books.left(Way.SOCKET, "tcp host:1", 1 << 20, calls=1, errors=0)
+    assert books.fates() == [(Fate.READ, Why.NONE)]
+
+
+def test_a_transaction_that_is_open_at_the_end() -> None:
+    books = Books()
+    books.read(1, 10)
+    books.left(Way.SQLITE, "/kv.sqlite", -1, errors=1, marks=0, t=11)
+    books.file("/kv.sqlite", size=100)
+    assert books.fates() == [(Fate.READ, Why.NONE)], "rolled back or committed: nobody knows"
+    books.file("/kv.sqlite-journal", size=0)
+    assert books.fates() == [(Fate.NOT_AT_REST, Why.UNCOMMITTED)]
+
+
+def test_amounts_and_examples() -> None:
+    books = Books()
+    for call in range(1, 9):
+        books.read(call, call)
+        books.found(call, call, Form.REFUSED, f"tcp host:{call}", slots="0+8")
+    rest = books.result()
+    assert rest.amounts == {(Fate.PUT_FAILED, Why.REFUSED): 64}
+    assert len(rest.examples[Fate.PUT_FAILED, Why.REFUSED]) == 5
+
+
+intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)).map(lambda one: (one[0], sum(one))))
+
+
+@given(
+    st.lists(st.tuples(intervals, st.sampled_from(list(Form))), max_size=6),
+    intervals,
+)
+def test_each_slot_has_one_fate_whatever_was_found(
+    found: list[tuple[list[tuple[int, int]], Form]], asked: list
+) -> None:
+    books = Books()
+    books.read(1, 10)
+    for parts, form in found:
+        text = ",".join(f"{start}+{end - start}" for start, end in union(parts))
+        books.found(1, 11, form, "/a", slots=text)
+    rest = books.result()
+    layer = books.name("layer")
+    stored = [one for part in rest.parts.get((1, layer), ()) for one in part.slots]
+    assert length(stored) == length(union(stored)), "no slot twice"
+    split: list[Part] = rest.split(1, layer, asked)
+    pieces = [one for part in split for one in part.slots]
+    assert length(pieces) == length(union(pieces)) == length(union(asked))
+    assert not subtract(union(pieces), union(asked))
+    assert sum(rest.amounts.values()) == length(stored)
