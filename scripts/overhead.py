@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure what tracing costs: a traced and an untraced vLLM, block by block in turn.
 
-    python scripts/overhead.py [--pairs N] [--batch N]
+    python scripts/overhead.py [--pairs N] [--batch N] [--watch first|sampled|full]
 
 Two engines of the same model are kept alive, one under `kvtrace run`. The driver lets them
 work in turn (A B, B A, A B, ...), one block of requests at a time, so that a drift of the
@@ -64,7 +64,7 @@ def child(model: str, store: str, batch: int) -> None:
         print(json.dumps(figures), file=answers, flush=True)
 
 
-def start(traced: bool, model: Path, batch: int) -> subprocess.Popen[str]:
+def start(traced: bool, model: Path, batch: int, watch: str) -> subprocess.Popen[str]:
     from vllm_env import vllm_env
 
     env = vllm_env() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -74,7 +74,8 @@ def start(traced: bool, model: Path, batch: int) -> subprocess.Popen[str]:
         "--batch", str(batch),
     ]  # fmt: skip
     if traced:
-        command = [sys.executable, "-m", "kvtrace", "run", "-o", str(OUT / "run"), "--", *command]
+        kvtrace = [sys.executable, "-m", "kvtrace", "run", "-o", str(OUT / "run"), "--watch", watch]
+        command = [*kvtrace, "--", *command]
     log = (OUT / f"{name}.log").open("w")
     return subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
@@ -101,6 +102,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=60, help="after the watched ones [60]")
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--watch", default="full", help="as of kvtrace run [full]")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -112,7 +114,10 @@ def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     model = make_tiny_model(ROOT / ".cache" / "tiny-model")
-    engines = {"traced": start(True, model, options.batch), "untraced": start(False, model, options.batch)}
+    engines = {
+        "traced": start(True, model, options.batch, options.watch),
+        "untraced": start(False, model, options.batch, ""),
+    }
     results: dict[str, list[dict[str, object]]] = {"traced": [], "untraced": []}
     for pair in range(-WARM, WATCHED + options.pairs):
         names = ["traced", "untraced"] if pair % 2 else ["untraced", "traced"]
@@ -137,7 +142,8 @@ def report(options: argparse.Namespace, results: dict[str, list[dict[str, object
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"vLLM {run['vllm']} (CPU build)",
         "workload": f"{engine['kv_layers']} KV layers, batch {options.batch}, {PROMPT} prompt and "
-        f"{OUTPUT} output tokens a request, {options.pairs} pairs of blocks, in-process engine, eager",
+        f"{OUTPUT} output tokens a request, {options.pairs} pairs of blocks, in-process engine, eager, "
+        f"--watch {options.watch}",
         "records": f"{tracer['records']} in {engine['steps']} steps, {tracer['spool_bytes']} bytes of spool",
     }
     for what, line in lines.items():
