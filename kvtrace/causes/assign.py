@@ -36,8 +36,10 @@ def assign_pieces(case: Case) -> None:
 
 def seen_lost(case: Case, piece: Piece) -> bool:
     """Whether positions that no metadata names were not stored: their slots were seen not to be read, or the
-    metadata of all their steps was."""
-    return piece.grade >= Grade.READ or not why_unheard(case, case.requests[piece.request])
+    metadata of all their steps was. A save in the background that came back contradicts both."""
+    request = case.requests[piece.request]
+    came_back = request.handed_over and not request.saved and not request.entries
+    return (piece.grade >= Grade.READ and not came_back) or not why_unheard(case, request)
 
 
 def _claimed(case: Case, piece: Piece, left: list[Interval], turns: Iterable[Turn]) -> list[Interval]:

@@ -259,7 +259,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
         if saved.get(request.engine, request.chunk_step) < request.chunk_step:
             request.shared = load.shared
     for row, one in kept(run, engines).items():
-        if not requests[row].unseen:
+        if not requests[row].unseen and (requests[row].grade or Grade.PROVED) >= Grade.READ:
             requests[row].taken, requests[row].holes = one.end, one.holes
     for e in rows(run.entries):
         if e.slots >= 0:

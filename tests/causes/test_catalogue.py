@@ -76,7 +76,7 @@ def test_claims_are_asked_in_this_order() -> None:
             "decode-not-offered",
             "slots-short",
         ],
-        Turn.STEP: ["exception-swallowed"],
+        Turn.STEP: ["hook-raised", "exception-swallowed"],
         Turn.REQUEST: ["preempted-before-save", "aborted-before-save", "first-chunk-only"],
         Turn.WORKER: ["stored-nothing"],
         Turn.REST: ["metadata-has-no-store"],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synth import Chunk, Entry, Sim
+from synth import Chunk, Entry, Fate, Sim
 from test_rules import analyse, ids, prompts, tokens
+
+from kvtrace.trace.format import Fact
 
 LOST = "not-saved:metadata-has-no-store"
 
@@ -93,3 +95,18 @@ def test_the_evidence_tells_of_the_hits_of_these_requests(tmp_path: Path) -> Non
     text = " ".join(found.evidence)
     assert "the only lookup found some" in text
     assert "no lookup hit" not in text
+
+
+def test_a_hook_that_raised_explains_what_unreadable_metadata_may_have_named(tmp_path: Path) -> None:
+    sim = start(tmp_path, 64)
+    step = sim.step(
+        [Chunk("req-1", 0, 64, first=True)], prompts={"req-1": 64}, unreadable=True,
+        fate=Fate(raising=frozenset({(0, 0)})),
+    )  # fmt: skip
+    sim.effect(0, step, 0, 0)
+    sim.workers[0].fact(
+        Fact.EXCEPTION,
+        {"hook": "save_kv_layer", "layer": sim.layer_names[0], "step": step, "type": "AttributeError",
+         "message": "x", "where": "c.py:1 in f", "count_so_far": 1},
+    )  # fmt: skip
+    assert "stored-nothing" not in ids(analyse(sim))

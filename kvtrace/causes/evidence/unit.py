@@ -104,6 +104,7 @@ class _Candidate:
     attributes: tuple[str, ...] = ()
     kept_back: int = 0
     both_fit: bool = False
+    only: bool = False  # so many blocks, by the only number that the connector holds beside the block size
 
     @property
     def plainness(self) -> tuple[bool, bool, bool, int]:
@@ -201,8 +202,10 @@ def _candidates(engine: Engine) -> list[_Candidate]:
     for name, value in (*_integers(engine.extra), *ints):
         if 1 < value <= _MOST_BLOCKS and value % max(1, engine.block_size):
             found[value * engine.block_size].times += (name,)
+    others = {name: value for name, value in ints if value != engine.block_size}
     for value, candidate in found.items():
         candidate.value = value
+        candidate.only = len(others) == 1 and candidate.times == tuple(others)
     return [candidate for candidate in found.values() if 1 < candidate.value <= _MAX_UNIT]
 
 
@@ -264,9 +267,10 @@ def _without_stores(fits: list[_Candidate], offered: bool, silent: Sequence[Samp
     prompt can be the reason, and only if there is one such number."""
     if not offered and not silent:
         return None
-    left = [fit for fit in fits if fit.related and all(_below(sample, fit) for sample in silent)]
+    known = [fit for fit in fits if fit.related or fit.only]
+    left = [fit for fit in known if all(_below(sample, fit) for sample in silent)]
     if len(left) == 1:
-        return left[0] if offered or left[0].may_be_unit else None
+        return left[0] if offered or left[0].may_be_unit or left[0].only else None
     # Prompts in the metadata with 0 slots: they are rounded to nothing, and less than a
     # block is less than any of the larger units too.
     return next((fit for fit in left if fit.block), None) if offered else None

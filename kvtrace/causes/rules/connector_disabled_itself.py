@@ -33,6 +33,8 @@ _OFF = re.compile(
 _WHAT = re.compile(
     r"(connector|sav(e|ing)|stor(e|ing|age)|offload|backend|kv cache|kv transfer)", re.IGNORECASE
 )
+_AT_START = ("create_connector", "__init__")
+"""Where what is off is the connector itself."""
 _NEEDS_PREFIX_CACHING = frozenset({"SimpleCPUOffloadConnector"})
 """Connectors known to do nothing while prefix caching is off."""
 
@@ -49,7 +51,7 @@ def reasons(case: Case, engine: Engine) -> list[str]:
     found = [
         log_line(line)
         for line in of_engine(engine, case.run.logs)
-        if _OFF.search(line.message) and _WHAT.search(line.message)
+        if _OFF.search(line.message) and (line.hook in _AT_START or _WHAT.search(line.message))
     ]
     if connector.cls in _NEEDS_PREFIX_CACHING and engine.facts.prefix_caching is False:
         found.append(f"{connector.cls} does nothing while prefix caching is off, and it is")

@@ -49,6 +49,8 @@ _BACKGROUND = ("thread", "executor", "asyncio")
 _SAVE_PATH = (*SAVE_HOOKS, "get_finished")
 _FINDS_OUT = frozenset({"FileExistsError", "FileNotFoundError"})
 """By these code finds out whether something is there, wherever it stands."""
+_DROPS = frozenset({"Full", "QueueFull"})
+"""A queue did not take what it was given."""
 _ENDS_A_LOOP = frozenset(
     {"Empty", "QueueEmpty", "StopIteration", "StopAsyncIteration", "CancelledError", "GeneratorExit"}
 )
@@ -143,7 +145,7 @@ def _lost_work(case: Case, fact: Swallowed) -> bool:
         return fact.type not in _ENDS_A_LOOP
     # Of work in the background it is not known whether it went on.
     outside = fact.message.startswith("[Errno") or fact.type in _FROM_OUTSIDE
-    return fact.hook in _BACKGROUND and outside
+    return (fact.hook in _BACKGROUND and outside) or fact.type in _DROPS
 
 
 def _concerned(case: Case, facts: Sequence[Swallowed]) -> list[Request]:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.hooks import START_HOOKS
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
+from kvtrace.causes.evidence.hooks import SAVE_HOOKS, START_HOOKS
+from kvtrace.causes.rule import (
+    FAULT,
+    SAVES,
+    Case,
+    Cause,
+    Event,
+    Interval,
+    Piece,
+    Results,
+    SaveEnd,
+    Stage,
+    Turn,
+)
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(
@@ -17,6 +29,15 @@ CAUSE = Cause(
     save_ends=(SaveEnd.RAISED,),
 )
 _AT_START = (*START_HOOKS, "__init__")
+
+
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """Positions that no metadata was seen to name, of a step in which a save hook raised."""
+    raised = {e.step for e in case.run.exceptions if e.hook in SAVE_HOOKS}
+    return left if piece.step and piece.step in raised else []
+
+
+CLAIMS = {Turn.STEP: claim}
 
 
 def rule(case: Case) -> Results:
