@@ -127,6 +127,15 @@ def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
             "none were taken (--device-timing off, or no step that ran Python)",
         )
         found.append(NotObserved("device-time", f"{why}: all times are the host's"))
+    late = [worker.process for worker in case.run.workers() if worker.ops_late]
+    if late:
+        found.append(
+            NotObserved(
+                "attention-ops",
+                f"vLLM's attention was imported before kvtrace came into {', '.join(late[:4])}: "
+                "whether its op bodies ran is not observed there",
+            )
+        )
     unreadable = sum(engine.unreadable_steps for engine in case.run.engines)
     if unreadable:
         found.append(NotObserved("connector-metadata", _unreadable(case.run, unreadable)))

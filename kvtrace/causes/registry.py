@@ -57,6 +57,7 @@ ORDER = (
     "save_never_finished",
     "store_failed",
     "store_incomplete",
+    "kv_altered",
     "store_lost_later",
     "ranks_diverge",
     "save_blocks_step",

@@ -66,6 +66,10 @@ class SaveEnd(IntEnum):
     """Read, and what came to rest of it is empty, cut, or was never there."""
     LOST_LATER = 25
     """At rest once, and gone or overwritten by the end of the run."""
+    DROPPED = 26
+    """Read, and it never left the connector, as other KV of it did."""
+    ALTERED = 27
+    """It left as other numbers than those that were read."""
 
 
 class LoadEnd(IntEnum):

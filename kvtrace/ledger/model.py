@@ -151,6 +151,7 @@ class Worker:
     last_step: int = 0
     stop_reason: int | None = None  # format.Stop of its spool where it stopped recording early
     hooks_seen: bool = False
+    ops_late: bool = False  # vLLM's attention was imported before the agent came: no op body of it is seen
     python: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """graph mode -> layer-steps with an attention body, and with a save hook, run in Python (KV layers)"""
     hook_ns: Mapping[str, int] = field(default_factory=dict)  # host time in each connector hook

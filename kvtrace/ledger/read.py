@@ -15,12 +15,14 @@ from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.loads.follow import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, Worker
 from kvtrace.ledger.requests import Request, Requests, collect
+from kvtrace.ledger.rest_file import RestFile, read_rest_file
 from kvtrace.ledger.run_file import RunFile, read_run_file
 from kvtrace.ledger.saves.assign import RequestSaves, assign
 from kvtrace.ledger.saves.completion import settle
 from kvtrace.ledger.saves.implied import Implied, imply
 from kvtrace.ledger.saves.measured import Measured, measure
 from kvtrace.ledger.saves.pairs import Evidence
+from kvtrace.ledger.saves.rest import AtRest, Traced, at_rest
 from kvtrace.ledger.saves.seen import seen
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
@@ -58,7 +60,7 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
     found = collect(scans, {engine.tag for engine in who.engines})
     executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
     measured = measure(scans, who.workers)
-    watched = _watched(scans, who.engines, found.requests, measured, executed)
+    watched = _watched(scans, who.engines, found.requests, measured, executed, read_rest_file(run_dir))
     implied = _implied(found, who.engines, watched, measured)
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines)
@@ -140,19 +142,28 @@ def _watched(
     requests: Sequence[Request],
     measured: Mapping[tuple[int, str], Measured],
     executed: Mapping[tuple[int, str], Executed],
+    rest: RestFile,
 ) -> dict[tuple[int, str], Watched]:
     """What each worker was seen to do with the KV cache, by Worker.key."""
     by_name = {one.name: one for one in scans}
     given = given_blocks(scans, requests)
+    rests = {one.name: _at_rest(one, rest) for one in scans}
     found = {}
     for engine in engines:
         here = {row: request for row, request in enumerate(requests) if request.engine == engine.tag}
         for worker in engine.workers:
             scan, key = by_name[worker.spool], worker.key
             touched = touches(scan, worker)
-            slots = slots_of(engine, worker, touched, scan.names, given.get(engine.tag, []), here)
+            slots = slots_of(engine, worker, touched, given.get(engine.tag, []), here, rests[scan.name])
             found[key] = Watched(worker, measured[key], slots, executed.get(key, NEVER_RAN))
     return found
+
+
+def _at_rest(scan: SpoolScan, rest: RestFile) -> AtRest:
+    last_t = max([0, *(int(ran.began_t[-1]) for ran in scan.executed.values() if len(ran.began_t))])
+    return at_rest(
+        Traced(scan.name, scan.names, scan.slots, scan.left, scan.found, scan.pieces, last_t), rest
+    )
 
 
 def _implied(

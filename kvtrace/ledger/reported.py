@@ -114,6 +114,27 @@ def caught_in(worker: Worker, swallowed: Sequence[Swallowed], of: Sequence[hooks
     )
 
 
+_BACKGROUND = ("thread", "executor", "asyncio")
+_SAVING = frozenset((*(hook.name for hook in hooks.SAVING), *_BACKGROUND))
+
+
+def caught_in_saving(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
+    """The exceptions that a worker's connector handled itself where it saves, its work in the background
+    included; without those after which the same call went on to do its work."""
+    return Caught(
+        tuple(
+            fact
+            for fact in swallowed
+            if fact.spool == worker.spool
+            and fact.hook in _SAVING
+            and (not fact.asked_by or fact.asked_by in _SAVING)
+            and fact.went_on is not True
+            and (fact.type not in HARMLESS or (fact.type == "TimeoutError" and fact.went_on is False))
+            and (not fact.step or fact.step >> STEP_SHIFT == worker.engine)
+        )
+    )
+
+
 def logs(scans: Sequence[SpoolScan]) -> list[LogLine]:
     """What connectors logged inside hooks: one row per process, hook and message."""
     latest: dict[tuple[object, ...], LogLine] = {}

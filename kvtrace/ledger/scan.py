@@ -60,6 +60,9 @@ class SpoolScan:
     effects: Records  # (n, 8): EFFECT, in file order
     blocks: Records  # (n, 8): BLOCKS, in file order
     slots: Records  # (n, 8): SLOTS, in file order
+    left: Records  # (n, 8): LEFT, in file order
+    found: Records  # (n, 8): FOUND, in file order
+    pieces: Records  # (n, 8): PIECE, in file order
     device: DeviceTally
 
     @property
@@ -91,6 +94,9 @@ def scan(path: Path) -> SpoolScan:
     effects: list[Records] = []
     blocks: list[Records] = []
     slots: list[Records] = []
+    left: list[Records] = []
+    found: list[Records] = []
+    pieces: list[Records] = []
     schedules, executions, unreadable, device = _Schedules(), _Executions(), _Unreadable(), DeviceTally()
     readers: tuple[tuple[Kind, Callable[[Records], None]], ...] = (
         (Kind.STEP, schedules.add),
@@ -99,6 +105,9 @@ def scan(path: Path) -> SpoolScan:
         (Kind.EFFECT, effects.append),
         (Kind.BLOCKS, blocks.append),
         (Kind.SLOTS, slots.append),
+        (Kind.LEFT, left.append),
+        (Kind.FOUND, found.append),
+        (Kind.PIECE, pieces.append),
         (Kind.DEVICE, device.add_calls),
         (Kind.TIMED, device.add_steps),
     )
@@ -124,6 +133,9 @@ def scan(path: Path) -> SpoolScan:
         effects=_joined(effects),
         blocks=_joined(blocks),
         slots=_joined(slots),
+        left=_joined(left),
+        found=_joined(found),
+        pieces=_joined(pieces),
         device=device,
     )
 

@@ -180,6 +180,7 @@ def _worker(scan: SpoolScan, fact: facts.Worker, engine: Engine, known: Sequence
         exec_ns=ran.nanoseconds,
         last_step=ran.last,
         stop_reason=scan.info.stop,
+        ops_late=any(one.status == "late" for one in scan.facts_of(facts.Target)),
     )
 
 

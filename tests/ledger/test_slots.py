@@ -35,7 +35,7 @@ def resolved(sim: Sim, rank: int = 0) -> tuple[Slots, list[str]]:
     worker = engine.workers[rank]
     spool = next(one for one in scans if one.name == worker.spool)
     given = given_blocks(scans, found).get(engine.tag, [])
-    slots = slots_of(engine, worker, touches(spool, worker), spool.names, given, dict(enumerate(found)))
+    slots = slots_of(engine, worker, touches(spool, worker), given, dict(enumerate(found)))
     return slots, [request.id for request in found]
 
 

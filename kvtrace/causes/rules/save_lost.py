@@ -24,7 +24,7 @@ CAUSE = Cause(
         "Build the key from all tokens up to the end of what is stored, and from the model, the layer and "
         "the rank. If saves failed, look at the connector's queue."
     ),
-    save_ends=(SaveEnd.OVERWRITTEN, SaveEnd.FAILED),
+    save_ends=(SaveEnd.OVERWRITTEN, SaveEnd.FAILED, SaveEnd.DROPPED),
 )
 
 

@@ -115,7 +115,8 @@ def _hook_rows(worker: Worker, counts: Counts) -> Rows:
 
 
 def _op_rows(worker: Worker, counts: Counts) -> Rows:
-    """Those that were seen; a layer without an attention body has a row of the usual one."""
+    """Those that were seen; a layer without an attention body has a row of the usual one, unless bodies can't
+    be seen here."""
     updates = {op.name for op in ops.UPDATES}
     bodies: Counter[str] = Counter()
     for (op, _), (fired, _, _) in counts.items():
@@ -123,7 +124,8 @@ def _op_rows(worker: Worker, counts: Counts) -> Rows:
             bodies[op] += fired
     usual = bodies.most_common(1)[0][0] if bodies else ops.ATTENTION_WITH_OUTPUT.name
     with_body = {layer for op, layer in counts if op not in updates}
-    missing = [(usual, layer) for layer in worker.kv_layers if layer not in with_body]
+    unseen = () if worker.ops_late else worker.kv_layers
+    missing = [(usual, layer) for layer in unseen if layer not in with_body]
     found = {**counts, **dict.fromkeys(missing, (0, 0, 0))}
     codes = {op.name: op.code for op in ops.TABLE}
     return [

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.ledger.coverage import WorkerCoverage
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.intervals import Interval
-from kvtrace.ledger.model import Engine, Swallowed, Trust
+from kvtrace.ledger.intervals import Interval, intersect, subtract
+from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
+from kvtrace.ledger.reported import Caught, caught_in_saving
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.check import check
 from kvtrace.ledger.saves.pipeline import ends
+from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.saves.stores import stores_of
 from kvtrace.ledger.saves.watched import Watched
+from kvtrace.ledger.slots.reads import Touch
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
 from kvtrace.terms import Grade
 
@@ -52,6 +55,8 @@ class Read:
     pairs: int  # a bit each
     positions: tuple[Interval, ...]
     stale: tuple[Interval, ...]
+    end: SaveEnd = SaveEnd.SAVED
+    grade: Grade = Grade.READ
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
         implied=dict(zip(stores.steps.tolist(), implied, strict=True)),
         void=dict(zip(stores.steps.tolist(), void, strict=True)),
         misread=_misread(watched, stores.steps, checked.misread),
-        reads=_reads(watched),
+        reads=_reads(watched, requests, evidence.swallowed),
         settled=settled_steps(watched, steps),
         states=dict(zip(steps.tolist(), state, strict=True)),
         spools=tuple(worker.spool for worker in engine.workers),
@@ -145,17 +150,64 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
     return pairs, checked.trust
 
 
-def _reads(workers: Sequence[Watched]) -> dict[int, tuple[Read, ...]]:
+_FATES = {
+    Fate.READ: (SaveEnd.SAVED, Grade.READ),
+    Fate.WRITTEN: (SaveEnd.SAVED, Grade.WRITTEN),
+    Fate.PROVED: (SaveEnd.SAVED, Grade.PROVED),
+    Fate.PUT_FAILED: (SaveEnd.PUT_FAILED, Grade.WRITTEN),
+    Fate.NEVER_LEFT: (SaveEnd.DROPPED, Grade.READ),
+    Fate.NOT_AT_REST: (SaveEnd.NOT_AT_REST, Grade.WRITTEN),
+    Fate.LOST_LATER: (SaveEnd.LOST_LATER, Grade.WRITTEN),
+    Fate.ALTERED: (SaveEnd.ALTERED, Grade.WRITTEN),
+}
+
+
+def _reads(
+    workers: Sequence[Watched], requests: Mapping[int, Request], swallowed: Sequence[Swallowed]
+) -> dict[int, tuple[Read, ...]]:
     """What all workers read, by the request's row; pairs in the order of the workers."""
     found: dict[int, list[Read]] = defaultdict(list)
+    shared = _shared(requests)
     first = 0
     for one in workers:
+        caught = caught_in_saving(one.worker, swallowed)
         for row, touches in one.slots.reads.items():
-            found[row] += [
-                Read(touch.step, touch.columns << first, touch.positions, touch.stale) for touch in touches
-            ]
+            for touch in touches:
+                for part in _fates(touch, one.worker, caught, shared.get(row, 0)):
+                    found[row].append(replace(part, pairs=part.pairs << first))
         first += len(one.worker.kv_layers)
     return {row: tuple(reads) for row, reads in found.items()}
+
+
+def _fates(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterator[Read]:
+    """A touch by what became of it; ``pairs`` are the worker's layers.
+
+    Args:
+        shared: leading positions that another request has as well: what is not put again need not be lost.
+    """
+    end, grade = _FATES[touch.fate]
+    positions = touch.positions
+    if end == SaveEnd.DROPPED:
+        put = tuple(intersect(list(positions), [(0, shared)]))
+        yield Read(touch.step, touch.columns, put, ())
+        positions = tuple(subtract(list(positions), [(0, shared)]))
+    failed = 0
+    if end == SaveEnd.SAVED and grade == Grade.READ and caught.facts:
+        layers = [layer for layer, name in enumerate(worker.kv_layers) if caught.at(touch.step, name)]
+        failed = sum(1 << layer for layer in layers) & touch.columns
+        if failed:
+            yield Read(touch.step, failed, positions, touch.stale, SaveEnd.CAUGHT, Grade.READ)
+    if touch.columns & ~failed:
+        yield Read(touch.step, touch.columns & ~failed, positions, touch.stale, end, grade)
+
+
+def _shared(requests: Mapping[int, Request]) -> dict[int, int]:
+    """Row -> leading positions that another request has too, by the digests of their beginnings."""
+    of_digest: dict[int, int] = Counter(digest for one in requests.values() for digest in one.prefixes)
+    return {
+        row: max((n for digest, n in one.prefixes.items() if of_digest[digest] > 1), default=0)
+        for row, one in requests.items()
+    }
 
 
 def _misread(

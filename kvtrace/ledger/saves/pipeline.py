@@ -31,6 +31,7 @@ def ends(worker: Worker, ran: Executed, coverage: WorkerCoverage) -> Ends:
         (of.cleared, SaveEnd.CLEARED),
         (of.unbound, SaveEnd.NOT_BOUND),
         (of.idle, SaveEnd.NO_FORWARD),
+        (of.no_body & of.ops_unseen, SaveEnd.NOT_OBSERVED),
         (of.replayed & of.no_body, SaveEnd.GRAPH_REPLAY),
         (of.no_body & ~of.layer_seen & of.captured, SaveEnd.ONLY_CAPTURED),
         (of.no_body & of.called_directly, SaveEnd.DIRECT_CALL),
@@ -85,6 +86,11 @@ class _Evidence:
     def without_agent(self) -> Mask:
         """Not one hook or body was seen in this worker: the agent did not get in there."""
         return np.full((1, 1), not self._coverage.any_call)
+
+    @property
+    def ops_unseen(self) -> Mask:
+        """Whether a body ran can't be seen in this worker: vLLM's attention came before the agent."""
+        return np.full((1, 1), self._worker.ops_late)
 
     @cached_property
     def worked(self) -> Mask:

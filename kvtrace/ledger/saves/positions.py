@@ -84,7 +84,8 @@ class _InPair:
     def __init__(self, way: Way, pair: int) -> None:
         self._request, self._way, self._pair = way.request, way, pair
         request, reads = way.request, way.pairs.reads.get(way.row, ())
-        self._read, stale = self._reads(reads)
+        self._reads, stale = self._read_in_pair(reads)
+        self._read = union(part for parts in self._reads.values() for part in parts)
         self._stale = subtract(stale, self._read)
         stored = self._stored()
         self._saved = [
@@ -108,18 +109,25 @@ class _InPair:
             request.last_step > 0 and way.unknown.any_within(request.first_step, request.last_step)
         )
 
-    def _reads(self, reads: Sequence[Read]) -> tuple[list[Interval], list[Interval]]:
-        """Positions that were read in this pair, and those that were before they were computed."""
-        computed: list[Interval] = []
+    def _read_in_pair(
+        self, reads: Sequence[Read]
+    ) -> tuple[dict[tuple[SaveEnd, Grade], list[Interval]], list[Interval]]:
+        """Positions that were read in this pair, each by the best that became of it; and those that were
+        read before they were computed."""
+        by_end: dict[tuple[SaveEnd, Grade], list[Interval]] = defaultdict(list)
         stale: list[Interval] = []
         for read in reads:
             if read.pairs >> self._pair & 1:
                 if not self._void(read.step):
-                    computed += read.positions
+                    by_end[read.end, read.grade] += read.positions
                 stale += read.stale
+        found: dict[tuple[SaveEnd, Grade], list[Interval]] = {}
+        left = [(0, self._request.computed)]
+        for key in sorted(by_end, key=lambda key: (key[0], -key[1])):
+            found[key] = intersect(union(by_end[key]), left)
+            left = subtract(left, found[key])
         # Whole blocks are read, however far they are filled: of decode tokens that says nothing.
-        prompt = [(0, self._request.prompt)]
-        return intersect(union(computed), [(0, self._request.computed)]), intersect(union(stale), prompt)
+        return found, intersect(union(stale), [(0, self._request.prompt)])
 
     def _void(self, step: int) -> bool:
         """Whether what was read in a step is not in the store."""
@@ -155,7 +163,9 @@ class _InPair:
                 found[ended, grade] += subtract([(start, end)], self._read)
         own = union(positions(request, entry) for entry in request.entries)
         # What the GPU's prefix cache gave is another request's, unless this one's metadata names it too.
-        found[SaveEnd.SAVED, Grade.READ] += subtract(self._read, subtract(self._way.reuse.local, own))
+        others = subtract(self._way.reuse.local, own)
+        for key, parts in self._reads.items():
+            found[key] += subtract(parts, others)
         return found
 
     def segments(self) -> Iterator[Segment]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from kvtrace.ledger.intervals import Interval, length, union
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.saves.rest import AtRest, Fate
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.tables import BlockTables, Given, Holder, computed_by
@@ -36,6 +37,7 @@ class Touch:
         positions: of tokens that had been computed by then.
         stale: of tokens that had not.
         late: of a write: the layer's attention of that step had begun.
+        fate: what became of what was read.
         calls: running numbers of the calls in their process, the first few.
     """
 
@@ -46,6 +48,7 @@ class Touch:
     stale: tuple[Interval, ...] = ()
     background: bool = False
     late: bool = False
+    fate: Fate = Fate.READ
     calls: tuple[int, ...] = ()
 
 
@@ -75,26 +78,28 @@ class Slots:
 
 
 NOTHING = Slots()
+_UNKNOWN = AtRest()
+"""Nothing was seen of what left."""
 
 
 def slots_of(
     engine: Engine,
     worker: Worker,
     touches: Touches,
-    names: Mapping[int, str],
     given: Sequence[Given],
     requests: Mapping[int, Request],
+    rest: AtRest = _UNKNOWN,
 ) -> Slots:
     """Resolve one worker's touched slots.
 
     Args:
-        names: of the worker's spool.
+        rest: what became of what was read, of the worker's spool.
         given: the engine's, in the order of their steps.
         requests: those of the engine, by row.
     """
     if not len(touches.column):
         return NOTHING
-    return _Resolver(engine, worker, touches, names, given, requests).result()
+    return _Resolver(engine, worker, touches, given, requests, rest).result()
 
 
 def given_blocks(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dict[int, list[Given]]:
@@ -144,17 +149,18 @@ class _Resolver:
         engine: Engine,
         worker: Worker,
         touches: Touches,
-        names: Mapping[int, str],
         given: Sequence[Given],
         requests: Mapping[int, Request],
+        rest: AtRest,
     ) -> None:
+        self._rest = rest
         groups = engine.facts.kv_groups
         sizes = [group.block_size or engine.block_size for group in groups] or [engine.block_size]
         of_layer = {layer: i for i, group in enumerate(groups) for layer in group.layers}
         self._group = [of_layer.get(name, 0) for name in worker.kv_layers]
         self._sizes = [max(1, size) for size in sizes]
         self._tables = BlockTables(given, requests, self._sizes)
-        self._touches, self._names, self._requests = touches, names, requests
+        self._touches, self._names, self._requests = touches, touches.names, requests
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
         self._owned: dict[_SetKey, _Owned] = {}
@@ -203,21 +209,30 @@ class _Resolver:
         outer = background or rows.detail(record.head) == self._outer
         if read and outer:
             self._count(record, column, step, after)
-        for direction in [way for way, done in ((True, read), (False, wrote)) if done]:
+        whole = self._set(record.slot_set).full
+        if read:
+            for part in self._rest.split(record.call, record.layer, whole):
+                for row, positions, stale in self._owners(
+                    part.slots, column, step, after, background
+                ).requests:
+                    key = (row, step, positions, stale, background, False, part.fate)
+                    self._gather(True, key, record, column)
+        if wrote:
+            late = record.t >= self._touches.used_at(step, column)
             # What is written into a block is for whom it was given to, whatever it held before.
-            owned = self._owners(record, column, step, after or not direction)
-            for row, positions, stale in owned.requests:
-                late = not direction and record.t >= self._touches.used_at(step, column)
-                key = (row, step, positions, stale if direction else (), background, late)
-                gathered = self._found[direction].setdefault(key, _Gathered(record.t))
-                gathered.columns |= 1 << column
-                if len(gathered.calls) < _CALLS and record.call not in gathered.calls:
-                    gathered.calls.append(record.call)
+            for row, positions, _ in self._owners(whole, column, step, True, background).requests:
+                self._gather(False, (row, step, positions, (), background, late, Fate.READ), record, column)
+
+    def _gather(self, read: bool, key: _Key, record: rows.SlotsTouched, column: int) -> None:
+        gathered = self._found[read].setdefault(key, _Gathered(record.t))
+        gathered.columns |= 1 << column
+        if len(gathered.calls) < _CALLS and record.call not in gathered.calls:
+            gathered.calls.append(record.call)
 
     def _count(self, record: rows.SlotsTouched, column: int, step: int, after: bool) -> None:
         """Add what a read took to the amounts."""
         slots = self._set(record.slot_set)
-        owned = self._owners(record, column, step, after)
+        owned = self._owners(slots.full, column, step, after, rows.code(record.head) == _BACKGROUND)
         if rows.flags(record.head) & Flag.SHARED:
             # Both layers have a record: of the blocks of its own group each counts.
             self._amounts[step, column] += slots.slots - owned.nobodys
@@ -244,21 +259,22 @@ class _Resolver:
             known = self._sets[ident] = parse(self._names.get(ident, ""))
         return known
 
-    def _owners(self, record: rows.SlotsTouched, column: int, step: int, after: bool) -> _Owned:
-        background = rows.code(record.head) == _BACKGROUND
-        key = (record.slot_set, self._group[column], after, background)
+    def _owners(
+        self, slots: tuple[Interval, ...], column: int, step: int, after: bool, background: bool
+    ) -> _Owned:
+        key = (slots, self._group[column], after, background)
         known = self._owned.get(key)
         if known is None:
             known = self._owned[key] = self._resolve(key, step)
         return known
 
     def _resolve(self, key: _SetKey, step: int) -> _Owned:
-        ident, group, after, background = key
-        slots, size = self._set(ident), self._sizes[group]
+        slots, group, after, background = key
+        size = self._sizes[group]
         computed: dict[int, list[Interval]] = defaultdict(list)
         stale: dict[int, list[Interval]] = defaultdict(list)
         nobodys = early = 0
-        for block, low, high in _blocks(slots.full, size):
+        for block, low, high in _blocks(slots, size):
             former, holders = self._holders(group, block, after)
             empty = True
             for holder in former:
@@ -293,10 +309,10 @@ class _Resolver:
     def _by_request(self, direction: bool) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
         for key, gathered in self._found[direction].items():
-            row, step, positions, stale, background, late = key
+            row, step, positions, stale, background, late, fate = key
             found[row].append(
                 Touch(
-                    step, gathered.t, gathered.columns, positions, stale, background, late,
+                    step, gathered.t, gathered.columns, positions, stale, background, late, fate,
                     tuple(gathered.calls),
                 )
             )  # fmt: skip
@@ -304,9 +320,9 @@ class _Resolver:
 
 
 _CALLS = 256
-_SetKey = tuple[int, int, bool, bool]
-"""A set's name, KV cache group, whether the layer had been computed, whether it was background work."""
-_Key = tuple[int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool]
+_SetKey = tuple[tuple[Interval, ...], int, bool, bool]
+"""Slots, KV cache group, whether the layer had been computed, whether it was background work."""
+_Key = tuple[int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool, Fate]
 _NEVER = (1 << 62) - 1
 
 

@@ -25,6 +25,7 @@ class Touches:
 
     Attributes:
         records: shape (n,) each.
+        names: of the spool.
         column: the worker's KV layer, by number.
         during: the last step that had begun by then.
         computed_t: (step, column) -> when the layer's first op body of that step began, NEVER.
@@ -32,6 +33,7 @@ class Touches:
     """
 
     records: rows.SlotsTouched
+    names: Mapping[int, str]
     column: Array
     during: Array
     steps: Array
@@ -70,6 +72,7 @@ def touches(scan: SpoolScan, worker: Worker) -> Touches:
     computed, used = _bodies(scan, worker, columns, steps)
     return Touches(
         records=rows.columns(rows.SlotsTouched, table),
+        names=scan.names,
         column=column[here][order],
         during=during[here][order],
         steps=steps,

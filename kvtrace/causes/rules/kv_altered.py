@@ -1,0 +1,36 @@
+"""kv-altered: KV that left as other numbers than those that were read."""
+
+from __future__ import annotations
+
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.words import plural
+
+CAUSE = Cause(
+    id="kv-altered",
+    stage=Stage.COMPLETION,
+    severity=FAULT,
+    ledger=SAVES,
+    live=False,
+    meaning="What left the process is not the KV that was read: other numbers in the same place.",
+    seen_as=(
+        "The bytes that were read are not in what left, and their numbers are there after a cast to a "
+        "narrower type that loses digits, or as zeros."
+    ),
+    remedy=(
+        "Store the KV in the type of the cache. Where a narrower type is meant, say so in the connector's "
+        "documentation and check what the model answers from it."
+    ),
+    save_ends=(SaveEnd.ALTERED,),
+)
+
+
+def rule(case: Case) -> Results:
+    hit = case.affected(CAUSE)
+    if hit:
+        yield case.finding(
+            CAUSE,
+            f"The KV of {plural(len(hit), 'request')} left the process as other numbers than those that were "
+            "read.",
+            events=case.events(CAUSE),
+            headline="what was stored is not the KV that was read",
+        )
