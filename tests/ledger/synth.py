@@ -496,9 +496,9 @@ class Sim:
         for group in range(len(self.blocks.sizes)):
             lacks = self.blocks.short(request, group, tokens)
             if lacks:
-                new = not self.blocks.table(request, group)
-                flags = Flag.FIRST if new else 0
-                self.give(request, self.blocks.take(lacks), group, flags | (Flag.RESUMED if resumed else 0))
+                begins = Flag.FIRST | (Flag.RESUMED if resumed else 0)
+                flags = 0 if self.blocks.table(request, group) else int(begins)
+                self.give(request, self.blocks.take(lacks), group, flags)
 
     def slots(self, request: str, start: int, end: int, group: int = 0) -> list[int]:
         """Where the positions [start, end) of a request are."""

@@ -376,6 +376,22 @@ def test_background_work_that_left_one_step_out(tmp_path: Path) -> None:
     assert alike(sim) == {(0, 32): SAVED, (32, 64): "NOTHING_READ READ", (64, 128): SAVED}
 
 
+def test_background_work_that_left_one_request_out(tmp_path: Path) -> None:
+    """A thread reads each request's tokens in the next step, and forgets the second one's. What it reads
+    meanwhile is due, and is read in the place of nothing."""
+    sim = cache(tmp_path)
+    for request in "abc":
+        step = prefill(sim, request, 0, 32, [entry(request, 0, 32)])
+        if request == "b":
+            sim.read("a", 0, 32, hook="", step=step - 1)
+    sim.step([], tokens=1)
+    sim.read("c", 0, 32, hook="", step=step)
+    for request in "abc":
+        sim.finish(request, 32)
+    assert alike(sim, "a") == alike(sim, "c") == {(0, 32): SAVED}
+    assert alike(sim, "b") == {(0, 32): "NOTHING_READ READ"}
+
+
 def test_background_work_that_was_still_to_come_when_the_trace_ends(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     flags = int(Flag.STORE | Flag.ASYNC)

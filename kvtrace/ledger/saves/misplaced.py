@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.ledger.intervals import Interval, length, union
+from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
 from kvtrace.ledger.saves.calls import At
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
@@ -12,7 +12,7 @@ from kvtrace.ledger.slots.reads import Slots
 def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> bool:
     """Whether a step's calls read other slots instead of those that are missing, in all layers together:
     slots that hold no token, or none yet, slots that they had read already, slots of requests that the step
-    does not name.
+    does not name, unless these were due since an earlier step.
 
     Args:
         row: of the step.
@@ -25,8 +25,27 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
         amount, useless = slots.amounts.get((step, column), 0), slots.useless.get((step, column), 0)
         mine = sum(length(_read_in(slots, request, column, step)) for request in stores.named[row])
         again = cells[column].slots - amount if column in cells else 0  # by one call
-        other += useless + max(0, amount - useless - mine) + max(0, again)
+        foreign = amount - useless - mine
+        if foreign > 0:
+            foreign -= _due(slots, stores, row, column)
+        other += useless + max(0, foreign) + max(0, again)
     return other >= missing
+
+
+def _due(slots: Slots, stores: Stores, row: int, column: int) -> int:
+    """Tokens of requests that a step does not name, read in it in a layer for the first time since an earlier
+    step named them: the work of a thread, or of a hook that copies a step later."""
+    step, found = int(stores.steps[row]), 0
+    for request in slots.read_in.get(step, frozenset()) - stores.named[row].keys():
+        named = [
+            part for at in stores.rows_of.get(request, ()) if at < row for part in stores.named[at][request]
+        ]
+        if named:
+            touches = [one for one in slots.reads[request] if one.columns >> column & 1]
+            before = union(part for one in touches if one.step < step for part in one.positions)
+            now = union(part for one in touches if one.step == step for part in one.positions)
+            found += length(intersect(now, subtract(union(named), before)))
+    return found
 
 
 def read_shifted(slots: Slots, stores: Stores, at: At, block: int) -> bool:

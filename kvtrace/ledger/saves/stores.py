@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -29,6 +31,15 @@ class Stores:
     """Row of a request -> its positions that the step's metadata names, as far as they had KV."""
     seen: tuple[Mapping[int, list[Interval]], ...]
     """The same of entries that no metadata names: read in some layer."""
+
+    @cached_property
+    def rows_of(self) -> Mapping[int, Sequence[int]]:
+        """Row of a request -> the rows of the steps whose metadata names it, ascending."""
+        found: dict[int, list[int]] = defaultdict(list)
+        for at, named in enumerate(self.named):
+            for request in named:
+                found[request].append(at)
+        return found
 
 
 def stores_of(requests: Mapping[int, Request], block: int, unfinished: bool) -> Stores:

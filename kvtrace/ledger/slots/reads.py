@@ -7,8 +7,9 @@ A slot that was read counts for a token only once the token was computed: what w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from kvtrace.ledger.intervals import Interval, length, union
 from kvtrace.ledger.model import Engine, Worker
@@ -75,6 +76,15 @@ class Slots:
     def visible(self) -> bool:
         """Whether any read of known slots was seen: this connector copies where the watch can see it."""
         return bool(self.amounts)
+
+    @cached_property
+    def read_in(self) -> Mapping[int, Set[int]]:
+        """Step -> rows of the requests that were read in it."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for row, touches in self.reads.items():
+            for touch in touches:
+                found[touch.step].add(row)
+        return found
 
 
 NOTHING = Slots()
