@@ -36,6 +36,8 @@ class Reads:
 _ALL = since("0.8.5")
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _LAYERS = "vllm.model_executor.layers.attention"
+_HF3FS = "vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.utils"
+_NATIVE = since("0.32.0")
 _RESUMED = "resumed_from_preemption"
 _LAYER = "use_direct_call kv_cache attn_backend"
 
@@ -184,5 +186,23 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.v1.outputs", "KVConnectorOutput", "failed_recving", since("0.30.0")),
     _reads("vllm.v1.kv_offload", "", "", since("0.11.0")),
     _reads("vllm.v1.simple_kv_offload", "", "", since("0.19.1")),
+    # native copies (watch/native.py)
+    Reads("vllm._custom_ops", "", (
+        "swap_blocks(src, dst, block_size_in_bytes, block_mapping)",
+        "swap_blocks_batch(src_ptrs, dst_ptrs, sizes)",
+    ), _NATIVE),
+    Reads(
+        "vllm.v1.kv_offload.cpu.swap_blocks_triton", "", ("swap_blocks_batch(src_addrs, dst_addrs, sizes)",),
+        _NATIVE,
+    ),
+    Reads(
+        "vllm.v1.simple_kv_offload.cuda_mem_ops", "", ("copy_blocks(src_block_ids, dst_block_ids, params)",),
+        _NATIVE,
+    ),
+    _reads("vllm.v1.simple_kv_offload.cuda_mem_ops", "BatchMemcpyParams", "src_bases dst_bases bpb", _NATIVE),
+    Reads(f"{_HF3FS}.gather_scatter_helper", "", (
+        "gather_kv_caches(kv_caches_ptrs, total_token_in_kvcache, dst_tensor, token_indices)",
+        "scatter_kv_caches(kv_caches_ptrs, total_token_in_kvcache, src_tensor, token_indices)",
+    ), _NATIVE),
     *_hooks(),
 )  # fmt: skip

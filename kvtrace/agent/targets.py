@@ -15,6 +15,7 @@ from types import ModuleType
 from kvtrace.agent import connector, front, graphs, ops, scheduler, worker
 from kvtrace.agent.imports import when_imported
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.watch import native
 from kvtrace.trace import facts
 from kvtrace.trace.format import Role
 from kvtrace.versions import since
@@ -183,6 +184,7 @@ def install(target: Target) -> None:
 def install_all() -> None:
     for target in TARGETS:
         install(target)
+    native.install()
 
 
 def _report(target: Target, status: str, detail: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from kvtrace.agent.owners import Owner, is_stdlib_module, top
 from kvtrace.agent.state import get_ident
+from kvtrace.agent.watch import native
 
 # Their native code either goes through the dispatcher, or can't touch a tensor's memory
 # without asking Python for it (data_ptr, numpy), which ``watch/operations.py`` sees.
@@ -95,7 +96,7 @@ class WaysOut:
     def _profile(self, frame: Any, event: str, arg: Any) -> None:
         try:
             if event == "c_call":
-                if not self.native:
+                if not self.native and not native.inside():
                     self.native = _third_party(arg)
                 if arg.__name__ in _ASKING:
                     self.asked |= getattr(arg, "__module__", None) in _ASKING_MODULES

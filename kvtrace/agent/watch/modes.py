@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import sys
 import threading
-from typing import Any, Protocol
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from kvtrace.agent.watch.memory import Memory
 
 _ADDRESS = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__", "untyped_storage", "storage"}
 _ADDRESS |= {"_typed_storage", "share_memory_"}
@@ -27,6 +32,10 @@ class Watcher(Protocol):
     def address(self, args: Any, name: str) -> None: ...
 
     def moved(self, target: int, source: int, count: int) -> None: ...
+
+    def own(self) -> AbstractContextManager[None]: ...
+
+    def copied(self, copies: Iterable[tuple[bool, Memory | None]]) -> None: ...
 
 
 class Modes:

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kvtrace.agent.state import clock
@@ -33,7 +34,9 @@ from kvtrace.agent.watch import limits
 from kvtrace.agent.watch.access import READS, WRITES, Access, Table, View, access_of, pattern_of, view_of
 from kvtrace.agent.watch.caches import Caches, Layer
 from kvtrace.agent.watch.layout import Layout
+from kvtrace.agent.watch.memory import Memory
 from kvtrace.agent.watch.modes import OF_THE_VIEW, Modes, of_this_thread
+from kvtrace.agent.watch.native import OPERATIONS, Row, copies_of, watching
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.tensors import OWN, is_tensor, tensors
 from kvtrace.agent.watch.touch import Slots, Touch, text_of, together, touched
@@ -83,7 +86,8 @@ _MIXES = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "convolution", "_scaled_
 _INDEX_TYPES = {"torch.int64", "torch.int32", "torch.bool"}
 READ, WRITTEN, GIVEN_OUT = "read", "written", "given out"
 _SEEN = (
-    "read", "written", "opaque_reads", "opaque_writes", "failed", "_touches", "_times", "_later", "_not_kept",
+    "read", "written", "opaque_reads", "opaque_writes", "failed", "elsewhere", "_touches", "_times", "_later",
+    "_not_kept",
 )  # fmt: skip
 """What a watch saw, by the names of its attributes."""
 _DISPATCH = 5_000
@@ -105,6 +109,8 @@ class Plan(NamedTuple):
     arguments: tuple[tuple[str, bool], ...]
     full: str
     """The name with its namespace."""
+    native: Row | None
+    """It copies by address, and is known."""
 
 
 _plans: dict[Any, Plan] = {}
@@ -119,7 +125,8 @@ def _plan(func: Any) -> Plan:
     aliases = any(one.alias_info is not None and not one.alias_info.is_write for one in schema.returns)
     known = func.namespace in _TORCH_NAMESPACES
     looks = known and name in _SHAPE_ONLY
-    plan = _plans[func] = Plan(name, known, looks, known and aliases, arguments, schema.name)
+    native = OPERATIONS.get(schema.name)
+    plan = _plans[func] = Plan(name, known, looks, known and aliases, arguments, schema.name, native)
     return plan
 
 
@@ -153,10 +160,12 @@ class Watch:
         self.opaque_writes: set[str] = set()
         """Layers of which it can't be said how much was read, or written."""
         self.failed = False
+        self.elsewhere = False
+        """Native code copied memory that is in no known KV tensor."""
         self._touches: dict[tuple[str, str], list[Touch] | None] = {}
         """(layer, way) -> what was touched; None where it can't be said which slots."""
         self._times: dict[tuple[str, str], int] = {}
-        self._later: list[tuple[Layer, str, Access]] = []
+        self._later: list[tuple[Layer, str, Access | Memory]] = []
         self._modes: Modes | None = None
         self.keep: Callable[[Layer, Layout, list[Touch]], bool] | None = None
         """Takes pieces of what is read, where somebody wants that; False: it could not."""
@@ -241,7 +250,8 @@ class Watch:
     @property
     def unsure(self) -> bool:
         """Whether something may have been copied that was not counted."""
-        return self.failed or self.caches.address_taken or bool(self.opaque_reads | self.opaque_writes)
+        opaque = self.elsewhere or bool(self.opaque_reads | self.opaque_writes)
+        return self.failed or self.caches.address_taken or opaque
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """One operation is done."""
@@ -256,7 +266,10 @@ class Watch:
             with sys.modules["torch"]._C.DisableTorchFunction():
                 if plan.aliases and any(self.caches.in_storage(view) for view in tensors(result)[:1]):
                     return
-                self._count(plan, args, kwargs, result)
+                if plan.native is not None:
+                    self._native(plan, args, kwargs, result)
+                else:
+                    self._count(plan, args, kwargs, result)
         except Exception:
             self.failed = True
         finally:
@@ -315,6 +328,65 @@ class Watch:
             total[layer.name] = total.get(layer.name, 0.0) + view.shape[0] / len(layers)
         self._note(layers, way, Access(view), on_host=True)
 
+    @contextmanager
+    def own(self) -> Iterator[None]:
+        """What runs in here is our own accounting: what it asks of tensors is not the connector's, its time
+        is the watch's, and it never raises."""
+        began, before, OWN.busy = clock(), OWN.busy, True
+        tracer = _untraced()
+        try:
+            with sys.modules["torch"]._C.DisableTorchFunction():
+                yield
+        except Exception:
+            self.failed = True
+        finally:
+            OWN.busy = before
+            if tracer is not None:
+                sys.settrace(tracer)
+            self.cost += clock() - began
+
+    def copied(self, copies: Iterable[tuple[bool, Memory | None]]) -> None:
+        """Native code copied by address, without an error. Call it within :meth:`own`.
+
+        Args:
+            copies: whether the KV caches were written (else read), and which memory; None where that can't be
+                said: then it may be any layer's.
+        """
+        every = tuple(self.caches.layers.values())
+        found = [(one, memory, every if memory is None else memory.layers(every)) for one, memory in copies]
+        if not any(layers for _, _, layers in found):
+            self.elsewhere |= bool(found)
+            return
+        if self.before is not None:
+            self.before()
+        HERE.did = clock()
+        for written, memory, layers in found:
+            way = WRITTEN if written else READ
+            if memory is None:
+                (self.opaque_writes if written else self.opaque_reads).update(layer.name for layer in layers)
+                for layer in layers:
+                    self._at(layer, way)
+                    self._touches[layer.name, way] = None
+                    self._not_kept.add(layer.name)
+            else:
+                self._note(layers, way, memory)
+                self._weigh(layers, memory, written)
+
+    def _weigh(self, layers: tuple[Layer, ...], memory: Memory, written: bool) -> None:
+        """How much of each layer a native copy touched."""
+        into, opaque = (self.written, self.opaque_writes) if written else (self.read, self.opaque_reads)
+        for layer in layers:
+            layout = self.caches.layout(layer, self.block_size) if memory.ready() else None
+            found = None if layout is None else memory.touches(layout, layer)
+            if found is None:
+                opaque.add(layer.name)
+            elif found:
+                size = self.caches.slot_bytes(layer, self.block_size)
+                parts = (
+                    len(one.slots) * (1.0 if one.part is None else float(one.part.mean())) for one in found
+                )
+                into[layer.name] = into.get(layer.name, 0.0) + size * sum(parts)
+
     # --- one operation --------------------------------------------------------------------
 
     def _count(self, plan: Plan, args: Any, kwargs: Any, result: Any) -> None:
@@ -355,6 +427,14 @@ class Watch:
                 elif plan.name not in _SUMMARIES:
                     self._unknown(tensor, READ)
 
+    def _native(self, plan: Plan, args: Any, kwargs: Any, result: Any) -> None:
+        """An operation of ``torch.ops`` that is known to copy by address. Which argument is which, its schema
+        says."""
+        if plan.native is None or not watching(within=True):
+            return
+        values = dict(zip((name for name, _ in plan.arguments), args, strict=False))
+        self.copied(copies_of(plan.native, (), {**values, **kwargs}, result))
+
     def _add(self, layers: list[tuple[Layer, float]], tensor: Any, numel: int, write: bool) -> None:
         into, opaque = (self.written, self.opaque_writes) if write else (self.read, self.opaque_reads)
         for layer, share in layers:
@@ -369,7 +449,9 @@ class Watch:
         access = access_of(tensor, table, plan.name, named)
         self._note(self.caches.at(tensor, access.view), way, access, tensor.is_cpu)
 
-    def _note(self, layers: tuple[Layer, ...], way: str, access: Access, on_host: bool = False) -> None:
+    def _note(
+        self, layers: tuple[Layer, ...], way: str, access: Access | Memory, on_host: bool = False
+    ) -> None:
         ready = access.ready()
         own = next((layer for layer in layers if layer.name == self.named), None)
         if own is not None:
@@ -400,7 +482,7 @@ class Watch:
         if way != WRITTEN or (layer.name, way) not in self._times:
             self._times[layer.name, way] = clock()
 
-    def _touch(self, layer: Layer, way: str, access: Access) -> list[Touch] | None:
+    def _touch(self, layer: Layer, way: str, access: Access | Memory) -> list[Touch] | None:
         found = _touches_of(self.caches, layer, self.block_size, access)
         here = self._touches.setdefault((layer.name, way), [])
         if here is not None and found is not None and len(here) + len(found) <= _MOST_TOUCHES:
@@ -425,11 +507,13 @@ _memo: dict[tuple[Any, ...], list[Touch] | None] = {}
 _texts: dict[tuple[Touch, ...], Touched | None] = {}
 
 
-def _touches_of(caches: Caches, layer: Layer, block_size: int, access: Access) -> list[Touch] | None:
+def _touches_of(caches: Caches, layer: Layer, block_size: int, access: Access | Memory) -> list[Touch] | None:
     """What an access touches of a layer. Layers of one shape are looked at once."""
     layout = caches.layout(layer, block_size)
     if layout is None:
         return None
+    if not isinstance(access, Access):
+        return access.touches(layout, layer)
     start = layer.start - layer.storage
     shifted = access._replace(view=access.view._replace(offset=access.view.offset - start))
     key = (id(layout), shifted.key())
