@@ -21,6 +21,7 @@ from kvtrace.agent.left import paths, sockets  # noqa: E402
 from kvtrace.agent.left.pieces import POOL  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES  # noqa: E402
+from kvtrace.agent.watch.call import FIRST_CALLS  # noqa: E402
 from kvtrace.launch.rest import look, write_rest, write_rest_soon  # noqa: E402
 from kvtrace.ledger.rest_file import read_rest_file  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
@@ -294,6 +295,47 @@ def cut(data):
 def test_what_is_cut_or_cast(trace, kv, tmp_path, change, form):
     saves(kv, lambda step, layer: (tmp_path / "a").write_bytes(change(data_of(pick(layer)))))
     assert [row[0] for row in found(trace)] == [form]
+
+
+def test_numbers_that_went_through_eight_bits_are_known_again(trace, kv, tmp_path):
+    def how(step, layer):
+        out = pick(layer)
+        scale = out.abs().max() / 127
+        out = (out / scale).round().to(torch.int8).float() * scale
+        (tmp_path / f"{step}").write_bytes(b"odd" + data_of(out))
+
+    saves(kv, how, steps=3)
+    assert [row[0] for row in found(trace)] == [Form.ALTERED] * 3
+
+
+def test_a_large_file_with_few_places_in_use(trace, kv, tmp_path):
+    places = []
+
+    def how(step, layer):
+        if not places:
+            with (tmp_path / "arena").open("wb") as file:
+                file.truncate(1 << 30)
+            places.append(np.memmap(tmp_path / "arena", dtype=np.uint8, mode="r+"))
+        places[0][step << 20 : (step << 20) + 256] = np.frombuffer(data_of(pick(layer)), dtype=np.uint8)
+
+    saves(kv, how, steps=2)
+    assert found(trace) == [VERBATIM] * 2
+
+
+def test_files_that_the_scheduler_s_side_removes(trace, kv, tmp_path):
+    """In a call that is watched there, and in one that is not."""
+
+    class Removing(fakes.KVConnectorBase_V1):
+        def request_finished(self, request, block_ids):
+            (tmp_path / request).unlink()
+            return False, None
+
+    connector = Removing()
+    traced(connector, Role.SCHEDULER, "Removing")
+    for number in range(FIRST_CALLS + 2):
+        (tmp_path / f"{number}").write_bytes(b"x")
+        connector.request_finished(f"{number}", [])
+    assert [row[:2] for row in left(trace)] == [(None, f"{number}") for number in range(FIRST_CALLS + 2)]
 
 
 def test_half_of_each_slot_is_zero(trace, tmp_path):

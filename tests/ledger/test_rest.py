@@ -247,9 +247,12 @@ def test_a_transaction_that_is_open_at_the_end() -> None:
     books.read(1, 10)
     books.left(Way.SQLITE, "/kv.sqlite", -1, errors=1, marks=0, t=11)
     books.file("/kv.sqlite", size=100)
-    assert books.fates() == [(Fate.READ, Why.NONE)], "rolled back or committed: nobody knows"
-    books.file("/kv.sqlite-journal", size=0)
-    assert books.fates() == [(Fate.NOT_AT_REST, Why.UNCOMMITTED)]
+    assert books.fates() == [(Fate.NOT_AT_REST, Why.UNCOMMITTED)], "rolled back: it holds nothing"
+    books.file("/kv.sqlite", size=1 << 20)
+    assert books.fates() == [(Fate.READ, Why.NONE)], "committed at the end"
+    books.left(Way.SQLITE, "/kv.sqlite", -1, errors=0, marks=0, t=12)
+    books.file("/kv.sqlite", size=100)
+    assert books.fates() == [(Fate.READ, Why.NONE)], "compressed, for all that is known"
 
 
 def test_amounts_and_examples() -> None:

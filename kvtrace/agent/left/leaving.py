@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,7 @@ _LEAST_SAVE = 1024
 """Bytes that may be a save where no KV was found in them; questions are shorter."""
 _MOST_OPS = 64
 """Operations of one call on one layer that are told apart."""
+_READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _MASK = (1 << 63) - 1
 _targets = Names(256)
 _sets = Names(64)
@@ -101,7 +102,7 @@ class Left:
 
     def _empty(self) -> None:
         self._opened: dict[str, Place] = {}
-        self._removed: dict[str, Way] = {}
+        self._removed: dict[str, None] = {}
         self._peers: dict[int, Peer] = {}
         self._unreachable: dict[str, int] = {}
         self._found: dict[int, tuple[Op, list[Finding]]] = {}
@@ -137,9 +138,9 @@ class Left:
         self._opened.pop(old, None)
         self._opened[place.path] = place
 
-    def removed(self, place: Place) -> None:
-        self._opened.pop(place.path, None)
-        self._removed[place.path] = place.way
+    def removed(self, path: str) -> None:
+        self._opened.pop(path, None)
+        self._removed[path] = None
 
     def _peer(self, sock: Any) -> Peer:
         peer = self._peers.get(id(sock))
@@ -188,7 +189,7 @@ class Left:
     def _look(self, data: bytes, target: str, way: Way, first: int = 0) -> list[Op]:
         """What was read and stands in ``data``, each operation once. ``first``: where that is in a file."""
         ops: dict[int, Op] = {}
-        for hit in POOL.search(data):
+        for hit in POOL.search(data) or POOL.near(data):
             op = hit.needle.op
             ops[id(op)] = op
             self._refused.discard(id(op))  # sent once more
@@ -198,9 +199,13 @@ class Left:
 
     # --- at its end -----------------------------------------------------------------------
 
-    def write(self, step: int, t: int, thread: int) -> None:
+    def write(self, step: int, t: int, thread: int, role: Role = Role.WORKER) -> None:
         """Records of all that left since it began, or since they were last written. Never raises."""
         try:
+            for path in self._removed:
+                _write_removal(path, (t, self.call, step), role, self.connector)
+            if role != Role.WORKER:
+                return
             self._files(step, t, thread)
             self._sockets(step, t, thread)
             for op, findings in self._own():
@@ -212,8 +217,6 @@ class Left:
         self._empty()
 
     def _files(self, step: int, t: int, thread: int) -> None:
-        for path, way in self._removed.items():
-            self._write_left(way, path, (0, 1, 0), int(Flag.REPLACED), step, t, thread)
         looked = {place.path: PLACES.look(place) for place in self._opened.values()}
         for place in PLACES.still_open():
             if place.path not in looked:
@@ -240,12 +243,20 @@ class Left:
         if not len(POOL):
             return False, True
         if length + self._looked > _MOST_BYTES:
-            return False, False
+            return self._in_extents(wrote.place) if wrote.place.mapped else (False, False)
         self._looked += length
         data = _read(wrote.place.path, first, length)
         if data is None:
             return False, False
         return bool(self._look(data, wrote.place.path, wrote.place.way, first)), True
+
+    def _in_extents(self, place: Place) -> tuple[bool, bool]:
+        """The same of a large file in which most places were never written to."""
+        found = False
+        for first, data in _extents(place.path, _MOST_BYTES - self._looked):
+            self._looked += len(data)
+            found |= bool(self._look(data, place.path, place.way, first))
+        return found, self._looked < _MOST_BYTES
 
     def _sockets(self, step: int, t: int, thread: int) -> None:
         peers: dict[str, list[Peer]] = {}
@@ -352,10 +363,15 @@ def _target(name: str) -> int:
     return _targets.id(_shown(name))
 
 
-def _removed_elsewhere(place: Place) -> None:
-    """A connector removed one of its files in a call that is not watched."""
-    head = pack_head(Kind.LEFT, Role.WORKER, place.way, 0, Flag.REPLACED, AGENT.thread())
-    AGENT.add(LeftProcess(head, clock(), 0, AGENT.worker.step, _target(place.path), 0, 1, 0))
+def _removed_elsewhere(path: str) -> None:
+    """A connector removed a file in a call that is not watched."""
+    _write_removal(path, (clock(), 0, 0), Role.WORKER, 0)
+
+
+def _write_removal(path: str, when: tuple[int, int, int], role: Role, connector: int) -> None:
+    """``when``: time, call, step."""
+    head = pack_head(Kind.LEFT, role, Way.FILE, connector, Flag.REPLACED, AGENT.thread())
+    AGENT.add(LeftProcess(head, *when, _target(path), 0, 1, 0))
 
 
 paths.ON_REMOVAL.append(_removed_elsewhere)
@@ -368,9 +384,29 @@ def _errors(wrote: Wrote) -> int:
     return int(wrote.place.way == Way.SQLITE and os.path.exists(f"{wrote.place.path}-journal"))
 
 
+def _extents(path: str, most: int) -> Iterator[tuple[int, bytes]]:
+    """(place, bytes) of the parts of a sparse file that hold data, in all up to ``most`` bytes."""
+    try:
+        file = os.open(path, _READING)
+    except OSError:
+        return
+    end = 0
+    try:
+        while most > 0:
+            first = os.lseek(file, end, os.SEEK_DATA)
+            end = os.lseek(file, first, os.SEEK_HOLE)
+            data = os.pread(file, min(end - first, most), first)
+            most -= len(data)
+            yield first, data
+    except (OSError, AttributeError):
+        return  # there is no more data, or no way to ask
+    finally:
+        os.close(file)
+
+
 def _read(path: str, first: int, length: int) -> bytes | None:
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        file = os.open(path, _READING)
     except OSError:
         return None
     try:

@@ -132,10 +132,9 @@ class Places:
         self._keep(place)
         return old, place
 
-    def removed(self, path: Any) -> Place | None:
-        name = os.path.abspath(os.fsdecode(path))
+    def removed(self, name: str) -> None:
         self._open.pop(name, None)
-        return self._places.pop(name, None)
+        self._places.pop(name, None)
 
     def still_open(self) -> Iterator[Place]:
         """What may have been written to by a handle that stayed open."""
@@ -159,7 +158,7 @@ class Places:
 
 
 PLACES = Places()
-ON_REMOVAL: list[Callable[[Place], None]] = []
+ON_REMOVAL: list[Callable[[str], None]] = []
 """Is told of what a connector removes outside a watched call."""
 
 
@@ -207,18 +206,25 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
             if moved is not None and left is not None:
                 left.renamed(*moved)
         elif event == "os.remove":
-            gone = PLACES.removed(args[0]) if not isinstance(args[0], int) else None
-            left = _left()
-            if gone is not None and left is not None:
-                left.removed(gone)
-            elif gone is not None and ON_REMOVAL and origin_here() is not None:
-                ON_REMOVAL[0](gone)
+            if not isinstance(args[0], int) and args[1] == -1:
+                _removed(os.path.abspath(os.fsdecode(args[0])))
         else:
             name = os.fsdecode(args[0])
             if name and not name.startswith((":memory:", "file:")):
                 _note(name, os.O_RDWR, Way.SQLITE)
     except Exception:
         AGENT.failed("paths")
+
+
+def _removed(name: str) -> None:
+    if name.startswith(_NOISE) or _ours(name):
+        return
+    PLACES.removed(name)
+    left = _left()
+    if left is not None:
+        left.removed(name)
+    elif ON_REMOVAL and origin_here() is not None:
+        ON_REMOVAL[0](name)
 
 
 def note(path: Any) -> None:

@@ -40,6 +40,12 @@ _MOST_WAITING = 8192
 _BLIND = 4096
 """Operations of which nothing was ever found, after which no more are kept."""
 _KEY = 8
+_NEAR = 0.01
+"""Of the greatest number: what eight bits may change."""
+_NEAR_OPS = 8
+_NEAR_TRIES = 8
+_LEAST_NEAR, _MOST_NEAR = 256, 8 << 20
+"""Bytes in which near numbers are looked for."""
 
 _random = random.Random()  # the user's own generator stays as it is
 
@@ -65,12 +71,16 @@ class Hit(NamedTuple):
 class Op:
     """What one operation read. ``ends``: piece -> (piece at the end of the same run, bytes between both)."""
 
-    __slots__ = ("call", "connector", "ends", "found", "layer", "needles", "order", "pieces", "touches")
+    __slots__ = (
+        "call", "connector", "ends", "floats", "found", "layer", "needles", "order", "pieces", "touches",
+    )  # fmt: skip
 
     def __init__(self, call: int, connector: int, layer: str) -> None:
         self.call, self.connector, self.layer = call, connector, layer
         self.touches: list[Touch] = []
         self.pieces: list[bytes] = []
+        self.floats = False
+        """Whether its elements are of four bytes, and so float32."""
         self.order: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         """Where each piece lies in what was read: slot by slot, and block by block as it is in memory."""
         self.ends: dict[int, tuple[int, int]] = {}
@@ -105,6 +115,7 @@ class Pool:
         self.ever_found = False
         self.off = False
         self._missed = 0
+        self._near_missed = 0
 
     def forget(self) -> None:
         """A spool begins: calls of an earlier one are none of its own."""
@@ -112,7 +123,7 @@ class Pool:
             for op in list(self._ops.values()):
                 self._remove(op)
             self.ever_found = self.off = False
-            self._missed = 0
+            self._missed = self._near_missed = 0
 
     def __len__(self) -> int:
         return len(self._ops)
@@ -144,6 +155,7 @@ class Pool:
                     self._add(op, end, layout)
                     op.order.append(((len(op.touches), order[0], last), (len(op.touches), order[1], last)))
                     op.ends[at] = (at + 1, last - first)
+            op.floats = layout.itemsize == 4
             op.touches.extend(touches)
             if not op.pieces:
                 return None
@@ -206,6 +218,22 @@ class Pool:
                             self.ever_found = True
             return list(hits.values())
 
+    def near(self, data: bytes) -> list[Hit]:
+        """The same with numbers that are nearly those of a piece: they went through fewer bits and back. Only
+        of a connector of which nothing is found byte for byte, and not for long without success."""
+        with self._lock:
+            waiting = list(self._ops.values())
+            if (
+                self.ever_found
+                or self._near_missed >= _NEAR_TRIES
+                or not _LEAST_NEAR <= len(data) <= _MOST_NEAR
+            ):
+                return []
+            some = waiting[:_NEAR_OPS] + waiting[_NEAR_OPS:][-_NEAR_OPS:]
+            hits = [hit for op in some if op.floats and (hit := _nearly(op, data)) is not None]
+            self._near_missed = 0 if hits or not some else self._near_missed + 1
+            return hits
+
     def _candidates(self, data: bytes) -> list[int]:
         found: list[int] = []
         for odd in (0, 1):
@@ -215,6 +243,23 @@ class Pool:
 
 
 POOL = Pool()
+
+
+def _nearly(op: Op, data: bytes) -> Hit | None:
+    values = np.frombuffer(op.pieces[0], dtype="<f4")
+    most = max(float(np.abs(np.frombuffer(piece, dtype="<f4")).max()) for piece in op.pieces)
+    if not np.isfinite(most):
+        return None
+    with np.errstate(all="ignore"):
+        for odd in range(4):
+            words = np.frombuffer(data, dtype="<f4", count=(len(data) - odd) // 4, offset=odd)
+            at = np.flatnonzero(np.abs(words[: len(words) - len(values) + 1] - values[0]) <= most * _NEAR)
+            for number in range(1, len(values)):
+                at = at[np.abs(words[at + number] - values[number]) <= most * _NEAR]
+            if len(at):
+                needle = Needle(op, 0, Form.ALTERED, op.pieces[0], 0)
+                return Hit(needle, int(at[0]) * 4 + odd, False)
+    return None
 
 
 def _number(needle: Needle) -> int:

@@ -232,8 +232,7 @@ class _Call:
             if self._watch is not None and (self._effects or self._elsewhere):
                 thread = AGENT.thread()
                 Touching(self._watch, self._hook.code, self._index, step, t, thread, self.left.call).write()
-            if self._role == Role.WORKER:
-                self.left.write(step, t, AGENT.thread())
+            self.left.write(step, t, AGENT.thread(), self._role)
             self._swallowed.report(error, About(self._layer, step))
             cost = self.left.cost + (self._watch.cost if self._watch is not None else 0)
             POLICY.spent(self._cost + cost + clock() - began)

@@ -88,6 +88,8 @@ class Traced(NamedTuple):
     pieces: Records
     last_t: int
     """Host time (ns) at which the spool ends."""
+    removed: frozenset[str] = frozenset()
+    """Files that connectors removed in other processes: targets of their LEFT records with REPLACED."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,9 @@ class _Judge:
         ways = ((rows.code(one.head), self._name(one.target)) for one in self._left)
         self._databases = {name for way, name in ways if way == Way.SQLITE}
         self._committed = self._commits()
-        self._removed = {self._name(one.target) for one in self._left if _is_removal(one)}
+        here = {self._name(one.target) for one in self._left if _is_removal(one)}
+        self._removed = here | trace.removed
+        self._left = [one for one in self._left if not _is_removal(one)]
         self._parts: dict[tuple[int, int], list[Part]] = defaultdict(list)
 
     def _name(self, ident: int) -> str:
@@ -311,7 +315,7 @@ class _Judge:
     @property
     def _looked_through(self) -> bool:
         """Whether all that was seen to leave was looked through."""
-        return all(rows.flags(one.head) & (Flag.KEPT | Flag.REPLACED) or not one.bytes for one in self._left)
+        return all(rows.flags(one.head) & Flag.KEPT or not one.bytes for one in self._left)
 
     def _never_left(self, row: rows.SlotsTouched) -> _Verdict:
         if not rows.flags(row.head) & Flag.KEPT or not self._looked_through:
@@ -370,8 +374,11 @@ class _Judge:
         return None
 
     def _uncommitted(self) -> _Verdict | None:
-        for name in self._committed:
-            return Fate.NOT_AT_REST, Why.UNCOMMITTED, name
+        """A database in which a transaction was open when it was last seen, and that holds nothing now."""
+        last = {self._name(one.target): one.errors for one in self._left if rows.code(one.head) == Way.SQLITE}
+        for name, is_open in last.items():
+            if is_open or name in self._committed:
+                return Fate.NOT_AT_REST, Why.UNCOMMITTED, name
         return None
 
 
