@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 import accuracy
+import declared
 import pytest
 import score
 
@@ -37,6 +38,8 @@ def test_the_instrument_works(tmp_path: Path) -> None:
         else:
             assert at_rest < expected or one.fault == "into-a-copy"
         assert one.total > 0, f"{name}: nothing was traced"
+        shape, counts, misread = declared.count(tmp_path / name)
+        assert not counts["wrong"] + counts["missed"], f"{name} {shape}: {misread}"
     print("\n".join(score.table(scores)), score.last_line(scores), sep="\n")
     faulty = [one for one in scores if one.fault]
     if score.GATE_RIGHT_SHARE is not None:

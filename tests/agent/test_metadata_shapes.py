@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from kvtrace.agent.metadata import Declared, Holdings, read
+from kvtrace.agent.metadata import Declared, Holdings, is_empty, read
 from kvtrace.trace.format import Flag
 
 from .fakes import KVConnectorMetadata
@@ -368,6 +368,92 @@ def test_a_prompt_rounded_to_nothing_has_an_entry_of_nothing():
     )
     assert rows(declared(Meta(requests=[item]))) == [(A, STORE, -1, 0)]
     assert said(Meta(requests=[item])) == [(A, STORE, -1, 0)]
+
+
+def test_a_prompt_in_parts_by_two_places_without_names():
+    blocks = ALL[:6]
+    for head in ((A, "key"), (A, 0, "key")):
+        items = [(*head, blocks, 0, 48, True), (*head, blocks, 48, 96, True)]
+        assert said(Meta(save=items)) == [(A, STORE, 0, 48), (A, STORE, 48, 48)]
+
+
+def test_a_tuple_of_two_ends_of_blocks_says_which_tokens():
+    card = record(rid=A, held=ALL, put_span=(16, 48), fetch=None)
+    assert said(Meta(cards={A: card})) == [(A, STORE, 16, 32)]
+    assert said(Meta(stores={A: record(rid=A, held=ALL, zork=(16, 48))})) == [(A, STORE, 16, 32)]
+
+
+def test_a_list_called_positions_may_be_slots():
+    assert said(Meta(save=[record(rid=A, positions=slots(ALL, 16, 48))])) == [(A, STORE, 16, 32)]
+
+
+def test_a_number_that_says_which_part_of_how_many_is_no_size():
+    items = [record(rid=A, chunk_no=n, xs=ALL[2 * n : 2 * n + 2]) for n in range(3)]
+    assert said(Meta(save=items)) == [(A, STORE, 0, 96)]
+
+
+def test_a_zero_before_a_block_is_no_null_block_where_the_table_has_none():
+    one = step({A: Req(([2, 1],), prompt=32, now=32)})
+    item = record(rid=A, keys=["7f"], xs=[2], ranks=(0, 1), zork=(0, 1))
+    assert said(Meta(save=[item]), one) == [(A, STORE, 0, 16)]
+
+
+def test_an_unknown_number_before_an_end_may_be_a_beginning():
+    assert not_understood(Meta(save=[record(rid=A, xs=ALL, zork=32, stop=64)]))
+
+
+def test_what_the_step_computes_is_no_order():
+    scheduled = {A: 100, C: 1, D: 32}
+    card = record(rid=A, held=ALL, save=(0, 96))
+    assert said(Meta(cards={A: card}, quota=scheduled)) == [(A, STORE, 0, 96)]
+    assert said(Meta(save=[], quota=scheduled)) == []
+
+
+def test_a_tracker_of_requests_orders_nothing():
+    """Tokens, blocks and how far it is, of a request that stands within a block: the worker decides."""
+    tracker = Meta(fresh={A: (one_step()[A].tokens, ALL, 0)}, upto={A: 100})
+    found = declared(tracker)
+    assert not found.readable and not any(one.direction for one in found.entries)
+
+
+# --- several lists for all -------------------------------------------------
+
+
+def two_puts() -> Meta:
+    return Meta(
+        put_keys=["k0", "k1", "k2"], put_pages=[111, 112, 113, 114, 141], put_who=[(A, 2), (A, 2), (D, 1)]
+    )
+
+
+def test_flat_blocks_with_a_list_of_whose_and_how_many():
+    assert said(two_puts()) == [(A, STORE, 0, 64), (D, STORE, 0, 16)]
+
+
+def test_flat_blocks_with_a_list_that_says_something_else():
+    meta = two_puts()
+    meta.put_who = [(A, 2), (A, 1), (D, 1)]  # type: ignore[attr-defined]
+    assert not declared(meta).readable
+
+
+@pytest.mark.parametrize("op", [[1, 1, 1], [7, 7, 7]])
+def test_one_list_of_blocks_cut_by_another_of_counts(op: list[int]):
+    meta = Meta(rids=[A, A, D], flat=[111, 112, 113, 143, 144], counts=[2, 1, 2], keys=["a", "b", "c"], op=op)
+    assert said(meta) == [(A, STORE, 0, 48), (D, STORE, 32, 32)]
+    assert said(Meta(rids=[A], flat=[111], counts=[1], op=[1])) == [(A, STORE, 0, 16)]
+
+
+def test_rows_that_begin_with_the_place_of_their_request():
+    rows_ = [np.array([0, 111, 112]), np.array([1, 143])]
+    assert said(Meta(puts=rows_, gets=[], who=[A, D], keys=["x", "y"])) == [
+        (A, STORE, 0, 32),
+        (D, STORE, 32, 16),
+    ]
+
+
+def test_bytes_may_hold_anything():
+    assert not_understood(Meta(wire=b'[["req-a", [111]]]', running=[])) == [("wire", "18 bytes")]
+    assert said(Meta(wire=b"", running=[])) == []
+    assert is_empty(Meta(wire=b"", running=[])) and not is_empty(Meta(wire=b"[]", running=[]))
 
 
 # --- what is no entry --------------------------------------------------------------

@@ -28,7 +28,7 @@ __all__ = [
     "read_tables", "totals",
 ]  # fmt: skip
 
-_SCALARS = (str, bytes, int, float, bool, type(None))
+_SCALARS = (str, int, float, bool, type(None))
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _MAX_CLASSES = 64
 _MAX_ENTRIES = 4096
@@ -87,7 +87,7 @@ def is_empty(meta: Any) -> bool:
             if value:
                 return False
             found = True
-        elif kind not in _SCALARS:
+        elif kind not in _SCALARS and not (kind is bytes and not value):
             return False
     return found
 
@@ -131,6 +131,7 @@ def read(
         declared.entries.extend(walk.answers)
         for part in walk.parts:
             declared.entries.extend(resolver.entries(part))
+        declared.entries.extend(resolver.settle(declared.entries))
         declared.entries = _once(declared.entries)
         _match_by_order(declared.entries, holdings.new_reqs)
     except Exception as error:  # whatever a foreign object does: this step is not understood

@@ -8,7 +8,7 @@ says less, and a problem says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from kvtrace.agent.metadata import identify, positions, words
@@ -59,8 +59,28 @@ class Resolver:
         self.holdings = holdings
         self.problems: list[Problem] = []
         self._direction = 0
+        self._counts: dict[tuple[str, int], list[tuple[int, Problem]]] = {}
+        """Numbers of parts that name nothing else, by request and direction."""
         self._read: dict[tuple[str, int], tuple[Listed, list[Reading]]] = {}
         """What the lists of the part at hand can be, of each request that was asked for."""
+
+    def settle(self, entries: list[Entry]) -> list[Entry]:
+        """Counts beside a request's id say again how much of it other entries name, or are not understood."""
+        unsure: list[Entry] = []
+        for (req_id, direction), counts in self._counts.items():
+            same = [
+                one
+                for one in entries
+                if one.req_id == req_id and direction in (0, one.direction) and one.direction
+            ]
+            named = sum(max(one.slots, 0) for one in same)
+            total = sum(value for value, _ in counts)
+            if named and (total == named or any(total * size == named for size in self.holdings.sizes)):
+                continue
+            self.problems.extend(problem for _, problem in counts)
+            if direction:
+                unsure.append(Entry(req_id, direction, field=counts[0][1].field))
+        return unsure
 
     def entries(self, part: Part) -> list[Entry]:
         """The entries of one part, in the order of their positions; of both directions the store first."""
@@ -90,6 +110,10 @@ class Resolver:
         lists = [listed for one in values for listed in one.lists]
         if any(one.lists for one in values[1:]):
             lists = [listed for one in values[1:] for listed in one.lists]  # of this direction alone
+        intervals = [listed for listed in lists if isinstance(listed.raw, range)]
+        if 0 < len(intervals) < len(lists):  # which of those beside them
+            lists = [listed for listed in lists if not isinstance(listed.raw, range)]
+            values = [*values, *_intervals(intervals)]
         if not self.holdings:
             return self._by_names(part, direction, values, lists)
         if part.root and not part.ids and lists and self._flat(lists):
@@ -250,7 +274,8 @@ class Resolver:
             if len(fits) != 1:
                 return _Found(unclear=listed)
             sure.append((listed, fits[0]))
-        places = [one for one in (*sure, *weak) if one[1].unit != TOKEN]
+        places = [one for one in sure if one[1].unit != TOKEN]
+        places = places or [one for one in weak if one[1].unit != TOKEN]
         tokens = [one for one in (*sure, *weak) if one[1].unit == TOKEN and not words.read(one[0].name).fact]
         tokens = tokens or ([] if places else [one for one in sure if one[1].unit == TOKEN])
         return self._together(places, tokens, tuple(other))
@@ -334,10 +359,15 @@ class Resolver:
             if not direction:
                 return []
         empty = any(one.empty for one in values)
+        numbers = [value for one in values for _, value in one.numbers]
         try:
             placed = positions.place(values, (), None, self._facts(req_id, direction))
         except positions.Unclear as unclear:
-            self._problem(_at(where, str(unclear)), "a number that is not understood")
+            problem = Problem(_at(where, str(unclear)), "a number that is not understood", direction == _LOAD)
+            if len(numbers) == 1 and not any(one.spans for one in values):
+                self._counts.setdefault((req_id, direction), []).append((numbers[0], problem))
+                return []
+            self.problems.append(problem)
             return self._unsure(part, direction, req_id)
         if not direction:
             if placed is not None and placed.ranges:
@@ -463,6 +493,9 @@ class Resolver:
             return _LOAD if only and not part.deny & _LOAD else 0
         if part.deny & _STORE or computed is None or end > computed[1] + slack:
             return 0
+        size = max(self.holdings.sizes, default=1)
+        if end == computed[1] and end % size and req_id in self.holdings.scheduled:
+            return 0  # all that there is, to the token: as likely what the worker shall know
         decodes = 0 <= self.holdings.prompt(req_id) <= computed[0] < computed[1]
         # All of its blocks while it decodes: as likely what the worker shall know.
         return 0 if decodes and start == 0 and end > computed[0] else _STORE
@@ -577,20 +610,31 @@ def _at(way: str, name: str) -> str:
     return f"{way}.{name}" if way else name
 
 
-def _intervals(lists: tuple[Listed, ...]) -> list[Values]:
-    """``range`` objects that are no blocks or slots of their own: which of those beside them."""
+def _intervals(lists: Iterable[Listed]) -> list[Values]:
+    """Consecutive numbers that are no blocks or slots of their own: positions, which of those beside them."""
     spans: list[tuple[str, Interval]] = []
     for listed in lists:
-        if isinstance(listed.raw, range) and listed.raw.step == 1:
-            spans.append((listed.name, (listed.raw.start, listed.raw.stop)))
+        numbers = listed.numbers
+        if numbers is not None and _is_interval(listed) and numbers.is_run():
+            spans.append((listed.name, (numbers.at(0), numbers.at(numbers.length - 1) + 1)))
     return [Values(spans=spans)] if spans else []
+
+
+def _is_interval(listed: Listed) -> bool:
+    """Whether a list is one of positions, as far as its kind or its name says it."""
+    if isinstance(listed.raw, range):
+        return listed.raw.step == 1
+    return words.read(listed.name).span and listed.numbers is not None and listed.numbers.ordered
 
 
 def _is_weak(listed: Listed, reading: Reading) -> bool:
     """Few numbers under a name that says nothing: they may be equal by chance."""
     if words.read(listed.name).unit == reading.unit:
         return False
-    count = listed.numbers.length if listed.numbers is not None else sum(one.length for one in listed.inner)
+    lists = (listed.numbers,) if listed.numbers is not None else listed.inner
+    count = sum(one.length for one in lists)
+    if reading.unit == BLOCK and count <= _TELLING:
+        count = sum(1 for one in lists for value in one.whole() if value)  # 0 is nobody's block
     return count < 2 or (reading.unit == TOKEN and count < _TELLING)
 
 

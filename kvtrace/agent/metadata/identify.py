@@ -106,15 +106,27 @@ def _as_blocks(holdings: Holdings, tables: list[list[int]], numbers: Integers) -
     named = [value for value in values if value]  # 0 is the null block: no KV
     if not named or len(set(named)) != len(named) or min(named) < 0:
         return None
-    found: list[tuple[int, int]] = []  # (group, index)
     places = _places(tables, set(named))
-    for value in named:
-        place = places.get(value)
-        if place is None:
-            return None
-        found.append(place)
+    if len(places) < len(named) or not _nulls_fit(tables, values, places):
+        return None
+    found = [places[value] for value in named]
     strict = numbers.ordered and all(a < b for a, b in pairwise(found))
     return _of_blocks(holdings, sorted(found), strict or not numbers.ordered)
+
+
+def _nulls_fit(tables: list[list[int]], values: list[int], places: dict[int, tuple[int, int]]) -> bool:
+    """Whether zeros before a block stand where the request's table has none either; at the end they pad."""
+    for at, value in enumerate(values):
+        if value:
+            continue
+        after = next((n for n in range(at + 1, len(values)) if values[n]), -1)
+        if after < 0:
+            return True
+        group, index = places[values[after]]
+        place = index - (after - at)
+        if place < 0 or tables[group][place]:
+            return False
+    return True
 
 
 def _find(table: list[int], value: int) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby
 from typing import Any
 
 from kvtrace.agent.metadata import shapes, words
@@ -216,7 +217,7 @@ class Walk:
         part.deny |= context.deny
         deeper: list[tuple[str, Any, Kind]] = []
         by_request: dict[str, list[tuple[str, Any]]] = {}
-        for key, value in fields:
+        for key, value in _with_pairs(fields):
             self.left -= 1
             if self.left < 0:
                 self.problem(context.field, "too much to read")
@@ -240,13 +241,15 @@ class Walk:
     def across(self, fields: list[tuple[Any, Any]], context: Context) -> list[tuple[Any, Any]]:
         """Lists side by side, one of them request ids: an entry for each place. Returns the other fields."""
         ids = [(name, value) for name, value in fields if self._all_known(value)]
-        if len(ids) != 1:
+        if not ids or any(value != ids[0][1] for _, value in ids):
             return fields
         id_name, requests = ids[0]
+        fields = self._indexed(id_name, requests, fields, context)
+        fields = self._cut(fields, requests)
         beside = [
             (name, value)
             for name, value in fields
-            if value is not requests and type(value) in (list, tuple) and len(value) == len(requests)
+            if type(value) in (list, tuple) and len(value) == len(requests) and not self._all_known(value)
         ]
         beside = [(name, value) for name, value in beside if _goes_along(name, value, len(requests))]
         if not beside:
@@ -255,15 +258,55 @@ class Walk:
             place = context.under(id_name)
             place.ids, place.field = (request,), f"{context.field}[]"
             self.record([(name, value[at]) for name, value in beside], place, Part(place))
-        taken = {name for name, _ in beside} | {id_name}
+        taken = {name for name, _ in (*beside, *ids)}
         return [(name, value) for name, value in fields if name not in taken]
+
+    def _indexed(
+        self, id_name: str, requests: Any, fields: list[tuple[Any, Any]], context: Context
+    ) -> list[tuple[Any, Any]]:
+        """Rows of blocks that begin with a number: the place of their request in the list of ids. Returns the
+        other fields."""
+        rest: list[tuple[Any, Any]] = []
+        for name, value in fields:
+            rows = _lists(value, Kind.LIST) if type(value) in (list, tuple) and value else None
+            if rows is None or not all(self._begins_with_place(row, requests) for row in rows):
+                rest.append((name, value))
+                continue
+            for row in rows:
+                place = context.under(str(name))
+                place.ids = (requests[row.at(0)],)
+                self.record([("", row.whole()[1:])], place, Part(place))
+        return rest
+
+    def _cut(self, fields: list[tuple[Any, Any]], requests: Any) -> list[tuple[Any, Any]]:
+        """One list of blocks for all places, beside another that says how many each has: cut in pieces."""
+        numeric = [(name, value) for name, value in fields if type(value) in (list, tuple) and value]
+        numeric = [(name, value) for name, value in numeric if shapes.integers(value, Kind.LIST) is not None]
+        for count_name, sizes in numeric:
+            if len(sizes) != len(requests) or min(sizes) < 0:
+                continue
+            ends = list(accumulate(sizes))
+            for name, whole in numeric:
+                if whole is sizes or len(whole) != ends[-1]:
+                    continue
+                pieces = [list(whole[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+                if all(self._holds(one, piece) for one, piece in zip(requests, pieces, strict=True)):
+                    return [*(one for one in fields if one[0] not in (count_name, name)), (name, pieces)]
+        return fields
+
+    def _holds(self, request: str, blocks: list[int]) -> bool:
+        held = {block for table in self.holdings.tables(request) for block in table}
+        return held.issuperset(blocks)
+
+    def _begins_with_place(self, row: Integers, requests: Any) -> bool:
+        if row.hidden or row.length < 2 or not 0 <= row.at(0) < len(requests):
+            return False
+        return self._holds(requests[row.at(0)], row.whole()[1:])
 
     def _all_known(self, value: Any) -> bool:
         if type(value) not in (list, tuple) or not value or type(value[0]) is not str:
             return False
-        if not all(type(one) is str and self.holdings.knows(one) for one in value):
-            return False
-        return len(set(value)) == len(value)
+        return all(type(one) is str and self.holdings.knows(one) for one in value)
 
     def plain(
         self, part: Part, name: str, value: Any, context: Context, deeper: list[tuple[str, Any, Kind]]
@@ -291,6 +334,10 @@ class Walk:
                 deeper.append((name, value, kind))
         elif kind is Kind.OPAQUE:
             self.closed(part, name, value, context)
+        elif kind is Kind.BYTES and part.root and not words.read(name).no_size:
+            self.spoke = True
+            if len(value):
+                self.problem(context.way(name), f"{len(value)} bytes")
         elif kind in (Kind.MAP, Kind.RECORD):
             deeper.append((name, value, kind))
 
@@ -353,12 +400,26 @@ class Walk:
         if numbers is not None and not numbers.length:
             _put(part, name).empty = True
             return True
-        if numbers is not None and word.span and (span := _span(value, numbers)) is not None:
-            _put(part, name).spans.append((label, span))
+        if numbers is not None and (pair := self._pair(value, numbers, word)) is not None:
+            _put(part, name).spans.append((label, pair))
             return True
         _put(part, name).lists.append(Listed(label, context.way(name), value, numbers, inner))
         part.tables = part.tables or word.table
         return True
+
+    def _pair(self, value: Any, numbers: Integers, word: words.Name) -> Interval | None:
+        """Positions as a pair (from, to): by its name, or as a tuple of two ends of blocks, in tokens."""
+        if numbers.length != 2 or not numbers.ordered or numbers.hidden or isinstance(value, range):
+            return None
+        start, end = numbers.at(0), numbers.at(1)
+        if word.span:
+            return start, end
+        size = self.holdings.sizes[0] if len(set(self.holdings.sizes)) == 1 else 0
+        if type(value) is not tuple or word.unit or not size or not 0 <= start < end:
+            return None
+        if start % size or end % size or set(self.holdings.holders(start)) & set(self.holdings.holders(end)):
+            return None
+        return start, end
 
     # --- what is inside a record ------------------------------------------------------------------
 
@@ -440,6 +501,8 @@ class Walk:
     ) -> None:
         """A dictionary: of requests, of names, or of whatever keys."""
         rest: list[tuple[Any, Any]] = []
+        if value and set(map(type, dict.values(value))) == {int} and value == self.holdings.scheduled:
+            return  # what the step computes, as the scheduler has it
         for key, item in shapes.pairs(value):
             request = self._key_request(key)
             if request is None:
@@ -495,6 +558,8 @@ class Walk:
             return
         inner = [shapes.integers(item, shapes.kind_of(item)) for item in listed if len(item)]
         groups = [key for key, _ in rest]
+        if not inner:
+            return
         if all(one is not None for one in inner) and groups == list(range(len(groups))):
             if not (context.foreign or words.read(name).no_kv):
                 found = tuple(one for one in inner if one is not None)
@@ -595,6 +660,24 @@ class Walk:
             self.problems.append(Problem(way, shape))
 
 
+def _with_pairs(fields: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Two numbers side by side, and no third but 0, in places without names: one pair, from and to."""
+    if any(key for key, _ in fields):
+        return fields
+    found: list[tuple[Any, Any]] = []
+    for number, run in groupby(fields, key=lambda one: type(one[1]) is int):
+        values = list(run)
+        if number and _begins_with_pair([value for _, value in values]):
+            found.append(("", slice(values[0][1], values[1][1])))
+        else:
+            found.extend(values)
+    return found
+
+
+def _begins_with_pair(numbers: list[int]) -> bool:
+    return len(numbers) > 1 and 0 <= numbers[0] <= numbers[1] and not any(numbers[2:])
+
+
 def _is_each(word: words.Name) -> bool:
     return word.each and not word.fact
 
@@ -660,15 +743,6 @@ def _lists(value: Any, kind: Kind) -> tuple[Integers, ...] | None:
             return None
         found.append(numbers)
     return tuple(found) or None
-
-
-def _span(value: Any, numbers: Integers) -> Interval | None:
-    """Positions as a pair (from, to), or one by one."""
-    if not numbers.ordered or numbers.hidden:
-        return None
-    if numbers.length == 2 and not isinstance(value, range):
-        return numbers.at(0), numbers.at(1)
-    return (numbers.at(0), numbers.at(numbers.length - 1) + 1) if numbers.is_run() else None
 
 
 def _is_row(item: Any) -> bool:

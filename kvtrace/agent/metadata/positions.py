@@ -8,7 +8,7 @@ without a unit both units are tried. Whatever else could be a size leaves the pa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtrace.agent.metadata import words
 from kvtrace.agent.metadata.holdings import Interval
@@ -51,12 +51,13 @@ class Unclear(Exception):
 
 @dataclass
 class _Given:
-    """What numbers say, each with its name: beginnings, ends, counts."""
+    """What numbers say, each with its name: beginnings, ends, counts. ``doubts``: what names leave open."""
 
     starts: list[tuple[Name, int]]
     ends: list[tuple[Name, int]]
     counts: list[tuple[Name, int]]
     zero: bool = False
+    doubts: list[tuple[str, int]] = field(default_factory=list)
 
     def any(self) -> bool:
         return bool(self.starts or self.ends or self.counts)
@@ -78,10 +79,12 @@ def place(values: list[Values], base: Ranges, bound: Interval | None, facts: Fac
     if given.zero and not base and not (given.ends or given.counts):
         return Placed((), True)  # a count of 0, from wherever
     if not given.any():
+        _settle(given, hull, hull, facts)
         return Placed(_clip(base or ((bound,) if bound else ()), bound), bound is not None) if hull else None
     cut = _units(given, hull, facts)
     if cut is None:
         raise Unclear(_names(values))
+    _settle(given, cut, hull, facts)
     start, end = cut
     if bound is not None and not base and (start < bound[0] or end > bound[1]):
         raise Unclear(_names(values))
@@ -126,9 +129,9 @@ def _sort(values: list[Values], hull: Interval | None, base: Ranges, facts: Fact
                 if word.hit and facts.direction == Flag.LOAD:
                     hits.append(value)
                 elif value not in facts.known:
-                    _doubt(name, value, hull, facts)
+                    given.doubts.append((name, value))
             elif word.unit == "chunk":
-                _doubt(name, value, hull, facts)
+                given.doubts.append((name, value))
             elif word.start:
                 if value not in again.start(word):
                     given.starts.append((word, value))
@@ -145,7 +148,7 @@ def _sort(values: list[Values], hull: Interval | None, base: Ranges, facts: Fact
             ):
                 given.ends.append((Name(unit="token", end=True), value))
             elif value not in again.any():
-                _doubt(name, value, hull, facts)
+                given.doubts.append((name, value))
     _hits(given, sorted(set(hits)), facts)
     if given.zero and not given.any() and base:
         raise Unclear("a count of 0")
@@ -193,11 +196,22 @@ class _Again:
         return {0} | self._same(0, None) | self._same(1, None) | self._same(2, None)
 
 
-def _doubt(name: str, value: int, hull: Interval | None, facts: Facts) -> None:
-    """A number that is not understood: harmless where it can be neither a position nor a count."""
+def _settle(given: _Given, cut: Interval | None, hull: Interval | None, facts: Facts) -> None:
+    """Numbers whose names say nothing are harmless where they say again what is known by now, or can be
+    neither a position nor a count."""
     most = hull[1] if hull is not None else facts.capacity
-    if 0 < value <= most or not most:
-        raise Unclear(name or "a number")
+    again: set[int] = set()
+    place = 0  # the how manieth of such parts it is
+    if cut is not None and cut[0] < cut[1]:
+        known = _Again((*cut, cut[1] - cut[0]), facts.size)
+        again = {0} | known.end(Name()) | known.count(Name())  # a beginning said again could be a count
+        place = 0 if cut[0] % (cut[1] - cut[0]) else cut[0] // (cut[1] - cut[0])
+    for name, value in given.doubts:
+        if cut is not None and value >= cut[1] and words.read(name).fact:
+            continue  # it tells of more than this part
+        is_place = value == place and not words.read(name).count
+        if value not in again and not is_place and (0 < value <= most or not most):
+            raise Unclear(name or "a number")
 
 
 def _hits(given: _Given, hits: list[int], facts: Facts) -> None:

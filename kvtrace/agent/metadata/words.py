@@ -47,8 +47,8 @@ _STATE = _OVER | _set(
 )
 """Words of what is or was the case: beside them a verb orders nothing."""
 
-_START = _set("start begin from offset skip first starts leading")
-_END = _set("end stop upto until ends")
+_START = _set("start begin from frm offset skip first starts leading lo low lower since")
+_END = _set("end stop upto until till ends hi high upper")
 _COUNT = _set("num count n amount len length counts lens lengths")
 _EACH = _set("starts ends offsets lengths lens counts nums begins stops")
 _RANGE = _set("span range interval extent position positions slice")
@@ -79,17 +79,19 @@ _TARGET = _set("dst dest destination")
 
 _NO_SIZE = _set(
     "async attempt attempts batch bytes clock config counter cycle dcp deadline dim dp dtype engine epoch "
-    "event events expiry generation group groups hash hashes head heads id ids idx index iteration job "
-    "jobs layer layers level mode node now number pid pod port ports pp pcp priorities priority rank "
+    "event events expiry format generation group groups hash hashes heads id ids idx index iteration job "
+    "jobs layer layers level mode node now number pid pod port ports pp pcp proto protocol priorities "
+    "priority rank "
     "ranks refs remote retries retry rev revision round salt seed seq serial size status step steps task "
-    "tasks tick tier time timeout timestamp tp transfer transfers ts ttl uid version worker workers world"
+    "tasks tick tier time timeout timestamp tp transfer transfers ts ttl uid version worker workers world "
+    "op kind action type verb operation command cmd direction"
 )
 """Words of numbers that count no tokens and no blocks."""
 _NO_KV = _set(
     "hash hashes layer layers rank ranks job jobs event events step steps worker workers group groups "
     "size sizes count counts num number len lens length lengths index indices idx task tasks seq seqs "
     "order port ports head heads shape time times timestamp timestamps version versions priority "
-    "priorities offset offsets id hosts expert experts dim dims stride strides"
+    "priorities offset offsets id hosts expert experts dim dims stride strides op ops mode kind direction"
 )
 """Words of lists whose numbers are neither blocks nor slots nor token ids, unless one of these is named."""
 _TABLE = _set("tables running active current")

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,8 +195,14 @@ class Work:
         time.sleep(0.03)
 
 
-def run(plan: Plan, arguments: dict[str, Any], outcome: Outcome) -> None:
-    """Starts the engine, does the work, stops the engine. Never raises: errors stand in the outcome."""
+def run(
+    plan: Plan, arguments: dict[str, Any], outcome: Outcome, started: Callable[[], None] = lambda: None
+) -> None:
+    """Starts the engine, does the work, stops the engine. Never raises: errors stand in the outcome.
+
+    Args:
+        started: called when the engine is up, before any work.
+    """
     llm = None
     handler = _Recovered(outcome)
     logging.getLogger("vllm").addHandler(handler)
@@ -206,6 +212,7 @@ def run(plan: Plan, arguments: dict[str, Any], outcome: Outcome) -> None:
 
             llm = LLM(**arguments)
             outcome.started = True
+            started()
             began = time.monotonic()
             Work(llm, outcome).run(plan.rounds)
             outcome.seconds = time.monotonic() - began

@@ -102,6 +102,7 @@ class Runs:
         from kvgen.plan import draw
 
         from harness import engine, truth
+        from harness.declared import Declarations
 
         began = time.monotonic()
         plan = draw(seed, fault)
@@ -109,6 +110,7 @@ class Runs:
             Part(one, folder, f"{os.getpid()}x{number}") for one in (plan, plan.child) if one is not None
         ]
         outcome = engine.Outcome()
+        declared = Declarations([(part.plan, part.made) for part in parts])
         sys.path.insert(0, str(folder / "src"))
         try:
             if plan.role == "consumer":
@@ -118,7 +120,7 @@ class Runs:
             trace_dir = self._trace_dir(seed, fault)
             self._traced(trace_dir, number)
             wall = time.time_ns()
-            engine.run(plan, arguments, outcome)
+            engine.run(plan, arguments, outcome, declared.listen)
             self._untraced(trace_dir, plan.describe(), wall, bool(outcome.error))
             ran = time.monotonic()
             readers = [truth.Reader(part.plan, part.opened(), reference, LAYERS) for part in parts]
@@ -134,6 +136,7 @@ class Runs:
             "plan": plan.describe(),
             "outcome": outcome.document(),
             "truth": found.document(),
+            "declared": declared.document(),
             "seconds": {"engine": round(ran - began, 2), "truth": round(time.monotonic() - ran, 2)},
         }
 

@@ -59,6 +59,7 @@ class Generated:
     settings: ``kv_connector_extra_config``; ``@PLACE@`` stands for where the store is.
     place: what that is: ``path``, ``address`` or ``prefix``.
     memory: (module, name) of the dictionary that is the store, where there is one.
+    notes: the methods that put tokens [lo, hi) of a request into the metadata, by ``put`` and ``get``.
     """
 
     files: dict[str, str]
@@ -67,6 +68,7 @@ class Generated:
     settings: dict[str, Any]
     place: str
     memory: tuple[str, str] | None
+    notes: dict[str, str]
 
     def text(self) -> str:
         return "\n".join(f"# --- {path}\n{text}" for path, text in self.files.items())
@@ -98,7 +100,8 @@ def generate(plan: Plan) -> Generated:
     if plan.store.kind == "memory":
         home = f"{module}.{'store' if plan.structure == 'package' else ''}".rstrip(".")
         memory = (home, w.names["class:dict"])
-    return Generated(files, entry, class_name, w.settings, place_kind(plan), memory)
+    notes = {way: w.names[f"call:add_{way}"] for way in ("put", "get")}
+    return Generated(files, entry, class_name, w.settings, place_kind(plan), memory, notes)
 
 
 # Written under these names, read under drawn ones.
