@@ -18,6 +18,7 @@ from kvtrace.causes.outcomes import named
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
+from kvtrace.terms import Grade
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
 
@@ -271,7 +272,7 @@ def test_saves_by_pair(tmp_path: Path) -> None:
     }  # fmt: skip
     spans = {(span.start, span.end, span.outcome): span.pairs for span in run.spans}
     assert spans[0, 96, Outcome("loaded")] == (0, 1)
-    assert spans[0, 96, Outcome("not-loaded", LoadEnd.FAILED)] == (2, 3)
+    assert spans[0, 96, Outcome("not-loaded", LoadEnd.FAILED, Grade.READ)] == (2, 3)
 
 
 def test_what_failed_and_was_computed_after_all_is_no_loss_of_the_loads(tmp_path: Path) -> None:
@@ -293,7 +294,7 @@ def test_what_failed_and_was_not_computed(tmp_path: Path) -> None:
     sim.write()
     spans = read_run(sim.dir, watch=("a",)).spans
     assert [(span.start, span.end, span.outcome) for span in spans] == [
-        (0, 32, Outcome("loaded")), (32, 96, Outcome("not-loaded", LoadEnd.FAILED)),
+        (0, 32, Outcome("loaded")), (32, 96, Outcome("not-loaded", LoadEnd.FAILED, Grade.READ)),
         (96, 128, Outcome("not-saved", SaveEnd.NOT_DECLARED)),
     ]  # fmt: skip
     assert saves(sim)["not-loaded:load-failed"] == 64

@@ -144,7 +144,7 @@ def _sum(loads: Sequence[LoadOf], engines: Mapping[int, Engine]) -> Ledger[LoadE
         assert short == 0, f"load ledger off by {short} token-layers of request {load.id}: {load.ends}"
         for end, amount in load.ends.items():
             amounts[end] += amount
-            grades[end][_grade(load, end)] += amount
+            grades[end][load.grade(end)] += amount
             tokens[end] += amount / pairs
     pairs_of = {engines[load.engine].pairs for load in loads}
     watched = [load.measured for load in loads if load.accepted]
@@ -162,11 +162,3 @@ def _sum(loads: Sequence[LoadOf], engines: Mapping[int, Engine]) -> Ledger[LoadE
     )
     result.check()
     return result
-
-
-def _grade(load: LoadOf, end: LoadEnd) -> Grade:
-    """What the scheduler decided is seen; what came of it on the workers only where they were watched."""
-    if end == LoadEnd.NOT_OBSERVED:
-        return Grade.NOT_OBSERVED
-    by_scheduler = end not in (LoadEnd.LOADED, LoadEnd.PARTLY, LoadEnd.NOT_WRITTEN)
-    return Grade.READ if by_scheduler or load.measured else Grade.DECLARED

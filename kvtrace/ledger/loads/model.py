@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvtrace.ledger.ends import LoadEnd
+from kvtrace.terms import Grade
 
 Part = tuple[int, int, LoadEnd]
 """Positions [start, end) of a prompt, and where their way ended."""
@@ -47,6 +48,14 @@ class LoadOf:
     each: the engine's workers in order, each with its KV layers in order."""
     reasons: Mapping[LoadEnd, tuple[str, ...]] = field(default_factory=dict)  # what was seen, few
     places: Mapping[LoadEnd, tuple[Place, ...]] = field(default_factory=dict)  # a few pairs that it concerns
+
+    def grade(self, end: LoadEnd) -> Grade:
+        """How well an end is seen: what the scheduler decided is; what came of it on the workers only where
+        they were watched."""
+        if end == LoadEnd.NOT_OBSERVED:
+            return Grade.NOT_OBSERVED
+        by_scheduler = end not in (LoadEnd.LOADED, LoadEnd.PARTLY, LoadEnd.NOT_WRITTEN)
+        return Grade.READ if by_scheduler or self.measured else Grade.DECLARED
 
     @property
     def offered(self) -> int:

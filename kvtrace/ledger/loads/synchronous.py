@@ -190,7 +190,7 @@ class _InStep:
     def _missing(self, pair: int) -> Missing:
         accepted = self._accepted
         return self._seen.written.missing(
-            self._worker, pair, accepted.load.request, accepted.positions, [self._step]
+            self._worker, pair, accepted.load.request, accepted.positions, [self._step], self._step
         )
 
     def _by_position(self, pair: int) -> _InPair | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvtrace.ledger.intervals import Interval, subtract, union
+from kvtrace.ledger.loads.trace import NEVER
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.slots.reads import NOTHING, Slots, Touch
 from kvtrace.ledger.steps import NEVER_RAN, Executed, locate
@@ -19,7 +20,7 @@ class Missing:
 
     Attributes:
         positions: that no write of any time covers.
-        late: that were written only after the layer's attention had begun.
+        late: that were written only after the layer's attention had begun, or in a later step.
         certain: a write would have been seen.
     """
 
@@ -40,7 +41,7 @@ class Written:
         return bool(self._of(worker).writes)
 
     def missing(
-        self, worker: Worker, column: int, row: int, wanted: Interval, steps: Sequence[int]
+        self, worker: Worker, column: int, row: int, wanted: Interval, steps: Sequence[int], used: int = NEVER
     ) -> Missing:
         """What of a request's load is missing in a layer.
 
@@ -48,6 +49,7 @@ class Written:
             row: of the request.
             wanted: the accepted positions.
             steps: in which they may have been written.
+            used: the step whose attention reads them.
         """
         touches = [
             one
@@ -56,7 +58,7 @@ class Written:
         ]
         whole = [wanted] if wanted[0] < wanted[1] else []
         there = _positions(touches)
-        in_time = _positions([one for one in touches if not one.late])
+        in_time = _positions([one for one in touches if not one.late and (one.step <= used or one.given_out)])
         ran = self.executed.get(worker.key, NEVER_RAN)
         certain = self.known(worker) and bool(steps) and all(_in(ran, step) for step in steps)
         left = subtract(whole, there)

@@ -9,7 +9,7 @@ rules in ``kvtrace.causes`` say which cause stands behind it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ import pandas as pd
 
 from kvtrace.ledger.ends import NOT_SAVED, Outcome
 from kvtrace.ledger.intervals import length
-from kvtrace.ledger.loads.model import LoadOf, Part
+from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import (
     BASE_COLUMNS,
     ENTRY_COLUMNS,
@@ -79,7 +79,7 @@ def assign(
     for row, request in enumerate(requests):
         of_engine[request.engine][row] = request
     made = {engine.tag: pairs_of(engine, of_engine[engine.tag], evidence) for engine in engines}
-    lost = {load.request: load.lost for load in loads}
+    load_of = {load.request: load for load in loads}
     total = 0
     base: Rows = []
     pieces: Rows = []
@@ -89,7 +89,7 @@ def assign(
         if request.engine not in made:
             found.append(RequestSaves())
             continue
-        way = _way(row, request, made[request.engine][0], evidence, lost.get(row, {}))
+        way = _way(row, request, made[request.engine][0], evidence, load_of.get(row))
         of_request = _OfRequest(row, way)
         base += of_request.base()
         pieces += of_request.pieces()
@@ -116,11 +116,9 @@ def _check(saves: Saves) -> None:
     assert assigned == saves.total, f"token ledger: {assigned} of {saves.total} token-layers have an outcome"
 
 
-def _way(
-    row: int, request: Request, pairs: Pairs, evidence: Evidence, lost: Mapping[tuple[Part, ...], int]
-) -> Way:
-    reuse = reuse_of(request, lost)
-    return Way(row, request, pairs, reuse, evidence.unfinished.get(row, {}), evidence.unknown)
+def _way(row: int, request: Request, pairs: Pairs, evidence: Evidence, load: LoadOf | None) -> Way:
+    reuse = reuse_of(request, load.lost if load else {})
+    return Way(row, request, pairs, reuse, evidence.unfinished.get(row, {}), evidence.unknown, load)
 
 
 def _entries(requests: Sequence[Request]) -> pd.DataFrame:

@@ -9,14 +9,14 @@ from itertools import pairwise
 
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.intervals import Interval, covers, intersect, subtract, union
-from kvtrace.ledger.loads.model import Part
+from kvtrace.ledger.loads.model import LoadOf, Part
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.pairs import Pairs, Read
 from kvtrace.ledger.saves.stores import positions
 from kvtrace.ledger.steps import Steps, StepState
 from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED, Grade
 
-_LOADED, _LOCAL_HIT = Outcome(LOADED), Outcome(LOCAL_HIT, grade=Grade.READ)
+_LOCAL_HIT = Outcome(LOCAL_HIT, grade=Grade.READ)
 _PENDING, _NOT_OBSERVED = Outcome(PENDING), Outcome(NOT_OBSERVED, grade=Grade.NOT_OBSERVED)
 
 
@@ -65,6 +65,10 @@ class Way:
     reuse: Reuse
     unfinished: Mapping[str, SaveEnd]  # as in Evidence, of this request
     unknown: Steps  # steps of which it is not known what they stored
+    load: LoadOf | None = None
+
+    def load_grade(self, end: LoadEnd) -> Grade:
+        return self.load.grade(end) if self.load else Grade.DECLARED
 
     def segments(self, pair: int) -> list[Segment]:
         """The positions [0, computed) in one pair, in order; neighbours differ."""
@@ -205,9 +209,10 @@ class _InPair:
 
     def _outcome(self, at: int, chunk: int, state: StepState) -> Outcome:
         if covers(self._loaded, at):
-            return _LOADED
+            return Outcome(LOADED, grade=self._way.load_grade(LoadEnd.LOADED))
         if covers(self._never_came, at):
-            return _load_outcome(next(end for a, b, end in self._lost if a <= at < b))
+            end = next(end for a, b, end in self._lost if a <= at < b)
+            return _load_outcome(end, self._way.load_grade(end))
         grades = [grade for grade, intervals in self._saved if covers(intervals, at)]
         if grades:
             if self._handed_over == SaveEnd.PENDING:
@@ -250,8 +255,8 @@ class _InPair:
         return Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ if seen else Grade.DECLARED)
 
 
-def _load_outcome(end: LoadEnd) -> Outcome:
+def _load_outcome(end: LoadEnd, grade: Grade) -> Outcome:
     """The outcome of a position that the connector was to bring and did not."""
     if end == LoadEnd.PENDING:
         return _PENDING
-    return _NOT_OBSERVED if end == LoadEnd.NOT_OBSERVED else Outcome(NOT_LOADED, end)
+    return _NOT_OBSERVED if end == LoadEnd.NOT_OBSERVED else Outcome(NOT_LOADED, end, grade)

@@ -40,6 +40,7 @@ class Touch:
         late: of a write: the layer's attention of that step had begun.
         fate: what became of what was read.
         calls: running numbers of the calls in their process, the first few.
+        given_out: of a write: the memory was given out by address, and may have been read instead.
     """
 
     step: int
@@ -51,6 +52,7 @@ class Touch:
     late: bool = False
     fate: Fate = Fate.READ
     calls: tuple[int, ...] = ()
+    given_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -225,13 +227,14 @@ class _Resolver:
                 for row, positions, stale in self._owners(
                     part.slots, column, step, after, background
                 ).requests:
-                    key = (row, step, positions, stale, background, False, part.fate)
+                    key = (row, step, positions, stale, background, False, part.fate, False)
                     self._gather(True, key, record, column)
         if wrote:
             late = record.t >= self._touches.used_at(step, column)
             # What is written into a block is for whom it was given to, whatever it held before.
             for row, positions, _ in self._owners(whole, column, step, True, background).requests:
-                self._gather(False, (row, step, positions, (), background, late, Fate.READ), record, column)
+                key = (row, step, positions, (), background, late, Fate.READ, read)
+                self._gather(False, key, record, column)
 
     def _gather(self, read: bool, key: _Key, record: rows.SlotsTouched, column: int) -> None:
         gathered = self._found[read].setdefault(key, _Gathered(record.t))
@@ -319,11 +322,11 @@ class _Resolver:
     def _by_request(self, direction: bool) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
         for key, gathered in self._found[direction].items():
-            row, step, positions, stale, background, late, fate = key
+            row, step, positions, stale, background, late, fate, given_out = key
             found[row].append(
                 Touch(
                     step, gathered.t, gathered.columns, positions, stale, background, late, fate,
-                    tuple(gathered.calls),
+                    tuple(gathered.calls), given_out,
                 )
             )  # fmt: skip
         return dict(found)
@@ -332,7 +335,7 @@ class _Resolver:
 _CALLS = 256
 _SetKey = tuple[tuple[Interval, ...], int, bool, bool]
 """Slots, KV cache group, whether the layer had been computed, whether it was background work."""
-_Key = tuple[int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool, Fate]
+_Key = tuple[int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool, Fate, bool]
 _NEVER = (1 << 62) - 1
 
 
