@@ -413,6 +413,8 @@ class Run:
     """Workers that never came up: one line each."""
     load_rows: Sequence[LoadOf] = ()
     """The ledger of loads, request by request; ``loads`` is its sum."""
+    compared: Mapping[str, int] = field(default_factory=dict)
+    """Loaded blocks of KV by what their fingerprints say (:mod:`kvtrace.ledger.contents.compare`)."""
 
     def engine(self, tag: int) -> Engine:
         for engine in self.engines:

@@ -11,6 +11,9 @@ import numpy as np
 import pandas as pd
 
 from kvtrace.ledger import device, reported
+from kvtrace.ledger.contents.compare import compare
+from kvtrace.ledger.contents.loads import with_contents
+from kvtrace.ledger.contents.prints import printed
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.loads.follow import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, Worker
@@ -66,17 +69,18 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
     async_saves = settle(requests, who.engines)
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests))
     engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
-    swallowed = reported.swallowed(scans)
+    loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
+    contents = compare(printed(engines, scans, requests, loaded), requests)
     evidence = Evidence(
         executed=executed,
         coverage=coverage.workers,
         watched=watched,
-        swallowed=swallowed,
+        swallowed=reported.swallowed(scans),
         unknown=Steps(implied.unknown),
         unfinished={save.request: save.unfinished for save in async_saves},
+        proved=contents.proved,
     )
-    slots = {key: one.slots for key, one in watched.items()}
-    followed = follow(requests, engines, scans, executed, slots)
+    followed = with_contents(loaded, contents, engines)
     saves = assign(requests, engines, evidence, followed, watch)
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
     return Run(
@@ -99,12 +103,13 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
         base=saves.base,
         loads=loads_sum,
         load_rows=loads,
+        compared=contents.blocks,
         device=device.merged(one.device for one in scans),
         start_failures=reported.start_failures(scans),
         total=saves.total,
         notes=_notes(found, engines),
         spans=saves.spans,
-        swallowed=swallowed,
+        swallowed=evidence.swallowed,
         logs=reported.logs(scans),
         config_keys=reported.config_keys(scans),
         unreadable_metadata=reported.unreadable_metadata(scans),

@@ -63,6 +63,7 @@ class SpoolScan:
     left: Records  # (n, 8): LEFT, in file order
     found: Records  # (n, 8): FOUND, in file order
     pieces: Records  # (n, 8): PIECE, in file order
+    prints: Records  # (n, 8): PRINTS, in file order
     device: DeviceTally
 
     @property
@@ -97,6 +98,7 @@ def scan(path: Path) -> SpoolScan:
     left: list[Records] = []
     found: list[Records] = []
     pieces: list[Records] = []
+    prints: list[Records] = []
     schedules, executions, unreadable, device = _Schedules(), _Executions(), _Unreadable(), DeviceTally()
     readers: tuple[tuple[Kind, Callable[[Records], None]], ...] = (
         (Kind.STEP, schedules.add),
@@ -108,6 +110,7 @@ def scan(path: Path) -> SpoolScan:
         (Kind.LEFT, left.append),
         (Kind.FOUND, found.append),
         (Kind.PIECE, pieces.append),
+        (Kind.PRINTS, prints.append),
         (Kind.DEVICE, device.add_calls),
         (Kind.TIMED, device.add_steps),
     )
@@ -136,6 +139,7 @@ def scan(path: Path) -> SpoolScan:
         left=_joined(left),
         found=_joined(found),
         pieces=_joined(pieces),
+        prints=_joined(prints),
         device=device,
     )
 

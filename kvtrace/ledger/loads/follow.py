@@ -144,7 +144,8 @@ def _sum(loads: Sequence[LoadOf], engines: Mapping[int, Engine]) -> Ledger[LoadE
         assert short == 0, f"load ledger off by {short} token-layers of request {load.id}: {load.ends}"
         for end, amount in load.ends.items():
             amounts[end] += amount
-            grades[end][load.grade(end)] += amount
+            proved = min(load.proved, amount) if end == LoadEnd.LOADED else 0
+            grades[end] += Counter({Grade.PROVED: proved, load.grade(end): amount - proved})
             tokens[end] += amount / pairs
     pairs_of = {engines[load.engine].pairs for load in loads}
     watched = [load.measured for load in loads if load.accepted]

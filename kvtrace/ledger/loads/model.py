@@ -46,6 +46,7 @@ class LoadOf:
     lost: Mapping[tuple[Part, ...], int] = field(default_factory=dict)
     """Accepted positions that did not come, or of which that is not known -> the pairs that fared so, a bit
     each: the engine's workers in order, each with its KV layers in order."""
+    proved: int = 0  # token-layers that were loaded with the KV that the same tokens computed to in this run
     reasons: Mapping[LoadEnd, tuple[str, ...]] = field(default_factory=dict)  # what was seen, few
     places: Mapping[LoadEnd, tuple[Place, ...]] = field(default_factory=dict)  # a few pairs that it concerns
 
@@ -54,6 +55,8 @@ class LoadOf:
         they were watched."""
         if end == LoadEnd.NOT_OBSERVED:
             return Grade.NOT_OBSERVED
+        if end == LoadEnd.WRONG:
+            return Grade.PROVED
         by_scheduler = end not in (LoadEnd.LOADED, LoadEnd.PARTLY, LoadEnd.NOT_WRITTEN)
         return Grade.READ if by_scheduler or self.measured else Grade.DECLARED
 

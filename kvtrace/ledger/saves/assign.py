@@ -118,7 +118,8 @@ def _check(saves: Saves) -> None:
 
 def _way(row: int, request: Request, pairs: Pairs, evidence: Evidence, load: LoadOf | None) -> Way:
     reuse = reuse_of(request, load.lost if load else {})
-    return Way(row, request, pairs, reuse, evidence.unfinished.get(row, {}), evidence.unknown, load)
+    unfinished, proved = evidence.unfinished.get(row, {}), evidence.proved.get(row, ())
+    return Way(row, request, pairs, reuse, unfinished, evidence.unknown, load, proved)
 
 
 def _entries(requests: Sequence[Request]) -> pd.DataFrame:
@@ -252,6 +253,8 @@ def _classes(way: Way) -> tuple[list[tuple[int, int]], Array]:
         misread = pairs.misread.get((read.step, way.row), 0)
         if misread:
             differing.append(np.array([misread >> pair & 1 for pair in range(n)], dtype=np.int64))
+    for proved, _ in way.proved:
+        differing.append(np.array([proved >> pair & 1 for pair in range(n)], dtype=np.int64))
     if way.unfinished:
         differing.append(np.array([pairs.spool(pair) in way.unfinished for pair in range(n)], np.int64))
     computing = dict.fromkeys(chunk.step for chunk in request.chunks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,9 @@ class Evidence:
     """Steps of which it is not known what they stored."""
     unfinished: Mapping[int, Mapping[str, SaveEnd]]
     """Row of a request -> worker's spool ("" all) -> how its asynchronous save ended, where not well."""
+    proved: Mapping[int, Sequence[tuple[int, tuple[Interval, ...]]]] = field(default_factory=dict)
+    """Row of a request -> (pairs, a bit each; positions) that came back, in this or a later request, with the
+    KV that was computed."""
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class Way:
     unfinished: Mapping[str, SaveEnd]  # as in Evidence, of this request
     unknown: Steps  # steps of which it is not known what they stored
     load: LoadOf | None = None
+    proved: Sequence[tuple[int, tuple[Interval, ...]]] = ()  # as in Evidence, of this request
 
     def load_grade(self, end: LoadEnd) -> Grade:
         return self.load.grade(end) if self.load else Grade.DECLARED
@@ -100,6 +101,7 @@ class _InPair:
             for (end, grade), parts in stored.items()
             if end != SaveEnd.SAVED
         )  # by stage: the ends are in the order of the stages
+        self._proved = union(part for pairs, parts in way.proved if pairs >> pair & 1 for part in parts)
         self._lost = way.reuse.lost_in(pair)
         external = way.reuse.external
         self._loaded = subtract(external, union((a, b) for a, b, _ in self._lost))
@@ -185,7 +187,7 @@ class _InPair:
         saved = [intervals for _, intervals in self._saved]
         lost = [(a, b) for a, b, _ in self._lost]
         chunks = [(chunk.start, chunk.end) for chunk in request.chunks]
-        known = (self._loaded, self._never_came, reuse.local, self._stale)
+        known = (self._loaded, self._never_came, reuse.local, self._stale, self._proved)
         for intervals in (*known, *saved, *failed, lost, chunks):
             for interval in intervals:
                 marks.update(interval)
@@ -209,7 +211,9 @@ class _InPair:
 
     def _outcome(self, at: int, chunk: int, state: StepState) -> Outcome:
         if covers(self._loaded, at):
-            return Outcome(LOADED, grade=self._way.load_grade(LoadEnd.LOADED))
+            proved = covers(self._proved, at)
+            grade = Grade.PROVED if proved else self._way.load_grade(LoadEnd.LOADED)
+            return Outcome(LOADED, grade=grade)
         if covers(self._never_came, at):
             end = next(end for a, b, end in self._lost if a <= at < b)
             return _load_outcome(end, self._way.load_grade(end))
@@ -219,7 +223,7 @@ class _InPair:
                 return _PENDING
             if self._handed_over:
                 return Outcome(NOT_SAVED, self._handed_over, Grade.READ)
-            return Outcome(SAVED, grade=max(grades))
+            return Outcome(SAVED, grade=Grade.PROVED if covers(self._proved, at) else max(grades))
         if covers(self._way.reuse.local, at):
             return _LOCAL_HIT
         if chunk < 0 and at < self._request.prompt:

@@ -1,0 +1,1 @@
+"""Whether loads gave back what was computed: fingerprints of KV, compared by prefix, place and rank."""

@@ -1,0 +1,240 @@
+"""What loads put into the KV cache, against what the same tokens computed to in this run.
+
+A loaded block is *proved* where its fingerprint is one of those that earlier requests with the same tokens up
+to its end computed: two computations of the same tokens may differ in their last bits, so it has to be one of
+them, not a certain one. It is *wrong*
+
+- where it is what other tokens computed to, or the same tokens in another place: then it is known whose;
+- where one load put the same KV into two places;
+- where it is none of those that its tokens computed to, and every one of them is known, and the connector had
+  said, as they were first computed, that it has nothing for them: what it gives back later is what this run
+  gave it.
+
+Everything else is not compared. Each of the three needs more than one layer: in a model of one layer the KV
+of a block is the same whatever comes before it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
+from kvtrace.ledger.intervals import Interval, union
+from kvtrace.ledger.requests import Request
+
+_MOST_SAID = 3
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Tokens [start, end) with loaded KV that is not what they compute to. ``pairs``: a bit each."""
+
+    start: int
+    end: int
+    pairs: int
+    why: str
+
+
+Proved = tuple[int, tuple[Interval, ...]]
+"""Pairs of the engine, a bit each, and positions."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What the fingerprints say, by the request's row.
+
+    Attributes:
+        proved: positions whose load gave back what they compute to, and those that a later request got back
+            so from the connector.
+        blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared".
+    """
+
+    wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
+    proved: Mapping[int, Sequence[Proved]] = field(default_factory=dict)
+    blocks: Mapping[str, int] = field(default_factory=dict)
+
+
+EQUAL, WRONG, NOT_COMPARED = "equal", "wrong", "not compared"
+
+
+def compare(workers: Sequence[Printed], requests: Sequence[Request]) -> Contents:
+    """Judge every loaded block.
+
+    Args:
+        workers: all that is printed, of every worker and KV cache group.
+    """
+    prefixes = _Prefixes(requests)
+    shapes: dict[Shape, list[Printed]] = defaultdict(list)
+    for one in workers:
+        shapes[one.shape].append(one)
+    wrong: dict[int, list[Wrong]] = defaultdict(list)
+    proved: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+    blocks: Counter[str] = Counter()
+    for shape, alike in shapes.items():
+        judge = _Judge(shape, alike, requests, prefixes)
+        for pairs, block in judge.loaded():
+            savers = judge.savers(block)
+            why = None if savers else judge.wrong(block)
+            blocks[EQUAL if savers else WRONG if why else NOT_COMPARED] += 1
+            for row in (block.row, *savers) if savers else ():
+                proved[row, pairs if row == block.row else judge.pairs_of(row)].append(
+                    (block.start, block.end)
+                )
+            if why:
+                wrong[block.row].append(Wrong(block.start, block.end, pairs, why))
+    by_row: dict[int, list[Proved]] = defaultdict(list)
+    for (row, pairs), intervals in proved.items():
+        by_row[row].append((pairs, tuple(union(intervals))))
+    return Contents(wrong, by_row, blocks)
+
+
+class _Prefixes:
+    """Which requests begin with the same tokens, by their keyed digests."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = requests
+        self._ends: list[dict[int, int]] = [
+            {tokens: digest for digest, tokens in request.prefixes.items()} for request in requests
+        ]
+        self._rows: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._coarse: list[int] = []
+        for row, ends in enumerate(self._ends):
+            for end, digest in ends.items():
+                self._rows[digest, end].append(row)
+            request = requests[row]
+            if not ends or (request.block and min(ends) > request.block):
+                self._coarse.append(row)
+
+    def digest(self, row: int, end: int) -> int:
+        """Of a request's first ``end`` tokens; 0 unknown."""
+        return self._ends[row].get(end, 0)
+
+    def sharing(self, row: int, end: int) -> list[int]:
+        """Every request that begins with the first ``end`` tokens of this one, or may."""
+        digest = self.digest(row, end)
+        coarse = [other for other in self._coarse if self._may(other, row, end)]
+        return [*self._rows.get((digest, end), ()), *coarse]
+
+    def _may(self, other: int, row: int, end: int) -> bool:
+        ends = self._ends[other]
+        if end in ends or self._requests[other].prompt < end:
+            return False
+        known = max((at for at in ends if at <= end), default=0)
+        return not known or self.digest(row, known) in (0, ends[known])
+
+
+class _Judge:
+    """The blocks of all workers of one shape."""
+
+    def __init__(
+        self, shape: Shape, workers: Sequence[Printed], requests: Sequence[Request], prefixes: _Prefixes
+    ) -> None:
+        self._workers, self._requests, self._prefixes = workers, requests, prefixes
+        self._telling = len(shape.layers) > 1
+        self._pairs = {one.engine: one.pairs for one in workers}
+        self._computed: dict[tuple[int, int], list[Block]] = defaultdict(list)
+        """(row, end) -> as it was computed, in the order of the steps."""
+        self._by_value: dict[int, list[Block]] = defaultdict(list)
+        self._in_step: dict[tuple[int, int, int], int] = {}
+        """(row, step, fingerprint) -> begin of the first such block that was loaded."""
+        self._strange: dict[tuple[int, int], set[int]] = defaultdict(set)
+        """(digest, end) -> fingerprints of unknown origin: what the store may have held before."""
+        for block in (block for one in workers for block in one.blocks):
+            if block.origin is Origin.COMPUTED:
+                self._computed[block.row, block.end].append(block)
+                self._by_value[block.value].append(block)
+            elif block.origin is Origin.OTHER:
+                self._strange[prefixes.digest(block.row, block.end), block.end].add(block.value)
+            else:
+                key = block.row, block.step, block.value
+                self._in_step[key] = min(self._in_step.get(key, block.start), block.start)
+
+    def loaded(self) -> Iterable[tuple[int, Block]]:
+        """(pairs, block) of every loaded block, in the order of the steps."""
+        blocks = [(one.pairs, block) for one in self._workers for block in one.blocks]
+        return sorted((one for one in blocks if one[1].origin is Origin.LOADED), key=lambda one: one[1].step)
+
+    def pairs_of(self, row: int) -> int:
+        return self._pairs[self._requests[row].engine]
+
+    def savers(self, block: Block) -> list[int]:
+        """The earlier requests that computed the same tokens to exactly this."""
+        if not self._prefixes.digest(block.row, block.end):
+            return []
+        return [
+            row
+            for row in self._prefixes.sharing(block.row, block.end)
+            if any(one.value == block.value for one in self._before(row, block))
+        ]
+
+    def wrong(self, block: Block) -> str | None:
+        """Why a block that nobody with its tokens computed is wrong; None: it is not known to be."""
+        if not self._telling:
+            return None
+        why = self._another_s(block) or self._twice(block) or self._nobody_s(block)
+        if why is None:
+            self._strange[self._prefixes.digest(block.row, block.end), block.end].add(block.value)
+        return why
+
+    def _before(self, row: int, block: Block) -> list[Block]:
+        """The same tokens of a request, as they were computed before ``block`` was loaded."""
+        found = self._computed.get((row, block.end), ())
+        t = self._began(block.row, block.step)
+        return [one for one in found if one.start == block.start and self._began(row, one.step) < t]
+
+    def _began(self, row: int, step: int) -> int:
+        """When a step of the request's engine began, as far as the request's chunks tell."""
+        return next((chunk.t for chunk in self._requests[row].chunks if chunk.step >= step), 1 << 62)
+
+    def _another_s(self, block: Block) -> str | None:
+        if block.value == ZEROES:
+            return None
+        digest = self._prefixes.digest(block.row, block.end)
+        for one in self._by_value.get(block.value, ()):
+            own = self._prefixes.digest(one.row, one.end)
+            if (one.start, one.end) == (block.start, block.end) and (not own or not digest or own == digest):
+                continue
+            same = self._prefixes.digest(one.row, block.end) == digest != 0
+            other = f"another prompt ({self._requests[one.row].id})"
+            whose = "the same prompt" if one.row == block.row or same else other
+            of_whom = f"tokens {one.start}-{one.end} of {whose}"
+            return f"tokens {block.start}-{block.end} hold what {of_whom} computed to"
+        return None
+
+    def _twice(self, block: Block) -> str | None:
+        first = self._in_step[block.row, block.step, block.value]
+        if block.value == ZEROES or first == block.start:
+            return None
+        return f"tokens {block.start}-{block.end} hold the same KV as the tokens from {first} on"
+
+    def _nobody_s(self, block: Block) -> str | None:
+        digest = self._prefixes.digest(block.row, block.end)
+        if not digest or block.value in self._strange[digest, block.end]:
+            return None
+        known = []
+        t = self._began(block.row, block.step)
+        for row in self._prefixes.sharing(block.row, block.end):
+            request = self._requests[row]
+            here = [chunk for chunk in request.chunks if chunk.start < block.end and chunk.end > block.start]
+            if row == block.row or not any(chunk.t < t for chunk in here):
+                continue
+            if request.preemptions or not self._before(row, block):
+                return None  # computed, and not printed
+            known.append(row)
+        if not any(_was_not_there(self._requests[row], block.end) for row in known):
+            return None
+        earlier = self._requests[known[0]].id
+        return f"tokens {block.start}-{block.end} are not what they computed to in request {earlier}"
+
+
+def _was_not_there(request: Request, end: int) -> bool:
+    """Whether the connector said of a request's tokens that it has less than the first ``end``."""
+    lookup = request.looked_up
+    return lookup is not None and lookup.local + max(0, lookup.answer or 0) < end
+
+
+def reasons(wrong: Iterable[Wrong]) -> list[str]:
+    """A few of the reasons, each once."""
+    return list(dict.fromkeys(one.why for one in sorted(wrong, key=lambda one: one.start)))[:_MOST_SAID]

@@ -1,0 +1,97 @@
+"""The ledger of loads, with what the fingerprints say of what was loaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from kvtrace.ledger.contents.compare import Contents, Proved, Wrong, reasons
+from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
+from kvtrace.ledger.loads.model import LoadOf, Part, Place
+from kvtrace.ledger.model import Engine
+
+_MAX_PLACES = 256
+
+
+def with_contents(loads: Sequence[LoadOf], contents: Contents, engines: Sequence[Engine]) -> list[LoadOf]:
+    """The loads, with the tokens whose KV is wrong, and how many are proved. What was lost for another reason
+    stays so: what a load does not write is not looked at."""
+    by_tag = {engine.tag: engine for engine in engines}
+    found = []
+    for load in loads:
+        wrong, proved = contents.wrong.get(load.request, ()), contents.proved.get(load.request, ())
+        judged = load.accepted and (wrong or proved)
+        found.append(_judged(load, by_tag[load.engine], wrong, proved) if judged else load)
+    return found
+
+
+def _judged(load: LoadOf, engine: Engine, wrong: Sequence[Wrong], proved: Sequence[Proved]) -> LoadOf:
+    accepted = (load.local, load.local + load.accepted)
+    every = (1 << engine.pairs) - 1
+    apart = [*(one.pairs for one in wrong), *(pairs for pairs, _ in proved)]
+    ends: Counter[LoadEnd] = Counter(load.ends)
+    lost: dict[tuple[Part, ...], int] = {}
+    said: list[Wrong] = []
+    sure = 0
+    for parts, pairs in _classes(load.lost, every, apart):
+        here = [one for one in wrong if one.pairs & pairs and not _met(parts, (one.start, one.end))]
+        said += here
+        bad = intersect([accepted], union((one.start, one.end) for one in here))
+        good = [part for bits, intervals in proved if bits & pairs for part in intervals]
+        good = intersect([accepted], subtract(union(good), bad))
+        n = pairs.bit_count()
+        kept: list[Part] = []
+        for start, end, ended in parts:
+            left = [(start, end)]
+            if ended is LoadEnd.NOT_OBSERVED:
+                left = subtract(subtract(left, bad), good)
+            for low, high in left:
+                kept.append((low, high, ended))
+            ends[ended] -= (end - start - length(left)) * n
+            ends[LoadEnd.LOADED] += (end - start - length(left)) * n
+        ends[LoadEnd.LOADED] -= length(bad) * n
+        ends[LoadEnd.WRONG] += length(bad) * n
+        now = tuple(sorted([*kept, *((low, high, LoadEnd.WRONG) for low, high in bad)]))
+        sure += length(subtract(good, union((low, high) for low, high, _ in now))) * n
+        if now:
+            lost[now] = lost.get(now, 0) | pairs
+    more_reasons, more_places = dict(load.reasons), dict(load.places)
+    if said:
+        more_reasons[LoadEnd.WRONG] = tuple(reasons(said))
+        more_places[LoadEnd.WRONG] = _places(engine, said)
+    return replace(
+        load, ends={end: n for end, n in ends.items() if n}, lost=lost, proved=sure,
+        reasons=more_reasons, places=more_places,
+    )  # fmt: skip
+
+
+def _met(parts: Iterable[Part], block: Interval) -> bool:
+    """Whether a part of a block is known to be lost in another way."""
+    return any(
+        start < block[1] and end > block[0] and ended is not LoadEnd.NOT_OBSERVED
+        for start, end, ended in parts
+    )
+
+
+def _classes(
+    lost: Mapping[tuple[Part, ...], int], every: int, apart: Iterable[int]
+) -> list[tuple[tuple[Part, ...], int]]:
+    """What was lost -> pairs that fared so, such that each of ``apart`` holds all of a class or nothing."""
+    rest = every
+    for pairs in lost.values():
+        rest &= ~pairs
+    found = [*lost.items(), ((), rest)]
+    for bits in set(apart):
+        found = [(parts, some) for parts, pairs in found for some in (pairs & bits, pairs & ~bits)]
+    return [(parts, pairs) for parts, pairs in found if pairs]
+
+
+def _places(engine: Engine, wrong: Iterable[Wrong]) -> tuple[Place, ...]:
+    """The pairs that it concerns, the first few."""
+    pairs = 0
+    for one in wrong:
+        pairs |= one.pairs
+    every = [(worker.rank, layer) for worker in engine.workers for layer in worker.kv_layers]
+    return tuple(place for at, place in enumerate(every) if pairs >> at & 1)[:_MAX_PLACES]

@@ -1,0 +1,150 @@
+"""PRINTS records as blocks of requests: which tokens, and where their KV came from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from kvtrace.ledger.intervals import intersect, length, union
+from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.model import Engine, Worker
+from kvtrace.ledger.requests import Request
+from kvtrace.ledger.scan import SpoolScan
+from kvtrace.trace import rows
+from kvtrace.trace.format import STEP_SHIFT
+
+ZEROES = 1
+"""The fingerprint of a block of zeroes: it says nothing about whose it is."""
+
+
+class Origin(Enum):
+    """Where the KV of a block came from, at the end of a step."""
+
+    COMPUTED = auto()
+    LOADED = auto()
+    OTHER = auto()
+    """Reused from the GPU's own prefix cache, or of several origins, or not known."""
+
+
+class Block(NamedTuple):
+    """One full block of a prompt: tokens [start, end), as it stood at the end of ``step``."""
+
+    row: int
+    start: int
+    end: int
+    step: int
+    value: int
+    origin: Origin
+
+
+class Shape(NamedTuple):
+    """Workers of one shape lay out equal KV as equal bytes: their fingerprints can be compared."""
+
+    rank: tuple[int, ...]
+    tp: int
+    block_size: int
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Printed:
+    """The blocks of one worker and KV cache group, in the order of their steps.
+
+    Attributes:
+        pairs: of the engine, a bit each: the group's layers on that worker.
+    """
+
+    shape: Shape
+    engine: int
+    pairs: int
+    blocks: Sequence[Block]
+
+
+def printed(
+    engines: Sequence[Engine],
+    scans: Sequence[SpoolScan],
+    requests: Sequence[Request],
+    loads: Sequence[LoadOf],
+) -> list[Printed]:
+    """Every worker's blocks."""
+    load_of = {load.request: load for load in loads}
+    by_name = {scan.name: scan for scan in scans}
+    by_id: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for row, request in enumerate(requests):
+        by_id[request.engine, request.id].append(row)
+    found = []
+    for engine in engines:
+        first = 0
+        for worker in engine.workers:
+            blocks = _blocks(engine, by_name[worker.spool], by_id, requests, load_of)
+            for group, of_group in blocks.items():
+                shape, pairs = _shape(engine, worker, group)
+                found.append(Printed(shape, engine.tag, pairs << first, of_group))
+            first += len(worker.kv_layers)
+    return found
+
+
+def _shape(engine: Engine, worker: Worker, group: int) -> tuple[Shape, int]:
+    of_group = engine.facts.kv_groups[group]
+    layers = tuple(name for name in worker.kv_layers if name in of_group.layers)
+    pairs = sum(1 << at for at, name in enumerate(worker.kv_layers) if name in of_group.layers)
+    facts = worker.facts
+    rank = (worker.rank,) if facts.tp_rank is None else (facts.tp_rank, facts.pp_rank or 0)
+    return Shape(rank, engine.facts.tp or 1, of_group.block_size or 0, layers), pairs
+
+
+def _blocks(
+    engine: Engine,
+    scan: SpoolScan,
+    by_id: Mapping[tuple[int, str], Sequence[int]],
+    requests: Sequence[Request],
+    loads: Mapping[int, LoadOf],
+) -> dict[int, list[Block]]:
+    """By KV cache group."""
+    found: dict[int, list[Block]] = defaultdict(list)
+    for words in scan.prints.tolist():
+        record = rows.BlockPrints._make(words)
+        group = rows.detail(record.head)
+        name = scan.names.get(record.request, "")
+        row = _row(by_id.get((engine.tag, name), ()), requests, record.step)
+        if record.step >> STEP_SHIFT != engine.tag or row is None or group >= len(engine.facts.kv_groups):
+            continue
+        size = engine.facts.kv_groups[group].block_size or 0
+        for place, value in _values(record):
+            start, end = place * size, (place + 1) * size
+            if 0 < end <= requests[row].prompt:
+                origin = origin_of(requests[row], loads.get(row), (start, end), record.step)
+                found[group].append(Block(row, start, end, record.step, value, origin))
+    for blocks in found.values():
+        blocks.sort(key=lambda block: block.step)
+    return found
+
+
+def _values(record: rows.BlockPrints) -> Iterator[tuple[int, int]]:
+    """(place, fingerprint) of each block that has one."""
+    four = (record.print0, record.print1, record.print2, record.print3)
+    return ((record.first + at, value) for at, value in enumerate(four) if value)
+
+
+def _row(candidates: Sequence[int], requests: Sequence[Request], step: int) -> int | None:
+    """Of several requests with the same id the latest that had begun."""
+    begun = [row for row in candidates if requests[row].first_step <= step]
+    return begun[-1] if begun else None
+
+
+def origin_of(request: Request, load: LoadOf | None, block: tuple[int, int], step: int) -> Origin:
+    """Where the KV of a block of a request came from, at the end of ``step``."""
+    start, end = block
+    if request.preemptions > 1 or (request.preempt_step and step >= request.preempt_step):
+        return Origin.OTHER  # loaded and computed a second time
+    here = [chunk for chunk in request.chunks if chunk.start < end and chunk.end > start]
+    computed = union((chunk.start, chunk.end) for chunk in here if chunk.step <= step)
+    if length(intersect([block], computed)) == end - start:
+        return Origin.COMPUTED
+    # What is computed after all was loaded in vain: the load failed.
+    if here or load is None or not load.local <= start < end <= load.local + load.accepted:
+        return Origin.OTHER
+    return Origin.LOADED

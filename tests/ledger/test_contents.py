@@ -1,0 +1,237 @@
+"""Loads, judged by what was in the KV cache: proved where the same tokens computed to the same, wrong only
+where nothing else can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hypothesis.strategies as st
+from hypothesis import given
+from synth import Chunk, Entry, Prompt, Sim
+
+from kvtrace.causes import diagnose
+from kvtrace.ledger import Run, read_run
+from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
+from kvtrace.ledger.ends import LoadEnd
+from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.requests import Chunk as Computed
+from kvtrace.ledger.requests import Request
+from kvtrace.terms import LOADED, SAVED, Grade
+
+BLOCK, LAYERS = 32, 2
+A, B = (11, 12, 13, 14), (11, 12, 23, 24)
+"""Digests of the beginnings of two prompts whose first two blocks are the same."""
+
+
+class Cache:
+    """An engine with a connector that stores every prompt of four blocks."""
+
+    def __init__(self, folder: Path, **more: object) -> None:
+        folder.mkdir(exist_ok=True)
+        self.sim = Sim(folder, **{"layers": LAYERS, "block": BLOCK, **more})  # type: ignore[arg-type]
+
+    def computes(
+        self, request: str, prints: list[int], tokens: tuple[int, ...] = A, answer: int = 0
+    ) -> Cache:
+        """The connector has ``answer`` tokens of it, and the engine computes it all the same."""
+        length = len(tokens) * BLOCK
+        self.sim.arrive(Prompt(request, length, digest=tokens[-1], prefixes=tokens))
+        self.sim.lookup(request, 0, answer, 0)
+        entries = [Entry(request, length, length, 0)]
+        self.sim.step([Chunk(request, 0, length, first=True)], entries=entries, prompts={request: length})
+        self.sim.prints(request, prints)
+        return self
+
+    def loads(self, request: str, prints: list[int], tokens: tuple[int, ...] = A, blocks: int = 3) -> Cache:
+        """The first blocks come from the connector, the rest is computed."""
+        length, taken = len(tokens) * BLOCK, blocks * BLOCK
+        self.sim.arrive(Prompt(request, length, digest=tokens[-1], prefixes=tokens))
+        self.sim.lookup(request, 0, taken, taken)
+        self.sim.step([Chunk(request, taken, length - taken, first=True)], prompts={request: length})
+        self.sim.prints(request, prints)
+        return self
+
+    def run(self) -> Run:
+        self.sim.write()
+        run = read_run(self.sim.dir)
+        run.loads.check()
+        return run
+
+
+def lost(run: Run) -> int:
+    """Tokens that were loaded wrong, in all layers."""
+    amount = run.loads.accounts.get(LoadEnd.WRONG, 0)
+    assert amount % LAYERS == 0
+    return amount // LAYERS
+
+
+def proved(run: Run, outcome: str) -> int:
+    base = run.base[(run.base["outcome"] == outcome) & (run.base["grade"] == int(Grade.PROVED))]
+    return int(base["amount"].sum()) // LAYERS
+
+
+def why(run: Run) -> tuple[str, ...]:
+    return next((row.reasons[LoadEnd.WRONG] for row in run.load_rows if LoadEnd.WRONG in row.reasons), ())
+
+
+# --- proved -----------------------------------------------------------------------------------------
+
+
+def test_a_load_of_what_was_computed_proves_itself_and_the_save(tmp_path: Path) -> None:
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9]).run()
+    assert lost(run) == 0 and run.compared == {"equal": 3}
+    assert proved(run, LOADED) == proved(run, SAVED) == 3 * BLOCK
+    assert run.loads.grades[LoadEnd.LOADED][Grade.PROVED] == 3 * BLOCK * LAYERS
+
+
+def test_of_two_computations_with_different_bits_either_may_come_back(tmp_path: Path) -> None:
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).computes("b", [15, 16, 17, 18])
+    run = cache.loads("c", [5, 16, 7, 9]).run()
+    assert run.compared == {"equal": 3}
+
+
+def test_prompts_that_begin_alike_prove_each_other_that_far(tmp_path: Path) -> None:
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 9, 9], B, blocks=2).run()
+    assert run.compared == {"equal": 2} and lost(run) == 0
+
+
+def test_each_rank_is_compared_with_itself(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, tp=2).computes("a", [5, 6, 7, 8])
+    cache.sim.prints("a", [25, 26, 27, 28], rank=1)
+    cache.loads("b", [5, 6, 7, 8])
+    cache.sim.prints("b", [25, 26, 7, 28], rank=1)
+    run = cache.run()
+    assert run.compared == {"equal": 5, "wrong": 1}
+    assert run.loads.accounts[LoadEnd.WRONG] == BLOCK * LAYERS
+
+
+# --- wrong ------------------------------------------------------------------------------------------
+
+
+def test_kv_that_these_tokens_never_computed_to_is_wrong(tmp_path: Path) -> None:
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 7, 8]).run()
+    assert lost(run) == BLOCK and run.compared == {"equal": 2, "wrong": 1}
+    assert why(run) == ("tokens 32-64 are not what they computed to in request a",)
+
+
+def test_kv_of_another_place_is_told_whose_it_is(tmp_path: Path) -> None:
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 5, 7, 8]).run()
+    assert lost(run) == BLOCK
+    assert why(run) == ("tokens 32-64 hold what tokens 0-32 of the same prompt computed to",)
+
+
+def test_kv_of_another_prompt_is_told_whose_it_is(tmp_path: Path) -> None:
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9], B).run()
+    assert lost(run) == BLOCK
+    assert why(run) == ("tokens 64-96 hold what tokens 64-96 of another prompt (a) computed to",)
+
+
+def test_one_load_with_the_same_kv_in_two_places_needs_no_earlier_computation(tmp_path: Path) -> None:
+    run = Cache(tmp_path).loads("b", [5, 5, 5, 9]).run()
+    assert lost(run) == 2 * BLOCK and run.compared == {"not compared": 1, "wrong": 2}
+
+
+# --- not compared -----------------------------------------------------------------------------------
+
+
+def unsure(run: Run, blocks: int) -> bool:
+    return lost(run) == 0 and run.compared.get("not compared") == blocks
+
+
+def test_what_the_run_never_computed_is_not_compared(tmp_path: Path) -> None:
+    assert unsure(Cache(tmp_path).loads("b", [5, 6, 7, 9]).run(), 3)
+
+
+def test_what_the_store_had_before_the_run_computed_it_is_not_wrong(tmp_path: Path) -> None:
+    assert unsure(Cache(tmp_path).computes("a", [5, 6, 7, 8], answer=128).loads("b", [5, 99, 7, 8]).run(), 1)
+    cache = Cache(tmp_path / "again").loads("b", [5, 99, 7, 9]).computes("a", [5, 6, 7, 8])
+    assert unsure(cache.loads("c", [5, 99, 7, 9]).run(), 4)
+
+
+def test_where_one_computation_was_not_printed_nothing_is_wrong(tmp_path: Path) -> None:
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).computes("b", [])
+    assert unsure(cache.loads("c", [5, 99, 7, 8]).run(), 1)
+
+
+def test_what_is_computed_only_later_says_nothing(tmp_path: Path) -> None:
+    assert unsure(Cache(tmp_path).loads("b", [15, 16, 17, 9]).computes("a", [5, 6, 7, 8]).run(), 3)
+
+
+def test_a_model_of_one_layer_is_not_judged(tmp_path: Path) -> None:
+    run = Cache(tmp_path, layers=1).computes("a", [5, 6, 7, 8]).loads("b", [5, 5, 99, 9]).run()
+    assert run.compared == {"equal": 1, "not compared": 2}
+
+
+def test_zeroes_are_nobody_s(tmp_path: Path) -> None:
+    run = Cache(tmp_path).loads("b", [ZEROES, ZEROES, ZEROES, 9]).run()
+    assert unsure(run, 3)
+
+
+def test_engines_of_another_shape_are_not_compared(tmp_path: Path) -> None:
+    one = Cache(tmp_path).computes("a", [5, 6, 7, 8])
+    other = Cache(tmp_path, layers=3, tag=8, pid=200).loads("b", [95, 96, 97, 98])
+    one.sim.write()
+    assert unsure(other.run(), 3)
+
+
+def test_a_load_that_is_known_to_have_failed_is_left_to_its_cause(tmp_path: Path) -> None:
+    """What vLLM computes again after a failed load was never used."""
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 99, 9])
+    cache.sim.step([Chunk("b", 32, 96)], prompts={"b": 128})
+    assert lost(cache.run()) == 0
+
+
+# --- what the report says ----------------------------------------------------------------------------
+
+
+def test_equal_blocks_are_ruled_out_with_how_many(tmp_path: Path) -> None:
+    said = diagnose(Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9]).run())
+    (line,) = (one for one in said.ruled_out if one.id == "kv-verified")
+    assert "all 3 loaded blocks" in line.evidence and "96 tokens" in line.evidence
+    assert "kv-load-wrong" not in {one.id for one in said.findings}
+
+
+def test_wrong_blocks_are_a_fault_with_whose_they_are(tmp_path: Path) -> None:
+    said = diagnose(Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 5, 7, 9]).run())
+    (fault,) = (one for one in said.findings if one.id == "kv-load-wrong")
+    assert fault.tokens == BLOCK and fault.grade is Grade.PROVED
+    assert any("tokens 0-32 of the same prompt" in line for line in fault.evidence)
+    assert "kv-verified" not in {one.id for one in said.ruled_out}
+
+
+def test_where_nothing_was_compared_it_says_so(tmp_path: Path) -> None:
+    said = diagnose(Cache(tmp_path).loads("b", [5, 6, 7, 9]).run())
+    assert {"kv-load-wrong"} <= {one.id for one in said.not_observed}
+    assert not {"kv-load-wrong", "kv-verified"} & {one.id for one in (*said.findings, *said.ruled_out)}
+
+
+# --- where KV came from -----------------------------------------------------------------------------
+
+
+def request(*chunks: tuple[int, int, int], **more: int) -> Request:
+    computed = tuple(Computed(step, step, start, end) for step, start, end in chunks)
+    return Request("r", 1, 128, 128, 0, chunks=computed, **more)  # type: ignore[arg-type]
+
+
+def test_the_origin_of_a_block() -> None:
+    load = LoadOf(0, "r", 1, 128, 3, local=32, accepted=40)
+    one = request((3, 72, 96), (4, 96, 128))
+    seen = [origin_of(one, load, (at, at + 32), 3) for at in (0, 32, 64, 96)]
+    assert seen == [Origin.OTHER, Origin.LOADED, Origin.OTHER, Origin.OTHER]
+    assert origin_of(one, load, (96, 128), 4) is Origin.COMPUTED
+    assert origin_of(request((3, 0, 64), (5, 0, 64), preemptions=1, preempt_step=4), None, (0, 32), 5) is (
+        Origin.OTHER
+    )
+
+
+@given(
+    st.lists(st.integers(2, 6), min_size=4, max_size=4), st.lists(st.integers(2, 6), min_size=4, max_size=4)
+)
+def test_the_books_stay_whole_and_every_loaded_block_has_one_judgement(
+    tmp_path_factory: object, first: list[int], second: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("run")  # type: ignore[attr-defined]
+    run = Cache(folder).computes("a", first).loads("b", second).run()
+    assert sum(run.compared.values()) == 3
+    assert lost(run) == run.compared.get("wrong", 0) * BLOCK
+    assert proved(run, LOADED) == run.compared.get("equal", 0) * BLOCK
