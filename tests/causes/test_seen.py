@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from synth import Prompt, Rounding, Sim
 from test_rules import analyse, prompts
@@ -13,7 +14,8 @@ from kvtrace.causes import diagnose
 from kvtrace.causes.evidence.taken import Kept, _kept
 from kvtrace.causes.evidence.unit import Sample, infer_unit
 from kvtrace.ledger import read_run
-from kvtrace.ledger.model import Run, Swallowed
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.model import PIECE_COLUMNS, Run, Swallowed
 from kvtrace.terms import Grade
 
 
@@ -108,3 +110,32 @@ def test_prompts_left_out_for_their_first_tokens(tmp_path: Path) -> None:
     first = diagnosis.findings[0]
     assert (first.id, first.requests) == ("false-already-stored", 2)
     assert "are others after 32 tokens" in first.title
+
+
+@pytest.mark.parametrize(
+    ("end", "ident"),
+    [
+        (SaveEnd.STALE, "kv-stale"),
+        (SaveEnd.MISPLACED, "kv-misplaced"),
+        (SaveEnd.PUT_FAILED, "store-failed"),
+        (SaveEnd.NOT_AT_REST, "store-incomplete"),
+        (SaveEnd.LOST_LATER, "store-lost-later"),
+    ],
+)
+def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
+    tmp_path: Path, end: SaveEnd, ident: str
+) -> None:
+    run = run_of(tmp_path)
+    first = int(run.requests["chunk_step"].iloc[0])
+    row = (0, run.engines[0].tag, 0, 64, 2, "prefill", 0, first, int(end), True, int(Grade.READ))
+    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    base = run.base[run.base["request"] != 0]
+    facts = (swallowed(places=((first, ""),)),)
+    diagnosis = diagnose(replace(run, pieces=lost, base=base, swallowed=facts))
+    found = diagnosis.findings[0]
+    assert (found.id, found.severity, found.tokens, found.grade) == (ident, "fault", 64, Grade.READ)
+    assert found.evidence[0].startswith("64 of 64 tokens of 1 request, in 2 of 2 (layer, rank) pairs, ")
+    assert ("OSError" in " ".join(found.evidence)) == (ident in ("store-failed", "store-incomplete"))
+    # The exception is the put's: it is not told twice as a fault.
+    twice = {one.id for one in diagnosis.findings if one.severity == "fault"}
+    assert twice == {ident}

@@ -94,6 +94,8 @@ def rule(case: Case) -> Results:
     if case.affected(CAUSE):
         in_hooks = [f for f in facts if f.hook in (*SAVE_HOOKS, *_SCHEDULE_HOOKS)]
         yield _lost_tokens(case, in_hooks or facts or case.run.swallowed)
+    elif facts and "store-failed" in case.assigned:
+        yield _caught(case, facts)
     elif lost := [fact for fact in facts if _lost_work(case, fact)]:
         yield _unsaved(case, lost)
     elif facts:
@@ -190,14 +192,20 @@ def _caught(case: Case, facts: Sequence[Swallowed]) -> Finding:
     return case.finding(
         CAUSE,
         f"The connector caught {listed(dict.fromkeys(f.type for f in shown))} in "
-        f"{listed(dict.fromkeys(place(f.hook) for f in shown))}; "
-        + ("what it saved then could not be measured." if loud else "no save is known to be lost by it."),
+        f"{listed(dict.fromkeys(place(f.hook) for f in shown))}; " + _cost(case, bool(loud)),
         severity=FAULT if loud else NOTE,
         evidence=[exception_line(fact) for fact in shown[:3]] + logs_in(case, {f.hook for f in shown}),
         events=_events(shown),
         remedy=[f"look at {shown[0].where}"],
         headline=f"the connector catches {shown[0].type}" if loud else "",
     )
+
+
+def _cost(case: Case, loud: bool) -> str:
+    """What the exceptions cost, in words."""
+    if "store-failed" in case.assigned:
+        return "the tokens that were lost stand under store-failed."
+    return "what it saved then was not seen." if loud else "no save is known to be lost by it."
 
 
 def _in_threads(case: Case, facts: Sequence[Swallowed]) -> list[Swallowed]:

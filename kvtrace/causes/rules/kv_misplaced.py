@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.evidence import spoiled
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -34,6 +35,11 @@ def rule(case: Case) -> Results:
         yield case.finding(
             CAUSE,
             f"The save hooks read other slots than those of {plural(len(hit), 'request')}.",
-            events=case.events(CAUSE),
+            evidence=[
+                *spoiled.where(case, CAUSE),
+                "none of these slots was read, and the calls that were to read them read others: of other "
+                "positions, requests or layers",
+            ],
+            events=case.events(CAUSE, "its slots were not read, others were in their place"),
             headline="the save hooks read other slots than those of their tokens",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.evidence import spoiled
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -30,6 +31,11 @@ def rule(case: Case) -> Results:
         yield case.finding(
             CAUSE,
             f"{plural(len(hit), 'request')} had KV slots read before they were computed, and never after.",
-            events=case.events(CAUSE),
+            evidence=[
+                *spoiled.where(case, CAUSE),
+                "the slots were read before the attention of their layer had run in the step that computes "
+                "them, and in no call after it: what was read is what stood there before",
+            ],
+            events=case.events(CAUSE, "its slots were read before they were computed, and not again"),
             headline="KV was read before it was computed",
         )

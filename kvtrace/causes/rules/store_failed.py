@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.evidence import spoiled
+from kvtrace.causes.evidence.hooks import SAVE_HOOKS
+from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -29,7 +32,11 @@ def rule(case: Case) -> Results:
     if hit:
         yield case.finding(
             CAUSE,
-            f"The store did not take the KV of {plural(len(hit), 'request')}.",
-            events=case.events(CAUSE),
+            f"The store did not take the KV of {plural(len(hit), 'request')}: it was read, and the put "
+            "failed.",
+            evidence=spoiled.where(case, CAUSE)
+            + spoiled.caught_there(case, CAUSE)
+            + logs_in(case, (*SAVE_HOOKS, "thread", "executor", "asyncio")),
+            events=case.events(CAUSE, "read from the KV cache, and the put failed"),
             headline="the store did not take the KV",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.evidence import spoiled
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -29,7 +30,9 @@ def rule(case: Case) -> Results:
     if hit:
         yield case.finding(
             CAUSE,
-            f"What came to rest of {plural(len(hit), 'request')} is not whole.",
-            events=case.events(CAUSE),
+            f"What came to rest of {plural(len(hit), 'request')} is not whole: it is empty, cut, or was "
+            "never put in place.",
+            evidence=spoiled.where(case, CAUSE) + spoiled.caught_there(case, CAUSE),
+            events=case.events(CAUSE, "read from the KV cache, and not whole where it came to rest"),
             headline="what came to rest is not whole",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.evidence import spoiled
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -26,7 +27,9 @@ def rule(case: Case) -> Results:
     if hit:
         yield case.finding(
             CAUSE,
-            f"The KV of {plural(len(hit), 'request')} was at rest, and is gone by the end of the run.",
-            events=case.events(CAUSE),
+            f"The KV of {plural(len(hit), 'request')} was at rest, and is gone or overwritten by the end of "
+            "the run.",
+            evidence=spoiled.where(case, CAUSE),
+            events=case.events(CAUSE, "it was at rest, and is not any more"),
             headline="KV that was stored is gone by the end of the run",
         )
