@@ -13,6 +13,9 @@ from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.terms import Grade
 
+_SPOILED = (SaveEnd.NOTHING_READ, SaveEnd.DROPPED, SaveEnd.NOT_AT_REST, SaveEnd.PUT_FAILED)
+"""Ends behind which an exception may stand that was seen."""
+
 
 def assign_pieces(case: Case) -> None:
     """Fill ``case.assigned`` from the pieces of the run, to the last position."""
@@ -23,6 +26,8 @@ def assign_pieces(case: Case) -> None:
         left = _claimed(case, piece, left, (Turn.ENGINE,))
         if left and piece.ended in (SaveEnd.NOTHING_READ, SaveEnd.PART_READ):
             left = _claimed(case, piece, left, (Turn.UNREAD,))
+        if left and piece.ended in _SPOILED:
+            left = _claimed(case, piece, left, (Turn.SPOILED,))
         if left and piece.ended in SAVE_CAUSE:
             assign(case, SAVE_CAUSE[piece.ended], piece, left)
             case.ends.add(piece.ended)

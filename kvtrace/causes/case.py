@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvtrace.causes.cause import Cause
+from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.taken import kept
 from kvtrace.causes.evidence.unit import Sample, Store, Unit, infer_unit
 from kvtrace.causes.model import Event, Fields, Finding
@@ -16,6 +17,7 @@ from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Run
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
+from kvtrace.trace.facts import Limit
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -114,6 +116,8 @@ class Case:
     """Cause -> the lost tokens that it explains; only causes that have some."""
     found_again: frozenset[int] = frozenset()
     """Engines without one store entry, in which a lookup found a prompt that the run had computed before."""
+    unfollowed: frozenset[int] = frozenset()
+    """Engines without one store entry, whose save hooks gave KV tensors to what can't be followed."""
     read_steps: frozenset[int] = frozenset()
     """Steps with a store entry whose slots were read, a part of them at least."""
     unheard: Assigned = field(default_factory=Assigned)
@@ -178,6 +182,8 @@ class Case:
 
 
 _SAMPLES = 512
+_UNFOLLOWED = (Limit.ADDRESS.value, Limit.OPERATION.value, Limit.NATIVE.value, Limit.THREAD.value)
+"""What the watch could not follow, where the KV may be read unseen."""
 
 
 def assign(case: Case, ident: str, piece: Piece, intervals: Iterable[Interval]) -> None:
@@ -207,6 +213,10 @@ def make_case(run: Run) -> Case:
     stores = [entry for request in requests if request.saved for entry in request.entries]
     read_steps = frozenset(entry.step for entry in stores if entry.slots > 0)
     case = Case(run, engines, requests, {}, {}, {}, found_again=found_again, read_steps=read_steps)
+    pids = {limit.pid for limit in run.watch_limits if limit.hook in SAVE_HOOKS and limit.kind in _UNFOLLOWED}
+    case.unfollowed = frozenset(
+        worker.engine for worker in run.workers() if worker.pid in pids and worker.engine in silent
+    )
     stored: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
     for request in requests:
         if request.empty_entry:
@@ -291,6 +301,8 @@ def why_unheard(case: Case, request: Request) -> str:
         return "a part of their steps is not observed"
     if request.handed_over and not request.entries:
         return "their blocks were kept for a save that no metadata names"
+    if request.engine in case.unfollowed and not request.entries:
+        return "what the save hooks do with the KV tensors could not be followed"
     if request.engine in case.found_again:
         return "lookups find prompts of this run, and no metadata names a store"
     return ""

@@ -22,7 +22,7 @@ class Turn(IntEnum):
     ENGINE = 0
     """On every lost position: nothing of this engine can be saved."""
     UNREAD = 1
-    """On positions whose store entry the save hook did not read."""
+    """On positions whose store entry the save hook did not read, or not as a whole."""
     POSITION = 2
     """On positions that no metadata held, like all that follow: such positions are never stored."""
     STEP = 3
@@ -33,6 +33,8 @@ class Turn(IntEnum):
     """The worker decides what is stored, and was seen to take nothing."""
     REST = 6
     """What is left, whatever it is."""
+    SPOILED = 7
+    """On positions that were read, and are not in the store: behind what the ledger says of their end."""
 
 
-NOT_OFFERED = tuple(turn for turn in Turn if turn >= Turn.POSITION)
+NOT_OFFERED = tuple(turn for turn in Turn if Turn.POSITION <= turn <= Turn.REST)

@@ -42,7 +42,7 @@ def diagnose(run: Run) -> Diagnosis:
     found = {finding.id for finding in findings}
     assert found >= set(case.assigned), f"tokens without a finding: {sorted(set(case.assigned) - found)}"
     not_observed.extend(_blind_spots(case, saves))
-    roots = any(finding.id in _ROOTS and finding.severity == FAULT and finding.tokens for finding in findings)
+    roots = any(one.id in _ROOTS and one.severity == FAULT and _weighs(one) for one in findings)
     findings.sort(key=lambda finding: _order(finding, roots))
     return Diagnosis(
         verdict=verdict(case, findings),
@@ -64,6 +64,11 @@ _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 """Notes that ask for nothing."""
 
 
+def _weighs(finding: Finding) -> bool:
+    """Whether tokens were lost by it; a hook that raised ended the step of all tokens in it."""
+    return finding.tokens > 0 or finding.id == "hook-raised"
+
+
 def _order(finding: Finding, roots: bool) -> tuple[int, bool, bool, bool, float, int, str]:
     """Severity first, a cause that was seen before its symptoms, then the tokens explained, then the stage.
 
@@ -72,10 +77,8 @@ def _order(finding: Finding, roots: bool) -> tuple[int, bool, bool, bool, float,
     """
     stage = len(Stage) if finding.stage is None else int(finding.stage)
     symptom, information = roots and finding.id in _SYMPTOMS, finding.id in _INFORMATION
-    none = finding.tokens <= 0
-    return (
-        severity_order(finding.severity), information, none, symptom, -finding.tokens, stage, finding.id
-    )  # fmt: skip
+    first = severity_order(finding.severity), information, not _weighs(finding), symptom
+    return (*first, -finding.tokens, stage, finding.id)
 
 
 def _ledger(case: Case) -> Ledger[str]:

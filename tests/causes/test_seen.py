@@ -15,7 +15,7 @@ from kvtrace.causes.evidence.taken import Kept, _kept
 from kvtrace.causes.evidence.unit import Sample, infer_unit
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.model import PIECE_COLUMNS, Run, Swallowed
+from kvtrace.ledger.model import PIECE_COLUMNS, HookException, Run, Swallowed
 from kvtrace.terms import Grade
 
 
@@ -118,7 +118,7 @@ def test_prompts_left_out_for_their_first_tokens(tmp_path: Path) -> None:
         (SaveEnd.STALE, "kv-stale"),
         (SaveEnd.MISPLACED, "kv-misplaced"),
         (SaveEnd.PUT_FAILED, "store-failed"),
-        (SaveEnd.NOT_AT_REST, "store-incomplete"),
+        (SaveEnd.NOT_AT_REST, "exception-swallowed"),
         (SaveEnd.LOST_LATER, "store-lost-later"),
     ],
 )
@@ -134,8 +134,37 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
     diagnosis = diagnose(replace(run, pieces=lost, base=base, swallowed=facts))
     found = diagnosis.findings[0]
     assert (found.id, found.severity, found.tokens, found.grade) == (ident, "fault", 64, Grade.READ)
-    assert found.evidence[0].startswith("64 of 64 tokens of 1 request, in 2 of 2 (layer, rank) pairs, ")
-    assert ("OSError" in " ".join(found.evidence)) == (ident in ("store-failed", "store-incomplete"))
+    where = "64 of 64 tokens of 1 request, in 2 of 2 (layer, rank) pairs, "
+    assert found.evidence[0].startswith(where) == (ident != "exception-swallowed")
+    assert ("OSError" in " ".join(found.evidence)) == (ident in ("store-failed", "exception-swallowed"))
     # The exception is the put's: it is not told twice as a fault.
     twice = {one.id for one in diagnosis.findings if one.severity == "fault"}
     assert twice == {ident}
+
+
+@pytest.mark.parametrize(
+    ("end", "ident"),
+    [
+        (SaveEnd.NOT_AT_REST, "store-incomplete"),
+        (SaveEnd.DROPPED, "save-lost"),
+        (SaveEnd.ALTERED, "kv-altered"),
+        (SaveEnd.NOTHING_READ, "stored-nothing"),
+    ],
+)
+@pytest.mark.parametrize("hook", ["", "thread", "save_kv_layer"])
+def test_an_exception_stands_before_what_it_explains(
+    tmp_path: Path, end: SaveEnd, ident: str, hook: str
+) -> None:
+    run = run_of(tmp_path)
+    first = int(run.requests["chunk_step"].iloc[0])
+    row = (0, run.engines[0].tag, 0, 64, 2, "prefill", 0, first, int(end), True, int(Grade.READ))
+    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    raised = HookException(hook=hook, type="OSError", message="x", where="s.py:1", step=first, count_so_far=1)
+    base = run.base[run.base["request"] != 0]
+    diagnosis = diagnose(replace(run, pieces=lost, base=base, exceptions=(raised,) if hook else ()))
+    behind = {"thread": (SaveEnd.NOT_AT_REST, SaveEnd.DROPPED), "save_kv_layer": (SaveEnd.NOTHING_READ,)}
+    cause = "hook-raised" if end in behind.get(hook, ()) else ident
+    order = [one.id for one in diagnosis.findings if one.severity == "fault"]
+    before = hook and ident in ("save-lost", "stored-nothing")
+    assert order[0] == ("hook-raised" if before else cause)
+    assert cause in order

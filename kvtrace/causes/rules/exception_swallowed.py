@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.case import Request
-from kvtrace.causes.evidence.hooks import SAVE_HOOKS
+from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
 from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import (
@@ -45,7 +45,6 @@ CAUSE = Cause(
     remedy="Fix the connector at the place named here.",
     save_ends=(SaveEnd.CAUGHT,),
 )
-_BACKGROUND = ("thread", "executor", "asyncio")
 _SAVE_PATH = (*SAVE_HOOKS, "get_finished")
 _FINDS_OUT = frozenset({"FileExistsError", "FileNotFoundError"})
 """By these code finds out whether something is there, wherever it stands."""
@@ -79,7 +78,21 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if piece.step in at else []
 
 
-CLAIMS = {Turn.STEP: claim}
+def claim_spoiled(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """Positions that were read and are not whole at rest, or in nothing that left, of steps in which an
+    exception ended work that saves."""
+    if piece.ended not in (SaveEnd.DROPPED, SaveEnd.NOT_AT_REST, SaveEnd.NOTHING_READ):
+        return []
+    entries = case.requests[piece.request].entries
+    steps = {piece.step, *(entry.step for entry in entries if entry.slots > 0)}
+    for fact in case.run.swallowed:
+        at = {step for step, _ in fact.places}
+        if _ends_a_save(fact) and (steps & at or 0 in at):
+            return left
+    return []
+
+
+CLAIMS = {Turn.STEP: claim, Turn.SPOILED: claim_spoiled}
 
 
 def rule(case: Case) -> Results:
@@ -137,17 +150,19 @@ def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
 
 def _lost_work(case: Case, fact: Swallowed) -> bool:
     """Whether an exception ended work that saves, and nothing shows that it came to rest all the same."""
-    if fact.hook in _BACKGROUND:
-        saving = fact.asked_by in (*_SAVE_PATH, "")
-    else:
-        saving = fact.hook in _SAVE_PATH
-    if not saving or fact.went_on or fact.type in _FINDS_OUT or not _concerned(case, [fact]):
+    return _ends_a_save(fact) and bool(_concerned(case, [fact]))
+
+
+def _ends_a_save(fact: Swallowed) -> bool:
+    """Whether an exception ended a piece of work that saves."""
+    saving = (fact.asked_by or SAVE_HOOKS[0]) if fact.hook in BACKGROUND else fact.hook
+    if saving not in _SAVE_PATH or fact.went_on or fact.type in _FINDS_OUT:
         return False
     if fact.ended or fact.went_on is False:
         return fact.type not in _ENDS_A_LOOP
     # Of work in the background it is not known whether it went on.
     outside = fact.message.startswith("[Errno") or fact.type in _FROM_OUTSIDE
-    return (fact.hook in _BACKGROUND and outside) or fact.type in _DROPS
+    return (fact.hook in BACKGROUND and outside) or fact.type in _DROPS
 
 
 def _concerned(case: Case, facts: Sequence[Swallowed]) -> list[Request]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.case import Request
 from kvtrace.causes.evidence.prompts import first_chunk_alone, held
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.terms import Grade
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
@@ -33,6 +34,8 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     request = case.requests[piece.request]
     if piece.phase == "decode" or not first_chunk_alone(request):
         return []
+    if piece.grade >= Grade.READ and (request.grade or Grade.PROVED) < Grade.READ:
+        return []  # of the first chunk the metadata alone speaks, and it is read wrongly
     at = request.stored_end
     return [(max(start, at), end) for start, end in left if end > at]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.hooks import SAVE_HOOKS, START_HOOKS
+from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS, START_HOOKS
 from kvtrace.causes.rule import (
     FAULT,
     SAVES,
@@ -37,7 +37,16 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if piece.step and piece.step in raised else []
 
 
-CLAIMS = {Turn.STEP: claim}
+def claim_spoiled(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """Positions that a hook was to read in a step in which it raised, or that were read and never put, where
+    a piece of work in the background ended in an exception."""
+    ended = piece.ended in (SaveEnd.DROPPED, SaveEnd.NOT_AT_REST)
+    if ended and any(e.hook in BACKGROUND for e in case.run.exceptions):
+        return left
+    return claim(case, piece, left) if piece.ended == SaveEnd.NOTHING_READ else []
+
+
+CLAIMS = {Turn.STEP: claim, Turn.SPOILED: claim_spoiled}
 
 
 def rule(case: Case) -> Results:

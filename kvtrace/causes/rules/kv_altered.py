@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.evidence import spoiled
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -31,6 +32,10 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"The KV of {plural(len(hit), 'request')} left the process as other numbers than those that were "
             "read.",
-            events=case.events(CAUSE),
+            evidence=[
+                *spoiled.where(case, CAUSE),
+                "what left was compared with what was read: as bytes, as narrower numbers, as zeros",
+            ],
+            events=case.events(CAUSE, "read, and sent on as other numbers"),
             headline="what was stored is not the KV that was read",
         )

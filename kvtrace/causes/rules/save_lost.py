@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.evidence import spoiled
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
 from kvtrace.words import count, plural
 
@@ -17,8 +18,9 @@ CAUSE = Cause(
     seen_as=(
         "A file that was written for one prompt is written again, as the only file of a watched call and "
         "with as many bytes a slot, for a prompt that does not even share its first block (salted prefix "
-        "digests). Or a save that the connector itself reports as failed. What a connector loses in other "
-        "ways is not visible."
+        "digests). Or KV that was read and is in nothing that left the process, where other KV of the "
+        "connector is. Or a save that the connector itself reports as failed. What a connector loses in "
+        "other ways is not visible."
     ),
     remedy=(
         "Build the key from all tokens up to the end of what is stored, and from the model, the layer and "
@@ -46,6 +48,24 @@ def rule(case: Case) -> Results:
                 for request, other, step, layer in trust.overwritten[:3]
             ],
             headline=f"{plural(len(old), 'request')} lost their KV to another prompt with the same key",
+        )
+    elif SaveEnd.DROPPED in case.ends:
+        hit = case.affected(CAUSE)
+        yield case.finding(
+            CAUSE,
+            f"The KV of {plural(len(hit), 'request')} was read, and never left the connector.",
+            evidence=[
+                *spoiled.where(case, CAUSE),
+                "it is in nothing that left the process (files, sockets, databases, shared memory), where "
+                "other KV of this connector is",
+                *spoiled.caught_there(case, CAUSE),
+            ],
+            events=case.events(CAUSE, "read from the KV cache, and in nothing that left"),
+            headline="KV that was read never left the connector",
+            remedy=[
+                "look at what holds the KV between the hook and the store: a queue or a dict that keeps the "
+                "last entry of a key, a limit that drops what comes first or last"
+            ],
         )
     elif case.affected(CAUSE):
         lost = [save for save in saves if save.end == SaveEnd.FAILED]
