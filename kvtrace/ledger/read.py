@@ -66,7 +66,7 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
     watched = _watched(scans, who.engines, found.requests, measured, executed, read_rest_file(run_dir))
     implied = _implied(found, who.engines, watched, measured)
     requests = _with_implied(found.requests, implied)
-    async_saves = settle(requests, who.engines)
+    async_saves = settle(requests, who.engines, watched)
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests))
     engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
     loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})

@@ -12,6 +12,7 @@ from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.loads.trace import NEVER
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Transfer
+from kvtrace.ledger.saves.completion import ASKED, PATIENCE, SHORT_NS
 
 _NOT_WRITTEN = "reported as finished, and slots of these tokens were not written"
 NEVER_FINISHED_NS = 5 * 10**9
@@ -28,7 +29,7 @@ def load_asynchronously(accepted: Accepted, engine: Engine, seen: Seen) -> LoadO
     reports = sorted((one for one in reports if one.t >= accepted.allocated_t), key=lambda one: one.t)
     by_scheduler = [one for one in reports if not one.spool]
     if not request.chunks and not by_scheduler:
-        end, open_ns = _still_open(arrival, accepted, engine, reports)
+        end, open_ns = _still_open(arrival, accepted, engine, reports, seen)
         arrival.put(parts(end, [accepted.positions]), bits(0, engine.pairs))
         return arrival.result(False, open_ns)
     ended = min([one.t for one in by_scheduler or reports] + [one.t for one in request.chunks[:1]] or [NEVER])
@@ -39,14 +40,19 @@ def load_asynchronously(accepted: Accepted, engine: Engine, seen: Seen) -> LoadO
 
 
 def _still_open(
-    arrival: Arrival, accepted: Accepted, engine: Engine, reports: Sequence[Transfer]
+    arrival: Arrival, accepted: Accepted, engine: Engine, reports: Sequence[Transfer], seen: Seen
 ) -> tuple[LoadEnd, int]:
     """The end of a load that never came to one in the trace, and how long it was open (ns, -1 unknown)."""
     finish = accepted.request.finish
     end = finish.t if finish is not None else engine.t_last
     open_ns = end - accepted.allocated_t if accepted.allocated_t and end else 0
-    if open_ns < (NEVER_FINISHED_NS if finish is not None else STILL_OPEN_NS):
+    over = seen.written.over_since(engine.workers, accepted.load.request, accepted.positions)
+    untold = over > 0 and _untold(accepted, engine, seen, over, end)
+    if not untold and open_ns < (NEVER_FINISHED_NS if finish is not None else STILL_OPEN_NS):
         return LoadEnd.PENDING, max(-1, open_ns)
+    if untold:
+        ago = (end - over) / 1e9
+        arrival.because(LoadEnd.NOT_FINISHED, f"all of its slots were written {ago:.1f} s before that")
     left = "when the request left" if finish is not None else "when the trace ends"
     arrival.because(LoadEnd.NOT_FINISHED, f"open for {open_ns / 1e9:.1f} s {left}")
     reported = {one.spool for one in reports}
@@ -56,6 +62,12 @@ def _still_open(
         done, silent = (", ".join(map(str, group)) for group in (ranks, missing))
         arrival.because(LoadEnd.NOT_FINISHED, f"rank {done} reported it finished; rank {silent} did not")
     return LoadEnd.NOT_FINISHED, max(-1, open_ns)
+
+
+def _untold(accepted: Accepted, engine: Engine, seen: Seen, over: int, end: int) -> bool:
+    """Whether a load was written in full long before the end, and the steps since asked for it in vain."""
+    took = max(SHORT_NS, over - accepted.allocated_t) if accepted.allocated_t else end
+    return end - over >= PATIENCE * took and seen.written.steps_after(engine.workers, over) >= ASKED
 
 
 def _failed(arrival: Arrival, accepted: Accepted, seen: Seen, reports: Sequence[Transfer]) -> int:

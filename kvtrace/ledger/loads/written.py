@@ -64,6 +64,23 @@ class Written:
         left = subtract(whole, there)
         return Missing(left, subtract(subtract(whole, left), in_time), certain)
 
+    def over_since(self, workers: Sequence[Worker], row: int, wanted: Interval) -> int:
+        """When the last slot of a load was written, 0 where not all of them were, in every layer."""
+        last = 0
+        for worker in workers:
+            touches = self._of(worker).writes.get(row, ())
+            for column in range(len(worker.kv_layers)):
+                here = [one for one in touches if one.columns >> column & 1]
+                if subtract([wanted], _positions(here)):
+                    return 0
+                last = max(last, *(one.t for one in here))
+        return last
+
+    def steps_after(self, workers: Sequence[Worker], t: int) -> int:
+        """How many steps each of the workers began after that, at the least."""
+        ran = [self.executed.get(worker.key, NEVER_RAN).began_t for worker in workers]
+        return min((int((began > t).sum()) for began in ran), default=0)
+
     def _of(self, worker: Worker) -> Slots:
         return self.slots.get(worker.key, NOTHING)
 

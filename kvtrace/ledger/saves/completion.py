@@ -8,16 +8,22 @@ enough to have heard of it; what the end of the trace cuts off is pending.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.model import AsyncSave, Engine, Worker
 from kvtrace.ledger.requests import Request, Transfer
+from kvtrace.ledger.saves.watched import Watched
 
 OVERTAKEN = 3
 """So many saves that began later and are done: this one will not come any more."""
 LONG_NS = 60 * 10**9
+PATIENCE = 4
+"""How many times as long as the longest copy an engine may take to hear of its end."""
+SHORT_NS = 10**7
+ASKED = 20
+"""Steps that asked for finished saves after that."""
 PARTLY_NS = 5 * 10**9
 """As long after some ranks were done, the others will not follow."""
 
@@ -51,8 +57,16 @@ class _Save:
         return {report.spool for report in self.reports if report.failed}
 
 
-def settle(requests: Sequence[Request], engines: Sequence[Engine]) -> list[AsyncSave]:
-    """All asynchronous saves, in the order in which they began."""
+def settle(
+    requests: Sequence[Request],
+    engines: Sequence[Engine],
+    watched: Mapping[tuple[int, str], Watched],
+) -> list[AsyncSave]:
+    """All asynchronous saves, in the order in which they began.
+
+    Args:
+        watched: what was seen of each worker, by Worker.key.
+    """
     saves = [save for row, request in enumerate(requests) if (save := _save(row, request)) is not None]
     saves.sort(key=lambda save: save.opened)
     ends: dict[int, int] = defaultdict(int, {engine.tag: engine.t_last for engine in engines})
@@ -62,9 +76,37 @@ def settle(requests: Sequence[Request], engines: Sequence[Engine]) -> list[Async
         if save.done:
             finished[save.engine].append(save.opened)
     workers = {engine.tag: engine.workers for engine in engines}
+    untold = _untold(saves, workers, watched)
     return [
-        _ended(save, workers.get(save.engine, ()), ends[save.engine], finished[save.engine]) for save in saves
+        _ended(save, workers.get(save.engine, ()), ends[save.engine], finished[save.engine], untold)
+        for save in saves
     ]
+
+
+def _untold(
+    saves: Sequence[_Save],
+    workers: Mapping[int, Sequence[Worker]],
+    watched: Mapping[tuple[int, str], Watched],
+) -> set[int]:
+    """Rows of the requests whose KV was copied long ago, of an engine that heard of the end of no save at
+    all: its steps asked again and again."""
+    found: set[int] = set()
+    heard = {save.engine for save in saves if save.done or save.ranks}
+    copied: dict[int, tuple[int, int]] = {}  # row -> how long the copy took, when it was over
+    for save in saves:
+        seen = [watched[one.key].slots.reads.get(save.row, ()) for one in workers.get(save.engine, ())]
+        last = [max(touch.t for touch in touches) for touches in seen if touches]
+        if save.engine not in heard and last and len(last) == len(seen):
+            copied[save.row] = (max(0, max(last) - save.opened), max(save.opened, *last))
+    longest = max([SHORT_NS, *(took for took, _ in copied.values())])
+    for save in saves:
+        if save.row not in copied:
+            continue
+        over = copied[save.row][1] + PATIENCE * longest
+        later = [watched[one.key].ran.began_t for one in workers[save.engine]]
+        if all(int((begun > over).sum()) >= ASKED for begun in later):
+            found.add(save.row)
+    return found
 
 
 def _save(row: int, request: Request) -> _Save | None:
@@ -75,12 +117,15 @@ def _save(row: int, request: Request) -> _Save | None:
     return _Save(row, request.engine, begun[0].t, reports)
 
 
-def _ended(save: _Save, workers: Sequence[Worker], now: int, finished: Sequence[int]) -> AsyncSave:
+def _ended(
+    save: _Save, workers: Sequence[Worker], now: int, finished: Sequence[int], untold: Collection[int]
+) -> AsyncSave:
     """How a save ended.
 
     Args:
         now: the last that was seen of its engine.
         finished: when the saves began that are done.
+        untold: rows of the requests whose copies were over long before the trace ends.
     """
     ranks = save.ranks
     reported = tuple(worker.rank for worker in workers if worker.spool in ranks)
@@ -91,7 +136,7 @@ def _ended(save: _Save, workers: Sequence[Worker], now: int, finished: Sequence[
         failed = dict.fromkeys(save.failed, SaveEnd.FAILED)
         return AsyncSave(save.row, end, reported, () if save.done else missing, failed)
     overdue = sum(opened > save.opened for opened in finished) >= OVERTAKEN
-    overdue = overdue or now - save.opened >= LONG_NS
+    overdue = overdue or now - save.opened >= LONG_NS or save.row in untold
     overdue = overdue or (bool(ranks) and now - max(ranks.values()) >= PARTLY_NS)
     end = SaveEnd.NOT_FINISHED if overdue else SaveEnd.PENDING
     unfinished = [worker.spool for worker in absent] if ranks else [""]

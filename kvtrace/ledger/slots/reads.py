@@ -232,8 +232,9 @@ class _Resolver:
         if wrote:
             late = record.t >= self._touches.used_at(step, column)
             # What is written into a block is for whom it was given to, whatever it held before.
-            for row, positions, _ in self._owners(whole, column, step, True, background).requests:
-                key = (row, step, positions, (), background, late, Fate.READ, read)
+            for row, positions, beyond in self._owners(whole, column, step, True, background).requests:
+                there = tuple(union([*positions, *beyond]))
+                key = (row, step, there, (), background, late, Fate.READ, read)
                 self._gather(False, key, record, column)
 
     def _gather(self, read: bool, key: _Key, record: rows.SlotsTouched, column: int) -> None:
