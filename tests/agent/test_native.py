@@ -336,6 +336,142 @@ def test_flexkv() -> None:
         assert seen(watch) == {(name, way): slots_of(6, 7) for name in here.names}
 
 
+# --- NIXL -----------------------------------------------------------------------------------------------
+
+
+class Handle:
+    __slots__ = ("_handle",)
+
+    def __init__(self, number: int) -> None:
+        self._handle = number
+
+
+class DList:
+    """As NIXL's own list: a count, and tuples by index."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = [tuple(map(int, row)) for row in table]
+
+    def descCount(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, at: int) -> tuple[int, ...]:
+        return self.table[at]
+
+
+class Agent:
+    """The methods of nixl_agent that are wrapped, with its signatures; ``status`` is what is posted."""
+
+    status = "PROC"
+    handles = iter(range(1 << 40, 1 << 41))
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def prep_xfer_dlist(
+        self, agent_name: str, xfer_list: Any, mem_type: Any = None, backends: Any = ()
+    ) -> Handle:
+        return Handle(next(self.handles))
+
+    def make_prepped_xfer(
+        self, operation: str, local_xfer_side: Any, local_indices: Any, remote_xfer_side: Any,
+        remote_indices: Any, notif_msg: bytes = b"", backends: Any = (), skip_desc_merge: bool = False,
+    ) -> Handle:  # fmt: skip
+        return Handle(next(self.handles))
+
+    def initialize_xfer(
+        self, operation: str, local_descs: Any, remote_descs: Any, remote_agent: str, notif_msg: bytes = b""
+    ) -> Handle:
+        return Handle(next(self.handles))
+
+    def transfer(self, handle: Any, notif_msg: bytes = b"") -> str:
+        return self.status
+
+
+@pytest.fixture
+def agent() -> Any:
+    module = ModuleType("nixl._api")
+    module.nixl_agent = type("nixl_agent", (Agent,), dict(vars(Agent)))  # type: ignore[attr-defined]
+    for row in native.rows():
+        if row.module == "nixl._api":
+            assert native.wrap(row, module)
+    return module.nixl_agent("mine")
+
+
+def described(here: Cache) -> Any:
+    """A descriptor for each block of each layer, layer by layer, as in vLLM: Nx3, uint64."""
+    addresses, sizes = pieces(here, *range(BLOCKS))
+    return np.array([[one, size, 0] for one, size in zip(addresses, sizes, strict=True)], dtype=np.uint64)
+
+
+FORMS = {
+    "an array": lambda table: table,
+    "tuples": lambda table: [tuple(map(int, row)) for row in table],
+    "its own list": DList,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("operation", "way"), [("READ", WRITTEN), ("WRITE", READ)])
+def test_nixl_prepared_transfers_as_vllms_workers_make_them(
+    agent: Any, form: str, operation: str, way: str
+) -> None:
+    here = cache("K and V in the content")
+    local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", FORMS[form](described(here)), "VRAM")
+    remote = agent.prep_xfer_dlist("theirs", [(1 << 30, 64, 0)] * 4, "VRAM")
+    indices = np.array([1, 5, BLOCKS + 1, BLOCKS + 5], dtype=np.int32)
+    with Watching(here) as watch:
+        handle = agent.make_prepped_xfer(operation, local, indices, remote, [0, 1, 2, 3], notif_msg=b"r1")
+        indices[:] = 0
+        assert not seen(watch), "made is not begun"
+        assert agent.transfer(handle) == "PROC"
+    assert seen(watch) == {(name, way): slots_of(1, 5) for name in here.names}
+    assert not watch.unsure
+
+
+def test_nixl_transfers_of_whole_lists_and_of_tensors(agent: Any) -> None:
+    here = cache("K and V in the content")
+    tensor = here.tensors[here.names[1]]
+    with Watching(here) as watch:
+        handle = agent.initialize_xfer("WRITE", DList(described(here)[2:4]), DList([]), "theirs")
+        agent.transfer(handle)
+    assert seen(watch) == {(here.names[0], READ): slots_of(2, 3)}
+    local = agent.prep_xfer_dlist("", [tensor[6], tensor[0]])
+    remote = agent.prep_xfer_dlist("theirs", DList([]))
+    with Watching(here) as watch:
+        agent.transfer(agent.make_prepped_xfer("READ", local, [0], remote, [0]))
+    assert seen(watch) == {(here.names[1], WRITTEN): slots_of(6)}
+
+
+def test_nixl_within_one_agent_reads_one_side_and_writes_the_other(agent: Any) -> None:
+    here = cache("K and V in the content", layers=1)
+    both = agent.prep_xfer_dlist("mine", described(here))
+    local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", described(here))
+    with Watching(here) as watch:
+        agent.transfer(agent.make_prepped_xfer("READ", local, [2], both, [7]))
+    assert seen(watch) == {(here.names[0], WRITTEN): slots_of(2), (here.names[0], READ): slots_of(7)}
+
+
+def test_nixl_what_is_refused_did_not_begin_and_what_is_not_known_is_not_nothing(agent: Any) -> None:
+    here = cache("K and V in the content", layers=1)
+    local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", described(here))
+    remote = agent.prep_xfer_dlist("theirs", DList([]))
+    unwatched = agent.make_prepped_xfer("READ", local, [2], remote, [0])
+    agent.prep_xfer_dlist("NIXL_INIT_AGENT", object())  # never raises
+    with Watching(here) as watch:
+        agent.transfer(unwatched)
+    assert watch.unsure and set(seen(watch).values()) == {None}
+    with Watching(here) as watch:
+        beyond = agent.make_prepped_xfer("READ", local, [BLOCKS], remote, [0])
+        agent.transfer(beyond)
+    assert watch.unsure and set(seen(watch).values()) == {None}
+    with Watching(here) as watch:
+        handle = agent.make_prepped_xfer("READ", local, [2], remote, [0])
+        type(agent).status = "ERR"
+        assert agent.transfer(handle) == "ERR"
+    assert not seen(watch)
+
+
 # --- what does not fit ----------------------------------------------------------------------------------
 
 

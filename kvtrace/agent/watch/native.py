@@ -24,7 +24,7 @@ from typing import Any
 
 from kvtrace.agent.imports import when_imported
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch import limits, modes
+from kvtrace.agent.watch import limits, modes, nixl
 from kvtrace.agent.watch.memory import Memory, NotKnown, Numbered, Ranges, numbers
 from kvtrace.agent.watch.tensors import OWN, is_tensor
 from kvtrace.trace.facts import Limit
@@ -45,6 +45,8 @@ class Row:
         copies: from arguments and result to what was read and written.
         read_in: product and version whose source the row was read in.
         names: what names the memory, and the direction; for the page.
+        always: it copies nothing, and later calls refer to it: ``copies`` notes each, watched or not.
+        also: modules under whose name the same is found.
     """
 
     module: str
@@ -53,6 +55,8 @@ class Row:
     copies: Callable[[Named, Any], Iterable[Copy]]
     read_in: str
     names: str
+    always: bool = False
+    also: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -246,6 +250,32 @@ def _mooncake() -> Iterable[Row]:
         yield Row("mooncake.store", f"{_STORE}.{attr}", names, copies, _MOONCAKE, what)
 
 
+# --- NIXL -----------------------------------------------------------------------------------------------
+
+
+def _nixl() -> Iterable[Row]:
+    also = ("nixl_cu12._api", "nixl_cu13._api", "nixl_rocm._api")
+    handle = "handle, of make_prepped_xfer or initialize_xfer"
+    for attr, parameters, copies, names in (
+        ("prep_xfer_dlist", ("agent_name", "xfer_list"), nixl.prepared, "xfer_list: addresses and lengths"),
+        (
+            "make_prepped_xfer",
+            ("operation", "local_xfer_side", "local_indices", "remote_xfer_side", "remote_indices"),
+            nixl.made,
+            "local_indices into the list of local_xfer_side; READ: written",
+        ),
+        (
+            "initialize_xfer",
+            ("operation", "local_descs", "remote_descs", "remote_agent"),
+            nixl.initialized,
+            "local_descs: addresses and lengths; READ: written",
+        ),
+        ("transfer", ("handle",), nixl.posted, handle),
+    ):
+        always = attr != "transfer"
+        yield Row("nixl._api", f"nixl_agent.{attr}", parameters, copies, "NIXL 1.5.1", names, always, also)
+
+
 # --- the table ------------------------------------------------------------------------------------------
 
 _VLLM = "vLLM 0.32.0"
@@ -308,6 +338,7 @@ _FUNCTIONS: tuple[Row, ...] = (
         )
     ),
     *_mooncake(),
+    *_nixl(),
     Row(
         "flexkv.c_ext", "transfer_kv_blocks",
         (
@@ -351,7 +382,8 @@ def inside() -> bool:
 def copies_of(row: Row, args: Sequence[Any], kwargs: Named, result: Any) -> list[Copy]:
     """What a call read and wrote. Never raises: what does not fit the row is not known, both ways."""
     try:
-        return list(row.copies({**dict(zip(row.parameters, args, strict=False)), **kwargs}, result))
+        names = ("self", *row.parameters) if "." in row.attr else row.parameters
+        return list(row.copies({**dict(zip(names, args, strict=False)), **kwargs}, result))
     except (NotKnown, AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError):
         pass  # not of the types that the row's source has
     except Exception:
@@ -371,11 +403,22 @@ def seen(row: Row, args: Sequence[Any], kwargs: Named, result: Any) -> None:
         limits.say(Limit.NATIVE, row.where)
 
 
-def _around(row: Row, original: Any, method: bool) -> Any:
-    first = 1 if method else 0
+def _note(row: Row, args: Sequence[Any], kwargs: Named, result: Any) -> None:
+    """Of a call that later calls refer to, and that copies nothing. Never raises."""
+    before, OWN.busy = OWN.busy, True
+    try:
+        copies_of(row, args, kwargs, result)
+    finally:
+        OWN.busy = before
 
+
+def _around(row: Row, original: Any) -> Any:
     @functools.wraps(original)
     def native(*args: Any, **kwargs: Any) -> Any:
+        if row.always:
+            result = original(*args, **kwargs)
+            _note(row, args, kwargs, result)
+            return result
         if not watching():
             return original(*args, **kwargs)
         _here.inside = True
@@ -383,7 +426,7 @@ def _around(row: Row, original: Any, method: bool) -> Any:
             result = original(*args, **kwargs)
         finally:
             _here.inside = False
-        seen(row, args[first:], kwargs, result)
+        seen(row, args, kwargs, result)
         return result
 
     native._kvtrace = True  # type: ignore[attr-defined]
@@ -399,7 +442,7 @@ def wrap(row: Row, module: ModuleType) -> bool:
             holder = getattr(holder, part)
         original = getattr(holder, name)
         if not hasattr(original, "_kvtrace"):
-            setattr(holder, name, _around(row, original, bool(path)))
+            setattr(holder, name, _around(row, original))
         return True
     except (AttributeError, TypeError):
         return False
@@ -420,7 +463,8 @@ def install() -> None:
         return
     _installed = True
     for row in _FUNCTIONS:
-        when_imported(row.module, functools.partial(_wrap_in, row))
+        for module in (row.module, *row.also):
+            when_imported(module, functools.partial(_wrap_in, row))
 
 
 def _wrap_in(row: Row, module: ModuleType) -> None:
