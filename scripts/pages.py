@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Write the pages of docs/ that are made from the code: docs/causes/, and the tables of docs/trace-format.md.
+"""Write the pages of docs/ that are made from the code: docs/causes/, and the tables of docs/trace-format.md
+and docs/native-copies.md.
 
 python scripts/pages.py
 """
@@ -15,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from kvtrace.agent.watch import native  # noqa: E402
 from kvtrace.causes.registry import CATALOGUE  # noqa: E402
 from kvtrace.render.cause import cause_page  # noqa: E402
 from kvtrace.render.markdown import markdown  # noqa: E402
@@ -33,9 +35,16 @@ def files() -> dict[Path, str]:
     }
     written[docs / "causes" / "README.md"] = _index()
     found = {path: _HEAD + text for path, text in written.items()}
-    format_page = docs / "trace-format.md"
-    found[format_page] = format_page.read_text(encoding="utf-8").split(MARKER)[0] + MARKER + "\n" + tables()
+    for name, text in (("trace-format.md", tables()), ("native-copies.md", native_copies())):
+        page = docs / name
+        found[page] = page.read_text(encoding="utf-8").split(MARKER)[0] + MARKER + "\n" + text
     return found
+
+
+def native_copies() -> str:
+    lines = ["| entry point | what names the memory; direction | read in |", "|---|---|---|"]
+    lines += [f"| `{row.where}` | {row.names} | {row.read_in} |" for row in native.rows()]
+    return "\n".join(lines) + "\n"
 
 
 def _index() -> str:

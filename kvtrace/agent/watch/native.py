@@ -75,7 +75,7 @@ def _swap_blocks(named: Named, result: Any) -> Iterable[Copy]:
     if not (is_tensor(source) and is_tensor(target)):
         raise NotKnown
     pairs = numbers(named["block_mapping"]).reshape(-1, 2)
-    given = named.get("block_size_in_bytes")  # before 0.17 it was the stride of the source
+    given = named.get("block_size_in_bytes")  # older versions: the stride of the source
     size = source.stride(0) * source.element_size() if given is None else given
     sizes = numbers(size).repeat(len(pairs))
     return _both(
@@ -285,7 +285,7 @@ _SLOTS_3FS = "token_indices are slots, kv_caches_ptrs the layers; "
 OPERATIONS: dict[str, Row] = {
     "_C_cache_ops::swap_blocks": Row(
         "torch.ops._C_cache_ops", "swap_blocks", ("src", "dst", "block_size_in_bytes", "block_mapping"),
-        _swap_blocks, f"{_VLLM} (0.8.5 without block_size_in_bytes)",
+        _swap_blocks, f"{_VLLM}, older ones without block_size_in_bytes",
         "block_mapping: pairs of block ids, from src into dst, block_size_in_bytes apart",
     ),
     "_C_cache_ops::swap_blocks_batch": Row(
@@ -348,7 +348,7 @@ _FUNCTIONS: tuple[Row, ...] = (
             "chunk_size_in_bytes", "start_layer_id", "num_layers", "transfer_num_cta", "is_host_to_device",
             "use_ce_transfer", "kv_dim", "num_kv_heads", "gpu_block_type",
         ),
-        _flexkv, "FlexKV 1.2.1",
+        _flexkv, "FlexKV 34ab141",
         "gpu_block_id_tensor, gpu_tensor_ptrs_tensor and the strides; is_host_to_device: written",
     ),
 )  # fmt: skip

@@ -50,7 +50,7 @@ _transfers: dict[int, tuple[Copy, ...]] = {}
 
 
 def _key(handle: Any) -> int:
-    """Handles are objects with a number since 0.6, before that the number itself."""
+    """Handles are objects with a number; in older versions the number itself."""
     number = getattr(handle, "_handle", handle)
     if type(number) is not int:
         raise NotKnown
