@@ -25,7 +25,7 @@ from kvtrace.ledger.saves.completion import settle
 from kvtrace.ledger.saves.implied import Implied, imply
 from kvtrace.ledger.saves.measured import Measured, measure
 from kvtrace.ledger.saves.pairs import Evidence
-from kvtrace.ledger.saves.rest import AtRest, Traced, at_rest
+from kvtrace.ledger.saves.rest import AtRest, Traced, at_rest, removals
 from kvtrace.ledger.saves.seen import seen
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
@@ -152,7 +152,8 @@ def _watched(
     """What each worker was seen to do with the KV cache, by Worker.key."""
     by_name = {one.name: one for one in scans}
     given = given_blocks(scans, requests)
-    rests = {one.name: _at_rest(one, rest) for one in scans}
+    removed = frozenset(name for one in scans for name in removals(one.left, one.names))
+    rests = {one.name: _at_rest(one, rest, removed) for one in scans}
     found = {}
     for engine in engines:
         here = {row: request for row, request in enumerate(requests) if request.engine == engine.tag}
@@ -164,10 +165,10 @@ def _watched(
     return found
 
 
-def _at_rest(scan: SpoolScan, rest: RestFile) -> AtRest:
+def _at_rest(scan: SpoolScan, rest: RestFile, removed: frozenset[str]) -> AtRest:
     last_t = max([0, *(int(ran.began_t[-1]) for ran in scan.executed.values() if len(ran.began_t))])
     return at_rest(
-        Traced(scan.name, scan.names, scan.slots, scan.left, scan.found, scan.pieces, last_t), rest
+        Traced(scan.name, scan.names, scan.slots, scan.left, scan.found, scan.pieces, last_t, removed), rest
     )
 
 

@@ -322,6 +322,15 @@ def test_a_large_file_with_few_places_in_use(trace, kv, tmp_path):
     assert found(trace) == [VERBATIM] * 2
 
 
+def test_what_is_written_and_removed_in_one_call_is_found(trace, kv, tmp_path):
+    def how(step, layer):
+        (tmp_path / "a").write_bytes(data_of(pick(layer)))
+        (tmp_path / "a").unlink()
+
+    saves(kv, how)
+    assert [row[0] for row in left(trace)] == [None] and found(trace) == [VERBATIM]
+
+
 def test_files_that_the_scheduler_s_side_removes(trace, kv, tmp_path):
     """In a call that is watched there, and in one that is not."""
 

@@ -38,10 +38,11 @@ class Books:
         self.names[ident] = text
         return ident
 
-    def read(self, call: int, t: int, kept: bool = True, connector: int = 1) -> None:
+    def read(self, call: int, t: int, kept: bool = True, connector: int = 1, layer: str = "layer") -> None:
         head = pack_head(Kind.SLOTS, Role.WORKER, 0, connector, Flag.STORE | (Flag.KEPT if kept else 0))
         slots = self.name(f"0+{SLOTS}")
-        self._add(rows.SlotsTouched(head, t * 10**6, self.name("layer"), 0, slots, SLOTS, 0, call))
+        step = call
+        self._add(rows.SlotsTouched(head, t * 10**6, self.name(layer), step, slots, SLOTS, 0, call))
 
     def left(
         self, way: Way, target: str, size: int = 0, calls: int = 1, errors: int = 0, marks: int = Flag.KEPT,
@@ -51,12 +52,13 @@ class Books:
         self._add(rows.LeftProcess(head, t * 10**6, 0, 0, self.name(target), size, calls, errors))
 
     def found(
-        self, call: int, t: int, form: Form, target: str, slots: str = f"0+{SLOTS}", connector: int = 1
-    ) -> None:
+        self, call: int, t: int, form: Form, target: str, slots: str = f"0+{SLOTS}", connector: int = 1,
+        layer: str = "layer",
+    ) -> None:  # fmt: skip
         head = pack_head(Kind.FOUND, Role.WORKER, form, connector)
         pieces, by = 4 << 32 | 4, call + 1
-        layer = self.name("layer")
-        self._add(rows.KvFound(head, t * 10**6, call, layer, self.name(slots), pieces, by, self.name(target)))
+        ids = self.name(layer), self.name(slots), pieces, by, self.name(target)
+        self._add(rows.KvFound(head, t * 10**6, call, *ids))
 
     def piece(self, call: int, target: str, still: str) -> None:
         head = pack_head(Kind.PIECE, Role.WORKER)
@@ -177,6 +179,27 @@ def test_what_is_never_found_while_later_kv_is() -> None:
     books.found(1, 12, Form.VERBATIM, "/a")
     books.found(3, 33, Form.VERBATIM, "/b")
     assert [one for one, _ in books.fates()] == [Fate.WRITTEN, Fate.NEVER_LEFT, Fate.WRITTEN]
+
+
+@pytest.mark.parametrize(("layers", "fate"), [(2, Fate.NEVER_LEFT), (1, Fate.WRITTEN)])
+def test_a_record_of_several_layers_is_not_whole_without_one_of_them(layers: int, fate: Fate) -> None:
+    books = Books()
+    for call in (1, 2, 3):
+        for number in range(3):
+            books.read(call, 10 * call, layer=f"layer.{number}")
+    for call in (1, 3):
+        for number in range(3 if call == 1 else 2):
+            target = f"/{call}" if layers > 1 else f"/{call}.{number}"
+            books.found(call, 10 * call + 2, Form.VERBATIM, target, layer=f"layer.{number}")
+    for number in range(2):
+        books.found(2, 40, Form.VERBATIM, "/2" if layers > 1 else f"/2.{number}", layer=f"layer.{number}")
+    rest = books.result()
+    fates = {
+        (call, number): rest.split(call, books.name(f"layer.{number}"), ALL)[0].fate
+        for call in (1, 2)
+        for number in range(3)
+    }
+    assert [fates[2, number] for number in range(3)] == [fate, fate, Fate.NEVER_LEFT]
 
 
 def test_what_may_still_be_on_its_way_is_not_missing() -> None:

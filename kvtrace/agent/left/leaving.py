@@ -139,8 +139,13 @@ class Left:
         self._opened[place.path] = place
 
     def removed(self, path: str) -> None:
-        self._opened.pop(path, None)
+        """It is there still, for a moment: what this call wrote into it is looked for now."""
+        began = clock()
+        place = self._opened.pop(path, None)
+        if place is not None:
+            self._in_file(PLACES.look(place))
         self._removed[path] = None
+        self.cost += clock() - began
 
     def _peer(self, sock: Any) -> Peer:
         peer = self._peers.get(id(sock))

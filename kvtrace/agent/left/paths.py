@@ -219,11 +219,13 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 def _removed(name: str) -> None:
     if name.startswith(_NOISE) or _ours(name):
         return
-    PLACES.removed(name)
     left = _left()
     if left is not None:
         left.removed(name)
-    elif ON_REMOVAL and origin_here() is not None:
+    PLACES.removed(name)
+    if left is not None:
+        return
+    if ON_REMOVAL and origin_here() is not None:
         ON_REMOVAL[0](name)
 
 

@@ -118,7 +118,9 @@ class Pool:
         self._near_missed = 0
 
     def forget(self) -> None:
-        """A spool begins: calls of an earlier one are none of its own."""
+        """A spool begins: calls of an earlier one are none of its own. In a forked child a lock that another
+        thread held stays held: it gets a new one."""
+        self._lock = threading.Lock()
         with self._lock:
             for op in list(self._ops.values()):
                 self._remove(op)

@@ -66,6 +66,8 @@ class Why(IntEnum):
     """It went through a narrower type, and its numbers are not the same."""
     NARROWER = 11
     """As numbers of a narrower type: WRITTEN."""
+    NOT_WHOLE = 12
+    """It is at rest in a record of several layers, of which others never left."""
 
 
 class Part(NamedTuple):
@@ -124,6 +126,8 @@ _LEAST_BYTES = 16
 """Bytes of a slot in one layer: no KV is smaller."""
 _MOST_EXAMPLES = 5
 _LEAST_CUT = 2
+_STACKED = 2
+"""Layers in one file, from which on a record holds several."""
 _MARGIN_NS = 500_000_000
 _PATIENCE = 10
 """How many times as long as the slowest save something may be on its way."""
@@ -149,6 +153,12 @@ def at_rest(trace: Traced, rest: RestFile) -> AtRest:
         amounts.update(one.amounts)
         examples = {**one.examples, **examples}
     return AtRest(parts, dict(amounts), examples)
+
+
+def removals(left: Records, names: Mapping[int, str]) -> set[str]:
+    """Files that connectors removed, by the LEFT records of one spool."""
+    gone = left[(rows.flags(left[:, 0]) & Flag.REPLACED) != 0]
+    return {names.get(ident, "") for ident in rows.columns(rows.LeftProcess, gone).target.tolist()} - {""}
 
 
 def _of_connector(trace: Traced, index: int) -> Traced:
@@ -185,9 +195,8 @@ class _Judge:
         ways = ((rows.code(one.head), self._name(one.target)) for one in self._left)
         self._databases = {name for way, name in ways if way == Way.SQLITE}
         self._committed = self._commits()
-        here = {self._name(one.target) for one in self._left if _is_removal(one)}
-        self._removed = here | trace.removed
-        self._left = [one for one in self._left if not _is_removal(one)]
+        self._removed = removals(trace.left, trace.names) | trace.removed
+        self._left = [one for one in self._left if not rows.flags(one.head) & Flag.REPLACED]
         self._parts: dict[tuple[int, int], list[Part]] = defaultdict(list)
 
     def _name(self, ident: int) -> str:
@@ -235,6 +244,7 @@ class _Judge:
             for one in sorted(said, key=lambda one: _ORDER.index(one.form)):
                 self._add(key, one.slots, *self._fate(one, cut), one.target)
         self._rest_of_reads()
+        self._records_of_several_layers()
         amounts: Counter[tuple[Fate, Why]] = Counter()
         examples: dict[tuple[Fate, Why], dict[str, None]] = defaultdict(dict)
         for parts in self._parts.values():
@@ -308,6 +318,27 @@ class _Judge:
                 slots = parse(self._name(row.slot_set))
                 self._add((row.call, row.layer), [*slots.full, *slots.partly], fate, why, target)
 
+    def _records_of_several_layers(self) -> None:
+        """Where one record holds several layers, it is not whole without those that never left: the store
+        gives none of it back."""
+        layers: dict[str, set[int]] = defaultdict(set)
+        missing: dict[int, list[Interval]] = defaultdict(list)
+        steps = {(words[7], words[2]): words[3] for words in self._trace.slots.tolist()}
+        for key, parts in self._parts.items():
+            for part in parts:
+                if part.fate == Fate.NEVER_LEFT:
+                    missing[steps.get(key, 0)] += part.slots
+                elif part.target:
+                    layers[part.target].add(key[1])
+        if not missing or max((len(one) for one in layers.values()), default=0) < _STACKED:
+            return
+        for key, parts in self._parts.items():
+            gone = union(missing.get(steps.get(key, 0), ()))
+            for at, part in enumerate(parts):
+                whole = not gone or subtract(list(part.slots), gone)
+                if part.fate in (Fate.WRITTEN, Fate.PROVED) and not whole:
+                    parts[at] = part._replace(fate=Fate.NEVER_LEFT, why=Why.NOT_WHOLE)
+
     def _visible(self) -> bool:
         """Whether this connector's KV is found byte for byte in what leaves."""
         return any(one.form == Form.VERBATIM for said in self._found.values() for one in said)
@@ -380,10 +411,6 @@ class _Judge:
             if is_open or name in self._committed:
                 return Fate.NOT_AT_REST, Why.UNCOMMITTED, name
         return None
-
-
-def _is_removal(one: rows.LeftProcess) -> bool:
-    return bool(rows.flags(one.head) & Flag.REPLACED)
 
 
 def _is_read(words: Sequence[int]) -> bool:
