@@ -2,6 +2,7 @@
 """Measures kvtrace on connectors that nobody has seen: written from seeds, run on the real engine.
 
     python scripts/accuracy.py --seed N --count M [--jobs K] [--keep DIR] [--only FAULT] [--json FILE]
+                               [--page FILE]
     python scripts/accuracy.py --show SEED [--only FAULT]
 
 Every fourth seed is healthy, the others go in turn through the catalogue of faults
@@ -27,6 +28,7 @@ import traceback
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +208,7 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--only", metavar="FAULT", help="plant this fault in all of them ('healthy': none)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores there")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the table there, as Markdown")
     parser.add_argument(
         "--show", type=int, metavar="SEED", help="print a seed's source and plan, and run nothing"
     )
@@ -246,7 +249,45 @@ def main() -> int:
     finally:
         if args.keep is None:
             shutil.rmtree(out, ignore_errors=True)
-    return conclude(results, args.json)
+    code = conclude(results, args.json)
+    if args.page is not None:
+        args.page.write_text(page(results, args), encoding="utf-8")
+    return code
+
+
+def page(results: list[Result], args: argparse.Namespace) -> str:
+    """The measurement as a page of reports/."""
+    scores = [result.scored for result in results if result.scored is not None]
+    unproven = [result for result in results if result.unproven]
+    only = f" --only {args.only}" if args.only else ""
+    lines = [
+        "# Accuracy on connectors that nobody has seen",
+        "",
+        f"`python scripts/accuracy.py --seed {args.seed} --count {args.count}{only}` with vLLM "
+        f"{version('vllm')}. Each run is a connector written from a seed, healthy or with one planted fault; "
+        "what is true of it comes from the plan and from what lies in its store, never from kvtrace. "
+        "These seeds were not used in development. What the columns mean: `tests/accuracy/score.py`.",
+        "",
+        "```text",
+        *scoring.table(scores),
+        "",
+        *scoring.notes(scores),
+        *(f"not counted, as the plan did not come true: {len(unproven)} runs" for _ in unproven[:1]),
+        scoring.last_line(scores),
+        "```",
+        "",
+        "Runs in which the first finding was not right, or a number was wrong:",
+        "",
+        "```text",
+        *(
+            line(result).strip()
+            for result in sorted(results, key=lambda one: one.run.seed)
+            if result.scored is not None
+            and (result.scored.verdict != scoring.RIGHT or result.scored.wrong_number)
+        ),
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def conclude(results: list[Result], file: Path | None) -> int:
