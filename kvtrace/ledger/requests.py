@@ -115,6 +115,7 @@ class Request:
     finish: Finish | None = None
     preemptions: int = 0
     preempt_step: int = 0  # of the last one
+    preempted: tuple[tuple[int, int], ...] = ()  # step of each, and the positions that had KV by then
     first_step: int = 0  # of any of its records, 0 where none names a step
     last_step: int = 0
     transfers: tuple[Transfer, ...] = ()
@@ -194,6 +195,7 @@ class _Draft:
     finish: Finish | None = None
     preemptions: int = 0
     preempt_step: int = 0
+    preempted: list[tuple[int, int]] = field(default_factory=list)
     reach: int = 0  # positions with KV before the last preemption
     first_step: int = 0
     last_step: int = 0
@@ -285,6 +287,7 @@ class _Draft:
         self.preemptions += 1
         self.preempt_step = max(self.preempt_step, row.step)
         self.reach = max([self.reach, row.computed, *(chunk.end for chunk in self.chunks)])
+        self.preempted.append((row.step, row.computed if row.computed > 0 else self.reach))
 
     def settled(self) -> Request:
         """The request, with what needs all of its records."""
@@ -308,6 +311,7 @@ class _Draft:
             finish=self.finish,
             preemptions=self.preemptions,
             preempt_step=self.preempt_step,
+            preempted=tuple(self.preempted),
             first_step=self.first_step,
             last_step=self.last_step,
             prefixes=self.prefixes,

@@ -319,6 +319,21 @@ def test_decode_tokens_are_there_one_by_one(tmp_path: Path) -> None:
     assert only(sim) == (((0, 6),), ((6, 8),))
 
 
+def test_decode_tokens_after_a_preemption_are_computed_again_with_the_prompt(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    compute(sim, "a", 0, 4)
+    sim.grow("a", 8)
+    for _ in range(3):
+        sim.step([], tokens=1)
+    sim.preempt("a", 7)
+    sim.give("a", [11, 12, 13], flags=RESUMED)
+    sim.step([Chunk("a", 0, 4, first=True, resumed=True)], tokens=8, prompts={"a": 4})
+    sim.step([], tokens=1)
+    sim.touch({0: range(44, 56)})
+    sim.finish("a", 9, 6)
+    assert only(sim) == (((0, 9),), ((9, 12),))
+
+
 def test_decode_tokens_before_the_forward_of_their_step(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     compute(sim, "a", 0, 4)

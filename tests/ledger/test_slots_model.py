@@ -66,6 +66,7 @@ class Life:
     at: int = 0  # positions that have KV
     local: int = 0
     again: bool = False  # preempted once
+    reached: int = 0  # positions that had KV then
 
     @property
     def total(self) -> int:
@@ -101,15 +102,13 @@ class Engine:
                 self.blocks.release(life.prompt.id)
 
     def _preempt(self) -> None:
-        able = [
-            one for one in self.running if 0 < one.at < one.prompt.length and not one.local and not one.again
-        ]
+        able = [one for one in self.running if one.at and not one.local and not one.again]
         if len(self.running) > 1 and able and not self.draw(st.integers(0, 3)):
             life = self.draw(st.sampled_from(able))
             self.running.remove(life)
             self.sim.preempt(life.prompt.id, life.at)
             self.blocks.release(life.prompt.id)
-            life.at, life.again = 0, True
+            life.at, life.again, life.reached = 0, True, life.at
             self.waiting.append(life)
 
     def _admit(self) -> None:
@@ -144,12 +143,14 @@ class Engine:
             request, start = life.prompt.id, life.at
             room = life.prompt.length - start
             size = min(room, self.draw(st.integers(1, 8))) if room > 0 else 1
+            if not start and life.reached >= life.prompt.length:
+                size = life.reached + 1  # with its decode tokens, and the one after them
             had = len(self.blocks.table(request))
             first = start == life.local and start < life.prompt.length
             self.sim.grow(request, start + size, resumed=life.again)
             self.cache.give(self.blocks.table(request)[had:])
             if room > 0:
-                chunks.append(Chunk(request, start, size, first=first, resumed=first and life.again))
+                chunks.append(Chunk(request, start, min(size, room), first, resumed=first and life.again))
             prompts[request] = life.prompt.length
             life.at = start + size
             for position, slot in enumerate(self.sim.slots(request, start, life.at), start):

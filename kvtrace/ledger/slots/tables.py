@@ -132,7 +132,8 @@ def local_hit(request: Request, step: int) -> int:
 
 def computed_by(request: Request, holder: Holder, step: int, included: bool) -> int:
     """How far the table of a hold was filled by the forward of ``step`` (or only by those before it):
-    positions, from 0. Of decode tokens a step computes one."""
+    positions, from 0. Of decode tokens a step computes one; after a preemption those that there were are
+    computed again with the end of the prompt."""
     later = [one for one in request.chunks if holder.since <= one.step < holder.until]
     if not later:
         return request.computed if request.chunks or not request.prompt else 0
@@ -142,5 +143,7 @@ def computed_by(request: Request, holder: Holder, step: int, included: bool) -> 
         if chunk.step < step or (included and chunk.step == step):
             end, last = max(end, chunk.end), chunk.step
     if last and end >= request.prompt:
-        end = min(request.computed, request.prompt + step - last - (not included))
+        again = [reach + 1 for at, reach in request.preempted if at < last and reach >= request.prompt]
+        end = min(request.computed, max([request.prompt, *again]) + step - last - (not included))
+        end = min([end, *(max(reach, later[-1].end) for at, reach in request.preempted if at >= last)])
     return end
