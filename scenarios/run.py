@@ -91,6 +91,7 @@ def run_here(scenarios: list[Scenario], output: Output, model: str, trace: bool)
         if trace:
             _retarget(None)
             _write_run_json(run_dir, name, began, 1 if error else 0)
+            _write_rest(run_dir)
         say(f"{name}: {error or 'ran'} ({(time.time_ns() - began) / 1e9:.1f} s)")
     return failed
 
@@ -153,6 +154,14 @@ def _retarget(run_dir: str | None) -> None:
     from kvtrace.agent.plugin import retarget
 
     retarget(run_dir)
+
+
+def _write_rest(run_dir: Path) -> None:
+    """What lies in the files that the run wrote: `kvtrace run` looks when its child has ended."""
+    from kvtrace.agent.state import AGENT
+    from kvtrace.launch.rest import write_rest
+
+    write_rest(run_dir, AGENT.config.salt if AGENT.config is not None else None)
 
 
 @contextlib.contextmanager
