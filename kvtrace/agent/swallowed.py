@@ -105,6 +105,12 @@ class Swallowed:
         Args:
             escaped: the exception that left the hook, or in which work in the background ended.
         """
+        if escaped is None and self.raises.none and not self._told:
+            self._began = clock()
+            self._gone.clear()
+            if self._observed_it:
+                self._counted()
+            return
         ended = escaped if self._background and not _is_a_stop(escaped) else None
         if self._observed_it or ended is not None:
             self._counted()

@@ -508,6 +508,33 @@ def test_a_recorder_that_fails_changes_nothing(
     assert AGENT._failures == 1
 
 
+def test_past_its_budget_work_keeps_its_step_and_the_exception_that_ends_it(
+    trace: Any, caches: dict[str, Any], pool: Any
+) -> None:
+    traced_there = []
+
+    def late(connector: Any, job: Any) -> None:
+        traced_there.append(sys.gettrace())
+        job()
+        connector.fail()
+
+    def how(connector: Any, job: Any) -> None:
+        if AGENT.worker.step == 9:
+            pool.submit(late, connector, job)
+        else:
+            job()  # a sample that shows nothing is taken again
+
+    connector = made(caches, how)
+    POLICY._accounts()
+    POLICY.spent(10**12)
+    for number in range(1, 10):  # the first 8 are samples
+        AGENT.worker.watched = 0
+        step(connector, caches, number)
+    pool.shutdown()
+    assert traced_there == [None] and len(slots(trace)) == 8
+    assert swallowed(trace) == [("executor", 9, "ConnectionRefusedError", "fail")]
+
+
 # --- what can't be followed is said ---------------------------------------------------------------------
 
 

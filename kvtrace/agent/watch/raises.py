@@ -17,6 +17,8 @@ from kvtrace.agent.state import clock, get_ident
 
 _MAX_KEPT = 64
 _MAX_CALLERS = 16
+_CALL = 500
+"""ns that a call takes longer with a trace function, more or less."""
 _MONITORED = hasattr(sys, "monitoring")
 _TOOLS = (4, 3)
 
@@ -40,6 +42,7 @@ class Raises:
         self._ident = 0
         self._errors: dict[int, Raised] = {}
         self._callers: list[FrameType] = []
+        self._calls = 0
 
     def start(self) -> bool:
         """False where nothing can be recorded."""
@@ -80,11 +83,20 @@ class Raises:
                 self._callers.append(frame)
             frame = frame.f_back
 
+    @property
+    def none(self) -> bool:
+        return not self._errors
+
     def take(self) -> list[Raised]:
         """What was raised so far; it is forgotten here."""
         errors = list(self._errors.values())
         self._errors.clear()
         return errors
+
+    def cost(self) -> int:
+        """Host ns that looking took since it was last asked, more or less."""
+        calls, self._calls = self._calls, 0
+        return calls * _CALL
 
     def keep(self, error: Any) -> None:
         if isinstance(error, BaseException) and (len(self._errors) < _MAX_KEPT or id(error) in self._errors):
@@ -93,6 +105,7 @@ class Raises:
     # --- before 3.12 ----------------------------------------------------------------------
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
+        self._calls += 1
         try:
             if not self.owner.owns(frame.f_code.co_filename):
                 return None

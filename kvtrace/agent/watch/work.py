@@ -49,9 +49,12 @@ class Work:
         self._watching = False
         self._due = 0
         self._swallowed: Swallowed | None = None
+        self._cost = 0
+        """Host ns that it took to begin."""
 
     def start(self) -> bool:
         """False in a thread that is inside a watched hook: that sees all."""
+        began = clock()
         outer = HERE.work
         if outer is not None:
             if not isinstance(outer, Work):
@@ -62,6 +65,7 @@ class Work:
         _followed[get_ident()] = threading.current_thread()
         self._watch.before = self._before
         self._resume()
+        self._cost = clock() - began
         return True
 
     def stop(self, error: BaseException | None = None) -> None:
@@ -115,15 +119,20 @@ class Work:
     # --- its parts ------------------------------------------------------------------------
 
     def _resume(self) -> None:
-        """Also where torch, or the connector, came after this thread began."""
+        """Also where torch, or the connector, came after this thread began. Past the budget only what the
+        work was for is kept, and the exception in which it ends."""
         if self._swallowed is None:
             index = self._index()
             owner = owners.owner_of(index) if index else None
             if owner is not None:
                 self._swallowed = Swallowed(self.kind, index, Role.WORKER, owner)
+        if not POLICY.background(self.origin.step):
+            if self._swallowed is not None:
+                self._swallowed.stop()
+            return
         if self._swallowed is not None and not self._swallowed.running:
             self._swallowed.start()
-        if not self._watching and POLICY.background(self.origin.step):
+        if not self._watching:
             self._watching = self._watch.start()
             if self._watching and self.left is None:
                 self.left = Left(self._index())
@@ -151,7 +160,8 @@ class Work:
 
     def _write(self, error: BaseException | None, still: bool = False) -> None:
         """``still``: it goes on with the same; whether what it caught was the end of it shows later."""
-        began, cost = clock(), self._watch.cost
+        began, cost = clock(), self._watch.cost + self._cost
+        self._cost = 0
         step, index = self.origin.step, self._index()
         left = self.left
         if left is not None:
@@ -160,6 +170,7 @@ class Work:
             cost += left.cost
             left.write(step, began, AGENT.thread())
         if self._swallowed is not None and not still:
+            cost += self._swallowed.raises.cost()
             self._swallowed.report(error, About(self.origin.layer, step, self.origin.hook))
         POLICY.spent(cost + clock() - began)
 
