@@ -44,7 +44,8 @@ def seen_lost(case: Case, piece: Piece) -> bool:
     metadata of all their steps was. A save in the background that came back contradicts both."""
     request = case.requests[piece.request]
     came_back = request.handed_over and not request.saved and not request.entries
-    return (piece.grade >= Grade.READ and not came_back) or not why_unheard(case, request)
+    blind = piece.engine in case.declared_saves  # nothing of what this connector reads was ever seen
+    return (piece.grade >= Grade.READ and not came_back and not blind) or not why_unheard(case, request)
 
 
 def _claimed(case: Case, piece: Piece, left: list[Interval], turns: Iterable[Turn]) -> list[Interval]:

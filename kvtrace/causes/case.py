@@ -120,6 +120,12 @@ class Case:
     """Engines without one store entry, whose save hooks gave KV tensors to what can't be followed."""
     read_steps: frozenset[int] = frozenset()
     """Steps with a store entry whose slots were read, a part of them at least."""
+    seen_saves: frozenset[int] = frozenset()
+    """Engines of which some token was seen to be saved, by being read at the least."""
+    seen_decode: frozenset[int] = frozenset()
+    """... and some generated one."""
+    declared_saves: frozenset[int] = frozenset()
+    """Engines of which the metadata alone says that anything was saved."""
     unheard: Assigned = field(default_factory=Assigned)
     """Tokens that no metadata names, where that says nothing: not observed."""
     ends: set[SaveEnd] = field(default_factory=set)
@@ -142,6 +148,13 @@ class Case:
     def total_tokens(self) -> float:
         """All positions that ever had KV."""
         return float(sum(r.computed for r in self.requests if r.engine in self.engines))
+
+    def offers_decode(self, engine: int) -> bool:
+        """Whether generated tokens are saved: as was seen of an engine of which any save was, else as its
+        metadata says."""
+        if engine in self.seen_saves:
+            return engine in self.seen_decode
+        return self.engines[engine].decode_entries > 0
 
     def of_engine(self, tag: int) -> list[Request]:
         return [request for request in self.requests if request.engine == tag]
@@ -213,6 +226,11 @@ def make_case(run: Run) -> Case:
     stores = [entry for request in requests if request.saved for entry in request.entries]
     read_steps = frozenset(entry.step for entry in stores if entry.slots > 0)
     case = Case(run, engines, requests, {}, {}, {}, found_again=found_again, read_steps=read_steps)
+    saved = run.base[run.base["outcome"] == SAVED]
+    seen = saved[saved["grade"] >= int(Grade.READ)]
+    case.seen_saves = frozenset(seen["engine"])
+    case.seen_decode = frozenset(seen[seen["amount"] > seen["prompt"]]["engine"])
+    case.declared_saves = frozenset(saved["engine"]) - case.seen_saves
     pids = {limit.pid for limit in run.watch_limits if limit.hook in SAVE_HOOKS and limit.kind in _UNFOLLOWED}
     case.unfollowed = frozenset(
         worker.engine for worker in run.workers() if worker.pid in pids and worker.engine in silent

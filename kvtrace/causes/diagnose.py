@@ -42,7 +42,9 @@ def diagnose(run: Run) -> Diagnosis:
     found = {finding.id for finding in findings}
     assert found >= set(case.assigned), f"tokens without a finding: {sorted(set(case.assigned) - found)}"
     not_observed.extend(_blind_spots(case, saves))
-    roots = any(one.id in _ROOTS and one.severity == FAULT and _weighs(one) for one in findings)
+    faults = [one for one in findings if one.severity == FAULT]
+    most = max((one.tokens for one in faults if one.id in _SYMPTOMS), default=0.0)
+    roots = any(one.id in _ROOTS and _weighs(one) and one.tokens >= _ROOTS[one.id] * most for one in faults)
     findings.sort(key=lambda finding: _order(finding, roots))
     return Diagnosis(
         verdict=verdict(case, findings),
@@ -56,8 +58,15 @@ def diagnose(run: Run) -> Diagnosis:
     )
 
 
-_ROOTS = frozenset({"hook-raised", "exception-swallowed", "store-failed", "kv-stale", "kv-misplaced"})
-"""What was seen to go wrong in the connector's own work."""
+_ROOTS = {
+    "hook-raised": 0.0,
+    "exception-swallowed": 0.0,
+    "store-failed": 0.0,
+    "kv-stale": 0.25,
+    "kv-misplaced": 0.25,
+}
+"""What was seen to go wrong in the connector's own work, and how many tokens of the greatest symptom it must
+concern to stand behind that."""
 _SYMPTOMS = frozenset({"stored-nothing", "slots-short", "metadata-has-no-store", "save-lost"})
 """What shows where nothing more is known: behind a root that was seen."""
 _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})

@@ -68,7 +68,7 @@ def test_claims_are_asked_in_this_order() -> None:
             "role-does-not-save",
             "connector-disabled-itself",
         ],
-        Turn.UNREAD: ["below-save-granularity", "already-stored"],
+        Turn.UNREAD: ["below-save-granularity", "already-stored", "decode-not-offered"],
         Turn.POSITION: [
             "false-already-stored",
             "below-save-granularity",

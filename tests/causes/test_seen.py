@@ -168,3 +168,47 @@ def test_an_exception_stands_before_what_it_explains(
     before = hook and ident in ("save-lost", "stored-nothing")
     assert order[0] == ("hook-raised" if before else cause)
     assert cause in order
+
+
+@pytest.mark.parametrize(
+    ("grade", "ident"), [(Grade.READ, "decode-not-offered"), (Grade.DECLARED, "stored-nothing")]
+)
+def test_generated_tokens_that_the_metadata_seems_to_name_and_nobody_reads(
+    tmp_path: Path, grade: Grade, ident: str
+) -> None:
+    run = run_of(tmp_path)
+    tag = run.engines[0].tag
+    row = (0, tag, 64, 66, 2, "decode", -1, 0, int(SaveEnd.NOTHING_READ), True, int(Grade.READ))
+    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    engine = replace(run.engines[0], decode_entries=1)
+    total = run.total + 4
+    diagnosis = diagnose(
+        replace(run, pieces=lost, base=run.base.assign(grade=int(grade)), engines=(engine,), total=total)
+    )
+    assert [one.id for one in diagnosis.findings] == [ident]
+
+
+def test_what_nobody_reads_says_nothing_where_no_read_was_ever_seen(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    row = (
+        0,
+        run.engines[0].tag,
+        32,
+        64,
+        2,
+        "prefill",
+        0,
+        1,
+        int(SaveEnd.NOT_DECLARED),
+        True,
+        int(Grade.READ),
+    )
+    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    kept = run.base[run.base["request"] != 0]
+    unread = replace(run, pieces=lost, base=kept, total=run.total - 64)
+    base = kept.assign(grade=int(Grade.READ))
+    assert [one.id for one in diagnose(replace(unread, base=base)).findings] == ["metadata-has-no-store"]
+    unseen = replace(unread.engines[0], unreadable_steps=1)
+    half = pd.concat([kept, kept.assign(request=0, outcome="not-observed", amount=2, prompt=2, grade=0)])
+    blind = diagnose(replace(unread, base=half, engines=(unseen,), total=run.total - 62))
+    assert [one.id for one in blind.findings] == []

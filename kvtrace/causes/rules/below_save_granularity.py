@@ -45,7 +45,7 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     request = case.requests[piece.request]
     engine = case.engines[piece.engine]
     if piece.phase == "decode":
-        if not engine.decode_entries:
+        if not case.offers_decode(piece.engine):
             return []
         aligned = request.computed // unit.value * unit.value
     else:

@@ -11,18 +11,25 @@ CAUSE = Cause(
     severity=LIMIT,
     ledger=SAVES,
     meaning="Output tokens, computed in decode, are not offered for saving by this connector.",
-    seen_as="No store entry in this run reaches past a prompt.",
+    seen_as=(
+        "No store entry in this run reaches past a prompt; or tokens were seen to be read, and none of these."
+    ),
     remedy="By design in most connectors; some have an option for it (LMCache: save_decode_cache).",
 )
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    if piece.phase != "decode" or case.engines[piece.engine].decode_entries:
+    if piece.phase != "decode":
         return []
-    return left
+    return [] if case.offers_decode(piece.engine) else left
 
 
-CLAIMS = {Turn.POSITION: claim}
+def claim_unread(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """What the metadata seems to name of generated tokens, and was not read, as none of the run was."""
+    return [] if piece.phase != "decode" or case.offers_decode(piece.engine) else left
+
+
+CLAIMS = {Turn.UNREAD: claim_unread, Turn.POSITION: claim}
 
 
 def rule(case: Case) -> Results:
@@ -32,12 +39,14 @@ def rule(case: Case) -> Results:
             yield CAUSE.ruled_out(f"{plural(offered, 'store')} of this run reach past a prompt")
         return
     stores = sum(engine.store_entries for engine in case.run.engines)
+    past = sum(engine.decode_entries for engine in case.run.engines)
     yield case.finding(
         CAUSE,
         "This connector never offers output tokens for saving.",
         evidence=[
-            f"{count(case.tokens(CAUSE))} output tokens were computed in decode; 0 of {count(stores)} "
-            "store entries reach past a prompt"
+            f"{count(case.tokens(CAUSE))} output tokens were computed in decode; {count(past)} of "
+            f"{count(stores)} store entries reach past a prompt"
+            + (", and no such token was seen to be read" if past else "")
         ],
         events=case.events(CAUSE, "output tokens after the prompt, in no metadata"),
         headline="output tokens are never offered for saving",
