@@ -353,6 +353,30 @@ def test_what_every_rank_holds_alike_is_saved_where_one_saved_it(tmp_path: Path)
     assert alike(sim) == {(0, 64): SAVED}
 
 
+def test_kv_cache_groups_with_their_own_block_sizes(tmp_path: Path) -> None:
+    sim = cache(tmp_path, groups=[(16, [0]), (32, [1])])
+    prefill(sim, "a", 0, 60, [entry("a", 0, 60)])
+    sim.read("a", 0, 48, layers=[0])
+    sim.read("a", 0, 32, layers=[1])
+    sim.finish("a", 60)
+    first, second = by_pair(sim)
+    assert first == {(0, 48): SAVED, (48, 60): NOT_OFFERED}
+    assert second[0, 32] == SAVED and SAVED not in [one for at, one in second.items() if at != (0, 32)]
+
+
+def test_kv_cache_groups_on_the_same_bytes(tmp_path: Path) -> None:
+    """Each read has a record of both layers; the block's owner is meant."""
+    sim = cache(tmp_path, groups=[(16, [0]), (16, [1])])
+    flags = int(Flag.STORE | Flag.SHARED)
+    witness(sim)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    for layer in range(2):
+        read = sim.slots("a", 0, 64 - 32 * layer, group=layer)
+        sim.touch({0: read, 1: read}, flags=flags)
+    sim.finish("a", 64)
+    assert by_pair(sim) == [{(0, 64): SAVED}, {(0, 32): SAVED, (32, 64): "PART_READ READ"}]
+
+
 def test_a_hook_that_raises_after_it_read(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)], fate=Fate(raising=frozenset({(0, 1)})))
