@@ -240,7 +240,7 @@ class Walk:
 
     def across(self, fields: list[tuple[Any, Any]], context: Context) -> list[tuple[Any, Any]]:
         """Lists side by side, one of them request ids: an entry for each place. Returns the other fields."""
-        ids = [(name, value) for name, value in fields if self._all_known(value)]
+        ids = [(name, value) for name, value in fields if self._all_known(value) and _is_order(str(name))]
         if not ids or any(value != ids[0][1] for _, value in ids):
             return fields
         id_name, requests = ids[0]
@@ -287,12 +287,18 @@ class Walk:
                 continue
             ends = list(accumulate(sizes))
             for name, whole in numeric:
-                if whole is sizes or len(whole) != ends[-1]:
+                if whole is sizes or len(whole) != ends[-1] or words.read(str(name)).no_kv:
                     continue
                 pieces = [list(whole[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
                 if all(self._holds(one, piece) for one, piece in zip(requests, pieces, strict=True)):
                     return [*(one for one in fields if one[0] not in (count_name, name)), (name, pieces)]
         return fields
+
+    def _of_request(self, part: Part, word: words.Name, numbers: Integers | None) -> bool:
+        """Whether a dictionary that orders something gives a request its own blocks: ``store_jobs[id]``."""
+        if not (part.keyed and word.direction and part.ids) or numbers is None or numbers.hidden:
+            return False
+        return numbers.length > 0 and self._holds(part.ids[0], numbers.whole())
 
     def _holds(self, request: str, blocks: list[int]) -> bool:
         held = {block for table in self.holdings.tables(request) for block in table}
@@ -392,7 +398,7 @@ class Walk:
         self.left -= len(inner)
         if word.foreign or context.foreign or (word.over and word.direction):
             return True
-        if word.no_kv and not word.span:
+        if word.no_kv and not word.span and not self._of_request(part, word, numbers):
             part.each = part.each or (
                 Problem(context.way(name), shapes.describe(value)) if _is_each(word) else None
             )
@@ -682,10 +688,18 @@ def _is_each(word: words.Name) -> bool:
     return word.each and not word.fact
 
 
+def _is_order(name: str) -> bool:
+    """Whether a list of ids may be that of entries, and not tell which requests run or are over."""
+    word = words.read(name)
+    return not (word.table or word.state)
+
+
 def _goes_along(name: Any, value: Any, count: int) -> bool:
     """Whether a list beside one of ids has an item for each, and is no list of KV itself."""
     kinds = {shapes.kind_of(item) for item in value}
     word = words.read(str(name))
+    if any(shapes.kind_of(item) is Kind.LIST and len(item) and not _is_numeric(item) for item in value):
+        return False  # records of their own
     if kinds <= {Kind.NUMBER}:
         return word.each or (count > 1 and not word.no_kv)
     return not kinds & {Kind.NOTHING, Kind.OPAQUE} and (count > 1 or Kind.TEXT not in kinds)
