@@ -397,7 +397,7 @@ def tokens(count: float | None) -> str:
     return "unknown" if count is None else f"{count:,.10g}"
 
 
-def page(results: list[Result], left_out: list[Case]) -> str:
+def page(results: list[Result], left_out: list[Case], again: bool = False) -> str:
     """The report, as Markdown."""
     right = sum(result.right for result in results)
     lines = [
@@ -410,7 +410,8 @@ def page(results: list[Result], left_out: list[Case]) -> str:
         "one that an engineer would name (no fault where there is none), if no more than the tokens at rest",
         "are called written or proved, and no less were seen.",
         "",
-        f"**{right} of {len(results)} runs are right.**",
+        f"**{right} of {len(results)} runs are right.**"
+        + (" They were recorded by agents of earlier commits, and explained by this one." if again else ""),
         "",
         "| run | what is true | tokens at rest | called saved | first finding | right |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -475,7 +476,7 @@ def main() -> int:
             flush=True,
         )
     file = args.report or runs.out / "real-connectors.md"
-    file.write_text(page(results, left_out), encoding="utf-8")
+    file.write_text(page(results, left_out, args.again), encoding="utf-8")
     print(f"real connectors: runs={len(results)} right={sum(result.right for result in results)}")
     return 0 if all(result.right for result in results) else 1
 
