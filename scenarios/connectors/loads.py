@@ -70,6 +70,16 @@ class HalfUnits(ChunkStore):
         super().start_load_kv(forward_context, **kwargs)
 
 
+class FirstUnitAgain(ChunkStore):
+    """Reads the first unit of a prompt for each of its units."""
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        for transfer in self.plan().requests:
+            if not transfer.is_store:
+                transfer.keys = transfer.keys[:1] * len(transfer.keys)
+        super().start_load_kv(forward_context, **kwargs)
+
+
 class AsyncLoads(ChunkStore):
     """Loads before the request is scheduled, and says so when it is done."""
 
