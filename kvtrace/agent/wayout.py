@@ -21,6 +21,7 @@ from typing import Any
 
 from kvtrace.agent.owners import Owner, is_stdlib_module, top
 from kvtrace.agent.state import get_ident
+from kvtrace.agent.tracing import set_profile
 from kvtrace.agent.watch import native
 
 # Their native code either goes through the dispatcher, or can't touch a tensor's memory
@@ -78,18 +79,17 @@ class WaysOut:
 
     def start(self) -> None:
         if sys.getprofile() is None:  # somebody's profiler is left alone
-            self.watched = True
-            sys.setprofile(self._profile)
+            self.watched = set_profile(self._profile)
 
     def enough(self) -> None:
         """It was seen to copy: what else it may do changes nothing, and a profile function costs."""
         if self.watched and sys.getprofile() == self._profile:
-            sys.setprofile(None)
+            set_profile(None)
         self.watched = False
 
     def stop(self) -> None:
         if sys.getprofile() == self._profile:
-            sys.setprofile(None)
+            set_profile(None)
         else:
             self.watched = False
 

@@ -30,6 +30,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kvtrace.agent.state import clock
+from kvtrace.agent.tracing import set_trace
 from kvtrace.agent.watch import limits
 from kvtrace.agent.watch.access import READS, WRITES, Access, Table, View, access_of, pattern_of, view_of
 from kvtrace.agent.watch.caches import Caches, Layer
@@ -275,7 +276,7 @@ class Watch:
         finally:
             OWN.busy = False
             if tracer is not None:
-                sys.settrace(tracer)
+                set_trace(tracer)
             self.cost += clock() - began
 
     def address(self, args: Any, name: str) -> None:
@@ -342,7 +343,7 @@ class Watch:
         finally:
             OWN.busy = before
             if tracer is not None:
-                sys.settrace(tracer)
+                set_trace(tracer)
             self.cost += clock() - began
 
     def copied(self, copies: Iterable[tuple[bool, Memory | None]]) -> None:
@@ -498,9 +499,7 @@ def _untraced() -> Any:
     if sys.version_info >= (3, 12):
         return None
     tracer = sys.gettrace()
-    if tracer is not None:
-        sys.settrace(None)
-    return tracer
+    return tracer if tracer is not None and set_trace(None) else None
 
 
 _memo: dict[tuple[Any, ...], list[Touch] | None] = {}

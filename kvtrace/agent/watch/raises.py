@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from kvtrace.agent.owners import Owner
 from kvtrace.agent.state import clock, get_ident
+from kvtrace.agent.tracing import set_trace
 
 _MAX_KEPT = 64
 _MAX_CALLERS = 16
@@ -54,8 +55,7 @@ class Raises:
             return True
         if sys.gettrace() is not None:
             return False
-        sys.settrace(self._call)
-        return True
+        return set_trace(self._call)
 
     def stop(self) -> None:
         if _MONITORED:
@@ -70,7 +70,7 @@ class Raises:
             if frame.f_trace == self._inside:
                 frame.f_trace = None
         if sys.gettrace() == self._call:
-            sys.settrace(None)
+            set_trace(None)
 
     def callers_too(self, frame: FrameType | None) -> None:
         """Frames that run already, from this one on outwards: a trace function sees only calls to come."""
