@@ -79,6 +79,7 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
         unknown=Steps(implied.unknown),
         unfinished={save.request: save.unfinished for save in async_saves},
         proved=contents.proved,
+        given_away=reported.given_away(scans),
     )
     followed = with_contents(loaded, contents, engines)
     saves = assign(requests, engines, evidence, followed, watch)

@@ -178,6 +178,13 @@ def watch_limits(scans: Sequence[SpoolScan]) -> list[WatchLimits]:
     ]
 
 
+def given_away(scans: Sequence[SpoolScan]) -> frozenset[str]:
+    """Spools of processes in which the address of a KV tensor was given out, or unknown native code got one:
+    from seeing no copy of theirs nothing follows."""
+    kinds = (facts.Limit.ADDRESS, facts.Limit.OPERATION)
+    return frozenset(one.spool for one in watch_limits(scans) if one.kind in kinds)
+
+
 def agent_errors(scans: Sequence[SpoolScan]) -> list[tuple[int, str, str]]:
     """(process, where, error) of each failure of the agent itself."""
     return [(scan.pid, fact.where, fact.error) for scan in scans for fact in scan.facts_of(facts.AgentError)]

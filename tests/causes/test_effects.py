@@ -104,11 +104,26 @@ def test_silence_in_every_watched_call_is_nothing_stored(tmp_path: Path) -> None
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["stored-nothing"]
     assert tokens(diagnosis) == {"not-saved:stored-nothing": 192}
-    # A connector known to copy in native code is taken at its word.
-    sim = sim_of(tmp_path, "native", connector="LMCacheConnectorV1",
+    # Whose class it is says nothing: what was seen does.
+    sim = sim_of(tmp_path, "named", connector="LMCacheConnectorV1",
                  connector_facts={"class": "LMCacheConnectorV1"})  # fmt: skip
     sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
-    assert tokens(analyse(sim)) == {"saved": 192}
+    assert tokens(analyse(sim)) == {"not-saved:stored-nothing": 192}
+    sim = sim_of(tmp_path, "unsure", connector="LMCacheConnectorV1",
+                 connector_facts={"class": "LMCacheConnectorV1"})  # fmt: skip
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: -1)
+    assert "not-saved:stored-nothing" not in tokens(analyse(sim))
+
+
+def test_nothing_follows_from_silence_where_the_kvs_address_was_given_out(tmp_path: Path) -> None:
+    """No metadata names a store; whoever has the memory may send it all the same (NIXL's producer)."""
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Policy(store=nothing))
+    assert set(tokens(analyse(sim))) == {"not-saved:metadata-has-no-store"}
+    sim = sim_of(tmp_path, "given")
+    sim.serve(prompts([64, 128]), Policy(store=nothing))
+    sim.workers[0].fact(Fact.WATCH_LIMITS, {"connector": 1, "kind": "address", "what": "data_ptr"})
+    assert tokens(analyse(sim)) == {"not-observed": 192}
 
 
 def test_a_call_that_was_watched_in_part_proves_nothing(tmp_path: Path) -> None:

@@ -20,17 +20,6 @@ from kvtrace.ledger.steps import Array
 from kvtrace.terms import Grade
 from kvtrace.trace import hooks
 
-NATIVE_COPY = frozenset(
-    {
-        "OffloadingConnector", "SimpleCPUOffloadConnector", "LMCacheConnectorV1", "LMCacheMPConnector",
-        "MooncakeStoreConnector", "HF3FSKVConnector", "FlexKVConnectorV1", "NixlConnector",
-        "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector", "P2pNcclConnector",
-        "HiSparseConnector", "MultiConnector",
-    }
-)  # fmt: skip
-"""Connectors known to hand pointers to native code or streams of their own: nothing follows from
-seeing no tensor operation of theirs."""
-
 LEAST_BYTES = 8
 """Bytes that a slot of one layer takes in a file, at the very least."""
 
@@ -198,7 +187,7 @@ class WorkerCalls:
             all_write: calls that read all do write.
         """
         if not call.slots and not (certain or call.empty_files or handled):
-            if not (self.native or self.stores.asynchronous):
+            if not self.stores.asynchronous:
                 self.ends[call.at] = SaveEnd.NOT_OBSERVED
             return Trust(blind=1)
         end = SaveEnd.CAUGHT if handled else SaveEnd.PART_READ if call.slots else SaveEnd.NOTHING_READ
@@ -208,10 +197,6 @@ class WorkerCalls:
             return Trust(measured=1, nothing=1, empty=int(call.empty_files))
         declared = int(self.stores.slots[call.at[0]])
         return Trust(measured=1, short=1, short_read=call.slots, short_declared=declared)
-
-    @property
-    def native(self) -> bool:
-        return self.worker.connector is not None and self.worker.connector.cls in NATIVE_COPY
 
     def doubt(self) -> Trust:
         """No watched call of this worker did its work: the others can't be taken as declared."""

@@ -61,7 +61,7 @@ def check(
     # What a connector copies in other hooks need not be copied in those for saving.
     seen = any(table.most > 0 for table in tables) and not any(table.elsewhere for table in tables)
     silent = not stores.asynchronous and bool(tables) and all(table.silent for table in tables)
-    trust = reduce(add, (one.judge(seen or (silent and not one.native), swallowed) for one in calls), Trust())
+    trust = reduce(add, (one.judge(seen or silent, swallowed) for one in calls), Trust())
     always_shared = False
     if _replicated(engine):
         _forgive(calls)

@@ -24,14 +24,6 @@ from kvtrace.ledger.slots.reads import Touch
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
 from kvtrace.terms import Grade
 
-NATIVE = frozenset(
-    {
-        "NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector", "MoRIIOConnector",
-        "P2pNcclConnector",
-    }
-)  # fmt: skip
-"""Built-in connectors whose transfers go past the step's metadata: what they send is not declared there."""
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -48,6 +40,9 @@ class Evidence:
     proved: Mapping[int, Sequence[tuple[int, tuple[Interval, ...]]]] = field(default_factory=dict)
     """Row of a request -> (pairs, a bit each; positions) that came back, in this or a later request, with the
     KV that was computed."""
+    given_away: frozenset[str] = frozenset()
+    """Spools of workers whose KV may be copied out of sight: its address was given out, or it was handed to
+    native code that is not known."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +77,7 @@ class Pairs:
     settled: Steps  # steps of which all workers are known to have read nothing else
     states: Mapping[int, NDArray[np.int8]]  # chunk step -> StepState per worker
     spools: tuple[str, ...]  # of the workers, in order
-    native: bool  # its transfers go past the metadata
+    given_away: bool  # no metadata names a store, and its KV may be copied out of sight
     decode_unknown: bool  # whether decode tokens are stored is not known
 
     def __len__(self) -> int:
@@ -145,7 +140,8 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
         settled=settled_steps(watched, steps),
         states=dict(zip(steps.tolist(), state, strict=True)),
         spools=tuple(worker.spool for worker in engine.workers),
-        native=bool(engine.connector and engine.connector.cls in NATIVE and engine.store_entries == 0),
+        given_away=engine.store_entries == 0
+        and any(worker.spool in evidence.given_away for worker in engine.workers),
         decode_unknown=bool(engine.implied_entries)
         and engine.implied_entries == engine.store_entries
         and engine.decode_measured is not False,

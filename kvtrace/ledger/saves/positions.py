@@ -230,7 +230,7 @@ class _InPair:
             return _NOT_OBSERVED  # no chunk of the trace computed it
         if state == StepState.NOT_REACHED:
             return _PENDING
-        if state == StepState.NOT_RECORDED or self._way.pairs.native:
+        if state == StepState.NOT_RECORDED or self._way.pairs.given_away:
             return _NOT_OBSERVED
         return self._outcome_of_store(at, chunk)
 
