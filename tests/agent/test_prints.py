@@ -228,6 +228,14 @@ def test_a_kv_cache_that_was_replaced_is_not_hashed(trace: Any) -> None:
     assert read(trace) == [] and AGENT._failures == 0
 
 
+def test_an_output_that_cannot_be_read_ends_the_fingerprints_and_nothing_else(trace: Any) -> None:
+    engine = Engine()
+    AGENT.worker.step, AGENT.worker.watched = STEP, int(Flag.STORE)
+    engine.prints.plan(engine.wrapper, SimpleNamespace(scheduled_new_reqs=[1], scheduled_cached_reqs=[]))
+    engine.step([1])
+    assert read(trace) == [] and AGENT._failures == 1
+
+
 def test_a_failure_ends_the_fingerprints_and_nothing_else(
     trace: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,7 +116,12 @@ class Prints:
         worker, recorder = AGENT.worker, AGENT.recorder
         live = recorder is not None and recorder.alive and not recorder.full
         wanted = live and bool(worker.step) and bool(worker.watched & Flag.STORE)
-        filled = self._prompts.scheduled(output, self._sizes, wanted)
+        try:
+            filled = self._prompts.scheduled(output, self._sizes, wanted)
+        except Exception:  # the step's own records must not miss it
+            self._sizes = []
+            AGENT.failed("fingerprints")
+            return
         if filled:
             self._planned = worker.step, wrapper, filled
 
