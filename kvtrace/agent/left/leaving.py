@@ -307,7 +307,9 @@ class Left:
             mine.append((op, own))
             for target in {one.target for one in own} if number < len(whole) else ():
                 places = [one.hit.offset for one in own if one.target == target]
-                owners.setdefault((target, op.layer), []).append((min(places), max(places), op.some_slots))
+                if max(places) - min(places) < op.bytes:  # else some of them stand in another's record
+                    ends = min(places), max(places)
+                    owners.setdefault((target, op.layer), []).append((*ends, op.some_slots))
         return mine
 
     def _say(self, op: Op, findings: list[Finding], t: int) -> None:

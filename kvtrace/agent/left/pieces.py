@@ -72,13 +72,16 @@ class Op:
     """What one operation read. ``ends``: piece -> (piece at the end of the same run, bytes between both)."""
 
     __slots__ = (
-        "call", "connector", "ends", "floats", "found", "layer", "needles", "order", "pieces", "touches",
+        "bytes", "call", "connector", "ends", "floats", "found", "layer", "needles", "order", "pieces",
+        "touches",
     )  # fmt: skip
 
     def __init__(self, call: int, connector: int, layer: str) -> None:
         self.call, self.connector, self.layer = call, connector, layer
         self.touches: list[Touch] = []
         self.pieces: list[bytes] = []
+        self.bytes = 0
+        """That were read, at most."""
         self.floats = False
         """Whether its elements are of four bytes, and so float32."""
         self.order: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
@@ -158,6 +161,7 @@ class Pool:
                     op.order.append(((len(op.touches), order[0], last), (len(op.touches), order[1], last)))
                     op.ends[at] = (at + 1, last - first)
             op.floats = layout.itemsize == 4
+            op.bytes += sum(len(touch.slots) for touch in touches) * _slot_bytes(layout)
             op.touches.extend(touches)
             if not op.pieces:
                 return None
@@ -282,6 +286,13 @@ def _zeroed(needle: Needle, data: bytes, begin: int) -> bool:
 
 def _length(layout: Layout) -> int:
     return min(LENGTH, layout.dims[-1].size * layout.itemsize)
+
+
+def _slot_bytes(layout: Layout) -> int:
+    size = layout.itemsize
+    for part in layout.inner_shape:
+        size *= part
+    return size
 
 
 def _places(layout: Layout, touches: list[Touch]) -> list[tuple[int, int, tuple[int, int]]]:

@@ -126,6 +126,8 @@ _LEAST_BYTES = 16
 """Bytes of a slot in one layer: no KV is smaller."""
 _MOST_EXAMPLES = 5
 _LEAST_CUT = 2
+_SHARE_CUT = 0.2
+"""Of all KV that was found: fewer may be pieces of prompts that begin alike, taken for each other's."""
 _STACKED = 2
 """Layers in one file, from which on a record holds several."""
 _MARGIN_NS = 500_000_000
@@ -270,7 +272,8 @@ class _Judge:
     def _cuts(self) -> bool:
         """Whether KV of which only the begin was found was cut: compression leaves pieces out anywhere."""
         forms = Counter(one.form for said in self._found.values() for one in said)
-        return forms[Form.CUT] >= max(_LEAST_CUT, 4 * forms[Form.PARTLY])
+        least = max(_LEAST_CUT, 4 * forms[Form.PARTLY], _SHARE_CUT * sum(forms.values()))
+        return forms[Form.CUT] >= least
 
     def _fate(self, one: _Found, cut: bool) -> tuple[Fate, Why]:
         if one.form == Form.VERBATIM:
