@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvtrace.ledger.coverage import WorkerCoverage
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.intervals import Interval, intersect, subtract
+from kvtrace.ledger.intervals import Interval, intersect, length, subtract
 from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.reported import Caught, caught_in_saving
 from kvtrace.ledger.requests import Request
@@ -171,11 +171,27 @@ def _reads(
     for one in workers:
         caught = caught_in_saving(one.worker, swallowed)
         for row, touches in one.slots.reads.items():
+            kept = _mostly_left(touches)
             for touch in touches:
-                for part in _fates(touch, one.worker, caught, shared.get(row, 0)):
+                put = touch.step in kept and touch.fate == Fate.NEVER_LEFT
+                seen = replace(touch, fate=Fate.READ) if put else touch
+                for part in _fates(seen, one.worker, caught, shared.get(row, 0)):
                     found[row].append(replace(part, pairs=part.pairs << first))
         first += len(one.worker.kv_layers)
     return {row: tuple(reads) for row, reads in found.items()}
+
+
+def _mostly_left(touches: Sequence[Touch]) -> set[int]:
+    """Steps in which less than half of what was read of a request is in nothing that left. What is dropped is
+    dropped whole; a part of it may just not have been found."""
+    read: Counter[int] = Counter()
+    lost: Counter[int] = Counter()
+    for touch in touches:
+        size = length(touch.positions) * touch.columns.bit_count()
+        read[touch.step] += size
+        if touch.fate == Fate.NEVER_LEFT:
+            lost[touch.step] += size
+    return {step for step, size in read.items() if lost[step] * 2 < size}
 
 
 def _fates(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterator[Read]:
