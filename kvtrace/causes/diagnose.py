@@ -177,7 +177,8 @@ def _grades_of_requests(case: Case) -> list[str]:
 def _unheard(case: Case) -> str:
     """Why tokens that no metadata names count as not observed, "" where there are none."""
     whose = [case.requests[row] for row in case.unheard.requests]
-    reasons = list(dict.fromkeys(why_unheard(case, request) for request in whose))
+    other = "a part of what was read of them was not found in what left"
+    reasons = list(dict.fromkeys(why_unheard(case, request) or other for request in whose))
     if not reasons:
         return ""
     return (

@@ -161,7 +161,9 @@ def test_an_exception_stands_before_what_it_explains(
     lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
     raised = HookException(hook=hook, type="OSError", message="x", where="s.py:1", step=first, count_so_far=1)
     base = run.base[run.base["request"] != 0]
-    diagnosis = diagnose(replace(run, pieces=lost, base=base, exceptions=(raised,) if hook else ()))
+    requests = run.requests.assign(saved=0)
+    exceptions = (raised,) if hook else ()
+    diagnosis = diagnose(replace(run, pieces=lost, base=base, requests=requests, exceptions=exceptions))
     behind = {"thread": (SaveEnd.NOT_AT_REST, SaveEnd.DROPPED), "save_kv_layer": (SaveEnd.NOTHING_READ,)}
     cause = "hook-raised" if end in behind.get(hook, ()) else ident
     order = [one.id for one in diagnosis.findings if one.severity == "fault"]
