@@ -71,16 +71,14 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
     engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
     loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
     contents = compare(printed(engines, scans, requests, loaded), requests)
+    swallowed = reported.swallowed(scans)
     evidence = Evidence(
-        executed=executed,
-        coverage=coverage.workers,
-        watched=watched,
-        swallowed=reported.swallowed(scans),
+        executed=executed, coverage=coverage.workers, watched=watched, swallowed=swallowed,
         unknown=Steps(implied.unknown),
         unfinished={save.request: save.unfinished for save in async_saves},
         proved=contents.proved,
         given_away=reported.given_away(scans),
-    )
+    )  # fmt: skip
     followed = with_contents(loaded, contents, engines)
     saves = assign(requests, engines, evidence, followed, watch)
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
@@ -110,7 +108,7 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
         total=saves.total,
         notes=_notes(found, engines),
         spans=saves.spans,
-        swallowed=evidence.swallowed,
+        swallowed=swallowed,
         logs=reported.logs(scans),
         config_keys=reported.config_keys(scans),
         unreadable_metadata=reported.unreadable_metadata(scans),
