@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -150,14 +151,18 @@ class PositionCalls(WorkerCalls):
         step = self._step(at)
         if any((step, column) in self._slots.unknown for column in (at[1],)):
             return False
-        # Work in the background that was still to come when the trace ended.
-        return not (self.stores.asynchronous and self._slots.last_background_t and self._last(step))
+        # Work in the background may still have been to come when the trace ended: it is taken up in order.
+        return not self._slots.last_background_t or at[0] < self._latest_read
 
-    def _last(self, step: int) -> bool:
-        """Whether nothing was read in the background after a step had begun."""
-        ran = self._watched_worker.ran
-        began = ran.began_t[ran.began_steps == step]
-        return bool(len(began)) and self._slots.last_background_t < int(began[0])
+    @cached_property
+    def _latest_read(self) -> int:
+        """Row of the latest step of whose tokens any were read; -1 for none."""
+        columns = range(len(self.worker.kv_layers))
+        for row in range(len(self.stores.steps) - 1, -1, -1):
+            for request, parts in self.stores.named[row].items():
+                if any(subtract(parts, self._read(request, column)) != parts for column in columns):
+                    return row
+        return -1
 
     def _not_seen(self, at: At, call: _Call) -> Trust:
         if self._slots.visible and (self._settled[at[0]] or call.missing < call.total):
