@@ -321,7 +321,7 @@ class Device:
 
     def around_hook(self, body: Callable[..., Any], site: Site) -> Callable[..., Any]:
         around = self._around_layer if site.hook.layered else self._around
-        return around(body, site.hook.code, site.index)
+        return around(body, site.hook.code, site.index & ~DETAIL_IS_OP)
 
     def around_op(self, body: Callable[..., Any], op: Op) -> Callable[..., Any]:
         return self._around_layer(body, op.code, DETAIL_IS_OP)

@@ -227,7 +227,7 @@ def _collapse(words: list[int]) -> list[int]:
     for (is_op, code, detail), calls in groups.items():
         durations = [call.t1 - call.t0 for call in calls]
         quiet = rows.QuietCalls(
-            pack_head(Kind.QUIET, Role.WORKER, code, detail | (DETAIL_IS_OP if is_op else 0)),
+            pack_head(Kind.QUIET, Role.WORKER, code, detail & ~DETAIL_IS_OP | (DETAIL_IS_OP if is_op else 0)),
             calls[0].t0,
             layer_set=AGENT.id(json.dumps(sorted({call.layer for call in calls}))),
             step=calls[0].step,

@@ -76,12 +76,7 @@ def _failed(arrival: Arrival, accepted: Accepted, seen: Seen, reports: Sequence[
     if any(one.failed for one in reports):
         arrival.because(LoadEnd.FAILED, "the transfer was reported as failed")
         return load.accepted
-    until = request.chunks[0].t if request.chunks else request.finish.t if request.finish else NEVER
-    blocks = [
-        report.blocks
-        for report in seen.found.errors.get(load.engine, ())
-        if accepted.allocated_t <= report.t <= until
-    ]
+    blocks = _reported(accepted, seen)
     began = request.chunks[0].start if request.chunks else -1
     short = load.local + load.accepted - began if began >= 0 else 0
     again = sum(lookup.accepted is not None for lookup in request.lookups) > 1 and began >= 0
@@ -89,6 +84,17 @@ def _failed(arrival: Arrival, accepted: Accepted, seen: Seen, reports: Sequence[
         return 0
     arrival.because(LoadEnd.FAILED, f"{max(blocks)} blocks reported by get_block_ids_with_load_errors")
     return load.accepted if short <= 0 else min(load.accepted, short)
+
+
+def _reported(accepted: Accepted, seen: Seen) -> list[int]:
+    """Blocks of each report of failed blocks while the load was open: whose they are is not recorded."""
+    request = accepted.request
+    until = request.chunks[0].t if request.chunks else request.finish.t if request.finish else NEVER
+    return [
+        report.blocks
+        for report in seen.found.errors.get(accepted.load.engine, ())
+        if accepted.allocated_t <= report.t <= until
+    ]
 
 
 def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen, failed: int) -> bool:
@@ -106,15 +112,20 @@ def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen,
     short = subtract(accepted.unnamed, [(good, end)])
     complaints = [line for step in steps for line in seen.found.complaints.get(step, ())]
     reason = complaints[0] if complaints else "the load hooks did write for other requests"
+    failures = _reported(accepted, seen)
+    named = "blocks were reported by get_block_ids_with_load_errors meanwhile"
+    why = [*([named] if failures else []), *complaints[:1]]
     first, watched = 0, bool(steps)
     for worker in engine.workers:
         for pair, layer in enumerate(worker.kv_layers):
             place = (worker.rank, layer)
             missing = seen.written.missing(worker, pair, accepted.load.request, (start, good), steps)
             if missing.certain and missing.positions:
-                end = LoadEnd.NOT_WRITTEN if missing.positions == [(start, good)] else LoadEnd.PARTLY
-                arrival.put([*parts(end, missing.positions), *bad], bits(first + pair))
-                arrival.because(end, f"{_NOT_WRITTEN}; {reason}" if complaints else _NOT_WRITTEN, place)
+                whole = missing.positions == [(start, good)]
+                ended = LoadEnd.NOT_WRITTEN if whole else LoadEnd.PARTLY
+                ended = LoadEnd.FAILED if failures else ended
+                arrival.put([*parts(ended, missing.positions), *bad], bits(first + pair))
+                arrival.because(ended, "; ".join([_NOT_WRITTEN, *why]), place)
                 continue
             wrote = _wrote(worker, pair, steps, seen)
             wrote = 1 if missing.certain else wrote
