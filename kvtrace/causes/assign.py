@@ -28,9 +28,6 @@ def assign_pieces(case: Case) -> None:
             left = _claimed(case, piece, left, (Turn.UNREAD,))
         if left and piece.ended in _SPOILED:
             left = _claimed(case, piece, left, (Turn.SPOILED,))
-        if left and piece.ended == SaveEnd.DROPPED and case.requests[piece.request].saved:
-            add(case, case.unheard, piece, left)  # a part of what was put may not have been found again
-            continue
         if left and piece.ended in SAVE_CAUSE:
             assign(case, SAVE_CAUSE[piece.ended], piece, left)
             case.ends.add(piece.ended)

@@ -21,7 +21,9 @@ def with_contents(loads: Sequence[LoadOf], contents: Contents, engines: Sequence
     by_tag = {engine.tag: engine for engine in engines}
     found = []
     for load in loads:
-        wrong, proved = contents.wrong.get(load.request, ()), contents.proved.get(load.request, ())
+        # A block's print is that of all layers: where some layer lost its part, that is why.
+        wrong = () if load.lost else contents.wrong.get(load.request, ())
+        proved = contents.proved.get(load.request, ())
         judged = load.accepted and (wrong or proved)
         found.append(_judged(load, by_tag[load.engine], wrong, proved) if judged else load)
     return found

@@ -196,7 +196,11 @@ class _InStep:
     def _by_position(self, pair: int) -> _InPair | None:
         """What the slots say that were written, None where they say nothing or all is there."""
         missing = self._missing(pair)
-        if missing.certain and missing.positions:
+        early = self._after_use(pair) if missing.certain and missing.positions else ""
+        if early:
+            # Its turn to be written never came.
+            reason, lost = early, parts(LoadEnd.USED_BEFORE, missing.positions)
+        elif missing.certain and missing.positions:
             whole = missing.positions == [self._accepted.positions]
             end = LoadEnd.NOT_WRITTEN if whole else LoadEnd.PARTLY
             some = "none" if whole else "not all"

@@ -18,9 +18,9 @@ from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.check import check
 from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.rest import Fate
-from kvtrace.ledger.saves.stores import stores_of
+from kvtrace.ledger.saves.stores import named_in, stores_of
 from kvtrace.ledger.saves.watched import Watched
-from kvtrace.ledger.slots.reads import Touch
+from kvtrace.ledger.slots.reads import Touch, cut_steps, kept
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
 from kvtrace.terms import Grade
 
@@ -171,19 +171,21 @@ def _reads(
     for one in workers:
         caught = caught_in_saving(one.worker, swallowed)
         for row, touches in one.slots.reads.items():
-            kept = _mostly_left(touches)
+            left, cut = _left_in_part(touches), cut_steps(touches)
             for touch in touches:
-                put = touch.step in kept and touch.fate == Fate.NEVER_LEFT
-                seen = replace(touch, fate=Fate.READ) if put else touch
+                there = kept(touch, named_in(requests[row], touch.step), cut)
+                put = touch.step in left and touch.fate == Fate.NEVER_LEFT
+                fate = Fate.READ if put or there != touch.positions else touch.fate
+                seen = replace(touch, fate=fate, positions=there)
                 for part in _fates(seen, one.worker, caught, shared.get(row, 0)):
                     found[row].append(replace(part, pairs=part.pairs << first))
         first += len(one.worker.kv_layers)
     return {row: tuple(reads) for row, reads in found.items()}
 
 
-def _mostly_left(touches: Sequence[Touch]) -> set[int]:
-    """Steps in which less than half of what was read of a request is in nothing that left. What is dropped is
-    dropped whole; a part of it may just not have been found."""
+def _left_in_part(touches: Sequence[Touch]) -> set[int]:
+    """Steps in which some of what was read of a request left, in any layer. What is dropped is dropped whole;
+    a part of it may just not have been found again."""
     read: Counter[int] = Counter()
     lost: Counter[int] = Counter()
     for touch in touches:
@@ -191,7 +193,7 @@ def _mostly_left(touches: Sequence[Touch]) -> set[int]:
         read[touch.step] += size
         if touch.fate == Fate.NEVER_LEFT:
             lost[touch.step] += size
-    return {step for step, size in read.items() if lost[step] * 2 < size}
+    return {step for step, size in read.items() if lost[step] < size}
 
 
 def _fates(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterator[Read]:

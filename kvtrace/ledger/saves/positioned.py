@@ -16,13 +16,14 @@ import numpy as np
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, length, subtract, union
 from kvtrace.ledger.model import Swallowed, Trust
-from kvtrace.ledger.reported import Caught, caught_in
-from kvtrace.ledger.saves.calls import At, WorkerCalls
+from kvtrace.ledger.reported import Caught, caught_in, caught_in_saving
+from kvtrace.ledger.saves.calls import LEAST_BYTES, At, WorkerCalls
 from kvtrace.ledger.saves.measured import WHOLE
 from kvtrace.ledger.saves.misplaced import read_elsewhere, read_shifted
 from kvtrace.ledger.saves.pipeline import Ends
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
+from kvtrace.ledger.steps import locate
 from kvtrace.terms import Grade
 from kvtrace.trace import hooks
 
@@ -46,6 +47,7 @@ class PositionCalls(WorkerCalls):
         super().__init__(watched.worker, watched.table, stores, ends)
         self.block = block
         self.implied = ends.copy()
+        self._failing = False
         self._watched_worker = watched
         self._slots = watched.slots
         self._settled = watched.settled(stores.steps)
@@ -54,6 +56,7 @@ class PositionCalls(WorkerCalls):
     def judge(self, certain: bool, swallowed: Sequence[Swallowed]) -> Trust:
         """``certain`` is not asked: the slots say it."""
         caught = caught_in(self.worker, swallowed, hooks.SAVING)
+        self._failing = bool(caught_in_saving(self.worker, swallowed).facts)
         trust = Trust(calls=int(self._work.sum()))
         for row in range(len(self.stores.steps)):
             trust += self._judge_step(row, caught)
@@ -140,7 +143,7 @@ class PositionCalls(WorkerCalls):
             return Trust()
         if not call.total:
             return Trust()
-        if not self._conclusive(at):
+        if not self._conclusive(at) and not (self._settled_or_watched(at) and self._empty(*at)):
             return self._not_seen(at, call)
         return self._lost(at, call, caught)
 
@@ -152,7 +155,12 @@ class PositionCalls(WorkerCalls):
         if any((step, column) in self._slots.unknown for column in (at[1],)):
             return False
         # Work in the background may still have been to come when the trace ended: it is taken up in order.
-        return not self._slots.last_background_t or at[0] < self._latest_read
+        slots = self._slots
+        return not slots.last_background_t or slots.last_background_step >= step or at[0] < self._latest_read
+
+    def _settled_or_watched(self, at: At) -> bool:
+        """Whether the calls of a step were watched, whatever can be seen of this connector."""
+        return bool(locate(self._watched_worker.ran.watched, self.stores.steps[at[0] : at[0] + 1])[1][0])
 
     @cached_property
     def _latest_read(self) -> int:
@@ -167,6 +175,10 @@ class PositionCalls(WorkerCalls):
     def _not_seen(self, at: At, call: _Call) -> Trust:
         if self._slots.visible and (self._settled[at[0]] or call.missing < call.total):
             # A connector whose reads can be seen, and of these tokens none was.
+            self.ends[at], self.grades[at] = SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED
+            return Trust(unknown=1)
+        if self._failing:
+            # Its saving work raises, and what of it went on is not seen.
             self.ends[at], self.grades[at] = SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED
             return Trust(unknown=1)
         self.grades[at] = Grade.DECLARED
@@ -194,7 +206,7 @@ class PositionCalls(WorkerCalls):
         """Whether the call opened files and wrote next to nothing."""
         cells = self.table.steps.get(int(self.stores.steps[row]), {})
         cell = cells.get(column) or cells.get(WHOLE)
-        return cell is not None and cell.files > 0 and cell.bytes < int(self.stores.slots[row])
+        return cell is not None and cell.files > 0 and cell.bytes < int(self.stores.slots[row]) * LEAST_BYTES
 
     def doubt(self) -> Trust:
         return Trust()

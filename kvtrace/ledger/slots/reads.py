@@ -7,14 +7,14 @@ A slot that was read counts for a token only once the token was computed: what w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from kvtrace.ledger.intervals import Interval, length, union
+from kvtrace.ledger.intervals import Interval, intersect, length, union
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request
-from kvtrace.ledger.saves.rest import AtRest, Fate
+from kvtrace.ledger.saves.rest import AtRest, Fate, Why
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.tables import BlockTables, Given, Holder, computed_by
@@ -39,6 +39,7 @@ class Touch:
         stale: of tokens that had not.
         late: of a write: the layer's attention of that step had begun.
         fate: what became of what was read.
+        cut: less of it left than was read.
         calls: running numbers of the calls in their process, the first few.
         given_out: of a write: the memory was given out by address, and may have been read instead.
     """
@@ -51,6 +52,7 @@ class Touch:
     background: bool = False
     late: bool = False
     fate: Fate = Fate.READ
+    cut: bool = False
     calls: tuple[int, ...] = ()
     given_out: bool = False
 
@@ -73,6 +75,7 @@ class Slots:
     useless: Mapping[tuple[int, int], int] = field(default_factory=dict)
     unknown: frozenset[tuple[int, int]] = frozenset()
     last_background_t: int = 0
+    last_background_step: int = 0  # for which something in the background worked, 0 where that is not known
 
     @property
     def visible(self) -> bool:
@@ -182,7 +185,7 @@ class _Resolver:
         self._seen: dict[int, list[Interval]] = {}
         """Column -> slots that were read in this step."""
         self._unknown: set[tuple[int, int]] = set()
-        self._background_t = 0
+        self._background_t = self._background_step = 0
 
     def result(self) -> Slots:
         touches, step = self._touches, 0
@@ -203,6 +206,7 @@ class _Resolver:
             useless=dict(self._useless),
             unknown=frozenset(self._unknown),
             last_background_t=self._background_t,
+            last_background_step=self._background_step,
         )
 
     def _add(self, record: rows.SlotsTouched, column: int, step: int) -> None:
@@ -210,6 +214,7 @@ class _Resolver:
         background = code == _BACKGROUND
         if background:
             self._background_t = max(self._background_t, record.t)
+            self._background_step = max(self._background_step, record.step)
         # An address that was given out is for what the hook is for; of background work either may be.
         read = bool(marks & Flag.STORE) and not (marks & Flag.LOAD and code in _LOADING)
         wrote = bool(marks & Flag.LOAD) and not (marks & Flag.STORE and not (background or code in _LOADING))
@@ -224,17 +229,20 @@ class _Resolver:
         whole = self._set(record.slot_set).full
         if read:
             for part in self._rest.split(record.call, record.layer, whole):
-                for row, positions, stale in self._owners(
-                    part.slots, column, step, after, background
-                ).requests:
-                    key = (row, step, positions, stale, background, False, part.fate, False)
+                owned = self._owners(part.slots, column, step, after, background)
+                for row, positions, stale in owned.requests:
+                    # Of blocks that were read beyond their tokens the connector rightly leaves the rest out.
+                    trimmed = part.why == Why.CUT and (stale or owned.nobodys or owned.early)
+                    fate = Fate.READ if trimmed else part.fate
+                    cut = part.why == Why.CUT
+                    key = (row, step, positions, stale, background, False, fate, cut, False)
                     self._gather(True, key, record, column)
         if wrote:
             late = record.t >= self._touches.used_at(step, column)
             # What is written into a block is for whom it was given to, whatever it held before.
             for row, positions, beyond in self._owners(whole, column, step, True, background).requests:
                 there = tuple(union([*positions, *beyond]))
-                key = (row, step, there, (), background, late, Fate.READ, read)
+                key = (row, step, there, (), background, late, Fate.READ, False, read)
                 self._gather(False, key, record, column)
 
     def _gather(self, read: bool, key: _Key, record: rows.SlotsTouched, column: int) -> None:
@@ -323,20 +331,37 @@ class _Resolver:
     def _by_request(self, direction: bool) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
         for key, gathered in self._found[direction].items():
-            row, step, positions, stale, background, late, fate, given_out = key
+            row, step, positions, stale, background, late, fate, cut, given_out = key
             found[row].append(
                 Touch(
-                    step, gathered.t, gathered.columns, positions, stale, background, late, fate,
+                    step, gathered.t, gathered.columns, positions, stale, background, late, fate, cut,
                     tuple(gathered.calls), given_out,
                 )
             )  # fmt: skip
         return dict(found)
 
 
+def cut_steps(touches: Iterable[Touch]) -> set[int]:
+    """Steps in which less left, of some layer, than was read of a request."""
+    return {touch.step for touch in touches if touch.cut}
+
+
+def kept(touch: Touch, named: list[Interval], cut: Container[int]) -> tuple[Interval, ...]:
+    """What of a touch was kept: a connector that reads whole blocks and lets less than that leave keeps what
+    its metadata names.
+
+    Args:
+        named: positions that the metadata of that step names, of the same request.
+        cut: as :func:`cut_steps` says of that request.
+    """
+    inside = tuple(intersect(list(touch.positions), named)) if touch.step in cut and named else ()
+    return inside or touch.positions
+
+
 _CALLS = 256
 _SetKey = tuple[tuple[Interval, ...], int, bool, bool]
 """Slots, KV cache group, whether the layer had been computed, whether it was background work."""
-_Key = tuple[int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool, Fate, bool]
+_Key = tuple[int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool, Fate, bool, bool]
 _NEVER = (1 << 62) - 1
 
 
