@@ -322,14 +322,15 @@ class _Judge:
                 self._add((row.call, row.layer), [*slots.full, *slots.partly], fate, why, target)
 
     def _records_of_several_layers(self) -> None:
-        """Where one record holds several layers, it is not whole without those that never left: the store
-        gives none of it back."""
+        """Where one record holds several layers, it is not whole without a layer of which nothing left: the
+        store gives none of it back. Of a layer of which some was found the rest may just not have been."""
         layers: dict[str, set[int]] = defaultdict(set)
         missing: dict[int, list[Interval]] = defaultdict(list)
         steps = {(words[7], words[2]): words[3] for words in self._trace.slots.tolist()}
         for key, parts in self._parts.items():
+            nothing = all(part.fate == Fate.NEVER_LEFT for part in parts)
             for part in parts:
-                if part.fate == Fate.NEVER_LEFT:
+                if nothing:
                     missing[steps.get(key, 0)] += part.slots
                 elif part.target:
                     layers[part.target].add(key[1])
