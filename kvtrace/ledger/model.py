@@ -212,7 +212,12 @@ class Engine:
 
     @property
     def role(self) -> str | None:
-        """kv_role, None where none is configured."""
+        """kv_role, None where none is configured; of a connector of connectors that of all its parts, where
+        they have the same (vLLM ``v1/multi_connector.py``: ``connectors`` in its extra configuration)."""
+        parts = self.extra.get("connectors")
+        roles = {part.get("kv_role") for part in parts or () if isinstance(part, Mapping)}
+        if len(roles) == 1 and isinstance(role := next(iter(roles)), str):
+            return role
         return self.facts.kv_transfer.role if self.facts.kv_transfer else None
 
     @property

@@ -82,12 +82,15 @@ def _never_found(case: Case) -> list[tuple[LoadOf, Request]]:
     """
     hits = {row.engine for row in case.run.load_rows if (row.answer or 0) > 0}
     held = case.assigned.get("already-stored")
+    parents = {connector.parent for connector in case.run.connectors}
     found = []
     for row in case.run.load_rows:
         request = case.requests[row.request]
         engine = case.engines[row.engine]
         if row.engine in hits or row.answer != 0 or engine.role == "kv_producer" or not request.digest:
             continue
+        if engine.connector is not None and engine.connector.ordinal in parents:
+            continue  # of several connectors in one the one that stores need not be one that looks up
         before = [
             r
             for r in case.of_engine(row.engine)
