@@ -56,10 +56,10 @@ class Grade(IntEnum):
 
 
 MEANS: dict[Grade, str] = {
-    Grade.PROVED: "it came back in this run with the same content, or what came to rest was read back",
-    Grade.WRITTEN: "seen leaving the process or coming to rest, without an error",
-    Grade.READ: "seen at the KV cache (its slots were read, or were not); its further way was not seen",
-    Grade.DECLARED: "the connector's metadata says so, and nothing else does",
+    Grade.PROVED: "came back, or was read back, the same",
+    Grade.WRITTEN: "seen leaving the process, without an error",
+    Grade.READ: "seen at the KV cache, no further",
+    Grade.DECLARED: "by the connector's metadata alone",
     Grade.NOT_OBSERVED: "nothing shows what became of it",
 }
 """A grade in words, for the ledger of saves."""
