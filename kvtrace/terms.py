@@ -58,8 +58,8 @@ class Grade(IntEnum):
 MEANS: dict[Grade, str] = {
     Grade.PROVED: "came back, or was read back, the same",
     Grade.WRITTEN: "seen leaving the process, without an error",
-    Grade.READ: "seen at the KV cache, no further",
-    Grade.DECLARED: "by the connector's metadata alone",
+    Grade.READ: "seen at the KV cache",
+    Grade.DECLARED: "by metadata alone",
     Grade.NOT_OBSERVED: "nothing shows what became of it",
 }
 """A grade in words, for the ledger of saves."""

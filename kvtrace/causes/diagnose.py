@@ -120,7 +120,7 @@ def _ledger(case: Case) -> Ledger[str]:
         tokens={name: tokens[name] for name, amount in accounts.items() if amount},
         total_tokens=case.total_tokens,
         trust=measured.level(seen, run.trust) if connected and run.total else "none",
-        trust_note=measured.note(seen) if connected and run.total else "",
+        trust_note=measured.note(measured.shown(grades.values())) if connected and run.total else "",
         grades={name: dict(grades[name]) for name, amount in accounts.items() if amount},
     )
     ledger.check()

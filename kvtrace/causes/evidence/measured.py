@@ -28,6 +28,12 @@ def added(parts: Iterable[Grades]) -> Grades:
     return found
 
 
+def shown(parts: Iterable[Grades]) -> Grades:
+    """The grades that stand beside several outcomes: of each its weakest."""
+    least = (weakest(part) for part in parts)
+    return Counter(grade for grade in least if grade not in (None, Grade.NOT_OBSERVED))
+
+
 def level(grades: Grades, trust: Trust | None = None) -> str:
     """The older word for it: ``measured`` where everything was seen at the KV cache or beyond, ``mixed``
     where a part of it was, else ``declared``."""
