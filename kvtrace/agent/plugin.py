@@ -57,7 +57,7 @@ def activate() -> None:
 
 def _did_not_start(error: Exception) -> None:
     # vLLM lets an exception of a plugin end the process: ours must not.
-    print(f"kvtrace: the agent did not start: {type(error).__name__}: {error}", file=sys.stderr)
+    sys.stderr.write(f"kvtrace: the agent did not start: {type(error).__name__}: {error}\n")
 
 
 def retarget(run_dir: str | None) -> None:

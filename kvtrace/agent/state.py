@@ -341,9 +341,10 @@ def _vllm_version() -> str | None:
 
 
 def complain(message: str) -> None:
-    """One line on stderr."""
+    """One line on stderr, in one write: other processes write there too."""
     with contextlib.suppress(Exception):
-        print(f"kvtrace: {message}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"kvtrace: {message}\n")
+        sys.stderr.flush()
 
 
 AGENT = Agent()

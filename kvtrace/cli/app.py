@@ -114,4 +114,4 @@ def _usage(error: Exception, message: str) -> None:
 
 
 def _say(line: str) -> None:
-    print(f"kvtrace: {clean(line)}", file=sys.stderr)
+    sys.stderr.write(f"kvtrace: {clean(line)}\n")

@@ -10,6 +10,8 @@ def say(text: str) -> None:
     if sys.stderr is None:  # closed from the start: print would take stdout instead
         return
     try:
-        print(f"kvtrace: {text}", file=sys.stderr, flush=True)
+        # One write: with PYTHONUNBUFFERED the command could come between the text and its end of line.
+        sys.stderr.write(f"kvtrace: {text}\n")
+        sys.stderr.flush()
     except (OSError, ValueError):
         pass

@@ -453,9 +453,7 @@ class _Reader:
 def _transfers(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dict[int, list[Transfer]]:
     """Begins and ends of asynchronous transfers by the request's row, in the order of the spools: workers
     report them too, and know a request by its id alone."""
-    by_id: dict[str, list[int]] = defaultdict(list)
-    for row, request in enumerate(requests):
-        by_id[request.id].append(row)
+    by_id = rows_by_id(requests)
     found: dict[int, list[Transfer]] = defaultdict(list)
     for scan in scans:
         kinds = rows.kind(scan.of_requests[:, 0])
@@ -463,7 +461,7 @@ def _transfers(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dict[
             record = rows.decode(words)
             assert isinstance(record, (rows.TransferBegun, rows.TransferDone))
             marks = rows.flags(record.head)
-            at = _owner(by_id.get(scan.names.get(record.request, ""), ()), requests, record.step, record.t)
+            at = owner(by_id.get(scan.names.get(record.request, ""), ()), requests, record.step, record.t)
             if at is None:
                 continue
             found[at].append(
@@ -480,7 +478,15 @@ def _transfers(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dict[
     return found
 
 
-def _owner(candidates: Iterable[int], requests: Sequence[Request], step: int, t: int) -> int | None:
+def rows_by_id(requests: Sequence[Request]) -> dict[str, list[int]]:
+    """Rows of the requests by the engine's id: several may have the same one after the other."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for row, request in enumerate(requests):
+        found[request.id].append(row)
+    return found
+
+
+def owner(candidates: Iterable[int], requests: Sequence[Request], step: int, t: int) -> int | None:
     """Of several requests with the same id the latest one that had arrived, None where none fits."""
     tag = step >> STEP_SHIFT
     fitting = [row for row in candidates if not tag or requests[row].engine == tag]

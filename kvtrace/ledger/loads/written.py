@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvtrace.ledger.intervals import Interval, subtract, union
+from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.ledger.loads.trace import NEVER
 from kvtrace.ledger.model import Worker
-from kvtrace.ledger.slots.reads import NOTHING, Slots, Touch
+from kvtrace.ledger.slots.reads import NOTHING, Slots, covered, in_layer
 from kvtrace.ledger.steps import NEVER_RAN, Executed, locate
 
 
@@ -51,14 +51,11 @@ class Written:
             steps: in which they may have been written.
             used: the step whose attention reads them.
         """
-        touches = [
-            one
-            for one in self._of(worker).writes.get(row, ())
-            if one.columns >> column & 1 and one.step >= min(steps, default=0)
-        ]
+        written = in_layer(self._of(worker).writes.get(row, ()), column)
+        touches = [one for one in written if one.step >= min(steps, default=0)]
         whole = [wanted] if wanted[0] < wanted[1] else []
-        there = _positions(touches)
-        in_time = _positions([one for one in touches if not one.late and (one.step <= used or one.given_out)])
+        there = covered(touches)
+        in_time = covered([one for one in touches if not one.late and (one.step <= used or one.given_out)])
         ran = self.executed.get(worker.key, NEVER_RAN)
         certain = self.known(worker) and bool(steps) and all(_in(ran, step) for step in steps)
         left = subtract(whole, there)
@@ -70,8 +67,8 @@ class Written:
         for worker in workers:
             touches = self._of(worker).writes.get(row, ())
             for column in range(len(worker.kv_layers)):
-                here = [one for one in touches if one.columns >> column & 1]
-                if subtract([wanted], _positions(here)):
+                here = in_layer(touches, column)
+                if subtract([wanted], covered(here)):
                     return 0
                 last = max(last, *(one.t for one in here))
         return last
@@ -83,10 +80,6 @@ class Written:
 
     def _of(self, worker: Worker) -> Slots:
         return self.slots.get(worker.key, NOTHING)
-
-
-def _positions(touches: Sequence[Touch]) -> list[Interval]:
-    return union(part for one in touches for part in one.positions)
 
 
 def _in(ran: Executed, step: int) -> bool:

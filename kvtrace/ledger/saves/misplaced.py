@@ -6,7 +6,7 @@ from kvtrace.ledger.intervals import Interval, intersect, length, subtract, unio
 from kvtrace.ledger.saves.calls import At
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
-from kvtrace.ledger.slots.reads import Slots
+from kvtrace.ledger.slots.reads import Slots, covered, in_layer
 
 
 def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> bool:
@@ -41,9 +41,9 @@ def _due(slots: Slots, stores: Stores, row: int, column: int) -> int:
             part for at in stores.rows_of.get(request, ()) if at < row for part in stores.named[at][request]
         ]
         if named:
-            touches = [one for one in slots.reads[request] if one.columns >> column & 1]
-            before = union(part for one in touches if one.step < step for part in one.positions)
-            now = union(part for one in touches if one.step == step for part in one.positions)
+            touches = in_layer(slots.reads[request], column)
+            before = covered(one for one in touches if one.step < step)
+            now = covered(one for one in touches if one.step == step)
             found += length(intersect(now, subtract(union(named), before)))
     return found
 
@@ -62,5 +62,5 @@ def read_shifted(slots: Slots, stores: Stores, at: At, block: int) -> bool:
 
 def _read_in(slots: Slots, request: int, column: int, step: int) -> list[Interval]:
     """Positions of a request that were read in a layer in one step."""
-    touches = [one for one in slots.reads.get(request, ()) if one.step == step and one.columns >> column & 1]
-    return union(part for one in touches for part in one.positions)
+    touches = in_layer(slots.reads.get(request, ()), column)
+    return covered(one for one in touches if one.step == step)

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.intervals import Interval, length, subtract, union
+from kvtrace.ledger.intervals import Interval, length, subtract
 from kvtrace.ledger.model import Swallowed, Trust
 from kvtrace.ledger.reported import Caught, caught_in, caught_in_saving
 from kvtrace.ledger.saves.calls import LEAST_BYTES, At, WorkerCalls
@@ -23,6 +23,7 @@ from kvtrace.ledger.saves.misplaced import read_elsewhere, read_shifted
 from kvtrace.ledger.saves.pipeline import Ends
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
+from kvtrace.ledger.slots.reads import covered, in_layer
 from kvtrace.ledger.steps import locate
 from kvtrace.terms import Grade
 from kvtrace.trace import hooks
@@ -50,6 +51,7 @@ class PositionCalls(WorkerCalls):
         self._failing = False
         self._watched_worker = watched
         self._slots = watched.slots
+        self._calls_watched = locate(watched.ran.watched, stores.steps)[1]
         self._settled = watched.settled(stores.steps)
         self._reads: dict[tuple[int, tuple[int, ...]], list[Interval]] = {}
 
@@ -123,10 +125,7 @@ class PositionCalls(WorkerCalls):
         alike = tuple(touch.columns >> column & 1 for touch in touches)
         known = self._reads.get((request, alike))
         if known is None:
-            parts = [
-                part for touch, one in zip(touches, alike, strict=True) if one for part in touch.positions
-            ]
-            known = self._reads[request, alike] = union(parts)
+            known = self._reads[request, alike] = covered(in_layer(touches, column))
         return known
 
     def _judge_call(self, at: At, call: _Call, caught: Caught) -> Trust:
@@ -143,7 +142,7 @@ class PositionCalls(WorkerCalls):
             return Trust()
         if not call.total:
             return Trust()
-        if not self._conclusive(at) and not (self._settled_or_watched(at) and self._empty(*at)):
+        if not self._conclusive(at) and not (self._calls_watched[at[0]] and self._empty(*at)):
             return self._not_seen(at, call)
         return self._lost(at, call, caught)
 
@@ -152,15 +151,11 @@ class PositionCalls(WorkerCalls):
         if not self._settled[at[0]]:
             return False
         step = self._step(at)
-        if any((step, column) in self._slots.unknown for column in (at[1],)):
+        if (step, at[1]) in self._slots.unknown:
             return False
         # Work in the background may still have been to come when the trace ended: it is taken up in order.
         slots = self._slots
         return not slots.last_background_t or slots.last_background_step >= step or at[0] < self._latest_read
-
-    def _settled_or_watched(self, at: At) -> bool:
-        """Whether the calls of a step were watched, whatever can be seen of this connector."""
-        return bool(locate(self._watched_worker.ran.watched, self.stores.steps[at[0] : at[0] + 1])[1][0])
 
     @cached_property
     def _latest_read(self) -> int:
@@ -173,12 +168,9 @@ class PositionCalls(WorkerCalls):
         return -1
 
     def _not_seen(self, at: At, call: _Call) -> Trust:
-        if self._slots.visible and (self._settled[at[0]] or call.missing < call.total):
-            # A connector whose reads can be seen, and of these tokens none was.
-            self.ends[at], self.grades[at] = SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED
-            return Trust(unknown=1)
-        if self._failing:
-            # Its saving work raises, and what of it went on is not seen.
+        # A connector whose reads can be seen, and of these tokens none was; or one whose saving work raises.
+        seen = self._slots.visible and (self._settled[at[0]] or call.missing < call.total)
+        if seen or self._failing:
             self.ends[at], self.grades[at] = SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED
             return Trust(unknown=1)
         self.grades[at] = Grade.DECLARED

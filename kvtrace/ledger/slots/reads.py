@@ -13,12 +13,12 @@ from functools import cached_property
 
 from kvtrace.ledger.intervals import Interval, intersect, length, union
 from kvtrace.ledger.model import Engine, Worker
-from kvtrace.ledger.requests import Request
+from kvtrace.ledger.requests import Request, owner, rows_by_id
 from kvtrace.ledger.saves.rest import AtRest, Fate, Why
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.tables import BlockTables, Given, Holder, computed_by
-from kvtrace.ledger.slots.trace import Touches
+from kvtrace.ledger.slots.trace import NEVER, Touches
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Role
 
@@ -40,7 +40,6 @@ class Touch:
         late: of a write: the layer's attention of that step had begun.
         fate: what became of what was read.
         cut: less of it left than was read.
-        calls: running numbers of the calls in their process, the first few.
         given_out: of a write: the memory was given out by address, and may have been read instead.
     """
 
@@ -53,7 +52,6 @@ class Touch:
     late: bool = False
     fate: Fate = Fate.READ
     cut: bool = False
-    calls: tuple[int, ...] = ()
     given_out: bool = False
 
 
@@ -119,26 +117,17 @@ def slots_of(
 
 def given_blocks(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dict[int, list[Given]]:
     """The BLOCKS records of each engine, in the order of their steps."""
-    by_id: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for row, request in enumerate(requests):
-        by_id[request.engine, request.id].append(row)
+    by_id = rows_by_id(requests)
     found: dict[int, list[Given]] = defaultdict(list)
     for scan in scans:
         for words in scan.blocks.tolist():
             record = rows.BlocksGiven._make(words)
-            tag = record.step >> STEP_SHIFT
-            at = _row(by_id.get((tag, scan.names.get(record.request, "")), ()), requests, record.t)
+            at = owner(by_id.get(scan.names.get(record.request, ""), ()), requests, record.step, record.t)
             if at is not None and rows.role(record.head) == Role.SCHEDULER:
-                found[tag].append(Given(at, record))
+                found[record.step >> STEP_SHIFT].append(Given(at, record))
     for of_engine in found.values():
         of_engine.sort(key=lambda one: one.record.step)
     return found
-
-
-def _row(candidates: Sequence[int], requests: Sequence[Request], t: int) -> int | None:
-    """Of several requests with the same id the latest that had arrived."""
-    before = [row for row in candidates if requests[row].t_first <= t]
-    return before[-1] if before else (candidates[0] if candidates else None)
 
 
 @dataclass(frozen=True)
@@ -236,20 +225,18 @@ class _Resolver:
                     fate = Fate.READ if trimmed else part.fate
                     cut = part.why == Why.CUT
                     key = (row, step, positions, stale, background, False, fate, cut, False)
-                    self._gather(True, key, record, column)
+                    self._gather(True, key, record.t, column)
         if wrote:
             late = record.t >= self._touches.used_at(step, column)
             # What is written into a block is for whom it was given to, whatever it held before.
             for row, positions, beyond in self._owners(whole, column, step, True, background).requests:
                 there = tuple(union([*positions, *beyond]))
                 key = (row, step, there, (), background, late, Fate.READ, False, read)
-                self._gather(False, key, record, column)
+                self._gather(False, key, record.t, column)
 
-    def _gather(self, read: bool, key: _Key, record: rows.SlotsTouched, column: int) -> None:
-        gathered = self._found[read].setdefault(key, _Gathered(record.t))
+    def _gather(self, read: bool, key: _Key, t: int, column: int) -> None:
+        gathered = self._found[read].setdefault(key, _Gathered(t))
         gathered.columns |= 1 << column
-        if len(gathered.calls) < _CALLS and record.call not in gathered.calls:
-            gathered.calls.append(record.call)
 
     def _count(self, record: rows.SlotsTouched, column: int, step: int, after: bool) -> None:
         """Add what a read took to the amounts."""
@@ -273,7 +260,7 @@ class _Resolver:
     def _knows(self, step: int, column: int, code: int) -> bool:
         """Whether the trace tells when this layer was computed in this step; where no body was seen at all,
         what a hook for loading touched came before."""
-        return self._touches.computed_at(step, column) < _NEVER or code in _LOADING
+        return self._touches.computed_at(step, column) < NEVER or code in _LOADING
 
     def _set(self, ident: int) -> SlotSet:
         known = self._sets.get(ident)
@@ -335,7 +322,7 @@ class _Resolver:
             found[row].append(
                 Touch(
                     step, gathered.t, gathered.columns, positions, stale, background, late, fate, cut,
-                    tuple(gathered.calls), given_out,
+                    given_out,
                 )
             )  # fmt: skip
         return dict(found)
@@ -358,18 +345,15 @@ def kept(touch: Touch, named: list[Interval], cut: Container[int]) -> tuple[Inte
     return inside or touch.positions
 
 
-_CALLS = 256
 _SetKey = tuple[tuple[Interval, ...], int, bool, bool]
 """Slots, KV cache group, whether the layer had been computed, whether it was background work."""
 _Key = tuple[int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool, Fate, bool, bool]
-_NEVER = (1 << 62) - 1
 
 
 @dataclass
 class _Gathered:
     t: int
     columns: int = 0
-    calls: list[int] = field(default_factory=list)
 
 
 def _blocks(runs: Iterable[Interval], size: int) -> Iterator[tuple[int, int, int]]:
@@ -379,6 +363,11 @@ def _blocks(runs: Iterable[Interval], size: int) -> Iterator[tuple[int, int, int
             yield block, max(start - block * size, 0), min(end - block * size, size)
 
 
-def covered(touches: Sequence[Touch], column: int) -> list[Interval]:
-    """Positions that were touched in one layer."""
-    return union(one for touch in touches if touch.columns >> column & 1 for one in touch.positions)
+def in_layer(touches: Iterable[Touch], column: int) -> list[Touch]:
+    """Those of the touches that were in one layer."""
+    return [touch for touch in touches if touch.columns >> column & 1]
+
+
+def covered(touches: Iterable[Touch]) -> list[Interval]:
+    """Positions that were touched."""
+    return union(part for touch in touches for part in touch.positions)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,9 +113,3 @@ def _add_bodies(found: Array, bodies: Records, steps: Array, of_layer: Mapping[i
         column[call.layer == ident] = of_layer.get(ident, -1)
     inside &= column >= 0
     np.minimum.at(found, (at[inside], column[inside]), call.t0[inside])
-
-
-def workers_touches(scans: Sequence[SpoolScan], workers: Sequence[Worker]) -> dict[tuple[int, str], Touches]:
-    """By Worker.key."""
-    by_name = {scan.name: scan for scan in scans}
-    return {worker.key: touches(by_name[worker.spool], worker) for worker in workers}

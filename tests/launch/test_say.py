@@ -1,0 +1,36 @@
+"""kvtrace's own lines on stderr, beside what the command writes there."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvtrace.agent.state import complain
+from kvtrace.launch.say import say
+
+
+class _Raw(io.RawIOBase):
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.written.append(bytes(data))
+        return len(self.written[-1])
+
+
+@pytest.mark.parametrize("speak", [say, complain])
+def test_a_line_is_one_write_so_that_the_commands_own_lines_stay_whole(
+    speak: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = _Raw()
+    # As Python opens stderr with PYTHONUNBUFFERED=1: every write goes through at once.
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(raw, write_through=True))
+    speak("recording to x")
+    assert raw.written == [b"kvtrace: recording to x\n"]
