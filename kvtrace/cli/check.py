@@ -72,6 +72,7 @@ def check(
     """
     from kvtrace.cli.writing import write_file
     from kvtrace.gate.config import find_rules, read_rules
+    from kvtrace.gate.fit import fits, judged_something
     from kvtrace.gate.judge import judge
     from kvtrace.gate.read import read_baseline
     from kvtrace.gate.rules import Rules, from_options, merged
@@ -82,9 +83,12 @@ def check(
         raise KvtraceError("--config and --no-config exclude each other")
     found = read_rules(config) if config else Rules() if no_config else find_rules(Path.cwd())
     rules = merged(found, options)
-    contract = read_baseline(rules.baseline) if rules.baseline else None
+    contract = None if rules.baseline is None else read_baseline(rules.baseline)
     _no_clash(path, rules.baseline, junit, sarif)
-    outcome = judge(read_report(path), path, contract, rules)
+    report = read_report(path)
+    fits(report, path, contract)
+    outcome = judge(report, path, contract, rules)
+    judged_something(report, outcome)
 
     here = screen(no_color)
     for file, row in ((junit, JUNIT), (sarif, SARIF)):

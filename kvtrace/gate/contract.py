@@ -31,7 +31,11 @@ def make_baseline(report: Report, where: str = "report") -> Baseline:
     rows, found = cells(report), worst(report["findings"])
     return {
         "schema": SCHEMA,
-        "made": {"kvtrace": report["run"]["kvtrace"], "vllm": report["run"]["vllm"]},
+        "made": {
+            "kvtrace": report["run"]["kvtrace"],
+            "vllm": report["run"]["vllm"],
+            "models": models(report),
+        },
         "engines": shapes(report),
         "coverage": {
             "hooks": cast("list[HookRow]", _rows([cell for cell in rows if cell.what == "hook"])),
@@ -43,6 +47,18 @@ def make_baseline(report: Report, where: str = "report") -> Baseline:
             {one["id"] for one in report["instrumentation"]["targets"] if one["status"] == "found"}
         ),
     }
+
+
+def models(report: Report) -> list[str]:
+    """The models of the engines, without the folders that they lie in on this machine; sorted."""
+    found = {engine["model"] for engine in report["run"]["engines"]}
+    return sorted(filter(None, (_model(name) for name in found)))
+
+
+def _model(name: str) -> str:
+    # "org/model" names a model everywhere; a path does so by its last part only
+    local = name.startswith(("/", ".", "~")) or name.count("/") > 1
+    return name.rstrip("/").rpartition("/")[2] if local else name
 
 
 def shapes(report: Report) -> list[EngineShape]:

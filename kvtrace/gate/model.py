@@ -21,11 +21,16 @@ class GateError(KvtraceError):
     """A baseline, rule or configuration that cannot be used."""
 
 
-class Made(TypedDict):
+class _Models(TypedDict, total=False):
+    models: Annotated[list[str], Most(MAX_ROWS), "of the engines, paths without their folders; must fit"]
+
+
+@final
+class Made(_Models):
     """What the run was made with"""
 
-    kvtrace: Annotated[str, "version"]
-    vllm: Annotated[str | None, "version"]
+    kvtrace: Annotated[str, "version, shown where it differs"]
+    vllm: Annotated[str | None, "version, shown where it differs"]
 
 
 EngineShape = TypedDict(
@@ -100,7 +105,7 @@ class Baseline(TypedDict):
     """kvtrace.baseline/1"""
 
     schema: Annotated[Literal["kvtrace.baseline/1"], "what this document is"]
-    made: Annotated[Made, "shown, never compared"]
+    made: Annotated[Made, "what the run was made with"]
     engines: Annotated[list[EngineShape], Most(MAX_ROWS), "what each engine is"]
     coverage: Annotated[CoveragePart, "calls, of those that were due"]
     ledger: Annotated[LedgerPart, "what became of the tokens"]

@@ -41,6 +41,11 @@ class Check:
     """The file that asks for it, and its line (0: unknown)."""
     line: int = 0
 
+    @property
+    def required(self) -> bool:
+        """``before`` is a bound of a rule or of the default gate, not what an earlier run had."""
+        return self.unit == "share" and (self.kind == "rule" or (self.kind == "coverage" and not self.source))
+
 
 @dataclass(frozen=True)
 class Explanation:

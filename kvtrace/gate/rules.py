@@ -52,6 +52,8 @@ def from_options(
     Raises:
         GateError: an unknown name or cause, or a number out of range.
     """
+    if baseline is not None and not baseline.strip():
+        raise GateError("--baseline", "the name is empty", "name a file, or leave the option out")
     shares: dict[str, float] = {}
     for word in minimum:
         name, equals, share = word.partition("=")
@@ -127,7 +129,7 @@ def merged(config: Rules, options: Rules) -> Rules:
     return checked(
         replace(
             options,
-            baseline=options.baseline or config.baseline,
+            baseline=config.baseline if options.baseline is None else options.baseline,
             minimum={**config.minimum, **options.minimum},
             min_saved_tokens=config.min_saved_tokens
             if options.min_saved_tokens is None

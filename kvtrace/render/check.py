@@ -32,8 +32,7 @@ _KINDS = ("finding", "target", "ledger")
 _COLUMNS = (
     Column("what"),
     Column("where"),
-    Column("from", right=True),
-    Column("to", join=" -> "),
+    Column("values"),
     Column(),
 )
 
@@ -78,8 +77,7 @@ def _table(checks: list[Check], group: Group | None, style: Style) -> Table:
     for check in checks or (group.checks if group else ()):
         name, where = subject(check)
         text = clean(check.text)
-        values = (value(check.before, check.unit), value(check.after, check.unit))
-        rows.append(Row((Code(name), Code(where), *values, "" if text == title else text), style))
+        rows.append(Row((Code(name), Code(where), values(check), "" if text == title else text), style))
     return Table(_COLUMNS, rows, head=False, brief=MAX_ROWS)
 
 
@@ -120,6 +118,16 @@ def value(one: Value, unit: Unit) -> str:
     return percent(float(one)) if unit == "share" else count(one)
 
 
+def values(check: Check) -> str:
+    """``100 % -> 75.0 %`` of two runs, ``required >= 99.0 %, got 94.4 %`` of a rule."""
+    before, after = value(check.before, check.unit), value(check.after, check.unit)
+    if not (check.required and isinstance(check.before, (int, float))):
+        return f"{before} -> {after}"
+    if before == after and isinstance(check.after, (int, float)) and check.after < check.before:
+        before, after = (f"{share * 100:.6g} %" for share in (check.before, check.after))
+    return f"required >= {before}, got {after}"
+
+
 def subject(check: Check) -> tuple[str, str]:
     """What the check looks at, and where."""
     where = [clean(check.layers, 160)] if check.layers else []
@@ -138,8 +146,7 @@ def sentence(check: Check, title: str = "") -> str:
     """
     name = " · ".join(filter(None, subject(check)))
     words = clean(check.text) if check.text != title else ""
-    before, after = value(check.before, check.unit), value(check.after, check.unit)
-    return f"{name}: {before} -> {after}" + (f", {words}" if words else "")
+    return f"{name}: {values(check)}" + (f", {words}" if words else "")
 
 
 @dataclass(frozen=True)

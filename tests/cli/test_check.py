@@ -162,9 +162,10 @@ def test_rules_of_the_command_line(shell: Shell, tmp_path: Path) -> None:
     assert shell("check", REAL, "--min", "save_kv_layer=1.0", "--min-saved-tokens", "0.95")[0] == 0
     assert shell("check", bad, "--min", "bind_connector_metadata=1.0")[0] == 0
     code, out, _ = shell("check", bad, "--min", "save_kv_layer=0.5")
-    assert code == 1 and "model.layers.2.self_attn.attn" in out and "50.0 % -> 0 %" in out
+    assert code == 1 and "model.layers.2.self_attn.attn" in out
+    assert "required >= 50.0 %, got 0 %" in out
     code, out, _ = shell("check", bad, "--min-saved-tokens", "0.95")
-    assert code == 1 and "tokens saved  95.0 % -> 75.0 %" in out and "layer-not-hooked" in out
+    assert code == 1 and "tokens saved  required >= 95.0 %, got 75.0 %" in out and "layer-not-hooked" in out
     assert shell("check", bad, "--min-saved-tokens", "0.75")[0] == 0
     assert shell("check", bad, "--forbid", "hook-raised")[0] == 0
     assert shell("check", bad, "--forbid", "layer-not-hooked")[0] == 1
@@ -175,6 +176,50 @@ def test_rules_of_the_command_line(shell: Shell, tmp_path: Path) -> None:
     # what is allowed may cost tokens, too; the hook is still missed
     code, out, _ = shell("check", bad, "--baseline", REAL_BASELINE, "--allow", "layer-not-hooked")
     assert code == 1 and "tokens kept" not in out and "save_kv_layer" in out
+
+
+def test_a_share_just_below_what_is_required_does_not_read_like_it(shell: Shell, tmp_path: Path) -> None:
+    report = healthy()
+    report["ledger"]["saves"].update(
+        accounts={"saved": 98_995, "not-saved:layer-not-hooked": 1005}, total=100_000
+    )
+    code, out, _ = shell("check", write(tmp_path / "r.json", report), "--min-saved-tokens", "0.99")
+    assert code == 1 and "required >= 99 %, got 98.995 %" in out
+
+
+def test_a_baseline_of_another_connector_or_model_is_refused(shell: Shell, tmp_path: Path) -> None:
+    assert shell("baseline", REAL, "-o", "b.json")[0] == 0
+    other = healthy()
+    other["run"]["engines"][0]["connector"]["name"] = "OtherStore"
+    code, out, err = shell("check", write(tmp_path / "r.json", other), "--baseline", "b.json", "--junit", "j")
+    assert (code, out, err.count("\n")) == (2, "", 1) and not Path("j").exists()
+    assert "of another connector (ChunkStore, and the run has OtherStore)" in err
+    other = healthy()
+    other["run"]["engines"][0]["model"] = "/elsewhere/tiny-model/"
+    assert shell("check", write(tmp_path / "r.json", other), "--baseline", "b.json")[0] == 0
+    other["run"]["engines"][0]["model"] = "org/large"
+    code, out, err = shell("check", write(tmp_path / "r.json", other), "--baseline", "b.json")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "of another model (tiny-model, and the run has org/large)" in err
+    # a run that lost its connector is a failed run, and a baseline without models fits as before
+    other["run"]["engines"][0].update(connector=None, model=healthy()["run"]["engines"][0]["model"])
+    assert shell("check", write(tmp_path / "r.json", other), "--baseline", "b.json")[0] == 1
+    old = json.loads(Path("b.json").read_text())
+    del old["made"]["models"]
+    assert shell("check", REAL, "--baseline", write(tmp_path / "old.json", old))[0] == 0
+
+
+def test_a_run_in_which_nothing_happened_passes_no_gate(shell: Shell, tmp_path: Path) -> None:
+    report = healthy()
+    report["run"]["engines"][0]["real_steps"] = 0
+    path = write(tmp_path / "r.json", report)
+    for words in ([], ["--forbid", "hook-raised"], ["--allow", "lookup-miss"], ["--baseline", REAL_BASELINE]):
+        code, out, err = shell("check", path, *words)
+        assert (code, out, err.count("\n")) == (2, "", 1) and "no engine executed a step" in err
+    report["findings"] = broken()["findings"]  # what kept it from running is a failure
+    write(path, report)
+    assert shell("check", path)[0] == 1
+    assert shell("check", path, "--forbid", "hook-raised")[0] == 2
 
 
 def test_saved_tokens_do_not_count_decode_that_is_never_offered(shell: Shell, tmp_path: Path) -> None:
@@ -214,6 +259,8 @@ def test_tolerance(shell: Shell, tmp_path: Path) -> None:
         (["--forbid", "hook-raised", "--allow", "hook-raised"], "both forbidden and allowed"),
         (["--tolerance", "-1"], "write a number of 0 to 1"),
         (["--baseline", "nosuch.json"], "no such baseline"),
+        (["--baseline", ""], "--baseline: the name is empty"),
+        (["--baseline", " "], "--baseline: the name is empty"),
         (["--baseline", str(REAL)], "this is a report, not a baseline"),
         (["--baseline", "."], "a directory"),
         (["--config", "nosuch.toml"], "no such configuration"),
@@ -277,7 +324,7 @@ def test_rules_in_pyproject_and_kvtrace_toml(shell: Shell, tmp_path: Path) -> No
     os.chdir(below)
     code, out, _ = shell("check", bad)
     assert code == 1 and "save_kv_layer >= 1; no hook-raised" in " ".join(out.split())
-    assert "50.0 % -> 0 %" in shell("check", bad, "--min", "save_kv_layer=0.5")[1]  # options win
+    assert ">= 50.0 %, got 0 %" in shell("check", bad, "--min", "save_kv_layer=0.5")[1]  # options win
     assert shell("check", REAL)[0] == 0
     # kvtrace.toml wins beside it, and its baseline's path is meant from there
     (tmp_path / "kvtrace.toml").write_text('[check]\nbaseline = "base.json"\nmin_saved_tokens = 0.5\n')

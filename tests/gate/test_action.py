@@ -17,9 +17,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 LOSES_A_LAYER = """
-from chunk_store import ChunkStore
 
-class LosesALayer(ChunkStore):
+class ChunkStore(ChunkStore):
     def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
         if ".3." not in layer_name:
             super().save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
@@ -28,12 +27,11 @@ class LosesALayer(ChunkStore):
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A connector's repository: the connector, a second one that lost a layer, the smoke test of the docs."""
+    """A connector's repository: the connector, and the smoke test of the docs."""
     folder = tmp_path / "project"
     (folder / "tests").mkdir(parents=True)
     shutil.copy(ROOT / "scenarios" / "connectors" / "chunk_store.py", folder)
     shutil.copy(ROOT / "docs" / "ci" / "smoke.py", folder / "tests" / "smoke.py")
-    (folder / "loses_a_layer.py").write_text(LOSES_A_LAYER, encoding="utf-8")
     return folder
 
 
@@ -87,10 +85,12 @@ def test_the_action_passes_a_good_run_and_fails_one_that_lost_a_layer(project: P
 
     baseline = project / "tests" / "kvtrace-baseline.json"
     shutil.copy(project / "good" / "kvtrace-baseline.json", baseline)  # as docs/ci.md says
+    with (project / "chunk_store.py").open("a", encoding="utf-8") as source:  # the change of a pull request
+        source.write(LOSES_A_LAYER)
     bad = step(
         "gate",
         project,
-        command=smoke("LosesALayer", "loses_a_layer"),
+        command=smoke("ChunkStore", "chunk_store"),
         install="",
         baseline="tests/kvtrace-baseline.json",
         args="--min-saved-tokens=0.95\n",
