@@ -13,6 +13,7 @@ from pathlib import Path
 
 import kvtrace
 from kvtrace.launch.interpreter import ENTRY_POINT_GROUP, ENTRY_POINT_NAME
+from kvtrace.launch.private import require_private
 
 _FOLDERS = ("agent", "trace")
 _FILES = ("__init__.py", "errors.py", "versions.py")
@@ -53,9 +54,15 @@ def make_overlay(where: Path, with_agent: bool) -> Path:
 
     Raises:
         OSError: it cannot be written.
+        LaunchError: the temporary folder is one that somebody else could exchange.
     """
     if os.pathsep in str(where):
         where = Path(tempfile.mkdtemp(prefix="kvtrace-overlay-"))
+        try:
+            require_private(where, str(where))
+        except BaseException:
+            where.rmdir()
+            raise
     where.mkdir(mode=0o700, parents=True, exist_ok=True)
     (where / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="ascii")
     if with_agent:

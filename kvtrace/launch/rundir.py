@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from kvtrace.launch.errors import LaunchError, reason
+from kvtrace.launch.private import require_private
 from kvtrace.trace.format import SPOOL_DIR
 
 REPORTS = "reports"
 RUN_FILE = "run.json"
 REPORT_FILE = "report.json"
 _PRIVATE = 0o700
+_PARENT = 0o755
+"""Whatever the umask: where others can write, the directory below could be exchanged."""
 
 
 def safe_name(text: str) -> str:
@@ -42,7 +45,8 @@ class RunDir:
         """``output``, or ``reports/<YYYYmmdd-HHMMSS>-<name>`` under the working directory.
 
         Raises:
-            LaunchError: it exists and is not empty, is no directory, or cannot be written.
+            LaunchError: it exists and is not empty, is no directory, cannot be written, or somebody else
+                could write to it or exchange it.
         """
         try:
             wanted = Path(output) if output is not None else Path(REPORTS) / _stamped(name, now)
@@ -53,6 +57,7 @@ class RunDir:
         try:
             _make_parents(path.parent, created)
             rundir = cls(_claim(path, fresh=output is None, created=created), created)
+            require_private(rundir.path, rundir.shown)
             # whoever makes spool/ owns the directory: two runs never share one
             os.mkdir(rundir.path / SPOOL_DIR, _PRIVATE)
         except LaunchError:
@@ -116,7 +121,7 @@ def _make_parents(path: Path, created: list[Path]) -> None:
         return
     _make_parents(path.parent, created)
     try:
-        os.mkdir(path)
+        os.mkdir(path, _PARENT)
     except FileExistsError:
         if not path.is_dir():
             raise NotADirectoryError(20, "Not a directory", str(path)) from None
@@ -150,7 +155,8 @@ def _require_empty(path: Path) -> None:
             "a run is never written over another",
             "choose another one with -o DIR",
         )
-    _quietly(lambda: os.chmod(path, _PRIVATE))
+    if path.stat().st_uid == os.geteuid():  # root could change what is somebody else's, and leaves it alone
+        _quietly(lambda: os.chmod(path, _PRIVATE))
 
 
 def _entries(path: Path) -> set[str]:
