@@ -4,7 +4,9 @@ Only the connector's own frames are looked at (see ``owners.py``, and ``watch/ra
 
 Left out: what escapes the hook (that is ``hook-raised``), the cause of an exception that is
 itself reported or escapes, StopIteration and its like, and ordinary control flow:
-KeyError, AttributeError, IndexError, ImportError, ``queue.Empty`` that the same frame handles.
+KeyError, AttributeError, IndexError, ImportError, ``queue.Empty`` that the same frame handles. Where such a
+one meets a handler for anything at all (``except Exception``) in a hook that saves, and the call reads no KV
+after it, it may be a mistake of the author's: it is written, marked ``broad``.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ import sys
 import threading
 from typing import Any, NamedTuple
 
-from kvtrace.agent import logs, owners
+from kvtrace.agent import handlers, logs, owners
 from kvtrace.agent.owners import Owner
 from kvtrace.agent.state import AGENT, clock, is_ours, where_raised
 from kvtrace.agent.watch import limits, raises
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.raises import Raised, Raises
-from kvtrace.trace import facts
+from kvtrace.trace import facts, hooks
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_text
@@ -32,6 +34,7 @@ _MAX_TOLD = 64
 _IGNORED = (StopIteration, StopAsyncIteration, GeneratorExit)
 _STOPS = (KeyboardInterrupt, SystemExit)
 _ORDINARY = (KeyError, AttributeError, IndexError, ImportError)
+_SAVING = frozenset(hook.name for hook in hooks.SAVING)
 
 _seen: dict[tuple[str, int, str, str], int] = {}
 _observed: dict[tuple[str, int], int] = {}
@@ -54,6 +57,7 @@ class Caught(NamedTuple):
     logged: bool = False
     went_on: bool | None = None
     ended: bool | None = None
+    broad: bool | None = None
 
 
 class Swallowed:
@@ -134,15 +138,20 @@ class Swallowed:
             if key in left_out or isinstance(one.error, _IGNORED):
                 continue
             where = _place(one.error, self._owner, self._background)
+            broad = None
             if key in told:
                 where = where or where_raised(one.error)
+            elif where is None and self._hook in _SAVING:
+                where = _broad_place(one.error, self._owner)
+                broad = where is not None or None
             if where is not None:
-                found.append((Caught(one.error, where, key in told), one.t))
+                found.append((Caught(one.error, where, key in told, broad=broad), one.t))
         last = {(type(caught.error), caught.where): t for caught, t in found}
-        return [
+        timed = [
             caught._replace(went_on=self._went_on(last[type(caught.error), caught.where]))
             for caught, _ in found
         ]
+        return [caught for caught in timed if not (caught.broad and caught.went_on)]
 
     def _went_on(self, t: int) -> bool | None:
         if HERE.did > t:
@@ -187,6 +196,7 @@ class Swallowed:
             observed_calls=_observed.get((self._hook, self._index), 0),
             count=count,
             logged=caught.logged or logs.emitted() > self._logged,
+            broad=caught.broad,
         )
         AGENT.fact(fact, self._role)
 
@@ -248,16 +258,31 @@ def _place_of(trace: Any) -> str:
     return f"{name}:{trace.tb_lineno} in {code.co_name}"
 
 
-def _place(error: BaseException, owner: Owner, background: bool) -> str | None:
-    """Innermost frame of the connector's; None for ordinary control flow, and for what the
-    connector's code did not itself handle (in the background: what did not pass through it)."""
+def _broad_place(error: BaseException, owner: Owner) -> str | None:
+    """The frame of the connector's whose handler for anything took an exception; None for any other."""
+    trace = error.__traceback__
+    if trace is None or not owner.owns(trace.tb_frame.f_code.co_filename):
+        return None
+    names = [cls.__name__ for cls in type(error).__mro__ if cls not in (Exception, BaseException, object)]
+    return _place_of(trace) if handlers.takes_anything(trace.tb_frame.f_code, trace.tb_lasti, names) else None
+
+
+def _traces(error: BaseException) -> list[Any]:
+    """The frames that an exception passed, without the executor or event loop that ran them."""
     traces: list[Any] = []
     trace = error.__traceback__
     while trace is not None and owners.is_stdlib_file(trace.tb_frame.f_code.co_filename):
-        trace = trace.tb_next  # the executor or event loop that ran it
+        trace = trace.tb_next
     while trace is not None:
         traces.append(trace)
         trace = trace.tb_next
+    return traces
+
+
+def _place(error: BaseException, owner: Owner, background: bool) -> str | None:
+    """Innermost frame of the connector's; None for ordinary control flow, and for what the
+    connector's code did not itself handle (in the background: what did not pass through it)."""
+    traces = _traces(error)
     own = [trace for trace in traces if owner.owns(trace.tb_frame.f_code.co_filename)]
     if not own or not (background or own[0] is traces[0]):
         return None

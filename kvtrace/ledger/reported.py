@@ -98,6 +98,23 @@ class Caught:
     def calls(self) -> int:
         return sum(fact.count for fact in self.facts)
 
+    @property
+    def sure(self) -> Caught:
+        """Without what may be ordinary control flow."""
+        return Caught(tuple(fact for fact in self.facts if not fact.broad))
+
+    def layer_calls(self, layers: int) -> int:
+        """Calls of a layer that they concern; one of a hook without a layer concerns all ``layers``."""
+        return sum(fact.count * (1 if fact.layer else layers) for fact in self.facts)
+
+    def as_usual(self, lost: int, layers: int) -> Caught:
+        """Without what may be ordinary control flow, where that is not as frequent as lost calls are.
+
+        Args:
+            lost: calls of a layer that did less than they should.
+        """
+        return self if self.layer_calls(layers) >= lost else self.sure
+
 
 def caught_in(worker: Worker, swallowed: Sequence[Swallowed], of: Sequence[hooks.Hook]) -> Caught:
     """The handled exceptions in these hooks of one worker, harmless ones left out."""
@@ -127,6 +144,7 @@ def caught_in_saving(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
             for fact in swallowed
             if fact.spool == worker.spool
             and fact.hook in _SAVING
+            and not fact.broad
             and (not fact.asked_by or fact.asked_by in _SAVING)
             and fact.went_on is not True
             and (fact.type not in HARMLESS or (fact.type == "TimeoutError" and fact.went_on is False))

@@ -256,6 +256,8 @@ class Swallowed(Document):
         observed_calls: calls of this hook (pieces of such work) that were watched so far.
         count: such exceptions (hook, type, where) so far; facts come up to the 16th, then at powers of 2.
         logged: the connector logged it, or something else in the same call.
+        broad: of a type that ordinary control flow raises, taken by a handler for any exception, in a call
+            that read or wrote no KV slot after it.
     """
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.SWALLOWED
@@ -274,6 +276,7 @@ class Swallowed(Document):
     observed_calls: int = 0
     count: int = 1
     logged: bool | None = None
+    broad: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ import threading
 
 import pytest
 
-from kvtrace.agent import swallowed
+from kvtrace.agent import state, swallowed
 from kvtrace.agent.connector import traced
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.watch.origin import HERE
 from kvtrace.trace.format import Fact, Role
 
 from . import fakes
@@ -100,6 +101,21 @@ def deep_key_error(connector):
         pass
 
 
+def own_mistake(connector):
+    try:
+        connector.scale = connector.caches.scale
+    except Exception:
+        pass
+
+
+def own_mistake_and_on(connector):
+    try:
+        connector.scale = connector.caches.scale
+    except Exception:
+        pass
+    HERE.did = state.clock()
+
+
 def call(connector, number=1, times=1):
     AGENT.worker.step = number
     for _ in range(times):
@@ -139,6 +155,19 @@ def test_what_the_connector_swallows_is_named_with_its_place(trace, monkeypatch,
 @pytest.mark.parametrize("how", [key_error, environment, attribute, optional_import, generator])
 def test_ordinary_control_flow_is_no_finding(trace, how):
     call(make(how))
+    assert trace.facts(Fact.SWALLOWED) == []
+
+
+def test_an_ordinary_exception_that_a_handler_for_anything_took_is_written_as_such(trace):
+    call(make(own_mistake))
+    found = [(fact["type"], fact["broad"], fact["went_on"]) for fact in trace.facts(Fact.SWALLOWED)]
+    told = sys.version_info >= (3, 11)  # handlers are read from a table that came with it
+    assert found == ([("AttributeError", True, None)] if told else [])
+    assert all(fact["where"].endswith("in own_mistake") for fact in trace.facts(Fact.SWALLOWED))
+
+
+def test_an_ordinary_exception_after_which_kv_was_read_is_no_finding(trace):
+    call(make(own_mistake_and_on))
     assert trace.facts(Fact.SWALLOWED) == []
 
 

@@ -231,6 +231,24 @@ def test_exception_swallowed(tmp_path: Path) -> None:
     assert "store.py:12" in diagnosis.findings[0].remedy[0]
 
 
+@pytest.mark.parametrize(("steps", "found"), [([1, 2], ["exception-swallowed"]), ([1], ["stored-nothing"])])
+def test_an_ordinary_exception_explains_what_was_not_read_where_it_is_as_frequent(
+    tmp_path: Path, steps: list[int], found: list[str]
+) -> None:
+    """Once, while other calls read nothing either without it, it may be a look for something optional."""
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
+    swallow(sim, steps, type="AttributeError", broad=True)
+    assert ids(analyse(sim)) == found
+
+
+def test_an_ordinary_exception_that_took_nothing_is_not_spoken_of(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=all_of)
+    swallow(sim, [1, 2], type="AttributeError", broad=True)
+    assert ids(analyse(sim)) == []
+
+
 def test_what_was_not_watched_of_a_rank_that_does_nothing_is_not_taken_as_declared(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.serve(prompts([64, 128]), Rounding(32).policy(),

@@ -84,7 +84,7 @@ KEYS = {
     facts.AgentError: "where error",
     facts.ClientId: "client engine",
     facts.Swallowed: "hook layer step connector type message where inside asked_by ended went_on "
-    "observed_calls count logged",
+    "observed_calls count logged broad",
     facts.Log: "logger level message hook layer step connector shown count",
     facts.ConfigKeys: "connector given read asked",
     facts.DeviceTiming: "mode budget on pairs why",

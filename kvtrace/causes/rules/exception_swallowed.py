@@ -38,9 +38,10 @@ CAUSE = Cause(
     ),
     seen_as=(
         "Exceptions raised and handled inside the connector's frames in watched calls, where such calls "
-        "read fewer slots than their metadata names. Or such an exception ended a piece of work that saves, "
-        "in a hook or in the background, and nothing shows that what was read for it came to rest. A note "
-        "where the same call went on."
+        "read fewer slots than their metadata names (of exceptions that ordinary control flow raises only "
+        "those that a handler for any exception took, as often as calls lost slots). Or such an exception "
+        "ended a piece of work that saves, in a hook or in the background, and nothing shows that what was "
+        "read for it came to rest. A note where the same call went on."
     ),
     remedy="Fix the connector at the place named here.",
     save_ends=(SaveEnd.CAUGHT,),
@@ -104,16 +105,17 @@ def rule(case: Case) -> Results:
     facts.sort(key=lambda fact: (fact.hook not in SAVE_HOOKS, -fact.count))
     trust = case.run.trust
     watched = trust.measured + trust.blind
+    telling = [fact for fact in facts if not fact.broad]
     if case.affected(CAUSE):
         in_hooks = [f for f in facts if f.hook in (*SAVE_HOOKS, *_SCHEDULE_HOOKS)]
         yield _lost_tokens(case, in_hooks or facts or case.run.swallowed)
-    elif facts and "store-failed" in case.assigned:
-        yield _caught(case, facts)
-    elif lost := [fact for fact in facts if _lost_work(case, fact)]:
+    elif telling and "store-failed" in case.assigned:
+        yield _caught(case, telling)
+    elif lost := [fact for fact in telling if _lost_work(case, fact)]:
         yield _unsaved(case, lost)
-    elif facts:
-        yield _caught(case, facts)
-    elif watched:
+    elif telling:
+        yield _caught(case, telling)
+    elif watched and not facts:
         yield CAUSE.ruled_out(
             f"no exception was raised and caught in {plural(watched, 'watched store call')}"
         )
@@ -156,7 +158,7 @@ def _lost_work(case: Case, fact: Swallowed) -> bool:
 def _ends_a_save(fact: Swallowed) -> bool:
     """Whether an exception ended a piece of work that saves."""
     saving = (fact.asked_by or SAVE_HOOKS[0]) if fact.hook in BACKGROUND else fact.hook
-    if saving not in _SAVE_PATH or fact.went_on or fact.type in _FINDS_OUT:
+    if saving not in _SAVE_PATH or fact.went_on or fact.broad or fact.type in _FINDS_OUT:
         return False
     if fact.ended or fact.went_on is False:
         return fact.type not in _ENDS_A_LOOP

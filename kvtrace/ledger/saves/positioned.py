@@ -28,6 +28,8 @@ from kvtrace.ledger.steps import locate
 from kvtrace.terms import Grade
 from kvtrace.trace import hooks
 
+_LESS = (SaveEnd.CAUGHT, SaveEnd.NOTHING_READ, SaveEnd.PART_READ)
+
 
 @dataclass(frozen=True)
 class _Call:
@@ -49,6 +51,7 @@ class PositionCalls(WorkerCalls):
         self.block = block
         self.implied = ends.copy()
         self._failing = False
+        self._without_exception: dict[At, SaveEnd] = {}
         self._watched_worker = watched
         self._slots = watched.slots
         self._calls_watched = locate(watched.ran.watched, stores.steps)[1]
@@ -62,8 +65,9 @@ class PositionCalls(WorkerCalls):
         trust = Trust(calls=int(self._work.sum()))
         for row in range(len(self.stores.steps)):
             trust += self._judge_step(row, caught)
+        self._settle_caught(caught)
         self.void |= self.ends == SaveEnd.RAISED
-        return trust + self._judge_unwritten(caught)
+        return trust + self._judge_unwritten(caught.sure)
 
     def _judge_step(self, row: int, caught: Caught) -> Trust:
         named = self.stores.named[row]
@@ -87,6 +91,25 @@ class PositionCalls(WorkerCalls):
                 self._misread(at, [request for request, parts in left[column].items() if parts])
             self._judge_seen(at)
         return trust
+
+    def _settle_caught(self, caught: Caught) -> None:
+        """Exceptions that come again and again are known of the first calls alone: where they are as many as
+        the calls that did less, and none of those that did their work, these are theirs. Fewer of them, of
+        a kind that may be ordinary control flow, explain nothing."""
+        known = [at for at in self._without_exception if self.ends[at] == SaveEnd.CAUGHT]
+        less = [at for at in self.lost if self.ends[at] in _LESS]
+        usual = caught.as_usual(len(less), len(self.worker.kv_layers))
+        for at in known:
+            if not self._at(usual, at):
+                self.ends[at] = self._without_exception[at]
+        unknown = caught.calls > sum(len(fact.places) for fact in caught.facts)
+        often = caught.layer_calls(len(self.worker.kv_layers)) >= len(less)
+        if known and unknown and often and not any(self._at(caught, at) for at in self.agreed):
+            for at in less:
+                self.ends[at] = SaveEnd.CAUGHT
+
+    def _at(self, caught: Caught, at: At) -> bool:
+        return caught.at(self._step(at), self._layer(at))
 
     def _judge_seen(self, at: At) -> None:
         """What was read in a step in other layers, and in no metadata: not here, as far as that is known."""
@@ -178,11 +201,11 @@ class PositionCalls(WorkerCalls):
 
     def _lost(self, at: At, call: _Call, caught: Caught) -> Trust:
         row, column = at
-        step = self._step(at)
-        handled = bool(caught.facts) and caught.at(step, self._layer(at))
+        handled = bool(caught.facts) and self._at(caught, at)
         read = call.total - call.missing
         end = SaveEnd.PART_READ if read else SaveEnd.NOTHING_READ
         if handled:
+            self._without_exception[at] = end
             end = SaveEnd.CAUGHT
         elif call.elsewhere:
             end = SaveEnd.MISPLACED
