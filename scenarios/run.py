@@ -15,8 +15,6 @@ import contextlib
 import gc
 import json
 import os
-import platform
-import socket
 import subprocess
 import sys
 import time
@@ -196,23 +194,18 @@ class _environment:
 
 
 def _write_run_json(run_dir: Path, name: str, began_ns: int, exit_code: int) -> None:
-    from kvtrace import __version__
+    from kvtrace.launch.record import RunRecord
 
     command = [sys.executable, *sys.argv]
-    document = {
-        "schema": "kvtrace.run/1",
-        "name": name,
-        "command": command,
-        "cwd": os.getcwd(),
-        "started_wall_ns": began_ns,
-        "ended_wall_ns": time.time_ns(),
-        "exit_code": exit_code,
-        "signal": None,
-        "host": socket.gethostname(),
-        "kvtrace": __version__,
-        "python": platform.python_version(),
-        "plugins": {"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS"), "overlay": None},
-        "processes": [
+    record = RunRecord(
+        name=name,
+        command=command,
+        cwd=os.getcwd(),
+        started_wall_ns=began_ns,
+        plugins={"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS"), "overlay": None},
+        ended_wall_ns=time.time_ns(),
+        exit_code=exit_code,
+        processes=[
             {
                 "pid": os.getpid(),
                 "ppid": os.getppid(),
@@ -221,10 +214,10 @@ def _write_run_json(run_dir: Path, name: str, began_ns: int, exit_code: int) -> 
                 "vllm": True,
             }
         ],
-        "notes": ["one process: scheduler and worker side by side, several engines in turn"],
-    }
+        notes=["one process: scheduler and worker side by side, several engines in turn"],
+    )
     part = run_dir / "run.json.part"
-    part.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    part.write_text(json.dumps(record.document(), indent=1), encoding="utf-8")
     part.replace(run_dir / "run.json")
 
 

@@ -275,9 +275,9 @@ def test_a_million_hooks_take_seconds(tmp_path: Path) -> None:
     table[:, -1, 4] = 1
     spool.data += table.astype("<i8").tobytes()
     sim.write()
-    started = time.perf_counter()
+    started = time.process_time()
     run = read_run(tmp_path)
     diagnose(run)
-    spent = time.perf_counter() - started
+    spent = time.process_time() - started
     assert run.hooks[run.hooks["hook"] == "save_kv_layer"]["fired"].tolist() == [steps + 1] * layers
     assert spent < 15, f"{spent:.1f} s for {steps * (2 * layers + 1)} records"

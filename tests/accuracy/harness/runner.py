@@ -10,9 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import platform
 import shutil
-import socket
 import sys
 import time
 import traceback
@@ -164,29 +162,23 @@ class Runs:
 
 def write_run_json(trace_dir: Path, title: str, began_ns: int, exit_code: int) -> None:
     """What ``kvtrace run`` leaves beside the spools, for a process that it did not start."""
-    from kvtrace import __version__
+    from kvtrace.launch.record import RunRecord
 
-    command = [sys.executable, *sys.argv]
-    document = {
-        "schema": "kvtrace.run/1",
-        "name": "accuracy",
-        "command": command,
-        "cwd": os.getcwd(),
-        "started_wall_ns": began_ns,
-        "ended_wall_ns": time.time_ns(),
-        "exit_code": exit_code,
-        "signal": None,
-        "host": socket.gethostname(),
-        "kvtrace": __version__,
-        "python": platform.python_version(),
-        "plugins": {"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS"), "overlay": None},
-        "processes": [
+    record = RunRecord(
+        name="accuracy",
+        command=[sys.executable, *sys.argv],
+        cwd=os.getcwd(),
+        started_wall_ns=began_ns,
+        plugins={"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS"), "overlay": None},
+        ended_wall_ns=time.time_ns(),
+        exit_code=exit_code,
+        processes=[
             {"pid": os.getpid(), "ppid": os.getppid(), "name": "python", "command": "runner", "vllm": True}
         ],
-        "notes": [f"one process: scheduler and worker side by side, several engines in turn; {title}"],
-    }
+        notes=[f"one process: scheduler and worker side by side, several engines in turn; {title}"],
+    )
     part = trace_dir / "run.json.part"
-    part.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    part.write_text(json.dumps(record.document(), indent=1), encoding="utf-8")
     part.replace(trace_dir / "run.json")
 
 
