@@ -40,7 +40,12 @@ def rule(case: Case) -> Results:
         )
         return
     if not ran.eligible:
-        yield CAUSE.not_observed("no real step of a worker was seen")
+        late = any(worker.ops_late for worker in run.workers())
+        yield CAUSE.not_observed(
+            "vLLM's attention was imported before kvtrace came: no op body can be seen"
+            if late
+            else "no real step of a worker was seen"
+        )
         return
     off = f"use_direct_call is False on all {plural(len(flags), 'layer')}" if flags and not any(flags) else ""
     if ran.ran == ran.eligible:
