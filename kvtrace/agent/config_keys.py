@@ -1,145 +1,156 @@
-"""Which keys of ``kv_connector_extra_config`` a connector reads: CONFIG_KEYS facts.
+"""Which keys of ``kv_connector_extra_config`` a connector asks for: CONFIG_KEYS facts.
 
-The dictionary is exchanged for an equal one that notes what is read. It is a ``dict`` to
-isinstance, ``==``, json, repr and pydantic, and pickles and copies as a plain dict. Reading
-all of it (``items()``, ``dict(config)``, iteration) counts as reading every key.
+The dictionary stays vLLM's own, a plain one: a connector may write it as YAML, compare its type or hand it
+to torch. What is asked of it is found in the source of the connector (``config_source.py``), as it is made,
+and again where more of its modules were imported since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+import sys
 from typing import Any
 
+from kvtrace.agent import config_source, owners
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.facts import ConfigKeys
 from kvtrace.trace.format import Role
 
-_ATTRIBUTE = "kv_connector_extra_config"
+_ATTRIBUTE = config_source.DICTIONARY
 _MAX_KEYS = 200
+_MOST_LOOKS = 16
+_MOST_CHARACTERS = 16 << 20
+"""Of all source files together."""
+_DYNAMIC = re.compile(r"import_module|__import__|exec\(|runpy")
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+(\S+)[ \t]+import|import[ \t]+([^\n#]+))", re.MULTILINE)
 
 
-class ReadNotes(dict):  # type: ignore[type-arg]
-    """A dict that notes which of its keys were asked for (in ``read_keys``)."""
+class _Given:
+    """The keys that a connector was given, and what its source says of them."""
 
-    __slots__ = ("read_keys",)
-
-    def __init__(self, value: dict[Any, Any]) -> None:
-        super().__init__(value)
-        self.read_keys: set[Any] = set()
-
-    def _all(self) -> None:
-        self.read_keys.update(dict.keys(self))
-
-    def _plain(self) -> dict[Any, Any]:
-        # dict.copy would come back through our keys()
-        return dict(dict.items(self))
-
-    def __getitem__(self, key: Any) -> Any:
-        self.read_keys.add(key)
-        return dict.__getitem__(self, key)
-
-    def __contains__(self, key: Any) -> bool:
-        self.read_keys.add(key)
-        return dict.__contains__(self, key)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        self.read_keys.add(key)
-        return dict.get(self, key, default)
-
-    def setdefault(self, key: Any, default: Any = None) -> Any:
-        self.read_keys.add(key)
-        return dict.setdefault(self, key, default)
-
-    def pop(self, key: Any, *default: Any) -> Any:
-        self.read_keys.add(key)
-        return dict.pop(self, key, *default)
-
-    def __iter__(self) -> Iterator[Any]:
-        self._all()
-        return dict.__iter__(self)
-
-    def keys(self) -> Any:
-        self._all()
-        return dict.keys(self)
-
-    def values(self) -> Any:
-        self._all()
-        return dict.values(self)
-
-    def items(self) -> Any:
-        self._all()
-        return dict.items(self)
-
-    def copy(self) -> Any:
-        self._all()
-        return self._plain()
-
-    def __or__(self, other: Any) -> Any:
-        self._all()
-        return self._plain() | other
-
-    def __ror__(self, other: Any) -> Any:
-        self._all()
-        return other | self._plain()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return (dict, (self._plain(),))
-
-
-class _Noted:
-    def __init__(self, notes: ReadNotes, role: Role) -> None:
-        self.notes = notes
+    def __init__(self, keys: tuple[str, ...], role: Role) -> None:
+        self.keys = keys
         self.role = role
-        self.given = tuple(key for key in dict.keys(notes) if isinstance(key, str))[:_MAX_KEYS]
         self.index = 0
         """Of the connector, in this process."""
-        self.written = -1
-        """How many keys were read when the fact was written last."""
+        self.cls: type = object
+        self.modules = 0
+        """How many there were at the last look."""
+        self.files: set[str] = set()
+        self.looks = 0
 
 
-_live: dict[Role, _Noted] = {}
+_live: dict[Role, _Given] = {}
 """The connector made last, per role."""
 
 
-def note_reads(config: Any, role: Role) -> _Noted | None:
-    """Before a connector is made: put the noting dictionary into its KVTransferConfig."""
+def given(config: Any, role: Role) -> _Given | None:
+    """Before a connector is made: what its KVTransferConfig holds. None where that is nothing."""
     _live.pop(role, None)
-    transfer = getattr(config, "kv_transfer_config", None)
-    value = getattr(transfer, _ATTRIBUTE, None)
-    if type(value) is dict and value:
-        notes = ReadNotes(value)
-        # past validation on assignment, which would make a plain dict of it again
-        object.__setattr__(transfer, _ATTRIBUTE, notes)
-    elif isinstance(value, ReadNotes):
-        notes = value  # both roles in one process share the configuration
-    else:
+    value = getattr(getattr(config, "kv_transfer_config", None), _ATTRIBUTE, None)
+    if not isinstance(value, dict) or not value:
         return None
-    return _Noted(notes, role)
+    return _Given(tuple(key for key in value if isinstance(key, str))[:_MAX_KEYS], role)
 
 
-def made(noted: _Noted | None, index: int) -> None:
+def made(keys: _Given | None, index: int, connector: Any) -> None:
     """The connector exists, under that index."""
-    if noted is not None:
-        noted.index = index
-        _live[noted.role] = noted
-        _write(noted)
+    if keys is not None and index:
+        keys.index, keys.cls = index, type(connector)
+        _live[keys.role] = keys
+        step_ended(keys.role)
 
 
 def step_ended(role: Role) -> None:
-    """Write the fact again where more keys were read since."""
-    noted = _live.get(role)
-    if noted is not None and len(noted.notes.read_keys) != noted.written:
-        _write(noted)
+    """Look again where modules were imported since."""
+    keys = _live.get(role)
+    if keys is not None and len(sys.modules) != keys.modules:
+        keys.modules = len(sys.modules)
+        try:
+            _look(keys)
+        except Exception:
+            AGENT.failed("config_keys")
 
 
-def _write(noted: _Noted) -> None:
-    read = set(noted.notes.read_keys)
-    noted.written = len(read)
-    asked = sorted(key for key in read - set(noted.given) if isinstance(key, str))
+def _look(keys: _Given) -> None:
+    texts = _sources(keys.cls, keys.index)
+    if texts is not None and texts.keys() == keys.files:
+        return
+    keys.files = set(texts or ())
+    keys.looks += 1
+    if keys.looks >= _MOST_LOOKS:  # it imports on and on
+        texts = None
+        del _live[keys.role]
+    asked: set[str] | None = None
+    try:
+        asked = config_source.keys_named(list(texts.values())) if texts is not None else None
+    except (config_source.Hidden, SyntaxError, ValueError, RecursionError):
+        pass
     fact = ConfigKeys(
-        connector=noted.index,
-        given=noted.given,
-        read=tuple(key for key in noted.given if key in read),
-        asked=tuple(asked[:_MAX_KEYS]),
+        connector=keys.index,
+        given=keys.keys,
+        read=tuple(key for key in keys.keys if key in (asked or ())),
+        asked=tuple(sorted((asked or set()) - set(keys.keys))[:_MAX_KEYS]),
+        hidden=asked is None,
     )
-    AGENT.fact(fact, noted.role)
+    AGENT.fact(fact, keys.role)
+
+
+def _sources(cls: type, index: int) -> dict[str, str] | None:
+    """Name -> text of the modules that may read the connector's configuration: those of its class and of what
+    it holds, and of these what they import, as far as it is imported and the connector's own. None where one
+    of them can't be read."""
+    owner = owners.owner_of(index)
+    if owner is None:
+        return None
+    loaded = {name: str(getattr(module, "__file__", "")) for name, module in list(sys.modules.items())}
+    own = {name: file for name, file in loaded.items() if os.path.isabs(file) and owner.owns(file)}
+    of_class = [base.__module__ for base in cls.__mro__]
+    todo = [name for name in of_class if name in own or not owners.is_foreign(name)]
+    todo += [name for name, file in own.items() if owner.holds(file)]
+    texts: dict[str, str] = {}
+    size = 0
+    if not todo:
+        return None
+    while todo:
+        name = todo.pop()
+        if name in texts:
+            continue
+        texts[name] = _text(own.get(name, ""))
+        size += len(texts[name])
+        if not texts[name] or size > _MOST_CHARACTERS:
+            return None
+        todo += own if _DYNAMIC.search(texts[name]) else _imported(name, texts[name], own)
+    return texts
+
+
+def _text(file: str) -> str:
+    """ "" where what it reads can't be known."""
+    try:
+        if file.endswith(".so"):
+            return "" if os.path.getsize(file) > _MOST_CHARACTERS or _speaks_of_it(file) else "pass"
+        with open(file, encoding="utf-8") as source:
+            return source.read() or "pass" if file.endswith(".py") else ""
+    except OSError:
+        return ""
+
+
+def _speaks_of_it(file: str) -> bool:
+    with open(file, "rb") as compiled:
+        data = compiled.read()
+    return any(name.encode() in data for name in (config_source.DICTIONARY, config_source.GETTER))
+
+
+def _imported(name: str, text: str, own: dict[str, str]) -> list[str]:
+    """The connector's own modules that a module names in its imports, wherever these stand."""
+    package = name if os.path.basename(own[name]) == "__init__.py" else name.rpartition(".")[0]
+    named: set[str] = set()
+    for source, names in _IMPORT.findall(text):
+        if source:
+            dots = len(source) - len(source.lstrip("."))
+            above = package.rsplit(".", dots - 1)[0] if dots > 1 else package
+            named.add(f"{above}.{source.lstrip('.')}".strip(".") if dots else source)
+        else:
+            named.update(part.split(" as ")[0].strip() for part in names.split(","))
+    return [other for other in own if any(other == part or other.startswith(f"{part}.") for part in named)]

@@ -150,7 +150,7 @@ def wrap_factory(module: ModuleType) -> None:
     @functools.wraps(original)
     def create_connector(cls: Any, *args: Any, **kwargs: Any) -> Any:
         role, configured, module_path = _creation(args, kwargs)
-        noted = _before_creation(args, kwargs, role)
+        keys = _before_creation(args, kwargs, role)
         try:
             connector = original(cls, *args, **kwargs)
         except BaseException as error:
@@ -160,7 +160,7 @@ def wrap_factory(module: ModuleType) -> None:
                 AGENT.failed("create_connector")
             raise
         index = traced(connector, role, configured, module_path=module_path)
-        config_keys.made(noted, index)
+        config_keys.made(keys, index, connector)
         return connector
 
     code = getattr(create_connector, "__code__", None)
@@ -174,7 +174,7 @@ def _before_creation(args: tuple[Any, ...], kwargs: dict[str, Any], role: Role) 
         logs.install()
         swallowed.install_thread_hook()
         follow.begins()
-        return config_keys.note_reads(argument(args, kwargs, 0, "config"), role)
+        return config_keys.given(argument(args, kwargs, 0, "config"), role)
     except Exception:
         AGENT.failed("create_connector")
         return None

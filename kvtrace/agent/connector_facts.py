@@ -9,7 +9,6 @@ import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from kvtrace.agent.config_keys import ReadNotes
 from kvtrace.agent.describe import get
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Connector
@@ -61,14 +60,9 @@ def requires_piecewise(connector: Any, base: type) -> bool | None:
         return None
     extra = get(connector, "_kv_transfer_config.kv_connector_extra_config")
     try:
-        asked = ReadNotes(copy.deepcopy(dict(dict.items(extra))) if isinstance(extra, dict) else {})
-        answer = bool(ask(asked))
+        return bool(ask(copy.deepcopy(extra) if isinstance(extra, dict) else {}))
     except Exception:
         return None
-    if isinstance(extra, ReadNotes):
-        # vLLM asks before its configuration notes what is read: these keys are not unused.
-        extra.read_keys |= asked.read_keys
-    return answer
 
 
 def _defined_by_user(base: type, name: str) -> bool:

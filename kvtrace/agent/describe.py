@@ -78,8 +78,7 @@ def _jsonable(value: Any, depth: int = 0) -> Any:
     if depth > 6:
         return "..."
     if isinstance(value, dict):
-        # dict.items: our own reading of a noting dictionary (config_keys) is not the connector's
-        return {str(key): _jsonable(item, depth + 1) for key, item in list(dict.items(value))[:200]}
+        return {str(key): _jsonable(item, depth + 1) for key, item in list(value.items())[:200]}
     if isinstance(value, (list, tuple, set)):
         return [_jsonable(item, depth + 1) for item in list(value)[:200]]
     return plain(value)

@@ -41,6 +41,10 @@ class Owner:
             known = self._known[filename] = self._look(filename)
         return known
 
+    def holds(self, filename: str) -> bool:
+        """The file of its class, or of what it holds."""
+        return filename in self._modules
+
     def surely_owns(self, filename: str) -> bool:
         """Not only "nobody else's": the file of its class or of what it holds, or its package."""
         if filename in self._modules:
@@ -101,6 +105,11 @@ def _held(connector: Any) -> list[Any]:
     for value in list(vars(connector).values()) if hasattr(connector, "__dict__") else ():
         found.extend(value[:16] if isinstance(value, (list, tuple)) else (value,))
     return found
+
+
+def is_foreign(module: str) -> bool:
+    """Whether a module of that name is no connector's own: vLLM's, torch's, the standard library's."""
+    return top(module) in _FOREIGN or is_stdlib_module(top(module))
 
 
 def top(module: str | None) -> str:

@@ -298,7 +298,8 @@ class Log(Document):
 
 @dataclass(frozen=True)
 class ConfigKeys(Document):
-    """Keys of kv_connector_extra_config: given, read of these, and asked for without being given."""
+    """Keys of kv_connector_extra_config: given, of these the ones that the connector's source asks for, and
+    others that it asks for. ``hidden``: it may ask for any."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.CONFIG_KEYS
 
@@ -306,6 +307,7 @@ class ConfigKeys(Document):
     given: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     asked: tuple[str, ...] = ()
+    hidden: bool = False
 
 
 @dataclass(frozen=True)

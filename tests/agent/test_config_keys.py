@@ -1,77 +1,92 @@
-"""CONFIG_KEYS: the noting dictionary is the user's dictionary to everybody else."""
+"""CONFIG_KEYS: what the connector's source asks for; its configuration stays the object that vLLM made."""
 
 from __future__ import annotations
 
-import copy
-import json
-import pickle
+import importlib
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-from kvtrace.agent import config_keys, describe
-from kvtrace.agent.config_keys import ReadNotes
+import pytest
+
+from kvtrace.agent import config_keys, owners
 from kvtrace.agent.connector import wrap_factory
 from kvtrace.trace.format import Fact, Role
 
-from . import fakes
+EXTRA = {"path": "/x", "unit": 32, "nested": {"a": 1}, "api_key": "k"}
+SOURCE = """
+class Reading:
+    def __init__(self, config):
+        self.extra = config.kv_transfer_config.kv_connector_extra_config
+        self.path = self.extra["path"]
 
-EXTRA = {"path": "/x", "unit": 32, "nested": {"a": 1}}
-
-
-def test_it_is_a_plain_dict_to_whoever_looks():
-    notes = ReadNotes(EXTRA)
-    assert isinstance(notes, dict) and notes == EXTRA and repr(notes) == repr(EXTRA)
-    assert len(notes) == 3 and bool(notes)
-    for made in (pickle.loads(pickle.dumps(notes)), copy.deepcopy(notes), copy.copy(notes)):
-        assert type(made) is dict and made == EXTRA
-    assert notes.read_keys == set()
-    assert json.loads(json.dumps(notes)) == EXTRA
-    assert {**notes} == dict(notes) == notes | {} == EXTRA
+    def wait_for_save(self):
+        import {late}
+        return {late}.unit(self)
+"""
 
 
-def test_each_way_of_reading_is_noted():
-    for read, keys in [
-        (lambda d: d["path"], {"path"}),
-        (lambda d: d.get("unit", 1), {"unit"}),
-        (lambda d: "pth" in d, {"pth"}),
-        (lambda d: d.get("typo"), {"typo"}),
-        (lambda d: d.pop("unit"), {"unit"}),
-        (lambda d: d.setdefault("unit", 2), {"unit"}),
-        (lambda d: list(d), set(EXTRA)),
-        (lambda d: d.items(), set(EXTRA)),
-        (lambda d: dict(d), set(EXTRA)),
-        (lambda d: {**d}, set(EXTRA)),
-        (lambda d: d.copy(), set(EXTRA)),
-    ]:
-        notes = ReadNotes(EXTRA)
-        read(notes)
-        assert notes.read_keys == keys
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a connector of these files, the first of which holds its class, as vLLM would; and its config."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(config_keys, "_live", {})
+    monkeypatch.setattr(owners.Owner, "owns", lambda self, file: file.startswith(str(tmp_path)))
+
+    def made(**sources: str) -> tuple[Any, Any]:
+        for name, source in sources.items():
+            (tmp_path / f"{name}.py").write_text(source)
+        importlib.invalidate_caches()
+        module = importlib.import_module(next(iter(sources)))
+
+        class KVConnectorFactory:
+            @classmethod
+            def create_connector(cls, config: Any, role: Any) -> Any:
+                return module.Reading(config)
+
+        wrap_factory(SimpleNamespace(KVConnectorFactory=KVConnectorFactory))  # type: ignore[arg-type]
+        transfer = SimpleNamespace(kv_connector="Reading", kv_connector_extra_config=dict(EXTRA))
+        config = SimpleNamespace(kv_transfer_config=transfer)
+        return KVConnectorFactory.create_connector(config, SimpleNamespace(name="WORKER")), config
+
+    return made
 
 
-def test_what_the_connector_reads_is_written_and_again_when_it_reads_more(trace):
-    class Reading(fakes.KVConnectorBase_V1):
-        def __init__(self, config) -> None:
-            super().__init__()
-            self.extra = config.kv_transfer_config.kv_connector_extra_config
-            self.path = self.extra["path"]
+def test_the_configuration_stays_the_dictionary_that_vllm_made(make: Any) -> None:
+    connector, config = make(
+        stays="class Reading:\n    def __init__(self, c): self.c = c.kv_transfer_config\n"
+    )
+    extra = connector.c.kv_connector_extra_config
+    assert type(extra) is dict and extra is config.kv_transfer_config.kv_connector_extra_config
+    assert extra == EXTRA
 
-        def wait_for_save(self):
-            self.extra.get("unit")
 
-    class KVConnectorFactory:
-        @classmethod
-        def create_connector(cls, config, role):
-            return Reading(config)
-
-    wrap_factory(SimpleNamespace(KVConnectorFactory=KVConnectorFactory))
-    transfer = SimpleNamespace(kv_connector="Reading", kv_connector_extra_config={**EXTRA, "api_key": "k"})
-    config = SimpleNamespace(kv_transfer_config=transfer)
-    connector = KVConnectorFactory.create_connector(config, SimpleNamespace(name="WORKER"))
-    describe.kv_transfer(config)  # our own reading does not count
+def test_what_the_source_asks_for_is_written_and_again_when_it_imports_more(make: Any, trace: Any) -> None:
+    late = "def unit(connector):\n    return connector.extra.get('unit'), connector.extra.get('other')\n"
+    connector, _ = make(reads_two=SOURCE.format(late="reads_late"), reads_late=late)
     config_keys.step_ended(Role.WORKER)
-    connector.wait_for_save()
+    assert connector.wait_for_save() == (32, None)
     config_keys.step_ended(Role.WORKER)
     config_keys.step_ended(Role.WORKER)
     written = trace.facts(Fact.CONFIG_KEYS)
-    assert [fact["read"] for fact in written] == [["path"], ["path", "unit"]]
-    assert written[0]["given"] == ["path", "unit", "nested", "api_key"]
+    assert [(fact["read"], fact["asked"]) for fact in written] == [
+        (["path"], []),
+        (["path", "unit"], ["other"]),
+    ]
+    assert [fact["hidden"] for fact in written] == [False, False]
+    assert written[0]["given"] == list(EXTRA)
     assert written[0]["connector"] == connector._kvtrace_connector
+
+
+def test_where_the_source_goes_through_all_keys_none_is_called_unread(make: Any, trace: Any) -> None:
+    late = "def unit(connector):\n    return list(connector.extra.items())\n"
+    make(reads_all=SOURCE.format(late="reads_each"), reads_each=late)
+    importlib.import_module("reads_each")
+    config_keys.step_ended(Role.WORKER)
+    written = trace.facts(Fact.CONFIG_KEYS)
+    assert [(fact["read"], fact["hidden"]) for fact in written] == [(["path"], False), ([], True)]
+
+
+def test_a_class_without_a_source_file_is_not_judged(make: Any, trace: Any) -> None:
+    make(no_source="exec('class Reading:\\n def __init__(self, c): 0')\nReading.__module__ = '__nowhere__'\n")
+    assert [fact["hidden"] for fact in trace.facts(Fact.CONFIG_KEYS)] == [True]

@@ -86,7 +86,7 @@ KEYS = {
     facts.Swallowed: "hook layer step connector type message where inside asked_by ended went_on "
     "observed_calls count logged broad",
     facts.Log: "logger level message hook layer step connector shown count",
-    facts.ConfigKeys: "connector given read asked",
+    facts.ConfigKeys: "connector given read asked hidden",
     facts.DeviceTiming: "mode budget on pairs why",
     facts.Graphs: "tag mode captured breakable v2",
     facts.StartFailed: "stage type message",

@@ -1,4 +1,4 @@
-"""config-key-unused: keys of kv_connector_extra_config that the connector never read."""
+"""config-key-unused: keys of kv_connector_extra_config that the connector never reads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ CAUSE = Cause(
     stage=Stage.WIRING,
     severity=FAULT,
     meaning=(
-        "Extra configuration keys that the connector never read: misspelt, or of another version. A fault "
+        "Extra configuration keys that the connector never reads: misspelt, or of another version. A fault "
         "where nothing was saved, otherwise a note."
     ),
     seen_as=(
-        "Keys given in kv_connector_extra_config, minus keys read, in the scheduler and in the workers "
-        "together. A connector that reads none of its keys where that can be seen is not judged."
+        "Keys given in kv_connector_extra_config, minus those that the connector's source asks for, in the "
+        "scheduler and in the workers together. A connector whose source does not say which keys it reads "
+        "(it goes through all of them, or passes them on), or that asks for none of its keys, is not judged."
     ),
     remedy="Compare the keys with the connector's documentation.",
     about_calls=False,
@@ -36,8 +37,8 @@ def rule(case: Case) -> Results:
         offered, read = _given_and_read(case, engine)
         if not offered:
             continue
-        if not read & offered:
-            unseen += 1  # read in a way that is not watched, or none of them at all
+        if read is None or not read & offered:
+            unseen += 1  # read in a way that the source does not say, or none of them at all
             continue
         given |= offered
         never = sorted(offered - read)
@@ -50,16 +51,15 @@ def rule(case: Case) -> Results:
         yield _finding(case, unused, len(given), NOTE if excused else FAULT)
     elif given:
         read_all = f"all {plural(len(given), 'key')}" if len(given) > 1 else "the only key"
-        verb = "were" if len(given) > 1 else "was"
-        yield CAUSE.ruled_out(f"{read_all} of kv_connector_extra_config {verb} read")
+        yield CAUSE.ruled_out(f"the connector's source asks for {read_all} of kv_connector_extra_config")
     elif unseen:
         yield CAUSE.not_observed(
-            "the connector reads its configuration in a way that is not watched, or not at all"
+            "the connector's source does not say which keys it reads, or it asks for none of those given"
         )
 
 
-def _given_and_read(case: Case, engine: Engine) -> tuple[set[str], set[str]]:
-    """Keys given to the connector, and keys that it asked for, given or not."""
+def _given_and_read(case: Case, engine: Engine) -> tuple[set[str], set[str] | None]:
+    """Keys given to the connector, and keys that it asks for, given or not; None where it may ask for any."""
     if not engine.configured:
         return set(), set()
     pids = {engine.pid, *(worker.pid for worker in engine.workers)}
@@ -73,6 +73,8 @@ def _given_and_read(case: Case, engine: Engine) -> tuple[set[str], set[str]]:
         and (not wanted or set(record.given) <= wanted)
     ]
     given = {key for record in records for key in record.given}
+    if any(record.hidden for record in records):
+        return given, None
     return given, {key for record in records for key in (*record.read, *record.asked)}
 
 
@@ -84,16 +86,18 @@ def _saved_something(case: Case, engine: Engine) -> bool:
 
 def _finding(case: Case, unused: dict[str, str], given: int, severity: str) -> Finding:
     names = listed(f'"{key}"' for key in unused)
-    evidence = [f"{plural(given, 'key')} given, {given - len(unused)} of them read; never read: {names}"]
+    evidence = [
+        f"{plural(given, 'key')} given, its source asks for {given - len(unused)} of them; not for {names}"
+    ]
     near = dict.fromkeys(f'"{near}"' for near in unused.values() if near)
     if near:
-        evidence.append(f"keys that it asked for and that were not given: {listed(near)}")
+        evidence.append(f"keys that it asks for and that were not given: {listed(near)}")
     hints = [f'"{key}": did you mean "{near}"?' for key, near in unused.items() if near]
     return case.finding(
         CAUSE,
-        f"The connector never read {names} of kv_connector_extra_config in this run.",
+        f"The connector never reads {names} of kv_connector_extra_config.",
         severity=severity,
         evidence=evidence,
         remedy=hints or ["compare these keys with the connector's documentation"],
-        headline=f"the connector never read {names} of its configuration",
+        headline=f"the connector never reads {names} of its configuration",
     )
