@@ -490,6 +490,61 @@ def test_a_request_that_the_step_does_not_name(tmp_path: Path) -> None:
     assert alike(sim, "w") == {(0, 64): SAVED}
 
 
+def test_the_block_after_the_right_one_where_no_metadata_names_any(tmp_path: Path) -> None:
+    """A block that is nobody's is read, and the first one is not: what else was read stands for other tokens,
+    and of the rest of the run that is not known."""
+    sim = cache(tmp_path)
+    witness(sim)
+    prefill(sim, "a", 0, 64, unreadable=True)
+    sim.touch({layer: [slot + BLOCK for slot in sim.slots("a", 0, 64)] for layer in range(2)})
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): "MISPLACED READ"}
+    assert alike(sim, "w") == {(0, 32): UNSEEN}
+
+
+def test_another_requests_slots_where_no_metadata_names_any(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    for request in "ab":
+        sim.arrive(Prompt(request, 32))
+    chunks = [Chunk("a", 0, 32, first=True), Chunk("b", 0, 32, first=True)]
+    sim.step(chunks, prompts={"a": 32, "b": 32}, unreadable=True)
+    sim.read("b", 0, 32)
+    sim.read("b", 0, 32)
+    for request in "ab":
+        sim.finish(request, 32)
+    assert alike(sim, "a") == alike(sim, "b") == {(0, 32): "MISPLACED READ"}
+
+
+@pytest.mark.parametrize("read", [range(BLOCK, 64), range(32)])
+def test_tokens_that_are_left_out_alone_are_not_misplaced(tmp_path: Path, read: range) -> None:
+    """Their head is known to the store already, or a unit leaves their end out: nothing else was read."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, unreadable=True)
+    sim.read("a", read.start, read.stop)
+    sim.finish("a", 64)
+    fates = alike(sim)
+    assert fates[read.start, read.stop] == SAVED and set(fates.values()) == {SAVED, NOT_OFFERED}
+
+
+def test_blocks_that_are_read_beyond_the_right_ones_take_nothing_away(tmp_path: Path) -> None:
+    """A copy of a range of the cache holds blocks of nobody, and a unit leaves the prompt's end out."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, unreadable=True)
+    sim.read("a", 0, 32)
+    sim.touch({layer: range(800, 864) for layer in range(2)})
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 32): SAVED, (32, 64): NOT_OFFERED}
+
+
+def test_the_null_block_pads(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, unreadable=True)
+    sim.read("a", BLOCK, 64)
+    sim.touch({layer: range(BLOCK) for layer in range(2)})
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, BLOCK): NOT_OFFERED, (BLOCK, 64): SAVED}
+
+
 def test_slots_that_were_read_before_the_forward_are_stale(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)])

@@ -18,7 +18,9 @@ CAUSE = Cause(
     ),
     seen_as=(
         "In a step that was watched in full, slots that the metadata names were never read, and "
-        "the same calls read slots that it does not name."
+        "the same calls read slots that it does not name. Where it names none: slots were read that are of "
+        "no use (no request's, or read already), and tokens were left out that no unit leaves out: others "
+        "behind them were read, or nothing of their request. What else that worker read is then not observed."
     ),
     remedy=(
         "Compare the blocks and offsets that the hook indexes with the block table of the "
@@ -37,9 +39,10 @@ def rule(case: Case) -> Results:
             f"The save hooks read other slots than those of {plural(len(hit), 'request')}.",
             evidence=[
                 *spoiled.where(case, CAUSE),
-                "none of these slots was read, and the calls that were to read them read others: of other "
-                "positions, requests or layers",
+                "all or some of their slots were never read, and the calls that were to read them read "
+                "others: of no request, or of other positions, requests or layers; what they did read of "
+                "these tokens stands for others",
             ],
-            events=case.events(CAUSE, "its slots were not read, others were in their place"),
+            events=case.events(CAUSE, "other slots were read in their place"),
             headline="the save hooks read other slots than those of their tokens",
         )

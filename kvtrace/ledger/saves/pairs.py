@@ -16,6 +16,7 @@ from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.reported import Caught, caught_in_saving
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.check import check
+from kvtrace.ledger.saves.instead import Instead, read_instead
 from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.saves.stores import named_in, stores_of
@@ -136,7 +137,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
         implied=dict(zip(stores.steps.tolist(), implied, strict=True)),
         void=dict(zip(stores.steps.tolist(), void, strict=True)),
         misread=_misread(watched, stores.steps, checked.misread),
-        reads=_reads(watched, requests, evidence.swallowed),
+        reads=_reads(watched, requests, evidence.swallowed, engine),
         settled=settled_steps(watched, steps),
         states=dict(zip(steps.tolist(), state, strict=True)),
         spools=tuple(worker.spool for worker in engine.workers),
@@ -162,7 +163,10 @@ _FATES = {
 
 
 def _reads(
-    workers: Sequence[Watched], requests: Mapping[int, Request], swallowed: Sequence[Swallowed]
+    workers: Sequence[Watched],
+    requests: Mapping[int, Request],
+    swallowed: Sequence[Swallowed],
+    engine: Engine,
 ) -> dict[int, tuple[Read, ...]]:
     """What all workers read, by the request's row; pairs in the order of the workers."""
     found: dict[int, list[Read]] = defaultdict(list)
@@ -170,6 +174,9 @@ def _reads(
     first = 0
     for one in workers:
         caught = caught_in_saving(one.worker, swallowed)
+        instead = read_instead(one, requests, engine)
+        for row, read in _missed(instead):
+            found[row].append(replace(read, pairs=read.pairs << first))
         for row, touches in one.slots.reads.items():
             left, cut = _left_in_part(touches), cut_steps(touches)
             for touch in touches:
@@ -178,9 +185,30 @@ def _reads(
                 fate = Fate.READ if put or there != touch.positions else touch.fate
                 seen = replace(touch, fate=fate, positions=there)
                 for part in _fates(seen, one.worker, caught, shared.get(row, 0)):
-                    found[row].append(replace(part, pairs=part.pairs << first))
+                    for stood in _stood_for(part, instead):
+                        found[row].append(replace(stood, pairs=stood.pairs << first))
         first += len(one.worker.kv_layers)
     return {row: tuple(reads) for row, reads in found.items()}
+
+
+def _missed(instead: Instead) -> Iterator[tuple[int, Read]]:
+    """(row of a request, its positions in whose place other slots were read)."""
+    for (step, row, column), parts in instead.holes.items():
+        yield row, Read(step, 1 << column, tuple(parts), (), SaveEnd.MISPLACED, Grade.READ)
+
+
+def _stood_for(read: Read, instead: Instead) -> Iterator[Read]:
+    """A read of a worker that was seen to read other slots than those of its tokens: what it read in such a
+    step stands for other tokens, and for which it read in others is not known. That the metadata names them
+    proves nothing: it may name the wrong ones itself."""
+    if not instead.steps or read.end > SaveEnd.SAVED:
+        yield read
+        return
+    wrong = read.pairs & instead.steps.get(read.step, 0)
+    if wrong:
+        yield replace(read, pairs=wrong, end=SaveEnd.MISPLACED, grade=Grade.READ)
+    if read.pairs & ~wrong:
+        yield replace(read, pairs=read.pairs & ~wrong, end=SaveEnd.NOT_OBSERVED, grade=Grade.NOT_OBSERVED)
 
 
 def _left_in_part(touches: Sequence[Touch]) -> set[int]:

@@ -23,6 +23,8 @@ from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Role
 
 _LOADING = frozenset(hook.code for hook in hooks.LOADING)
+_NULL_BLOCK = 0
+"""vLLM gives it to nobody."""
 _BACKGROUND = 0
 """The hook code of what no hook did itself: a thread, a job, a task of the connector."""
 
@@ -64,6 +66,10 @@ class Slots:
         amounts: (step, column) -> slots that were read, each as often as it was.
         useless: (step, column) -> of these, slots that held no token, or none yet, and slots that had been
             read in that step already.
+        blank: the same of slots of blocks that no request holds, the null block left out (it pads);
+            nothing of a layer that shares its bytes with another one.
+        again: the same of slots that had been read in that step already.
+        tables: row of a request -> positions for which it is known which blocks it held.
         unknown: (step, column) of which it is known that slots were read, and not which.
     """
 
@@ -71,6 +77,9 @@ class Slots:
     writes: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
     amounts: Mapping[tuple[int, int], int] = field(default_factory=dict)
     useless: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    blank: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    again: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    tables: Mapping[int, int] = field(default_factory=dict)
     unknown: frozenset[tuple[int, int]] = frozenset()
     last_background_t: int = 0
     last_background_step: int = 0  # for which something in the background worked, 0 where that is not known
@@ -137,11 +146,13 @@ class _Owned:
     Attributes:
         requests: row of a request, its positions that were computed, those that were not.
         nobodys: slots that no request holds.
+        null: of these, slots of the null block.
         early: slots of blocks of which no slot that was touched held a token yet.
     """
 
     requests: tuple[tuple[int, tuple[Interval, ...], tuple[Interval, ...]], ...]
     nobodys: int
+    null: int
     early: int
 
 
@@ -163,6 +174,7 @@ class _Resolver:
         of_layer = {layer: i for i, group in enumerate(groups) for layer in group.layers}
         self._group = [of_layer.get(name, 0) for name in worker.kv_layers]
         self._sizes = [max(1, size) for size in sizes]
+        self._given = given
         self._tables = BlockTables(given, requests, self._sizes)
         self._touches, self._names, self._requests = touches, touches.names, requests
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
@@ -171,6 +183,8 @@ class _Resolver:
         self._found: dict[bool, dict[_Key, _Gathered]] = {True: {}, False: {}}
         self._amounts: dict[tuple[int, int], int] = defaultdict(int)
         self._useless: dict[tuple[int, int], int] = defaultdict(int)
+        self._blank: dict[tuple[int, int], int] = defaultdict(int)
+        self._again: dict[tuple[int, int], int] = defaultdict(int)
         self._seen: dict[int, list[Interval]] = {}
         """Column -> slots that were read in this step."""
         self._unknown: set[tuple[int, int]] = set()
@@ -193,6 +207,9 @@ class _Resolver:
             writes=self._by_request(False),
             amounts=dict(self._amounts),
             useless=dict(self._useless),
+            blank=dict(self._blank),
+            again=dict(self._again),
+            tables=_known_tables(self._given, self._sizes),
             unknown=frozenset(self._unknown),
             last_background_t=self._background_t,
             last_background_step=self._background_step,
@@ -247,10 +264,13 @@ class _Resolver:
             self._amounts[step, column] += slots.slots - owned.nobodys
             self._useless[step, column] += owned.early
             return
+        again = self._read_again(column, slots)
         self._amounts[step, column] += slots.slots
-        self._useless[step, column] += owned.nobodys + owned.early + self._again(column, slots)
+        self._useless[step, column] += owned.nobodys + owned.early + again
+        self._blank[step, column] += owned.nobodys - owned.null
+        self._again[step, column] += again
 
-    def _again(self, column: int, slots: SlotSet) -> int:
+    def _read_again(self, column: int, slots: SlotSet) -> int:
         """How many of these slots were read in this step before; they are by now."""
         before = self._seen.get(column, [])
         now = union([*before, *slots.full])
@@ -282,7 +302,7 @@ class _Resolver:
         size = self._sizes[group]
         computed: dict[int, list[Interval]] = defaultdict(list)
         stale: dict[int, list[Interval]] = defaultdict(list)
-        nobodys = early = 0
+        nobodys = null = early = 0
         for block, low, high in _blocks(slots, size):
             former, holders = self._holders(group, block, after)
             empty = True
@@ -296,13 +316,17 @@ class _Resolver:
                 stale[holder.row].append((holder.place * size + low, holder.place * size + high))
             if not former and not holders:
                 nobodys += high - low
+                null += high - low if block == _NULL_BLOCK else 0
             elif empty:
                 early += high - low
         owned = [
             (row, tuple(union(computed[row])), tuple(union(stale[row]))) for row in {**computed, **stale}
         ]
         return _Owned(
-            tuple((row, fine, not_yet) for row, fine, not_yet in owned if fine or not_yet), nobodys, early
+            tuple((row, fine, not_yet) for row, fine, not_yet in owned if fine or not_yet),
+            nobodys,
+            null,
+            early,
         )
 
     def _until(self, holder: Holder, step: int, after: bool) -> int:
@@ -326,6 +350,20 @@ class _Resolver:
                 )
             )  # fmt: skip
         return dict(found)
+
+
+def _known_tables(given: Sequence[Given], sizes: Sequence[int]) -> dict[int, int]:
+    """Row of a request -> positions of whose blocks the scheduler's records tell, in every KV cache group."""
+    places: dict[int, list[int]] = defaultdict(lambda: [0] * len(sizes))
+    for one in given:
+        record = one.record
+        if record.group < len(sizes) and record.first <= places[one.row][record.group]:
+            end = record.first + abs(record.count)
+            places[one.row][record.group] = max(places[one.row][record.group], end)
+    return {
+        row: min(place * size for place, size in zip(ends, sizes, strict=True))
+        for row, ends in places.items()
+    }
 
 
 def cut_steps(touches: Iterable[Touch]) -> set[int]:

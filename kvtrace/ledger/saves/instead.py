@@ -1,0 +1,126 @@
+"""Slots that were read in the place of others, where no metadata names those.
+
+Two things together show it, in one layer of one worker: slots were read that can be of no use (blocks that no
+request holds, slots that the step had read already, tokens of requests that are over and that had been read
+before); and tokens were left out that no unit leaves out (others behind them were read, or nothing of their
+request). One of the two alone says nothing: units and keys leave tokens out, and some connectors read too
+much.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
+from kvtrace.ledger.model import Engine
+from kvtrace.ledger.requests import Chunk, Request
+from kvtrace.ledger.saves.stores import positions
+from kvtrace.ledger.saves.watched import Watched
+from kvtrace.ledger.slots.reads import Slots, covered, in_layer
+
+Holes = dict[int, list[Interval]]
+"""Row of a request -> its positions that were not read."""
+
+
+@dataclass(frozen=True)
+class Instead:
+    """What one worker read in the place of other slots.
+
+    Attributes:
+        steps: -> the layers, a bit each, whose reads in that step stand for other tokens.
+        holes: (step, row of a request, layer) -> positions that the step computed and in whose place others
+            were read.
+    """
+
+    steps: Mapping[int, int] = field(default_factory=dict)
+    holes: Mapping[tuple[int, int, int], Sequence[Interval]] = field(default_factory=dict)
+
+
+def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engine) -> Instead:
+    """What a worker read instead of its steps' tokens. Of models with several KV cache groups nothing is
+    said: layers with a window need no more than their last blocks.
+
+    Args:
+        requests: those of the engine, by row.
+    """
+    slots, size = watched.slots, max(1, engine.block_size)
+    computing: dict[int, list[tuple[int, Chunk]]] = defaultdict(list)
+    for row, request in requests.items():
+        for chunk in request.chunks:
+            computing[chunk.step].append((row, chunk))
+    steps: dict[int, int] = defaultdict(int)
+    holes: dict[tuple[int, int, int], list[Interval]] = {}
+    for column in range(len(watched.worker.kv_layers) if len(engine.facts.kv_groups) < 2 else 0):
+        read = [step for step, layer in slots.amounts if layer == column and step in computing]
+        useless = {step for step in read if _useless(slots, requests, step, column) >= size}
+        if not useless:
+            continue
+        layer = _Layer(slots, requests, column, size)
+        odd = {step: found for step in read if (found := layer.left_out(computing[step], True))}
+        ends = {step: found for step in useless if (found := layer.left_out(computing[step], False))}
+        for step, found in {**ends, **odd}.items() if odd else ():
+            steps[step] |= 1 << column
+            for row, parts in found.items():
+                holes[step, row, column] = parts
+    return Instead(dict(steps), holes)
+
+
+def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: int) -> int:
+    """Slots that were read in a step in a layer and can be of no use."""
+    at, over, mine = (step, column), 0, 0
+    for row in slots.read_in.get(step, frozenset()):
+        touches = in_layer(slots.reads[row], column)
+        now = covered(one for one in touches if one.step == step)
+        if 0 < requests[row].last_step < step:
+            over += length(intersect(now, covered(one for one in touches if one.step < step)))
+        else:
+            mine += length(now)
+    useless = slots.blank.get(at, 0) + slots.again.get(at, 0)
+    # A block of a request that is over may be another one's too, by the GPU's prefix cache.
+    return useless + max(0, min(over, slots.amounts[at] - useless - mine))
+
+
+class _Layer:
+    """What was read of requests in one layer, at whatever time."""
+
+    def __init__(self, slots: Slots, requests: Mapping[int, Request], column: int, size: int) -> None:
+        self._slots, self._requests, self._column, self._size = slots, requests, column, size
+
+    def left_out(self, chunks: Iterable[tuple[int, Chunk]], odd: bool) -> Holes:
+        """Whole blocks that chunks completed and that were never read.
+
+        Args:
+            odd: those alone that no unit leaves out.
+        """
+        found: Holes = {}
+        for row, chunk in chunks:
+            read = covered(in_layer(self._slots.reads.get(row, ()), self._column))
+            reach = max((end for _, end in read), default=0)
+            left = [part for part in self._left(row, chunk, read) if not (odd and read and part[0] >= reach)]
+            if left:
+                found[row] = left
+        return found
+
+    def _left(self, row: int, chunk: Chunk, read: list[Interval]) -> list[Interval]:
+        request, size = self._requests[row], self._size
+        low, high = chunk.start // size * size, min(chunk.end, request.prompt) // size * size
+        if high <= low or self._slots.tables.get(row, 0) < high:
+            return []
+        # Of what the metadata names it is known already whether other slots were read instead.
+        named = [positions(request, one) for one in request.entries if not one.implied]
+        shared = (0, self._shared(row, chunk.step))
+        known = union([*read, *named, *request.reused, *request.external, shared])
+        return [part for part in subtract([(low, high)], known) if part[1] - part[0] >= size]
+
+    def _shared(self, row: int, step: int) -> int:
+        """Leading positions of a request that an earlier one has too, or that the connector has."""
+        request = self._requests[row]
+        lookup = request.looked_up
+        shared = lookup.local + max(0, lookup.answer or 0) if lookup else 0
+        for other, one in self._requests.items():
+            if other != row and one.chunks and one.chunks[0].step <= step:
+                alike = (n for digest, n in one.prefixes.items() if digest in request.prefixes)
+                shared = max([shared, *alike])
+        return shared
