@@ -84,6 +84,15 @@ def swallowed(scans: Sequence[SpoolScan]) -> list[Swallowed]:
     return sorted(found.values(), key=lambda row: (row.pid, row.step, row.hook, row.layer, row.type))
 
 
+_ALL_SAID = 16
+"""Exceptions of a kind that are said one by one; after that whenever they have doubled."""
+
+
+def _most(count: int) -> int:
+    """How many there may have been when the trace ended."""
+    return count if count < _ALL_SAID else 2 * count - 1
+
+
 @dataclass(frozen=True)
 class Caught:
     """Exceptions that a worker's connector raised and handled in some of its hooks."""
@@ -104,8 +113,12 @@ class Caught:
         return Caught(tuple(fact for fact in self.facts if not fact.broad))
 
     def layer_calls(self, layers: int) -> int:
-        """Calls of a layer that they concern; one of a hook without a layer concerns all ``layers``."""
-        return sum(fact.count * (1 if fact.layer else layers) for fact in self.facts)
+        """Calls of a layer that they may concern; one of a hook without a layer concerns all ``layers``."""
+        return sum(_most(fact.count) * (1 if fact.layer else layers) for fact in self.facts)
+
+    def known_calls(self, layers: int) -> int:
+        """Those of which it is known which they were."""
+        return sum(len(fact.places) * (1 if fact.layer else layers) for fact in self.facts)
 
     def as_usual(self, lost: int, layers: int) -> Caught:
         """Without what may be ordinary control flow, where that is not as frequent as lost calls are.

@@ -242,6 +242,17 @@ def test_an_ordinary_exception_explains_what_was_not_read_where_it_is_as_frequen
     assert ids(analyse(sim)) == found
 
 
+def test_exceptions_of_which_only_the_first_are_known_explain_all_calls_that_read_nothing(
+    tmp_path: Path,
+) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64] * 10), Rounding(32).policy(), measure=lambda *_: 0)
+    swallow(
+        sim, list(range(1, 9)), type="AttributeError", broad=True
+    )  # 16 of 20: the next one said is the 32nd
+    assert ids(analyse(sim)) == ["exception-swallowed"]
+
+
 def test_an_ordinary_exception_that_took_nothing_is_not_spoken_of(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=all_of)

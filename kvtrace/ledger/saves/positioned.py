@@ -98,12 +98,13 @@ class PositionCalls(WorkerCalls):
         a kind that may be ordinary control flow, explain nothing."""
         known = [at for at in self._without_exception if self.ends[at] == SaveEnd.CAUGHT]
         less = [at for at in self.lost if self.ends[at] in _LESS]
-        usual = caught.as_usual(len(less), len(self.worker.kv_layers))
+        layers = len(self.worker.kv_layers)
+        usual = caught.as_usual(len(less), layers)
         for at in known:
             if not self._at(usual, at):
                 self.ends[at] = self._without_exception[at]
-        unknown = caught.calls > sum(len(fact.places) for fact in caught.facts)
-        often = caught.layer_calls(len(self.worker.kv_layers)) >= len(less)
+        unknown = caught.layer_calls(layers) > caught.known_calls(layers)
+        often = caught.layer_calls(layers) >= len(less)
         if known and unknown and often and not any(self._at(caught, at) for at in self.agreed):
             for at in less:
                 self.ends[at] = SaveEnd.CAUGHT
