@@ -533,6 +533,30 @@ def test_connector_disabled_itself(tmp_path: Path) -> None:
     assert ids(analyse(sim)) == ["metadata-has-no-store"]
 
 
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ("no endpoint given: running without a store", "connector-disabled-itself"),
+        ("no device found, falling back to recompute", "connector-disabled-itself"),
+        ("backend is not reachable", "connector-disabled-itself"),
+        ("falling back to the default page size", "metadata-has-no-store"),
+        ("running without TLS", "metadata-has-no-store"),
+        ("the storage key was not found in the configuration, using defaults", "metadata-has-no-store"),
+    ],
+)
+def test_what_a_connector_lacks_is_its_reason_where_it_says_so_while_it_is_made(
+    tmp_path: Path, message: str, found: str
+) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Policy(nothing))
+    log(sim, message, hook="create_connector")
+    assert ids(analyse(sim)) == [found]
+    later = sim_of(tmp_path, "later")
+    later.serve(prompts([64, 128]), Policy(nothing))
+    log(later, message, hook="get_finished")
+    assert ids(analyse(later)) == ["metadata-has-no-store"]
+
+
 def keys(sim: Sim, given: list[str], read: list[str]) -> None:
     for spool in (sim.scheduler, sim.workers[0]):
         spool.fact(Fact.CONFIG_KEYS, {"connector": 70, "given": given, "read": read})

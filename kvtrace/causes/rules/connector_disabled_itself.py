@@ -6,7 +6,7 @@ import re
 
 from kvtrace.causes.evidence.logs import log_line, of_engine
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.model import Engine, LogLine
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -17,8 +17,8 @@ CAUSE = Cause(
     meaning="The connector switched itself off (missing option, prefix caching off, unhealthy backend).",
     seen_as=(
         "No store entry and no lookup hit in the whole run, and a warning logged by the connector that "
-        "says so; or a built-in connector known to do nothing under this configuration "
-        "(SimpleCPUOffloadConnector without prefix caching)."
+        "says so, or, while it was made, that it goes on without what it saves to; or a built-in connector "
+        "known to do nothing under this configuration (SimpleCPUOffloadConnector without prefix caching)."
     ),
     remedy="Fix what its log line names.",
     about_calls=False,
@@ -33,6 +33,14 @@ _OFF = re.compile(
 _WHAT = re.compile(
     r"(connector|sav(e|ing)|stor(e|ing|age)|offload|backend|kv cache|kv transfer)", re.IGNORECASE
 )
+_LACKS = re.compile(
+    r"\b(fall(s|ing)? back to (recomput\w+|no\b|none\b|local)|without (a |an |any |the )?(external |remote )?"
+    r"(connector|stor(e|age)|backend|offload\w*|sav(e|ing)|kv cache|kv transfer|persist\w*)"
+    r"|(stor(e|age)|backend|server|device|pool) (is |was )?(not (found|available|reachable|configured|given)"
+    r"|unavailable|unreachable|missing))",
+    re.IGNORECASE,
+)
+"""What a connector says while it is made, where it goes on without what it saves to."""
 _AT_START = ("create_connector", "__init__")
 """Where what is off is the connector itself."""
 _NEEDS_PREFIX_CACHING = frozenset({"SimpleCPUOffloadConnector"})
@@ -48,14 +56,17 @@ def reasons(case: Case, engine: Engine) -> list[str]:
         return []
     if any(request.offered > 0 for request in case.of_engine(engine.tag)):
         return []
-    found = [
-        log_line(line)
-        for line in of_engine(engine, case.run.logs)
-        if _OFF.search(line.message) and (line.hook in _AT_START or _WHAT.search(line.message))
-    ]
+    found = [log_line(line) for line in of_engine(engine, case.run.logs) if _says_off(line)]
     if connector.cls in _NEEDS_PREFIX_CACHING and engine.facts.prefix_caching is False:
         found.append(f"{connector.cls} does nothing while prefix caching is off, and it is")
     return list(dict.fromkeys(found))
+
+
+def _says_off(line: LogLine) -> bool:
+    start = line.hook in _AT_START
+    if _OFF.search(line.message):
+        return start or bool(_WHAT.search(line.message))
+    return start and bool(_LACKS.search(line.message))
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
