@@ -35,7 +35,7 @@ def fact_of(connector: Any, role: Role, configured: str | None, parent: int | No
         module=base.__module__,
         file=getattr(sys.modules.get(base.__module__), "__file__", None) or "",
         ok=True,
-        noop=tuple(name for name in hooks.NAMES if does_nothing(getattr(base, name, None))),
+        noop=tuple(name for name in hooks.NAMES if _idles(connector, name)),
         overrides=tuple(name for name in hooks.NAMES if _defined_by_user(base, name)),
         ints=_integers(connector),
         requires_piecewise=requires_piecewise(connector, base),
@@ -89,6 +89,57 @@ def _idle(code: CodeType) -> bool:
         and (step.opname not in ("LOAD_CONST", "RETURN_CONST") or step.argval is None)
         for step in dis.get_instructions(code)
     )
+
+
+def _idles(connector: Any, name: str) -> bool:
+    """Whether a hook does nothing; of a lookup, whether it has one answer for every request."""
+    if does_nothing(getattr(type(connector), name, None)):
+        return True
+    return name == hooks.LOOKUP.name and answers_alike(connector, name)
+
+
+_MOST_HANDED_ON = 4
+_NAMES = ("LOAD_ATTR", "LOAD_METHOD")
+_HANDS_ON = _IDLE_OPS | {"PUSH_NULL", "PRECALL", "CACHE"}
+
+
+def answers_alike(instance: Any, name: str) -> bool:
+    """Whether a method returns a constant, by itself or by a method of what the instance holds that it hands
+    its arguments on to. Looks at byte code and at ``__dict__``, and calls nothing."""
+    for _ in range(_MOST_HANDED_ON):
+        function = getattr(type(instance), name, None)
+        if not isinstance(function, FunctionType):
+            return False
+        steps = list(dis.get_instructions(function.__code__))
+        if all(step.opname in _IDLE_OPS for step in steps):
+            return True
+        way = _handed_on_to(steps)
+        if not way or _first_local(steps) != function.__code__.co_varnames[0]:
+            return False
+        for part in way[:-1]:
+            instance = instance.__dict__.get(part) if hasattr(instance, "__dict__") else None
+        name = way[-1]
+    return False
+
+
+def _handed_on_to(steps: list[dis.Instruction]) -> list[str]:
+    """``[a, b]`` of a body that is ``return self.a.b(its arguments)`` and nothing else; [] of any other."""
+    way: list[str] = []
+    calls = 0
+    for step in steps:
+        if step.opname in _NAMES and not calls:
+            way.append(str(step.argval))
+        elif step.opname in ("CALL", "CALL_METHOD", "CALL_FUNCTION"):
+            calls += 1
+        elif not step.opname.startswith("LOAD_FAST") and step.opname not in _HANDS_ON:
+            return []
+    return way if calls == 1 else []
+
+
+def _first_local(steps: list[dis.Instruction]) -> str:
+    """The first local name that is loaded; from 3.13 on two may be loaded at once."""
+    loaded = next((step.argval for step in steps if step.opname.startswith("LOAD_FAST")), "")
+    return str(loaded[0] if isinstance(loaded, tuple) else loaded)
 
 
 def _integers(connector: Any) -> dict[str, int]:

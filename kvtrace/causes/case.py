@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.taken import kept
+from kvtrace.causes.evidence.twins import taken_for_twins
 from kvtrace.causes.evidence.unit import Sample, Store, Unit, infer_unit
 from kvtrace.causes.model import Event, Fields, Finding
 from kvtrace.causes.tables import rows
@@ -126,6 +127,9 @@ class Case:
     """... and some generated one."""
     declared_saves: frozenset[int] = frozenset()
     """Engines of which the metadata alone says that anything was saved."""
+    twins: Mapping[int, Sequence[Interval]] = field(default_factory=dict)
+    """Request row -> positions that were left out like all whose tokens an earlier request had stored behind
+    others."""
     unheard: Assigned = field(default_factory=Assigned)
     """Tokens that no metadata names, where that says nothing: not observed."""
     ends: set[SaveEnd] = field(default_factory=set)
@@ -226,6 +230,7 @@ def make_case(run: Run) -> Case:
     stores = [entry for request in requests if request.saved for entry in request.entries]
     read_steps = frozenset(entry.step for entry in stores if entry.slots > 0)
     case = Case(run, engines, requests, {}, {}, {}, found_again=found_again, read_steps=read_steps)
+    case.twins = taken_for_twins(run)
     saved = run.base[run.base["outcome"] == SAVED]
     seen = saved[saved["grade"] >= int(Grade.READ)]
     case.seen_saves = frozenset(seen["engine"])
@@ -303,7 +308,9 @@ def _sample(case: Case, request: Request) -> Sample:
         explained=reused or request.computed < request.prompt or stored_before(case, request) > 0,
         after_empty=after_empty(case, request),
         first_chunk=request.chunk_step if request.chunks >= 2 else None,
-        heard=not request.holes and (request.taken is not None or not why_unheard(case, request)),
+        heard=not request.holes
+        and request.row not in case.twins
+        and (request.taken is not None or not why_unheard(case, request)),
         taken=None if reused and not request.saved else request.taken,
     )
 

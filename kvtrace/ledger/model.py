@@ -20,6 +20,7 @@ from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.run_file import RunFile
+from kvtrace.ledger.twins import Twin
 from kvtrace.terms import Grade
 from kvtrace.trace import facts as documents
 from kvtrace.trace import hooks
@@ -221,6 +222,11 @@ class Engine:
         return self.facts.kv_transfer.role if self.facts.kv_transfer else None
 
     @property
+    def looks_up(self) -> bool:
+        """Whether its connector may find anything: not by its role, and its lookup is no constant answer."""
+        return self.role != "kv_producer" and (self.connector is None or self.connector.does(hooks.LOOKUP))
+
+    @property
     def extra(self) -> Mapping[str, Any]:
         """kv_connector_extra_config."""
         return self.facts.kv_transfer.extra if self.facts.kv_transfer else {}
@@ -418,6 +424,8 @@ class Run:
     """Workers that never came up: one line each."""
     load_rows: Sequence[LoadOf] = ()
     """The ledger of loads, request by request; ``loads`` is its sum."""
+    twins: Mapping[int, Sequence[Twin]] = field(default_factory=dict)
+    """Row of a request -> its tokens that stood in an earlier prompt, behind another beginning."""
     compared: Mapping[str, int] = field(default_factory=dict)
     """Loaded blocks of KV by what their fingerprints say (:mod:`kvtrace.ledger.contents.compare`)."""
 

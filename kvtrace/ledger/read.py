@@ -33,6 +33,7 @@ from kvtrace.ledger.slots.reads import given_blocks, slots_of
 from kvtrace.ledger.slots.trace import touches
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.topology import topology
+from kvtrace.ledger.twins import twins
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, spool_paths
 
@@ -102,6 +103,7 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
         base=saves.base,
         loads=loads_sum,
         load_rows=loads,
+        twins=twins(requests),
         compared=contents.blocks,
         device=device.merged(one.device for one in scans),
         start_failures=reported.start_failures(scans),

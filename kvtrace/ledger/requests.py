@@ -120,6 +120,7 @@ class Request:
     last_step: int = 0
     transfers: tuple[Transfer, ...] = ()
     prefixes: Mapping[int, int] = field(default_factory=dict)  # keyed digest of a beginning -> its tokens
+    parts: Mapping[Interval, int] = field(default_factory=dict)  # tokens -> keyed digest of these alone
 
     @property
     def looked_up(self) -> Lookup | None:
@@ -200,6 +201,7 @@ class _Draft:
     first_step: int = 0
     last_step: int = 0
     prefixes: dict[int, int] = field(default_factory=dict)
+    parts: dict[Interval, int] = field(default_factory=dict)
     admission: int = 0  # index of the first lookup of this admission
 
     @property
@@ -221,6 +223,13 @@ class _Draft:
             for i, digest in enumerate((row.digest0, row.digest1, row.digest2, row.digest3)):
                 if digest:
                     self.prefixes[digest] = row.first + i * row.stride
+
+    def consists_of(self, row: rows.Parts) -> None:
+        if row.first >= 0 and row.stride > 0:
+            for i, digest in enumerate((row.digest0, row.digest1, row.digest2, row.digest3)):
+                start = row.first + i * row.stride
+                if digest:
+                    self.parts[start, start + row.stride] = digest
 
     def look_up(self, row: rows.Lookup) -> None:
         answer = None if row.external == NONE_ANSWER else row.external
@@ -315,6 +324,7 @@ class _Draft:
             first_step=self.first_step,
             last_step=self.last_step,
             prefixes=self.prefixes,
+            parts=self.parts,
         )
 
     def _computed(self) -> int:
@@ -367,6 +377,7 @@ class _Reader:
         readers: dict[int, tuple[type[Any], Callable[[Any], None]]] = {
             Kind.REQUEST: (rows.Arrival, self._arrival),
             Kind.PREFIX: (rows.Prefixes, self._prefixes),
+            Kind.PART: (rows.Parts, self._parts),
             Kind.LOOKUP: (rows.Lookup, self._lookup),
             Kind.ALLOC: (rows.Allocation, self._allocation),
             Kind.CHUNK: (rows.Chunk, self._chunk),
@@ -409,6 +420,11 @@ class _Reader:
         draft = self._open.get(self._scan.names.get(row.request, ""))
         if draft is not None:
             draft.begins_with(row)
+
+    def _parts(self, row: rows.Parts) -> None:
+        draft = self._open.get(self._scan.names.get(row.request, ""))
+        if draft is not None:
+            draft.consists_of(row)
 
     def _lookup(self, row: rows.Lookup) -> None:
         draft = self._draft(row.request, row.step, row.t0)

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=facts.Document)
 REQUEST_KINDS = frozenset(
     {
         Kind.CHUNK, Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.PREEMPT, Kind.FINISH, Kind.PREFIX,
-        Kind.OPEN, Kind.DONE,
+        Kind.OPEN, Kind.DONE, Kind.PART,
     }
 )  # fmt: skip
 """Records that speak of one request."""

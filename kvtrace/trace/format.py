@@ -70,6 +70,7 @@ class Kind(IntEnum):
     FOUND = 26
     PIECE = 27
     PRINTS = 28
+    PART = 29
 
 
 class Role(IntEnum):

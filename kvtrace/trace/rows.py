@@ -300,6 +300,20 @@ class Prefixes(NamedTuple):
     digest3: Word
 
 
+class Parts(NamedTuple):
+    """Keyed 63-bit digests of a prompt's tokens [first, first + stride), of the next ``stride`` ones, ...
+    each by itself, whatever comes before it (0 = past the end); the key is that of Arrival."""
+
+    head: Word
+    request: Word
+    first: Word
+    stride: Word
+    digest0: Word
+    digest1: Word
+    digest2: Word
+    digest3: Word
+
+
 class TransferBegun(NamedTuple):
     """An asynchronous transfer of a request began (Flag.STORE: request_finished kept its blocks)."""
 
@@ -379,7 +393,8 @@ class SlotsTouched(NamedTuple):
     read them; LOAD: it wrote them; both: their memory was given out by address, and may have been read or
     written. code: the hook, 0 for none; detail: the connector's index. A slot is block * block size of its
     KV cache group + offset. ``slot_set``: name of the set: runs ``first+count``, ascending, joined by commas:
-    those touched in full, then after a ``/`` those of which only a part was; 0 where that is not known.
+    those touched in full, then after a ``/`` those of which only a part was (``/`` alone: an operation picked
+    slots of the layer, and none at all); 0 where that is not known.
     ``slots``, ``partly``: how many of each, -1 where not known. ``step``: for which it worked, 0 unknown.
     ``call``: running number of the call in its process; its Effect has the same ``t``. ``t``: the end of a
     hook's call; of background work when the layer was written first, or read last."""
@@ -464,7 +479,7 @@ Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
     | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | LeftProcess | KvFound | Piece
-    | BlockPrints
+    | BlockPrints | Parts
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
 
@@ -496,6 +511,7 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.FOUND: KvFound,
     Kind.PIECE: Piece,
     Kind.PRINTS: BlockPrints,
+    Kind.PART: Parts,
     Kind.TRAILER: Trailer,
 }
 KIND_OF: dict[type[Any], Kind] = {row: kind for kind, row in ROWS.items()}

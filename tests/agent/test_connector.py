@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 from kvtrace.agent.connector import traced
-from kvtrace.agent.connector_facts import resolves
+from kvtrace.agent.connector_facts import answers_alike, resolves
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Flag, Kind, Role
@@ -207,6 +207,51 @@ def test_what_the_class_does_not_do_is_known_from_its_bytecode(trace):
     assert fact["overrides"] == ["save_kv_layer"]
     assert fact["ints"] == {"_unit": 256}
     assert fact["file"].endswith("fakes.py")
+
+
+class Finds:
+    def nothing(self, request, computed):
+        return 0, False
+
+    def some(self, request, computed):
+        return len(request), False
+
+
+class HandsOn(fakes.KVConnectorBase_V1):
+    def __init__(self):
+        self.inner = Finds()
+
+    def own(self, request, computed):
+        return self.inner.nothing(request, computed)
+
+    def twice(self, request, computed):
+        return self.own(request, computed)
+
+    def to_the_request(self, request, computed):
+        return request.nothing(self, computed)
+
+    def of_what_is_missing(self, request, computed):
+        return self.gone.nothing(request, computed)
+
+    def looks(self, request, computed):
+        return self.inner.some(request, computed)
+
+    def chooses(self, request, computed):
+        return (0, False) if computed else (1, False)
+
+    def for_ever(self, request, computed):
+        return self.for_ever(request, computed)
+
+
+@pytest.mark.parametrize(
+    ("name", "alike"),
+    [
+        ("own", True), ("twice", True), ("to_the_request", False), ("of_what_is_missing", False),
+        ("looks", False), ("chooses", False), ("for_ever", False), ("not_there", False),
+    ],
+)  # fmt: skip
+def test_a_lookup_with_one_answer_for_all_is_known_from_its_bytecode(name, alike):
+    assert answers_alike(HandsOn(), name) is alike
 
 
 def test_units_are_looked_for_one_object_deeper_but_not_in_vllms_configuration(trace):

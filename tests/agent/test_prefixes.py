@@ -39,9 +39,17 @@ def test_long_prompts_take_longer_strides_that_meet_those_of_short_ones():
     assert short.prefixes[1::2] == long.prefixes[: len(short.prefixes) // 2]
 
 
+def test_a_part_has_the_same_digest_behind_any_beginning():
+    tail = list(range(500, 532))
+    one, other = digests([1] * 16 + tail, 16, KEY), digests([2] * 32 + tail, 16, KEY)
+    assert one.parts[1:] == other.parts[2:] and len(one.parts) == len(one.prefixes) == 3
+    assert not set(one.parts) & set(one.prefixes) and len({*one.parts, *other.parts}) == 4
+    assert digests([1] * 16, 16, b"x" * 16).parts != one.parts[:1]
+
+
 def test_another_key_gives_other_digests_and_no_tokens_give_none():
     assert digests([1] * 32, 16, KEY).prompt != digests([1] * 32, 16, b"x" * 16).prompt
-    assert digests(None, 16, KEY) == digests([], 16, KEY) == (0, 0, 0, [])
+    assert digests(None, 16, KEY) == digests([], 16, KEY) == (0, 0, 0, [], [])
     assert digests([1, 2, 3], 0, KEY).prefixes == []
 
 

@@ -369,7 +369,14 @@ def plain(layers: int = 1) -> Cache:
         (lambda kv: kv[3].copy_(kv[1]), READ, {}),
         (lambda kv: kv[3].copy_(kv[1]), WRITTEN, {"layer.0": ({12, 13, 14, 15}, set())}),
         (lambda kv: kv[:0].clone(), READ, {}),
-        (lambda kv: kv[torch.zeros(0, dtype=torch.int64)], READ, {}),
+        (lambda kv: kv[torch.zeros(0, dtype=torch.int64)], READ, {"layer.0": (set(), set())}),
+        (lambda kv: kv[torch.zeros(0, dtype=torch.int64)][1:].clone(), WRITTEN, {}),
+        (
+            lambda kv: (kv[torch.zeros(0, dtype=torch.int64)], kv[1].clone()),
+            READ,
+            {"layer.0": ({4, 5, 6, 7}, set())},
+        ),
+        (lambda kv: (kv[torch.zeros(0, dtype=torch.int64)], kv.data_ptr()), READ, {}),  # or by its address
     ],
 )
 def test_single_operations(operation: Any, way: str, found: dict[str, Any]) -> None:

@@ -75,6 +75,12 @@ def test_key_mismatch(tmp_path: Path) -> None:
     assert diagnosis.verdict.endswith("Loads: what was saved is looked up under another key.")
 
 
+def test_a_connector_whose_lookup_is_a_constant_only_pushes(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"_block_size": 32}, noop=("get_num_new_matched_tokens",))
+    again(sim, [129, 129, 129], [128, 128, 128], [0, 0, 0])
+    assert of_loads(analyse(sim)) == []
+
+
 def test_found_again_is_healthy(tmp_path: Path) -> None:
     sim = Sim(tmp_path, ints={"unit": 32})
     again(sim, [129, 129], [128, 0], [0, 128])

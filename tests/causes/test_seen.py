@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synth import Prompt, Rounding, Sim
+from synth import Entry, Policy, Prompt, Rounding, Sim
 from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
@@ -110,6 +110,35 @@ def test_prompts_left_out_for_their_first_tokens(tmp_path: Path) -> None:
     first = diagnosis.findings[0]
     assert (first.id, first.requests) == ("false-already-stored", 2)
     assert "are others after 32 tokens" in first.title
+
+
+def stores(*ranges: tuple[int, int]) -> Policy:
+    return Policy(lambda p, i, start, end, last: [Entry(p.id, b - a, -1, a) for a, b in ranges])
+
+
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [
+        ([(0, 32)], "false-already-stored"),
+        ([(0, 32), (64, 96)], "metadata-has-no-store"),  # one of the parts was stored again: that is no rule
+        ([], "metadata-has-no-store"),  # what no earlier prompt holds is missing as well
+        ([(0, 128)], None),
+    ],
+)
+def test_parts_left_out_for_their_own_tokens(
+    tmp_path: Path, stored: list[tuple[int, int]], found: str | None
+) -> None:
+    """Two prompts that end alike: of the second the parts that the first one has too are left out."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt("a", 96, digest=1, prefixes=(1, 2, 3), parts=(1, 6, 7))], stores((0, 96)))
+    length = 96 if found == "false-already-stored" else 128
+    other = Prompt("b", length, digest=3, prefixes=(11, 12, 13, 14), parts=(9, 6, 7, 8))
+    sim.serve([other], stores(*stored))
+    diagnosis = analyse(sim)
+    first = [one for one in diagnosis.findings if one.severity == "fault"][:1]
+    assert [one.id for one in first] == ([found] if found else [])
+    if found == "false-already-stored":
+        assert first[0].tokens == 64 and "behind another beginning" in first[0].title
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ class Prompt:
     prefix: int = 0
     output: int = 1
     prefixes: tuple[int, ...] = ()  # of the first, two, ... blocks; at most four
+    parts: tuple[int, ...] = ()  # of the first, second, ... block alone; at most four
 
 
 @dataclass
@@ -305,6 +306,9 @@ class Sim:
             four = (*prompt.prefixes, 0, 0, 0, 0)[:4]
             head = pack_head(Kind.PREFIX, Role.SCHEDULER)
             s.add(*rows.Prefixes(head, req, self.block, self.block, *four))
+        if prompt.parts:
+            four = (*prompt.parts, 0, 0, 0, 0)[:4]
+            s.add(*rows.Parts(pack_head(Kind.PART, Role.SCHEDULER), req, 0, self.block, *four))
 
     def lookup(
         self, request: str, local: int, answer: int | None, accepted: int | None, flags: int = 0
@@ -518,7 +522,7 @@ class Sim:
             name = self.layer_names[layer]
             ended = self.hook_t.get((rank, step, hook, name)) or self.hook_t.get((rank, step, hook, ""))
             when = t or (ended if hook else 0) or self.clock()
-            ident, amount = w.name(slot_text(touched)), len(set(touched))
+            ident, amount = w.name(slot_text(touched) or "/"), len(set(touched))
             head = pack_head(Kind.SLOTS, Role.WORKER, code, self.tag * 10 + 1 & 0xFF, flags)
             w.add(*rows.SlotsTouched(head, when, w.name(name), step, ident, amount, 0, self._calls))
 

@@ -101,6 +101,21 @@ def test_tokens_that_the_hook_read_are_saved(tmp_path: Path) -> None:
     assert alike(sim) == {(0, 64): SAVED}
 
 
+@pytest.mark.parametrize(("also", "fate"), [(False, "NOTHING_READ READ"), (True, SAVED)])
+def test_tokens_of_which_the_background_picked_none_were_not_read(
+    tmp_path: Path, also: bool, fate: str
+) -> None:
+    """It picked slots by an index, and none; unless another look at the same layer found some."""
+    sim = cache(tmp_path)
+    step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.finish("a", 64)
+    for layer in range(sim.layers):
+        sim.touch({layer: []}, hook="", step=step)
+    if also:
+        sim.read("a", 0, 64, hook="", step=step)
+    assert alike(sim) == {(0, 64): fate}
+
+
 def test_tokens_that_were_read_in_the_background_a_step_later_are_saved(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])

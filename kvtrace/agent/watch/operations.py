@@ -88,7 +88,7 @@ _INDEX_TYPES = {"torch.int64", "torch.int32", "torch.bool"}
 READ, WRITTEN, GIVEN_OUT = "read", "written", "given out"
 _SEEN = (
     "read", "written", "opaque_reads", "opaque_writes", "failed", "elsewhere", "_touches", "_times", "_later",
-    "_not_kept",
+    "_not_kept", "_took_none",
 )  # fmt: skip
 """What a watch saw, by the names of its attributes."""
 _DISPATCH = 5_000
@@ -139,6 +139,9 @@ class Touched(NamedTuple):
     text: str
 
 
+_NO_SLOTS = Touched(0, 0, "/")
+
+
 class Watch:
     """Counts for one call. ``start`` and ``stop`` in the thread of the call.
 
@@ -172,6 +175,8 @@ class Watch:
         """Takes pieces of what is read, where somebody wants that; False: it could not."""
         self._not_kept: set[str] = set()
         """Layers of which something was read and nothing kept."""
+        self._took_none: set[str] = set()
+        """Layers from which an operation picked slots, none of them."""
         self.before: Callable[[], None] | None = None
         """Called before an operation on a KV tensor is added, where somebody wants that."""
 
@@ -201,7 +206,7 @@ class Watch:
     @property
     def saw(self) -> bool:
         """Whether a KV tensor was touched at all."""
-        return bool(self._touches or self._later)
+        return bool(self._touches or self._later or self._took_none)
 
     def kept(self, layer: str) -> bool:
         """Whether pieces of all that was read of a layer were kept."""
@@ -238,6 +243,8 @@ class Watch:
                 found[key] = None
             elif touches:
                 found[key] = _put_together(tuple(touches))
+        for layer in self._took_none if not self.unsure else ():
+            found.setdefault((layer, READ), _NO_SLOTS)
         return found
 
     def time(self, layer: str, way: str) -> int:
@@ -427,6 +434,8 @@ class Watch:
                     self._which(plan, tensor, named, READS, READ)
                 elif plan.name not in _SUMMARIES:
                     self._unknown(tensor, READ)
+            elif plan.name in READS and tensor.numel():
+                self._took_none.update(layer.name for layer, _ in layers)
 
     def _native(self, plan: Plan, args: Any, kwargs: Any, result: Any) -> None:
         """An operation of ``torch.ops`` that is known to copy by address. Which argument is which, its schema

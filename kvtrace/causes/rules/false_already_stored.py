@@ -7,9 +7,10 @@ from kvtrace.causes.evidence.prompts import shared_before
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.ledger.intervals import intersect
 from kvtrace.ledger.model import Engine
 from kvtrace.trace.format import STEP_MASK
-from kvtrace.words import count, of_all, plural
+from kvtrace.words import count, listed, of_all, plural
 
 CAUSE = Cause(
     id="false-already-stored",
@@ -23,7 +24,8 @@ CAUSE = Cause(
     seen_as=(
         "A prompt left out of the metadata after another, different one was rounded down to nothing, though "
         "a store of it would not be. Or: every prompt that begins like an earlier, stored one and goes on "
-        "otherwise is left out and not read at all."
+        "otherwise is left out and not read at all. Or: whatever has the same tokens as a stored part of an "
+        "earlier prompt, behind another beginning, is left out, and nothing else before it."
     ),
     remedy=(
         "Do not look up or store a prompt whose rounded length is 0, and use one rounding for both. Make "
@@ -77,8 +79,14 @@ def claim_by_head(case: Case, piece: Piece, left: list[Interval]) -> list[Interv
     return [(max(a, begin), min(b, end)) for a, b in left if max(a, begin) < min(b, end)]
 
 
+def claim_by_part(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    if piece.phase == "decode":
+        return []
+    return intersect(left, list(case.twins.get(piece.request, ())))
+
+
 def _claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    return claim(case, piece, left) or claim_by_head(case, piece, left)
+    return claim(case, piece, left) or claim_by_part(case, piece, left) or claim_by_head(case, piece, left)
 
 
 CLAIMS = {Turn.POSITION: _claim}
@@ -87,7 +95,10 @@ CLAIMS = {Turn.POSITION: _claim}
 def rule(case: Case) -> Results:
     victims = case.affected(CAUSE)
     heads = [request for request in victims if not taken_for_stored(case, request)]
-    if victims and len(heads) == len(victims):
+    parts = [request for request in heads if request.row in case.twins]
+    if victims and len(parts) == len(victims):
+        yield _of_parts(case, parts)
+    elif victims and len(heads) == len(victims):
         yield _of_heads(case, heads)
     elif victims:
         yield _finding(case, victims)
@@ -129,6 +140,39 @@ def _of_heads(case: Case, victims: list[Request]) -> Finding:
         headline=f"{affected} {were} treated as stored, by {'its' if len(victims) == 1 else 'their'} first "
         "tokens alone",
     )
+
+
+def _of_parts(case: Case, victims: list[Request]) -> Finding:
+    engine = case.engines[victims[0].engine]
+    name = engine.connector.cls if engine.connector else "The connector"
+    affected = of_all(len(victims), len(case.of_engine(engine.tag)), "prompt")
+    lost = count(case.tokens(CAUSE))
+    return case.finding(
+        CAUSE,
+        f"{name} treats parts of {affected} as stored that never were: it stored the same tokens of an "
+        "earlier prompt, behind another beginning.",
+        evidence=[
+            f"{lost} tokens of {plural(len(victims), 'prompt')} stand in an earlier prompt too, behind other "
+            "tokens, and something was stored of them there; each of these parts has no store entry and was "
+            "not read, and before the last of them nothing else is missing",
+            "the KV of a token depends on all tokens before it: what is stored for the earlier prompt is not "
+            "the KV of these",
+        ],
+        remedy=["build the key of a part from all tokens before it too, or from its parent's key"],
+        events=[
+            Event(
+                r.id,
+                r.chunk_step,
+                f"positions {_spread(case, r)} have the tokens of an earlier prompt, no store",
+            )
+            for r in victims[:3]
+        ],
+        headline=f"parts of {affected} were treated as stored, by their own tokens alone",
+    )
+
+
+def _spread(case: Case, request: Request) -> str:
+    return listed([f"{count(a)} to {count(b)}" for a, b in case.twins[request.row]][:3])
 
 
 def _finding(case: Case, victims: list[Request]) -> Finding:

@@ -87,7 +87,7 @@ def _never_found(case: Case) -> list[tuple[LoadOf, Request]]:
     for row in case.run.load_rows:
         request = case.requests[row.request]
         engine = case.engines[row.engine]
-        if row.engine in hits or row.answer != 0 or engine.role == "kv_producer" or not request.digest:
+        if row.engine in hits or row.answer != 0 or not engine.looks_up or not request.digest:
             continue
         if engine.connector is not None and engine.connector.ordinal in parents:
             continue  # of several connectors in one the one that stores need not be one that looks up

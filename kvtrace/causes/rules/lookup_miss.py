@@ -27,7 +27,7 @@ CAUSE = Cause(
 
 def rule(case: Case) -> Results:
     asked = [
-        row for row in case.run.load_rows if row.answer is not None and _role(case, row) != "kv_producer"
+        row for row in case.run.load_rows if row.answer is not None and case.engines[row.engine].looks_up
     ]
     if not asked:
         return

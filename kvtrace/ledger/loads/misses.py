@@ -133,7 +133,7 @@ def _mismatched(
     for load in before.values():
         engine = engines[load.engine]
         # A saved prompt that leaves no token to compute may be out of bounds for a lookup in whole units.
-        if engine.role == "kv_producer" or load.saved_before >= load.prompt:
+        if not engine.looks_up or load.saved_before >= load.prompt:
             continue
         if load.saved_before > load.local and _settled(load, requests, written):
             block = max(1, requests[load.request].block or engine.block_size)

@@ -172,9 +172,11 @@ class PositionCalls(WorkerCalls):
 
     def _conclusive(self, at: At) -> bool:
         """Whether what was not read in a step would have been seen."""
+        step = self._step(at)
+        if (step, at[1]) in self._slots.none:
+            return True  # it picked what to read, and picked nothing
         if not self._settled[at[0]]:
             return False
-        step = self._step(at)
         if (step, at[1]) in self._slots.unknown:
             return False
         # Work in the background may still have been to come when the trace ended: it is taken up in order.

@@ -71,6 +71,7 @@ class Slots:
         again: the same of slots that had been read in that step already.
         tables: row of a request -> positions for which it is known which blocks it held.
         unknown: (step, column) of which it is known that slots were read, and not which.
+        none: (step, column) in which slots were picked to be read, and these were none.
     """
 
     reads: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Slots:
     again: Mapping[tuple[int, int], int] = field(default_factory=dict)
     tables: Mapping[int, int] = field(default_factory=dict)
     unknown: frozenset[tuple[int, int]] = frozenset()
+    none: frozenset[tuple[int, int]] = frozenset()
     last_background_t: int = 0
     last_background_step: int = 0  # for which something in the background worked, 0 where that is not known
 
@@ -188,6 +190,7 @@ class _Resolver:
         self._seen: dict[int, list[Interval]] = {}
         """Column -> slots that were read in this step."""
         self._unknown: set[tuple[int, int]] = set()
+        self._none: set[tuple[int, int]] = set()
         self._background_t = self._background_step = 0
 
     def result(self) -> Slots:
@@ -211,6 +214,7 @@ class _Resolver:
             again=dict(self._again),
             tables=_known_tables(self._given, self._sizes),
             unknown=frozenset(self._unknown),
+            none=frozenset(self._none - self._unknown - self._amounts.keys()),
             last_background_t=self._background_t,
             last_background_step=self._background_step,
         )
@@ -227,6 +231,10 @@ class _Resolver:
         if not record.slot_set:
             if read:
                 self._unknown.add((step, column))
+            return
+        if not record.slots and not record.partly:
+            if read:
+                self._none.add((record.step or step, column))
             return
         after = record.t >= self._touches.computed_at(step, column) or not self._knows(step, column, code)
         outer = background or rows.detail(record.head) == self._outer
