@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -16,6 +16,7 @@ from kvtrace.launch.errors import reason
 from kvtrace.launch.processes import Process, ProcessTable
 from kvtrace.launch.rundir import REPORT_FILE, RunDir, shown
 from kvtrace.launch.say import say
+from kvtrace.regular import open_regular
 from kvtrace.trace.format import RECORD_SIZE, SPOOL_DIR, SPOOL_SUFFIX, unpack_header_block
 
 NOTHING_TRACED = 2
@@ -26,6 +27,15 @@ def traced_pids(run_dir: Path) -> dict[Path, int | None]:
     """The spools of a run and the pid in each one's header (None where it is unreadable)."""
     spools = sorted((run_dir / SPOOL_DIR).glob(f"*{SPOOL_SUFFIX}"))
     return {spool: _pid_in(spool) for spool in spools}
+
+
+def sizes(spools: Iterable[Path]) -> dict[str, int]:
+    """File name -> bytes, of those that are still there."""
+    found = {}
+    for spool in spools:
+        with suppress(OSError):
+            found[spool.name] = spool.stat().st_size
+    return found
 
 
 def make_report(rundir: RunDir) -> None:
@@ -79,7 +89,7 @@ def why_nothing(outcome: Outcome, table: ProcessTable) -> str:
 
 def _pid_in(spool: Path) -> int | None:
     try:
-        with open(spool, "rb") as file:
+        with open_regular(spool) as file:
             _, _, length, _ = unpack_header_block(file.read(RECORD_SIZE))
             pid = json.loads(file.read(min(length, 1 << 20)))["pid"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

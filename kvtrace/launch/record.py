@@ -10,6 +10,7 @@ from typing import Any
 
 import kvtrace
 from kvtrace.trace.mask import mask_argv
+from kvtrace.trace.sums import summed
 
 SCHEMA = "kvtrace.run/1"
 
@@ -33,14 +34,18 @@ class RunRecord:
     signal: str | None = None
     processes: list[dict[str, object]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    spools: dict[str, int] = field(default_factory=dict)
+    """Name of each spool -> its size once the run had ended: what is shorter later was cut."""
 
     def document(self) -> dict[str, Any]:
         """As JSON; secrets in the command are masked here."""
-        return {
-            "schema": SCHEMA,
-            "host": socket.gethostname(),
-            "kvtrace": kvtrace.__version__,
-            "python": platform.python_version(),
-            **vars(self),
-            "command": mask_argv(list(self.command)),
-        }
+        return summed(
+            {
+                "schema": SCHEMA,
+                "host": socket.gethostname(),
+                "kvtrace": kvtrace.__version__,
+                "python": platform.python_version(),
+                **vars(self),
+                "command": mask_argv(list(self.command)),
+            }
+        )

@@ -19,6 +19,7 @@ from kvtrace.trace import rows
 from kvtrace.trace.format import Kind, Way
 from kvtrace.trace.mask import MASK
 from kvtrace.trace.reader import Spool, SpoolError, spool_paths
+from kvtrace.trace.sums import summed
 
 _MOST_FILES = 1 << 16
 _MOST_READ = 16 << 20
@@ -36,7 +37,7 @@ def write_rest(run_dir: Path, salt: bytes | None) -> bool:
         salt: the run's key, by which pieces of KV are known again; None where it is gone.
     """
     try:
-        document = look(run_dir, salt).to_json()
+        document = summed(look(run_dir, salt).to_json())
         part = run_dir / f".{REST_FILE}.{os.getpid()}.part"
         try:
             part.write_text(json.dumps(document, indent=1), encoding="utf-8")

@@ -111,6 +111,7 @@ class _Session:
         spools = finish.traced_pids(self.rundir.path)
         traced = frozenset(pid for pid in spools.values() if pid is not None)
         self._record.processes = self._table.rows(traced)
+        self._record.spools = finish.sizes(spools)
         if self._table.overflow:
             self._record.notes.append(f"{self._table.overflow} more processes are not listed")
         left = [p.pid for p in self._table.living() if p.vllm or p.pid in traced]

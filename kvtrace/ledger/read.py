@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -35,9 +36,11 @@ from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.topology import topology
 from kvtrace.ledger.twins import twins
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
-from kvtrace.trace.reader import SpoolError, spool_paths
+from kvtrace.trace.reader import SpoolError, without_copies
+from kvtrace.words import count
 
 _CHUNKS_SHOWN = 16
+_Files: TypeAlias = tuple[RunFile, RestFile]
 
 
 def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
@@ -53,18 +56,20 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     if not run_dir.is_dir():
         raise RunError(f"{run_dir}: no such run directory")
     file, file_notes = read_run_file(run_dir)
-    scans, scan_notes = _scans(run_dir)
-    run = _joined(run_dir, file, scans, watch)
-    return replace(run, notes=[*file_notes, *scan_notes, *run.notes])
+    rest, rest_notes = read_rest_file(run_dir)
+    scans, scan_notes = _scans(run_dir, file)
+    run = _joined(run_dir, (file, rest), scans, watch)
+    return replace(run, notes=[*file_notes, *rest_notes, *scan_notes, *run.notes])
 
 
-def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Collection[str]) -> Run:
+def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Collection[str]) -> Run:
     """The stages of reading, one after the other."""
+    file, rest = files
     who = topology(scans, file)
     found = collect(scans, {engine.tag for engine in who.engines})
     executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
     measured = measure(scans, who.workers)
-    watched = _watched(scans, who.engines, found.requests, measured, executed, read_rest_file(run_dir))
+    watched = _watched(scans, who.engines, found.requests, measured, executed, rest)
     implied = _implied(found, who.engines, watched, measured)
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines, watched)
@@ -120,22 +125,36 @@ def _joined(run_dir: Path, file: RunFile, scans: Sequence[SpoolScan], watch: Col
     )
 
 
-def _scans(run_dir: Path) -> tuple[list[SpoolScan], list[str]]:
+def _scans(run_dir: Path, file: RunFile) -> tuple[list[SpoolScan], list[str]]:
     """Every spool that can be read, and notes on those that cannot."""
     scans = []
     failures = []
-    for path in spool_paths(run_dir):
+    paths, notes = without_copies(run_dir)
+    for path in paths:
         try:
-            scans.append(scan(path))
+            scans.append(_as_it_was(scan(path), file.spools))
         except SpoolError as error:
             failures.append(str(error))
+    there = {path.name for path in paths}
+    notes += [f"a spool of this run is missing: {name}" for name in sorted(file.spools) if name not in there]
     if scans:
-        return scans, [f"spool left out: {failure}" for failure in failures]
+        return scans, [*notes, *(f"spool left out: {failure}" for failure in failures)]
     if failures:
         raise RunError(failures[0] + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""))
     raise RunError(
         f"{run_dir}: no spool in it, so no process of this run loaded the agent: "
         "trace a vLLM command with 'kvtrace run -- ...'"
+    )
+
+
+def _as_it_was(one: SpoolScan, sizes: Mapping[str, int]) -> SpoolScan:
+    """A cut at the end of a block looks like the end: only ``run.json`` knows how long the spool was."""
+    lacks = sizes.get(one.name, 0) - one.info.size
+    if lacks <= 0 or one.info.end not in ("open", "cut"):
+        return one
+    said = f"cut: {count(lacks)} bytes shorter than when the run had ended"
+    return replace(
+        one, info=replace(one.info, end="cut", detail="; ".join(filter(None, (one.info.detail, said))))
     )
 
 

@@ -7,7 +7,9 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvtrace.regular import read_regular
 from kvtrace.trace.facts import Document
+from kvtrace.trace.sums import is_damaged
 
 REST_FILE = "rest.json"
 SCHEMA = "kvtrace.rest/1"
@@ -38,13 +40,18 @@ class RestFile(Document):
     pieces: dict[str, str] = field(default_factory=dict)
 
 
-def read_rest_file(run_dir: Path) -> RestFile:
-    """The rest.json of a run directory; all unknown where there is none that can be read."""
+def read_rest_file(run_dir: Path) -> tuple[RestFile, list[str]]:
+    """The rest.json of a run directory and notes on it; all unknown where there is none that can be read."""
     path = run_dir / REST_FILE
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            return RestFile()
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        data = read_regular(path, _MAX_BYTES)
+        value = json.loads(data.decode("utf-8", "replace")) if len(data) <= _MAX_BYTES else None
+    except FileNotFoundError:
+        return RestFile(), []
     except (OSError, ValueError, RecursionError):
-        return RestFile()
-    return RestFile.from_json(value) if isinstance(value, dict) else RestFile()
+        return RestFile(), [f"{REST_FILE} cannot be read: what came to rest is unknown"]
+    if not isinstance(value, dict) or is_damaged(value):
+        return RestFile(), [
+            f"{REST_FILE} is not as it was written and was left out: what came to rest is unknown"
+        ]
+    return RestFile.from_json(value), []

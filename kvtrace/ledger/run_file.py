@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvtrace.regular import read_regular
 from kvtrace.trace.facts import Document
+from kvtrace.trace.sums import is_damaged
 
 _MAX_BYTES = 1 << 26
 
@@ -36,19 +38,24 @@ class RunFile(Document):
     kvtrace: str = ""
     python: str = ""
     processes: tuple[ListedProcess, ...] = ()
+    spools: dict[str, int] = field(default_factory=dict)
+    """Spool's file name -> its size in bytes when the run had ended; empty where nobody looked."""
 
 
 def read_run_file(run_dir: Path) -> tuple[RunFile, list[str]]:
     """The run.json of a directory and notes on reading it; all unknown where there is none to be read."""
     path = run_dir / "run.json"
     try:
-        if path.stat().st_size > _MAX_BYTES:
+        data = read_regular(path, _MAX_BYTES)
+        if len(data) > _MAX_BYTES:
             return RunFile(), ["run.json is too large to be one and was left out"]
-        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        value = json.loads(data.decode("utf-8", "replace"))
     except FileNotFoundError:
         return RunFile(), ["no run.json: the command and its processes are unknown"]
     except (OSError, ValueError, RecursionError):
         return RunFile(), ["run.json cannot be read: the command and its processes are unknown"]
     if not isinstance(value, dict):
         return RunFile(), ["run.json is not an object: the command and its processes are unknown"]
+    if is_damaged(value):
+        return RunFile(), ["run.json does not match its checksum and was left out"]
     return RunFile.from_json(value), []

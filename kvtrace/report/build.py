@@ -77,7 +77,7 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
         "timing": _timing(run.timing),
         "limits": {
             "notes": notes,
-            "lost_records": sum(spool.lost for spool in run.spools),
+            "lost_records": sum(spool.lost + spool.left_out for spool in run.spools),
             "damaged": [
                 {"spool": f"{SPOOL_DIR}/{spool.name}", "detail": spool.detail or spool.end}
                 for spool in run.spools
@@ -108,7 +108,10 @@ def _run(run: ledger_model.Run, notes: list[str]) -> model.RunFacts:
     else:
         seen = [(one.t_first, one.t_last) for one in run.engines if one.t_last]
         seconds = max(0, max(t for _, t in seen) - min(t for t, _ in seen)) / 1e9 if seen else 0.0
-        notes.append("the run's end is not recorded: its duration is that of the engines' steps")
+        notes.append(
+            "the run's end is not recorded (it still goes on, or kvtrace run was killed): its duration is "
+            "that of the engines' steps, and what comes later is missing"
+        )
     engine = next((one.facts for one in run.engines if one.facts.known), Engine())
     processes = run.processes[: model.MAX_PROCESSES]
     if len(processes) < len(run.processes):

@@ -337,7 +337,7 @@ class Limits(TypedDict):
     """What this report cannot say"""
 
     notes: Annotated[list[str], "one sentence each"]
-    lost_records: Annotated[Count, "records that were not written"]
+    lost_records: Annotated[Count, "records that were not written, or that are damaged"]
     damaged: Annotated[list[Damaged], "read up to the damage"]
     tracer: Annotated[Tracer, "what was written"]
 

@@ -8,8 +8,9 @@ A spool is a header followed by records of 64 bytes, each eight little-endian si
 the columns of its kind. Text never stands in a record: a
 ``NAME`` record gives a small integer to a string once, a ``FACT`` record announces a
 JSON document; the bytes of both follow at once in ``BYTES`` records (56 bytes each,
-zero-padded). A kind of zero ends the file: what a killed process left behind is a valid
-prefix, and a preallocated tail of zeros is no record.
+zero-padded). Each write ends with a ``SEAL`` record, which holds the checksum of the block of
+records before it: a block without its seal, or that differs from it, is left out. What a killed
+process left behind is a valid prefix, and a tail of zeros is no record. Version 1 had no seals.
 
 Times are ``time.perf_counter_ns()`` of the writing host; the header holds one pair of
 (perf, wall) to place them. Steps are ``engine tag << 32 | n``: the tag names one
@@ -24,15 +25,21 @@ import zlib
 from enum import IntEnum
 
 MAGIC = b"KVTRACE\x00"
-VERSION = 1
+VERSION = 2
+UNSEALED = 1
+"""The version whose blocks have no seals; still read."""
 WORDS = 8
 RECORD_SIZE = 8 * WORDS
 PAYLOAD_BYTES = RECORD_SIZE - 8
 SPOOL_SUFFIX = ".kvt"
 SPOOL_DIR = "spool"
+MOST_BLOCK = 1 << 14
+"""Records of one block, at most."""
 
-_HEADER = struct.Struct("<8sIIII40x")  # magic, version, record size, JSON length, CRC of the JSON
-assert _HEADER.size == RECORD_SIZE
+_HEADER = struct.Struct("<8sIIII40x")  # magic, version, record size, JSON length, CRC
+_SEALED = struct.Struct("<3q")  # head, number of the block, its records
+_CRC = struct.Struct("<q32x")
+assert _HEADER.size == _SEALED.size + _CRC.size == RECORD_SIZE
 
 STEP_SHIFT = 32
 STEP_MASK = (1 << STEP_SHIFT) - 1
@@ -71,6 +78,7 @@ class Kind(IntEnum):
     PIECE = 27
     PRINTS = 28
     PART = 29
+    SEAL = 30
 
 
 class Role(IntEnum):
@@ -215,11 +223,29 @@ def pack_head(
     )
 
 
+_SEAL_HEAD = pack_head(Kind.SEAL)
+
+
 def pack_header(facts: dict[str, object]) -> bytes:
     """The file's head: one 64-byte block and the process facts as JSON, padded to 64."""
     body = json.dumps(facts, separators=(",", ":"), default=str).encode()
-    head = _HEADER.pack(MAGIC, VERSION, RECORD_SIZE, len(body), zlib.crc32(body))
+    head = _HEADER.pack(MAGIC, VERSION, RECORD_SIZE, len(body), header_crc(VERSION, body))
     return head + body + b"\x00" * (-len(body) % RECORD_SIZE)
+
+
+def header_crc(version: int, body: bytes) -> int:
+    """The checksum of a header; from version 2 on it holds the version, too."""
+    return zlib.crc32(body, 0 if version <= UNSEALED else version)
+
+
+def seal(block: bytes | memoryview, number: int, seed: int) -> bytes:
+    """The SEAL record behind `block` (whole records), the `number`-th of its spool, counted from 0.
+
+    Args:
+        seed: the header's CRC: a block of another spool does not fit.
+    """
+    words = _SEALED.pack(_SEAL_HEAD, number, len(block) // RECORD_SIZE)
+    return words + _CRC.pack(zlib.crc32(words, zlib.crc32(block, seed)))
 
 
 def unpack_header_block(block: bytes) -> tuple[int, int, int, int]:

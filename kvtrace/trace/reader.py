@@ -1,7 +1,8 @@
 """Read a spool: header, names, facts, and chunks of fixed records.
 
-Never dies on bad input: a cut file is a valid prefix, a damaged one is read up to the
-damage. Only :class:`SpoolError` leaves this module. Memory is bounded by one chunk, the
+Never dies on bad input: a cut file is a valid prefix, and of a damaged one the blocks that do not
+match their checksum are left out and counted. A spool of version 1, which had no checksums, is read up
+to what can't be a record. Only :class:`SpoolError` leaves this module. Memory is bounded by one chunk, the
 names and the facts.
 """
 
@@ -9,21 +10,22 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvtrace.errors import KvtraceError
-from kvtrace.trace import facts
+from kvtrace.regular import open_regular
+from kvtrace.trace import blocks, facts
 from kvtrace.trace import format as fmt
 from kvtrace.trace.format import Fact, Kind
 from kvtrace.trace.rows import code, kind
+from kvtrace.words import plural
 
-Records = NDArray[np.int64]
+Records = blocks.Records
 Documents = list[tuple[int, facts.AnyFact]]
 """When each fact was written (``perf_counter_ns``), and the fact; in file order."""
 F = TypeVar("F", bound=facts.Document)
@@ -46,13 +48,15 @@ class SpoolInfo:
     records: int = 0
     """Fixed records read (names and facts not counted)."""
     end: str = "open"
-    """``trailer`` (recording was stopped on purpose), ``open`` (file ends on a record: the
+    """``trailer`` (recording was stopped on purpose), ``open`` (file ends on a block: the
     process was killed or still runs), ``cut`` (in the middle of one), ``damaged``."""
     stop: int | None = None
     """:class:`~kvtrace.trace.format.Stop` of the trailer."""
     lost: int = 0
     """Records that the process dropped after it stopped recording."""
     detail: str = ""
+    left_out: int = 0
+    """Records that were not read because their block is damaged or cut; at least that many."""
 
     @property
     def name(self) -> str:
@@ -84,7 +88,7 @@ class Spool:
         # (kind, id or fact code, time, length, crc, bytes so far).
         self._pending: tuple[int, int, int, int, int, bytearray] | None = None
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 self._read_header(file)
         except OSError as error:
             raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
@@ -94,15 +98,16 @@ class Spool:
             version, record_size, length, crc = fmt.unpack_header_block(file.read(fmt.RECORD_SIZE))
         except ValueError as error:
             raise SpoolError(f"{self.path}: {error}") from None
-        if version != fmt.VERSION:
+        if not fmt.UNSEALED <= version <= fmt.VERSION:
             raise SpoolError(
                 f"{self.path}: spool format {version}, this kvtrace reads {fmt.VERSION}: "
                 "use the kvtrace that recorded it"
             )
+        self._sealed, self._seed = version > fmt.UNSEALED, crc
         if record_size != fmt.RECORD_SIZE or length > _MAX_HEADER:
             raise SpoolError(f"{self.path}: damaged header")
         body = file.read(length)
-        if len(body) != length or zlib.crc32(body) != crc:
+        if len(body) != length or fmt.header_crc(version, body) != crc:
             raise SpoolError(f"{self.path}: damaged header")
         try:
             header = json.loads(body)
@@ -115,23 +120,17 @@ class Spool:
         self._read(size=self._data_start)
 
     def chunks(self, records: int = 65536) -> Iterator[Records]:
-        """Arrays of shape (n, 8), n <= ``records``: every record but NAME, BYTES, FACT, END.
+        """Arrays of shape (n, 8): all records but NAME, BYTES, FACT, SEAL, END; n <= ``records`` and a block.
 
         Raises:
             SpoolError: the file vanished or a read failed.
         """
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 file.seek(self._data_start)
-                while True:
-                    data = file.read(records * fmt.RECORD_SIZE)
-                    if not data:
-                        break
-                    whole = len(data) - len(data) % fmt.RECORD_SIZE
-                    self._read(size=self._info.size + len(data))
-                    table: Records = np.frombuffer(data[:whole], dtype="<i8").reshape(-1, fmt.WORDS)
-                    if whole < len(data):
-                        self._read(end="cut", detail="the last record is cut off")
+                for table in (
+                    self._sealed_tables(file, records) if self._sealed else self._tables(file, records)
+                ):
                     good, stop = self._digest(table)
                     if len(good):
                         self._read(records=self._info.records + len(good))
@@ -142,6 +141,31 @@ class Spool:
             raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
         if self._pending is not None and self._info.end == "open":
             self._read(end="cut", detail="the last text is cut off")
+
+    def _tables(self, file: BinaryIO, records: int) -> Iterator[Records]:
+        """Of a spool without checksums: all that is there."""
+        for data, table in blocks.unsealed(file, records):
+            self._read(size=self._info.size + len(data))
+            if len(data) % fmt.RECORD_SIZE:
+                self._read(end="cut", detail="the last record is cut off")
+            yield table
+
+    def _sealed_tables(self, file: BinaryIO, records: int) -> Iterator[Records]:
+        """The blocks that match their checksums, ``records`` of them at a time."""
+        found = blocks.Blocks(file, self._seed)
+        for gap, table in found.tables(records):
+            self._read(size=self._data_start + found.read_bytes)
+            if gap:
+                self._pending = None  # the rest of a text may be in what was left out
+            yield table
+        losses = found.losses
+        self._read(size=self._data_start + found.read_bytes, left_out=losses.records + losses.tail)
+        if losses.tail and not losses.damage:
+            self._read(
+                end="cut", detail=f"the last block is cut off: {plural(losses.tail, 'record')} left out"
+            )
+        elif losses.damage:
+            self._damaged(losses.damage)
 
     def _digest(self, table: Records) -> tuple[Records, bool]:
         """Split a chunk: texts go to names and facts, the rest is returned.
@@ -244,5 +268,41 @@ def of_type(kind: type[F], documents: Documents) -> list[tuple[int, F]]:
 
 
 def spool_paths(run_dir: Path) -> list[Path]:
-    """The spools of a run directory, in a stable order."""
-    return sorted((run_dir / fmt.SPOOL_DIR).glob(f"*{fmt.SPOOL_SUFFIX}"))
+    """The spools of a run directory, one a process, in a stable order."""
+    return without_copies(run_dir)[0]
+
+
+def without_copies(run_dir: Path) -> tuple[list[Path], list[str]]:
+    """The spools of a run directory, and a note on each one that is left out because another is of the same
+    process: a copy would count all of it twice. The longest is kept; of equals, that of the shortest name."""
+    kept: dict[object, Path] = {}
+    notes = []
+    for path in sorted(_all_spools(run_dir), key=lambda path: (-_size(path), len(path.name), path.name)):
+        process = _process(path) or path.name
+        if process in kept:
+            notes.append(
+                f"spool left out: {path.name} is a copy of {kept[process].name}, of the same process"
+            )
+        else:
+            kept[process] = path
+    return sorted(kept.values()), sorted(notes)
+
+
+def _all_spools(run_dir: Path) -> Iterable[Path]:
+    return (run_dir / fmt.SPOOL_DIR).glob(f"*{fmt.SPOOL_SUFFIX}")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _process(path: Path) -> tuple[object, ...] | None:
+    """What tells the processes of a run apart; None where the header does not say it."""
+    try:
+        header = facts.Header.from_json(Spool(path).header)
+    except SpoolError:
+        return None
+    return (header.host, header.pid, header.wall_ns, header.perf_ns) if header.wall_ns else None

@@ -257,6 +257,20 @@ class QuietCalls(NamedTuple):
     most_ns: Word
 
 
+class Seal(NamedTuple):
+    """Ends a block. ``number``: of the block, from 0. ``records``: those before it that belong to it.
+    ``crc``: CRC-32 of these and of this record's first three words, begun with the header's CRC."""
+
+    head: Word
+    number: Word
+    records: Word
+    crc: Word
+    spare4: Word = 0
+    spare5: Word = 0
+    spare6: Word = 0
+    spare7: Word = 0
+
+
 class Trailer(NamedTuple):
     """This process stopped recording; code: Stop. ``lost``: records dropped after that."""
 
@@ -513,6 +527,7 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.PRINTS: BlockPrints,
     Kind.PART: Parts,
     Kind.TRAILER: Trailer,
+    Kind.SEAL: Seal,
 }
 KIND_OF: dict[type[Any], Kind] = {row: kind for kind, row in ROWS.items()}
 

@@ -24,6 +24,8 @@ from kvtrace.trace import rows
 from kvtrace.trace.facts import AnyFact, Header
 from kvtrace.trace.format import Kind, Stop
 
+_MOST_WORDS = fmt.MOST_BLOCK * fmt.WORDS
+
 
 class Recorder:
     """Writes one spool. ``add`` is the hot path; everything else is rare.
@@ -45,13 +47,16 @@ class Recorder:
         self.alive = True
         self.lost = 0
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._blocks = 0
         self._buffer: list[int] = []
         self._lock = threading.Lock()
         self._names: dict[str, int] = {}
         self._next_name = 1
         self._ceiling = max(limit_bytes * 2, limit_bytes + (64 << 20))
         self.add: Callable[[Sequence[int]], None] = self._buffer.extend
-        self._write(fmt.pack_header(header.to_json()))
+        head = fmt.pack_header(header.to_json())
+        self._seed = fmt.unpack_header_block(head)[3]
+        self._write(head)
 
     def name(self, text: str) -> int:
         """The id of a string, given once and written before its first use."""
@@ -101,24 +106,34 @@ class Recorder:
             if not self.alive:
                 self.lost += count // fmt.WORDS
                 return
-            try:
-                data = struct.pack(f"<{count}q", *words)
-            except struct.error:
-                data = struct.pack(f"<{count}q", *(_clamp(word) for word in words))
-            self._write(data)
+            for at in range(0, count, _MOST_WORDS):
+                self._add_block(words[at : at + _MOST_WORDS] if count > _MOST_WORDS else words)
         finally:
             self._lock.release()
 
-    def _write(self, data: bytes) -> None:
+    def _add_block(self, words: list[int]) -> None:
+        """One write: the records and their checksum (some 40 ns a record)."""
+        count = len(words)
+        try:
+            data = struct.pack(f"<{count}q", *words)
+        except struct.error:
+            data = struct.pack(f"<{count}q", *(_clamp(word) for word in words))
+        if self.alive:
+            self._write(data + fmt.seal(data, self._blocks, self._seed), count // fmt.WORDS)
+        else:
+            self.lost += count // fmt.WORDS
+
+    def _write(self, data: bytes, records: int = 0) -> None:
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
         except OSError:
-            # What is on disk may end in half a record: the reader takes the whole ones.
+            self.lost += records  # what is on disk of them has no seal
             self._stop(Stop.WRITE_FAILED)
             return
         self.size += len(data)
+        self._blocks += records > 0
         if self.size >= self.limit_bytes:
             self.full = True
             if self.size >= self._ceiling:
@@ -129,11 +144,11 @@ class Recorder:
             return
         self.alive = False
         with contextlib.suppress(OSError):
-            whole = os.fstat(self._fd).st_size // fmt.RECORD_SIZE * fmt.RECORD_SIZE
-            os.ftruncate(self._fd, whole)
-            os.lseek(self._fd, whole, os.SEEK_SET)
-            trailer = rows.Trailer(fmt.pack_head(Kind.TRAILER, 0, why), time.perf_counter_ns(), self.lost)
-            os.write(self._fd, struct.pack("<8q", *trailer))
+            os.ftruncate(self._fd, self.size)
+            os.lseek(self._fd, self.size, os.SEEK_SET)
+            row = rows.Trailer(fmt.pack_head(Kind.TRAILER, 0, why), time.perf_counter_ns(), self.lost)
+            trailer = struct.pack("<8q", *row)
+            os.write(self._fd, trailer + fmt.seal(trailer, self._blocks, self._seed))
         # The list stays the target of callers that hold ``add``; nothing may pile up in it.
         self._buffer.clear()
 

@@ -406,7 +406,7 @@ def test_at_the_end_files_are_looked_at_once(trace, kv, tmp_path):
     (tmp_path / "changes").write_bytes(b"another's")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*") if path.is_file()}
     assert write_rest(trace.run_dir, KEY)
-    rest = read_rest_file(trace.run_dir)
+    rest, _ = read_rest_file(trace.run_dir)
     said = {os.path.basename(one.path): (one.exists, one.size, one.zero) for one in rest.files}
     assert said == {
         "stays": (True, 256, False),
@@ -432,10 +432,10 @@ def test_a_run_that_ended_long_ago_is_not_looked_at(trace, kv, tmp_path):
     spools = list((tmp_path / "spool").iterdir())
     for path in spools:
         os.utime(path, (1, 1))
-    assert not write_rest_soon(tmp_path) and read_rest_file(tmp_path).looked_wall_ns is None
+    assert not write_rest_soon(tmp_path) and read_rest_file(tmp_path)[0].looked_wall_ns is None
     for path in spools:
         os.utime(path)
-    assert write_rest_soon(tmp_path) and read_rest_file(tmp_path).files
+    assert write_rest_soon(tmp_path) and read_rest_file(tmp_path)[0].files
     assert not write_rest_soon(tmp_path), "once"
 
 

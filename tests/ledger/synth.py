@@ -60,7 +60,16 @@ class SpoolFile:
         self.add(*rows.Trailer(pack_head(Kind.TRAILER, 0, stop), 0, lost))
 
     def write(self) -> None:
-        self.path.write_bytes(bytes(self.data))
+        self.path.write_bytes(sealed(bytes(self.data)))
+
+
+def sealed(data: bytes) -> bytes:
+    """A header and its records, as blocks with their checksums."""
+    _, _, length, seed = fmt.unpack_header_block(data)
+    at = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
+    size = fmt.MOST_BLOCK * fmt.RECORD_SIZE
+    blocks = [data[start : start + size] for start in range(at, len(data), size)]
+    return data[:at] + b"".join(block + fmt.seal(block, n, seed) for n, block in enumerate(blocks))
 
 
 @dataclass

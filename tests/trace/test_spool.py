@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import textwrap
 import threading
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +30,8 @@ from kvtrace.trace.writer import Recorder
 
 HEADER = Header(pid=1, role="worker")
 word = st.integers(-(1 << 63), (1 << 63) - 1)
-fixed_kind = st.sampled_from([k for k in Kind if k not in (Kind.END, Kind.NAME, Kind.BYTES, Kind.FACT)])
+TEXTS = (Kind.NAME, Kind.BYTES, Kind.FACT)
+fixed_kind = st.sampled_from([k for k in Kind if k not in (*TEXTS, Kind.END, Kind.SEAL)])
 record = st.tuples(
     fixed_kind.filter(lambda k: k != Kind.TRAILER), st.lists(word, min_size=7, max_size=7)
 ).map(lambda pair: [fmt.pack_head(pair[0], 2, 5, 1, 3, 4), *pair[1]])
@@ -202,7 +207,7 @@ def test_a_failing_write_stops_the_recording_and_is_not_raised(tmp_path):
         from kvtrace.trace.writer import Recorder
         recorder = Recorder(Path({str(tmp_path / "a.kvt")!r}), {HEADER!r}, 1 << 30)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (7500, 7500))
         for n in range(1000):
             recorder.add((fmt.pack_head(fmt.Kind.HOOK), n, n, n, n, n, n, n))
             recorder.flush()
@@ -222,7 +227,7 @@ def test_past_the_size_limit_it_says_full_and_past_twice_that_it_stops(tmp_path)
     for n in range(400):
         recorder.add((fmt.pack_head(Kind.HOOK), n, n, n, n, n, n, n))
         recorder.flush()
-        if n == 120:
+        if n == 60:
             assert recorder.full and recorder.alive
     spool, _ = read(tmp_path / "a.kvt")
     assert spool.info().end == "trailer"
@@ -304,3 +309,123 @@ def test_the_header_is_json_that_survives_odd_values(tmp_path):
     header = Header(argv=("é", "\n"), host=Path("/x"))  # type: ignore[arg-type]
     Recorder(tmp_path / "a.kvt", header, 1 << 20).stop(Stop.CLEAN)
     assert Spool(tmp_path / "a.kvt").header == {**header.to_json(), "argv": ["é", "\n"], "host": "/x"}
+
+
+# ------------------------------------------------------------------------------- damage
+
+
+def blocks_of(path: Path, blocks: int = 6, records: int = 5) -> tuple[bytes, int]:
+    """A spool of so many blocks, and where the first one begins."""
+    recorder = Recorder(path, HEADER, 1 << 30)
+    start = recorder.size
+    for block in range(blocks):
+        for n in range(records):
+            recorder.add((fmt.pack_head(Kind.HOOK), block, n, 0, 0, 0, 0, 0))
+        recorder.flush()
+    recorder.abandon()
+    return path.read_bytes(), start
+
+
+@pytest.mark.parametrize("chunk", [3, 7, 65536])
+def test_a_damaged_block_is_left_out_and_counted_and_the_others_are_read(tmp_path, chunk):
+    path = tmp_path / "a.kvt"
+    raw, start = blocks_of(path)
+    size = 6 * 64  # five records and their seal
+    for at in range(start, len(raw), 61):
+        bad = bytearray(raw)
+        bad[at] ^= 0x10
+        path.write_bytes(bad)
+        spool, rows = read(path, chunk)
+        block = (at - start) // size
+        assert set(rows[:, 1].tolist()) == set(range(6)) - {block}
+        last = block == 5
+        assert spool.info().end == ("cut" if last else "damaged")
+        assert spool.info().left_out == 6 and "left out" in spool.info().detail
+
+
+def test_blocks_that_are_missing_twice_or_of_another_spool_are_said(tmp_path):
+    path, other = tmp_path / "a.kvt", tmp_path / "b.kvt"
+    raw, start = blocks_of(path)
+    size = 6 * 64
+    parts = [raw[at : at + size] for at in range(start, len(raw), size)]
+    foreign = Recorder(other, Header(pid=2), 1 << 30)
+    before = foreign.size
+    foreign.add((fmt.pack_head(Kind.HOOK), 99, 0, 0, 0, 0, 0, 0))
+    foreign.flush()
+    strange = other.read_bytes()[before:]
+
+    def after(*blocks: bytes) -> tuple[list[int], str, str]:
+        path.write_bytes(raw[:start] + b"".join(blocks))
+        spool, rows = read(path)
+        return sorted(set(rows[:, 1].tolist())), spool.info().end, spool.info().detail
+
+    whole = list(range(6))
+    assert after(*parts) == (whole, "open", "")
+    assert after(*parts[:2], *parts[3:]) == ([0, 1, 3, 4, 5], "damaged", "1 block missing")
+    said = after(*parts[:3], parts[1], *parts[3:])
+    assert said == (whole, "damaged", "1 block left out that were there twice")
+    said = after(*parts[:3], strange, *parts[3:])
+    assert said[:2] == (whole, "damaged") and "2 records left out" in said[2]
+    said = after(*parts[:3], b"x" * 64, *parts[3:])
+    assert said[:2] == (whole, "damaged") and "1 record left out" in said[2]
+    assert after(*parts, parts[5][:200])[:2] == (whole, "cut")
+
+
+def test_a_file_of_seals_takes_no_time(tmp_path):
+    """What a seal claims is hashed; a file that claims a lot many times is given up."""
+    path = tmp_path / "a.kvt"
+    raw, start = blocks_of(path, 1)
+    seals = ((fmt.pack_head(Kind.SEAL), n, n, 5, 0, 0, 0, 0) for n in range(40_000))
+    fake = b"".join(struct.pack("<8q", *words) for words in seals)
+    path.write_bytes(raw + fake)
+    from kvtrace.trace.blocks import Blocks
+
+    with path.open("rb") as file:
+        file.seek(start)
+        found = Blocks(file, 0)
+        assert not list(found.tables(65536))
+        assert found._hashed < 6 * len(fake) + (1 << 27)
+
+
+def test_a_block_is_never_longer_than_the_reader_keeps(tmp_path):
+    recorder = Recorder(tmp_path / "a.kvt", HEADER, 1 << 30)
+    for n in range(3):
+        recorder.add([fmt.pack_head(Kind.HOOK), n, 0, 0, 0, 0, 0, 0] * fmt.MOST_BLOCK)
+    recorder.flush()
+    assert recorder._blocks == 3
+    spool, rows = read(tmp_path / "a.kvt", 100)
+    assert len(rows) == 3 * fmt.MOST_BLOCK and spool.info().end == "open"
+
+
+def test_a_spool_from_before_there_were_checksums_is_still_read(tmp_path):
+    path = tmp_path / "a.kvt"
+    body = json.dumps({"pid": 5}).encode()
+    head = struct.pack("<8sIIII40x", fmt.MAGIC, 1, 64, len(body), zlib.crc32(body))
+    record = struct.pack("<8q", fmt.pack_head(Kind.HOOK), 1, 2, 3, 4, 5, 6, 7)
+    path.write_bytes(head + body.ljust(64, b"\0") + record * 10)
+    spool, rows = read(path)
+    assert len(rows) == 10 and spool.info().end == "open" and spool.header == {"pid": 5}
+    # and a spool with checksums does not become one by its version number
+    raw = bytearray(blocks_of(tmp_path / "b.kvt")[0])
+    raw[8] = 1
+    (tmp_path / "b.kvt").write_bytes(raw)
+    with pytest.raises(SpoolError, match="damaged header"):
+        Spool(tmp_path / "b.kvt")
+
+
+@pytest.mark.parametrize("what", ["fifo", "device", "directory", "loop", "socket"])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, what):
+    path = tmp_path / "a.kvt"
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "device":
+        path.symlink_to("/dev/zero")
+    elif what == "directory":
+        path.mkdir()
+    elif what == "loop":
+        path.symlink_to(path)
+    else:
+        socket.socket(socket.AF_UNIX).bind(str(path))
+    with pytest.raises(SpoolError, match="cannot be read") as caught:
+        Spool(path)
+    assert "\n" not in str(caught.value)

@@ -217,6 +217,8 @@ class _Judge:
     def _of_pieces(self, rest: RestFile) -> dict[tuple[int, int, int], str]:
         """(call, layer, target) -> what was found where each of its pieces stood."""
         said = rest.pieces.get(self._trace.spool, "")
+        if len(said) > len(self._trace.pieces):
+            return {}  # records of the spool were left out: which ones is not known
         found: dict[tuple[int, int, int], str] = defaultdict(str)
         for words, one in zip(self._trace.pieces.tolist(), said, strict=False):
             found[words[2], words[3], words[4]] += one
