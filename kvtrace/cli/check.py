@@ -129,12 +129,12 @@ def _summary(text: str) -> None:
 
 def _no_clash(report: str, baseline: str | None, *outputs: Path | None) -> None:
     """No output may overwrite an input, or the other output."""
-    taken = [Path(one).resolve() for one in (report, baseline) if one]
+    taken = [os.path.realpath(one) for one in (report, baseline) if one]
     for output in outputs:
         if output is None:
             continue
-        if output.resolve() in taken:
+        if os.path.realpath(output) in taken:
             raise KvtraceError(
                 "this file is an input, or is written twice", output, "name another file for the output"
             )
-        taken.append(output.resolve())
+        taken.append(os.path.realpath(output))

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvtrace.gate.model import GateError
 from kvtrace.gate.rules import Rules, from_table, nearest
+from kvtrace.regular import read_regular
 
 KVTRACE_TOML = "kvtrace.toml"
 PYPROJECT = "pyproject.toml"
@@ -53,9 +54,10 @@ def _read(path: Path, needed: bool) -> Rules | None:
     """None where a pyproject.toml that nobody asked for says nothing of kvtrace."""
     shown = _shown(path)
     try:
-        if path.stat().st_size > MAX_BYTES:
+        data = read_regular(path, MAX_BYTES)
+        if len(data) > MAX_BYTES:
             raise GateError(f"larger than any configuration ({MAX_BYTES >> 20} MiB)", shown)
-        text = path.read_text(encoding="utf-8-sig")
+        text = data.decode("utf-8-sig")
     except FileNotFoundError:
         raise GateError(
             "no such configuration", shown, f"write a {KVTRACE_TOML} with a [check] table"
@@ -117,6 +119,6 @@ def _parser(shown: str) -> Any:
 def _shown(path: Path) -> str:
     """Relative to here where that is shorter to read."""
     try:
-        return str(path.resolve().relative_to(Path.cwd().resolve()))
+        return str(Path(os.path.realpath(path)).relative_to(os.path.realpath(Path.cwd())))
     except (ValueError, OSError):
         return str(path)

@@ -8,6 +8,7 @@ from typing import cast
 
 from kvtrace.gate.contract import line_of
 from kvtrace.gate.model import SCHEMA, Baseline, GateError, baseline_schema
+from kvtrace.regular import read_regular
 from kvtrace.report import document
 
 _HOW = "give a baseline that kvtrace baseline wrote"
@@ -47,10 +48,7 @@ def read_baseline(path: str | Path) -> BaselineFile:
     try:
         if path.is_dir():
             raise GateError("a directory, not a baseline", path, _HOW)
-        if path.exists() and not path.is_file():
-            raise GateError("not a file", path, _HOW)
-        with path.open("rb") as stream:
-            data = stream.read(KIND.max_bytes + 1)
+        data = read_regular(path, KIND.max_bytes)
     except FileNotFoundError:
         raise GateError(
             "no such baseline", path, f"make it from a good run: kvtrace baseline PATH -o {path}"

@@ -82,8 +82,7 @@ def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Col
         executed=executed, coverage=coverage.workers, watched=watched, swallowed=swallowed,
         unknown=Steps(implied.unknown),
         unfinished={save.request: save.unfinished for save in async_saves},
-        proved=contents.proved,
-        given_away=reported.given_away(scans),
+        proved=contents.proved, given_away=reported.given_away(scans),
     )  # fmt: skip
     followed = with_contents(loaded, contents, engines)
     saves = assign(requests, engines, evidence, followed, watch)

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 from typing import cast
 
+from kvtrace.regular import read_regular
 from kvtrace.report import document
 from kvtrace.report.model import SCHEMA, Report, ReportError, report_schema
 from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX
@@ -92,8 +93,7 @@ def _of_directory(path: Path) -> Report:
 
 
 def _read(path: Path) -> bytes:
-    with path.open("rb") as stream:
-        return stream.read(KIND.max_bytes + 1)
+    return read_regular(path, KIND.max_bytes)
 
 
 def _unreadable(error: OSError, path: Path) -> ReportError:

@@ -6,6 +6,7 @@ many records before it are its block, so that after damage the next whole block 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -18,6 +19,7 @@ from kvtrace.trace import rows
 from kvtrace.words import plural
 
 Records = NDArray[np.int64]
+_MOST_EMPTY = 64 << 20
 _MOST_HASHED = 4
 """Bytes hashed for each byte read, at most: a file of nothing but seals is not worth more."""
 
@@ -68,6 +70,7 @@ class Blocks:
         """
         carry = b""
         gap = False
+        empty = 0  # bytes since the last whole block
         while data := self._file.read(records * fmt.RECORD_SIZE):
             self.read_bytes += len(data)
             carry += data
@@ -89,6 +92,12 @@ class Blocks:
             if done > begin:
                 yield gap, table[begin:done][~seals[begin:done]]
                 gap = False
+            empty = 0 if done else empty + len(data)
+            if (
+                empty > _MOST_EMPTY
+            ):  # nothing comes after so much of nothing: a huge file is not read to its end
+                self.losses.records += max(0, self._size() // fmt.RECORD_SIZE)
+                return
             surplus = len(table) - done - fmt.MOST_BLOCK
             if surplus > 0:  # no block is as long as that
                 self.losses.records += surplus
@@ -96,6 +105,10 @@ class Blocks:
             carry = carry[done * fmt.RECORD_SIZE :]
         if carry:
             self.losses.tail = max(1, len(carry) // fmt.RECORD_SIZE)
+
+    def _size(self) -> int:
+        """Bytes of the file that were not read yet."""
+        return os.fstat(self._file.fileno()).st_size - self._file.tell()
 
     def _count(self, skipped: int, number: int) -> None:
         """What stands between the last whole block and this one."""

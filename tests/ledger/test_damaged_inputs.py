@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import runpy
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from synth import SpoolFile
 
+from kvtrace.errors import KvtraceError
 from kvtrace.report.build import build_report
 from kvtrace.trace import format as fmt
 from kvtrace.trace.reader import spool_paths
@@ -112,3 +116,29 @@ def test_two_thousand_damaged_inputs_change_no_number_without_a_word() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert list(FUZZ["failures"](2000, 1, 50)) == []
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024, "KiB"
+
+
+def test_facts_of_wrong_types_are_never_an_internal_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Valid by their checksums, as a connector's odd settings may make them."""
+    odd: list[Any] = [None, [], {}, {"a": 1}, "x", -1, 0, 2**70, -(2**70), 1.5, True, [[]], [None], ["a"]]
+    plain = SpoolFile.fact
+    rng = random.Random(5)
+
+    def changed(value: dict[str, Any]) -> dict[str, Any]:
+        if not value or rng.random() < 0.75:
+            return value
+        key = rng.choice(sorted(value))
+        inner = value[key]
+        return {**value, key: changed(inner) if isinstance(inner, dict) else rng.choice(odd)}
+
+    def fact(self: SpoolFile, kind: Any, value: dict[str, Any], t: int = 0) -> None:
+        plain(self, kind, changed(value), t)
+
+    monkeypatch.setattr(SpoolFile, "fact", fact)
+    for number in range(25):
+        run = tmp_path / str(number)
+        FUZZ["small_run"](run)
+        with suppress(KvtraceError):
+            build_report(run)
