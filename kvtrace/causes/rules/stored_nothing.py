@@ -30,9 +30,12 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     """Positions of a step whose metadata says nothing readable, and in which it was seen that nothing was
     read: the connector decides on the worker, and there nothing was taken. Where others of the step were
     read, the hook does its work, and these were not given to it."""
-    if piece.step not in case.engines[piece.engine].watched_steps:
+    unread, last = case.engines[piece.engine].watched_steps, case.requests[piece.request].last_step
+    # What a step computed may be named in a later one of its request as well.
+    steps = [step for step in unread if piece.step == step or piece.step < step <= last]
+    if not piece.step or not steps:
         return []
-    return [] if piece.step in case.read_steps else left
+    return [] if case.read_steps.intersection((piece.step, *steps)) else left
 
 
 CLAIMS = {Turn.WORKER: claim}

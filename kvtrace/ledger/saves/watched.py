@@ -32,9 +32,13 @@ class Watched:
         watched = locate(self.ran.watched, steps)[1]
         if self.slots.visible:
             return watched
-        certain = [not self._unsure(step) for step in steps.tolist()]
+        certain = [self._picked_none(step) or not self._unsure(step) for step in steps.tolist()]
         result: NDArray[np.bool_] = watched & np.array(certain, dtype=bool)
         return result
+
+    def _picked_none(self, step: int) -> bool:
+        """Whether in every layer slots were picked to be read, and these were none."""
+        return all((step, layer) in self.slots.none for layer in range(len(self.worker.kv_layers)))
 
     def _unsure(self, step: int) -> bool:
         cells = self.table.steps.get(step)
