@@ -94,6 +94,26 @@ def test_blocks_are_what_the_request_holds_whatever_they_are_called(name: str, b
     assert said(Meta(work=[item])) == A_FIRST
 
 
+@pytest.mark.parametrize("name", ["indices", "order", "offsets", "ids_all", "_index"])
+def test_a_name_that_says_nothing_hides_no_blocks_or_slots(name: str):
+    for given in ([111, 112, 113], np.array([111, 112, 113]), slots([111, 112, 113])):
+        assert said(Meta(work=[record(rid=A, put=True, **{name: given})])) == A_FIRST
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("indices", [0, 1, 2]), ("order", [3, 4, 5]), ("offsets", list(range(48))), ("layer_ids", [111, 112]),
+        ("ranks", [111, 112, 113]), ("indices", [113, 111]),
+    ],
+)  # fmt: skip
+def test_places_and_numbers_of_something_else_are_no_blocks(name: str, given: list[int]):
+    small = {A: Req(([3, 4, 5, 6],), prompt=60, now=60)}
+    assert not_understood(Meta(work=[record(rid=A, put=True, **{name: given})]), step(small))
+    if name != "indices" or given[0]:
+        assert not_understood(Meta(work=[record(rid=A, put=True, **{name: given})]))
+
+
 @pytest.mark.parametrize("name", [*NAMES, "slot_mapping"])
 def test_slots_are_what_lies_in_the_requests_blocks(name: str):
     mapping = slots([112, 113, 114], 0, 40)

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvtrace.agent.metadata import shapes, words
 from kvtrace.agent.metadata.holdings import Holdings, Interval
+from kvtrace.agent.metadata.identify import BLOCK, SLOT, readings
 from kvtrace.agent.metadata.shapes import Integers, Kind
 from kvtrace.trace.format import Flag
 
@@ -300,6 +301,21 @@ class Walk:
             return False
         return numbers.length > 0 and self._holds(part.ids[0], numbers.whole())
 
+    def _unmistakable(self, numbers: Integers | None) -> bool:
+        """Whether numbers under a name that says nothing are a request's own blocks or slots, in its order,
+        and too great to be positions in it or in its table."""
+        if numbers is None or numbers.hidden or numbers.length < 2 or not self.holdings:
+            return False
+        first = numbers.at(0)
+        for size in (1, *dict.fromkeys(self.holdings.sizes)):
+            for request in self.holdings.holders(first // size):
+                room = sum(map(len, self.holdings.tables(request))) * size
+                unit = BLOCK if size == 1 else SLOT
+                ways = readings(self.holdings, request, numbers)
+                if first > room and any(way.unit == unit and way.strict for way in ways):
+                    return True
+        return False
+
     def _holds(self, request: str, blocks: list[int]) -> bool:
         held = {block for table in self.holdings.tables(request) for block in table}
         return held.issuperset(blocks)
@@ -398,7 +414,8 @@ class Walk:
         self.left -= len(inner)
         if word.foreign or context.foreign or (word.over and word.direction):
             return True
-        if word.no_kv and not word.span and not self._of_request(part, word, numbers):
+        rightly = self._of_request(part, word, numbers) or (word.vague and self._unmistakable(numbers))
+        if word.no_kv and not word.span and not rightly:
             part.each = part.each or (
                 Problem(context.way(name), shapes.describe(value)) if _is_each(word) else None
             )

@@ -94,6 +94,8 @@ _NO_KV = _set(
     "priorities offset offsets id hosts expert experts dim dims stride strides op ops mode kind direction"
 )
 """Words of lists whose numbers are neither blocks nor slots nor token ids, unless one of these is named."""
+_VAGUE = _set("id ids idx index indices order offset offsets all flat list kv cache gpu mem local")
+"""Words of numbers of anything: a name of these alone rules nothing out."""
 _TABLE = _set("tables running active current")
 """Words of what a worker may want to know, beside what it is to do."""
 
@@ -120,6 +122,7 @@ class Name:
         fact: tells of the request, not of what is to be done.
         foreign: memory that is not this engine's KV cache. source, target: where from, where to.
         no_size: a number of this name is surely no size and no position.
+        vague: it says nothing of what its numbers are.
         no_kv: a list of this name holds neither blocks nor slots nor token ids.
         state: of a flag or a word: what is or was the case, not what is to be done.
         over: of a container: its orders are carried out.
@@ -144,6 +147,7 @@ class Name:
     target: bool = False
     no_size: bool = False
     no_kv: bool = False
+    vague: bool = False
     state: bool = False
     over: bool = False
     table: bool = False
@@ -181,6 +185,7 @@ def read(name: str) -> Name:
         target=bool(_TARGET & found),
         no_size=is_time or (bool(_NO_SIZE & found) and not (start or end or places)),
         no_kv=(bool(_NO_KV & found) and not places) or bool({"hash", "hashes", "num", "count"} & found),
+        vague=found <= _VAGUE,
         state=bool(_STATE & found),
         over=bool(_OVER & found),
         table=bool(_TABLE & found),
