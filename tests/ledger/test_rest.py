@@ -202,6 +202,27 @@ def test_a_record_of_several_layers_is_not_whole_without_one_of_them(layers: int
     assert [fates[2, number] for number in range(3)] == [fate, fate, Fate.NEVER_LEFT]
 
 
+@pytest.mark.parametrize(
+    ("found", "fate"),
+    [
+        ({(1, 0), (2, 0)}, Fate.NOT_AT_REST),
+        ({(1, 1), (2, 1)}, Fate.NEVER_LEFT),
+        ({(1, 0), (2, 0), (2, 1)}, Fate.NEVER_LEFT),
+        ({(1, 0)}, Fate.NEVER_LEFT),
+    ],
+    ids=["first layers only", "last layers only", "sometimes", "not all of the first"],
+)
+def test_records_whose_last_layers_are_never_found_are_cut(found: set[tuple[int, int]], fate: Fate) -> None:
+    books = Books()
+    for call in (1, 2):
+        for number in range(3):
+            books.read(call, 10 * call, layer=f"layer.{number}")
+    for call, number in sorted(found):
+        books.found(call, 10 * call + 2, Form.VERBATIM, f"/{call}", layer=f"layer.{number}")
+    (last,) = books.result().split(2, books.name("layer.2"), ALL)
+    assert last.fate == fate
+
+
 def test_what_may_still_be_on_its_way_is_not_missing() -> None:
     books = Books()
     books.read(1, 10)

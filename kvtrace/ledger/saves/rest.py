@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, length, subtract, union
@@ -358,12 +359,33 @@ class _Judge:
         if not rows.flags(row.head) & Flag.KEPT or not self._looked_through:
             return Fate.READ, Why.NONE, ""
         later, slowest = self._pace()
+        if row.layer in self._cut_off and row.t <= later:
+            return Fate.NOT_AT_REST, Why.CUT, ""
         waited = self._trace.last_t - row.t
         if row.t > max(self._committed.values(), default=row.t):
             return Fate.NOT_AT_REST, Why.UNCOMMITTED, next(iter(self._committed))
         if row.t < later or waited > _PATIENCE * slowest + _MARGIN_NS:
             return Fate.NEVER_LEFT, Why.NONE, ""
         return Fate.READ, Why.NONE, ""
+
+    @cached_property
+    def _cut_off(self) -> frozenset[int]:
+        """The last layers of the records, where none of them was ever found and all of the first ones always
+        were: one layer's piece may be missed, not every one of every call."""
+        later, _ = self._pace()
+        read: dict[int, set[int]] = defaultdict(set)
+        for words in self._trace.slots.tolist():
+            kept = rows.flags(words[0]) & Flag.KEPT and words[1] <= later
+            if kept and _is_read(words):
+                read[words[2]].add(words[7])
+        seen = {
+            layer: {call for call in calls if (call, layer) in self._found} for layer, calls in read.items()
+        }
+        gone = [layer for layer, calls in read.items() if len(calls) >= _LEAST_CUT and not seen[layer]]
+        rest = [layer for layer in read if layer not in gone]
+        whole = rest and all(seen[layer] == read[layer] for layer in rest)
+        first = list(read)[: len(rest)] == rest  # in the order in which they are read
+        return frozenset(gone if whole and first else ())
 
     def _pace(self) -> tuple[int, int]:
         """When the latest KV that was found had been read; how long the slowest was on its way."""
