@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvtrace.agent.connector import traced  # noqa: E402
-from kvtrace.agent.left import paths, sockets  # noqa: E402
+from kvtrace.agent.left import databases, paths, sockets  # noqa: E402
 from kvtrace.agent.left.pieces import POOL  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES  # noqa: E402
@@ -26,6 +26,7 @@ from kvtrace.launch.rest import look, write_rest, write_rest_soon  # noqa: E402
 from kvtrace.ledger.rest_file import read_rest_file  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
 from kvtrace.trace.format import Flag, Form, Kind, Role, Way  # noqa: E402
+from kvtrace.trace.sqlite_file import HEAD, page_size  # noqa: E402
 
 from . import fakes  # noqa: E402
 
@@ -163,7 +164,7 @@ def test_files_that_are_removed_again(trace, kv, tmp_path):
     assert [row[:2] for row in left(trace)] == [(Way.FILE, "1"), (None, "1"), (Way.FILE, "2")]
 
 
-def test_a_database_is_not_opened_and_its_open_transaction_is_seen(trace, kv, tmp_path):
+def test_a_database_keeps_its_locks_and_its_open_transaction_is_seen(trace, kv, tmp_path):
     """A handle that is opened and closed beside SQLite's own would take its locks away."""
     path = tmp_path / "kv.sqlite"
     handles = []
@@ -188,6 +189,46 @@ def test_a_database_is_not_opened_and_its_open_transaction_is_seen(trace, kv, tm
     rest = {os.path.basename(one.path): one.exists for one in look(trace.run_dir, KEY).files}
     assert rest == {"kv.sqlite": True, "kv.sqlite-journal": True, "kv.sqlite-wal": False}
     handles[0].close()
+
+
+def test_kv_in_a_database_is_found_and_whether_its_row_is_there_at_the_end(trace, kv, tmp_path):
+    handles = []
+
+    def how(step, layer):
+        if not handles:
+            handles.append(sqlite3.connect(tmp_path / "kv.sqlite"))
+            handles[0].execute("CREATE TABLE kv (step INTEGER PRIMARY KEY, value BLOB)")
+        value = bytes(9000) + data_of(pick(layer, SLOTS - 8 * (step - 1))) + bytes(9000)
+        handles[0].execute("INSERT INTO kv VALUES (?, ?)", (step, value))
+        handles[0].commit()
+
+    saves(kv, how, steps=2)
+    assert [form for form, _, whole in found(trace) if whole] == [Form.VERBATIM] * 2
+    AGENT.flush()
+    (still,) = look(trace.run_dir, AGENT.config.salt).pieces.values()
+    assert set(still) == {"1"} and len(still) == 4, "the first piece and the last of each"
+    handles[0].execute("DELETE FROM kv WHERE step = 2")
+    handles[0].commit()
+    (still,) = look(trace.run_dir, AGENT.config.salt).pieces.values()
+    assert still == "1100", "its pages are free"
+    handles[0].close()
+
+
+def test_values_that_lie_on_several_pages_of_a_database(tmp_path):
+    path = str(tmp_path / "kv.sqlite")
+    value = np.arange(1, 20_001, dtype="<u4").tobytes()
+    with sqlite3.connect(path) as handle:
+        handle.execute("CREATE TABLE kv (value BLOB)")
+        handle.execute("INSERT INTO kv VALUES (?)", (value,))
+    handle.close()
+    data = databases.read(path, 0, os.path.getsize(path))
+    page = page_size(data[:HEAD])
+    middle = value[8192:-8192]
+    assert middle not in data
+    whole = databases.joined(data, page)
+    assert middle in whole
+    at = databases.place_of(whole.index(middle), page)
+    assert data.index(middle[:64]) == at
 
 
 def test_a_file_on_which_the_connector_holds_a_lock_is_not_opened(trace, kv, tmp_path):

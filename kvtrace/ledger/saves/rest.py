@@ -50,6 +50,8 @@ class Fate(IntEnum):
     """At rest once, and removed or overwritten by the end of the run."""
     ALTERED = 7
     """It left as other numbers than those that were read."""
+    REPLACED = 8
+    """As LOST_LATER: other bytes stand there now."""
 
 
 class Why(IntEnum):
@@ -198,6 +200,7 @@ class _Judge:
         ways = ((rows.code(one.head), self._name(one.target)) for one in self._left)
         self._databases = {name for way, name in ways if way == Way.SQLITE}
         self._committed = self._commits()
+        self._closed = self._last_closed()
         self._removed = removals(trace.left, trace.names) | trace.removed
         self._left = [one for one in self._left if not rows.flags(one.head) & Flag.REPLACED]
         self._parts: dict[tuple[int, int], list[Part]] = defaultdict(list)
@@ -214,6 +217,16 @@ class _Judge:
             if name in self._databases and journal is not None and journal.exists:
                 until[name] = max(until.get(name, 0), 0 if one.errors else one.t)
         return until
+
+    def _last_closed(self) -> dict[str, int]:
+        """Databases in which a transaction was seen to be open -> when none was for the last time."""
+        opened = {self._name(one.target) for one in self._left if one.errors} & self._databases
+        return {
+            name: max(
+                (one.t for one in self._left if self._name(one.target) == name and not one.errors), default=0
+            )
+            for name in opened
+        }
 
     def _of_pieces(self, rest: RestFile) -> dict[tuple[int, int, int], str]:
         """(call, layer, target) -> what was found where each of its pieces stood."""
@@ -289,8 +302,6 @@ class _Judge:
             return Fate.ALTERED, Why.ZEROED if one.form == Form.ZEROED else Why.ROUNDED
         if one.form == Form.CUT and cut:
             return Fate.NOT_AT_REST, Why.CUT
-        if one.form in (Form.CUT, Form.PARTLY) and one.target in self._databases:
-            return Fate.WRITTEN, Why.NONE  # its pages cut pieces apart
         return Fate.READ, Why.NONE
 
     def _at_the_end(self, one: _Found) -> tuple[Fate, Why]:
@@ -304,10 +315,14 @@ class _Judge:
             gone = one.target in self._removed
             return (Fate.LOST_LATER, Why.REMOVED) if gone else (Fate.WRITTEN, Why.NONE)
         if GONE in one.pieces:
-            return Fate.LOST_LATER, Why.OVERWRITTEN
+            rolled_back = one.t > self._closed.get(one.target, one.t)
+            return (Fate.NOT_AT_REST, Why.UNCOMMITTED) if rolled_back else (Fate.LOST_LATER, Why.OVERWRITTEN)
         if _TEMPORARY.search(one.target.rsplit("/", 1)[-1]):
             return Fate.NOT_AT_REST, Why.TEMPORARY
-        return (Fate.PROVED if STILL in one.pieces else Fate.WRITTEN), Why.NONE
+        if STILL in one.pieces:
+            return Fate.PROVED, Why.NONE
+        # Of what a database holds nobody sees that it is deleted.
+        return (Fate.READ if one.target in self._databases else Fate.WRITTEN), Why.NONE
 
     # --- what was read and not found ------------------------------------------------------
 
