@@ -171,6 +171,10 @@ class Form(IntEnum):
     """Not looked for any more: too much was waiting to be found."""
     CUT = 8
     """As PARTLY, and what was not found lies behind all that was."""
+    REPLACED = 9
+    """Sent before, and other KV was put under the same key since."""
+    DELETED = 10
+    """Sent before, and its key was deleted since."""
 
 
 class Dispatch(IntEnum):

@@ -301,6 +301,56 @@ def test_a_socket_and_what_is_answered(trace, kv, answer, form, errors):
     assert [row[0] for row in found(trace)] == [form]
 
 
+def serving(sizes, answer):
+    """A server that reads so many bytes of each connection, one after the other, and answers; its port."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with server:
+            for size in sizes:
+                link, _ = server.accept()
+                with link:
+                    while size > 0:
+                        size -= len(link.recv(size))
+                    link.sendall(answer)
+
+    threading.Thread(target=serve).start()
+    return server.getsockname()[1]
+
+
+OK = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("heads", "moved", "answer", "gone"),
+    [
+        ((b"PUT /a HTTP/1.1\r\n\r\n", b"PUT /a HTTP/1.1\r\n\r\n"), 8, OK, [Form.REPLACED]),
+        ((b"set a 0 0 256\r\n", b"delete a\r\n"), None, b"STORED\r\n", [Form.DELETED]),
+        ((b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n", b"*2\r\n$3\r\nDEL\r\n$1\r\na\r\n"), None, b"+OK\r\n",
+         [Form.DELETED]),
+        ((b"PUT /a HTTP/1.1\r\n\r\n", b"PUT /a HTTP/1.1\r\n\r\n"), 0, OK, []),
+        ((b"PUT /a HTTP/1.1\r\n\r\n", b"PUT /b HTTP/1.1\r\n\r\n"), 8, OK, []),
+        ((b"PUT /a HTTP/1.1\r\n\r\n", b"PUT /a HTTP/1.1\r\n\r\n"), 8, b"HTTP/1.1 507 Full\r\n", []),
+        ((b"aaaa", b"aaaa"), 8, OK, []),
+    ],
+    ids=["http", "memcached", "redis", "the same KV again", "another key", "refused", "no key that is known"],
+)  # fmt: skip
+def test_kv_whose_key_is_put_again_or_deleted(trace, kv, heads, moved, answer, gone):
+    data = [0 if moved is None and number else 256 for number in range(2)]
+    port = serving([len(head) + size for head, size in zip(heads, data, strict=True)], answer)
+
+    def how(step, layer):
+        with socket.create_connection(("127.0.0.1", port)) as link:
+            link.sendall(heads[step - 1])
+            if data[step - 1]:
+                link.sendall(data_of(pick(layer, SLOTS - (moved or 0) * (step - 1))))
+            assert link.recv(100)
+
+    saves(kv, how, steps=2)
+    said = [(form, slots) for form, slots, _ in found(trace) if form in (Form.REPLACED, Form.DELETED)]
+    assert said == [(form, "8+4,20+4") for form in gone]
+
+
 def test_a_server_that_is_not_there(trace, kv):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -143,6 +143,8 @@ def test_what_was_never_looked_at_is_written() -> None:
         (Form.CAST, (Fate.WRITTEN, Why.NARROWER)),
         (Form.GIVEN_UP, (Fate.READ, Why.NONE)),
         (Form.PARTLY, (Fate.READ, Why.NONE)),
+        (Form.REPLACED, (Fate.LOST_LATER, Why.OVERWRITTEN)),
+        (Form.DELETED, (Fate.LOST_LATER, Why.REMOVED)),
     ],
 )
 def test_forms(form: Form, fate: tuple[Fate, Why]) -> None:
@@ -297,6 +299,38 @@ def test_a_transaction_that_is_open_at_the_end() -> None:
     books.left(Way.SQLITE, "/kv.sqlite", -1, errors=0, marks=0, t=12)
     books.file("/kv.sqlite", size=100)
     assert books.fates() == [(Fate.READ, Why.NONE)], "compressed, for all that is known"
+
+
+@pytest.mark.parametrize(
+    ("stands", "fate"),
+    [
+        ("11", (Fate.PROVED, Why.NONE)),
+        ("00", (Fate.LOST_LATER, Why.OVERWRITTEN)),
+        ("10", (Fate.READ, Why.NONE)),
+        ("??", (Fate.READ, Why.NONE)),
+    ],
+)
+def test_a_row_of_a_database_at_the_end(stands: str, fate: tuple[Fate, Why]) -> None:
+    """Nothing else is seen of rows that are deleted: without a look at the end they are just read."""
+    books = Books()
+    books.read(1, 10)
+    books.left(Way.SQLITE, "/kv.sqlite", -1, t=11)
+    books.found(1, 11, Form.VERBATIM, "/kv.sqlite")
+    for still in stands:
+        books.piece(1, "/kv.sqlite", still)
+    books.file("/kv.sqlite")
+    assert books.fates() == [fate]
+
+
+def test_what_was_written_in_a_transaction_that_was_never_seen_to_end() -> None:
+    books = Books()
+    books.read(1, 10)
+    books.left(Way.SQLITE, "/kv.sqlite", -1, t=5)
+    books.left(Way.SQLITE, "/kv.sqlite", -1, errors=1, t=11)
+    books.found(1, 11, Form.VERBATIM, "/kv.sqlite")
+    books.piece(1, "/kv.sqlite", "0")
+    books.file("/kv.sqlite")
+    assert books.fates() == [(Fate.NOT_AT_REST, Why.UNCOMMITTED)]
 
 
 def test_amounts_and_examples() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvtrace.agent.left import databases, paths, sockets
+from kvtrace.agent.left.keys import KEYS, asked
 from kvtrace.agent.left.paths import PLACES, Place, Wrote
 from kvtrace.agent.left.pieces import LENGTH, POOL, Hit, Needle, Op
 from kvtrace.agent.state import AGENT, clock
@@ -36,6 +37,8 @@ _MOST_DATABASE = 8 << 20
 """Bytes of a database that are looked through at every change; of a larger one only what it grew by."""
 _LEAST_SAVE = 1024
 """Bytes that may be a save where no KV was found in them; questions are shorter."""
+_MOST_KEY = 2048
+"""Bytes of a message in which its key is looked for."""
 _MOST_OPS = 64
 """Operations of one call on one layer that are told apart."""
 _READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -54,13 +57,14 @@ def begins() -> None:
         _spool = AGENT.recorder
         PLACES.forget()
         POOL.forget()
+        KEYS.forget()
 
 
 class Peer:
     """What went to one socket. ``calls``: how often something went out that may be a save, and was answered
     or not. ``waiting``, ``since``: operations whose KV was found, and bytes, since its last answer."""
 
-    __slots__ = ("bytes", "calls", "errors", "name", "since", "tail", "unseen", "waiting")
+    __slots__ = ("asked", "bytes", "calls", "errors", "name", "since", "tail", "unseen", "waiting")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -68,6 +72,7 @@ class Peer:
         self.tail = b""
         self.unseen = False
         self.waiting: list[Op] = []
+        self.asked: tuple[bool, bytes] | None = None
 
     def over(self) -> bool:
         """What went out was answered, or nothing more comes; whether it may have been a save."""
@@ -165,6 +170,8 @@ class Left:
         peer = self._peer(sock)
         view = memoryview(data).cast("B")
         view = view if sent is None else view[:sent]
+        if not peer.since:
+            peer.asked = asked(bytes(view[:_MOST_KEY]))
         peer.bytes += len(view)
         peer.since += len(view)
         if len(POOL):
@@ -183,7 +190,19 @@ class Left:
         if (peer.waiting or peer.since >= _LEAST_SAVE) and (not head or sockets.refuses(head)):
             self._fails(peer)
         else:
+            self._done(peer)
             peer.over()
+
+    def _done(self, peer: Peer) -> None:
+        """What went out was answered: what it put or deleted under a key."""
+        if peer.asked is None:
+            return
+        puts, key = peer.asked
+        name, peer.asked = (peer.name, key), None
+        ops = list({id(op): op for op in peer.waiting}.values())
+        gone = KEYS.put(name, ops) if puts else KEYS.delete(name)
+        for op in gone:
+            self._write_found(op, Form.REPLACED if puts else Form.DELETED, clock(), peer.name, self.call)
 
     def failed(self, sock: Any) -> None:
         self._fails(self._peer(sock))
@@ -209,6 +228,7 @@ class Left:
             op = one.hit.needle.op
             ops[id(op)] = op
             self._refused.discard(id(op))  # sent once more
+            op.in_file |= one.way != Way.SOCKET
             self._found.setdefault(id(op), (op, []))[1].append(one)
         return list(ops.values())
 
@@ -288,6 +308,11 @@ class Left:
             whole = databases.joined(data, page)
             for hit in POOL.search(whole) or (() if found else POOL.near(whole)):
                 moved = hit._replace(offset=databases.place_of(hit.offset, page) + first)
+                found.setdefault(hit.needle, Finding(moved, path, Way.SQLITE, False))
+            ends, places = databases.seams(data, page) if not first else (b"", [])
+            for hit in POOL.search(ends):
+                number, within = divmod(hit.offset, databases.SEAM)
+                moved = hit._replace(offset=places[number] + within)
                 found.setdefault(hit.needle, Finding(moved, path, Way.SQLITE, False))
         self._find(list(found.values()))
         return bool(found), not (large or os.path.exists(f"{path}-wal"))
@@ -381,7 +406,7 @@ class Left:
         config = AGENT.config
         if config is None or not findings:
             return
-        findings = sorted(findings, key=lambda one: one.hit.offset)
+        findings = _side_by_side(op, findings)
         for finding in (findings[0], *findings[1:][-1:]):
             data = finding.hit.needle.data
             digest = int.from_bytes(hashlib.blake2b(data, key=config.salt, digest_size=8).digest(), "little")
@@ -401,6 +426,21 @@ def _reach(findings: list[Finding]) -> int:
     """Bytes between the two that stand farthest apart."""
     places = [one.hit.offset for one in findings]
     return max(places) - min(places)
+
+
+def _side_by_side(op: Op, findings: list[Finding]) -> list[Finding]:
+    """By their places, those that can stand in one record: the KV of another prompt may hold the same piece,
+    as of a first layer that computes the same for the same token in the same place."""
+    findings = sorted(findings, key=lambda one: (one.target, one.hit.offset))
+    best: list[Finding] = []
+    for at, first in enumerate(findings):
+        near = [
+            one
+            for one in findings[at:]
+            if one.target == first.target and one.hit.offset - first.hit.offset < op.bytes
+        ]
+        best = max(best, near, key=len)
+    return best
 
 
 def _another(op: Op, one: Finding, owners: Sequence[tuple[int, int, set[int]]]) -> bool:

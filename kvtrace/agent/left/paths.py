@@ -3,7 +3,8 @@
 Python's ``open``, ``os.open``, ``os.rename``, ``os.remove`` and ``sqlite3.connect`` raise audit events;
 native writers that are known (``agent/files.py``) and shared memory segments are noted where Python calls
 them. What is opened in a watched call, or while one of the connector's hooks is on the stack, is remembered:
-by path and size, no handle is kept and none is opened before the call is over.
+by path and size; none is opened before the call is over, and no handle is kept but those of databases
+(``databases.py``).
 
 A file may stay open and grow later: those that were opened outside a watched call, that are written in place,
 or that are still empty, are looked at again at the end of each later call; so are, once, all others.

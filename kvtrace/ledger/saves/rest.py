@@ -139,7 +139,8 @@ _PATIENCE = 10
 _TEMPORARY = re.compile(r"\.(?:part|partial|tmp|temp|incomplete)(?:[.\-_][\w\-]*)?$|^\.?tmp[\w\-]*$")
 _NO_STORE = re.compile(r"lock|\.pid$|\.log$|marker|ready|keep|touch|-journal$|-wal$|-shm$", re.IGNORECASE)
 _ORDER = (
-    Form.VERBATIM, Form.CAST, Form.ALTERED, Form.ZEROED, Form.REFUSED, Form.CUT, Form.PARTLY, Form.GIVEN_UP,
+    Form.DELETED, Form.REPLACED, Form.VERBATIM, Form.CAST, Form.ALTERED, Form.ZEROED, Form.REFUSED, Form.CUT,
+    Form.PARTLY, Form.GIVEN_UP,
 )  # fmt: skip
 """Of several records about the same KV the first of these counts."""
 
@@ -296,6 +297,8 @@ class _Judge:
             return self._at_the_end(one)
         if one.form == Form.REFUSED:
             return Fate.PUT_FAILED, Why.REFUSED
+        if one.form in (Form.DELETED, Form.REPLACED):
+            return Fate.LOST_LATER, Why.REMOVED if one.form == Form.DELETED else Why.OVERWRITTEN
         if one.form == Form.CAST:
             return Fate.WRITTEN, Why.NARROWER
         if one.form in (Form.ALTERED, Form.ZEROED):
@@ -314,6 +317,8 @@ class _Judge:
             # Without a removal by the connector somebody else may have cleaned up.
             gone = one.target in self._removed
             return (Fate.LOST_LATER, Why.REMOVED) if gone else (Fate.WRITTEN, Why.NONE)
+        if GONE in one.pieces and STILL in one.pieces and one.target in self._databases:
+            return Fate.READ, Why.NONE  # one of them stood in another row
         if GONE in one.pieces:
             rolled_back = one.t > self._closed.get(one.target, one.t)
             return (Fate.NOT_AT_REST, Why.UNCOMMITTED) if rolled_back else (Fate.LOST_LATER, Why.OVERWRITTEN)
