@@ -203,6 +203,8 @@ class Stop(IntEnum):
     SIZE_LIMIT = 2
     WRITE_FAILED = 3
     AGENT_ERROR = 4
+    DESCRIPTOR_LOST = 5
+    """Its code closed the descriptor of the spool, or opened something else under its number."""
 
 
 DETAIL_IS_OP = 0x80
