@@ -15,6 +15,7 @@ from kvtrace.ledger import device, reported
 from kvtrace.ledger.contents.compare import compare
 from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import printed
+from kvtrace.ledger.contents.residue import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.loads.follow import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, Worker
@@ -76,7 +77,9 @@ def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Col
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests))
     engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
     loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
-    contents = compare(printed(engines, scans, requests, loaded), requests)
+    given = [one for of_engine in given_blocks(scans, requests).values() for one in of_engine]
+    written = {row for one in watched.values() for row in one.slots.writes}
+    contents = compare(printed(engines, scans, requests, loaded), requests, Places(given), written)
     swallowed = reported.swallowed(scans)
     evidence = Evidence(
         executed=executed, coverage=coverage.workers, watched=watched, swallowed=swallowed,
