@@ -97,19 +97,33 @@ def recorder(site: Site) -> Record:
 # ``(flags, layer id, slots, entries, extra)``.
 
 
-def _save_layer(child: bool, times: Times, connector: Any, result: Any, layer: Any) -> Words:
+def _inside(child: bool, connector: Any) -> int:
+    """The index of a connector inside another one, 0 of an outermost one: in the detail of its records about
+    requests, which are an outermost connector's where it is 0."""
+    return int(getattr(connector, INDEX_ATTRIBUTE, 0)) if child else 0
+
+
+def _bound(child: bool, connector: Any) -> Any:
+    """What the metadata names that a connector works on: with ``store_slots``, ``load_slots``, ..."""
     worker = AGENT.worker
-    return 0, AGENT.id(str(layer)), worker.store_slots, worker.store_entries, 0
+    return worker.of_children.get(_inside(child, connector), worker) if child else worker
+
+
+def _save_layer(child: bool, times: Times, connector: Any, result: Any, layer: Any) -> Words:
+    bound = _bound(child, connector)
+    return 0, AGENT.id(str(layer)), bound.store_slots, bound.store_entries, 0
 
 
 def _wait_layer(child: bool, times: Times, connector: Any, result: Any, layer: Any) -> Words:
     worker = AGENT.worker
     worker.hooked_layer = layer = str(layer)
-    return 0, AGENT.id(layer), worker.load_slots, worker.load_entries, 0
+    bound = _bound(child, connector)
+    return 0, AGENT.id(layer), bound.load_slots, bound.load_entries, 0
 
 
 def _wait_for_save(child: bool, times: Times, connector: Any, result: Any) -> Words:
-    return 0, 0, AGENT.worker.store_slots, AGENT.worker.store_entries, 0
+    bound = _bound(child, connector)
+    return 0, 0, bound.store_slots, bound.store_entries, 0
 
 
 def _bind(child: bool, times: Times, connector: Any, result: Any, bound: Any) -> Words:
@@ -119,6 +133,7 @@ def _bind(child: bool, times: Times, connector: Any, result: Any, bound: Any) ->
     declared = metadata.totals(bound) if read is None else metadata.Totals(*read)
     flags = 0 if declared.readable else _UNREADABLE
     if child:
+        worker.of_children[_inside(child, connector)] = declared
         return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
     worker.store_slots, worker.store_entries = declared.store_slots, declared.store_entries
     worker.load_slots, worker.load_entries = declared.load_slots, declared.load_entries
@@ -133,19 +148,19 @@ def _clear(child: bool, times: Times, connector: Any, result: Any) -> Words:
         POLICY.end()
         worker = AGENT.worker
         worker.store_slots = worker.store_entries = worker.load_slots = worker.load_entries = 0
+        worker.of_children.clear()
         worker.bound = False
     return 0, 0, -1, -1, 0
 
 
 def _start_load(child: bool, times: Times, connector: Any, result: Any, context: Any) -> Words:
-    worker = AGENT.worker
-    return 0, 0, worker.load_slots, worker.load_entries, graphs.mode_of(context)
+    bound = _bound(child, connector)
+    return 0, 0, bound.load_slots, bound.load_entries, graphs.mode_of(context)
 
 
 def _finished(child: bool, times: Times, connector: Any, result: Any) -> Words:
     sending, receiving, failed = _transfers(result)
-    if not child:
-        _done(Role.WORKER, AGENT.worker.step, times[1], sending, receiving, failed)
+    _done(Role.WORKER, _inside(child, connector), times[1], sending, receiving, failed)
     return 0, 0, -1, -1, len(sending or ()) << 32 | len(receiving or ())
 
 
@@ -162,13 +177,15 @@ def _transfers(answer: Any) -> tuple[Any, Any, Any]:
     )
 
 
-def _done(role: Role, step: int, t: int, sending: Any, receiving: Any, failed: Any) -> None:
-    """DONE records: transfers that were reported finished.
+def _done(role: Role, inside: int, t: int, sending: Any, receiving: Any, failed: Any) -> None:
+    """DONE records: transfers that were reported finished, of the connector ``inside`` another one or (0) the
+    outermost one.
 
     ``get_transfer_results`` asks ``get_finished`` in turn: one record for both.
     """
     if not (sending or receiving or failed):
         return
+    step = AGENT.worker.step if role == Role.WORKER else AGENT.scheduler.step
     recorded = AGENT.worker.recorded_done
     if recorded[0] != (role, step):
         recorded = AGENT.worker.recorded_done = ((role, step), set())
@@ -177,24 +194,26 @@ def _done(role: Role, step: int, t: int, sending: Any, receiving: Any, failed: A
         (Flag.LOAD, set(receiving or ()) - set(failed or ()), 0),
         (Flag.LOAD, failed, 1),
     ):
-        head = pack_head(Kind.DONE, role, 0, 0, direction, AGENT.thread())
+        head = pack_head(Kind.DONE, role, 0, inside, direction, AGENT.thread())
         for req_id in ids or ():
-            if (direction, req_id) not in recorded[1]:
-                recorded[1].add((direction, req_id))
+            if (direction, inside, req_id) not in recorded[1]:
+                recorded[1].add((direction, inside, req_id))
                 with AGENT.passing_request(req_id) as ident:
                     AGENT.add(rows.TransferDone(head, t, ident, step, failed=bad))
 
 
 def _connector_output(child: bool, times: Times, connector: Any, result: Any, output: Any) -> Words:
+    # Those inside it are told the same, whoever of them it was: what each sent, its worker says.
     if not child:
-        _done(Role.SCHEDULER, AGENT.scheduler.step, times[1], *_transfers(output))
+        _done(Role.SCHEDULER, 0, times[1], *_transfers(output))
     return 0, 0, -1, -1, 0
 
 
 def _request_finished(child: bool, times: Times, connector: Any, result: Any, request: Any) -> Words:
     keeps = bool(result[0]) if isinstance(result, tuple) and result else bool(result)
-    if keeps and not child:
-        head = pack_head(Kind.OPEN, Role.SCHEDULER, 0, 0, Flag.STORE, AGENT.thread())
+    if keeps:
+        inside = _inside(child, connector)
+        head = pack_head(Kind.OPEN, Role.SCHEDULER, 0, inside, Flag.STORE, AGENT.thread())
         ident = AGENT.request_id(request.request_id)
         AGENT.add(rows.TransferBegun(head, times[1], ident, AGENT.scheduler.step))
     return 0, 0, -1, -1, 0
@@ -208,21 +227,21 @@ def _lookup(child: bool, times: Times, connector: Any, result: Any, request: Any
     answer, asynchronous = result if isinstance(result, tuple) else (result, False)
     flags = int(Flag.ASYNC) if asynchronous else 0
     external = NONE_ANSWER if answer is None else int(answer)
+    head = pack_head(Kind.LOOKUP, Role.SCHEDULER, 0, _inside(child, connector), flags, AGENT.thread())
+    step, ident = AGENT.scheduler.step, AGENT.request_id(request.request_id)
+    AGENT.add(rows.Lookup(head, *times, step, ident, local=int(local or 0), external=external))
     if not child:
-        head = pack_head(Kind.LOOKUP, Role.SCHEDULER, 0, 0, flags, AGENT.thread())
-        step, ident = AGENT.scheduler.step, AGENT.request_id(request.request_id)
-        AGENT.add(rows.Lookup(head, *times, step, ident, local=int(local or 0), external=external))
         READER.admissions.looked_up(request.request_id, int(local or 0))
     return flags, 0, external if answer is not None else -1, 1, 0
 
 
 def _alloc(child: bool, times: Times, connector: Any, result: Any, request: Any, external: Any) -> Words:
     external = int(external or 0)
+    head = pack_head(Kind.ALLOC, Role.SCHEDULER, 0, _inside(child, connector), 0, AGENT.thread())
+    ident = AGENT.request_id(request.request_id)
+    step = AGENT.scheduler.step
+    AGENT.add(rows.Allocation(head, *times, step, ident, external=external, blocks=UNKNOWN))
     if not child:
-        head = pack_head(Kind.ALLOC, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
-        ident = AGENT.request_id(request.request_id)
-        step = AGENT.scheduler.step
-        AGENT.add(rows.Allocation(head, *times, step, ident, external=external, blocks=UNKNOWN))
         AGENT.scheduler.allocated.append(request.request_id)
         READER.admissions.allocated(request.request_id, external, step)
     return 0, 0, external, 1, 0

@@ -65,7 +65,9 @@ class WorkerState:
         """This step's records while the spool is past its size limit."""
         self.direct_depth = 0
         """Above 0 while an attention op was called as a Python function, not dispatched."""
-        self.recorded_done: tuple[object, set[tuple[int, str]]] = (None, set())
+        self.of_children: dict[int, Any] = {}
+        """Index of a connector inside another one -> what its part of the metadata names (``Totals``)."""
+        self.recorded_done: tuple[object, set[tuple[int, int, str]]] = (None, set())
         """(role, step) and the transfers whose end was recorded in it."""
         self.declared: Any = None
         """What the scheduler read in this step's metadata (``metadata.Totals``, a tuple), or None."""

@@ -20,7 +20,6 @@ from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.watch import call
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
-from kvtrace.trace.hooks import Hook
 
 # What every hook's wrapper does, with the signature of the method that it stands for.
 _TEMPLATE = """
@@ -33,7 +32,6 @@ def _kvt_wrapper({parameters}):
             _kvt_result = _kvt_watched(_kvt_base.{method}, {layer}, {arguments})
     except BaseException as _kvt_error:
         _kvt_raised({layer}, _kvt_t0, _kvt_error)
-        _kvt_step_out(_kvt_error)
         raise
     _kvt_t1 = _kvt_clock()
     {record}
@@ -78,7 +76,6 @@ def _general(base: type, function: Any, site: Site) -> Callable[..., Any]:
                 result = point.watched(method, None, self, *args, **kwargs)
         except BaseException as error:
             hook_records.raised(site, None, t0, error)
-            frames.step_out(error)
             raise
         given = (hook_records.argument(args, kwargs, *which) for which in needs)
         record(t0, clock(), self, result, *given)
@@ -103,7 +100,6 @@ def of_instance(connector: Any, method: Any, site: Site) -> Callable[..., Any]:
                 result = point.watched(method, layer, *args, **kwargs)
         except BaseException as error:
             hook_records.raised(site, None, t0, error)
-            frames.step_out(error)
             raise
         given = (hook_records.argument(args, kwargs, *which) for which in needs)
         record(t0, clock(), connector, result, *given)
@@ -125,7 +121,7 @@ def _generated(base: type, function: FunctionType, site: Site) -> Callable[..., 
         return None
     needed = [argument for _, argument in hook.needs]
     point = call.watch_point(site)
-    source = _source(hook, next(iter(signature.parameters)), needed, point)
+    source = _source(site, next(iter(signature.parameters)), needed, point)
     names = {
         "_kvt_clock": clock,
         "_kvt_base": base,
@@ -137,7 +133,6 @@ def _generated(base: type, function: FunctionType, site: Site) -> Callable[..., 
         "_kvt_head": pack_head(Kind.HOOK, site.role, hook.code, site.index),
         "_kvt_record": hook_records.recorder(site),
         "_kvt_raised": functools.partial(hook_records.raised, site),
-        "_kvt_step_out": frames.step_out,
         "_kvt_watched": point.watched,
         **{f"_kvt_switch{at}": holder for at, (holder, _) in enumerate(point.switches)},
     }
@@ -147,13 +142,14 @@ def _generated(base: type, function: FunctionType, site: Site) -> Callable[..., 
     return made
 
 
-def _source(hook: Hook, self_name: str, needed: list[str], point: call.WatchPoint) -> str:
+def _source(site: Site, self_name: str, needed: list[str], point: call.WatchPoint) -> str:
     """The template with everything filled in but the lists of parameters and arguments."""
+    hook = site.hook
     layer = needed[0] if hook.layered else "None"
     template = _RECORD if hook_records.has_detail(hook) and not hook.layered else _SHORT_RECORD
     fills = {
         "record": template,
-        "columns": _columns(hook),
+        "columns": _columns(site),
         "after": "_kvt_side.hooked_layer = {layer}" if hook is hooks.WAIT_LAYER else "pass",
         "method": hook.name,
         "layer": layer,
@@ -168,12 +164,13 @@ def _source(hook: Hook, self_name: str, needed: list[str], point: call.WatchPoin
     return source
 
 
-def _columns(hook: Hook) -> str:
+def _columns(site: Site) -> str:
     """The record's words from the layer on: ``layer, slots, entries, extra``."""
-    if not hook.layered:
+    if not site.hook.layered:
         return "0, -1, -1, 0"
-    way = "load" if hook.direction == Flag.LOAD else "store"
-    return f"_kvt_ids[{{layer}}], _kvt_side.{way}_slots, _kvt_side.{way}_entries, 0"
+    way = "load" if site.hook.direction == Flag.LOAD else "store"
+    side = f"_kvt_side.of_children.get({site.index}, _kvt_side)" if site.child else "_kvt_side"
+    return f"_kvt_ids[{{layer}}], {side}.{way}_slots, {side}.{way}_entries, 0"
 
 
 def _takes_what_is_given(base: type, name: str, signature: inspect.Signature) -> bool:

@@ -41,6 +41,7 @@ class Piece:
     ended: SaveEnd
     live: bool  # whether the worker had a connector
     grade: Grade
+    part: int = -1  # of several connectors the number of the one that says how it ended
 
 
 @dataclass

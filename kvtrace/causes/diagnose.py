@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from kvtrace.causes.assign import assign_pieces
 from kvtrace.causes.case import Case, make_case, why_unheard
 from kvtrace.causes.evidence import measured
-from kvtrace.causes.model import Diagnosis, Finding, NotObserved, RuledOut
+from kvtrace.causes.model import Diagnosis, Finding, NotObserved, Result, RuledOut
 from kvtrace.causes.outcomes import kept, named, not_saved
+from kvtrace.causes.parts import joined, of_engines, own
 from kvtrace.causes.pipeline import stage_rows
 from kvtrace.causes.registry import CATALOGUE, RULES
 from kvtrace.causes.tables import rows
@@ -25,20 +28,34 @@ def diagnose(run: Run) -> Diagnosis:
 
     Raises AssertionError where the ledger does not balance: a bug, never the user's input.
     """
+    cases = [make_case(part.run) for part in run.parts]
+    for one in cases:
+        assign_pieces(one)
+    parts = [
+        (part.name, own(_conclude(one, _results(one)))) for part, one in zip(run.parts, cases, strict=True)
+    ]
     case = make_case(run)
-    assign_pieces(case)
-    saves = _ledger(case)
-    findings: list[Finding] = []
-    ruled_out: list[RuledOut] = []
-    not_observed: list[NotObserved] = []
-    for rule in RULES:
-        for result in rule(case):
-            if isinstance(result, Finding):
-                findings.append(result)
-            elif isinstance(result, RuledOut):
-                ruled_out.append(result)
-            else:
-                not_observed.append(result)
+    assign_pieces(case, cases)
+    results = _results(case)
+    if parts:
+        tags = {tag for one in cases for tag in one.engines}
+        others = [engine for engine in run.engines if engine.tag not in tags]
+        alone = [("", diagnose(of_engines(run, others)))] if others else []
+        results = joined(case, results, [*parts, *alone])
+    return replace(_conclude(case, results), parts=parts)
+
+
+def _results(case: Case) -> list[Result]:
+    """What the rules say of a case whose tokens are assigned."""
+    return [result for rule in RULES for result in rule(case)]
+
+
+def _conclude(case: Case, results: Sequence[Result]) -> Diagnosis:
+    """The results in order, with the ledgers and what could not be seen."""
+    run, saves = case.run, _ledger(case)
+    findings = [one for one in results if isinstance(one, Finding)]
+    ruled_out = [one for one in results if isinstance(one, RuledOut)]
+    not_observed = [one for one in results if isinstance(one, NotObserved)]
     found = {finding.id for finding in findings}
     assert found >= set(case.assigned), f"tokens without a finding: {sorted(set(case.assigned) - found)}"
     not_observed.extend(_blind_spots(case, saves))

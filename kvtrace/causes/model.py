@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import TypeAlias, TypedDict
 
 import pandas as pd
 
@@ -47,6 +47,8 @@ class Finding:
     """How well it is seen what became of these tokens: the least of them; None where it concerns none."""
     headline: str = ""
     """What the verdict says after "512 were not saved:", "" for a finding that is no reason."""
+    connector: str = ""
+    """Whose it is, of several connectors inside one; its tokens and share are those of that one's books."""
 
 
 class Fields(TypedDict, total=False):
@@ -75,7 +77,9 @@ class NotObserved:
     why: str
 
 
-Results = Iterator[Finding | RuledOut | NotObserved]
+Result: TypeAlias = Finding | RuledOut | NotObserved
+
+Results = Iterator[Result]
 """What a rule yields; nothing where there was nothing to look at."""
 
 
@@ -91,6 +95,8 @@ class StageRow:
 
 @dataclass
 class Diagnosis:
+    """``parts``: of several connectors inside one, each one's name and its own diagnosis."""
+
     verdict: str
     findings: list[Finding]
     ruled_out: list[RuledOut]
@@ -101,3 +107,4 @@ class Diagnosis:
     requests: pd.DataFrame
     """Run.requests plus ``verdict`` ("saved", "loaded", "local-hit", a cause id, ...), ``saved_tokens``,
     ``not_saved_tokens`` and ``unseen_tokens`` (floats), and ``grade`` (of the saved ones), worst first."""
+    parts: Sequence[tuple[str, Diagnosis]] = ()

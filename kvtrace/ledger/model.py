@@ -72,13 +72,14 @@ BASE_COLUMNS = ("request", "engine", "outcome", "ended", "amount", "prompt", "gr
 
 PIECE_COLUMNS = (
     "request", "engine", "start", "end", "pairs", "phase", "chunk", "step", "ended", "live",
-    "grade",
+    "grade", "part",
 )  # fmt: skip
 """Run.pieces: the intervals of positions that were not saved, one row per request x
 interval x class of pairs with the same fate. ``request`` is the row in Run.requests, ``pairs`` how many pairs
 share the row, ``phase`` "prefill" or "decode", ``chunk`` the index of the prefill chunk that
 computed it (-1 for decode), ``step`` that chunk's step (0 for decode), ``ended`` the SaveEnd, ``live``
-whether the worker had a connector, ``grade`` how well that is seen (a Grade as an int)."""
+whether the worker had a connector, ``grade`` how well that is seen (a Grade as an int), ``part`` of
+several connectors the number (in Run.parts) of the one that came furthest with it, -1 of one alone."""
 
 ENTRY_COLUMNS = (
     "request", "engine", "step", "slots", "tokens", "start", "available", "asynchronous",
@@ -426,6 +427,8 @@ class Run:
     """The ledger of loads, request by request; ``loads`` is its sum."""
     twins: Mapping[int, Sequence[Twin]] = field(default_factory=dict)
     """Row of a request -> its tokens that stood in an earlier prompt, behind another beginning."""
+    parts: Sequence[Part] = ()
+    """Of engines with several connectors inside one: the run as each of these saw it."""
     compared: Mapping[str, int] = field(default_factory=dict)
     """Loaded blocks of KV by what their fingerprints say (:mod:`kvtrace.ledger.contents.compare`)."""
 
@@ -437,3 +440,12 @@ class Run:
 
     def workers(self) -> list[Worker]:
         return [worker for engine in self.engines for worker in engine.workers]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One connector inside another one. ``run``: with those engines alone that have it, and with it as their
+    connector; requests as in the whole run."""
+
+    name: str
+    run: Run

@@ -6,19 +6,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
 
 from kvtrace.ledger import device, reported
+from kvtrace.ledger.children import children, outermost
 from kvtrace.ledger.contents.compare import compare
 from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import printed
-from kvtrace.ledger.contents.residue import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.loads.follow import balance, follow
-from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Run, RunError, Worker
+from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Part, Run, RunError, Worker
 from kvtrace.ledger.requests import Request, Requests, collect
 from kvtrace.ledger.rest_file import RestFile, read_rest_file
 from kvtrace.ledger.run_file import RunFile, read_run_file
@@ -27,6 +27,7 @@ from kvtrace.ledger.saves.completion import settle
 from kvtrace.ledger.saves.implied import Implied, imply
 from kvtrace.ledger.saves.measured import Measured, measure
 from kvtrace.ledger.saves.pairs import Evidence
+from kvtrace.ledger.saves.positions import Way
 from kvtrace.ledger.saves.rest import AtRest, Traced, at_rest, removals
 from kvtrace.ledger.saves.seen import seen
 from kvtrace.ledger.saves.watched import Watched
@@ -34,7 +35,7 @@ from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.slots.reads import given_blocks, slots_of
 from kvtrace.ledger.slots.trace import touches
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
-from kvtrace.ledger.topology import topology
+from kvtrace.ledger.topology import Topology, topology
 from kvtrace.ledger.twins import twins
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, without_copies
@@ -64,10 +65,42 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
 
 
 def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Collection[str]) -> Run:
+    """The run's books; where connectors stand inside another one, those of each first."""
+    who = topology(scans, files[0])
+    parts = [
+        (child.name, _books(run_dir, files, [child.records(one) for one in scans], child.within(who), ()))
+        for child in children(who.engines, who.connectors, scans)
+    ]
+    if parts:
+        scans = [outermost(one, who.connectors) for one in scans]
+    whole = _books(run_dir, files, scans, who, watch, [books for _, books in parts])
+    return replace(whole.run, parts=[Part(name, books.run) for name, books in parts])
+
+
+class _Books(NamedTuple):
+    run: Run
+    requests: Sequence[Request]
+    ways: Mapping[int, Way]
+
+    def of(self, requests: Sequence[Request]) -> Mapping[int, Way]:
+        """The ways, where these are the same requests, row by row."""
+        same = [(one.id, one.engine, one.computed) for one in requests] == [
+            (one.id, one.engine, one.computed) for one in self.requests
+        ]
+        return self.ways if same else {}
+
+
+def _books(
+    run_dir: Path,
+    files: _Files,
+    scans: Sequence[SpoolScan],
+    who: Topology,
+    watch: Collection[str],
+    parts: Sequence[_Books] = (),
+) -> _Books:
     """The stages of reading, one after the other."""
     file, rest = files
-    who = topology(scans, file)
-    found = collect(scans, {engine.tag for engine in who.engines})
+    found = collect(scans, who.tags)
     executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
     measured = measure(scans, who.workers)
     watched = _watched(scans, who.engines, found.requests, measured, executed, rest)
@@ -77,20 +110,17 @@ def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Col
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests))
     engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
     loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
-    given = [one for of_engine in given_blocks(scans, requests).values() for one in of_engine]
-    written = {row for one in watched.values() for row in one.slots.writes}
-    contents = compare(printed(engines, scans, requests, loaded), requests, Places(given), written)
-    swallowed = reported.swallowed(scans)
+    contents = compare(printed(engines, scans, requests, loaded), requests)
     evidence = Evidence(
-        executed=executed, coverage=coverage.workers, watched=watched, swallowed=swallowed,
-        unknown=Steps(implied.unknown),
+        executed=executed, coverage=coverage.workers, watched=watched, unknown=Steps(implied.unknown),
+        swallowed=reported.swallowed(scans),
         unfinished={save.request: save.unfinished for save in async_saves},
         proved=contents.proved, given_away=reported.given_away(scans),
     )  # fmt: skip
     followed = with_contents(loaded, contents, engines)
-    saves = assign(requests, engines, evidence, followed, watch)
+    saves = assign(requests, engines, evidence, followed, watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
-    return Run(
+    run = Run(
         directory=run_dir,
         run=file,
         processes=who.processes,
@@ -112,18 +142,26 @@ def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Col
         load_rows=loads,
         twins=twins(requests),
         compared=contents.blocks,
-        device=device.merged(one.device for one in scans),
-        start_failures=reported.start_failures(scans),
         total=saves.total,
         notes=_notes(found, engines),
         spans=saves.spans,
-        swallowed=swallowed,
+        swallowed=evidence.swallowed,
+        trust=saves.trust,
+        async_saves=async_saves,
+    )
+    return _Books(_with_facts(run, scans), requests, saves.ways)
+
+
+def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:
+    """The run, with what its processes said of themselves."""
+    return replace(
+        run,
+        device=device.merged(one.device for one in scans),
+        start_failures=reported.start_failures(scans),
         logs=reported.logs(scans),
         config_keys=reported.config_keys(scans),
         unreadable_metadata=reported.unreadable_metadata(scans),
         watch_limits=reported.watch_limits(scans),
-        trust=saves.trust,
-        async_saves=async_saves,
     )
 
 

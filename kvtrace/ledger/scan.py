@@ -7,12 +7,13 @@ executions become counts and one number a step; hook and op records are left to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtrace.ledger.device import DeviceTally
 from kvtrace.ledger.steps import Array, Executed, real_step
@@ -29,6 +30,8 @@ REQUEST_KINDS = frozenset(
     }
 )  # fmt: skip
 """Records that speak of one request."""
+_OF_A_CONNECTOR = (Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.OPEN, Kind.DONE)
+"""... and, in their detail, of a connector inside another one: what that one said or was told."""
 _IS_OF_REQUEST = np.isin(np.arange(256), list(REQUEST_KINDS))
 _EMPTY: Array = np.empty(0, dtype=np.int64)
 _FULL = 2  # graph mode
@@ -53,7 +56,8 @@ class SpoolScan:
     documents: Documents
     header: facts.Header
     info: SpoolInfo
-    of_requests: Records  # (n, 8): the records of REQUEST_KINDS, in file order
+    of_requests: Records  # (n, 8): the records of REQUEST_KINDS, in file order; of outermost connectors
+    of_everyone: Records  # (n, 8): the same, with those of connectors inside others
     scheduled: Mapping[int, Scheduled]  # engine tag -> its schedule() calls
     executed: Mapping[int, Executed]  # engine tag -> what its worker executed
     unreadable: Mapping[int, Array]  # connector's index -> steps whose metadata could not be read
@@ -65,6 +69,8 @@ class SpoolScan:
     pieces: Records  # (n, 8): PIECE, in file order
     prints: Records  # (n, 8): PRINTS, in file order
     device: DeviceTally
+    hooks_of: frozenset[int] | None = None
+    """Indexes of the connectors whose hook calls count; None: all."""
 
     @property
     def pid(self) -> int:
@@ -82,6 +88,25 @@ class SpoolScan:
     def timed_facts(self, kind: type[F]) -> list[tuple[int, F]]:
         """... each with the time at which it was written."""
         return of_type(kind, self.documents)
+
+    def calls(self) -> Iterator[Records]:
+        """The file once more, chunk by chunk, without the hook calls that don't count.
+
+        Raises:
+            SpoolError: the spool vanished.
+        """
+        for chunk in Spool(self.path).chunks():
+            if self.hooks_of is not None:
+                head = chunk[:, 0]
+                own = np.isin(rows.detail(head), list(self.hooks_of))
+                chunk = chunk[own | (rows.kind(head) != Kind.HOOK)]
+            yield chunk
+
+
+def of_a_connector(table: Records) -> NDArray[np.bool_]:
+    """The records whose detail says of which connector they are."""
+    result: NDArray[np.bool_] = np.isin(rows.kind(table[:, 0]), _OF_A_CONNECTOR)
+    return result
 
 
 def scan(path: Path) -> SpoolScan:
@@ -123,13 +148,15 @@ def scan(path: Path) -> SpoolScan:
         part = chunk[_IS_OF_REQUEST[kinds]]
         if len(part):
             requests.append(part)
+    everyone = _joined(requests)
     return SpoolScan(
         path=path,
         names=spool.names,
         documents=spool.documents(),
         header=facts.Header.from_json(spool.header),
         info=spool.info(),
-        of_requests=_joined(requests),
+        of_requests=everyone[(rows.detail(everyone[:, 0]) == 0) | ~of_a_connector(everyone)],
+        of_everyone=everyone,
         scheduled=schedules.found,
         executed=executions.result(),
         unreadable=unreadable.result(),

@@ -55,6 +55,8 @@ class Topology:
     engines: tuple[Engine, ...]
     workers: tuple[Worker, ...]
     processes: tuple[Process, ...]
+    tags: frozenset[int] = frozenset()
+    """Of all engines of the run, whichever are looked at."""
 
 
 def topology(scans: Sequence[SpoolScan], run: RunFile) -> Topology:
@@ -74,7 +76,8 @@ def topology(scans: Sequence[SpoolScan], run: RunFile) -> Topology:
     processes = _processes(scans, run, joined)
     names = {process.pid: process.name for process in processes}
     named = tuple(replace(engine, process=names.get(engine.pid, "engine core")) for engine in joined)
-    return Topology(tuple(connectors), named, tuple(workers), tuple(processes))
+    tags = frozenset(engine.tag for engine in named)
+    return Topology(tuple(connectors), named, tuple(workers), tuple(processes), tags)
 
 
 def _engines(scans: Sequence[SpoolScan], known: Sequence[Connector]) -> list[Engine]:

@@ -58,6 +58,7 @@ def report_page(report: Report, source: str | None = None, traced: str | None = 
         *_loads(report),
         *_stages(report),
         *_findings(report),
+        *_connectors(report),
         *_terms("Checked, and not the cause", ((one["id"], one["evidence"]) for one in report["ruled_out"])),
         *_terms("Not observed", ((one["id"], one["why"]) for one in report["not_observed"])),
         *_coverage(report),
@@ -210,6 +211,8 @@ def _findings(report: Report) -> Page:
 def finding_facts(one: Finding, requests: int) -> list[str]:
     """How many tokens, and of a fault how many requests, it concerns."""
     facts = []
+    if connector := clean(one.get("connector", ""), 80):
+        facts.append(f"in {connector}")
     if one["tokens"]:
         facts.append(f"{plural(one['tokens'], 'token')} ({percent(one['share'])})")
     if one["tokens"] and (grade := clean(one.get("grade") or "", 20)):
@@ -250,6 +253,31 @@ def event_words(event: Event) -> str:
     if event["layer"]:
         where.append(clean(event["layer"], 120))
     return f"{', '.join(where)}: {clean(event['text'])}"
+
+
+def _connectors(report: Report) -> Page:
+    """Connectors inside another one: what became of the tokens with each of them alone."""
+    page: Page = []
+    for one in report.get("connectors", []):
+        ledger, name = one["ledger"]["saves"], clean(one["name"], 80)
+        page += _ledger(f"With {name} alone", ledger, "every token, each layer and rank")[:1]
+        calls = [
+            f"{clean(row['hook'], 60)} {count(row['fired'])}/{count(row['eligible'])}"
+            + (f" ({count(row['with_work'])} with work)" if row["with_work"] else "")
+            for row in one["coverage"]
+            if row["hook"] in _SHOWN_HOOKS
+        ]
+        ruled = [f"{plural(len(one['ruled_out']), 'cause')} ruled out"] if one["ruled_out"] else []
+        page += [
+            Paragraph(clean(one["verdict"]), indent=True),
+            Labelled("Hooks", [", ".join(calls)] if calls else []),
+            Labelled("Findings", ["; ".join([names(one["findings"], 6) or "none", *ruled])]),
+        ]
+    return page
+
+
+_SHOWN_HOOKS = ("start_load_kv", "save_kv_layer", "wait_for_save")
+"""Those that do a connector's work."""
 
 
 def _terms(title: str, rows: Iterable[tuple[str, str]]) -> Page:

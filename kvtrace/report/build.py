@@ -89,6 +89,8 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
             },
         },
     }
+    if connectors := _connectors(run, diagnosis, notes):
+        report["connectors"] = connectors
     if graphs := _graphs(run, notes):
         report["graphs"] = graphs
     if run.device.calls or run.device.steps:
@@ -184,6 +186,15 @@ def _instrumentation(run: ledger_model.Run, notes: list[str]) -> model.Instrumen
 
 def _coverage(run: ledger_model.Run, notes: list[str]) -> model.Coverage:
     hooks, ops = _named(run.hooks), _named(run.ops)
+    return {
+        "hooks": [row(model.HookRow, one) for one in _shown(hooks, "hook", notes)],
+        "ops": [row(model.OpRow, one) for one in _shown(ops, "op", notes)],
+        "summary": _summary(hooks),
+    }
+
+
+def _summary(hooks: pd.DataFrame) -> list[model.SummaryRow]:
+    """A row per hook, over all ranks and layers."""
     summary: list[model.SummaryRow] = []
     for name, group in hooks.groupby("hook", sort=False):
         eligible, fired = int(group["eligible"].sum()), int(group["fired"].sum())
@@ -196,11 +207,7 @@ def _coverage(run: ledger_model.Run, notes: list[str]) -> model.Coverage:
                 "share": round(fired / eligible, 6) if eligible else None,
             }
         )
-    return {
-        "hooks": [row(model.HookRow, one) for one in _shown(hooks, "hook", notes)],
-        "ops": [row(model.OpRow, one) for one in _shown(ops, "op", notes)],
-        "summary": summary,
-    }
+    return summary
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
@@ -254,6 +261,28 @@ def _finding(one: cause_model.Finding) -> model.Finding:
     docs = one.docs or f"docs/causes/{one.id}.md"
     grade = one.grade.label if one.grade is not None else None
     return row(model.Finding, one, events=events, docs=docs, grade=grade)
+
+
+def _connectors(
+    run: ledger_model.Run, diagnosis: cause_model.Diagnosis, notes: list[str]
+) -> list[model.ConnectorBooks]:
+    """Connectors inside another one, each with its own books."""
+    parts = list(zip(run.parts, diagnosis.parts, strict=True))
+    if len(parts) > model.MAX_CONNECTORS:
+        notes.append(f"the ledgers of {model.MAX_CONNECTORS} of {len(parts)} connectors are listed")
+    return [
+        {
+            "name": part.name,
+            "engines": [engine.tag for engine in part.run.engines],
+            "verdict": own.verdict,
+            "ledger": {"saves": _ledger(own.saves), "loads": _ledger(own.loads)},
+            "coverage": _summary(part.run.hooks),
+            "findings": list(dict.fromkeys(one.id for one in own.findings)),
+            "ruled_out": [row(model.RuledOut, one) for one in own.ruled_out],
+            "not_observed": [row(model.NotObserved, one) for one in own.not_observed],
+        }
+        for part, (_, own) in parts[: model.MAX_CONNECTORS]
+    ]
 
 
 def request_rows(table: pd.DataFrame) -> list[model.RequestRow]:

@@ -23,6 +23,7 @@ MAX_CHUNKS_SHOWN = 16
 MAX_PROCESSES = 4096
 MAX_TARGETS = 4096
 MAX_GRAPH_ROWS = 256
+MAX_CONNECTORS = 64
 STAGE_NAMES = tuple(stage.label for stage in StageName)
 
 _MOST = 2**63 - 1
@@ -234,6 +235,11 @@ class Event(TypedDict):
 
 
 class GradedFinding(TypedDict, total=False):
+    connector: Annotated[
+        str,
+        "of several connectors inside one, the name of the one (as in connectors) whose finding it is and in "
+        "whose ledger its tokens are counted; empty where it is no single one's",
+    ]
     grade: Annotated[
         str | None,
         "how well it is seen what became of these tokens, as in the ledgers' grades: the least of them; null "
@@ -270,6 +276,19 @@ class NotObserved(TypedDict):
 
     id: Annotated[str, "cause id or topic"]
     why: Annotated[str, "why nothing can be said"]
+
+
+class ConnectorBooks(TypedDict):
+    """One connector inside another one (MultiConnector): what it did by itself"""
+
+    name: Annotated[str, "its class, with a number where several are alike, and the way to it"]
+    engines: Annotated[list[Count], "tags of the engines that have it"]
+    verdict: Annotated[str, "what became of the prompt tokens with it alone, in one sentence"]
+    ledger: Annotated[Ledgers, "where every token went with it alone"]
+    coverage: Annotated[list[SummaryRow], "its hooks, a row each"]
+    findings: Annotated[list[str], "ids of its findings; they stand, with its name, in the report's findings"]
+    ruled_out: Annotated[list[RuledOut], "checked, and not the cause with it"]
+    not_observed: Annotated[list[NotObserved], "what cannot be said of it"]
 
 
 class GradedRow(TypedDict, total=False):
@@ -404,6 +423,11 @@ class DeviceTimes(TypedDict):
 class _Later(TypedDict, total=False):
     """Fields that are absent where there is no such thing."""
 
+    connectors: Annotated[
+        list[ConnectorBooks],
+        Most(MAX_CONNECTORS),
+        "absent where no connector has several inside it; the report's ledgers hold what any of them saved",
+    ]
     graphs: Annotated[list[GraphRow], Most(MAX_GRAPH_ROWS), "absent without CUDA graphs"]
     device: Annotated[DeviceTimes, "absent where no device time was taken"]
 

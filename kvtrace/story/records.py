@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from kvtrace.ledger.model import RunError
+from kvtrace.ledger.scan import of_a_connector
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT, WORDS
 from kvtrace.trace.reader import Documents, Records, Spool, SpoolError, spool_paths
@@ -71,7 +72,9 @@ def _source(path: Path) -> Source:
     wanted = [KIND_OF[row] for row in _OF_REQUESTS]
     kept = [np.empty((0, WORDS), dtype=np.int64)]
     kept += [chunk[np.isin(kind(chunk[:, 0]), wanted)] for chunk in spool.chunks()]
-    source = Source(path, spool.names, spool.documents(), np.concatenate(kept))
+    everyone = np.concatenate(kept)
+    outermost = (rows.detail(everyone[:, 0]) == 0) | ~of_a_connector(everyone)
+    source = Source(path, spool.names, spool.documents(), everyone[outermost])
     alive: tuple[type[Any], ...] = (rows.Arrival, rows.Chunk, rows.Finish)
     for row in alive:
         numbers = np.unique(rows.of_kind(row, source.rows).request).tolist()

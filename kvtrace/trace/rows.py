@@ -148,7 +148,7 @@ class Arrival(NamedTuple):
 
 class Lookup(NamedTuple):
     """``get_num_new_matched_tokens``. ``local``: tokens that the GPU's prefix cache holds, ``external``: the
-    connector's answer (NONE_ANSWER where it returned None)."""
+    connector's answer (NONE_ANSWER where it returned None). detail: as in MetadataEntry."""
 
     head: Word
     t0: Word
@@ -161,7 +161,8 @@ class Lookup(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """``update_state_after_alloc``. ``external``: tokens that the scheduler accepted from the connector."""
+    """``update_state_after_alloc``. ``external``: tokens that the scheduler accepted from the connector.
+    detail: as in MetadataEntry."""
 
     head: Word
     t0: Word
@@ -176,7 +177,8 @@ class Allocation(NamedTuple):
 class MetadataEntry(NamedTuple):
     """One entry of the metadata that ``build_connector_meta`` returned: Flag.STORE or LOAD. ``slots``: KV
     slots that it names; ``tokens``: tokens it speaks of; ``start``: position of its first slot in the
-    request; each -1 where the entry does not say."""
+    request; each -1 where the entry does not say. detail: the index of the connector, where it is inside
+    another one, else 0."""
 
     head: Word
     t: Word
@@ -329,7 +331,8 @@ class Parts(NamedTuple):
 
 
 class TransferBegun(NamedTuple):
-    """An asynchronous transfer of a request began (Flag.STORE: request_finished kept its blocks)."""
+    """An asynchronous transfer of a request began (Flag.STORE: request_finished kept its blocks).
+    detail: as in MetadataEntry."""
 
     head: Word
     t: Word
@@ -343,7 +346,7 @@ class TransferBegun(NamedTuple):
 
 class TransferDone(NamedTuple):
     """A request's asynchronous transfer was reported finished (Flag.STORE or LOAD), by a worker or to the
-    scheduler (the record's role). ``failed``: 1 where the connector said so."""
+    scheduler (the record's role). ``failed``: 1 where the connector said so. detail: as in MetadataEntry."""
 
     head: Word
     t: Word
@@ -568,9 +571,13 @@ def code(head: Word) -> Word:
     return (head >> 16) & 0xFF
 
 
+MOST_DETAIL = 0xFF
+"""The index of a connector is kept in so many bits: more connectors of one process share it."""
+
+
 def detail(head: Word) -> Word:
     """Of a hook or effect the connector's index in its process, of an op how its body was reached."""
-    return (head >> 24) & 0xFF
+    return (head >> 24) & MOST_DETAIL
 
 
 def flags(head: Word) -> Word:

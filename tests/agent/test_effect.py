@@ -19,7 +19,7 @@ from kvtrace.agent.watch import call, policy  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.watch.operations import Watch  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
-from kvtrace.trace.format import Flag, Kind, Role  # noqa: E402
+from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
 from kvtrace.trace.rows import code, detail, flags, kind  # noqa: E402
 
 from . import fakes  # noqa: E402
@@ -555,6 +555,38 @@ def test_a_child_connector_has_records_of_its_own(trace, caches):
     assert sorted(detail(rows[:, 0]).tolist()) == [top, child._kvtrace_connector]
     assert rows[:, 4].tolist() == [7, 7]
     assert not CACHES.address_taken
+
+
+def test_an_exception_that_a_child_catches_is_the_childs(trace, caches):
+    def refused(connector, layer, kv):
+        try:
+            raise ConnectionRefusedError("store is down")
+        except ConnectionRefusedError:
+            return pick(connector, layer, kv)
+
+    class Fan(fakes.Parent):
+        def bind_connector_metadata(self, connector_metadata):
+            super().bind_connector_metadata(connector_metadata)
+            for each in self._connectors:
+                each.bind_connector_metadata(connector_metadata)
+
+        def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+            for each in self._connectors:
+                each.save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
+            try:
+                raise ValueError("in the parent itself")
+            except ValueError:
+                return
+
+    child = fakes.Copying(refused)
+    parent = Fan(child)
+    parent._block_size = BLOCK
+    top = traced(parent, Role.WORKER, "MultiConnector")
+    AGENT.worker.step = 1
+    parent.bind_connector_metadata(fakes.WorkMetadata(store(7)))
+    parent.save_kv_layer("layer.0", caches["layer.0"], None)
+    caught = {fact["type"]: fact["connector"] for fact in trace.facts(Fact.SWALLOWED)}
+    assert caught == {"ConnectionRefusedError": child._kvtrace_connector, "ValueError": top}
 
 
 def test_a_watch_that_breaks_changes_nothing_for_the_connector(trace, caches, monkeypatch):

@@ -151,6 +151,18 @@ def test_children_explain_theirs_once(trace, reader):
     assert fact["class"] == "Meta" and fact["connector"] == second._kvtrace_connector
 
 
+def test_what_each_child_says_of_a_request_carries_its_index(trace, reader):
+    first, second = Connector(), Connector()
+    first.meta, second.meta = Meta(saves={A: [11]}), Meta(saves={A: [11, 12]})
+    parent = Connector(first, second)
+    traced(parent, Role.SCHEDULER, "Multi")
+    World(parent).step(1, None, **{A: 32})
+    meta = rows.of_kind(rows.MetadataEntry, trace.read()[1])
+    said = dict(zip(rows.detail(meta.head).tolist(), meta.slots.tolist(), strict=True))
+    assert said[first._kvtrace_connector] == 16 and said[second._kvtrace_connector] == 32
+    assert 0 in said
+
+
 def test_a_finished_request_is_remembered_with_its_blocks(reader):
     for number in range(600):
         reader.admissions.freed(f"req-{number}", [[number]])

@@ -395,10 +395,10 @@ class Sim:
     # -- worker records
 
     def hook(self, rank: int, name: str, step: int, layer: str = "", slots: int = 0, entries: int = 0,
-             flags: int = 0) -> None:  # fmt: skip
+             flags: int = 0, connector: int = 1) -> None:  # fmt: skip
         w = self.workers[rank]
         ident = w.name(layer)
-        head = pack_head(Kind.HOOK, Role.WORKER, hooks.BY_NAME[name].code, 1, flags)
+        head = pack_head(Kind.HOOK, Role.WORKER, hooks.BY_NAME[name].code, connector, flags)
         t0, t1 = self.clock(), self.clock(self.slow.get(name, US))
         self.hook_t[rank, step, name, layer] = t1
         w.add(*rows.HookCall(head, t0, t1, step, ident, slots, entries, extra=0))
@@ -520,7 +520,7 @@ class Sim:
 
     def touch(
         self, slots: Mapping[int, Iterable[int]], *, rank: int = 0, hook: str = "save_kv_layer",
-        step: int = 0, flags: int = int(Flag.STORE), t: int = 0,
+        step: int = 0, flags: int = int(Flag.STORE), t: int = 0, connector: int = 0,
     ) -> None:  # fmt: skip
         """What one call touched, by layer: one of a hook in a step (0: the latest), at that hook's time, or
         ("") a piece of background work, now. A hook that is called by layer makes a call of each."""
@@ -532,7 +532,7 @@ class Sim:
             ended = self.hook_t.get((rank, step, hook, name)) or self.hook_t.get((rank, step, hook, ""))
             when = t or (ended if hook else 0) or self.clock()
             ident, amount = w.name(slot_text(touched) or "/"), len(set(touched))
-            head = pack_head(Kind.SLOTS, Role.WORKER, code, self.tag * 10 + 1 & 0xFF, flags)
+            head = pack_head(Kind.SLOTS, Role.WORKER, code, connector or self.tag * 10 + 1 & 0xFF, flags)
             w.add(*rows.SlotsTouched(head, when, w.name(name), step, ident, amount, 0, self._calls))
 
     def read(
@@ -618,6 +618,63 @@ class Sim:
     def write(self) -> None:
         for spool in {id(s): s for s in (self.scheduler, *self.workers)}.values():
             spool.write()
+
+
+class Several(Sim):
+    """A connector that holds others, on one rank: ``names`` of their classes; ``nested``: the names of those
+    inside the last of them."""
+
+    def __init__(self, run_dir: Path, names: Sequence[str], nested: Sequence[str] = (), **more: Any) -> None:
+        configured = [{"kv_connector": name, "kv_role": "kv_both"} for name in names]
+        super().__init__(run_dir, connector="MultiConnector", extra={"connectors": configured}, **more)
+        leaves = [*names[:-1], *nested] if nested else names
+        self.inner = {name: (self.tag * 10 + 2 + i, self.tag * 10 + 12 + i) for i, name in enumerate(leaves)}
+        """Name -> its index on the scheduler's side and on the worker's."""
+        sides = ((self.scheduler, "scheduler", 0), (self.workers[0], "worker", 1))
+        for spool, role, side in sides:
+            top = middle = self.tag * 10 + side
+            if nested:
+                middle = self.tag * 10 + 20 + side
+                self._connector_fact(spool, role, middle, None, {"parent": top, **_named(names[-1])})
+            for name in leaves:
+                parent = middle if name in nested else top
+                facts = {"parent": parent, **_named(name)}
+                self._connector_fact(spool, role, self.inner[name][side], None, facts)
+
+    def store(self, chunks: Sequence[Chunk], entries: Mapping[str, Sequence[Entry]], **more: Any) -> int:
+        """A step with what each connector's part of the metadata names."""
+        for chunk in chunks:
+            for scheduler, _ in self.inner.values() if chunk.first else ():
+                s, step = self.scheduler, self.tag << fmt.STEP_SHIFT | (self.n + 1)
+                head = pack_head(Kind.LOOKUP, Role.SCHEDULER, detail=scheduler)
+                times = self.clock(), self.clock()
+                s.add(*rows.Lookup(head, *times, step, s.name(chunk.request), local=0, external=0))
+        step = self.step(chunks, [one for named in entries.values() for one in named], **more)
+        for name, (scheduler, worker) in self.inner.items():
+            self._part(step, entries.get(name, ()), scheduler, worker)
+        return step
+
+    def _part(self, step: int, named: Sequence[Entry], scheduler: int, worker: int) -> None:
+        s = self.scheduler
+        for one in named:
+            head = pack_head(Kind.META, Role.SCHEDULER, detail=scheduler, flags=one.flags)
+            row = rows.MetadataEntry(
+                head, self.clock(), s.name(one.request), step, one.slots, one.tokens, one.start
+            )
+            s.add(*row)
+        work = sum(one.slots for one in named), len(named)
+        head = pack_head(Kind.HOOK, Role.SCHEDULER, hooks.BUILD_METADATA.code, scheduler)
+        s.add(*rows.HookCall(head, self.clock(), self.clock(), step, 0, *work, 0))
+        for hook in ("bind_connector_metadata", "start_load_kv"):
+            self.hook(0, hook, step, "", *work, connector=worker)
+        for layer in self.layer_names:
+            self.hook(0, "save_kv_layer", step, layer, *work, connector=worker)
+        for hook in ("wait_for_save", "get_finished"):
+            self.hook(0, hook, step, "", *work, connector=worker)
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"configured": name, "class": name}
 
 
 def run_json(

@@ -31,8 +31,8 @@ KNOWN = {
     "$schema", "$id", "$ref", "$defs", "title", "description", "properties", "required", "type",
     "const", "enum", "additionalProperties", "items", "maxItems", "minimum", "maximum",
 }  # fmt: skip
-LATER = {"report": ("graphs", "device"), "Ledger": ("grades",), "Finding": ("grade",),
-         "RequestRow": ("grade", "not_observed")}  # fmt: skip
+LATER = {"report": ("connectors", "graphs", "device"), "Ledger": ("grades",),
+         "Finding": ("connector", "grade"), "RequestRow": ("grade", "not_observed")}  # fmt: skip
 """Added to the schema after its first reports: optional, so that those stay valid."""
 JUDGE = jsonschema.Draft202012Validator(SCHEMA)
 

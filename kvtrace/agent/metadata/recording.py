@@ -32,9 +32,11 @@ class Reader:
         declared = _NOTHING if is_empty(meta) else self._read(connector, meta, output, child)
         if not child:
             self._step = None
-            self._write(declared, t)
+            self._write(declared, t, 0)
             if self.admissions.awaited:
                 self.admissions.ran(output.num_scheduled_tokens)
+        else:
+            self._write(declared, t, getattr(connector, INDEX_ATTRIBUTE, 0))
         if declared.problems and (child or not getattr(connector, "_connectors", None)):
             self._explain(connector, meta, declared)  # those inside it have explained theirs
         return declared
@@ -59,10 +61,11 @@ class Reader:
             self._step = output, Holdings(scheduler.current, output, self.admissions, scheduler.step)
         return self._step[1]
 
-    def _write(self, declared: Declared, t: int) -> None:
+    def _write(self, declared: Declared, t: int, inside: int) -> None:
+        """META records of the connector ``inside`` another one, or (0) of the outermost one."""
         step = AGENT.scheduler.step
         for entry in declared.entries:
-            head = pack_head(Kind.META, Role.SCHEDULER, 0, 0, entry.direction, AGENT.thread())
+            head = pack_head(Kind.META, Role.SCHEDULER, 0, inside, entry.direction, AGENT.thread())
             ident = AGENT.request_id(entry.req_id) if entry.req_id else 0
             row = rows.MetadataEntry(
                 head, t, ident, step, slots=entry.slots, tokens=entry.tokens, start=entry.start

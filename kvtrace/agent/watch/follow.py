@@ -204,11 +204,7 @@ def _note_item(queue: Any, item: Any) -> None:
 def _get(original: Any) -> Any:
     def get(self: Any, *args: Any, **kwargs: Any) -> Any:
         work = _asks(id(self)) if _on else None
-        try:
-            item = original(self, *args, **kwargs)
-        except BaseException as error:
-            frames.step_out(error)
-            raise
+        item = original(self, *args, **kwargs)
         if work is not None or _items:
             _got(work, self, item)
         return item
@@ -384,11 +380,7 @@ def _end_of(callback: Any) -> BaseException | None:
 
 def _async_get(original: Any) -> Any:
     def get_nowait(self: Any) -> Any:
-        try:
-            item = original(self)
-        except BaseException as error:
-            frames.step_out(error)
-            raise
+        item = original(self)
         if _items:
             try:
                 origin = _take_item(self, item)

@@ -44,6 +44,8 @@ class Raises:
         self._errors: dict[int, Raised] = {}
         self._callers: list[FrameType] = []
         self._calls = 0
+        self._around: Raises | None = None
+        """Of the call around this one, of the connector that this one's connector is inside of."""
 
     def start(self) -> bool:
         """False where nothing can be recorded."""
@@ -53,7 +55,8 @@ class Raises:
                 return False
             _here.setdefault(self._ident, []).append(self)
             return True
-        if sys.gettrace() is not None:
+        self._around = _around(self.owner)
+        if sys.gettrace() is not None and self._around is None:
             return False
         return set_trace(self._call)
 
@@ -70,7 +73,7 @@ class Raises:
             if frame.f_trace == self._inside:
                 frame.f_trace = None
         if sys.gettrace() == self._call:
-            set_trace(None)
+            set_trace(None if self._around is None else self._around._call)
 
     def callers_too(self, frame: FrameType | None) -> None:
         """Frames that run already, from this one on outwards: a trace function sees only calls to come."""
@@ -128,6 +131,12 @@ class Raises:
         return self._inside
 
 
+def _around(owner: Owner) -> Raises | None:
+    """What has this thread's trace function, where that is a call of another connector."""
+    outer = getattr(sys.gettrace(), "__self__", None)
+    return outer if isinstance(outer, Raises) and outer.owner is not owner else None
+
+
 def ours() -> bool:
     """Whether this thread's trace function is one of these: that of a call around this one."""
     return isinstance(getattr(sys.gettrace(), "__self__", None), Raises)
@@ -155,9 +164,11 @@ def _monitor() -> bool:
 
 
 def _raised(code: CodeType, offset: int, error: BaseException) -> None:
-    for raises in _here.get(get_ident(), ()):
+    stack = _here.get(get_ident(), [])
+    for raises in stack:
         try:
-            if raises.owner.owns(code.co_filename):
+            # What is raised in a connector inside another one is the inner one's.
+            if raises.owner is stack[-1].owner and raises.owner.owns(code.co_filename):
                 raises.keep(error)
         except Exception:
             return

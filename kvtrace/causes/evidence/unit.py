@@ -140,7 +140,11 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     samples = [sample for sample in samples if sample.heard]
     kept = [replace(sample, stores=(_whole(sample),)) for sample in samples if sample.taken]
     silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
-    seen = _infer(engine, kept, silent, command) if kept else None
+    # Of others the metadata alone says what was to be stored: a unit that gives all is the better one.
+    named = [sample for sample in samples if sample.taken is None and sample.stores]
+    seen = None
+    if kept:
+        seen = _infer(engine, [*kept, *named], silent, command) or _infer(engine, kept, silent, command)
     if kept and not (seen and all(sample.prompt - seen.kept_back < seen.value for sample in silent)):
         seen = _unnamed(kept, silent) or seen
     if seen:

@@ -17,7 +17,7 @@ from kvtrace.ledger.steps import Array, real_step
 from kvtrace.ledger.timing import Histograms
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, STEP_SHIFT, Dispatch, Flag, Kind, Role, Skip
-from kvtrace.trace.reader import Records, Spool
+from kvtrace.trace.reader import Records
 
 Counts = dict[tuple[str, str], tuple[int, int, int]]
 """(hook or op, layer) -> steps in which it fired, with work (of an op: called directly), and raised."""
@@ -55,9 +55,9 @@ class SpoolReader:
     in which the scheduler built metadata, put an entry into it, and raised."""
 
     def __init__(self, scan: SpoolScan, workers: Sequence[Worker], store_steps: Array) -> None:
-        self._spool = Spool(scan.path)
+        self._scan = scan
         self._workers = workers
-        self._layers = Layers(self._spool.names)
+        self._layers = Layers(scan.names)
         self._distinct = Distinct(scan.executed.values())
         self._outside: set[int] = set()  # layers with a body or save hook outside of real steps
         self._spent: dict[int, Counter[int]] = {worker.engine: Counter() for worker in workers}  # hook -> ns
@@ -69,7 +69,7 @@ class SpoolReader:
 
     def read(self, hooks_time: Histograms, ops_time: Histograms) -> None:
         """Read it once; durations are added to the histograms, by code."""
-        for chunk in self._spool.chunks():
+        for chunk in self._scan.calls():
             kinds = rows.kind(chunk[:, 0])
             found: list[Calls] = []
             called, bodies = chunk[kinds == Kind.HOOK], chunk[kinds == Kind.OP]

@@ -16,7 +16,7 @@ from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.steps import Array, Mask, locate, of_engine
 from kvtrace.trace import facts, hooks, ops, rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Kind
-from kvtrace.trace.reader import Records, Spool
+from kvtrace.trace.reader import Records
 
 NEVER = (1 << 62) - 1
 """The time of what did not happen."""
@@ -126,9 +126,8 @@ def evidence(scans: Sequence[SpoolScan], workers: Sequence[Worker], steps: Array
     for scan in scans:
         if scan.name not in at_work:
             continue
-        spool = Spool(scan.path)
-        readers = [_Reader(worker, steps, spool.names) for worker in workers if worker.spool == scan.name]
-        for chunk in spool.chunks():
+        readers = [_Reader(worker, steps, scan.names) for worker in workers if worker.spool == scan.name]
+        for chunk in scan.calls():
             for engine, reported in _errors(chunk):
                 errors[engine].append(reported)
             for reader in readers:

@@ -9,8 +9,8 @@ rules in ``kvtrace.causes`` say which cause stands behind it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,7 @@ from kvtrace.ledger.model import (
     Trust,
 )
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.saves.joint import Joint
 from kvtrace.ledger.saves.pairs import Evidence, Pairs, pairs_of
 from kvtrace.ledger.saves.positions import Segment, Way, reuse_of
 from kvtrace.ledger.steps import Array
@@ -57,6 +58,8 @@ class Saves:
     requests: tuple[RequestSaves, ...]
     spans: tuple[Span, ...]
     trust: Trust
+    ways: Mapping[int, Way] = field(default_factory=dict)
+    """By the request's row."""
 
 
 def assign(
@@ -65,12 +68,14 @@ def assign(
     evidence: Evidence,
     loads: Sequence[LoadOf],
     watch: Collection[str] = (),
+    parts: Sequence[Mapping[int, Way]] = (),
 ) -> Saves:
     """Assign each position its outcome.
 
     Args:
         loads: what became of the requests' loads.
         watch: ids of the requests whose spans are kept.
+        parts: of engines with several connectors, the ways of each of these: saved is what any of them saved.
 
     Raises:
         AssertionError: the outcomes do not sum to positions x pairs.
@@ -85,18 +90,21 @@ def assign(
     pieces: Rows = []
     found: list[RequestSaves] = []
     spans: list[Span] = []
+    ways: dict[int, Way] = {}
     for row, request in enumerate(requests):
         if request.engine not in made:
             found.append(RequestSaves())
             continue
         way = _way(row, request, made[request.engine][0], evidence, load_of.get(row))
-        of_request = _OfRequest(row, way)
+        ways[row] = way
+        several = [(number, part[row]) for number, part in enumerate(parts) if row in part]
+        of_request = _OfRequest(row, way, Joint(several) if several else None)
         base += of_request.base()
         pieces += of_request.pieces()
         found.append(of_request.sums())
         total += request.computed * len(way.pairs)
         if request.id in watch:
-            spans += _spans(row, way)
+            spans += of_request.spans()
     result = Saves(
         total=total,
         base=pd.DataFrame(base, columns=list(BASE_COLUMNS)),
@@ -105,6 +113,7 @@ def assign(
         requests=tuple(found),
         spans=tuple(spans),
         trust=sum((trust for _, trust in made.values()), Trust()),
+        ways=ways,
     )
     _check(result)
     return result
@@ -149,11 +158,12 @@ class _Class:
 class _OfRequest:
     """One request's rows in the tables."""
 
-    def __init__(self, row: int, way: Way) -> None:
+    def __init__(self, row: int, way: Way, joint: Joint | None = None) -> None:
         self._row, self._way, self._request = row, way, way.request
-        counts, self._class_of = _classes(way)
+        self._segments = joint.segments if joint else way.segments
+        counts, self._class_of = _classes([part for _, part in joint.parts] if joint else [way])
         self._classes = [
-            _Class(count, bool(way.pairs.live[pair]), way.segments(pair)) for count, pair in counts
+            _Class(count, bool(way.pairs.live[pair]), self._segments(pair)) for count, pair in counts
         ]
 
     def base(self) -> Rows:
@@ -176,7 +186,8 @@ class _OfRequest:
         """What was not saved, prompt and decode apart."""
         return [
             (self._row, self._request.engine, low, high, one.pairs, phase, part.chunk,
-             _step(self._request, part.chunk), part.outcome.code, one.live, int(part.outcome.grade))
+             _step(self._request, part.chunk), part.outcome.code, one.live, int(part.outcome.grade),
+             part.part)
             for one in self._classes
             for part in one.segments
             if part.outcome.name == NOT_SAVED
@@ -198,6 +209,21 @@ class _OfRequest:
             external=length(self._way.reuse.external),
         )
 
+    def spans(self) -> list[Span]:
+        """The segments pair by pair; those of pairs that fared alike together."""
+        way = self._way
+        alike: dict[tuple[bool, tuple[Segment, ...]], list[int]] = defaultdict(list)
+        for pair in range(len(way.pairs)):
+            alike[bool(way.pairs.live[pair]), tuple(self._segments(pair))].append(pair)
+        return [
+            Span(
+                request=self._row, start=part.start, end=part.end, outcome=part.outcome, chunk=part.chunk,
+                step=_step(self._request, part.chunk), live=live, pairs=tuple(members),
+            )
+            for (live, segments), members in alike.items()
+            for part in segments
+        ]  # fmt: skip
+
 
 def _step(request: Request, chunk: int) -> int:
     return request.chunks[chunk].step if chunk >= 0 else 0
@@ -206,21 +232,6 @@ def _step(request: Request, chunk: int) -> int:
 def _phases(part: Segment, prompt: int) -> list[tuple[int, int, str]]:
     parts = ((part.start, min(part.end, prompt), "prefill"), (max(part.start, prompt), part.end, "decode"))
     return [(low, high, phase) for low, high, phase in parts if low < high]
-
-
-def _spans(row: int, way: Way) -> list[Span]:
-    """The segments pair by pair; those of pairs that fared alike together."""
-    alike: dict[tuple[bool, tuple[Segment, ...]], list[int]] = defaultdict(list)
-    for pair in range(len(way.pairs)):
-        alike[bool(way.pairs.live[pair]), tuple(way.segments(pair))].append(pair)
-    return [
-        Span(
-            request=row, start=part.start, end=part.end, outcome=part.outcome, chunk=part.chunk,
-            step=_step(way.request, part.chunk), live=live, pairs=tuple(members),
-        )
-        for (live, segments), members in alike.items()
-        for part in segments
-    ]  # fmt: skip
 
 
 def _ranks_differ(layer: Array, saved: Array) -> bool:
@@ -232,12 +243,25 @@ def _ranks_differ(layer: Array, saved: Array) -> bool:
     return bool(len(np.unique(distinct[0])) < distinct.shape[1])
 
 
-def _classes(way: Way) -> tuple[list[tuple[int, int]], Array]:
-    """Pairs in which a request fared alike: (how many, one of them) each, and the class of each pair."""
-    request, pairs = way.request, way.pairs
-    n = len(pairs)
+def _classes(ways: Sequence[Way]) -> tuple[list[tuple[int, int]], Array]:
+    """Pairs in which a request fared alike, with each of its connectors: (how many, one of them) each, and
+    the class of each pair."""
+    n = len(ways[0].pairs)
     if not n:
         return [], np.empty(0, dtype=np.int64)
+    table = np.stack([row for way in ways for row in _differing(way)])
+    if (table == table[:, :1]).all():
+        return [(n, 0)], np.zeros(n, dtype=np.int64)
+    _, first, class_of, counts = np.unique(
+        table, axis=1, return_index=True, return_inverse=True, return_counts=True
+    )
+    return list(zip(counts.tolist(), first.tolist(), strict=True)), class_of.reshape(-1)
+
+
+def _differing(way: Way) -> list[Array]:
+    """All in which the pairs of a way may differ, a number a pair each."""
+    request, pairs = way.request, way.pairs
+    n = len(pairs)
     differing: list[Array] = [pairs.live.astype(np.int64)]
     for members in way.reuse.lost.values():
         differing.append(np.array([members >> pair & 1 for pair in range(n)], dtype=np.int64))
@@ -258,11 +282,4 @@ def _classes(way: Way) -> tuple[list[tuple[int, int]], Array]:
     if way.unfinished:
         differing.append(np.array([pairs.spool(pair) in way.unfinished for pair in range(n)], np.int64))
     computing = dict.fromkeys(chunk.step for chunk in request.chunks)
-    differing += [pairs.states[step][pairs.worker].astype(np.int64) for step in computing]
-    table = np.stack(differing)
-    if (table == table[:, :1]).all():
-        return [(n, 0)], np.zeros(n, dtype=np.int64)
-    _, first, class_of, counts = np.unique(
-        table, axis=1, return_index=True, return_inverse=True, return_counts=True
-    )
-    return list(zip(counts.tolist(), first.tolist(), strict=True)), class_of.reshape(-1)
+    return differing + [pairs.states[step][pairs.worker].astype(np.int64) for step in computing]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, LoadEnd, Outcome, SaveEnd
@@ -23,12 +23,13 @@ _PENDING, _NOT_OBSERVED = Outcome(PENDING), Outcome(NOT_OBSERVED, grade=Grade.NO
 @dataclass(frozen=True)
 class Segment:
     """Positions [start, end) with one outcome. ``chunk``: index of the prefill chunk that computed them, -1
-    for none."""
+    for none. ``part``: of several connectors the one whose outcome it is."""
 
     start: int
     end: int
     outcome: Outcome
     chunk: int
+    part: int = -1
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,19 @@ class Way:
 
     def segments(self, pair: int) -> list[Segment]:
         """The positions [0, computed) in one pair, in order; neighbours differ."""
-        found: list[Segment] = []
-        for one in _InPair(self, pair).segments():
-            last = found[-1] if found else None
-            if last and (last.end, last.outcome, last.chunk) == (one.start, one.outcome, one.chunk):
-                found[-1] = Segment(last.start, one.end, last.outcome, last.chunk)
-            else:
-                found.append(one)
-        return found
+        return merged(_InPair(self, pair).segments())
+
+
+def merged(segments: Iterable[Segment]) -> list[Segment]:
+    """Segments in order, those that follow on and fared alike as one."""
+    found: list[Segment] = []
+    for one in segments:
+        last = found[-1] if found else None
+        if last and one == replace(last, start=one.start, end=one.end) and last.end == one.start:
+            found[-1] = replace(last, end=one.end)
+        else:
+            found.append(one)
+    return found
 
 
 class _InPair:

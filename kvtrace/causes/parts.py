@@ -1,0 +1,134 @@
+"""Several connectors inside one: what is said of each, and of all of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from kvtrace.causes.case import Case
+from kvtrace.causes.model import Diagnosis, Finding, NotObserved, Result, RuledOut
+from kvtrace.causes.registry import CATALOGUE
+from kvtrace.causes.tables import rows
+from kvtrace.ledger.model import Engine, Run
+from kvtrace.words import listed
+
+Parts = Sequence[tuple[str, Diagnosis]]
+"""Name of a connector, "" of those that stand alone in their engines, and what is said of it."""
+T = TypeVar("T", Finding, RuledOut, NotObserved)
+
+
+def of_engines(run: Run, engines: Sequence[Engine]) -> Run:
+    """A run with some of its engines alone; the rows of its requests stay."""
+    tags = {engine.tag for engine in engines}
+    here = {row for row, tag in enumerate(run.requests["engine"]) if tag in tags}
+    return replace(
+        run,
+        engines=engines,
+        parts=(),
+        hooks=run.hooks[run.hooks["engine"].isin(tags)],
+        ops=run.ops[run.ops["engine"].isin(tags)],
+        skips=run.skips[run.skips["engine"].isin(tags)],
+        entries=run.entries[run.entries["engine"].isin(tags)],
+        pieces=run.pieces[run.pieces["engine"].isin(tags)],
+        base=run.base[run.base["engine"].isin(tags)],
+        total=sum(
+            row.computed * engine.pairs
+            for engine in engines
+            for row in rows(run.requests)
+            if row.engine == engine.tag
+        ),
+        load_rows=[row for row in run.load_rows if row.engine in tags],
+        async_saves=[save for save in run.async_saves if save.request in here],
+    )
+
+
+def joined(case: Case, results: Sequence[Result], parts: Parts) -> list[Result]:
+    """What is said of the run as a whole.
+
+    Of tokens each connector speaks for itself: what is found in one of them is found, and says in which;
+    what each of them rules out is ruled out. The rest (processes, settings, times) is the run's.
+    """
+    found = _findings(parts)
+    ids = {one.id for one in found}
+    # Lost by all, and for a reason that none of them gives for its own loss as a whole.
+    missing = set(case.assigned) - ids
+    own = [one for one in results if not _of_tokens(one.id) or one.id in missing]
+    unseen = _each(parts, lambda one: one.not_observed, lambda one: (one.id, one.why))
+    topics = {one.id for one in own if isinstance(one, NotObserved)}
+    return [
+        *own,
+        *found,
+        *_ruled_out(parts, ids),
+        *(
+            replace(one, why=_in(name, one.why))
+            for name, one in unseen
+            if _of_tokens(one.id) and one.id not in topics
+        ),
+    ]
+
+
+def own(diagnosis: Diagnosis) -> Diagnosis:
+    """What is said of one of several connectors: of its tokens. The rest is the run's."""
+    return replace(
+        diagnosis,
+        findings=[one for one in diagnosis.findings if _of_tokens(one.id)],
+        ruled_out=[one for one in diagnosis.ruled_out if _of_tokens(one.id)],
+        not_observed=[one for one in diagnosis.not_observed if _of_tokens(one.id)],
+    )
+
+
+def _of_tokens(ident: str) -> bool:
+    return ident in CATALOGUE and CATALOGUE[ident].ledger is not None
+
+
+def _in(name: str, text: str) -> str:
+    return f"in {name}: {text}" if name else text
+
+
+def _findings(parts: Parts) -> list[Finding]:
+    """The findings about tokens, with the connector's name; what all of them say alike is said once."""
+    said = _each(
+        parts, lambda one: one.findings, lambda one: (one.id, one.title, one.tokens, tuple(one.evidence))
+    )
+    return [
+        replace(
+            one,
+            connector=name,
+            title=f"{name}: {one.title}" if name and not one.title.startswith(name) else one.title,
+            headline=f"in {name}, {one.headline}" if name and one.headline else one.headline,
+        )
+        for name, one in said
+        if _of_tokens(one.id)
+    ]
+
+
+def _ruled_out(parts: Parts, found: set[str]) -> list[RuledOut]:
+    """What every one of them rules out."""
+    ruled: dict[str, list[tuple[str, str]]] = {}
+    for name, one in parts:
+        for out in one.ruled_out:
+            ruled.setdefault(out.id, []).append((name, out.evidence))
+    result = []
+    for ident, said in ruled.items():
+        if len(said) == len(parts) and ident not in found and _of_tokens(ident):
+            alike = len({evidence for _, evidence in said}) == 1
+            evidence = said[0][1] if alike else "; ".join(_in(name, text) for name, text in said)
+            result.append(RuledOut(ident, evidence))
+    return result
+
+
+def _each(
+    parts: Parts, of: Callable[[Diagnosis], Sequence[T]], key: Callable[[T], Hashable]
+) -> list[tuple[str, T]]:
+    """What the connectors say, with the name; once and without a name what several say in the same words."""
+    alike: dict[Hashable, list[tuple[str, T]]] = {}
+    for name, diagnosis in parts:
+        for one in of(diagnosis):
+            alike.setdefault(key(one), []).append((name, one))
+    return [
+        (listed([name for name, _ in said]) if 1 <= len(said) < len(parts) else "", said[0][1])
+        if len(said) > 1
+        else said[0]
+        for said in alike.values()
+    ]

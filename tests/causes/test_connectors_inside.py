@@ -1,0 +1,154 @@
+"""Several connectors inside one: each has its own books, and the engine's say what any of them saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from synth import Chunk, Entry, Several, Sim
+from test_rules import analyse, ids, prompts, ruled_out, tokens
+
+from kvtrace.causes import Diagnosis
+from kvtrace.ledger import read_run
+from kvtrace.report.build import build_report
+from kvtrace.report.model import Report
+from kvtrace.trace.format import Fact
+
+PROMPTS = {"req-1": 64, "req-2": 128, "req-3": 100}
+
+
+def served(sim: Several, units: dict[str, int], reads: Iterable[str]) -> Several:
+    """Each connector stores whole units; ``reads``: those of them that read what they name."""
+    for prompt in prompts(list(PROMPTS.values())):
+        sim.arrive(prompt)
+        whole = {name: prompt.length // unit * unit for name, unit in units.items() if unit}
+        entries = {name: [Entry(prompt.id, size, -1, 0)] for name, size in whole.items() if size}
+        sim.store([Chunk(prompt.id, 0, prompt.length, first=True)], entries,
+                  prompts={prompt.id: prompt.length})  # fmt: skip
+        for name in reads:
+            if whole[name]:
+                sim.read(prompt.id, 0, whole[name], connector=sim.inner[name][1])
+        sim.finish(prompt.id, prompt.length)
+    return sim
+
+
+def swallow(sim: Several, name: str) -> None:
+    """``name`` catches an exception in each of its calls."""
+    count = 0
+    for n in range(1, sim.n + 1):
+        for layer in sim.layer_names:
+            count += 1
+            sim.workers[0].fact(
+                Fact.SWALLOWED,
+                {"hook": "save_kv_layer", "connector": sim.inner[name][1], "type": "ConnectionRefusedError",
+                 "message": "refused", "where": "store.py:12 in put", "layer": layer,
+                 "step": sim.tag << 32 | n, "count": count, "observed_calls": count, "logged": False},
+            )  # fmt: skip
+
+
+def of(diagnosis: Diagnosis, name: str) -> Diagnosis:
+    return dict(diagnosis.parts)[name]
+
+
+def report_of(sim: Sim) -> Report:
+    return build_report(sim.dir)
+
+
+def test_healthy_ones_with_units_of_their_own_have_no_fault(tmp_path: Path) -> None:
+    """The larger unit of one is no hole in what the other saved, and the other way round."""
+    sim = served(
+        Several(tmp_path / "run", ["Near", "Far"], kv_blocks=64), {"Near": 32, "Far": 64}, ["Near", "Far"]
+    )
+    diagnosis = analyse(sim)
+    assert {one.severity for one in diagnosis.findings} == {"limit"}
+    assert set(ids(diagnosis)) == {"below-save-granularity"}
+    assert tokens(diagnosis) == {"saved": 288, "not-saved:below-save-granularity": 4}
+    assert tokens(of(diagnosis, "Near")) == {"saved": 288, "not-saved:below-save-granularity": 4}
+    assert tokens(of(diagnosis, "Far")) == {"saved": 256, "not-saved:below-save-granularity": 36}
+    assert [one.connector for one in diagnosis.findings] == ["Far", "Near"]
+    assert "metadata-has-no-store" not in ids(diagnosis)
+
+
+def test_a_dead_one_beside_a_good_one_comes_first_and_is_not_ruled_out(tmp_path: Path) -> None:
+    sim = Several(tmp_path / "run", ["Good", "Dead"], kv_blocks=64)
+    served(sim, {"Good": 32, "Dead": 32}, ["Good", "Dead"])
+    swallow(sim, "Dead")
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"saved": 288, "not-saved:below-save-granularity": 4}
+    first = diagnosis.findings[0]
+    assert (first.id, first.connector, first.severity) == ("exception-swallowed", "Dead", "fault")
+    assert first.tokens == 288 and first.title.startswith("Dead: ")
+    assert "In Dead, the connector catches" in diagnosis.verdict
+    assert "exception-swallowed" not in ruled_out(diagnosis)
+    assert "exception-swallowed" in ruled_out(of(diagnosis, "Good"))
+    assert ids(of(diagnosis, "Good")) == ["below-save-granularity"]
+    assert tokens(of(diagnosis, "Dead"))["not-saved:exception-swallowed"] == 288
+
+
+def test_what_one_saved_and_another_only_declared_has_the_better_grade(tmp_path: Path) -> None:
+    sim = Several(tmp_path / "run", ["Seen", "Unseen"], kv_blocks=64)
+    served(sim, {"Seen": 32, "Unseen": 0}, ["Seen"])
+    diagnosis = analyse(sim)
+    assert [grade.label for grade in diagnosis.saves.grades["saved"]] == ["read"]
+    assert diagnosis.saves.accounts["saved"] == 288 * sim.layers
+
+
+@pytest.mark.parametrize("names", [["Twin", "Other"], ["Other", "Twin"]])
+def test_a_loss_of_all_is_explained_by_the_one_that_came_furthest(tmp_path: Path, names: list[str]) -> None:
+    sim = Several(tmp_path / "run", names, kv_blocks=64)
+    served(sim, {"Twin": 64, "Other": 32}, ["Twin", "Other"])
+    swallow(sim, "Other")
+    diagnosis = analyse(sim)
+    # req-3 has 100 tokens: Twin takes 64, Other names 96 and loses them.
+    assert tokens(diagnosis) == {
+        "saved": 256, "not-saved:exception-swallowed": 32, "not-saved:below-save-granularity": 4,
+    }  # fmt: skip
+
+
+def test_those_nested_deeper_have_the_way_to_them_as_their_name(tmp_path: Path) -> None:
+    sim = Several(tmp_path / "run", ["Near", "MultiConnector"], nested=["Disk", "Net"], kv_blocks=64)
+    served(sim, {"Near": 32, "Disk": 32, "Net": 32}, ["Near", "Disk", "Net"])
+    diagnosis = analyse(sim)
+    assert [name for name, _ in diagnosis.parts] == ["Near", "MultiConnector > Disk", "MultiConnector > Net"]
+    assert all(tokens(part)["saved"] == 288 for _, part in diagnosis.parts)
+
+
+def test_an_engine_beside_them_with_one_connector_keeps_its_findings(tmp_path: Path) -> None:
+    """Its findings are its own, of its own tokens alone."""
+    sim = served(Several(tmp_path / "run", ["A", "B"], kv_blocks=64), {"A": 32, "B": 32}, ["A", "B"])
+    sim.write()
+    other = Sim(tmp_path / "run", tag=3, pid=300, connector="Alone", ints={"unit": 128})
+    other.asks = True
+    for prompt in prompts([256, 200], start=9):
+        other.arrive(prompt)
+        other.step([Chunk(prompt.id, 0, prompt.length, first=True)],
+                   [Entry(prompt.id, prompt.length // 128 * 128, -1, 0)],
+                   prompts={prompt.id: prompt.length})  # fmt: skip
+        other.finish(prompt.id, prompt.length)
+    diagnosis = analyse(other)
+    alone = [one for one in diagnosis.findings if not one.connector]
+    assert [(one.id, one.tokens) for one in alone if one.tokens] == [("below-save-granularity", 72)]
+    assert tokens(diagnosis)["saved"] == 288 + 384
+
+
+def test_the_report_has_the_books_of_each(tmp_path: Path) -> None:
+    sim = Several(tmp_path / "run", ["Good", "Dead"], kv_blocks=64)
+    served(sim, {"Good": 32, "Dead": 32}, ["Good", "Dead"])
+    swallow(sim, "Dead")
+    analyse(sim)
+    report = report_of(sim)
+    good, dead = report["connectors"]
+    assert (good["name"], dead["name"]) == ("Good", "Dead")
+    assert dead["findings"][0] == "exception-swallowed" and "exception-swallowed" not in good["findings"]
+    assert good["ledger"]["saves"]["total"] == dead["ledger"]["saves"]["total"]
+    assert report["findings"][0].get("connector") == "Dead"
+    of_save = next(row for row in dead["coverage"] if row["hook"] == "save_kv_layer")
+    assert (of_save["fired"], of_save["with_work"]) == (3 * sim.layers, 3 * sim.layers)
+
+
+def test_one_that_holds_a_single_other_one_is_read_as_one(tmp_path: Path) -> None:
+    sim = served(Several(tmp_path / "run", ["Only"], kv_blocks=64), {"Only": 32}, ["Only"])
+    analyse(sim)
+    assert not read_run(sim.dir).parts
+    assert "connectors" not in report_of(sim)
