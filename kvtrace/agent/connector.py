@@ -30,6 +30,7 @@ from kvtrace.trace.format import Role
 from kvtrace.trace.mask import mask_text
 
 _next_index = 1
+_BASE_ATTRIBUTE = "_kvtrace_base"
 
 
 def traced(
@@ -106,10 +107,7 @@ def _install(connector: Any, base: type, role: Role, index: int, parent: int | N
     try:
         marks = {INDEX_ATTRIBUTE: index, PARENT_ATTRIBUTE: parent}
         namespace = {**methods, **marks, "__reduce_ex__": _reduce_ex(base)}
-        subclass = type(base)(base.__name__, (base,), namespace)
-        for attribute in ("__module__", "__qualname__", "__doc__"):
-            setattr(subclass, attribute, getattr(base, attribute, None))
-        connector.__class__ = subclass
+        connector.__class__ = _subclass(base, namespace)
         return "subclass"
     except TypeError:
         pass
@@ -119,6 +117,53 @@ def _install(connector: Any, base: type, role: Role, index: int, parent: int | N
     setattr(connector, INDEX_ATTRIBUTE, index)
     setattr(connector, PARENT_ATTRIBUTE, parent)
     return "instance"
+
+
+class _Quiet:
+    """Stands before a class while its subclass is made: the user's ``__init_subclass__`` is not for us."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        return
+
+
+def _subclass(base: type, namespace: dict[str, Any]) -> type:
+    """A subclass that passes for ``base``: under its name, equal to it, and with ``base`` as the instances'
+    ``__class__``. What is set on it is set on ``base``, where the user's code expects it."""
+    kind: Any = type(base)
+    before: list[type] = [_Quiet]
+
+    class Meta(kind):  # type: ignore[misc]
+        def mro(cls) -> list[type]:
+            own, *others = type.mro(cls)
+            return [own, *before, *others]
+
+        def __new__(meta, *args: Any) -> Any:
+            return type.__new__(meta, *args)
+
+        def __init__(cls, *args: Any) -> None:
+            type.__init__(cls, *args)
+
+        def __setattr__(cls, name: str, value: Any) -> None:
+            setattr(base, name, value)
+
+        def __delattr__(cls, name: str) -> None:
+            delattr(base, name)
+
+        def __eq__(cls, other: Any) -> bool:
+            return other is cls or other is base or getattr(other, _BASE_ATTRIBUTE, None) is base
+
+        def __hash__(cls) -> int:
+            return hash(base)
+
+    def become(self: Any, cls: type) -> None:
+        object.__dict__["__class__"].__set__(self, cls)
+
+    named = {name: getattr(base, name, None) for name in ("__module__", "__qualname__", "__doc__")}
+    passes = {"__class__": property(lambda self: base, become), _BASE_ATTRIBUTE: base}
+    made: type = Meta(base.__name__, (base,), {**namespace, **named, **passes})
+    before.clear()
+    type.__setattr__(made, "__bases__", (base,))  # which asks for its mro again
+    return made
 
 
 def _reduce_ex(base: type) -> Callable[[Any, Any], Any]:
@@ -158,6 +203,7 @@ def wrap_factory(module: ModuleType) -> None:
                 creation_failed(role, configured, error)
             except Exception:
                 AGENT.failed("create_connector")
+            frames.step_out(error)
             raise
         index = traced(connector, role, configured, module_path=module_path)
         config_keys.made(keys, index, connector)

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.agent import describe
+from kvtrace.agent import describe, frames
 from kvtrace.agent.budget import Sampler
 from kvtrace.agent.codegen import generate
 from kvtrace.agent.site import Site
@@ -46,7 +46,11 @@ _TEMPLATE = """
 def _kvt_wrapper({parameters}):
     if not _kvt_device.on:
         return _kvt_body({arguments})
-    return _kvt_timed(_kvt_body, _kvt_head, layer_name, {arguments})
+    try:
+        return _kvt_timed(_kvt_body, _kvt_head, layer_name, {arguments})
+    except BaseException as _kvt_error:
+        _kvt_step_out(_kvt_error)
+        raise
 """
 
 
@@ -245,8 +249,9 @@ class Device:
             return body(*args, **kwargs)
         try:
             result = body(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             self._free.append(pair)
+            frames.step_out(error)
             raise
         self._stop(pair, head, layer)
         return result
@@ -332,6 +337,7 @@ class Device:
             "_kvt_body": body,
             "_kvt_device": self,
             "_kvt_timed": self.timed,
+            "_kvt_step_out": frames.step_out,
             "_kvt_head": _head(code, detail),
         }
         return generate(body, _TEMPLATE, names, needs=("layer_name",)) or self._around(body, code, detail)

@@ -120,18 +120,28 @@ def _recorded_bytes() -> int:
     return 0 if recorder is None else recorder.size
 
 
+def _identity(descriptor: int) -> tuple[int, int]:
+    state = os.fstat(descriptor)
+    return state.st_dev, state.st_ino
+
+
 class _Counter(threading.local):
     """The file of this thread's counters; -1: none. It is kept open: reading costs a fifth of opening."""
 
     def __init__(self) -> None:
         try:
             self.file = os.open("/proc/thread-self/io", os.O_RDONLY | os.O_CLOEXEC)
+            self._identity = _identity(self.file)
         except OSError:
             self.file = -1
 
     def __del__(self) -> None:
-        if self.file >= 0:
-            os.close(self.file)
+        try:
+            # the process's code may have closed it, and opened something else under its number
+            if self.file >= 0 and _identity(self.file) == self._identity:
+                os.close(self.file)
+        except Exception:  # at the interpreter's end there are no functions left
+            pass
 
 
 _counter = _Counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -17,6 +18,14 @@ class Running(NamedTuple):
     hook: str
     connector: int
     layer: str | None
+
+
+def step_out(error: BaseException) -> None:
+    """Take the calling frame, which is ours, out of the traceback of an exception that it passes on: for
+    whoever catches it, it was raised as without us. (Python 3.10 keeps the frame.)"""
+    trace = error.__traceback__
+    if trace is not None and trace.tb_frame is sys._getframe(1):
+        error.__traceback__ = trace.tb_next
 
 
 def innermost(frame: FrameType | None) -> Running | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import graphs
+from kvtrace.agent import frames, graphs
 from kvtrace.agent.codegen import generate
 from kvtrace.agent.device import DEVICE, wanted
 from kvtrace.agent.state import AGENT, clock, get_ident
@@ -32,8 +32,9 @@ def _kvt_wrapper({parameters}):
 {guard}    _kvt_t0 = _kvt_clock()
     try:
         _kvt_result = _kvt_body({arguments})
-    except BaseException:
+    except BaseException as _kvt_error:
         _kvt_done(_kvt_t0, _kvt_clock(), layer_name, {rows}, _kvt_raised)
+        _kvt_step_out(_kvt_error)
         raise
     _kvt_t1 = _kvt_clock()
     try:
@@ -126,6 +127,7 @@ def traced_body(body: Callable[..., Any], *, hook_site: bool) -> Callable[..., A
         "_kvt_body": body,
         "_kvt_done": made.done,
         "_kvt_raised": int(Flag.RAISED),
+        "_kvt_step_out": frames.step_out,
         "_kvt_compiling": _compiling_probe(),
         "_kvt_agent": AGENT,
         "_kvt_ids": AGENT.ids,

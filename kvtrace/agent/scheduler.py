@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import config_keys, describe, prefixes
+from kvtrace.agent import config_keys, describe, frames, prefixes
 from kvtrace.agent.block_tables import BlockTables
 from kvtrace.agent.metadata import read_tables
 from kvtrace.agent.metadata.recording import READER
@@ -69,7 +69,11 @@ def _around(
                 before(self, t0, *args, **kwargs)
             except Exception:
                 AGENT.failed(name)
-        result = original(self, *args, **kwargs)
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException as error:
+            frames.step_out(error)
+            raise
         if after is not None:
             try:
                 after(self, t0, result, *args)

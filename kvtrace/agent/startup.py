@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from kvtrace.agent import frames
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.facts import StartFailed
 from kvtrace.trace.format import Role
@@ -30,6 +31,7 @@ def _watched(original: Any, stage: str) -> Any:
             result = original(*args, **kwargs)
         except Exception as error:
             _failed(stage, error)
+            frames.step_out(error)
             raise
         if stage == "init_device":
             _watch_worker(getattr(args[0], "worker", None))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import config_keys, describe, graphs, startup
+from kvtrace.agent import config_keys, describe, frames, graphs, startup
 from kvtrace.agent.device import DEVICE
 from kvtrace.agent.hook_records import DECLARED_ATTRIBUTE
 from kvtrace.agent.scheduler import PROMPT_ATTRIBUTE, STEP_ATTRIBUTE
@@ -119,8 +119,9 @@ def _wrap_execute(cls: Any) -> None:
         result = None
         try:
             result = original(self, scheduler_output, *args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             flags = int(Flag.RAISED)
+            frames.step_out(error)
             raise
         finally:
             try:

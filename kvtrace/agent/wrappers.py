@@ -32,6 +32,7 @@ def _kvt_wrapper({parameters}):
             _kvt_result = _kvt_watched(_kvt_base.{method}, {layer}, {arguments})
     except BaseException as _kvt_error:
         _kvt_raised({layer}, _kvt_t0, _kvt_error)
+        _kvt_step_out(_kvt_error)
         raise
     _kvt_t1 = _kvt_clock()
     {record}
@@ -76,6 +77,7 @@ def _general(base: type, function: Any, site: Site) -> Callable[..., Any]:
                 result = point.watched(method, None, self, *args, **kwargs)
         except BaseException as error:
             hook_records.raised(site, None, t0, error)
+            frames.step_out(error)
             raise
         given = (hook_records.argument(args, kwargs, *which) for which in needs)
         record(t0, clock(), self, result, *given)
@@ -100,6 +102,7 @@ def of_instance(connector: Any, method: Any, site: Site) -> Callable[..., Any]:
                 result = point.watched(method, layer, *args, **kwargs)
         except BaseException as error:
             hook_records.raised(site, None, t0, error)
+            frames.step_out(error)
             raise
         given = (hook_records.argument(args, kwargs, *which) for which in needs)
         record(t0, clock(), connector, result, *given)
@@ -133,6 +136,7 @@ def _generated(base: type, function: FunctionType, site: Site) -> Callable[..., 
         "_kvt_head": pack_head(Kind.HOOK, site.role, hook.code, site.index),
         "_kvt_record": hook_records.recorder(site),
         "_kvt_raised": functools.partial(hook_records.raised, site),
+        "_kvt_step_out": frames.step_out,
         "_kvt_watched": point.watched,
         **{f"_kvt_switch{at}": holder for at, (holder, _) in enumerate(point.switches)},
     }

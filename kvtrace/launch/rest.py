@@ -9,8 +9,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from kvtrace.trace import rows
 from kvtrace.trace.format import Kind, Way
 from kvtrace.trace.mask import MASK
 from kvtrace.trace.reader import Spool, SpoolError, spool_paths
+from kvtrace.trace.sqlite_file import HEAD, free_pages, moves_pages, page_size
 from kvtrace.trace.sums import summed
 
 _MOST_FILES = 1 << 16
@@ -74,7 +76,7 @@ def look(run_dir: Path, salt: bytes | None) -> RestFile:
             if way == Way.SQLITE:  # what is not in the database yet
                 targets.update(dict.fromkeys((f"{name}-journal", f"{name}-wal"), False))
         if found:
-            pieces[path.name] = _still(found, salt)
+            pieces[path.name] = _still(found, salt, {name for name, way in wrote if way == Way.SQLITE})
     named = list(targets.items())[:_MOST_FILES]
     files = tuple(_resting(name, may_be_read) for name, may_be_read in named)
     return RestFile(looked_wall_ns=time.time_ns(), files=files, pieces=pieces)
@@ -131,40 +133,79 @@ def _resting(name: str, may_be_read: bool) -> RestingFile:
     return RestingFile(name, True, found.st_size, zero, found.st_mtime_ns)
 
 
-def _still(pieces: Iterable[_Piece], salt: bytes | None) -> str:
-    """For each piece whether it stands where it stood."""
-    files: dict[str, int | None] = {}
+def _still(pieces: Sequence[_Piece], salt: bytes | None, databases: Container[str]) -> str:
+    """For each piece whether it stands where it stood; the same bytes at rest in another place do as well."""
+    look = _Look(salt, databases)
     try:
-        return "".join(_one(piece, salt, files) for piece in pieces)
+        said = [look.at(piece) for piece in pieces]
     finally:
-        for file in files.values():
-            if file is not None:
-                os.close(file)
+        look.close()
+    there = {piece[-1] for piece, one in zip(pieces, said, strict=True) if one == STILL}
+    return "".join(
+        STILL if one == GONE and piece[-1] in there else one for piece, one in zip(pieces, said, strict=True)
+    )
 
 
 _MOST_OPEN = 64
 
 
-def _one(piece: _Piece, salt: bytes | None, files: dict[str, int | None]) -> str:
-    name, offset, length, digest = piece
-    path = _real(name)
-    if salt is None or path is None:
-        return UNKNOWN
-    if name not in files:
-        while len(files) >= _MOST_OPEN:
-            old = files.pop(next(iter(files)))
-            if old is not None:
-                os.close(old)
-        files[name] = _opened(path)
-    file = files[name]
-    if file is None:
-        return UNKNOWN if os.path.exists(path) else GONE
-    try:
-        data = os.pread(file, length, offset)
-    except OSError:
-        return UNKNOWN
-    now = int.from_bytes(hashlib.blake2b(data, key=salt, digest_size=8).digest(), "little") & _MASK
-    return STILL if now == digest else GONE
+class _Pages(NamedTuple):
+    """Of a database. ``free``: numbers of pages that hold nothing now; ``moves``: pages may have moved."""
+
+    size: int
+    free: frozenset[int]
+    moves: bool
+
+
+class _Look:
+    """Looks at places in files; a few of these are open at a time."""
+
+    def __init__(self, salt: bytes | None, databases: Container[str]) -> None:
+        self._salt, self._databases = salt, databases
+        self._files: dict[str, int | None] = {}
+        self._pages: dict[str, _Pages] = {}
+
+    def close(self) -> None:
+        while self._files:
+            _, file = self._files.popitem()
+            if file is not None:
+                os.close(file)
+
+    def at(self, piece: _Piece) -> str:
+        name, offset, length, digest = piece
+        path = _real(name)
+        if self._salt is None or path is None:
+            return UNKNOWN
+        if name in self._databases and os.path.exists(f"{path}-journal"):
+            return UNKNOWN  # a transaction is open, or will be rolled back
+        file = self._file(name, path)
+        if file is None:
+            return UNKNOWN if os.path.exists(path) else GONE
+        try:
+            pages = self._pages_of(name, file) if name in self._databases else None
+            if pages is not None and pages.size and offset // pages.size + 1 in pages.free:
+                return GONE
+            data = os.pread(file, length, offset)
+        except OSError:
+            return UNKNOWN
+        now = int.from_bytes(hashlib.blake2b(data, key=self._salt, digest_size=8).digest(), "little") & _MASK
+        return STILL if now == digest else UNKNOWN if pages is not None and pages.moves else GONE
+
+    def _file(self, name: str, path: str) -> int | None:
+        if name not in self._files:
+            while len(self._files) >= _MOST_OPEN:
+                old = self._files.pop(next(iter(self._files)))
+                if old is not None:
+                    os.close(old)
+            self._files[name] = _opened(path)
+        return self._files[name]
+
+    def _pages_of(self, name: str, file: int) -> _Pages:
+        if name not in self._pages:
+            head = os.pread(file, HEAD, 0)
+            free = free_pages(head, lambda offset, length: os.pread(file, length, offset))
+            self._pages[name] = _Pages(page_size(head), free, moves_pages(head))
+        return self._pages[name]
 
 
 def _opened(path: str) -> int | None:

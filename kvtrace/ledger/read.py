@@ -16,6 +16,7 @@ from kvtrace.ledger.children import children, outermost
 from kvtrace.ledger.contents.compare import compare
 from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import printed
+from kvtrace.ledger.contents.residue import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.loads.follow import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Part, Run, RunError, Worker
@@ -110,7 +111,9 @@ def _books(
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests))
     engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
     loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
-    contents = compare(printed(engines, scans, requests, loaded), requests)
+    contents = compare(
+        printed(engines, scans, requests, loaded), requests, _places(scans, requests), _written(watched)
+    )
     evidence = Evidence(
         executed=executed, coverage=coverage.workers, watched=watched, unknown=Steps(implied.unknown),
         swallowed=reported.swallowed(scans),
@@ -150,6 +153,15 @@ def _books(
         async_saves=async_saves,
     )
     return _Books(_with_facts(run, scans), requests, saves.ways)
+
+
+def _places(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> Places:
+    return Places([one for of_engine in given_blocks(scans, requests).values() for one in of_engine])
+
+
+def _written(watched: Mapping[tuple[int, str], Watched]) -> set[int]:
+    """Rows of the requests into whose slots something was seen to be written."""
+    return {row for one in watched.values() for row in one.slots.writes}
 
 
 def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:

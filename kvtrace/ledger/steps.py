@@ -97,6 +97,6 @@ def step_states(ran: Executed, stop: int | None, steps: Array) -> NDArray[np.int
     """
     state = np.where(steps <= ran.last, StepState.NOT_RECORDED, StepState.NOT_REACHED).astype(np.int8)
     state[locate(ran.steps, steps)[1] | locate(ran.idle, steps)[1]] = StepState.RAN
-    if stop in (Stop.SIZE_LIMIT, Stop.WRITE_FAILED, Stop.AGENT_ERROR):
+    if stop not in (None, Stop.CLEAN):
         state[state == StepState.NOT_REACHED] = StepState.NOT_RECORDED
     return state

@@ -171,6 +171,10 @@ class Form(IntEnum):
     """Not looked for any more: too much was waiting to be found."""
     CUT = 8
     """As PARTLY, and what was not found lies behind all that was."""
+    REPLACED = 9
+    """Sent before, and other KV was put under the same key since."""
+    DELETED = 10
+    """Sent before, and its key was deleted since."""
 
 
 class Dispatch(IntEnum):
@@ -199,6 +203,8 @@ class Stop(IntEnum):
     SIZE_LIMIT = 2
     WRITE_FAILED = 3
     AGENT_ERROR = 4
+    DESCRIPTOR_LOST = 5
+    """Its code closed the descriptor of the spool, or opened something else under its number."""
 
 
 DETAIL_IS_OP = 0x80

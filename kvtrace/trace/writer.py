@@ -47,6 +47,7 @@ class Recorder:
         self.alive = True
         self.lost = 0
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._identity = _identity(self._fd)
         self._blocks = 0
         self._buffer: list[int] = []
         self._lock = threading.Lock()
@@ -125,6 +126,10 @@ class Recorder:
 
     def _write(self, data: bytes, records: int = 0) -> None:
         view = memoryview(data)
+        if not self._is_ours(self._fd):
+            self.lost += records
+            self._stop(Stop.DESCRIPTOR_LOST)
+            return
         try:
             while view:
                 view = view[os.write(self._fd, view) :]
@@ -144,13 +149,32 @@ class Recorder:
             return
         self.alive = False
         with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, self.size)
-            os.lseek(self._fd, self.size, os.SEEK_SET)
-            row = rows.Trailer(fmt.pack_head(Kind.TRAILER, 0, why), time.perf_counter_ns(), self.lost)
-            trailer = struct.pack("<8q", *row)
-            os.write(self._fd, trailer + fmt.seal(trailer, self._blocks, self._seed))
+            if self._is_ours(self._fd):
+                self._add_trailer(self._fd, why)
+            else:  # the number is somebody else's: the file is opened anew, by its name
+                descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                try:
+                    if self._is_ours(descriptor):
+                        self._add_trailer(descriptor, why)
+                finally:
+                    os.close(descriptor)
         # The list stays the target of callers that hold ``add``; nothing may pile up in it.
         self._buffer.clear()
+
+    def _is_ours(self, descriptor: int) -> bool:
+        """Whether it is still this spool. The code of the process may close what it did not open
+        (``os.closerange``, a daemon's start), and the next file that it opens gets the number."""
+        try:
+            return _identity(descriptor) == self._identity
+        except OSError:
+            return False
+
+    def _add_trailer(self, descriptor: int, why: Stop) -> None:
+        os.ftruncate(descriptor, self.size)
+        os.lseek(descriptor, self.size, os.SEEK_SET)
+        row = rows.Trailer(fmt.pack_head(Kind.TRAILER, 0, why), time.perf_counter_ns(), self.lost)
+        trailer = struct.pack("<8q", *row)
+        os.write(descriptor, trailer + fmt.seal(trailer, self._blocks, self._seed))
 
     def stop(self, why: Stop) -> None:
         """Flush, write the trailer, record no more. Idempotent, never raises."""
@@ -164,8 +188,15 @@ class Recorder:
         self._lock = threading.Lock()
         self._buffer.clear()
         with contextlib.suppress(OSError):
-            os.close(self._fd)
+            if self._is_ours(self._fd):
+                os.close(self._fd)
         self._fd = -1
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    """Device and inode."""
+    state = os.fstat(descriptor)
+    return state.st_dev, state.st_ino
 
 
 def _clamp(word: int) -> int:

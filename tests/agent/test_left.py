@@ -17,7 +17,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvtrace.agent.connector import traced  # noqa: E402
-from kvtrace.agent.left import paths, sockets  # noqa: E402
+from kvtrace.agent.left import databases, paths, sockets  # noqa: E402
 from kvtrace.agent.left.pieces import POOL  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES  # noqa: E402
@@ -26,6 +26,7 @@ from kvtrace.launch.rest import look, write_rest, write_rest_soon  # noqa: E402
 from kvtrace.ledger.rest_file import read_rest_file  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
 from kvtrace.trace.format import Flag, Form, Kind, Role, Way  # noqa: E402
+from kvtrace.trace.sqlite_file import HEAD, page_size  # noqa: E402
 
 from . import fakes  # noqa: E402
 
@@ -163,7 +164,7 @@ def test_files_that_are_removed_again(trace, kv, tmp_path):
     assert [row[:2] for row in left(trace)] == [(Way.FILE, "1"), (None, "1"), (Way.FILE, "2")]
 
 
-def test_a_database_is_not_opened_and_its_open_transaction_is_seen(trace, kv, tmp_path):
+def test_a_database_keeps_its_locks_and_its_open_transaction_is_seen(trace, kv, tmp_path):
     """A handle that is opened and closed beside SQLite's own would take its locks away."""
     path = tmp_path / "kv.sqlite"
     handles = []
@@ -188,6 +189,46 @@ def test_a_database_is_not_opened_and_its_open_transaction_is_seen(trace, kv, tm
     rest = {os.path.basename(one.path): one.exists for one in look(trace.run_dir, KEY).files}
     assert rest == {"kv.sqlite": True, "kv.sqlite-journal": True, "kv.sqlite-wal": False}
     handles[0].close()
+
+
+def test_kv_in_a_database_is_found_and_whether_its_row_is_there_at_the_end(trace, kv, tmp_path):
+    handles = []
+
+    def how(step, layer):
+        if not handles:
+            handles.append(sqlite3.connect(tmp_path / "kv.sqlite"))
+            handles[0].execute("CREATE TABLE kv (step INTEGER PRIMARY KEY, value BLOB)")
+        value = bytes(9000) + data_of(pick(layer, SLOTS - 8 * (step - 1))) + bytes(9000)
+        handles[0].execute("INSERT INTO kv VALUES (?, ?)", (step, value))
+        handles[0].commit()
+
+    saves(kv, how, steps=2)
+    assert [form for form, _, whole in found(trace) if whole] == [Form.VERBATIM] * 2
+    AGENT.flush()
+    (still,) = look(trace.run_dir, AGENT.config.salt).pieces.values()
+    assert set(still) == {"1"} and len(still) == 4, "the first piece and the last of each"
+    handles[0].execute("DELETE FROM kv WHERE step = 2")
+    handles[0].commit()
+    (still,) = look(trace.run_dir, AGENT.config.salt).pieces.values()
+    assert still == "1100", "its pages are free"
+    handles[0].close()
+
+
+def test_values_that_lie_on_several_pages_of_a_database(tmp_path):
+    path = str(tmp_path / "kv.sqlite")
+    value = np.arange(1, 20_001, dtype="<u4").tobytes()
+    with sqlite3.connect(path) as handle:
+        handle.execute("CREATE TABLE kv (value BLOB)")
+        handle.execute("INSERT INTO kv VALUES (?)", (value,))
+    handle.close()
+    data = databases.read(path, 0, os.path.getsize(path))
+    page = page_size(data[:HEAD])
+    middle = value[8192:-8192]
+    assert middle not in data
+    whole = databases.joined(data, page)
+    assert middle in whole
+    at = databases.place_of(whole.index(middle), page)
+    assert data.index(middle[:64]) == at
 
 
 def test_a_file_on_which_the_connector_holds_a_lock_is_not_opened(trace, kv, tmp_path):
@@ -258,6 +299,56 @@ def test_a_socket_and_what_is_answered(trace, kv, answer, form, errors):
     saves(kv, how)
     assert left(trace) == [(Way.SOCKET, f"tcp 127.0.0.1:{port}", 262, 1, errors)]
     assert [row[0] for row in found(trace)] == [form]
+
+
+def serving(sizes, answer):
+    """A server that reads so many bytes of each connection, one after the other, and answers; its port."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        with server:
+            for size in sizes:
+                link, _ = server.accept()
+                with link:
+                    while size > 0:
+                        size -= len(link.recv(size))
+                    link.sendall(answer)
+
+    threading.Thread(target=serve).start()
+    return server.getsockname()[1]
+
+
+OK = b"HTTP/1.1 200 OK\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("heads", "moved", "answer", "gone"),
+    [
+        ((b"PUT /a HTTP/1.1\r\n\r\n", b"PUT /a HTTP/1.1\r\n\r\n"), 8, OK, [Form.REPLACED]),
+        ((b"set a 0 0 256\r\n", b"delete a\r\n"), None, b"STORED\r\n", [Form.DELETED]),
+        ((b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n", b"*2\r\n$3\r\nDEL\r\n$1\r\na\r\n"), None, b"+OK\r\n",
+         [Form.DELETED]),
+        ((b"PUT /a HTTP/1.1\r\n\r\n", b"PUT /a HTTP/1.1\r\n\r\n"), 0, OK, []),
+        ((b"PUT /a HTTP/1.1\r\n\r\n", b"PUT /b HTTP/1.1\r\n\r\n"), 8, OK, []),
+        ((b"PUT /a HTTP/1.1\r\n\r\n", b"PUT /a HTTP/1.1\r\n\r\n"), 8, b"HTTP/1.1 507 Full\r\n", []),
+        ((b"aaaa", b"aaaa"), 8, OK, []),
+    ],
+    ids=["http", "memcached", "redis", "the same KV again", "another key", "refused", "no key that is known"],
+)  # fmt: skip
+def test_kv_whose_key_is_put_again_or_deleted(trace, kv, heads, moved, answer, gone):
+    data = [0 if moved is None and number else 256 for number in range(2)]
+    port = serving([len(head) + size for head, size in zip(heads, data, strict=True)], answer)
+
+    def how(step, layer):
+        with socket.create_connection(("127.0.0.1", port)) as link:
+            link.sendall(heads[step - 1])
+            if data[step - 1]:
+                link.sendall(data_of(pick(layer, SLOTS - (moved or 0) * (step - 1))))
+            assert link.recv(100)
+
+    saves(kv, how, steps=2)
+    said = [(form, slots) for form, slots, _ in found(trace) if form in (Form.REPLACED, Form.DELETED)]
+    assert said == [(form, "8+4,20+4") for form in gone]
 
 
 def test_a_server_that_is_not_there(trace, kv):

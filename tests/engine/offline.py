@@ -20,7 +20,8 @@ def main() -> int:
         max_num_batched_tokens=256,
         block_size=32,
         kv_transfer_config={
-            "kv_connector": "ExampleConnector",
+            "kv_connector": "Curious",
+            "kv_connector_module_path": "curious",
             "kv_role": "kv_both",
             "kv_connector_extra_config": {"shared_storage_path": store},
         },

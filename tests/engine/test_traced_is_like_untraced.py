@@ -68,6 +68,11 @@ def test_a_script_prints_the_same_tokens_and_ends_with_the_same_code(scripts: Sc
     lines = [line for line in plain.stdout.splitlines() if line.startswith("tokens")]
     assert len(lines) == 6
     assert [line for line in traced.stdout.splitlines() if line.startswith("tokens")] == lines
+    found = [line for line in plain.stdout.splitlines() if line.startswith("found")]
+    assert len(found) > 20
+    assert [line for line in traced.stdout.splitlines() if line.startswith("found")] == [
+        line.replace(str(tmp_path / "a"), str(tmp_path / "b")) for line in found
+    ], "its connector finds what it would without kvtrace"
     files = {
         path.relative_to(tmp_path / "a"): path.read_bytes()
         for path in (tmp_path / "a").rglob("*.safetensors")

@@ -131,6 +131,35 @@ def test_one_load_with_the_same_kv_in_two_places_needs_no_earlier_computation(tm
     assert lost(run) == 2 * BLOCK and run.compared == {"not compared": 1, "wrong": 2}
 
 
+def _into_the_same_blocks(folder: Path, prints: list[int], *, writes: bool = False) -> Run:
+    """``b`` loads into the blocks in which ``a`` was computed, the last one first."""
+    cache = Cache(folder, kv_blocks=5)
+    cache.sim.grow("a", 4 * BLOCK)
+    cache.computes("a", [5, 6, 7, 8], answer=0)
+    cache.sim.finish("a", 4 * BLOCK)
+    cache.sim.blocks.release("a")  # type: ignore[union-attr]
+    cache.sim.grow("b", 4 * BLOCK)
+    cache.loads("b", prints, B)
+    if writes:
+        cache.sim.write_kv("b", 0, 3 * BLOCK)
+    return cache.run()
+
+
+def test_blocks_that_hold_what_they_held_before_were_not_written(tmp_path: Path) -> None:
+    run = _into_the_same_blocks(tmp_path, [8, 7, 6, 9])
+    assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN) == 3 * BLOCK * LAYERS and not lost(run)
+    first = diagnose(run).findings[0]
+    assert first.id == "load-not-injected" and first.grade is Grade.PROVED
+
+
+def test_what_was_seen_to_be_written_is_wrong_itself(tmp_path: Path) -> None:
+    assert lost(_into_the_same_blocks(tmp_path, [8, 7, 6, 9], writes=True)) > 0
+
+
+def test_the_same_places_of_another_prompt_may_be_a_wrong_key(tmp_path: Path) -> None:
+    assert lost(_into_the_same_blocks(tmp_path, [5, 6, 7, 9])) == BLOCK
+
+
 # --- not compared -----------------------------------------------------------------------------------
 
 

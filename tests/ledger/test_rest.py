@@ -143,6 +143,8 @@ def test_what_was_never_looked_at_is_written() -> None:
         (Form.CAST, (Fate.WRITTEN, Why.NARROWER)),
         (Form.GIVEN_UP, (Fate.READ, Why.NONE)),
         (Form.PARTLY, (Fate.READ, Why.NONE)),
+        (Form.REPLACED, (Fate.LOST_LATER, Why.OVERWRITTEN)),
+        (Form.DELETED, (Fate.LOST_LATER, Why.REMOVED)),
     ],
 )
 def test_forms(form: Form, fate: tuple[Fate, Why]) -> None:
@@ -200,6 +202,27 @@ def test_a_record_of_several_layers_is_not_whole_without_one_of_them(layers: int
         for number in range(3)
     }
     assert [fates[2, number] for number in range(3)] == [fate, fate, Fate.NEVER_LEFT]
+
+
+@pytest.mark.parametrize(
+    ("found", "fate"),
+    [
+        ({(1, 0), (2, 0)}, Fate.NOT_AT_REST),
+        ({(1, 1), (2, 1)}, Fate.NEVER_LEFT),
+        ({(1, 0), (2, 0), (2, 1)}, Fate.NEVER_LEFT),
+        ({(1, 0)}, Fate.NEVER_LEFT),
+    ],
+    ids=["first layers only", "last layers only", "sometimes", "not all of the first"],
+)
+def test_records_whose_last_layers_are_never_found_are_cut(found: set[tuple[int, int]], fate: Fate) -> None:
+    books = Books()
+    for call in (1, 2):
+        for number in range(3):
+            books.read(call, 10 * call, layer=f"layer.{number}")
+    for call, number in sorted(found):
+        books.found(call, 10 * call + 2, Form.VERBATIM, f"/{call}", layer=f"layer.{number}")
+    (last,) = books.result().split(2, books.name("layer.2"), ALL)
+    assert last.fate == fate
 
 
 def test_what_may_still_be_on_its_way_is_not_missing() -> None:
@@ -276,6 +299,38 @@ def test_a_transaction_that_is_open_at_the_end() -> None:
     books.left(Way.SQLITE, "/kv.sqlite", -1, errors=0, marks=0, t=12)
     books.file("/kv.sqlite", size=100)
     assert books.fates() == [(Fate.READ, Why.NONE)], "compressed, for all that is known"
+
+
+@pytest.mark.parametrize(
+    ("stands", "fate"),
+    [
+        ("11", (Fate.PROVED, Why.NONE)),
+        ("00", (Fate.LOST_LATER, Why.OVERWRITTEN)),
+        ("10", (Fate.READ, Why.NONE)),
+        ("??", (Fate.READ, Why.NONE)),
+    ],
+)
+def test_a_row_of_a_database_at_the_end(stands: str, fate: tuple[Fate, Why]) -> None:
+    """Nothing else is seen of rows that are deleted: without a look at the end they are just read."""
+    books = Books()
+    books.read(1, 10)
+    books.left(Way.SQLITE, "/kv.sqlite", -1, t=11)
+    books.found(1, 11, Form.VERBATIM, "/kv.sqlite")
+    for still in stands:
+        books.piece(1, "/kv.sqlite", still)
+    books.file("/kv.sqlite")
+    assert books.fates() == [fate]
+
+
+def test_what_was_written_in_a_transaction_that_was_never_seen_to_end() -> None:
+    books = Books()
+    books.read(1, 10)
+    books.left(Way.SQLITE, "/kv.sqlite", -1, t=5)
+    books.left(Way.SQLITE, "/kv.sqlite", -1, errors=1, t=11)
+    books.found(1, 11, Form.VERBATIM, "/kv.sqlite")
+    books.piece(1, "/kv.sqlite", "0")
+    books.file("/kv.sqlite")
+    assert books.fates() == [(Fate.NOT_AT_REST, Why.UNCOMMITTED)]
 
 
 def test_amounts_and_examples() -> None:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvtrace.agent.left import paths, sockets
+from kvtrace.agent.left import databases, paths, sockets
+from kvtrace.agent.left.keys import KEYS, asked
 from kvtrace.agent.left.paths import PLACES, Place, Wrote
-from kvtrace.agent.left.pieces import LENGTH, POOL, Hit, Op
+from kvtrace.agent.left.pieces import LENGTH, POOL, Hit, Needle, Op
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch.caches import Layer
 from kvtrace.agent.watch.layout import Layout
@@ -27,11 +29,16 @@ from kvtrace.agent.watch.touch import Touch
 from kvtrace.trace.format import Flag, Form, Kind, Role, Way, pack_head
 from kvtrace.trace.mask import mask_text
 from kvtrace.trace.rows import KvFound, LeftProcess, Piece
+from kvtrace.trace.sqlite_file import HEAD, page_size
 
 _MOST_BYTES = 32 << 20
 """Of one file, and of one call in all, that are looked through."""
+_MOST_DATABASE = 8 << 20
+"""Bytes of a database that are looked through at every change; of a larger one only what it grew by."""
 _LEAST_SAVE = 1024
 """Bytes that may be a save where no KV was found in them; questions are shorter."""
+_MOST_KEY = 2048
+"""Bytes of a message in which its key is looked for."""
 _MOST_OPS = 64
 """Operations of one call on one layer that are told apart."""
 _READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -50,13 +57,14 @@ def begins() -> None:
         _spool = AGENT.recorder
         PLACES.forget()
         POOL.forget()
+        KEYS.forget()
 
 
 class Peer:
     """What went to one socket. ``calls``: how often something went out that may be a save, and was answered
     or not. ``waiting``, ``since``: operations whose KV was found, and bytes, since its last answer."""
 
-    __slots__ = ("bytes", "calls", "errors", "name", "since", "tail", "unseen", "waiting")
+    __slots__ = ("asked", "bytes", "calls", "errors", "name", "since", "tail", "unseen", "waiting")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -64,6 +72,7 @@ class Peer:
         self.tail = b""
         self.unseen = False
         self.waiting: list[Op] = []
+        self.asked: tuple[bool, bytes] | None = None
 
     def over(self) -> bool:
         """What went out was answered, or nothing more comes; whether it may have been a save."""
@@ -79,6 +88,8 @@ class Finding(NamedTuple):
     hit: Hit
     target: str
     way: Way
+    stays: bool
+    """Whether it stands at this place of a file for as long as it is at rest."""
 
 
 class Left:
@@ -159,6 +170,8 @@ class Left:
         peer = self._peer(sock)
         view = memoryview(data).cast("B")
         view = view if sent is None else view[:sent]
+        if not peer.since:
+            peer.asked = asked(bytes(view[:_MOST_KEY]))
         peer.bytes += len(view)
         peer.since += len(view)
         if len(POOL):
@@ -177,7 +190,19 @@ class Left:
         if (peer.waiting or peer.since >= _LEAST_SAVE) and (not head or sockets.refuses(head)):
             self._fails(peer)
         else:
+            self._done(peer)
             peer.over()
+
+    def _done(self, peer: Peer) -> None:
+        """What went out was answered: what it put or deleted under a key."""
+        if peer.asked is None:
+            return
+        puts, key = peer.asked
+        name, peer.asked = (peer.name, key), None
+        ops = list({id(op): op for op in peer.waiting}.values())
+        gone = KEYS.put(name, ops) if puts else KEYS.delete(name)
+        for op in gone:
+            self._write_found(op, Form.REPLACED if puts else Form.DELETED, clock(), peer.name, self.call)
 
     def failed(self, sock: Any) -> None:
         self._fails(self._peer(sock))
@@ -193,13 +218,18 @@ class Left:
 
     def _look(self, data: bytes, target: str, way: Way, first: int = 0) -> list[Op]:
         """What was read and stands in ``data``, each operation once. ``first``: where that is in a file."""
+        hits = POOL.search(data) or POOL.near(data)
+        moved = [hit._replace(offset=hit.offset + first) for hit in hits]
+        return self._find([Finding(hit, target, way, way == Way.FILE) for hit in moved])
+
+    def _find(self, findings: list[Finding]) -> list[Op]:
         ops: dict[int, Op] = {}
-        for hit in POOL.search(data) or POOL.near(data):
-            op = hit.needle.op
+        for one in findings:
+            op = one.hit.needle.op
             ops[id(op)] = op
             self._refused.discard(id(op))  # sent once more
-            moved = hit._replace(offset=hit.offset + first)
-            self._found.setdefault(id(op), (op, []))[1].append(Finding(moved, target, way))
+            op.in_file |= one.way != Way.SOCKET
+            self._found.setdefault(id(op), (op, []))[1].append(one)
         return list(ops.values())
 
     # --- at its end -----------------------------------------------------------------------
@@ -227,14 +257,15 @@ class Left:
             if place.path not in looked:
                 new = not place.looks
                 wrote = PLACES.look(place)
-                if new or wrote.written or (place.mapped and len(POOL)):
+                if new or wrote.written or (place.mapped and len(POOL)) or _errors(wrote) != place.errors:
                     looked[place.path] = wrote
         for path, wrote in looked.items():
             found, whole = self._in_file(wrote)
-            opened = path in self._opened
-            if opened or wrote.written or found or wrote.place.looks == 1:
+            opened, errors = path in self._opened, _errors(wrote)
+            if opened or wrote.written or found or wrote.place.looks == 1 or errors != wrote.place.errors:
                 marks = int(Flag.KEPT) if whole else 0
-                amounts = wrote.written, int(opened), _errors(wrote)
+                amounts = wrote.written, int(opened), errors
+                wrote.place.errors = errors
                 self._write_left(wrote.place.way, path, amounts, marks, step, t, thread)
 
     def _in_file(self, wrote: Wrote) -> tuple[bool, bool]:
@@ -247,6 +278,8 @@ class Left:
             return False, False
         if not len(POOL):
             return False, True
+        if wrote.place.way == Way.SQLITE:
+            return self._in_database(wrote)
         if length + self._looked > _MOST_BYTES:
             return self._in_extents(wrote.place) if wrote.place.mapped else (False, False)
         self._looked += length
@@ -254,6 +287,35 @@ class Left:
         if data is None:
             return False, False
         return bool(self._look(data, wrote.place.path, wrote.place.way, first)), True
+
+    def _in_database(self, wrote: Wrote) -> tuple[bool, bool]:
+        """The same of a database. What stands in its write-ahead log only is not seen."""
+        path, large = wrote.place.path, wrote.size > _MOST_DATABASE
+        head = databases.read(path, 0, HEAD)
+        page = page_size(head) if head is not None else 0
+        first = wrote.first // page * page if large and page else 0
+        length = wrote.size - first
+        data = databases.read(path, first, length) if page and length + self._looked <= _MOST_BYTES else None
+        if data is None:
+            return False, False
+        self._looked += length
+        found: dict[Needle, Finding] = {}
+        for hit in POOL.search(data):
+            stays = databases.stays(data, hit.offset, len(hit.needle.data), page)
+            moved = hit._replace(offset=hit.offset + first)
+            found[hit.needle] = Finding(moved, path, Way.SQLITE, stays)
+        if not _all_pieces(found):
+            whole = databases.joined(data, page)
+            for hit in POOL.search(whole) or (() if found else POOL.near(whole)):
+                moved = hit._replace(offset=databases.place_of(hit.offset, page) + first)
+                found.setdefault(hit.needle, Finding(moved, path, Way.SQLITE, False))
+            ends, places = databases.seams(data, page) if not first else (b"", [])
+            for hit in POOL.search(ends):
+                number, within = divmod(hit.offset, databases.SEAM)
+                moved = hit._replace(offset=places[number] + within)
+                found.setdefault(hit.needle, Finding(moved, path, Way.SQLITE, False))
+        self._find(list(found.values()))
+        return bool(found), not (large or os.path.exists(f"{path}-wal"))
 
     def _in_extents(self, place: Place) -> tuple[bool, bool]:
         """The same of a large file in which most places were never written to."""
@@ -329,7 +391,7 @@ class Left:
             POOL.done(op)
         self._write_found(op, form, t, target, self.call)
         if form == Form.VERBATIM:
-            self._write_pieces(op, [one for one in exact if one.way == Way.FILE], t)
+            self._write_pieces(op, [one for one in exact if one.stays], t)
 
     def _write_found(self, op: Op, form: Form, t: int, target: str, by: int) -> None:
         head = pack_head(Kind.FOUND, Role.WORKER, form, op.connector, 0, AGENT.thread())
@@ -344,7 +406,7 @@ class Left:
         config = AGENT.config
         if config is None or not findings:
             return
-        findings = sorted(findings, key=lambda one: one.hit.offset)
+        findings = _side_by_side(op, findings)
         for finding in (findings[0], *findings[1:][-1:]):
             data = finding.hit.needle.data
             digest = int.from_bytes(hashlib.blake2b(data, key=config.salt, digest_size=8).digest(), "little")
@@ -354,10 +416,31 @@ class Left:
             AGENT.add(Piece(head, t, op.call, AGENT.id(op.layer), name, *place))
 
 
+def _all_pieces(found: Iterable[Needle]) -> bool:
+    """Whether of some operations every piece was found, and of no other one any."""
+    counts = Counter(needle.op for needle in found if needle.form == Form.VERBATIM)
+    return bool(counts) and all(count == len(op.pieces) for op, count in counts.items())
+
+
 def _reach(findings: list[Finding]) -> int:
     """Bytes between the two that stand farthest apart."""
     places = [one.hit.offset for one in findings]
     return max(places) - min(places)
+
+
+def _side_by_side(op: Op, findings: list[Finding]) -> list[Finding]:
+    """By their places, those that can stand in one record: the KV of another prompt may hold the same piece,
+    as of a first layer that computes the same for the same token in the same place."""
+    findings = sorted(findings, key=lambda one: (one.target, one.hit.offset))
+    best: list[Finding] = []
+    for at, first in enumerate(findings):
+        near = [
+            one
+            for one in findings[at:]
+            if one.target == first.target and one.hit.offset - first.hit.offset < op.bytes
+        ]
+        best = max(best, near, key=len)
+    return best
 
 
 def _another(op: Op, one: Finding, owners: Sequence[tuple[int, int, set[int]]]) -> bool:

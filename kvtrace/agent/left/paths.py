@@ -3,7 +3,8 @@
 Python's ``open``, ``os.open``, ``os.rename``, ``os.remove`` and ``sqlite3.connect`` raise audit events;
 native writers that are known (``agent/files.py``) and shared memory segments are noted where Python calls
 them. What is opened in a watched call, or while one of the connector's hooks is on the stack, is remembered:
-by path and size, no handle is kept and none is opened before the call is over.
+by path and size; none is opened before the call is over, and no handle is kept but those of databases
+(``databases.py``).
 
 A file may stay open and grow later: those that were opened outside a watched call, that are written in place,
 or that are still empty, are looked at again at the end of each later call; so are, once, all others.
@@ -35,7 +36,7 @@ class Place:
     """One file. ``size``: in bytes, as it was last seen. ``in_place``: not written from its begin. ``stays``:
     it is written to by a handle that stays open, for all that is known."""
 
-    __slots__ = ("changed", "in_place", "looks", "path", "size", "stays", "way")
+    __slots__ = ("changed", "errors", "in_place", "looks", "path", "size", "stays", "way")
 
     def __init__(self, path: str, way: Way, size: int) -> None:
         self.path, self.way, self.size = path, way, size
@@ -44,6 +45,8 @@ class Place:
         self.changed = 0
         """``st_mtime_ns`` when it was last seen."""
         self.looks = 0
+        self.errors = 0
+        """As its last record says."""
 
     @property
     def mapped(self) -> bool:
@@ -52,9 +55,7 @@ class Place:
 
     def may_be_read(self) -> bool:
         """Not where this process may hold a lock on it: POSIX takes away all that a process holds on a file
-        as soon as it closes any handle of it. A database always may."""
-        if self.way == Way.SQLITE:
-            return False
+        as soon as it closes any handle of it. Databases are read by handles that stay (``databases.py``)."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -153,7 +154,8 @@ class Places:
         if place.looks > 1 and place.size and not grown and not place.stays:
             self._open.pop(place.path, None)  # it was closed
         if place.in_place or grown < 0:
-            return Wrote(place, 0, place.size, -1 if grown or touched else 0)
+            first = first if place.way == Way.SQLITE and grown > 0 else 0
+            return Wrote(place, first, place.size, -1 if grown or touched else 0)
         return Wrote(place, first, place.size, grown)
 
 

@@ -72,8 +72,8 @@ class Op:
     """What one operation read. ``ends``: piece -> (piece at the end of the same run, bytes between both)."""
 
     __slots__ = (
-        "bytes", "call", "connector", "ends", "floats", "found", "layer", "needles", "order", "pieces",
-        "touches",
+        "bytes", "call", "connector", "ends", "floats", "found", "in_file", "layer", "needles", "order",
+        "pieces", "touches",
     )  # fmt: skip
 
     def __init__(self, call: int, connector: int, layer: str) -> None:
@@ -88,6 +88,8 @@ class Op:
         """Where each piece lies in what was read: slot by slot, and block by block as it is in memory."""
         self.ends: dict[int, tuple[int, int]] = {}
         self.found: set[int] = set()
+        self.in_file = False
+        """Whether any of it was found elsewhere than in what was sent."""
         self.needles: list[Needle] = []
 
     @property

@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from kvtrace.agent import frames
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch.origin import HERE
 
@@ -76,6 +77,7 @@ def _sending(original: Any) -> Any:
             sent = original(self, data, *args)
         except OSError as error:
             _failed(left, self, error)
+            frames.step_out(error)
             raise
         _told(left.sent, self, data, sent)
         return sent
@@ -92,6 +94,7 @@ def _receiving(original: Any) -> Any:
             came = original(self, first, *args, **kwargs)
         except OSError as error:
             _failed(left, self, error)
+            frames.step_out(error)
             raise
         _told(_answered, left, self, first, came)
         return came
@@ -115,6 +118,7 @@ def _connecting(original: Any) -> Any:
         except OSError as error:
             if not isinstance(error, (BlockingIOError, InterruptedError)):
                 _told(left.unreachable, address)
+            frames.step_out(error)
             raise
         return result
 

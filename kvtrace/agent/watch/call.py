@@ -31,7 +31,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvtrace.agent import owners
+from kvtrace.agent import frames, owners
 from kvtrace.agent.connector_facts import does_nothing
 from kvtrace.agent.files import Files
 from kvtrace.agent.left.leaving import Left
@@ -131,6 +131,7 @@ def _watched(site: Site, connector: Any, first: _FirstCalls | None) -> Callable[
             return method(*args, **kwargs)
         except BaseException as caught:
             error = caught
+            frames.step_out(caught)
             raise
         finally:
             if call is not None:

@@ -204,7 +204,11 @@ def _note_item(queue: Any, item: Any) -> None:
 def _get(original: Any) -> Any:
     def get(self: Any, *args: Any, **kwargs: Any) -> Any:
         work = _asks(id(self)) if _on else None
-        item = original(self, *args, **kwargs)
+        try:
+            item = original(self, *args, **kwargs)
+        except BaseException as error:
+            frames.step_out(error)
+            raise
         if work is not None or _items:
             _got(work, self, item)
         return item
@@ -380,7 +384,11 @@ def _end_of(callback: Any) -> BaseException | None:
 
 def _async_get(original: Any) -> Any:
     def get_nowait(self: Any) -> Any:
-        item = original(self)
+        try:
+            item = original(self)
+        except BaseException as error:
+            frames.step_out(error)
+            raise
         if _items:
             try:
                 origin = _take_item(self, item)

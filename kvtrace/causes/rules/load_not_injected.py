@@ -17,7 +17,9 @@ CAUSE = Cause(
     seen_as=(
         "A step with loads in which the watched load hooks wrote 0 slots, and either wrote in other steps "
         "or logged or swallowed the reason; or a worker in which start_load_kv was not called or has no "
-        "connector. Hooks that leave the writing to threads or native code are not judged."
+        "connector. Hooks that leave the writing to threads or native code are not judged by that. Or, by "
+        "the fingerprints, whoever was to write: the blocks hold what the same blocks of the cache held for "
+        "other positions before, and no write was seen."
     ),
     remedy=(
         "Look at start_load_kv for early returns: the forward context's attn_metadata is None in a step "

@@ -17,10 +17,11 @@ of a block is the same whatever comes before it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
+from kvtrace.ledger.contents.residue import Places, untouched
 from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.requests import Request
 
@@ -49,21 +50,29 @@ class Contents:
         proved: positions whose load gave back what they compute to, and those that a later request got back
             so from the connector.
         blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared".
+        untouched: requests whose load wrote nothing: what is wrong is what stood there before.
     """
 
     wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
     proved: Mapping[int, Sequence[Proved]] = field(default_factory=dict)
     blocks: Mapping[str, int] = field(default_factory=dict)
+    untouched: frozenset[int] = frozenset()
 
 
 EQUAL, WRONG, NOT_COMPARED = "equal", "wrong", "not compared"
 
 
-def compare(workers: Sequence[Printed], requests: Sequence[Request]) -> Contents:
+def compare(
+    workers: Sequence[Printed],
+    requests: Sequence[Request],
+    places: Places | None = None,
+    written: Collection[int] = (),
+) -> Contents:
     """Judge every loaded block.
 
     Args:
         workers: all that is printed, of every worker and KV cache group.
+        written: rows of the requests into whose slots something was seen to be written.
     """
     prefixes = _Prefixes(requests)
     shapes: dict[Shape, list[Printed]] = defaultdict(list)
@@ -87,7 +96,13 @@ def compare(workers: Sequence[Printed], requests: Sequence[Request]) -> Contents
     by_row: dict[int, list[Proved]] = defaultdict(list)
     for (row, pairs), intervals in proved.items():
         by_row[row].append((pairs, tuple(union(intervals))))
-    return Contents(wrong, by_row, blocks)
+    suspects = {
+        row: {one.start for one in found}
+        for row, found in wrong.items()
+        if row not in written and row not in by_row
+    }
+    left = untouched(workers, suspects, places) if places is not None and suspects else frozenset()
+    return Contents(wrong, by_row, blocks, left)
 
 
 class _Prefixes:

@@ -13,6 +13,7 @@ from kvtrace.ledger.loads.model import LoadOf, Part, Place
 from kvtrace.ledger.model import Engine
 
 _MAX_PLACES = 256
+_LEFT = "no write was seen, and their blocks hold what the same blocks held before"
 
 
 def with_contents(loads: Sequence[LoadOf], contents: Contents, engines: Sequence[Engine]) -> list[LoadOf]:
@@ -25,11 +26,15 @@ def with_contents(loads: Sequence[LoadOf], contents: Contents, engines: Sequence
         wrong = () if load.lost else contents.wrong.get(load.request, ())
         proved = contents.proved.get(load.request, ())
         judged = load.accepted and (wrong or proved)
-        found.append(_judged(load, by_tag[load.engine], wrong, proved) if judged else load)
+        ended = LoadEnd.NOT_WRITTEN if load.request in contents.untouched else LoadEnd.WRONG
+        found.append(_judged(load, by_tag[load.engine], wrong, proved, ended) if judged else load)
     return found
 
 
-def _judged(load: LoadOf, engine: Engine, wrong: Sequence[Wrong], proved: Sequence[Proved]) -> LoadOf:
+def _judged(
+    load: LoadOf, engine: Engine, wrong: Sequence[Wrong], proved: Sequence[Proved], bad_end: LoadEnd
+) -> LoadOf:
+    """``bad_end``: how the tokens of ``wrong`` ended."""
     accepted = (load.local, load.local + load.accepted)
     every = (1 << engine.pairs) - 1
     apart = [*(one.pairs for one in wrong), *(pairs for pairs, _ in proved)]
@@ -54,18 +59,18 @@ def _judged(load: LoadOf, engine: Engine, wrong: Sequence[Wrong], proved: Sequen
             ends[ended] -= (end - start - length(left)) * n
             ends[LoadEnd.LOADED] += (end - start - length(left)) * n
         ends[LoadEnd.LOADED] -= length(bad) * n
-        ends[LoadEnd.WRONG] += length(bad) * n
-        now = tuple(sorted([*kept, *((low, high, LoadEnd.WRONG) for low, high in bad)]))
+        ends[bad_end] += length(bad) * n
+        now = tuple(sorted([*kept, *((low, high, bad_end) for low, high in bad)]))
         sure += length(subtract(good, union((low, high) for low, high, _ in now))) * n
         if now:
             lost[now] = lost.get(now, 0) | pairs
     more_reasons, more_places = dict(load.reasons), dict(load.places)
     if said:
-        more_reasons[LoadEnd.WRONG] = tuple(reasons(said))
-        more_places[LoadEnd.WRONG] = _places(engine, said)
+        more_reasons[bad_end] = tuple(reasons(said) if bad_end is LoadEnd.WRONG else [_LEFT, *reasons(said)])
+        more_places[bad_end] = _places(engine, said)
     return replace(
         load, ends={end: n for end, n in ends.items() if n}, lost=lost, proved=sure,
-        reasons=more_reasons, places=more_places,
+        untouched=bad_end is LoadEnd.NOT_WRITTEN, reasons=more_reasons, places=more_places,
     )  # fmt: skip
 
 

@@ -55,12 +55,14 @@ class Printed:
 
     Attributes:
         pairs: of the engine, a bit each: the group's layers on that worker.
+        group: its number.
     """
 
     shape: Shape
     engine: int
     pairs: int
     blocks: Sequence[Block]
+    group: int = 0
 
 
 def printed(
@@ -82,7 +84,7 @@ def printed(
             blocks = _blocks(engine, by_name[worker.spool], by_id, requests, load_of)
             for group, of_group in blocks.items():
                 shape, pairs = _shape(engine, worker, group)
-                found.append(Printed(shape, engine.tag, pairs << first, of_group))
+                found.append(Printed(shape, engine.tag, pairs << first, of_group, group))
             first += len(worker.kv_layers)
     return found
 

@@ -41,6 +41,7 @@ class LoadOf:
     saved_by_row: int = -1
     others_between: int = 0  # different prompts saved between that save and this lookup
     shared: int = 0  # leading tokens that an earlier prompt of this run begins with
+    untouched: bool = False  # its blocks were seen to hold what they held before
     measured: bool = False  # the slots written were watched in each pair
     ends: Mapping[LoadEnd, int] = field(default_factory=dict)  # token-layers; they sum to prompt x pairs
     lost: Mapping[tuple[Part, ...], int] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class LoadOf:
         they were watched."""
         if end == LoadEnd.NOT_OBSERVED:
             return Grade.NOT_OBSERVED
-        if end == LoadEnd.WRONG:
+        if end == LoadEnd.WRONG or (end == LoadEnd.NOT_WRITTEN and self.untouched):
             return Grade.PROVED
         by_scheduler = end not in (LoadEnd.LOADED, LoadEnd.PARTLY, LoadEnd.NOT_WRITTEN)
         return Grade.READ if by_scheduler or self.measured else Grade.DECLARED

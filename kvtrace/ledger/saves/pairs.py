@@ -159,6 +159,7 @@ _FATES = {
     Fate.NOT_AT_REST: (SaveEnd.NOT_AT_REST, Grade.WRITTEN),
     Fate.LOST_LATER: (SaveEnd.LOST_LATER, Grade.WRITTEN),
     Fate.ALTERED: (SaveEnd.ALTERED, Grade.WRITTEN),
+    Fate.REPLACED: (SaveEnd.LOST_LATER, Grade.WRITTEN),
 }
 
 
@@ -228,11 +229,12 @@ def _fates(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterato
     """A touch by what became of it; ``pairs`` are the worker's layers.
 
     Args:
-        shared: leading positions that another request has as well: what is not put again need not be lost.
+        shared: leading positions that another request has as well: what is not put again need not be lost,
+            and the other's may have been put in its place.
     """
     end, grade = _FATES[touch.fate]
     positions = touch.positions
-    if end == SaveEnd.DROPPED:
+    if touch.fate in (Fate.NEVER_LEFT, Fate.REPLACED):
         put = tuple(intersect(list(positions), [(0, shared)]))
         yield Read(touch.step, touch.columns, put, ())
         positions = tuple(subtract(list(positions), [(0, shared)]))

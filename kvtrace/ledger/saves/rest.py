@@ -20,6 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, length, subtract, union
@@ -49,6 +50,8 @@ class Fate(IntEnum):
     """At rest once, and removed or overwritten by the end of the run."""
     ALTERED = 7
     """It left as other numbers than those that were read."""
+    REPLACED = 8
+    """As LOST_LATER: other bytes stand there now."""
 
 
 class Why(IntEnum):
@@ -136,7 +139,8 @@ _PATIENCE = 10
 _TEMPORARY = re.compile(r"\.(?:part|partial|tmp|temp|incomplete)(?:[.\-_][\w\-]*)?$|^\.?tmp[\w\-]*$")
 _NO_STORE = re.compile(r"lock|\.pid$|\.log$|marker|ready|keep|touch|-journal$|-wal$|-shm$", re.IGNORECASE)
 _ORDER = (
-    Form.VERBATIM, Form.CAST, Form.ALTERED, Form.ZEROED, Form.REFUSED, Form.CUT, Form.PARTLY, Form.GIVEN_UP,
+    Form.DELETED, Form.REPLACED, Form.VERBATIM, Form.CAST, Form.ALTERED, Form.ZEROED, Form.REFUSED, Form.CUT,
+    Form.PARTLY, Form.GIVEN_UP,
 )  # fmt: skip
 """Of several records about the same KV the first of these counts."""
 
@@ -197,6 +201,7 @@ class _Judge:
         ways = ((rows.code(one.head), self._name(one.target)) for one in self._left)
         self._databases = {name for way, name in ways if way == Way.SQLITE}
         self._committed = self._commits()
+        self._closed = self._last_closed()
         self._removed = removals(trace.left, trace.names) | trace.removed
         self._left = [one for one in self._left if not rows.flags(one.head) & Flag.REPLACED]
         self._parts: dict[tuple[int, int], list[Part]] = defaultdict(list)
@@ -213,6 +218,16 @@ class _Judge:
             if name in self._databases and journal is not None and journal.exists:
                 until[name] = max(until.get(name, 0), 0 if one.errors else one.t)
         return until
+
+    def _last_closed(self) -> dict[str, int]:
+        """Databases in which a transaction was seen to be open -> when none was for the last time."""
+        opened = {self._name(one.target) for one in self._left if one.errors} & self._databases
+        return {
+            name: max(
+                (one.t for one in self._left if self._name(one.target) == name and not one.errors), default=0
+            )
+            for name in opened
+        }
 
     def _of_pieces(self, rest: RestFile) -> dict[tuple[int, int, int], str]:
         """(call, layer, target) -> what was found where each of its pieces stood."""
@@ -282,14 +297,14 @@ class _Judge:
             return self._at_the_end(one)
         if one.form == Form.REFUSED:
             return Fate.PUT_FAILED, Why.REFUSED
+        if one.form in (Form.DELETED, Form.REPLACED):
+            return Fate.LOST_LATER, Why.REMOVED if one.form == Form.DELETED else Why.OVERWRITTEN
         if one.form == Form.CAST:
             return Fate.WRITTEN, Why.NARROWER
         if one.form in (Form.ALTERED, Form.ZEROED):
             return Fate.ALTERED, Why.ZEROED if one.form == Form.ZEROED else Why.ROUNDED
         if one.form == Form.CUT and cut:
             return Fate.NOT_AT_REST, Why.CUT
-        if one.form in (Form.CUT, Form.PARTLY) and one.target in self._databases:
-            return Fate.WRITTEN, Why.NONE  # its pages cut pieces apart
         return Fate.READ, Why.NONE
 
     def _at_the_end(self, one: _Found) -> tuple[Fate, Why]:
@@ -302,11 +317,17 @@ class _Judge:
             # Without a removal by the connector somebody else may have cleaned up.
             gone = one.target in self._removed
             return (Fate.LOST_LATER, Why.REMOVED) if gone else (Fate.WRITTEN, Why.NONE)
+        if GONE in one.pieces and STILL in one.pieces and one.target in self._databases:
+            return Fate.READ, Why.NONE  # one of them stood in another row
         if GONE in one.pieces:
-            return Fate.LOST_LATER, Why.OVERWRITTEN
+            rolled_back = one.t > self._closed.get(one.target, one.t)
+            return (Fate.NOT_AT_REST, Why.UNCOMMITTED) if rolled_back else (Fate.LOST_LATER, Why.OVERWRITTEN)
         if _TEMPORARY.search(one.target.rsplit("/", 1)[-1]):
             return Fate.NOT_AT_REST, Why.TEMPORARY
-        return (Fate.PROVED if STILL in one.pieces else Fate.WRITTEN), Why.NONE
+        if STILL in one.pieces:
+            return Fate.PROVED, Why.NONE
+        # Of what a database holds nobody sees that it is deleted.
+        return (Fate.READ if one.target in self._databases else Fate.WRITTEN), Why.NONE
 
     # --- what was read and not found ------------------------------------------------------
 
@@ -358,12 +379,33 @@ class _Judge:
         if not rows.flags(row.head) & Flag.KEPT or not self._looked_through:
             return Fate.READ, Why.NONE, ""
         later, slowest = self._pace()
+        if row.layer in self._cut_off and row.t <= later:
+            return Fate.NOT_AT_REST, Why.CUT, ""
         waited = self._trace.last_t - row.t
         if row.t > max(self._committed.values(), default=row.t):
             return Fate.NOT_AT_REST, Why.UNCOMMITTED, next(iter(self._committed))
         if row.t < later or waited > _PATIENCE * slowest + _MARGIN_NS:
             return Fate.NEVER_LEFT, Why.NONE, ""
         return Fate.READ, Why.NONE, ""
+
+    @cached_property
+    def _cut_off(self) -> frozenset[int]:
+        """The last layers of the records, where none of them was ever found and all of the first ones always
+        were: one layer's piece may be missed, not every one of every call."""
+        later, _ = self._pace()
+        read: dict[int, set[int]] = defaultdict(set)
+        for words in self._trace.slots.tolist():
+            kept = rows.flags(words[0]) & Flag.KEPT and words[1] <= later
+            if kept and _is_read(words):
+                read[words[2]].add(words[7])
+        seen = {
+            layer: {call for call in calls if (call, layer) in self._found} for layer, calls in read.items()
+        }
+        gone = [layer for layer, calls in read.items() if len(calls) >= _LEAST_CUT and not seen[layer]]
+        rest = [layer for layer in read if layer not in gone]
+        whole = rest and all(seen[layer] == read[layer] for layer in rest)
+        first = list(read)[: len(rest)] == rest  # in the order in which they are read
+        return frozenset(gone if whole and first else ())
 
     def _pace(self) -> tuple[int, int]:
         """When the latest KV that was found had been read; how long the slowest was on its way."""

@@ -247,7 +247,8 @@ class _Resolver:
                 for row, positions, stale in owned.requests:
                     # Of blocks that were read beyond their tokens the connector rightly leaves the rest out.
                     trimmed = part.why == Why.CUT and (stale or owned.nobodys or owned.early)
-                    fate = Fate.READ if trimmed else part.fate
+                    fate = Fate.REPLACED if part.why == Why.OVERWRITTEN else part.fate
+                    fate = Fate.READ if trimmed else fate
                     cut = part.why == Why.CUT
                     key = (row, step, positions, stale, background, False, fate, cut, False)
                     self._gather(True, key, record.t, column)

@@ -1,0 +1,67 @@
+"""Loads into blocks that nobody wrote: what stands there is what stood there before.
+
+A block of the KV cache keeps its content until something is written into it. Where a loaded block holds the
+very KV that the same block of the cache held for other positions, nothing was loaded into it. The same
+position of another prompt is no sign: a load under a wrong key may put it back where it was.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed
+from kvtrace.ledger.slots.tables import Given
+from kvtrace.trace import rows
+
+Run = tuple[int, int, int, int]
+"""(step, first place, block at it, count): as in a BLOCKS record."""
+
+
+class Places:
+    """Which block of the KV cache each block of a request was.
+
+    Args:
+        given: the BLOCKS records of all engines, in the order of their steps.
+    """
+
+    def __init__(self, given: Iterable[Given]) -> None:
+        self._runs: dict[tuple[int, int], list[Run]] = defaultdict(list)
+        for one in given:
+            record: rows.BlocksGiven = one.record
+            self._runs[one.row, record.group].append((record.step, record.first, record.block, record.count))
+
+    def block(self, row: int, group: int, place: int, step: int) -> int:
+        """At the end of ``step``; 0 where that is not known."""
+        for since, first, block, count in reversed(self._runs.get((row, group), ())):
+            if since <= step and first <= place < first + abs(count):
+                return block + (place - first if count > 0 else first - place)
+        return 0
+
+
+def untouched(
+    printed: Sequence[Printed], suspects: Mapping[int, Collection[int]], places: Places
+) -> frozenset[int]:
+    """Requests whose loads wrote nothing.
+
+    Args:
+        suspects: row of a request -> begins of its loaded blocks that hold other KV than theirs; of loads of
+            which no block holds its own KV, and no write was seen.
+    """
+    found: set[int] = set()
+    for one in printed:
+        size = max(1, one.shape.block_size)
+        held: dict[tuple[int, int], set[int]] = defaultdict(set)
+        """(block of the cache, fingerprint) -> begins in their prompts of those that held it so far."""
+        for block in sorted(one.blocks, key=lambda block: block.step):
+            at = places.block(block.row, one.group, block.start // size, block.step), block.value
+            if _is_left(block, held.get(at, ()), suspects.get(block.row, ())):
+                found.add(block.row)
+            if at[0] and block.value != ZEROES:
+                held[at].add(block.start)
+    return frozenset(found)
+
+
+def _is_left(block: Block, before: Collection[int], suspect: Collection[int]) -> bool:
+    left = before and block.start not in before
+    return bool(left) and block.origin is Origin.LOADED and block.start in suspect

@@ -1,0 +1,195 @@
+"""Code that closes descriptors it did not open, forks or becomes a daemon: the spool stops, or goes on in a
+file of its own, and nobody else's file is touched. Each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from kvtrace.trace.format import Kind, Stop
+from kvtrace.trace.reader import Spool, spool_paths
+from kvtrace.trace.rows import kind
+
+PRELUDE = """
+import os, sys
+from pathlib import Path
+from kvtrace.agent.state import AGENT
+from kvtrace.trace.config import AgentConfig, new_salt
+from kvtrace.trace.format import Kind
+
+here = Path(sys.argv[1])
+AGENT.open(AgentConfig(here / "run", new_salt(), "r"))
+os.register_at_fork(after_in_child=AGENT.after_fork)
+
+def record(count=1):
+    for _ in range(count):
+        AGENT.add((int(Kind.EXEC),) + (0,) * 7)
+
+def step(count=1):
+    record(count)
+    AGENT.flush()
+
+step(3)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def run(here: Path, code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(code), str(here)], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout
+
+
+def steps(path: Path) -> int:
+    return sum(int((kind(chunk[:, 0]) == Kind.EXEC).sum()) for chunk in Spool(path).chunks())
+
+
+def stopped(path: Path) -> int | None:
+    spool = Spool(path)
+    list(spool.chunks())
+    assert spool.info().end in ("trailer", "open"), spool.info()
+    return spool.info().stop
+
+
+USERS = "what the user wrote"
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "os.closerange(3, 256)",
+        "os.close(AGENT.recorder._fd)",
+        "os.closerange(3, 256); os.rename(AGENT.recorder.path, AGENT.recorder.path.with_suffix('.x'))",
+    ],
+)
+def test_a_file_that_gets_the_descriptors_number_is_not_touched(here: Path, taken: str) -> None:
+    run(
+        here,
+        f"""
+        number = AGENT.recorder._fd
+        {taken}
+        mine = os.open(here / "mine", os.O_RDWR | os.O_CREAT, 0o600)
+        if mine != number:
+            os.dup2(mine, number)
+        os.write(number, b"{USERS}")
+        step()
+        step()
+        AGENT.close()
+        os.fstat(number)
+        os.write(number, b"!")
+        """,
+    )
+    assert (here / "mine").read_text() == f"{USERS}!"
+    kept = [*spool_paths(here / "run"), *(here / "run").rglob("*.x")]
+    assert [steps(path) for path in kept] == [3]
+    assert stopped(kept[0]) == (None if kept[0].suffix == ".x" else Stop.DESCRIPTOR_LOST)
+
+
+def test_a_descriptor_that_was_only_closed_stops_the_recording(here: Path) -> None:
+    run(here, "os.closerange(3, 256)\nstep()\nassert not AGENT.recorder.alive\nstep()\nAGENT.close()\n")
+    (path,) = spool_paths(here / "run")
+    assert steps(path) == 3 and stopped(path) == Stop.DESCRIPTOR_LOST
+
+
+def test_a_spool_put_in_the_place_of_ours_is_not_touched(here: Path) -> None:
+    run(
+        here,
+        """
+        path = AGENT.recorder.path
+        os.closerange(3, 256)
+        os.rename(path, here / "moved")
+        path.write_text("theirs")
+        step()
+        AGENT.close()
+        """,
+    )
+    (path,) = spool_paths(here / "run")
+    assert path.read_text() == "theirs" and steps(here / "moved") == 3
+
+
+def test_a_fork_in_the_middle_of_a_step_leaves_each_process_its_own_records(here: Path) -> None:
+    run(
+        here,
+        """
+        record(2)  # of the parent's open step
+        pid = os.fork()
+        if pid == 0:
+            step(5)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        record(4)
+        AGENT.flush()
+        AGENT.close()
+        """,
+    )
+    assert sorted(map(steps, spool_paths(here / "run"))) == [5, 3 + 2 + 4]
+    assert sorted(map(str, map(stopped, spool_paths(here / "run")))) == ["1", "None"]
+
+
+def test_a_daemon_records_to_a_file_of_its_own(here: Path) -> None:
+    """Two forks, a session of its own, every descriptor closed, and 0 to 2 opened anew."""
+    out = run(
+        here,
+        """
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            os.chdir("/")
+            os.closerange(0, writing)
+            os.closerange(writing + 1, 256)
+            for number in range(3):
+                os.open(os.devnull, os.O_RDWR)
+            mine = os.open(here / "mine", os.O_WRONLY | os.O_CREAT, 0o600)
+            step(7)
+            os.write(mine, b"log")
+            AGENT.close()
+            os._exit(0)
+        os.close(writing)
+        os.waitpid(pid, 0)
+        os.read(reading, 1)  # until the daemon has ended
+        step()
+        AGENT.close()
+        print("ended")
+        """,
+    )
+    assert out == "ended\n" and (here / "mine").read_text() == "log"
+    assert sorted(map(steps, spool_paths(here / "run"))) == [4, 7]
+    assert list(map(stopped, spool_paths(here / "run"))) == [Stop.CLEAN, Stop.CLEAN]
+
+
+def test_the_counter_of_a_thread_that_ends_closes_no_file_of_the_users(here: Path) -> None:
+    run(
+        here,
+        """
+        import threading
+        from kvtrace.agent import files
+
+        def work():
+            files._written()
+            number = files._counter.file
+            os.close(number)
+            mine = os.open(here / "mine", os.O_WRONLY | os.O_CREAT, 0o600)
+            assert mine == number
+            kept.append(mine)
+
+        kept = []
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        os.write(kept[0], b"still open")
+        """,
+    )
+    assert (here / "mine").read_text() == "still open"
