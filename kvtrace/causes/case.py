@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
@@ -135,6 +138,7 @@ class Case:
     """Tokens that no metadata names, where that says nothing: not observed."""
     ends: set[SaveEnd] = field(default_factory=set)
     """How tokens ended that were assigned to the cause behind that end."""
+    _answers: dict[Hashable, object] = field(default_factory=dict)
 
     def affected(self, cause: Cause) -> list[Request]:
         """The requests that lost tokens by this cause."""
@@ -161,8 +165,53 @@ class Case:
             return engine in self.seen_decode
         return self.engines[engine].decode_entries > 0
 
-    def of_engine(self, tag: int) -> list[Request]:
-        return [request for request in self.requests if request.engine == tag]
+    def once(self, what: Hashable, make: Callable[[], T]) -> T:
+        """The answer to a question about the whole case, which many requests ask: found out once."""
+        if what not in self._answers:
+            self._answers[what] = make()
+        return cast(T, self._answers[what])
+
+    def of_engine(self, tag: int) -> Sequence[Request]:
+        """The requests of one engine, in the order of ``requests``."""
+        return self._by_engine.get(tag, ())
+
+    @cached_property
+    def _by_engine(self) -> dict[int, list[Request]]:
+        found: dict[int, list[Request]] = defaultdict(list)
+        for request in self.requests:
+            found[request.engine].append(request)
+        return dict(found)
+
+    @cached_property
+    def earlier(self) -> dict[tuple[int, int, bool], Earlier]:
+        """``stored`` by (engine, digest or prefix digest, whether only where something was saved)."""
+        found = {}
+        for (engine, key), stores in self.stored.items():
+            found[engine, key, False] = Earlier(stores)
+            found[engine, key, True] = Earlier(one for one in stores if self.requests[one[2]].saved)
+        return found
+
+    @cached_property
+    def taken_before(self) -> dict[int, tuple[list[int], list[int]]]:
+        """Engine -> the steps in which its requests began, in order, and the most that was kept of a prompt
+        before each of them, and after the last."""
+        found = {}
+        for tag, requests in self._by_engine.items():
+            rows = sorted((request.chunk_step, request.taken or 0) for request in requests)
+            most = accumulate((taken for _, taken in rows), max, initial=0)
+            found[tag] = ([step for step, _ in rows], list(most))
+        return found
+
+    def alike(self, engine: int, digest: int) -> Sequence[Request]:
+        """The requests of one engine whose prompts have the same tokens, in the order of ``requests``."""
+        return self._by_digest.get((engine, digest), ()) if digest else ()
+
+    @cached_property
+    def _by_digest(self) -> dict[tuple[int, int], list[Request]]:
+        found: dict[tuple[int, int], list[Request]] = defaultdict(list)
+        for request in self.requests:
+            found[request.engine, request.digest].append(request)
+        return dict(found)
 
     def finding(self, cause: Cause, title: str, **given: Unpack[Fields]) -> Finding:
         """A finding; what is not given follows from the ledger and the catalogue."""
@@ -199,6 +248,7 @@ class Case:
         return found
 
 
+T = TypeVar("T")
 _SAMPLES = 512
 _UNFOLLOWED = (Limit.ADDRESS.value, Limit.OPERATION.value, Limit.NATIVE.value, Limit.THREAD.value)
 """What the watch could not follow, where the KV may be read unseen."""
@@ -353,9 +403,37 @@ def stored_before(case: Case, request: Request, saved: bool = False) -> int:
     for key, limit in ((request.digest, request.prompt), (request.prefix, aligned)):
         if not key:
             continue
-        for step, end, row in case.stored.get((request.engine, key), ()):
-            if step > request.chunk_step:
-                break
-            if row != request.row and (not saved or case.requests[row].saved):
-                best = max(best, min(end, limit))
+        earlier = case.earlier.get((request.engine, key, saved))
+        if earlier is not None:
+            best = max(best, min(earlier.furthest(request.chunk_step, request.row), limit))
     return best
+
+
+class Earlier:
+    """How far stores of the same tokens reached by a step.
+
+    Args:
+        stores: (step, stored up to, request row), in order of the steps.
+    """
+
+    def __init__(self, stores: Iterable[tuple[int, int, int]]) -> None:
+        self._steps: list[int] = []
+        self._best: list[tuple[int, int, int]] = []  # the furthest end, its row, the furthest of other rows
+        best, of, second = 0, -1, 0
+        for step, end, row in stores:
+            if row == of:
+                best = max(best, end)
+            elif end > best:
+                best, of, second = end, row, best
+            else:
+                second = max(second, end)
+            self._steps.append(step)
+            self._best.append((best, of, second))
+
+    def furthest(self, step: int, row: int) -> int:
+        """Of the stores up to and in `step`, those of request `row` left out; 0 for none."""
+        at = bisect_right(self._steps, step) - 1
+        if at < 0:
+            return 0
+        best, of, second = self._best[at]
+        return second if of == row else best

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from kvtrace.causes.case import Case, Request, stored_before
 
 ABORTED = "FINISHED_ABORTED"
@@ -19,12 +21,8 @@ def shared_before(case: Case, request: Request) -> int:
     """Leading positions that were seen to be kept of an earlier prompt with the same beginning."""
     if not request.shared:
         return 0
-    earlier = [
-        other.taken or 0
-        for other in case.of_engine(request.engine)
-        if other.row != request.row and other.chunk_step < request.chunk_step
-    ]
-    return min(request.shared, max(earlier, default=0))
+    steps, most = case.taken_before[request.engine]
+    return min(request.shared, most[bisect_left(steps, request.chunk_step)])
 
 
 def first_chunk_alone(request: Request) -> bool:
@@ -39,10 +37,12 @@ def first_chunk_alone(request: Request) -> bool:
 def nothing_else_explains(case: Case, request: Request) -> bool:
     """Whether requests that were not disturbed were offered in full, so that only this one's abort or
     preemption explains what it lacks."""
-    others = _offered_in_full(case, request.engine)
+    tag = request.engine
+    others = case.once(("offered in full", tag), lambda: _offered_in_full(case, tag))
     if first_chunk_alone(request):
         # Stores in the first chunk's step alone: is that how this connector works?
-        return any(r.chunks >= 2 and not first_chunk_alone(r) for r in others)
+        later = (r.chunks >= 2 and not first_chunk_alone(r) for r in others)
+        return case.once(("stored after the first chunk", tag), lambda: any(later))
     return bool(others)
 
 

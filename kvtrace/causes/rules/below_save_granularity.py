@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 
 from kvtrace.causes.case import Request, after_empty
 from kvtrace.causes.evidence.paths import short_path
@@ -191,7 +192,7 @@ def _events(requests: list[Request]) -> list[Event]:
     return events
 
 
-def _remedy(engine: Engine, unit: Unit, prompts: list[Request], every: list[Request]) -> list[str]:
+def _remedy(engine: Engine, unit: Unit, prompts: list[Request], every: Sequence[Request]) -> list[str]:
     """What to change, the connector's own first, with what smaller units would have saved."""
     change = {
         "max_num_batched_tokens": "lower --max-num-batched-tokens",
@@ -214,7 +215,7 @@ def _remedy(engine: Engine, unit: Unit, prompts: list[Request], every: list[Requ
 
 
 def _lower(
-    engine: Engine, unit: Unit, whose: tuple[list[Request], list[Request]], change: str, cost: str
+    engine: Engine, unit: Unit, whose: tuple[Sequence[Request], Sequence[Request]], change: str, cost: str
 ) -> str:
     """`change`, with what the first three halves of the unit that fit any prompt would have saved."""
     if unit.kind == "block_size":

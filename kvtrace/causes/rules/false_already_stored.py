@@ -60,8 +60,12 @@ def by_its_head(case: Case, request: Request) -> bool:
     which something was saved, and is another one after that."""
     if not _left_out(case, request):
         return False
-    alike = [r for r in case.of_engine(request.engine) if r.shared and r.shared < r.prompt]
-    return all(_left_out(case, r) for r in alike)
+    tag = request.engine
+    return case.once(("all left out by their head", tag), lambda: _all_left_out(case, tag))
+
+
+def _all_left_out(case: Case, tag: int) -> bool:
+    return all(_left_out(case, r) for r in case.of_engine(tag) if r.shared and r.shared < r.prompt)
 
 
 def _left_out(case: Case, request: Request) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from functools import partial
+
 from kvtrace.causes.case import Request
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.model import Finding
@@ -91,16 +94,26 @@ def _never_found(case: Case) -> list[tuple[LoadOf, Request]]:
             continue
         if engine.connector is not None and engine.connector.ordinal in parents:
             continue  # of several connectors in one the one that stores need not be one that looks up
-        before = [
-            r
-            for r in case.of_engine(row.engine)
-            if r.digest == request.digest and r.last_step < row.step and (r.taken or 0) > row.local
-        ]
         known = held is not None and row.request in held.requests and not request.saved
-        done = [r for r in before if known or (r.grade or Grade.DECLARED) >= Grade.WRITTEN]
-        if done:
-            found.append((row, done[-1]))
+        key = (row.engine, request.digest)
+        over = case.once(("kept and over", key, known), partial(_kept, case, key, known))
+        end = bisect_left(over, row.step, key=lambda r: r.last_step)
+        by = next((over[at] for at in range(end - 1, -1, -1) if (over[at].taken or 0) > row.local), None)
+        if by is not None:
+            found.append((row, by))
     return found
+
+
+def _kept(case: Case, key: tuple[int, int], known: bool) -> list[Request]:
+    """The requests of an (engine, digest) of which something was kept, in the order in which they ended.
+
+    Args:
+        known: the connector itself says that they are stored; else they were seen leaving the process.
+    """
+    kept = [
+        r for r in case.alike(*key) if r.taken and (known or (r.grade or Grade.DECLARED) >= Grade.WRITTEN)
+    ]
+    return sorted(kept, key=lambda r: r.last_step)
 
 
 def _unfound(case: Case, never: list[tuple[LoadOf, Request]]) -> Finding:

@@ -8,6 +8,7 @@ from kvtrace.causes.evidence import loads
 from kvtrace.causes.evidence.hooks import LOAD_HOOKS, SAVE_HOOKS
 from kvtrace.causes.rule import NOTE, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.model import Engine
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -68,7 +69,10 @@ def _ns_per_step(case: Case) -> float:
 
 def _ns_per_token(case: Case, row: LoadOf) -> float:
     """Time in execute_model for a token of this engine, at most: decode steps count in."""
-    engine = case.engines[row.engine]
+    return case.once(("ns per token", row.engine), lambda: _ns_per_token_of(case, case.engines[row.engine]))
+
+
+def _ns_per_token_of(case: Case, engine: Engine) -> float:
     spent = max((worker.exec_ns for worker in engine.workers), default=0)
     computed = sum(r.computed - r.local - r.external for r in case.of_engine(engine.tag))
     # Time in the connector's hooks is not spent computing.

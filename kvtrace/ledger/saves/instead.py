@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
 from kvtrace.ledger.model import Engine
@@ -52,12 +53,13 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
             computing[chunk.step].append((row, chunk))
     steps: dict[int, int] = defaultdict(int)
     holes: dict[tuple[int, int, int], list[Interval]] = {}
+    begun = _Begun(requests)
     for column in range(len(watched.worker.kv_layers) if len(engine.facts.kv_groups) < 2 else 0):
         read = [step for step, layer in slots.amounts if layer == column and step in computing]
         useless = {step for step in read if _useless(slots, requests, step, column) >= size}
         if not useless:
             continue
-        layer = _Layer(slots, requests, column, size)
+        layer = _Layer(slots, begun, column, size)
         odd = {step: found for step in read if (found := layer.left_out(computing[step], True))}
         ends = {step: found for step in useless if (found := layer.left_out(computing[step], False))}
         for step, found in {**ends, **odd}.items() if odd else ():
@@ -82,11 +84,32 @@ def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: i
     return useless + max(0, min(over, slots.amounts[at] - useless - mine))
 
 
+class _Begun:
+    """In which steps the requests began that begin with the same tokens."""
+
+    def __init__(self, requests: Mapping[int, Request]) -> None:
+        self.requests = requests
+
+    def by_another(self, digest: int, row: int, step: int) -> bool:
+        """Whether any request but `row` that begins with these tokens had begun by `step`."""
+        return any(first <= step for first, other in self._first_two[digest] if other != row)
+
+    @cached_property
+    def _first_two(self) -> dict[int, list[tuple[int, int]]]:
+        """Digest of a beginning -> the first two requests with it: (step of the first chunk, row)."""
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for row, request in self.requests.items():
+            for digest in request.prefixes if request.chunks else ():
+                found[digest] = sorted([*found[digest], (request.chunks[0].step, row)])[:2]
+        return found
+
+
 class _Layer:
     """What was read of requests in one layer, at whatever time."""
 
-    def __init__(self, slots: Slots, requests: Mapping[int, Request], column: int, size: int) -> None:
-        self._slots, self._requests, self._column, self._size = slots, requests, column, size
+    def __init__(self, slots: Slots, begun: _Begun, column: int, size: int) -> None:
+        self._slots, self._requests, self._begun = slots, begun.requests, begun
+        self._column, self._size = column, size
 
     def left_out(self, chunks: Iterable[tuple[int, Chunk]], odd: bool) -> Holes:
         """Whole blocks that chunks completed and that were never read.
@@ -119,8 +142,7 @@ class _Layer:
         request = self._requests[row]
         lookup = request.looked_up
         shared = lookup.local + max(0, lookup.answer or 0) if lookup else 0
-        for other, one in self._requests.items():
-            if other != row and one.chunks and one.chunks[0].step <= step:
-                alike = (n for digest, n in one.prefixes.items() if digest in request.prefixes)
-                shared = max([shared, *alike])
+        for digest, tokens in request.prefixes.items():
+            if tokens > shared and self._begun.by_another(digest, row, step):
+                shared = tokens
         return shared
