@@ -318,6 +318,19 @@ def serving(sizes, answer):
     return server.getsockname()[1]
 
 
+def test_several_messages_of_one_call_are_found_each(trace, kv):
+    port = serving([256, 256], b"OK")
+
+    def how(step, layer):
+        for moved in (0, 8):
+            with socket.create_connection(("127.0.0.1", port)) as link:
+                link.sendall(data_of(pick(layer, SLOTS - moved)))
+                assert link.recv(100) == b"OK"
+
+    saves(kv, how)
+    assert found(trace) == [VERBATIM, (Form.VERBATIM, "0+4,12+4", True)]
+
+
 OK = b"HTTP/1.1 200 OK\r\n\r\n"
 
 

@@ -120,6 +120,7 @@ class Left:
         self._refused: set[int] = set()
         self._ops: dict[str, list[Op]] = {}
         self._looked = 0
+        self._sent = LENGTH
 
     # --- KV that is read ------------------------------------------------------------------
 
@@ -179,7 +180,9 @@ class Left:
             peer.unseen |= not whole
             if whole and len(view):
                 self._looked += len(view)
-                peer.waiting.extend(self._look(peer.tail + bytes(view), peer.name, Way.SOCKET))
+                first = self._sent - len(peer.tail)
+                peer.waiting.extend(self._look(peer.tail + bytes(view), peer.name, Way.SOCKET, first))
+        self._sent += len(view) + LENGTH  # one message stands nowhere in the place of another
         # what a piece may begin in; the next bytes may end it
         peer.tail = (peer.tail + bytes(view[-LENGTH:]))[-LENGTH:]
         self.cost += clock() - began
@@ -217,7 +220,8 @@ class Left:
         self._unreachable[name] = self._unreachable.get(name, 0) + 1
 
     def _look(self, data: bytes, target: str, way: Way, first: int = 0) -> list[Op]:
-        """What was read and stands in ``data``, each operation once. ``first``: where that is in a file."""
+        """What was read and stands in ``data``, each operation once. ``first``: where that is in a file or
+        in all that was sent."""
         hits = POOL.search(data) or POOL.near(data)
         moved = [hit._replace(offset=hit.offset + first) for hit in hits]
         return self._find([Finding(hit, target, way, way == Way.FILE) for hit in moved])
