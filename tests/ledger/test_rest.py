@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from kvtrace.ledger.intervals import length, subtract, union
 from kvtrace.ledger.rest_file import RestFile, RestingFile
+from kvtrace.ledger.saves.dropped import left_in_part, split
 from kvtrace.ledger.saves.rest import AtRest, Fate, Part, Traced, Why, at_rest
+from kvtrace.ledger.slots.reads import Touch
 from kvtrace.trace import rows
 from kvtrace.trace.format import Flag, Form, Kind, Role, Way, pack_head
 
@@ -331,6 +333,30 @@ def test_what_was_written_in_a_transaction_that_was_never_seen_to_end() -> None:
     books.piece(1, "/kv.sqlite", "0")
     books.file("/kv.sqlite")
     assert books.fates() == [(Fate.NOT_AT_REST, Why.UNCOMMITTED)]
+
+
+@pytest.mark.parametrize(
+    ("fates", "lost"),
+    [
+        ((Fate.NEVER_LEFT, Fate.NEVER_LEFT), [(0, 32)]),
+        ((Fate.NEVER_LEFT, Fate.NEVER_LEFT, Fate.READ), [(0, 32)]),
+        ((Fate.NEVER_LEFT, Fate.NEVER_LEFT, Fate.WRITTEN), []),
+        ((Fate.NEVER_LEFT, Fate.READ), []),
+    ],
+    ids=["in no layer", "in one layer some pieces", "all of one layer", "one layer alone"],
+)
+def test_tokens_that_never_left_in_a_step_in_which_others_did(
+    fates: tuple[Fate, ...], lost: list[tuple[int, int]]
+) -> None:
+    step = [Touch(1, 1, 1 << layer, ((0, 32),), fate=fate) for layer, fate in enumerate(fates)]
+    other = Touch(1, 1, 0b111, ((32, 64),), fate=Fate.WRITTEN)
+    assert left_in_part([*step, other]) == {1: lost}
+    assert left_in_part([one for one in step if one.fate == Fate.NEVER_LEFT]) == {}, "nothing else left"
+    whole = Touch(1, 1, 1, ((0, 48),), fate=Fate.NEVER_LEFT)
+    assert [(one.fate, one.positions) for one in split(whole, [(0, 32)])] == [
+        (Fate.NEVER_LEFT, ((0, 32),)),
+        (Fate.READ, ((32, 48),)),
+    ]
 
 
 def test_amounts_and_examples() -> None:

@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from kvtrace.ledger.coverage import WorkerCoverage
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.intervals import Interval, intersect, length, subtract
+from kvtrace.ledger.intervals import Interval, intersect, subtract
 from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.reported import Caught, caught_in_saving
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.check import check
+from kvtrace.ledger.saves.dropped import left_in_part, split
 from kvtrace.ledger.saves.instead import Instead, read_instead
 from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.rest import Fate
@@ -179,13 +180,18 @@ def _reads(
         for row, read in _missed(instead):
             found[row].append(replace(read, pairs=read.pairs << first))
         for row, touches in one.slots.reads.items():
-            left, cut = _left_in_part(touches), cut_steps(touches)
+            left, cut = left_in_part(touches), cut_steps(touches)
             for touch in touches:
-                there = kept(touch, named_in(requests[row], touch.step), cut)
-                put = touch.step in left and touch.fate == Fate.NEVER_LEFT
-                fate = Fate.READ if put or there != touch.positions else touch.fate
-                seen = replace(touch, fate=fate, positions=there)
-                for part in _fates(seen, one.worker, caught, shared.get(row, 0)):
+                named = named_in(requests[row], touch.step)
+                there = kept(touch, named, cut)
+                seen = [
+                    touch if there == touch.positions else replace(touch, fate=Fate.READ, positions=there)
+                ]
+                if seen[0].fate == Fate.NEVER_LEFT and touch.step in left:
+                    seen = split(touch, intersect(left[touch.step], named))
+                for part in (
+                    part for some in seen for part in _fates(some, one.worker, caught, shared.get(row, 0))
+                ):
                     for stood in _stood_for(part, instead):
                         found[row].append(replace(stood, pairs=stood.pairs << first))
         first += len(one.worker.kv_layers)
@@ -210,19 +216,6 @@ def _stood_for(read: Read, instead: Instead) -> Iterator[Read]:
         yield replace(read, pairs=wrong, end=SaveEnd.MISPLACED, grade=Grade.READ)
     if read.pairs & ~wrong:
         yield replace(read, pairs=read.pairs & ~wrong, end=SaveEnd.NOT_OBSERVED, grade=Grade.NOT_OBSERVED)
-
-
-def _left_in_part(touches: Sequence[Touch]) -> set[int]:
-    """Steps in which some of what was read of a request left, in any layer. What is dropped is dropped whole;
-    a part of it may just not have been found again."""
-    read: Counter[int] = Counter()
-    lost: Counter[int] = Counter()
-    for touch in touches:
-        size = length(touch.positions) * touch.columns.bit_count()
-        read[touch.step] += size
-        if touch.fate == Fate.NEVER_LEFT:
-            lost[touch.step] += size
-    return {step for step, size in read.items() if lost[step] < size}
 
 
 def _fates(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterator[Read]:

@@ -1,0 +1,55 @@
+"""KV that was read and never left, in steps in which other KV of the same request did."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvtrace.ledger.intervals import Interval, intersect, subtract, union
+from kvtrace.ledger.saves.rest import Fate
+from kvtrace.ledger.slots.reads import Touch
+
+
+def left_in_part(touches: Sequence[Touch]) -> dict[int, list[Interval]]:
+    """Steps in which some of what was read of a request left -> positions of which nothing did, it is sure:
+    of several layers nothing at all, and of none all of it. One layer's pieces may just not have been found
+    again, or a few of the first layer's in another prompt's KV."""
+    read: dict[int, list[Touch]] = defaultdict(list)
+    for touch in touches:
+        read[touch.step].append(touch)
+    found: dict[int, list[Interval]] = {}
+    for step, some in read.items():
+        if all(touch.fate == Fate.NEVER_LEFT for touch in some):
+            continue
+        lost: dict[int, list[Interval]] = defaultdict(list)
+        for touch in some:
+            for layer in range(touch.columns.bit_length()):
+                if touch.columns >> layer & 1 and touch.fate == Fate.NEVER_LEFT:
+                    lost[layer] += touch.positions
+        left = union(
+            part
+            for touch in some
+            if touch.fate not in (Fate.NEVER_LEFT, Fate.READ)
+            for part in touch.positions
+        )
+        found[step] = subtract(_in_several(list(lost.values())), left)
+    return found
+
+
+def _in_several(layers: Sequence[list[Interval]]) -> list[Interval]:
+    """Positions that stand in more than one of them."""
+    once: list[Interval] = []
+    several: list[Interval] = []
+    for parts in map(union, layers):
+        several += intersect(once, parts)
+        once = union([*once, *parts])
+    return union(several)
+
+
+def split(touch: Touch, sure: list[Interval]) -> list[Touch]:
+    """A touch of which nothing was seen to leave, by whether it is sure that it did not."""
+    gone = intersect(list(touch.positions), sure)
+    rest = subtract(list(touch.positions), gone)
+    by_fate = ((Fate.NEVER_LEFT, gone), (Fate.READ, rest))
+    return [replace(touch, fate=fate, positions=tuple(parts)) for fate, parts in by_fate if parts]
