@@ -76,11 +76,13 @@ def lines_of(work: Callable[[], object]) -> Counter[str]:
 
     def count(frame: FrameType, event: str, _: Any) -> Any:
         if event == "line":
-            found[f"{frame.f_code.co_filename[len(PACKAGE) + 1 :]}:{frame.f_code.co_firstlineno}"] += 1
+            file = frame.f_code.co_filename.removeprefix(PACKAGE)
+            found[f"{file}:{frame.f_code.co_firstlineno}:{frame.f_code.co_name}"] += 1
         return count
 
     def called(frame: FrameType, event: str, _: Any) -> Any:
-        return count if frame.f_code.co_filename.startswith(PACKAGE) else None
+        name = frame.f_code.co_filename  # "<string>": comparisons of dataclasses
+        return count if name.startswith(PACKAGE) or name == "<string>" else None
 
     before = sys.gettrace()
     sys.settrace(called)

@@ -29,7 +29,8 @@ def rule(case: Case) -> Results:
     never = loads.affected(case, CAUSE)
     if never:
         longest = max(row.waited_ns for row in never) / 1e9
-        others = [row.waited_ns / 1e9 for row in asynchronous if row not in never and row.waited_ns >= 0]
+        lost = {id(row) for row in never}
+        others = [r.waited_ns / 1e9 for r in asynchronous if id(r) not in lost and r.waited_ns >= 0]
         evidence = loads.reasons(never, CAUSE)
         evidence.append("no worker and no scheduler record says that it finished; the request never ran")
         if others:

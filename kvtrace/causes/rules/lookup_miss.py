@@ -90,7 +90,7 @@ def _again(again: list[LoadOf]) -> list[str]:
     """What is known of prompts that begin like an earlier one."""
     evidence = []
     kept = [row for row in again if row.saved_before > row.local]
-    fresh = [row for row in again if row not in kept]
+    fresh = [row for row in again if row.saved_before <= row.local]
     if fresh:
         longest = max(row.shared for row in fresh)
         evidence.append(
