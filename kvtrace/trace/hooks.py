@@ -82,8 +82,9 @@ _REQUEST = ((0, "request"),)
 # In the order of their codes, which is that in which vLLM 0.32.0 calls them, later ones appended.
 REGISTER_KV_CACHES = Hook("register_kv_caches", 1, Role.WORKER, watch=Watch.CAUGHT, versions=since("0.9.2"))
 BIND_METADATA = Hook(
-    "bind_connector_metadata", 2, Role.WORKER, Per.STEP, in_step=True, needs=((0, "connector_metadata"),)
-)
+    "bind_connector_metadata", 2, Role.WORKER, Per.STEP, watch=Watch.CAUGHT, in_step=True,
+    needs=((0, "connector_metadata"),),
+)  # fmt: skip
 START_LOAD = Hook(
     "start_load_kv", 3, Role.WORKER, Per.STEP, Flag.LOAD, Watch.COPY,
     timed=True, in_step=True, reads_metadata=True, needs=((0, "forward_context"),),

@@ -55,6 +55,8 @@ _OTHER = {Flag.STORE: Flag.LOAD, Flag.LOAD: Flag.STORE}
 _seen_to_read: set[int] = set()
 """Connectors of which a watched call read a KV tensor."""
 FIRST_CALLS = 16
+_BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+"""What a connector leaves to vLLM's base class copies nothing."""
 
 
 class _FirstCalls:
@@ -121,7 +123,8 @@ def _watched(site: Site, connector: Any, first: _FirstCalls | None) -> Callable[
                 first.passed()
             if site.hook is hooks.REGISTER_KV_CACHES:
                 _register(kwargs["kv_caches"] if "kv_caches" in kwargs else args[at])
-            if AGENT.recorder is not None and not does_nothing(method) and not _must_not_watch():
+            idle = does_nothing(method) or getattr(method, "__module__", "") == _BASE
+            if AGENT.recorder is not None and not idle and not _must_not_watch():
                 call = _Call(site, args[0] if connector is None else connector)
                 call.start(None if layer is None else str(layer), args[at:], kwargs)
         except Exception:

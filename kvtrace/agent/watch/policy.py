@@ -125,9 +125,13 @@ class Policy:
     # --- steps ----------------------------------------------------------------------------
 
     def step_begins(self) -> None:
-        """Of the step right after a watched one, what comes before its metadata is bound is watched too."""
-        if self._after and self._latest is not None:
-            AGENT.worker.watch_after = Watched(self._latest.store, False)
+        """What comes before the metadata is bound, and the binding itself, is watched in the step right after
+        a watched one, and where prompt tokens are computed: some connectors copy as their work comes."""
+        account = self._accounts()
+        prompt = AGENT.worker.prompt and account is not None and account.take()
+        if self._after or prompt:
+            samples = self._latest.store if self._latest is not None else _Samples(EVERY)
+            AGENT.worker.watch_after = Watched(samples, False)
 
     def begin(self, index: int, declared: Any) -> None:
         """Metadata was bound to the (outermost) connector of that index."""

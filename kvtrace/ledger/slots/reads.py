@@ -315,6 +315,8 @@ class _Resolver:
         for block, low, high in _blocks(slots, size):
             former, holders = self._holders(group, block, after)
             empty = True
+            if not background and any(self._named(holder.row, step) for holder in holders):
+                former = ()  # the step's metadata names the new holder: it is that one's that is wanted
             for holder in former:
                 start, until = holder.place * size, self._until(holder, step, after)
                 computed[holder.row].append((start + low, min(start + high, until)))
@@ -337,6 +339,10 @@ class _Resolver:
             null,
             early,
         )
+
+    def _named(self, row: int, step: int) -> bool:
+        """Whether the metadata of a step names a store of a request."""
+        return any(one.step == step and one.slots > 0 for one in self._requests[row].entries)
 
     def _until(self, holder: Holder, step: int, after: bool) -> int:
         return computed_by(self._requests[holder.row], holder, step, after)
