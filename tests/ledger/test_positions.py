@@ -468,6 +468,20 @@ def test_slots_that_are_shifted_by_one(tmp_path: Path) -> None:
     assert alike(sim) == {(0, 60): "MISPLACED READ", (60, 64): NOT_OFFERED}
 
 
+def test_slots_that_are_shifted_by_one_over_several_blocks_and_steps(tmp_path: Path) -> None:
+    """What one step leaves out of a block the next one reads: together they have every slot, and none of it
+    is what its metadata names."""
+    sim = cache(tmp_path)
+    for start in (0, 32):
+        prefill(sim, "a", start, start + 32, [entry("a", start, start + 32)], of=64)
+        if start:
+            sim.touch({layer: [slot + 1 for slot in sim.slots("a", 32, 64)] for layer in range(2)})
+            continue
+        sim.touch({layer: [slot + 1 for slot in sim.slots("a", 0, 32)] for layer in range(2)})
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): "MISPLACED READ"}
+
+
 def test_another_layers_slots(tmp_path: Path) -> None:
     """Both calls read the second layer."""
     sim = cache(tmp_path)
@@ -584,6 +598,25 @@ def test_the_next_layer_is_read_with_each_one(tmp_path: Path) -> None:
     sim.read("a", 0, 64, layers=[1], t=sim.hook_t[0, step, "save_kv_layer", sim.layer_names[0]])
     sim.finish("a", 64)
     assert by_pair(sim)[1] == {(0, 64): "STALE READ"}
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_block_that_is_read_before_its_new_holders_layer_ran_is_not_the_former_holders(
+    tmp_path: Path, named: bool
+) -> None:
+    """Each hook reads the next layer, too early. The block still holds what another request computed into it,
+    and that is not saved by this."""
+    sim = cache(tmp_path, kv_blocks=3)
+    prefill(sim, "w", 0, 32)
+    sim.finish("w", 32)
+    sim.blocks.release("w")  # type: ignore[union-attr]
+    step = prefill(sim, "a", 0, 32, [entry("a", 0, 32)] if named else [], unreadable=not named)
+    early = sim.hook_t[0, step, "save_kv_layer", sim.layer_names[0]]
+    sim.read("a", 0, 32, layers=[1], t=early, hook="save_kv_layer")
+    sim.read("a", 0, 32, layers=[0])
+    sim.finish("a", 32)
+    assert by_pair(sim) == [{(0, 32): SAVED}, {(0, 32): "STALE READ"}]
+    assert "SAVED READ" not in {word for fates in by_pair(sim, "w") for word in fates.values()}
 
 
 def test_a_unit_that_is_read_as_it_begins_to_fill_is_stale(tmp_path: Path) -> None:

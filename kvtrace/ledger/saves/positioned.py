@@ -65,6 +65,8 @@ class PositionCalls(WorkerCalls):
         trust = Trust(calls=int(self._work.sum()))
         for row in range(len(self.stores.steps)):
             trust += self._judge_step(row, caught)
+        for row in range(len(self.stores.steps)) if self.misread else ():
+            self._doubt_inexact(row)
         self._settle_caught(caught)
         self.void |= self.ends == SaveEnd.RAISED
         return trust + self._judge_unwritten(caught.sure)
@@ -82,6 +84,10 @@ class PositionCalls(WorkerCalls):
         trust = Trust()
         for column, tokens in enumerate(short):
             at = (row, column)
+            if self._skewed(at):
+                trust += self._lost_skewed(at, total)
+                self._judge_seen(at)
+                continue
             shifted = missing > 0 and read_shifted(self._slots, self.stores, at, self.block)
             rounded = max(tokens, default=0) < max(1, self.block) and sum(tokens) < total
             # Of whole blocks that are read twice, or for other requests too, a remainder is still left out.
@@ -111,6 +117,35 @@ class PositionCalls(WorkerCalls):
 
     def _at(self, caught: Caught, at: At) -> bool:
         return caught.at(self._step(at), self._layer(at))
+
+    def _skewed(self, at: At) -> bool:
+        """Whether a step names whole blocks, and its calls read as many slots that begin within blocks."""
+        parts = [part for parts in self.stores.named[at[0]].values() for part in parts]
+        whole = parts and self.block > 1 and not any(bound % self.block for part in parts for bound in part)
+        return bool(whole and self._work[at]) and (self._step(at), at[1]) in self._slots.skewed
+
+    def _lost_skewed(self, at: At, total: int) -> Trust:
+        self.ends[at], self.grades[at] = SaveEnd.MISPLACED, Grade.READ
+        self.lost.add(at)
+        self._misread(at, [*self.stores.named[at[0]], *self._slots.read_in.get(self._step(at), ())])
+        return Trust(measured=1, short=1, short_read=0, short_declared=total)
+
+    def _doubt_inexact(self, row: int) -> None:
+        """Of a worker that read other slots than those of its tokens: where a step's calls read a part of
+        what it names and not all of it, the rest of which other calls read, what they stand for is not known.
+        """
+        step = int(self.stores.steps[row])
+        for column in range(len(self.worker.kv_layers)):
+            odd = []
+            for request, parts in self.stores.named[row].items():
+                touches = in_layer(self._slots.reads.get(request, ()), column)
+                now = covered(one for one in touches if one.step == step)
+                if now and subtract(parts, now):
+                    odd.append(request)
+            if odd and self.ends[row, column] == SaveEnd.SAVED:
+                self._misread((row, column), odd)
+                self.ends[row, column] = SaveEnd.NOT_OBSERVED
+                self.grades[row, column] = Grade.NOT_OBSERVED
 
     def _judge_seen(self, at: At) -> None:
         """What was read in a step in other layers, and in no metadata: not here, as far as that is known."""

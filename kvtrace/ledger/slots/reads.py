@@ -69,6 +69,8 @@ class Slots:
         blank: the same of slots of blocks that no request holds, the null block left out (it pads);
             nothing of a layer that shares its bytes with another one.
         again: the same of slots that had been read in that step already.
+        skewed: (step, column) in which all that was read are whole numbers of blocks, and none begins with a
+            block.
         tables: row of a request -> positions for which it is known which blocks it held.
         unknown: (step, column) of which it is known that slots were read, and not which.
         none: (step, column) in which slots were picked to be read, and these were none.
@@ -80,6 +82,7 @@ class Slots:
     useless: Mapping[tuple[int, int], int] = field(default_factory=dict)
     blank: Mapping[tuple[int, int], int] = field(default_factory=dict)
     again: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    skewed: frozenset[tuple[int, int]] = frozenset()
     tables: Mapping[int, int] = field(default_factory=dict)
     unknown: frozenset[tuple[int, int]] = frozenset()
     none: frozenset[tuple[int, int]] = frozenset()
@@ -187,6 +190,7 @@ class _Resolver:
         self._useless: dict[tuple[int, int], int] = defaultdict(int)
         self._blank: dict[tuple[int, int], int] = defaultdict(int)
         self._again: dict[tuple[int, int], int] = defaultdict(int)
+        self._skew: dict[tuple[int, int], bool] = {}
         self._seen: dict[int, list[Interval]] = {}
         """Column -> slots that were read in this step."""
         self._unknown: set[tuple[int, int]] = set()
@@ -212,6 +216,7 @@ class _Resolver:
             useless=dict(self._useless),
             blank=dict(self._blank),
             again=dict(self._again),
+            skewed=frozenset(at for at, skewed in self._skew.items() if skewed),
             tables=_known_tables(self._given, self._sizes),
             unknown=frozenset(self._unknown),
             none=frozenset(self._none - self._unknown - self._amounts.keys()),
@@ -241,9 +246,12 @@ class _Resolver:
         if read and outer:
             self._count(record, column, step, after)
         whole = self._set(record.slot_set).full
+        if read and outer:
+            at, size = (record.step or step, column), self._sizes[self._group[column]]
+            self._skew[at] = self._skew.get(at, True) and _skewed(whole, size)
         if read:
             for part in self._rest.split(record.call, record.layer, whole):
-                owned = self._owners(part.slots, column, step, after, background)
+                owned = self._owners(part.slots, column, step, after, code)
                 for row, positions, stale in owned.requests:
                     # Of blocks that were read beyond their tokens the connector rightly leaves the rest out.
                     trimmed = part.why == Why.CUT and (stale or owned.nobodys or owned.early)
@@ -255,7 +263,7 @@ class _Resolver:
         if wrote:
             late = record.t >= self._touches.used_at(step, column)
             # What is written into a block is for whom it was given to, whatever it held before.
-            for row, positions, beyond in self._owners(whole, column, step, True, background).requests:
+            for row, positions, beyond in self._owners(whole, column, step, True, code).requests:
                 there = tuple(union([*positions, *beyond]))
                 key = (row, step, there, (), background, late, Fate.READ, False, read)
                 self._gather(False, key, record.t, column)
@@ -267,7 +275,7 @@ class _Resolver:
     def _count(self, record: rows.SlotsTouched, column: int, step: int, after: bool) -> None:
         """Add what a read took to the amounts."""
         slots = self._set(record.slot_set)
-        owned = self._owners(slots.full, column, step, after, rows.code(record.head) == _BACKGROUND)
+        owned = self._owners(slots.full, column, step, after, rows.code(record.head))
         if rows.flags(record.head) & Flag.SHARED:
             # Both layers have a record: of the blocks of its own group each counts.
             self._amounts[step, column] += slots.slots - owned.nobodys
@@ -297,17 +305,16 @@ class _Resolver:
             known = self._sets[ident] = parse(self._names.get(ident, ""))
         return known
 
-    def _owners(
-        self, slots: tuple[Interval, ...], column: int, step: int, after: bool, background: bool
-    ) -> _Owned:
-        key = (slots, self._group[column], after, background)
+    def _owners(self, slots: tuple[Interval, ...], column: int, step: int, after: bool, code: int) -> _Owned:
+        """``code``: of the hook that touched them."""
+        key = (slots, self._group[column], after, code == _BACKGROUND, code == hooks.SAVE_LAYER.code)
         known = self._owned.get(key)
         if known is None:
             known = self._owned[key] = self._resolve(key, step)
         return known
 
     def _resolve(self, key: _SetKey, step: int) -> _Owned:
-        slots, group, after, background = key
+        slots, group, after, background, own = key
         size = self._sizes[group]
         computed: dict[int, list[Interval]] = defaultdict(list)
         stale: dict[int, list[Interval]] = defaultdict(list)
@@ -317,6 +324,8 @@ class _Resolver:
             empty = True
             if not background and any(self._named(holder.row, step) for holder in holders):
                 former = ()  # the step's metadata names the new holder: it is that one's that is wanted
+            if own and holders:
+                former = ()  # a hook that saves this step's KV of the layer
             for holder in former:
                 start, until = holder.place * size, self._until(holder, step, after)
                 computed[holder.row].append((start + low, min(start + high, until)))
@@ -367,6 +376,10 @@ class _Resolver:
         return dict(found)
 
 
+def _skewed(runs: Sequence[Interval], size: int) -> bool:
+    return bool(runs) and all(start % size and not (end - start) % size for start, end in runs)
+
+
 def _known_tables(given: Sequence[Given], sizes: Sequence[int]) -> dict[int, int]:
     """Row of a request -> positions of whose blocks the scheduler's records tell, in every KV cache group."""
     places: dict[int, list[int]] = defaultdict(lambda: [0] * len(sizes))
@@ -398,8 +411,9 @@ def kept(touch: Touch, named: list[Interval], cut: Container[int]) -> tuple[Inte
     return inside or touch.positions
 
 
-_SetKey = tuple[tuple[Interval, ...], int, bool, bool]
-"""Slots, KV cache group, whether the layer had been computed, whether it was background work."""
+_SetKey = tuple[tuple[Interval, ...], int, bool, bool, bool]
+"""Slots, KV cache group, whether the layer had been computed, whether it was background work, whether it was
+the hook that saves a layer's own KV."""
 _Key = tuple[int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool, Fate, bool, bool]
 
 
