@@ -110,3 +110,18 @@ def test_a_hook_that_raised_explains_what_unreadable_metadata_may_have_named(tmp
          "message": "x", "where": "c.py:1 in f", "count_so_far": 1},
     )  # fmt: skip
     assert "stored-nothing" not in ids(analyse(sim))
+
+
+def test_blocks_that_are_named_before_their_tokens_are_computed_are_no_loss(tmp_path: Path) -> None:
+    """The worker may wait for them: that they are named in no later step says nothing."""
+    sim = Sim(tmp_path / "run", block=96, batched=180, ints={"unit": 192})
+    (prompt,) = prompts([400])
+    sim.arrive(prompt)
+    for start, first, size in ((0, 0, 192), (180, 192, 192), (360, 384, 0)):
+        tokens = min(180, 400 - start)
+        entries = [Entry(prompt.id, size, -1, first)] if size else []
+        sim.step([Chunk(prompt.id, start, tokens, first=not start)], entries, prompts={prompt.id: 400})
+    sim.finish(prompt.id, 400)
+    diagnosis = analyse(sim)
+    assert "metadata-has-no-store" not in ids(diagnosis)
+    assert diagnosis.saves.accounts["not-observed"] == (12 + 24 + 16) * 2

@@ -108,6 +108,7 @@ class _InPair:
             if end != SaveEnd.SAVED
         )  # by stage: the ends are in the order of the stages
         self._proved = union(part for pairs, parts in way.proved if pairs >> pair & 1 for part in parts)
+        self._early = _named_early(request)
         self._lost = way.reuse.lost_in(pair)
         external = way.reuse.external
         self._loaded = subtract(external, union((a, b) for a, b, _ in self._lost))
@@ -193,7 +194,7 @@ class _InPair:
         saved = [intervals for _, intervals in self._saved]
         lost = [(a, b) for a, b, _ in self._lost]
         chunks = [(chunk.start, chunk.end) for chunk in request.chunks]
-        known = (self._loaded, self._never_came, reuse.local, self._stale, self._proved)
+        known = (self._loaded, self._never_came, reuse.local, self._stale, self._early, self._proved)
         for intervals in (*known, *saved, *failed, lost, chunks):
             for interval in intervals:
                 marks.update(interval)
@@ -262,7 +263,21 @@ class _InPair:
         if way.unknown.any_within(step, max(step, request.last_step)):
             return _NOT_OBSERVED
         seen = all(one.step in way.pairs.settled for one in request.chunks if one.step >= step)
+        if not seen and covers(self._early, at):
+            return _NOT_OBSERVED
         return Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ if seen else Grade.DECLARED)
+
+
+def _named_early(request: Request) -> list[Interval]:
+    """Prompt positions that metadata names in a step which had not computed them yet, and later no more: that
+    the worker waits for them, or takes them as they are, the metadata does not say."""
+    named = union(positions(request, entry) for entry in request.entries)
+    early = union(
+        (max(entry.start, entry.available), min(entry.start + entry.slots, request.prompt))
+        for entry in request.entries
+        if not entry.implied and entry.start + entry.slots > entry.available
+    )
+    return subtract(early, named)
 
 
 def _load_outcome(end: LoadEnd, grade: Grade) -> Outcome:
