@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +24,7 @@ from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace.facts import Limit
 
 if TYPE_CHECKING:
+    import pandas as pd
     from typing_extensions import Unpack
 
 MAX_EVENTS = 3
@@ -79,6 +80,8 @@ class Request:
     """Leading tokens that an earlier prompt of the run begins with, of which something was saved."""
     grade: Grade | None = None
     """How well it is seen that its saved tokens were: the least of them; None where none were."""
+    middle: Interval | None = None
+    """Only [start, end) of its prompt was kept, with others before that; None: otherwise."""
     holes: bool = False
     """Its prompt was kept in pieces, with others between them that nobody read."""
     entries: list[Store] = field(default_factory=list)
@@ -285,7 +288,7 @@ def make_case(run: Run) -> Case:
     saved = run.base[run.base["outcome"] == SAVED]
     seen = saved[saved["grade"] >= int(Grade.READ)]
     case.seen_saves = frozenset(seen["engine"])
-    case.seen_decode = frozenset(seen[seen["amount"] > seen["prompt"]]["engine"])
+    case.seen_decode = _seen_decode(case, seen)
     case.declared_saves = frozenset(saved["engine"]) - case.seen_saves
     pids = {limit.pid for limit in run.watch_limits if limit.hook in SAVE_HOOKS and limit.kind in _UNFOLLOWED}
     case.unfollowed = frozenset(
@@ -311,6 +314,23 @@ def make_case(run: Run) -> Case:
         samples = [_sample(case, request) for request in by_engine[tag]]
         case.units[tag] = infer_unit(engine, samples, run.run.command)
     return case
+
+
+def _seen_decode(case: Case, seen: pd.DataFrame) -> frozenset[int]:
+    """Engines of which generated tokens were seen to be saved: not only those in the block in which the
+    prompt ends, which is read as a whole.
+
+    Args:
+        seen: the rows of Run.base that were saved, by being read at the least.
+    """
+    found = set()
+    for row in rows(seen.groupby(["request", "engine"], as_index=False)[["amount", "prompt"]].sum()):
+        engine, prompt = case.engines.get(row.engine), case.requests[row.request].prompt
+        if engine is not None:
+            room = -prompt % max(1, engine.block_size)
+            if row.amount - row.prompt > room * max(1, engine.pairs):
+                found.add(row.engine)
+    return frozenset(found)
 
 
 def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
@@ -345,6 +365,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
     for row, one in kept(run, engines).items():
         if not requests[row].unseen and (requests[row].grade or Grade.PROVED) >= Grade.READ:
             requests[row].taken, requests[row].holes = one.end, one.holes
+            requests[row].middle = one.middle
     for e in rows(run.entries):
         if e.slots >= 0:
             requests[e.request].entries.append(Store(e.step, e.slots, e.tokens, e.start, e.available))
@@ -362,8 +383,26 @@ def _sample(case: Case, request: Request) -> Sample:
         heard=not request.holes
         and request.row not in case.twins
         and (request.taken is not None or not why_unheard(case, request)),
-        taken=None if reused and not request.saved else request.taken,
+        taken=None if reused and not request.saved else _reach(case, request),
     )
+
+
+def _reach(case: Case, request: Request) -> int | None:
+    """How far its prompt was kept and no further; its beginning may be another request's."""
+    if request.middle is None:
+        return request.taken
+    start, end = request.middle
+    return (
+        end if start <= max(stored_before(case, request, saved=True), shared_before(case, request)) else None
+    )
+
+
+def shared_before(case: Case, request: Request) -> int:
+    """Leading positions that were seen to be kept of an earlier prompt with the same beginning."""
+    if not request.shared:
+        return 0
+    steps, most = case.taken_before[request.engine]
+    return min(request.shared, most[bisect_left(steps, request.chunk_step)])
 
 
 def _unread(engine: Engine | None) -> bool:

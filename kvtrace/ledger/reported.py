@@ -84,13 +84,13 @@ def swallowed(scans: Sequence[SpoolScan]) -> list[Swallowed]:
     return sorted(found.values(), key=lambda row: (row.pid, row.step, row.hook, row.layer, row.type))
 
 
-_ALL_SAID = 16
+ALL_SAID = 16
 """Exceptions of a kind that are said one by one; after that whenever they have doubled."""
 
 
 def _most(count: int) -> int:
     """How many there may have been when the trace ended."""
-    return count if count < _ALL_SAID else 2 * count - 1
+    return count if count < ALL_SAID else 2 * count - 1
 
 
 @dataclass(frozen=True)

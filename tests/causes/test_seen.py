@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synth import Entry, Policy, Prompt, Rounding, Sim
+from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim
 from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
@@ -57,6 +57,9 @@ def test_what_was_kept_of_a_prompt() -> None:
     assert _kept([(96, 128, 1, 1)], 128, 2, True) == Kept(None)  # in one pair of two
     assert _kept([(32, 64, 2, 1), (96, 128, 2, 1)], 128, 2, True) == Kept(None, holes=True)
     assert _kept([(32, 64, 2, 1), (96, 128, 2, 2)], 128, 2, True) == Kept(None)  # of two steps: chunks
+    assert _kept([(0, 32, 2, 1), (96, 128, 2, 2)], 128, 2, True) == Kept(None, middle=(32, 96))
+    assert _kept([(0, 32, 2, 1)], 128, 2, True) == Kept(None, middle=(32, 128))
+    assert _kept([(0, 32, 1, 1), (96, 128, 2, 2)], 128, 2, True) == Kept(None)
 
 
 def swallowed(**more: object) -> Swallowed:
@@ -156,7 +159,7 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
 ) -> None:
     run = run_of(tmp_path)
     first = int(run.requests["chunk_step"].iloc[0])
-    row = (0, run.engines[0].tag, 0, 64, 2, "prefill", 0, first, int(end), True, int(Grade.READ))
+    row = (0, run.engines[0].tag, 0, 64, 2, "prefill", 0, first, int(end), True, int(Grade.READ), -1)
     lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
     base = run.base[run.base["request"] != 0]
     facts = (swallowed(places=((first, ""),)),)
@@ -186,7 +189,7 @@ def test_an_exception_stands_before_what_it_explains(
 ) -> None:
     run = run_of(tmp_path)
     first = int(run.requests["chunk_step"].iloc[0])
-    row = (0, run.engines[0].tag, 0, 64, 2, "prefill", 0, first, int(end), True, int(Grade.READ))
+    row = (0, run.engines[0].tag, 0, 64, 2, "prefill", 0, first, int(end), True, int(Grade.READ), -1)
     lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
     raised = HookException(hook=hook, type="OSError", message="x", where="s.py:1", step=first, count_so_far=1)
     base = run.base[run.base["request"] != 0]
@@ -209,7 +212,7 @@ def test_generated_tokens_that_the_metadata_seems_to_name_and_nobody_reads(
 ) -> None:
     run = run_of(tmp_path)
     tag = run.engines[0].tag
-    row = (0, tag, 64, 66, 2, "decode", -1, 0, int(SaveEnd.NOTHING_READ), True, int(Grade.READ))
+    row = (0, tag, 64, 66, 2, "decode", -1, 0, int(SaveEnd.NOTHING_READ), True, int(Grade.READ), -1)
     lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
     engine = replace(run.engines[0], decode_entries=1)
     total = run.total + 4
@@ -233,6 +236,7 @@ def test_what_nobody_reads_says_nothing_where_no_read_was_ever_seen(tmp_path: Pa
         int(SaveEnd.NOT_DECLARED),
         True,
         int(Grade.READ),
+        -1,
     )
     lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
     kept = run.base[run.base["request"] != 0]
@@ -243,3 +247,41 @@ def test_what_nobody_reads_says_nothing_where_no_read_was_ever_seen(tmp_path: Pa
     half = pd.concat([kept, kept.assign(request=0, outcome="not-observed", amount=2, prompt=2, grade=0)])
     blind = diagnose(replace(unread, base=half, engines=(unseen,), total=run.total - 62))
     assert [one.id for one in blind.findings] == []
+
+
+def kept_of(sim: Sim, request: str, prompt: int, start: int, end: int, shared: tuple[int, ...]) -> None:
+    """A prompt of which [start, end) is named and read; ``shared``: digests of its beginnings."""
+    sim.arrive(Prompt(request, prompt, digest=int(request[1:]) + 1, prefixes=shared))
+    sim.lookup(request, 0, 0, 0)
+    entry = Entry(request, end - start, -1, start)
+    sim.step([Chunk(request, 0, prompt, first=True)], [entry], prompts={request: prompt})
+    sim.read(request, start, end)
+    sim.finish(request, prompt)
+
+
+def test_how_far_a_prompt_was_kept_tells_the_unit_where_its_beginning_is_anothers(tmp_path: Path) -> None:
+    """Units of 64 tokens in blocks of 16: of the second prompt the first unit is there already."""
+    sim = Sim(tmp_path, block=16, kv_blocks=64)
+    kept_of(sim, "r1", 70, 0, 64, (1, 2, 3, 4))
+    kept_of(sim, "r2", 190, 64, 128, (1, 2, 3, 4))
+    diagnosis = analyse(sim)
+    assert "fault" not in {one.severity for one in diagnosis.findings}
+    assert "units of 64 tokens" in next(
+        f.title for f in diagnosis.findings if f.id == "below-save-granularity"
+    )
+
+
+def test_generated_tokens_in_the_last_block_of_a_prompt_are_no_sign_that_such_are_saved(
+    tmp_path: Path,
+) -> None:
+    """Whole blocks are read when a request is over; what is generated beyond its last one is not offered."""
+    sim = Sim(tmp_path, block=16, kv_blocks=64)
+    sim.arrive(Prompt("r1", 30, digest=1))
+    sim.lookup("r1", 0, 0, 0)
+    sim.step([Chunk("r1", 0, 30, first=True)], [Entry("r1", 32, -1, 0)], prompts={"r1": 30})
+    for _ in range(5):
+        sim.step([], [], tokens=1)
+    sim.read("r1", 0, 32)
+    sim.finish("r1", 35, 6)
+    diagnosis = analyse(sim)
+    assert [one.id for one in diagnosis.findings] == ["decode-not-offered"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
-from kvtrace.causes.case import Case, Request, stored_before
+from kvtrace.causes.case import Case, Request, shared_before, stored_before
 
 ABORTED = "FINISHED_ABORTED"
 
@@ -15,14 +13,6 @@ def held(case: Case, request: Request) -> int:
     answered = request.local + request.offered if request.offered > 0 else 0
     begins = min((e.start for e in request.entries if e.slots > 0), default=0)
     return max(stored_before(case, request), answered, begins, shared_before(case, request))
-
-
-def shared_before(case: Case, request: Request) -> int:
-    """Leading positions that were seen to be kept of an earlier prompt with the same beginning."""
-    if not request.shared:
-        return 0
-    steps, most = case.taken_before[request.engine]
-    return min(request.shared, most[bisect_left(steps, request.chunk_step)])
 
 
 def first_chunk_alone(request: Request) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.intervals import union
+from kvtrace.ledger.intervals import Interval, subtract, union
 from kvtrace.ledger.model import Engine, Run
 from kvtrace.terms import Grade
 
@@ -23,10 +23,12 @@ class Kept:
     Attributes:
         end: positions [0, end) were kept in every pair, those that follow in none; None: it fared otherwise.
         holes: in every pair alike it was kept in pieces, with something lost between them in one step.
+        middle: in every pair alike only [start, end) was kept, with start > 0; None: it fared otherwise.
     """
 
     end: int | None
     holes: bool = False
+    middle: Interval | None = None
 
 
 def kept(run: Run, engines: Mapping[int, Engine]) -> dict[int, Kept]:
@@ -57,5 +59,7 @@ def _kept(pieces: list[tuple[int, int, int, int]], prompt: int, pairs: int, save
     if not saved or size != sum(end - start for start, end in parts) * pairs:
         return Kept(None)
     steps = {step for _, _, _, step in pieces}
+    kept_parts = subtract([(0, prompt)], parts)
+    middle = kept_parts[0] if len(kept_parts) == 1 and kept_parts[0][0] > 0 else None
     between = [(start, end) for start, end in parts if start > 0 and end < prompt]
-    return Kept(None, holes=len(steps) == 1 and len(between) > 0 and len(parts) > 1)
+    return Kept(None, len(steps) == 1 and len(between) > 0 and len(parts) > 1, middle)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import stored_before
-from kvtrace.causes.evidence.prompts import held, shared_before
+from kvtrace.causes.case import shared_before, stored_before
+from kvtrace.causes.evidence.prompts import held
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.words import plural
 

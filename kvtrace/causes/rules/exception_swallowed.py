@@ -22,8 +22,9 @@ from kvtrace.causes.rule import (
     Stage,
     Turn,
 )
+from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger.model import Swallowed
-from kvtrace.ledger.reported import HARMLESS
+from kvtrace.ledger.reported import ALL_SAID, HARMLESS
 from kvtrace.terms import NOT_OBSERVED, Grade
 from kvtrace.words import count, listed, plural
 
@@ -93,7 +94,23 @@ def claim_spoiled(case: Case, piece: Piece, left: list[Interval]) -> list[Interv
     return []
 
 
-CLAIMS = {Turn.STEP: claim, Turn.SPOILED: claim_spoiled}
+def claim_idle(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """Positions of steps whose metadata says nothing readable, in which nothing was read and a save hook
+    caught an exception."""
+    steps = set(idle_steps(case, piece))
+    for fact in case.run.swallowed:
+        ended = fact.hook in SAVE_HOOKS and not fact.went_on and fact.type not in HARMLESS
+        if ended and (steps & {step for step, _ in fact.places} or (steps and _not_all_known(case, fact))):
+            return left
+    return []
+
+
+def _not_all_known(case: Case, fact: Swallowed) -> bool:
+    """Whether it came so often that only its first calls are known, and in none of them anything was read."""
+    return len(fact.places) >= ALL_SAID and not any(step in case.read_steps for step, _ in fact.places)
+
+
+CLAIMS = {Turn.STEP: claim, Turn.WORKER: claim_idle, Turn.SPOILED: claim_spoiled}
 
 
 def rule(case: Case) -> Results:

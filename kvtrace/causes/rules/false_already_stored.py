@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Request, after_empty, stored_before
-from kvtrace.causes.evidence.prompts import shared_before
+from kvtrace.causes.case import Request, after_empty, shared_before, stored_before
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn

@@ -26,16 +26,21 @@ CAUSE = Cause(
 )
 
 
+def idle_steps(case: Case, piece: Piece) -> list[int]:
+    """The steps in which a piece may have been named by metadata that can't be read, and in which nothing was
+    read: its own, and later ones of its request. [] where anything was read in one of them."""
+    unread, last = case.engines[piece.engine].watched_steps, case.requests[piece.request].last_step
+    steps = [step for step in unread if piece.step == step or piece.step < step <= last]
+    if not piece.step or case.read_steps.intersection((piece.step, *steps)):
+        return []
+    return steps
+
+
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     """Positions of a step whose metadata says nothing readable, and in which it was seen that nothing was
     read: the connector decides on the worker, and there nothing was taken. Where others of the step were
     read, the hook does its work, and these were not given to it."""
-    unread, last = case.engines[piece.engine].watched_steps, case.requests[piece.request].last_step
-    # What a step computed may be named in a later one of its request as well.
-    steps = [step for step in unread if piece.step == step or piece.step < step <= last]
-    if not piece.step or not steps:
-        return []
-    return [] if case.read_steps.intersection((piece.step, *steps)) else left
+    return left if idle_steps(case, piece) else []
 
 
 CLAIMS = {Turn.WORKER: claim}

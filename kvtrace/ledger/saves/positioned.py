@@ -111,7 +111,8 @@ class PositionCalls(WorkerCalls):
                 self.ends[at] = self._without_exception[at]
         unknown = caught.layer_calls(layers) > caught.known_calls(layers)
         often = caught.layer_calls(layers) >= len(less)
-        if known and unknown and often and not any(self._at(caught, at) for at in self.agreed):
+        fine = any(self._at(caught, at) for at in self.agreed)
+        if (known or not self.agreed) and unknown and often and not fine:
             for at in less:
                 self.ends[at] = SaveEnd.CAUGHT
 
