@@ -27,7 +27,6 @@ from kvtrace.agent.watch import follow
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Connector
 from kvtrace.trace.format import Role
-from kvtrace.trace.mask import mask_text
 
 _next_index = 1
 _BASE_ATTRIBUTE = "_kvtrace_base"
@@ -72,7 +71,7 @@ def creation_failed(role: Role, configured: str | None, error: BaseException) ->
         configured=configured,
         ok=False,
         error_type=type(error).__name__,
-        error=mask_text(str(error))[:1000],
+        error=AGENT.said(error, 1000),
         where=where_raised(error),
         proxy="none",
     )

@@ -17,14 +17,12 @@ import functools
 import logging
 import sys
 import threading
-from typing import Any
 
-from kvtrace.agent import frames, owners
+from kvtrace.agent import foreign, frames, owners
 from kvtrace.agent.state import AGENT, get_ident, where_raised
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.trace.facts import Log, Swallowed
 from kvtrace.trace.format import Role
-from kvtrace.trace.mask import mask_text
 
 MAX_FACTS = 100
 
@@ -92,7 +90,7 @@ def _seen(logger: logging.Logger, record: logging.LogRecord) -> None:
     fact = Log(
         logger=record.name,
         level=record.levelname,
-        message=_message(record),
+        message=foreign.of_record(record, AGENT.keeps_messages),
         hook=hook,
         layer=layer,
         step=AGENT.worker.step,
@@ -115,23 +113,12 @@ def _caught_in_thread(error: BaseException, index: int, count: int) -> None:
         hook="thread",
         connector=index,
         type=type(error).__name__,
-        message=mask_text(str(error)[:2000])[:500],
+        message=AGENT.said(error),
         where=where_raised(error),
         count=count,
         logged=True,
     )
     AGENT.fact(fact, Role.WORKER)
-
-
-def _message(record: logging.LogRecord) -> str:
-    arguments: Any = record.args if isinstance(record.args, tuple) else (record.args,)
-    # formatting a tensor would read device memory
-    plain = all(not type(value).__module__.startswith("torch") for value in arguments)
-    try:
-        text = record.getMessage() if plain else str(record.msg)
-    except Exception:
-        text = str(record.msg)
-    return mask_text(text[:2000])[:500]
 
 
 def _shown(logger: logging.Logger, level: int) -> bool:

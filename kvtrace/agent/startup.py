@@ -6,11 +6,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kvtrace.agent import frames
+from kvtrace.agent import foreign, frames, owners
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.facts import StartFailed
 from kvtrace.trace.format import Role
-from kvtrace.trace.mask import mask_text
 
 _OF_WRAPPER = ("init_device", "initialize_from_config")
 _OF_WORKER = ("load_model", "determine_available_memory", "compile_or_warm_up_model")
@@ -50,10 +49,23 @@ def _watch_worker(worker: Any) -> None:
         AGENT.failed("init_device")
 
 
+def _of_the_engine(error: BaseException) -> bool:
+    """Whether only vLLM's and torch's code took part: before the first request, that speaks of no content."""
+    trace = error.__traceback__
+    while trace is not None:
+        name = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if not owners.is_foreign(name) or ".kv_transfer." in name:
+            return False
+        trace = trace.tb_next
+    return True
+
+
 def _failed(stage: str, error: BaseException) -> None:
     try:
         # torch adds paragraphs of advice below its message
-        message = mask_text(next(iter(str(error).strip().splitlines()), ""))[:300]
+        keep = AGENT.keeps_messages or _of_the_engine(error)
+        said = foreign.of_exception(error, keep, 2000)
+        message = next(iter(said.strip().splitlines()), "")[:300]
         AGENT.fact(StartFailed(stage, type(error).__name__, message), Role.WORKER)
     except Exception:
         AGENT.failed(stage)

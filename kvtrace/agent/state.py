@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kvtrace import __version__
+from kvtrace.agent import foreign
 from kvtrace.trace import format as fmt
 from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.facts import AgentError, AnyFact, Header, HookException
 from kvtrace.trace.format import Role, Stop
-from kvtrace.trace.mask import mask_argv, mask_text
+from kvtrace.trace.mask import mask_argv
 from kvtrace.trace.writer import Recorder
 
 _MAX_FAILURES = 5
@@ -268,6 +269,15 @@ class Agent:
 
     # --- trouble -------------------------------------------------------------------------
 
+    @property
+    def keeps_messages(self) -> bool:
+        """Whether texts of foreign origin are recorded as they are, secrets masked."""
+        return self.config is not None and self.config.keep_messages
+
+    def said(self, error: BaseException, most: int = 500) -> str:
+        """The message of an exception, as far as it is recorded. Never raises."""
+        return foreign.of_exception(error, self.keeps_messages, most)
+
     def exception(self, hook: str, layer: str | None, step: int, index: int, error: BaseException) -> None:
         """Note an exception that the connector of that index raised out of a hook (it is re-raised)."""
         self._exceptions += 1
@@ -279,7 +289,7 @@ class Agent:
             step=step,
             connector=index,
             type=type(error).__name__,
-            message=mask_text(str(error))[:500],
+            message=self.said(error),
             where=where_raised(error),
             count_so_far=self._exceptions,
         )
@@ -292,7 +302,7 @@ class Agent:
             self._failures += 1
             if self._failures > _MAX_FAILURES:
                 return
-            text = f"{type(error).__name__}: {error} at {where_raised(error)}" if error else "?"
+            text = f"{type(error).__name__}: {self.said(error)} at {where_raised(error)}" if error else "?"
             self.fact(AgentError(where, text[:500]), Role.FRONT)
             if self._failures == _MAX_FAILURES:
                 self.fact(AgentError("agent", "turned off"), Role.FRONT)

@@ -24,7 +24,6 @@ from kvtrace.agent.watch.raises import Raised, Raises
 from kvtrace.trace import facts, hooks
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Role
-from kvtrace.trace.mask import mask_text
 
 THREAD, EXECUTOR, ASYNCIO = "thread", "executor", "asyncio"
 BACKGROUND = (THREAD, EXECUTOR, ASYNCIO)
@@ -170,8 +169,8 @@ class Swallowed:
     def _write(self, caught: Caught, about: About) -> None:
         error = caught.error
         name = type(error).__name__
-        message = mask_text(_text(error)[:2000])[:500]
-        if _same_again(error, name, message, self._hook):
+        inside = _innermost(error)
+        if _same_again(error, name, inside, self._hook):
             return
         key = (self._hook, self._index, name, caught.where)
         count = _seen.get(key, 0) + 1
@@ -180,14 +179,13 @@ class Swallowed:
         _seen[key] = count
         if count > 16 and count & (count - 1):
             return
-        inside = _innermost(error)
         fact = facts.Swallowed(
             hook=self._hook,
             layer=about.layer,
             step=about.step,
             connector=self._index,
             type=name,
-            message=message,
+            message=AGENT.said(error),
             where=caught.where,
             inside=inside if inside != caught.where else "",
             asked_by=about.asked_by,
@@ -204,22 +202,15 @@ class Swallowed:
 _latest: dict[int, tuple[str, str, str]] = {}
 
 
-def _same_again(error: BaseException, name: str, message: str, hook: str) -> bool:
+def _same_again(error: BaseException, name: str, inside: str, hook: str) -> bool:
     """Whether this very exception was written already, by other work that it went through."""
     known = _latest.get(id(error))
-    if known is not None and known[:2] == (name, message) and known[2] != hook:
+    if known is not None and known[:2] == (name, inside) and known[2] != hook:
         return True
-    _latest[id(error)] = (name, message, hook)
+    _latest[id(error)] = (name, inside, hook)
     while len(_latest) > _MAX_LATEST:
         _latest.pop(next(iter(_latest)), None)
     return False
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        return ""
 
 
 def _with_causes(error: BaseException | None) -> list[BaseException]:

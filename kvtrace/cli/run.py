@@ -120,6 +120,11 @@ def run(
         metavar="MODULE:FUNCTION",
         help="A function that says what the connector's metadata declares, where its shape does not.",
     ),
+    keep_messages: bool = typer.Option(
+        False,
+        "--keep-messages",
+        help="Record messages of exceptions and logs with the values in them, which may be users' content.",
+    ),
 ) -> None:
     """Run a vLLM command traced, then make the report.
 
@@ -133,7 +138,7 @@ def run(
         raise KvtraceError("no command", "write kvtrace run -- vllm serve MODEL ...")
     options = RunOptions(
         command, output, name, parse_size(limit), parse_timing(device_timing), parse_budget(budget),
-        parse_watch(watch), parse_adapter(metadata_adapter),
+        parse_watch(watch), parse_adapter(metadata_adapter), keep_messages,
     )  # fmt: skip
     code = run_session(options)
     raise typer.Exit(code)

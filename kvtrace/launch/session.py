@@ -39,12 +39,14 @@ class RunOptions:
     budget: float = AgentConfig.budget
     watch: str = AgentConfig.watch
     metadata_adapter: str = AgentConfig.metadata_adapter
+    keep_messages: bool = AgentConfig.keep_messages
 
     def agent(self, run_dir: Path, run: str) -> AgentConfig:
         """The agent's configuration for a run of that name, under a new key."""
         return AgentConfig(
             run_dir, new_salt(), run,
             self.limit_bytes, self.device_timing, self.budget, self.watch, self.metadata_adapter,
+            self.keep_messages,
         )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ class AgentConfig:
         budget: share of the steps' time that device timing may take; the watch as much again.
         watch: one of WATCHES: which steps with something to see are watched call by call.
         metadata_adapter: ``module:function`` that says what the connector's metadata declares, "" for none.
+        keep_messages: record messages of exceptions and logs with the values in them.
     """
 
     dir: Path
@@ -37,6 +38,7 @@ class AgentConfig:
     budget: float = 0.01
     watch: str = "full"
     metadata_adapter: str = ""
+    keep_messages: bool = False
 
     @classmethod
     def from_text(cls, text: str) -> AgentConfig:

@@ -56,7 +56,7 @@ def test_a_warning_that_nobody_sees_is_kept_with_its_place(trace, quiet, capfd):
         5,
         index,
     )
-    assert fact["message"].startswith("put k1 failed") and "hunter2" not in fact["message"]
+    assert fact["message"].startswith("put … failed") and "hunter2" not in fact["message"]
     assert capfd.readouterr() == ("", "")
 
 
@@ -97,7 +97,7 @@ def test_repeats_are_counted_and_the_number_of_facts_is_bounded(trace, quiet):
     for number in range(300):
         connector.say = lambda log, number=number: log.warning(f"kind {number}")
         connector.save_kv_layer("layer.0", None, None)
-    assert len({fact["message"] for fact in trace.facts(Fact.LOG)}) == logs.MAX_FACTS
+    assert [fact["count"] for fact in trace.facts(Fact.LOG)].count(1) == logs.MAX_FACTS
 
 
 def test_a_message_that_cannot_be_formatted_is_not_our_problem(trace, quiet):
@@ -106,7 +106,7 @@ def test_a_message_that_cannot_be_formatted_is_not_our_problem(trace, quiet):
             raise RuntimeError("no")
 
     run(quiet, lambda log: log.warning("%s", Nasty()))
-    assert trace.facts(Fact.LOG)[0]["message"] == "%s"
+    assert trace.facts(Fact.LOG)[0]["message"] == "…"
     assert trace.facts(Fact.AGENT_ERROR) == []
 
 

@@ -22,7 +22,7 @@ class Inner:
 
     def load_model(self, *, load_dummy_weights: bool = False) -> str:
         if self.fails == "load_model":
-            raise RuntimeError(OOM)
+            raise RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`")
         return f"loaded {load_dummy_weights}"
 
 
@@ -30,7 +30,7 @@ def wrapper_class(fails: str) -> Any:
     class WorkerWrapperBase:
         def init_device(self) -> None:
             if fails == "init_device":
-                raise RuntimeError(OOM)
+                raise RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA`")
             self.worker = Inner(fails)
 
         def __getattr__(self, name: str) -> Any:

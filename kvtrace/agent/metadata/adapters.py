@@ -15,8 +15,8 @@ from typing import Any
 from kvtrace.agent.metadata.entries import Entry
 from kvtrace.agent.metadata.holdings import Holdings
 from kvtrace.agent.metadata.parts import Problem
+from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Flag
-from kvtrace.trace.mask import mask_text
 
 GROUP = "kvtrace.metadata_adapters"
 _MOST_ENTRIES = 4096
@@ -140,7 +140,7 @@ class Adapters:
 
 
 def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {mask_text(str(error))}"[:200]
+    return f"{type(error).__name__}: {AGENT.said(error, 150)}"[:200]
 
 
 def _entry_points() -> dict[str, Any]:
