@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 from kvtrace.ledger.intervals import length, subtract, union
 from kvtrace.ledger.rest_file import RestFile, RestingFile
 from kvtrace.ledger.saves.dropped import left_in_part, split
+from kvtrace.ledger.saves.files import overwritten_files
+from kvtrace.ledger.saves.measured import Cell
 from kvtrace.ledger.saves.rest import AtRest, Fate, Part, Traced, Why, at_rest
 from kvtrace.ledger.slots.reads import Touch
 from kvtrace.trace import rows
@@ -393,3 +397,22 @@ def test_each_slot_has_one_fate_whatever_was_found(
     assert length(pieces) == length(union(pieces)) == length(union(asked))
     assert not subtract(union(pieces), union(asked))
     assert sum(rest.amounts.values()) == length(stored)
+
+
+@pytest.mark.parametrize("at_rest", [False, True])
+def test_an_index_that_is_written_anew_takes_no_kv_away(at_rest: bool) -> None:
+    """Small files that are written for one prompt after the other may hold KV, or say where it is."""
+    prompts = [SimpleNamespace(id=name, prefixes={number: 16}) for number, name in enumerate("ab", 1)]
+    cells = {
+        step: {0: Cell(16, bytes=20 * 16, files=1, targets={7: step}, replaced=step > 1)} for step in (1, 2)
+    }
+    lost = []
+    calls: Any = SimpleNamespace(
+        table=SimpleNamespace(steps=cells),
+        stores=SimpleNamespace(steps=np.array([1, 2]), slots=np.array([16, 16]), alone=prompts),
+        worker=SimpleNamespace(kv_layers=["layer"]),
+        stands=lambda at: True,
+        at_rest=lambda at: at_rest,
+        lose=lambda at, end: lost.append(at),
+    )
+    assert overwritten_files([calls]).overwritten_calls == len(lost) == (0 if at_rest else 1)

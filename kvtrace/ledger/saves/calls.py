@@ -67,6 +67,10 @@ class WorkerCalls:
         """Whether a call is still taken to have saved."""
         return bool(self.ends[at] == SaveEnd.SAVED)
 
+    def at_rest(self, at: At) -> bool:
+        """Whether all that a call read was read back once the run was over, and is the same."""
+        return False
+
     def lose(self, at: At, end: SaveEnd, kept: int = -1) -> None:
         """A call did not do its work, or its KV did not stay."""
         self.ends[at], self.kept[at] = end, kept

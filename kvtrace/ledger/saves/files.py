@@ -53,7 +53,7 @@ def overwritten_files(calls: Sequence[WorkerCalls]) -> Trust:
     """Files that a later step writes anew for a prompt with other tokens: the first one's KV is gone.
 
     Only where the file is all that both calls wrote, and holds as many bytes for a slot both times:
-    one that grows keeps what was in it.
+    one that grows keeps what was in it. What is at rest at the end stands in another file.
     """
     trust = Trust()
     for one in calls:
@@ -72,8 +72,16 @@ def overwritten_files(calls: Sequence[WorkerCalls]) -> Trust:
                     continue
                 old, new = one.stores.alone[before[0]], one.stores.alone[row]
                 alike = abs(size - before[1]) <= max(size, before[1]) / 4
-                if old and new and alike and _apart(old, new) and one.stands((before[0], column)):
-                    one.lose((before[0], column), SaveEnd.OVERWRITTEN)
+                first = before[0], column
+                if (
+                    old
+                    and new
+                    and alike
+                    and _apart(old, new)
+                    and one.stands(first)
+                    and not one.at_rest(first)
+                ):
+                    one.lose(first, SaveEnd.OVERWRITTEN)
                     where = (old.id, new.id, step, one.worker.kv_layers[column])
                     trust += Trust(overwritten=(where,), overwritten_calls=1)
     return trust

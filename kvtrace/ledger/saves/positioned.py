@@ -21,6 +21,7 @@ from kvtrace.ledger.saves.calls import LEAST_BYTES, At, WorkerCalls
 from kvtrace.ledger.saves.measured import WHOLE
 from kvtrace.ledger.saves.misplaced import read_elsewhere, read_shifted
 from kvtrace.ledger.saves.pipeline import Ends
+from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.slots.reads import covered, in_layer
@@ -70,6 +71,17 @@ class PositionCalls(WorkerCalls):
         self._settle_caught(caught)
         self.void |= self.ends == SaveEnd.RAISED
         return trust + self._judge_unwritten(caught.sure)
+
+    def at_rest(self, at: At) -> bool:
+        row, column = at
+        step = self._step(at)
+        touches = [
+            touch
+            for request in self.stores.named[row]
+            for touch in in_layer(self._slots.reads.get(request, ()), column)
+            if touch.step == step
+        ]
+        return bool(touches) and all(touch.fate == Fate.PROVED for touch in touches)
 
     def _judge_step(self, row: int, caught: Caught) -> Trust:
         named = self.stores.named[row]
