@@ -94,6 +94,24 @@ def test_blocks_are_what_the_request_holds_whatever_they_are_called(name: str, b
     assert said(Meta(work=[item])) == A_FIRST
 
 
+@pytest.mark.parametrize(
+    ("numbers", "found"),
+    [
+        ({"since": 0, "last": 48}, (0, 48)), ({"since": 16, "last": 47}, (16, 32)),
+        ({"begin": 0, "to": 100}, (0, 100)), ({"head": 32, "tail": 64}, (32, 32)),
+        ({"since": 0, "last": 40}, None), ({"since": 0, "last": 3}, None), ({"head": 3}, None),
+    ],
+)  # fmt: skip
+def test_an_end_by_a_name_of_many_meanings_is_one_where_blocks_or_the_request_end(
+    numbers: dict[str, int], found: tuple[int, int] | None
+):
+    meta = Meta(saves=[{"rid": A, "physical": [111, 112, 113, 114, 115, 116, 117], **numbers}])
+    if found is None:
+        assert not_understood(meta)
+    else:
+        assert said(meta) == [(A, STORE, *found)]
+
+
 @pytest.mark.parametrize("name", ["indices", "order", "offsets", "ids_all", "_index"])
 def test_a_name_that_says_nothing_hides_no_blocks_or_slots(name: str):
     for given in ([111, 112, 113], np.array([111, 112, 113]), slots([111, 112, 113])):

@@ -8,7 +8,7 @@ without a unit both units are tried. Whatever else could be a size leaves the pa
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtrace.agent.metadata import words
 from kvtrace.agent.metadata.holdings import Interval
@@ -17,6 +17,11 @@ from kvtrace.agent.metadata.words import Name
 from kvtrace.trace.format import Flag
 
 Ranges = tuple[Interval, ...]
+
+
+_MAY_END, _MAY_BEGIN = frozenset({"last", "tail", "to"}), frozenset({"head"})
+"""Names of numbers that may be positions, and something else just as well."""
+_TOKENS = Name(unit="token")
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,12 @@ def _sort(values: list[Values], hull: Interval | None, base: Ranges, facts: Fact
             elif word.end:
                 if value not in again.end(word):
                     given.ends.append((word, value))
+            elif end := _told(_MAY_END, name, value, facts):
+                if end not in again.end(_TOKENS):
+                    given.ends.append((replace(_TOKENS, end=True), end))
+            elif begin := _told(_MAY_BEGIN, name, value, facts):
+                if begin not in again.start(_TOKENS):
+                    given.starts.append((replace(_TOKENS, start=True), begin))
             elif word.count or word.unit:
                 if not value and not word.direction:
                     given.zero = True
@@ -153,6 +164,17 @@ def _sort(values: list[Values], hull: Interval | None, base: Ranges, facts: Fact
     if given.zero and not given.any() and base:
         raise Unclear("a count of 0")
     return given
+
+
+def _told(names: frozenset[str], name: str, value: int, facts: Facts) -> int:
+    """The position that a number of such a name stands for, where blocks end or the request does; an end may
+    be meant with or without itself. 0 for none."""
+    if name.strip("_").lower() not in names or not facts.size:
+        return 0
+    for at in (value, value + 1) if names is _MAY_END else (value,):
+        if at > 0 and (at % facts.size == 0 or at in facts.known or at == facts.end):
+            return at
+    return 0
 
 
 def _reaches(hull: Interval | None, value: int, facts: Facts) -> bool:
