@@ -21,7 +21,18 @@ def verdict(case: Case, findings: list[Finding]) -> str:
     of_saves = [finding for finding in findings if CATALOGUE[finding.id].ledger != LOADS]
     saves = _saves(case, of_saves) + _doubts(case, of_saves)
     wrong = [finding.headline for finding in loads if finding.severity == FAULT and finding.headline]
-    return f"{saves} Loads: {wrong[0]}." if wrong else saves
+    return _recorded(case, f"{saves} Loads: {wrong[0]}." if wrong else saves)
+
+
+def _recorded(case: Case, said: str) -> str:
+    """What was not recorded is not observed: nothing that is said here holds for it."""
+    lacks = case.run.incomplete
+    if not lacks:
+        return said
+    more = f", and {len(lacks) - 1} more" if len(lacks) > 1 else ""
+    return (
+        f"The recording is incomplete ({lacks[0]}{more}). Of what was recorded: {said[:1].lower()}{said[1:]}"
+    )
 
 
 def _doubts(case: Case, findings: list[Finding]) -> str:

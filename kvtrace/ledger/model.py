@@ -151,7 +151,7 @@ class Worker:
     device_off: str = ""  # why device times were not taken, "" where they were or nobody asked
     exec_ns: int = 0
     last_step: int = 0
-    stop_reason: int | None = None  # format.Stop of its spool where it stopped recording early
+    stop_reason: int | None = None  # format.Stop of its spool where its recording is not whole
     hooks_seen: bool = False
     ops_late: bool = False  # vLLM's attention was imported before the agent came: no op body of it is seen
     python: Mapping[int, tuple[int, int]] = field(default_factory=dict)
@@ -411,6 +411,8 @@ class Run:
     total: int  # token-layers of the saves ledger
     notes: Sequence[str] = ()
     """Facts about the reading itself, for the report's limits."""
+    incomplete: Sequence[str] = ()
+    """A line for each process whose recording is not whole."""
     spans: Sequence[Span] = ()
     """Only of the requests that ``read_run`` was asked to watch."""
     swallowed: Sequence[Swallowed] = ()

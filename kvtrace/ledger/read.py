@@ -18,6 +18,7 @@ from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import printed
 from kvtrace.ledger.contents.residue import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
+from kvtrace.ledger.incomplete import cut_off, incomplete
 from kvtrace.ledger.loads.follow import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Part, Run, RunError, Worker
 from kvtrace.ledger.requests import Request, Requests, collect
@@ -62,7 +63,9 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     rest, rest_notes = read_rest_file(run_dir)
     scans, scan_notes = _scans(run_dir, file)
     run = _joined(run_dir, (file, rest), scans, watch)
-    return replace(run, notes=[*file_notes, *rest_notes, *scan_notes, *run.notes])
+    lacks = incomplete(run)
+    lines = [f"the recording is incomplete: {line}" for line in lacks]
+    return replace(run, incomplete=lacks, notes=[*lines, *file_notes, *rest_notes, *scan_notes, *run.notes])
 
 
 def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Collection[str]) -> Run:
@@ -100,32 +103,30 @@ def _books(
     parts: Sequence[_Books] = (),
 ) -> _Books:
     """The stages of reading, one after the other."""
-    file, rest = files
     found = collect(scans, who.tags)
     executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
     measured = measure(scans, who.workers)
-    watched = _watched(scans, who.engines, found.requests, measured, executed, rest)
+    watched = _watched(scans, who.engines, found.requests, measured, executed, files[1])
     implied = _implied(found, who.engines, watched, measured)
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines, watched)
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests))
     engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
     loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
-    contents = compare(
-        printed(engines, scans, requests, loaded), requests, _places(scans, requests), _written(watched)
-    )
+    prints, places = printed(engines, scans, requests, loaded), _places(scans, requests)
+    contents = compare(prints, requests, places, _written(watched))
     evidence = Evidence(
-        executed=executed, coverage=coverage.workers, watched=watched, unknown=Steps(implied.unknown),
-        swallowed=reported.swallowed(scans),
+        executed=executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
+        unknown=Steps(implied.unknown | cut_off(requests, engines, scans)),
         unfinished={save.request: save.unfinished for save in async_saves},
-        proved=contents.proved, given_away=reported.given_away(scans),
+        swallowed=reported.swallowed(scans), given_away=reported.given_away(scans),
     )  # fmt: skip
     followed = with_contents(loaded, contents, engines)
     saves = assign(requests, engines, evidence, followed, watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
     run = Run(
         directory=run_dir,
-        run=file,
+        run=files[0],
         processes=who.processes,
         engines=engines,
         connectors=who.connectors,
@@ -187,8 +188,6 @@ def _scans(run_dir: Path, file: RunFile) -> tuple[list[SpoolScan], list[str]]:
             scans.append(_as_it_was(scan(path), file.spools))
         except SpoolError as error:
             failures.append(str(error))
-    there = {path.name for path in paths}
-    notes += [f"a spool of this run is missing: {name}" for name in sorted(file.spools) if name not in there]
     if scans:
         return scans, [*notes, *(f"spool left out: {failure}" for failure in failures)]
     if failures:

@@ -11,6 +11,7 @@ from kvtrace.ledger.run_file import ListedProcess, RunFile
 from kvtrace.ledger.scan import Scheduled, SpoolScan
 from kvtrace.ledger.steps import NEVER_RAN
 from kvtrace.trace import facts
+from kvtrace.trace.format import Stop
 
 
 def _connectors(scans: Sequence[SpoolScan]) -> list[Connector]:
@@ -182,7 +183,7 @@ def _worker(scan: SpoolScan, fact: facts.Worker, engine: Engine, known: Sequence
         device_off=timing[-1].why if timing and not timing[-1].on else "",
         exec_ns=ran.nanoseconds,
         last_step=ran.last,
-        stop_reason=scan.info.stop,
+        stop_reason=scan.info.stop if scan.info.end not in ("cut", "damaged") else Stop.WRITE_FAILED,
         ops_late=any(one.status == "late" for one in scan.facts_of(facts.Target)),
     )
 

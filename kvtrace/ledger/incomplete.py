@@ -1,0 +1,58 @@
+"""What the recording of a run lacks: processes that stopped recording; damaged, cut and missing spools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvtrace.ledger.model import Engine, Run
+from kvtrace.ledger.requests import Request
+from kvtrace.ledger.scan import SpoolScan
+from kvtrace.trace.format import STEP_MASK, Stop
+from kvtrace.trace.reader import SpoolInfo
+from kvtrace.words import plural
+
+_STOPS = {
+    Stop.SIZE_LIMIT: "its spool reached twice the limit (--limit)",
+    Stop.WRITE_FAILED: "a write failed (disk full, quota)",
+    Stop.AGENT_ERROR: "the agent failed there",
+}
+
+
+def incomplete(run: Run) -> Sequence[str]:
+    """A line for each process whose recording is not whole; nothing was seen of it from there on.
+
+    That vLLM kills its processes at the end of a run is no such case.
+    """
+    names = {process.spool: process.name for process in run.processes if process.spool}
+    last = {worker.spool: worker.last_step & STEP_MASK for worker in run.workers() if worker.last_step}
+    found = []
+    for spool in run.spools:
+        why = _why(spool)
+        if why:
+            after = f" after step {last[spool.name]}" if spool.stop and spool.name in last else ""
+            lost = spool.lost + spool.left_out
+            missing = f"; {plural(lost, 'record')} missing" if lost else ""
+            found.append(f"{names.get(spool.name, spool.name)}{after}: {why}{missing}")
+    there = {spool.name for spool in run.spools}
+    found += [f"{name}: its spool is missing" for name in sorted(run.run.spools) if name not in there]
+    return tuple(found)
+
+
+def cut_off(requests: Sequence[Request], engines: Sequence[Engine], scans: Sequence[SpoolScan]) -> set[int]:
+    """Steps of requests that had not ended when their scheduler's recording did: what later steps would have
+    stored of them is not known."""
+    broken = {scan.pid for scan in scans if _why(scan.info)}
+    tags = {engine.tag for engine in engines if engine.pid in broken}
+    return {
+        chunk.step
+        for request in requests
+        if request.engine in tags and request.finish is None
+        for chunk in request.chunks
+    }
+
+
+def _why(spool: SpoolInfo) -> str:
+    for stop, words in _STOPS.items():
+        if spool.stop == stop:
+            return words
+    return f"its spool is {spool.end}" if spool.end in ("cut", "damaged") else ""

@@ -1,0 +1,74 @@
+"""A recording that stopped in the middle: said first, and nothing is concluded from what was not recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synth import Chunk, Entry, Fate, Prompt, Rounding, Sim, run_json
+
+from kvtrace.report.build import build_report
+from kvtrace.trace.format import Stop
+
+
+def report_of(sim: Sim) -> Any:
+    sim.write()
+    run_json(sim.dir)
+    return build_report(sim.dir)
+
+
+@pytest.mark.parametrize(
+    ("stop", "words"),
+    [
+        (Stop.WRITE_FAILED, "a write failed (disk full, quota)"),
+        (Stop.SIZE_LIMIT, "its spool reached twice the limit (--limit)"),
+        (Stop.AGENT_ERROR, "the agent failed there"),
+    ],
+)
+def test_a_worker_whose_recording_stopped(tmp_path: Path, stop: Stop, words: str) -> None:
+    """The scheduler goes on: of what it scheduled then, nothing is known."""
+    sim = Sim(tmp_path, layers=1)
+    sim.serve([Prompt("a", 64, digest=1)], Rounding(32).policy())
+    sim.serve(
+        [Prompt("b", 128, digest=2)], Rounding(32).policy(), fate=lambda n: Fate(missing_ranks=frozenset({0}))
+    )
+    sim.workers[0].trailer(stop, 31)
+    report = report_of(sim)
+    line = f"worker 0 after step 1: {words}; 31 records missing"
+    assert report["verdict"].startswith(f"The recording is incomplete ({line}). Of what was recorded: 64 of")
+    assert f"the recording is incomplete: {line}" in report["limits"]["notes"]
+    assert report["ledger"]["saves"]["accounts"] == {"saved": 64, "not-observed": 128}
+    assert not [one for one in report["findings"] if one["severity"] == "fault"]
+
+
+def test_a_scheduler_whose_recording_stopped(tmp_path: Path) -> None:
+    """The connector stores with the last chunk: that of a request in flight was not recorded."""
+    sim = Sim(tmp_path, layers=1, batched=64)
+    sim.serve([Prompt("a", 64, digest=1)], Rounding(32).policy())
+    sim.arrive(Prompt("b", 128, digest=2))
+    sim.step([Chunk("b", 0, 64, first=True)], [], prompts={"b": 128})
+    sim.scheduler.trailer(Stop.WRITE_FAILED, 5)
+    report = report_of(sim)
+    assert report["verdict"].startswith("The recording is incomplete (engine core: a write failed")
+    assert report["ledger"]["saves"]["accounts"] == {"saved": 64, "not-observed": 64}
+    assert not [one for one in report["findings"] if one["severity"] == "fault"]
+
+
+def test_all_is_not_said_of_a_part(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=1)
+    sim.arrive(Prompt("a", 64, digest=1))
+    sim.step([Chunk("a", 0, 64, first=True)], [Entry("a", 64, 64, 0)], prompts={"a": 64})
+    sim.finish("a", 64, 1)
+    whole = report_of(sim)["verdict"]
+    assert whole.startswith("All 64 prompt tokens")
+    sim.workers[0].trailer(Stop.WRITE_FAILED, 5)
+    assert "Of what was recorded: all 64 prompt tokens" in report_of(sim)["verdict"]
+
+
+def test_a_recording_that_was_ended_on_purpose_is_whole(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=1)
+    sim.serve([Prompt("a", 64, digest=1)], Rounding(32).policy())
+    sim.workers[0].trailer(Stop.CLEAN)
+    report = report_of(sim)
+    assert "incomplete" not in report["verdict"] and not report["limits"]["notes"]
