@@ -14,6 +14,7 @@ from array import array
 from typing import Any, NamedTuple
 
 MAX_PREFIXES = 256
+MAX_PARTS = 64
 _MASK = (1 << 63) - 1
 
 
@@ -28,7 +29,7 @@ class Digests(NamedTuple):
     prefixes: list[int]
     """Of the first ``stride``, ``2 * stride``, ... tokens; at most :data:`MAX_PREFIXES`."""
     parts: list[int]
-    """Of the ``stride`` tokens before each of these cuts alone."""
+    """Of the ``stride`` tokens before each of the first of these cuts alone; at most :data:`MAX_PARTS`."""
 
 
 def digests(tokens: Any, block: int, key: bytes) -> Digests:
@@ -55,7 +56,7 @@ def digests(tokens: Any, block: int, key: bytes) -> Digests:
         if cut in cuts:
             prefixes.append(value)
     hasher.update(data[at * 8 :])
-    parts = [_of_part(data[(cut - stride) * 8 : cut * 8], key) for cut in sorted(cuts)]
+    parts = [_of_part(data[(cut - stride) * 8 : cut * 8], key) for cut in sorted(cuts)[:MAX_PARTS]]
     return Digests(_number(hasher), prefix, stride, prefixes, parts)
 
 

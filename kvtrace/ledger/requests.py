@@ -6,6 +6,7 @@ them per request, none per step or per decode token.
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -120,7 +121,8 @@ class Request:
     last_step: int = 0
     transfers: tuple[Transfer, ...] = ()
     prefixes: Mapping[int, int] = field(default_factory=dict)  # keyed digest of a beginning -> its tokens
-    parts: Mapping[Interval, int] = field(default_factory=dict)  # tokens -> keyed digest of these alone
+    parts: Sequence[int] = ()  # keyed digests of the first, the second, ... ``stride`` tokens alone
+    stride: int = 0
 
     @property
     def looked_up(self) -> Lookup | None:
@@ -201,7 +203,8 @@ class _Draft:
     first_step: int = 0
     last_step: int = 0
     prefixes: dict[int, int] = field(default_factory=dict)
-    parts: dict[Interval, int] = field(default_factory=dict)
+    parts: array[int] = field(default_factory=lambda: array("q"))
+    stride: int = 0
     admission: int = 0  # index of the first lookup of this admission
 
     @property
@@ -225,11 +228,10 @@ class _Draft:
                     self.prefixes[digest] = row.first + i * row.stride
 
     def consists_of(self, row: rows.Parts) -> None:
-        if row.first >= 0 and row.stride > 0:
-            for i, digest in enumerate((row.digest0, row.digest1, row.digest2, row.digest3)):
-                start = row.first + i * row.stride
-                if digest:
-                    self.parts[start, start + row.stride] = digest
+        if row.stride > 0 and row.first == len(self.parts) * row.stride:
+            self.stride = row.stride
+            four = (row.digest0, row.digest1, row.digest2, row.digest3)
+            self.parts.extend(digest for digest in four if digest)
 
     def look_up(self, row: rows.Lookup) -> None:
         answer = None if row.external == NONE_ANSWER else row.external
@@ -325,6 +327,7 @@ class _Draft:
             last_step=self.last_step,
             prefixes=self.prefixes,
             parts=self.parts,
+            stride=self.stride,
         )
 
     def _computed(self) -> int:

@@ -6,15 +6,18 @@ store whose keys leave the beginning out takes one for the other.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.requests import Request
 
-_MOST = 64
-"""Earlier places of one part that are kept."""
+_MOST_REQUESTS = 20_000
+"""Requests of an engine that are compared: a rule of a store shows in them."""
+_MOST_BEGINNINGS = 16
+_MOST_PLACES = 4
+"""Of one part, with each of so many beginnings before it."""
 
 
 @dataclass(frozen=True)
@@ -26,22 +29,34 @@ class Twin:
     there: Interval
 
 
+_Beginning = tuple[int, int]
+"""How many tokens come before a part, and their digest."""
+
+
 def twins(requests: Sequence[Request]) -> dict[int, tuple[Twin, ...]]:
-    """Of each request (by row) its parts with a twin, in order; of several twins all."""
-    known: dict[tuple[int, int], list[tuple[int, Interval, int]]] = defaultdict(list)
+    """Of each request (by row) its parts with a twin, in order; of several twins a few."""
+    known: dict[tuple[int, int, int], dict[_Beginning, list[int]]] = defaultdict(dict)
+    seen: Counter[int] = Counter()
     found: dict[int, tuple[Twin, ...]] = {}
     for row in sorted(range(len(requests)), key=lambda row: requests[row].t_first):
         request = requests[row]
+        seen[request.engine] += 1
+        if not request.parts or seen[request.engine] > _MOST_REQUESTS:
+            continue
         beginnings = {tokens: digest for digest, tokens in request.prefixes.items()}
         mine: list[Twin] = []
-        for at, digest in sorted(request.parts.items()):
-            before = beginnings.get(at[0], 0)
-            places = known[request.engine, digest]
-            mine += [
-                Twin(at, of, there) for of, there, other in places if (there[0], other) != (at[0], before)
-            ]
-            if len(places) < _MOST:
-                places.append((row, at, before))
+        for i, digest in enumerate(request.parts):
+            start, size = i * request.stride, request.stride
+            own = start, beginnings.get(start, 0)
+            places = known[request.engine, size, digest]
+            for other, rows in places.items():
+                if other != own:
+                    there = other[0], other[0] + size
+                    mine += [Twin((start, start + size), of, there) for of in rows]
+            if own in places or len(places) < _MOST_BEGINNINGS:
+                here = places.setdefault(own, [])
+                if len(here) < _MOST_PLACES:
+                    here.append(row)
         if mine:
             found[row] = tuple(mine)
     return found
