@@ -12,7 +12,7 @@ from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
 from kvtrace.causes.evidence.taken import Kept, _kept
-from kvtrace.causes.evidence.unit import Sample, infer_unit
+from kvtrace.causes.evidence.unit import Sample, Store, infer_unit
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.model import PIECE_COLUMNS, HookException, Run, Swallowed
@@ -47,6 +47,22 @@ def test_the_unit_follows_from_what_was_seen_to_be_kept(
     engine = run_of(tmp_path, **ints).engines[0]
     found = infer_unit(engine, [sample(*one) for one in kept], [])
     assert (found and found.value, found and found.kind) == (unit, kind)
+
+
+def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
+    """Of each prompt the first 128 tokens were kept: all that was there when it was offered, once."""
+    engine = run_of(tmp_path).engines[0]
+    engine = replace(engine, facts=replace(engine.facts, max_num_batched_tokens=128))
+    once = [
+        replace(sample(prompt, 128), first_chunk=chunk, stores=(Store(step, 128, -1, 0, available),))
+        for prompt, chunk, step, available in ((243, 1, 1, 128), (226, 2, 3, 135))
+    ]
+    found = infer_unit(engine, once, [])
+    assert found is not None and found.kind == "block_size"
+    # Offered with each chunk, and no further than that: then it is one.
+    later = [replace(one, stores=(*one.stores, Store(9, 0, -1, 128, one.prompt))) for one in once]
+    found = infer_unit(engine, later, [])
+    assert found is not None and (found.value, found.kind) == (128, "max_num_batched_tokens")
 
 
 def test_what_was_kept_of_a_prompt() -> None:

@@ -67,7 +67,8 @@ class Sample:
 
     @property
     def first_chunk_only(self) -> bool:
-        return self.first_chunk is not None and all(store.step <= self.first_chunk for store in self.stores)
+        """Computed in several chunks, and offered in one step alone."""
+        return self.first_chunk is not None and len({store.step for store in self.stores}) <= 1
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,11 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
 
 
 def _whole(sample: Sample) -> Store:
-    """What was kept of a request, as one store."""
-    return Store(step=1 << 62, slots=sample.taken or 0, tokens=-1, start=0, available=sample.prompt)
+    """What was kept of a request, as one store. Where no later chunk was offered it may have been all that
+    was there by then: a chunk is no unit."""
+    first = sample.stores if sample.first_chunk_only else ()
+    there = max((store.available for store in first), default=sample.prompt)
+    return Store(step=0, slots=sample.taken or 0, tokens=-1, start=0, available=there)
 
 
 def _infer(
