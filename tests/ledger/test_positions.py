@@ -644,6 +644,52 @@ def test_blocks_that_were_read_after_they_went_to_another_request(tmp_path: Path
     assert set(alike(sim).values()) <= {"NOTHING_READ READ", "MISPLACED READ"}
 
 
+def _copies_a_step_late(sim: Sim, requests: str) -> None:
+    """One request after the other in three blocks; each is read once the next one has them: it is given the
+    last block first."""
+    blocks = sim.blocks
+    assert blocks is not None
+    due: list[int] = []
+    for request in requests:
+        prefill(sim, request, 0, 48, [entry(request, 0, 32)])
+        if due:
+            sim.touch(dict.fromkeys(range(2), due), hook="wait_for_save")
+        due = sim.slots(request, 0, 32)
+        sim.finish(request, 48)
+        blocks.release(request)
+
+
+def test_a_read_that_comes_after_its_blocks_went_to_another_request_is_neither_ones(tmp_path: Path) -> None:
+    sim = cache(tmp_path, kv_blocks=4)
+    _copies_a_step_late(sim, "abc")
+    assert alike(sim, "a") == {(0, 32): "MISPLACED READ", (32, 48): NOT_OFFERED}
+    assert "SAVED READ" not in alike(sim, "b").values()
+
+
+def test_a_read_that_comes_late_and_in_time_is_saved(tmp_path: Path) -> None:
+    """The blocks are held back: nobody else has them."""
+    sim = cache(tmp_path)
+    _copies_a_step_late(sim, "ab")
+    assert alike(sim, "a") == {(0, 32): SAVED, (32, 48): NOT_OFFERED}
+
+
+def test_a_unit_that_was_read_in_pieces_is_not_late_when_others_have_its_blocks(tmp_path: Path) -> None:
+    """Less is read than the metadata names, in time; later another request's tokens are read in the same
+    blocks, for itself."""
+    sim = cache(tmp_path, kv_blocks=4)
+    blocks = sim.blocks
+    assert blocks is not None
+    prefill(sim, "a", 0, 48, [entry("a", 0, 48)])
+    sim.read("a", 0, 32)
+    sim.finish("a", 48)
+    blocks.release("a")
+    prefill(sim, "b", 0, 48, unreadable=True)
+    sim.read("b", 0, 48)
+    sim.finish("b", 48)
+    assert alike(sim, "a")[0, 32] == SAVED
+    assert alike(sim, "b") == {(0, 48): SAVED}
+
+
 def test_what_a_thread_reads_for_the_former_holder_of_a_block_is_not_the_new_ones(tmp_path: Path) -> None:
     """A thread copies just before the forward; the new holder's tail is below the connector's unit."""
     sim = cache(tmp_path)

@@ -22,7 +22,7 @@ from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.saves.stores import named_in, stores_of
 from kvtrace.ledger.saves.watched import Watched
-from kvtrace.ledger.slots.reads import Touch, cut_steps, kept
+from kvtrace.ledger.slots.reads import Slots, Touch, cut_steps, kept
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
 from kvtrace.terms import Grade
 
@@ -177,7 +177,7 @@ def _reads(
     for one in workers:
         caught = caught_in_saving(one.worker, swallowed)
         instead = read_instead(one, requests, engine)
-        for row, read in _missed(instead):
+        for row, read in [*_missed(instead), *_too_late(one.slots)]:
             found[row].append(replace(read, pairs=read.pairs << first))
         for row, touches in one.slots.reads.items():
             left, cut = left_in_part(touches), cut_steps(touches)
@@ -192,6 +192,7 @@ def _reads(
                 for part in (
                     part for some in seen for part in _fates(some, one.worker, caught, shared.get(row, 0))
                 ):
+                    part = replace(part, end=SaveEnd.MISPLACED) if touch.late_for else part
                     for stood in _stood_for(part, instead):
                         found[row].append(replace(stood, pairs=stood.pairs << first))
         first += len(one.worker.kv_layers)
@@ -202,6 +203,13 @@ def _missed(instead: Instead) -> Iterator[tuple[int, Read]]:
     """(row of a request, its positions in whose place other slots were read)."""
     for (step, row, column), parts in instead.holes.items():
         yield row, Read(step, 1 << column, tuple(parts), (), SaveEnd.MISPLACED, Grade.READ)
+
+
+def _too_late(slots: Slots) -> Iterator[tuple[int, Read]]:
+    """(row of a request, its positions that were read after their blocks went to another one)."""
+    for row, reads in slots.late.items():
+        for step, columns, positions in reads:
+            yield row, Read(step, columns, positions, (), SaveEnd.MISPLACED, Grade.READ)
 
 
 def _stood_for(read: Read, instead: Instead) -> Iterator[Read]:

@@ -193,7 +193,7 @@ class PositionCalls(WorkerCalls):
 
     def _read(self, request: int, column: int) -> list[Interval]:
         """Positions of a request that were read in a layer, at whatever time."""
-        touches = self._slots.reads.get(request, ())
+        touches = [one for one in self._slots.reads.get(request, ()) if not one.late_for]
         alike = tuple(touch.columns >> column & 1 for touch in touches)
         known = self._reads.get((request, alike))
         if known is None:

@@ -16,6 +16,7 @@ from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request, owner, rows_by_id
 from kvtrace.ledger.saves.rest import AtRest, Fate, Why
 from kvtrace.ledger.scan import SpoolScan
+from kvtrace.ledger.slots.late import LateReads
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.tables import BlockTables, Given, Holder, computed_by
 from kvtrace.ledger.slots.trace import NEVER, Touches
@@ -42,6 +43,7 @@ class Touch:
         late: of a write: the layer's attention of that step had begun.
         fate: what became of what was read.
         cut: less of it left than was read.
+        late_for: of a read: the requests (rows) for which it came too late: these tokens are in their blocks.
         given_out: of a write: the memory was given out by address, and may have been read instead.
     """
 
@@ -55,6 +57,7 @@ class Touch:
     fate: Fate = Fate.READ
     cut: bool = False
     given_out: bool = False
+    late_for: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Slots:
 
     Attributes:
         reads, writes: by the request's row, in the order of time.
+        late: row of a request -> (step, columns, positions) that were read after their blocks went to
+            another one.
         amounts: (step, column) -> slots that were read, each as often as it was.
         useless: (step, column) -> of these, slots that held no token, or none yet, and slots that had been
             read in that step already.
@@ -78,6 +83,7 @@ class Slots:
 
     reads: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
     writes: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
+    late: Mapping[int, Sequence[tuple[int, int, tuple[Interval, ...]]]] = field(default_factory=dict)
     amounts: Mapping[tuple[int, int], int] = field(default_factory=dict)
     useless: Mapping[tuple[int, int], int] = field(default_factory=dict)
     blank: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -181,6 +187,8 @@ class _Resolver:
         self._sizes = [max(1, size) for size in sizes]
         self._given = given
         self._tables = BlockTables(given, requests, self._sizes)
+        self._late = LateReads(given, requests, self._sizes[0]) if len(self._sizes) == 1 else None
+        self._gone: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
         self._touches, self._names, self._requests = touches, touches.names, requests
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
@@ -212,6 +220,7 @@ class _Resolver:
         return Slots(
             reads=self._by_request(True),
             writes=self._by_request(False),
+            late=self._gone_by_request(),
             amounts=dict(self._amounts),
             useless=dict(self._useless),
             blank=dict(self._blank),
@@ -249,6 +258,7 @@ class _Resolver:
         if read and outer:
             at, size = (record.step or step, column), self._sizes[self._group[column]]
             self._skew[at] = self._skew.get(at, True) and _skewed(whole, size)
+        late = self._too_late(whole, column, step) if read and outer else ()
         if read:
             for part in self._rest.split(record.call, record.layer, whole):
                 owned = self._owners(part.slots, column, step, after, code)
@@ -258,15 +268,29 @@ class _Resolver:
                     fate = Fate.REPLACED if part.why == Why.OVERWRITTEN else part.fate
                     fate = Fate.READ if trimmed else fate
                     cut = part.why == Why.CUT
-                    key = (row, step, positions, stale, background, False, fate, cut, False)
+                    others = () if row in late else late
+                    key = (row, step, positions, stale, background, False, fate, cut, False, others)
                     self._gather(True, key, record.t, column)
         if wrote:
-            late = record.t >= self._touches.used_at(step, column)
+            after_use = record.t >= self._touches.used_at(step, column)
             # What is written into a block is for whom it was given to, whatever it held before.
             for row, positions, beyond in self._owners(whole, column, step, True, code).requests:
                 there = tuple(union([*positions, *beyond]))
-                key = (row, step, there, (), background, late, Fate.READ, False, read)
+                key = (row, step, there, (), background, after_use, Fate.READ, False, read, ())
                 self._gather(False, key, record.t, column)
+
+    def _too_late(self, runs: tuple[Interval, ...], column: int, step: int) -> tuple[int, ...]:
+        """The requests for which a read of these slots came too late."""
+        if self._late is None:
+            return ()
+        size, tables = self._sizes[0], self._tables
+        blocks = frozenset(block for block, _, _ in _blocks(runs, size))
+        gone = self._late.gone(
+            column, blocks, step, lambda row, block: any(one.row == row for one in tables.holders(0, block))
+        )
+        for row, positions in gone.items():
+            self._gone[row, step, tuple(union(positions))] |= 1 << column
+        return tuple(gone)
 
     def _gather(self, read: bool, key: _Key, t: int, column: int) -> None:
         gathered = self._found[read].setdefault(key, _Gathered(t))
@@ -363,14 +387,20 @@ class _Resolver:
         former = None if after else self._tables.before(group, block)
         return (holders, ()) if former is None else (former, holders)
 
+    def _gone_by_request(self) -> dict[int, list[tuple[int, int, tuple[Interval, ...]]]]:
+        found: dict[int, list[tuple[int, int, tuple[Interval, ...]]]] = defaultdict(list)
+        for (row, step, positions), columns in self._gone.items():
+            found[row].append((step, columns, positions))
+        return dict(found)
+
     def _by_request(self, direction: bool) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
         for key, gathered in self._found[direction].items():
-            row, step, positions, stale, background, late, fate, cut, given_out = key
+            row, step, positions, stale, background, late, fate, cut, given_out, late_for = key
             found[row].append(
                 Touch(
                     step, gathered.t, gathered.columns, positions, stale, background, late, fate, cut,
-                    given_out,
+                    given_out, late_for,
                 )
             )  # fmt: skip
         return dict(found)
@@ -414,7 +444,9 @@ def kept(touch: Touch, named: list[Interval], cut: Container[int]) -> tuple[Inte
 _SetKey = tuple[tuple[Interval, ...], int, bool, bool, bool]
 """Slots, KV cache group, whether the layer had been computed, whether it was background work, whether it was
 the hook that saves a layer's own KV."""
-_Key = tuple[int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool, Fate, bool, bool]
+_Key = tuple[
+    int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool, Fate, bool, bool, tuple[int, ...]
+]
 
 
 @dataclass
