@@ -134,6 +134,24 @@ def test_two_engines_in_one_process(tmp_path: Path) -> None:
     assert book.tokens == {"saved": 64, "not-saved:no-connector-configured": 100}
 
 
+def test_an_engine_that_is_started_again_has_books_of_its_own(tmp_path: Path) -> None:
+    """It died and came up again within one run: other processes, another tag, the same ids of requests."""
+    first = Sim(tmp_path, tag=5, pid=100, tp=2, layers=2)
+    first.serve([Prompt("0", 64, digest=1), Prompt("1", 64, digest=2)], Rounding(32).policy())
+    second = Sim(tmp_path, tag=6, pid=200, tp=2, layers=2)
+    second.serve([Prompt("0", 96, digest=3)], Policy(nothing))
+    first.write()
+    second.write()
+    run = read_run(tmp_path)
+    assert [(engine.tag, engine.pid, engine.requests) for engine in run.engines] == [(5, 100, 2), (6, 200, 1)]
+    assert [[worker.pid for worker in engine.workers] for engine in run.engines] == [[101, 102], [201, 202]]
+    assert run.requests[["engine", "prompt", "saved"]].to_numpy().tolist() == [
+        [5, 64, 256], [5, 64, 256], [6, 96, 0],
+    ]  # fmt: skip
+    found = diagnose(run).saves
+    assert found.tokens["saved"] == 128 and sum(found.tokens.values()) == 224
+
+
 def test_an_id_that_is_used_again(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
     sim.serve([Prompt("same", 64, digest=1), Prompt("same", 96, digest=2)], Rounding(32).policy())
