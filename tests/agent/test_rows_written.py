@@ -591,6 +591,11 @@ def a_trailer(row: rows.Trailer, seen: Context) -> None:
     assert seen.now(row.t) and row.lost == 5 and spares(row) == [0] * 5
 
 
+@case(Kind.SEAL, schedule)
+def a_seal(row: rows.Seal, seen: Context) -> None:
+    assert row.number == 0 and 0 < row.records < 256 and 0 <= row.crc < 1 << 32 and spares(row) == [0] * 4
+
+
 @case(Kind.EFFECT, watched_save, code=hooks.SAVE_LAYER.code, patched=True)
 def an_effect(row: rows.Effect, seen: Context) -> None:
     assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.step == STEP
