@@ -9,6 +9,7 @@ harmless value costs a reader one number; leaking a key costs more: in doubt it 
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Any
@@ -20,6 +21,7 @@ _STRONG = (
     "password", "passwd", "passphrase", "passcode", "secret", "credential", "authorization", "apikey",
     "accesskey", "privatekey", "accountkey", "signingkey", "encryptionkey", "masterkey", "sharedkey",
     "storagekey", "sessionkey", "authkey", "licensekey", "clientkey", "bearer", "jwt",
+    "connectionstring", "connstr",
 )
 """In a name without its separators: the value is a secret."""
 _TOKEN_KINDS = {"api", "hf", "auth", "access", "refresh", "bearer", "secret", "session"}
@@ -28,18 +30,55 @@ _NO_SECRET_TOKENS = {
     "end", "special", "image", "video", "audio", "think", "tool", "new", "num", "max", "min", "by",
 }
 """``<word>_token`` that is a piece of text or a unit, not a key."""
+_LAST = {
+    "auth", "salt", "cookie", "pw", "creds", "cred", "sk", "ak", "pat", "sig", "signature", "sid", "sessid",
+}
+"""As a name's last word: the value is a secret, unless it is a number."""
+_LAST_STRONG = {"pin", "otp", "totp", "psk"}
+"""The same, numbers too."""
+_KEY_OF = {
+    "", "ssh", "s3", "kms", "gpg", "pgp", "rsa", "dsa", "tls", "ssl", "aes", "hmac", "cipher", "crypto",
+    "service", "vault", "aws", "gcp", "azure", "openai", "hf", "wandb", "app", "host", "server", "admin", "root",
+}
+"""``<word>_key`` that is a secret. A ``cache_key`` or ``block_key`` is none."""
+_PASS_OF = {
+    "", "user", "db", "redis", "http", "proxy", "smtp", "mysql", "postgres", "ftp", "admin", "root", "login",
+    "account", "store", "storage", "s3", "valkey", "kv", "cache",
+}
+_NO_PASS = {"bypass", "compass", "encompass", "overpass", "underpass", "surpass", "trespass"}
 # fmt: on
+_HINT = re.compile(
+    r"(?i)pass|pw|secret|token|key|cred|auth|salt|cookie|jwt|bearer|conn|sess|sid|sig|psk|otp|pin|pat|ak|sk"
+)
+"""What every name with a strength has in it: names without it are not looked at more closely."""
 _MAX_DEPTH = 64
 
 # Every repeat that could be tried at each position is bounded: masking stays linear.
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_URL_PASSWORD = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)([^\s/?#:@\"']{0,200}):([^\s/\"']{0,1000})@")
+_URL_PASSWORD = re.compile(
+    r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)([^\s/?#:@\"']{0,200}):(?!\d{1,5}[/?#])([^\s\"'@]{0,300})@"
+)
+_URL_USER = re.compile(
+    r"(?i)\b((?:rediss?|valkeys?|https?|amqps?|mongodb(?:\+srv)?|mysql|postgres(?:ql)?|nats|mqtts?|wss?|ftps?|tcp|etcd)"
+    r"://)[^\s/?#:@\"']{1,300}@"
+)
+_USER = re.compile(r"(?<![\w-])(-u|-U|--user|--proxy-user)(\s{1,9}|=)([^\s:\"']{1,200}):[^\s\"']{1,300}")
+_SHORT = re.compile(r"(?<![\w-])-p\s{1,9}(?![\d./~-])[^\s\"']{1,300}")
+_PEM = re.compile(
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
+)
+_WEBHOOK = re.compile(
+    r"(?i)\b(https://(?:hooks\.slack\.com|(?:\w{1,9}\.)?discord(?:app)?\.com/api/webhooks)/)[\w/.-]{8,}"
+)
 _URL_TOKEN = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#:@\"']{16,1000}@")
 _HEADER = re.compile(r"(?i)(authorization\\{0,9}[\"']?\s{0,9}[:=]\s{0,9}\\{0,9}[\"']?)[^\"'\\\r\n]+")
 _SCHEME = re.compile(r"(?i)\b(bearer|basic)\s{1,9}[A-Za-z0-9._~+/=-]{4,}")
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
-    r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|AKIA[0-9A-Z]{12,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+    r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|A(?:KIA|SIA)[0-9A-Z]{12,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|AIza[\w-]{20,}|ya29\.[\w-]{10,}|npm_[A-Za-z0-9]{16,}|pypi-[\w-]{16,}"
+    r"|[spr]k_(?:live|test)_[A-Za-z0-9]{10,}|whsec_[\w+/=]{16,}|hvs\.[\w-]{16,}|SG\.[\w-]{10,}\.[\w-]{10,}"
+    r"|nvapi-[\w-]{16,}|gsk_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{16,}|dop_v1_[0-9a-f]{16,}|gl(?:sa|c)_[\w=]{16,}|lin_api_\w{16,})"
 )
 _KEY = re.compile(r"(?<![\w.-])-{0,2}([A-Za-z_][\w.-]{0,120})(?:\\{0,9}[\"'])?\s{0,9}[=:]\s{0,9}")
 _OPTION = re.compile(r"(?<![\w-])--?([A-Za-z][\w.-]{0,120})\s{1,9}(?!--)")
@@ -57,7 +96,11 @@ def mask_argv(argv: list[str]) -> list[str]:
             # `--api-key K1 K2`: vLLM takes several
             after = after if _takes_several(after) and not arg.startswith("-") else ""
             continue
+        before = masked[-1] if masked else ""
         after = ""
+        if before in ("-u", "-U", "--user", "--proxy-user", "-p") and _short_option(before, arg) != arg:
+            masked.append(_short_option(before, arg))
+            continue
         if arg.startswith("-") and "=" not in arg:
             after = arg if _strength(arg) else ""
             masked.append(arg if not re.search(r"\s", arg) else mask_text(arg))
@@ -76,17 +119,33 @@ def mask_mapping(value: Any) -> Any:
 
 def mask_text(text: str) -> str:
     """Free text (a message, a shell line, JSON) without its secrets."""
+    text = _PEM.sub(MASK, text)
+    text = _WEBHOOK.sub(rf"\1{MASK}", text)
     text = _URL_PASSWORD.sub(rf"\1\2:{MASK}@", text)
+    text = _URL_USER.sub(rf"\1{MASK}@", text)
     text = _URL_TOKEN.sub(rf"\1{MASK}@", text)
     text = _HEADER.sub(rf"\1{MASK}", text)
     text = _SCHEME.sub(rf"\1 {MASK}", text)
     text = _mask_values(text, _KEY)
     text = _mask_values(text, _OPTION)
+    text = _USER.sub(rf"\1\2\3:{MASK}", text)
+    text = _SHORT.sub(f"-p {MASK}", text)
     return _SHAPES.sub(MASK, text)
 
 
+def _short_option(option: str, value: str) -> str:
+    """What follows ``-u`` (user:password) or ``-p`` (password; also a port, a path)."""
+    text = f"{option} {value}"
+    return (_SHORT if option == "-p" else _USER).sub(
+        lambda match: f"{option} {MASK}" if option == "-p" else f"{option} {match.group(3)}:{MASK}", text
+    )[len(option) + 1 :]
+
+
+@functools.lru_cache(4096)
 def _strength(name: str) -> int:
     """0: no secret. 1: probably (a number under it is none). 2: surely."""
+    if name in ("PWD", "OLDPWD") or not _HINT.search(name):
+        return 0
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words:
         return 0
@@ -99,13 +158,14 @@ def _strength(name: str) -> int:
         return 0 if last == "token" and before in _NO_SECRET_TOKENS else 1
     if last == "tokens":
         return 1 if before in _TOKEN_KINDS else 0
-    if last in ("auth", "salt", "cookie"):
-        return 1
-    if last == "pwd":
-        return 1 if before else 0  # PWD alone is the working directory
+    if last in _LAST_STRONG:
+        return 2
+    if last == "key":
+        return 1 if before in _KEY_OF or squeezed[:-3] in _KEY_OF else 0
     if last == "pass":
-        return 1 if before in ("", "user", "db", "redis", "http", "proxy") else 0
-    return 0
+        return 1 if before in _PASS_OF else 0
+    ends = last.endswith(("pwd", "pass")) and last not in _NO_PASS
+    return 1 if last in _LAST or ends or squeezed.endswith("sessionid") else 0
 
 
 def _takes_several(option: str) -> bool:

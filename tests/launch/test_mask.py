@@ -96,12 +96,75 @@ def test_names() -> None:
     secret = (
         "api-key API_KEY apiKey HF_TOKEN hfToken password dbPassword client_secret Authorization db_pwd salt"
     )
-    harmless = "max_tokens num_tokens tokenizer tokenizer_mode eos_token_id bos_token PWD key author keyfile"
+    secret += " pw pwd redis_pw dbpass userpass creds ak sk key ssh_key s3_key kms_key psk pin otp pat"
+    secret += " session_id signature sig connection_string"
+    harmless = "max_tokens num_tokens tokenizer tokenizer_mode eos_token_id bos_token PWD author keyfile"
+    harmless += " cache_key block_key bypass forward_pass pin_memory path skip task design step signature_len"
     assert set(mask_mapping(dict.fromkeys(secret.split(), "value")).values()) == {MASK}
     assert set(mask_mapping(dict.fromkeys(harmless.split(), "value")).values()) == {"value"}
 
 
-@pytest.mark.parametrize("piece", ["a", "a=", "://", "a://b:", "-a ", "\\", "token='", "eyJ", "[", '{"a":'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"-----BEGIN RSA PRIVATE KEY-----\n{SECRET}\n-----END RSA PRIVATE KEY-----",
+        f"-----BEGIN PRIVATE KEY-----\\n{SECRET}",
+        f"https://x.blob.core.windows.net/c?sv=1&sig={SECRET}&x=1",
+        f"https://s3/x?X-Amz-Signature={SECRET}",
+        f"https://hooks.slack.com/services/T0/B0/{SECRET}",
+        f"redis://{SECRET}@h",
+        f"redis://:a/{SECRET}@h:6379/0",
+        f"curl -u bob:{SECRET} http://h",
+        f"mysql -p {SECRET} db",
+        f"AIza{SECRET}{SECRET}",
+        f"npm_{'S3cr3t' * 6}",
+        f"ya29.{SECRET}",
+    ],
+)
+def test_a_secret_in_a_text_is_known_by_place_or_shape(text: str) -> None:
+    for masked in (mask_text(text), mask_argv(["x", text])[1], mask_mapping({"x": text})["x"]):
+        assert SECRET not in masked and "S3cr3t" not in masked and MASK in masked
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [["-p", SECRET], ["-u", f"bob:{SECRET}"], ["--user", f"bob:{SECRET}"]]
+    + [[f"--{name}", SECRET] for name in ("pw", "pwd", "key", "sk", "creds", "otp", "redis-pw", "ssh-key")],
+)
+def test_a_secret_after_a_short_option_is_masked(argv: list[str]) -> None:
+    masked = mask_argv(["x", *argv, "--port", "1"])
+    assert SECRET not in " ".join(masked) and masked[-2:] == ["--port", "1"] and len(masked) == 5
+
+
+def test_ports_paths_and_plain_urls_stay() -> None:
+    argv = [
+        "docker",
+        "-p",
+        "8000:8000",
+        "mkdir",
+        "-p",
+        "/a/b",
+        "-u",
+        "bob",
+        "http://h:8000/a@b",
+        "ssh://git@h/x",
+    ]
+    assert mask_argv(argv) == argv
+
+
+PIECES = ["a", "a=", "://", "a://b:", "-a ", "\\", "token='", "eyJ", "[", '{"a":']
+PIECES += [
+    "a:",
+    "a1:a2:",
+    "-u a",
+    "-p ",
+    "-----BEGIN PRIVATE KEY-----",
+    "https://h:p",
+    "https://hooks.slack.com/",
+]
+
+
+@pytest.mark.parametrize("piece", PIECES)
 def test_hostile_text_takes_no_time(piece: str) -> None:
     text = piece * (100_000 // len(piece))
     began = time.process_time()
