@@ -355,7 +355,8 @@ def _vllm_version() -> str | None:
 def complain(message: str) -> None:
     """One line on stderr, in one write: other processes write there too."""
     with contextlib.suppress(Exception):
-        sys.stderr.write(f"kvtrace: {message}\n")
+        shown = "".join(char if char.isprintable() else " " for char in message)
+        sys.stderr.write(f"kvtrace: {shown}\n")
         sys.stderr.flush()
 
 

@@ -9,6 +9,13 @@ from pathlib import Path
 from kvtrace.errors import KvtraceError
 
 
+def _mode() -> int:
+    """That of a file which ``open`` makes: as the umask leaves it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
 def write_file(path: Path, text: str, replace: bool) -> None:
     """Writes `text` to `path` in one go; its folder is made where it is missing.
 
@@ -28,7 +35,7 @@ def write_file(path: Path, text: str, replace: bool) -> None:
         handle, part = tempfile.mkstemp(prefix=f".{path.name[:60]}.", dir=path.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
-        os.chmod(part, 0o644)
+        os.chmod(part, _mode())
         if replace:
             os.replace(part, path)
             part = None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 
+from kvtrace.words import clean
+
 
 def say(text: str) -> None:
-    """One line. A closed or full stderr is no reason to fail."""
+    """One line, without what a terminal would obey. A closed or full stderr is no reason to fail."""
     if sys.stderr is None:  # closed from the start: print would take stdout instead
         return
     try:
         # One write: with PYTHONUNBUFFERED the command could come between the text and its end of line.
-        sys.stderr.write(f"kvtrace: {text}\n")
+        sys.stderr.write(f"kvtrace: {clean(text)}\n")
         sys.stderr.flush()
     except (OSError, ValueError):
         pass

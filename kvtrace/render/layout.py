@@ -3,37 +3,13 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable
 
 from rich.cells import cell_len
 
+from kvtrace.words import clean as clean
+
 _BLOCKS = " ▏▎▍▌▋▊▉█"
-MAX_TEXT = 2000
-"""Longest string of a report that is printed whole."""
-
-
-def clean(text: str, limit: int = MAX_TEXT) -> str:
-    """`text` on one line, with everything that a terminal would obey made visible.
-
-    Control characters, direction overrides, line separators and lone surrogates become
-    ``\\x1b``-like escapes; white space becomes one space.
-    """
-    cut = text[: limit + 1]
-    if len(text) > limit:
-        cut = cut[: limit - 1] + "…"
-    out = []
-    for char in cut:
-        if char in "\n\t\r":
-            out.append(" ")
-        elif char.isprintable() or unicodedata.category(char) == "Zs":
-            out.append(char)
-        else:
-            code = ord(char)
-            out.append(
-                f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
-            )
-    return "".join(out)
 
 
 def bar(share: float, cells: int = 8) -> str:

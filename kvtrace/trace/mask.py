@@ -38,7 +38,8 @@ _LAST_STRONG = {"pin", "otp", "totp", "psk"}
 """The same, numbers too."""
 _KEY_OF = {
     "", "ssh", "s3", "kms", "gpg", "pgp", "rsa", "dsa", "tls", "ssl", "aes", "hmac", "cipher", "crypto",
-    "service", "vault", "aws", "gcp", "azure", "openai", "hf", "wandb", "app", "host", "server", "admin", "root",
+    "service", "vault", "aws", "gcp", "azure", "openai", "hf", "wandb", "app", "host", "server", "admin",
+    "root",
 }
 """``<word>_key`` that is a secret. A ``cache_key`` or ``block_key`` is none."""
 _PASS_OF = {

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from kvtrace.cli import check, diff, docs, explain, requests, scenario, why
+from kvtrace.cli.writing import write_file
 from kvtrace.render.formats import Format
 from kvtrace.render.page import Screen
 
@@ -116,3 +117,14 @@ def test_a_row_cannot_be_made_without_its_renderer() -> None:
     with pytest.raises(TypeError):
         Format("html", "in a browser")  # type: ignore[call-arg]
     assert Format("html", "in a browser", lambda answer, screen: f"<p>{answer}").draw("x", Screen()) == "<p>x"
+
+
+def test_a_written_file_has_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        write_file(tmp_path / "private", "x", replace=False)
+        os.umask(0o002)
+        write_file(tmp_path / "shared", "x", replace=False)
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("private", "shared")] == [0o600, 0o664]

@@ -68,6 +68,12 @@ def smoke(connector: str, module: str) -> str:
     return f"SMOKE_CONNECTOR={connector} SMOKE_MODULE={module} python tests/smoke.py"
 
 
+def test_an_out_of_two_lines_writes_no_output_of_its_own(project: Path) -> None:
+    done = step("gate", project, command="true", install="", out="x\nreport=/etc/passwd")
+    assert done.returncode == 2 and "line break" in done.stdout
+    assert not (project / "output").exists()
+
+
 def test_the_key_of_the_cache_is_made_of_what_is_pinned(project: Path) -> None:
     done = step("key", project, command="true")
     assert done.returncode == 0, done.stderr

@@ -26,6 +26,16 @@ class _Raw(io.RawIOBase):
 
 
 @pytest.mark.parametrize("speak", [say, complain])
+def test_nothing_that_a_terminal_obeys_is_passed_on(
+    speak: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    speak("cannot read \x1b]0;title\x07 a\u202eb\nkvtrace: all is well")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kvtrace: cannot read ") and line.endswith("kvtrace: all is well")
+    assert not {"\x1b", "\x07", "\u202e"} & set(line)
+
+
+@pytest.mark.parametrize("speak", [say, complain])
 def test_a_line_is_one_write_so_that_the_commands_own_lines_stay_whole(
     speak: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
