@@ -141,12 +141,18 @@ def _still(pieces: Sequence[_Piece], salt: bytes | None, databases: Container[st
     finally:
         look.close()
     there = {piece[-1] for piece, one in zip(pieces, said, strict=True) if one == STILL}
-    return "".join(
-        STILL if one == GONE and piece[-1] in there else one for piece, one in zip(pieces, said, strict=True)
-    )
+    kept = {piece[0] for piece, one in zip(pieces, said, strict=True) if one == STILL}
+    found = []
+    for piece, one in zip(pieces, said, strict=True):
+        if one == _OTHER:  # where nothing stands where it stood, a database was packed anew
+            one = GONE if piece[0] in kept else UNKNOWN
+        found.append(STILL if one == GONE and piece[-1] in there else one)
+    return "".join(found)
 
 
 _MOST_OPEN = 64
+_OTHER = "x"
+"""Other bytes stand there now, in a database whose pages do not move by themselves."""
 
 
 class _Pages(NamedTuple):
@@ -189,7 +195,9 @@ class _Look:
         except OSError:
             return UNKNOWN
         now = int.from_bytes(hashlib.blake2b(data, key=self._salt, digest_size=8).digest(), "little") & _MASK
-        return STILL if now == digest else UNKNOWN if pages is not None and pages.moves else GONE
+        if now == digest:
+            return STILL
+        return GONE if pages is None else UNKNOWN if pages.moves else _OTHER
 
     def _file(self, name: str, path: str) -> int | None:
         if name not in self._files:

@@ -211,6 +211,15 @@ def test_kv_in_a_database_is_found_and_whether_its_row_is_there_at_the_end(trace
     handles[0].commit()
     (still,) = look(trace.run_dir, AGENT.config.salt).pieces.values()
     assert still == "1100", "its pages are free"
+    handles[0].execute("INSERT INTO kv VALUES (3, ?)", (b"x" * 18000,))
+    handles[0].commit()
+    (still,) = look(trace.run_dir, AGENT.config.salt).pieces.values()
+    assert still == "1100", "another value stands on its pages"
+    handles[0].execute("DELETE FROM kv WHERE step = 1")
+    handles[0].commit()
+    handles[0].execute("VACUUM")
+    (still,) = look(trace.run_dir, AGENT.config.salt).pieces.values()
+    assert still == "????", "packed anew: nothing stands where it stood, and may stand elsewhere"
     handles[0].close()
 
 
