@@ -95,13 +95,9 @@ class _Books(NamedTuple):
 
 
 def _books(
-    run_dir: Path,
-    files: _Files,
-    scans: Sequence[SpoolScan],
-    who: Topology,
-    watch: Collection[str],
+    run_dir: Path, files: _Files, scans: Sequence[SpoolScan], who: Topology, watch: Collection[str],
     parts: Sequence[_Books] = (),
-) -> _Books:
+) -> _Books:  # fmt: skip
     """The stages of reading, one after the other."""
     found = collect(scans, who.tags)
     executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
