@@ -106,6 +106,12 @@ class Scenario:
         if self.connector is not None:
             extra = dict(self.connector.get("extra", {}))
             extra[self.connector.get("path_option", "path")] = str(store)
+            if "connectors" in extra:  # of a MultiConnector
+                extra["connectors"] = [
+                    {**part, "kv_connector_extra_config": {
+                        **part.get("kv_connector_extra_config", {}), "path": str(store / str(at))}}
+                    for at, part in enumerate(extra["connectors"])
+                ]  # fmt: skip
             config = {
                 "kv_connector": self.connector["name"],
                 "kv_role": self.connector.get("role", "kv_both"),

@@ -5,12 +5,16 @@ Each class differs from :class:`chunk_store.ChunkStore` in one place; nothing he
 
 from __future__ import annotations
 
+import threading
 import time
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from chunk_store import ChunkStore, ChunkStoreMetadata, Transfer, logger
+from safetensors.torch import save_file
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
 if TYPE_CHECKING:
@@ -187,3 +191,107 @@ class CollidingStore(ChunkStore):
 
     def _stored(self, keys: list[str]) -> int:
         return 0
+
+
+class EarlyStore(ChunkStore):
+    """Copies when the step's metadata is bound: before its forward has computed the prompt."""
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self.caches = kv_caches
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        for layer_name, kv_layer in self.caches.items():
+            super().save_kv_layer(layer_name, kv_layer, None)
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        return
+
+
+class ShiftedStore(ChunkStore):
+    """Counts blocks from 1: it copies the block behind each of the prompt's."""
+
+    def _where(self, slot_mapping: torch.Tensor, kv_layer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        blocks, offsets = super()._where(slot_mapping, kv_layer)
+        return blocks + 1, offsets
+
+
+class RoundingStore(ChunkStore):
+    """Sends KV through half precision on its way."""
+
+    def _write(self, path: Path, rows: torch.Tensor) -> None:  # type: ignore[override]
+        ChunkStore._write(path, rows.half().to(rows.dtype))
+
+
+class RefusedStore(ChunkStore):
+    """Puts to a server that refuses all of it, and never looks at the answers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._server: HTTPServer | None = None
+
+    def _write(self, path: Path, rows: torch.Tensor) -> None:  # type: ignore[override]
+        if self._server is None:
+            self._server = HTTPServer(("127.0.0.1", 0), _Full)
+            threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        connection = HTTPConnection(*self._server.server_address[:2])
+        connection.request("PUT", f"/{path.parent.name}/{path.stem}", rows.numpy().tobytes())
+        connection.getresponse().read()
+        connection.close()
+
+    def shutdown(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+
+class _Full(BaseHTTPRequestHandler):
+    """A server without room."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(507)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        return
+
+
+class UnnamedStore(ChunkStore):
+    """Writes beside, and never gives its files their names."""
+
+    @staticmethod
+    def _write(path: Path, rows: torch.Tensor) -> None:
+        path.parent.mkdir(exist_ok=True)
+        save_file({"kv": rows}, path.with_suffix(".part"))
+
+
+class EvictingStore(ChunkStore):
+    """Keeps as many units as ``keep`` says: the oldest make room."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._keep = int(self._kv_transfer_config.get_from_extra_config("keep", 4))
+        self._held: dict[Path, None] = {}
+
+    def _write(self, path: Path, rows: torch.Tensor) -> None:  # type: ignore[override]
+        ChunkStore._write(path, rows)
+        self._held[path.parent] = None
+        while len(self._held) > self._keep:
+            oldest = next(iter(self._held))
+            del self._held[oldest]
+            for file in oldest.iterdir():
+                file.unlink()
+
+
+class DownStore(ChunkStore):
+    """Its backend is down, and it never lets that disturb anybody."""
+
+    def _write(self, path: Path, rows: torch.Tensor) -> None:  # type: ignore[override]
+        try:
+            raise ConnectionRefusedError(111, "Connection refused")
+        except OSError:
+            logger.debug("store of %s failed", path.name)

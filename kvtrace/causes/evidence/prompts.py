@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtrace.causes.case import Case, Request, shared_before, stored_before
+from kvtrace.words import of_all
 
 ABORTED = "FINISHED_ABORTED"
 
@@ -47,3 +50,13 @@ def _offered_in_full(case: Case, tag: int) -> list[Request]:
         if request.stored_end > 0 and request.stored_end >= wanted:
             found.append(request)
     return found
+
+
+def offered_of_others(case: Case, rows: Sequence[Request], what: str) -> list[str]:
+    """How many other requests of the engine of ``rows`` the metadata names; ``what`` these were."""
+    mine = {request.row for request in rows}
+    others = [request for request in case.of_engine(rows[0].engine) if request.row not in mine]
+    named = sum(request.stored_end > 0 for request in others)
+    if not others:
+        return [f"all requests of this engine were {what} so"]
+    return [f"of the others the metadata names a store of {of_all(named, len(others), 'request')}"]

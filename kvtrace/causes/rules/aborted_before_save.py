@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.prompts import ABORTED, nothing_else_explains
+from kvtrace.causes.evidence.prompts import ABORTED, nothing_else_explains, offered_of_others
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.words import capital, count, of_all, plural
 
@@ -34,12 +34,12 @@ def rule(case: Case) -> Results:
     rows = case.affected(CAUSE)
     aborted = [r for r in case.requests if r.status == ABORTED]
     if not rows:
-        if aborted:
+        if aborted and not any(r.unseen for r in aborted):
             yield CAUSE.ruled_out(
                 f"{plural(len(aborted), 'request')} aborted, none with tokens that should have been "
                 "offered by then"
             )
-        elif case.requests:
+        elif case.requests and not aborted:
             yield CAUSE.ruled_out(f"no abort of {plural(len(case.requests), 'request')}")
         return
     in_prefill = sum(r.computed < r.prompt for r in rows)
@@ -50,7 +50,7 @@ def rule(case: Case) -> Results:
         evidence=[
             f"status {ABORTED} of {plural(len(rows), 'request')}, {count(in_prefill)} of them in the "
             f"middle of the prompt; {count(sum(not r.entries for r in rows))} without any store entry",
-            "requests of this run that were not aborted were offered in full",
+            *offered_of_others(case, rows, "aborted"),
         ],
         events=[
             Event(r.id, r.last_step, f"aborted after {count(r.computed)} of {count(r.prompt)} prompt tokens")

@@ -132,9 +132,12 @@ def rule(case: Case) -> Results:
         yield _unsaved(case, lost)
     elif telling:
         yield _caught(case, telling)
+    elif watched and not facts and watched == trust.calls:
+        yield CAUSE.ruled_out(f"no exception was raised and caught in all {plural(watched, 'store call')}")
     elif watched and not facts:
-        yield CAUSE.ruled_out(
-            f"no exception was raised and caught in {plural(watched, 'watched store call')}"
+        yield CAUSE.not_observed(
+            f"no exception was seen in the {plural(watched, 'store call')} that were watched, of "
+            f"{count(trust.calls)}"
         )
 
 

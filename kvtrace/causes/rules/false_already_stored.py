@@ -107,7 +107,7 @@ def rule(case: Case) -> Results:
         yield _finding(case, victims)
     elif case.empty_before:
         yield CAUSE.ruled_out("prompts were offered with 0 slots, and no other one was left out after them")
-    elif any(r.entries for r in case.requests):
+    elif any(r.entries for r in case.requests) and not any(e.unreadable_steps for e in case.run.engines):
         yield CAUSE.ruled_out("no prompt was offered with 0 slots: nothing was stored under an empty key")
 
 

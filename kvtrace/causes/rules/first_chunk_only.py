@@ -77,7 +77,7 @@ def rule(case: Case) -> Results:
     chunked = [r for r in case.requests if r.chunks >= 2]
     wanting = [r for r in chunked if _left_after_first(case, r)]
     later = [r for r in wanting if any(e.step > r.chunk_step for e in r.entries)]
-    if later:
+    if later and len(later) == len(wanting):
         whose = of_all(len(later), len(wanting), "chunked prompt")
         yield CAUSE.ruled_out(
             f"{whose} with something to store after the first chunk {'has' if len(later) == 1 else 'have'} "

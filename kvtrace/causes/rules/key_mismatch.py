@@ -44,7 +44,7 @@ def rule(case: Case) -> Results:
         return
     if not lost:
         hits = [row for row in again if (row.answer or 0) > 0]
-        if hits:
+        if hits and len(hits) == len(again):
             whose = of_all(len(hits), len(again), "prompt")
             yield CAUSE.ruled_out(f"{whose} that this run had saved before, found again by the lookup")
         return

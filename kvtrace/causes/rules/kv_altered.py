@@ -11,7 +11,6 @@ CAUSE = Cause(
     stage=Stage.COMPLETION,
     severity=FAULT,
     ledger=SAVES,
-    live=False,
     meaning="What left the process is not the KV that was read: other numbers in the same place.",
     seen_as=(
         "The bytes that were read are not in what left, and their numbers are there after a cast to a "

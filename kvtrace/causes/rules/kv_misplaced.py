@@ -11,7 +11,6 @@ CAUSE = Cause(
     stage=Stage.EFFECT,
     severity=FAULT,
     ledger=SAVES,
-    live=False,
     meaning=(
         "The connector read KV slots of other positions, requests or layers instead of those that its "
         "metadata names."

@@ -11,7 +11,6 @@ CAUSE = Cause(
     stage=Stage.EFFECT,
     severity=FAULT,
     ledger=SAVES,
-    live=False,
     meaning="The connector read KV slots before their tokens were computed.",
     seen_as=(
         "A slot of the token was read, the read came before the layer's attention of the step "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.evidence.hooks import LOAD_HOOKS
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.ledger.reported import HARMLESS
 from kvtrace.versions import since
 from kvtrace.words import of_all, plural
 
@@ -30,7 +31,8 @@ def rule(case: Case) -> Results:
     accepted = loads.accepted(case)
     failed = loads.affected(case, CAUSE)
     if not failed:
-        if accepted:
+        caught = any(fact.hook in LOAD_HOOKS and fact.type not in HARMLESS for fact in case.run.swallowed)
+        if accepted and not caught:
             yield CAUSE.ruled_out(
                 "no block was reported as not loaded, and no load hook raised "
                 f"({plural(len(accepted), 'load')})"

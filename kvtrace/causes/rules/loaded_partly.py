@@ -36,6 +36,6 @@ def rule(case: Case) -> Results:
         )
         return
     measured = [row for row in accepted if row.measured and row.ends.get(LoadEnd.LOADED)]
-    if measured:
+    if measured and len(measured) == len(accepted):
         whose = of_all(len(measured), len(accepted), "load")
         yield CAUSE.ruled_out(f"as many slots were written as tokens accepted in {whose}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.prompts import nothing_else_explains
+from kvtrace.causes.evidence.prompts import nothing_else_explains, offered_of_others
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import capital, count, of_all, plural
@@ -41,11 +41,11 @@ def rule(case: Case) -> Results:
     rows = case.affected(CAUSE)
     preempted = [r for r in case.requests if r.preemptions]
     if not rows:
-        if preempted:
+        if preempted and not any(r.unseen for r in preempted):
             yield CAUSE.ruled_out(
                 f"{plural(len(preempted), 'request')} preempted; what they had computed was still offered"
             )
-        elif case.requests:
+        elif case.requests and not preempted:
             yield CAUSE.ruled_out(f"no preemption of {plural(len(case.requests), 'request')}")
         return
     engine = case.engines[rows[0].engine]
@@ -57,7 +57,7 @@ def rule(case: Case) -> Results:
         evidence=[
             f"{plural(sum(r.preemptions for r in rows), 'preemption')} of {plural(len(rows), 'request')}; "
             f"{count(again)} of them got a store entry after it, {count(len(rows) - again)} none",
-            "requests of this run that were not preempted were offered in full",
+            *offered_of_others(case, rows, "preempted"),
             f"at most {engine.facts.max_num_seqs or 0} sequences at once (--max-num-seqs)",
         ],
         events=[

@@ -35,6 +35,6 @@ def rule(case: Case) -> Results:
             headline="ranks saved different amounts of the same request",
             requests=len(apart),
         )
-    elif ranks > 1:
+    elif ranks > 1 and any(r.saved for r in case.requests) and not any(r.unseen for r in case.requests):
         both = "both ranks" if ranks == 2 else f"all {ranks} ranks"
         yield CAUSE.ruled_out(f"{both} saved the same tokens of {plural(len(requests), 'request')}")

@@ -57,9 +57,9 @@ def rule(case: Case) -> Results:
             headline=f"the save hook read {share} of the slots that its metadata names",
             remedy=["compare the slot mapping that is indexed in save_kv_layer with the one in the metadata"],
         )
-    elif trust.agreed and not trust.nothing:
+    elif trust.agreed and trust.agreed == trust.calls:
         yield CAUSE.ruled_out(
-            f"no measured store call of {count(trust.agreed)} read fewer slots than the metadata names"
+            f"none of {plural(trust.agreed, 'store call')} read fewer slots than the metadata names"
         )
 
 

@@ -13,7 +13,6 @@ CAUSE = Cause(
     stage=Stage.COMPLETION,
     severity=FAULT,
     ledger=SAVES,
-    live=False,
     meaning="The KV was read, and the store refused it or an exception ended its way there.",
     seen_as=(
         "The slots were read; the piece of work that took them ended in an exception, or what it "

@@ -11,7 +11,6 @@ CAUSE = Cause(
     stage=Stage.COMPLETION,
     severity=FAULT,
     ledger=SAVES,
-    live=False,
     meaning="The KV was read, and what came to rest of it is empty, cut, or was never there.",
     seen_as=(
         "At the end of the run a file that a save made is missing, empty, or shorter than what "

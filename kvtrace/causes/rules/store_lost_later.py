@@ -11,7 +11,6 @@ CAUSE = Cause(
     stage=Stage.COMPLETION,
     severity=FAULT,
     ledger=SAVES,
-    live=False,
     meaning="The KV was at rest once, and is gone or overwritten by the end of the run.",
     seen_as=("A file that held it was removed or written anew by the connector itself before the run ended."),
     remedy=(

@@ -56,9 +56,14 @@ def rule(case: Case) -> Results:
             "connector ever did: it works where kvtrace can't look (in a thread, in native code), or "
             "stores nothing; look into its store"
         )
-    elif trust.agreed:
+    elif trust.agreed and trust.agreed == trust.calls:
         yield CAUSE.ruled_out(
-            f"{plural(trust.agreed, 'measured store call')} read the slots that the metadata names"
+            f"all {plural(trust.agreed, 'store call')} read the slots that the metadata names"
+        )
+    elif trust.agreed:
+        yield CAUSE.not_observed(
+            f"what {count(trust.calls - trust.agreed)} of {plural(trust.calls, 'store call')} read was not "
+            "measured, or is not what the metadata names"
         )
 
 
