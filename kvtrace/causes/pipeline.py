@@ -83,9 +83,11 @@ def _notes(case: Case, prompts: Prompts) -> dict[Stage, str]:
         notes[Stage.WIRING] = f"connector live {where} and in {live}/{len(workers)} workers"
         stores = sum(engine.store_entries for engine in configured)
         with_store = sum(bool(request.entries) for request in case.requests)
-        noun = "entry" if stores == 1 else "entries"
+        implied = sum(engine.implied_entries for engine in configured)
+        noun = "entry" if stores - implied == 1 else "entries"
+        unnamed = f" and {count(implied)} seen to be read that it does not name" if implied else ""
         notes[Stage.SCHEDULE] = (
-            f"{count(stores)} store {noun} in the metadata, for {with_store} of "
+            f"{count(stores - implied)} store {noun} in the metadata{unnamed}, for {with_store} of "
             f"{plural(len(case.requests), 'request')}"
         )
     elif run.engines:
@@ -98,7 +100,9 @@ def _notes(case: Case, prompts: Prompts) -> dict[Stage, str]:
         notes[Stage.FORWARD] = f"{ran.share}{product(run)}"
     _, fired, work, _ = calls(run, hooks.SAVE_LAYER.name)
     if configured:
-        notes[Stage.HOOK] = f"save_kv_layer called in {count(fired)} layer-steps, in {count(work)} with work"
+        implied = sum(engine.implied_entries for engine in configured)
+        what = "the metadata names nothing for it" if implied and not work else f"in {count(work)} with work"
+        notes[Stage.HOOK] = f"save_kv_layer called in {count(fired)} layer-steps, {what}"
         parts = (measured.by_grade(prompts.saved), measured.in_calls(run.trust))
         notes[Stage.EFFECT] = "; ".join(filter(None, parts))
     if prompts.unseen >= 0.5:

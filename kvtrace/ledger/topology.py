@@ -212,7 +212,10 @@ def _processes(scans: Sequence[SpoolScan], run: RunFile, engines: Sequence[Engin
     for pid, row in listed.items():
         if pid not in traced and row.vllm:
             name = row.name or "process"
-            found.append(Process(pid, row.ppid, name, _role_of(name), None, None, 0, "", True))
+            # A process that a traced one forked has its name until it gives itself another.
+            helper = row.ppid in traced and listed.get(row.ppid, ListedProcess()).name == row.name
+            role = "other" if helper else _role_of(name)
+            found.append(Process(pid, row.ppid, name, role, None, None, 0, "", True))
     order = {"front": 0, "scheduler": 1, "worker": 2, "other": 3}
     found.sort(key=lambda p: (order[p.role], p.rank if p.rank is not None else -1, p.pid, p.spool or ""))
     return found

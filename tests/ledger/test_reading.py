@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, SpoolFile, nothing
+from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, SpoolFile, nothing, run_json
 
 from kvtrace.causes import diagnose
 from kvtrace.causes.outcomes import named
@@ -150,6 +150,20 @@ def test_an_engine_that_is_started_again_has_books_of_its_own(tmp_path: Path) ->
     ]  # fmt: skip
     found = diagnose(run).saves
     assert found.tokens["saved"] == 128 and sum(found.tokens.values()) == 224
+
+
+def test_a_helper_that_a_worker_forked_is_no_untraced_worker(tmp_path: Path) -> None:
+    """It has the worker's name and writes no spool; a second worker without a spool is another matter."""
+    sim = Sim(tmp_path, pid=100, tp=2)
+    sim.serve([Prompt("a", 64)], Rounding(32).policy())
+    sim.write()
+    rows = [(100, 1, "VLLM::EngineCor"), (101, 100, "VLLM::Worker_TP"), (103, 101, "VLLM::Worker_TP")]
+    named = [{"pid": pid, "ppid": ppid, "name": name, "vllm": True} for pid, ppid, name in rows]
+    run_json(tmp_path, named)
+    assert [(p.pid, p.role) for p in read_run(tmp_path).processes if not p.agent] == [(103, "other")]
+    run_json(tmp_path, [*named, {"pid": 104, "ppid": 100, "name": "VLLM::Worker_TP", "vllm": True}])
+    untraced = [(p.pid, p.role) for p in read_run(tmp_path).processes if not p.agent]
+    assert sorted(untraced) == [(103, "other"), (104, "worker")]
 
 
 def test_an_id_that_is_used_again(tmp_path: Path) -> None:
