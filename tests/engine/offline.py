@@ -10,6 +10,8 @@ import sys
 
 from vllm import LLM, SamplingParams
 
+SECRET = "planted-S3cr3t"
+
 
 def main() -> int:
     model, store = sys.argv[1:3]
@@ -23,7 +25,7 @@ def main() -> int:
             "kv_connector": "Curious",
             "kv_connector_module_path": "curious",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"shared_storage_path": store},
+            "kv_connector_extra_config": {"shared_storage_path": store, "store": {"creds": SECRET}},
         },
     )
     rng = random.Random(1)

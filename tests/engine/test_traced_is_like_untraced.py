@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,8 @@ from .server import KVTRACE, Server
 
 pytestmark = pytest.mark.engine
 OFFLINE = Path(__file__).parent / "offline.py"
+SECRET = "planted-S3cr3t"
+PLANTED = ("--pw", SECRET, f"redis://{SECRET}@h", "-u", f"bob:{SECRET}")
 
 
 def run_offline(
@@ -49,13 +52,17 @@ class Scripts:
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Scripts:
     out = tmp_path_factory.mktemp("scripts")
-    env = make_vllm_env()
+    env = make_vllm_env() | {"STORE_API_KEY": SECRET}
     with ThreadPoolExecutor() as pool:  # side by side: two cores start two engines in the time of one
         runs = [
             pool.submit(run_offline, env, tiny_model, out / store, *more, prefix=prefix)
             for store, more, prefix in (
                 ("a", (), ()),
-                ("b", (), (*KVTRACE, "run", "-o", str(out / "run"), "--")),
+                (
+                    "b",
+                    PLANTED,
+                    (*KVTRACE, "run", "-o", str(out / "run"), "--"),
+                ),
                 ("c", ("kill",), (*KVTRACE, "run", "-o", str(out / "killed"), "--")),
             )
         ]
@@ -92,6 +99,17 @@ def test_a_script_prints_the_same_tokens_and_ends_with_the_same_code(scripts: Sc
         .strip()
         .endswith(f"kvtrace explain {tmp_path}/run/report.json")
     )
+
+
+def test_nothing_of_a_users_content_and_no_secret_is_recorded(scripts: Scripts) -> None:
+    """They stand in the command line, the environment, the configuration and the connector's messages."""
+    said = scripts.traced.stdout + scripts.traced.stderr
+    tokens = re.search(r"stored a prompt: the sauce is made of garlic \[(\d+, \d+, \d+)", said)
+    assert tokens is not None, "the connector says it aloud"
+    recorded = {path: path.read_bytes() for path in (scripts.out / "run").rglob("*") if path.is_file()}
+    assert any(b"stored a prompt: " in data for data in recorded.values()), "the messages are recorded"
+    for planted in ("S3cr3t", "garlic", tokens[1], tokens[1].replace(" ", "")):
+        assert [path for path, data in recorded.items() if planted.encode() in data] == []
 
 
 def test_a_killed_run_is_reported_from_what_is_on_disk(scripts: Scripts) -> None:
