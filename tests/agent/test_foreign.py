@@ -141,5 +141,6 @@ def test_messages_of_logs_and_hooks_are_recorded_without_values(trace: Any) -> N
     assert "test_foreign.py:" in raised["where"]
     AGENT.failed("here", ValueError(f"of {PROMPT}"))
     AGENT.flush()
-    recorded = b"".join(path.read_bytes() for path in trace.run_dir.rglob("*") if path.is_file())
-    assert b"garlic" not in recorded and b"51966" not in recorded
+    spool, _ = trace.read()
+    recorded = repr((spool.header, spool.names, list(spool.facts)))
+    assert "cannot save" in recorded and "garlic" not in recorded and "51966" not in recorded

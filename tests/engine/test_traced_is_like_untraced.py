@@ -17,6 +17,7 @@ import pytest
 from vllm_env import vllm_env as make_vllm_env
 
 from kvtrace.report.read import read_report
+from kvtrace.trace.reader import Spool, spool_paths
 
 from .server import KVTRACE, Server
 
@@ -101,15 +102,25 @@ def test_a_script_prints_the_same_tokens_and_ends_with_the_same_code(scripts: Sc
     )
 
 
+def texts_of(path: Path) -> str:
+    """All names and documents of a spool, which lie in it in pieces."""
+    spool = Spool(path)
+    for _ in spool.chunks():
+        pass
+    return "\n".join(map(repr, (spool.header, *spool.names.values(), *spool.facts)))
+
+
 def test_nothing_of_a_users_content_and_no_secret_is_recorded(scripts: Scripts) -> None:
     """They stand in the command line, the environment, the configuration and the connector's messages."""
     said = scripts.traced.stdout + scripts.traced.stderr
     tokens = re.search(r"stored a prompt: the sauce is made of garlic \[(\d+, \d+, \d+)", said)
     assert tokens is not None, "the connector says it aloud"
-    recorded = {path: path.read_bytes() for path in (scripts.out / "run").rglob("*") if path.is_file()}
-    assert any(b"stored a prompt: " in data for data in recorded.values()), "the messages are recorded"
+    files = [path for path in (scripts.out / "run").rglob("*") if path.is_file()]
+    recorded = {path.name: path.read_text("latin-1") for path in files}
+    recorded |= {f"{path.name} in words": texts_of(path) for path in spool_paths(scripts.out / "run")}
+    assert any("stored a prompt: " in text for text in recorded.values()), "the messages are recorded"
     for planted in ("S3cr3t", "garlic", tokens[1], tokens[1].replace(" ", "")):
-        assert [path for path, data in recorded.items() if planted.encode() in data] == []
+        assert [name for name, text in recorded.items() if planted in text] == []
 
 
 def test_a_killed_run_is_reported_from_what_is_on_disk(scripts: Scripts) -> None:
