@@ -544,6 +544,19 @@ def test_another_requests_slots_where_no_metadata_names_any(tmp_path: Path) -> N
     assert alike(sim, "a") == alike(sim, "b") == {(0, 32): "MISPLACED READ"}
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_another_layers_slots_where_no_metadata_names_any(tmp_path: Path, times: int) -> None:
+    """Both calls read the second layer. Read once, it says nothing of the first one."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, unreadable=True)
+    for _ in range(times):
+        sim.read("a", 0, 64, layers=[1])
+    sim.finish("a", 64)
+    first, second = by_pair(sim)
+    assert second == {(0, 64): SAVED}
+    assert (first == {(0, 64): "MISPLACED READ"}) == (times == 2)
+
+
 @pytest.mark.parametrize("read", [range(BLOCK, 64), range(32)])
 def test_tokens_that_are_left_out_alone_are_not_misplaced(tmp_path: Path, read: range) -> None:
     """Their head is known to the store already, or a unit leaves their end out: nothing else was read."""

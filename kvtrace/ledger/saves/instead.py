@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Chunk, Request
@@ -66,7 +68,36 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
             steps[step] |= 1 << column
             for row, parts in found.items():
                 holes[step, row, column] = parts
+    for step in computing if len(engine.facts.kv_groups) < 2 else ():
+        for at, parts in _other_layers(watched, step).items():
+            holes.setdefault(at, parts)
     return Instead(dict(steps), holes)
+
+
+def _other_layers(watched: Watched, step: int) -> dict[tuple[int, int, int], list[Interval]]:
+    """Layers of which a watched step read nothing, where it read the same slots of another layer once more
+    for each of them."""
+    slots, columns = watched.slots, range(len(watched.worker.kv_layers))
+    empty = [column for column in columns if not slots.amounts.get((step, column))]
+    read = [column for column in columns if column not in empty]
+    known = not any((step, column) in slots.unknown for column in columns)
+    if len(read) != 1 or not empty or not known or not watched.settled(np.array([step]))[0]:
+        return {}
+    again, amount = slots.again.get((step, read[0]), 0), slots.amounts[step, read[0]]
+    once = amount - again
+    cell = watched.table.steps.get(step, {}).get(read[0])
+    if cell is not None:
+        again += max(0, cell.slots - amount)  # by one call
+    if not once or again < len(empty) * once:
+        return {}
+    found = {}
+    for row in slots.read_in.get(step, frozenset()):
+        parts = covered(one for one in in_layer(slots.reads[row], read[0]) if one.step == step)
+        for column in empty:
+            left = subtract(parts, covered(in_layer(slots.reads[row], column)))
+            if left:
+                found[step, row, column] = left
+    return found
 
 
 def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: int) -> int:
