@@ -313,7 +313,7 @@ def test_parts_that_fail_or_run_out_of_time_stand_in_the_json(tmp_path: Path) ->
     assert document["parts"]["profile"]["problems"][0].startswith("no result")
     assert document["parts"]["ratio"]["problems"] == ["EOFError: an engine ended early"]
     runner = Scripted(tmp_path / "slow", "import time; time.sleep(60)")
-    deadline = gpu_check.time.monotonic() + 10.99
+    deadline = gpu_check.time.monotonic() + 10.49
     assert gpu_check.run_case(runner, FULL, deadline)["problems"] == ["cut off after 10 s"]
     assert gpu_check.run_case(runner, MIXED, deadline)["problems"] == ["skipped: no time left"]
 

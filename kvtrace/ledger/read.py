@@ -234,9 +234,8 @@ def _watched(
 
 def _at_rest(scan: SpoolScan, rest: RestFile, removed: frozenset[str]) -> AtRest:
     last_t = max([0, *(int(ran.began_t[-1]) for ran in scan.executed.values() if len(ran.began_t))])
-    return at_rest(
-        Traced(scan.name, scan.names, scan.slots, scan.left, scan.found, scan.pieces, last_t, removed), rest
-    )
+    tables = scan.slots, scan.left, scan.found, scan.pieces
+    return at_rest(Traced(scan.name, scan.names, *tables, last_t, removed, scan.sharing), rest)
 
 
 def _implied(

@@ -36,6 +36,7 @@ class Books:
         self._ids = itertools.count(1)
         self.files: dict[str, RestingFile] = {}
         self.pieces = ""
+        self.sharing: frozenset[int] = frozenset()
         self.ended = 10_000
 
     def name(self, text: str) -> int:
@@ -80,7 +81,7 @@ class Books:
     def result(self) -> AtRest:
         tables = {kind: np.array(table, dtype=np.int64).reshape(-1, 8) for kind, table in self.tables.items()}
         ordered = tables[Kind.SLOTS], tables[Kind.LEFT], tables[Kind.FOUND], tables[Kind.PIECE]
-        trace = Traced("a.kvt", self.names, *ordered, self.ended * 10**6)
+        trace = Traced("a.kvt", self.names, *ordered, self.ended * 10**6, sharing=self.sharing)
         return at_rest(
             trace, RestFile(looked_wall_ns=1, files=tuple(self.files.values()), pieces={"a.kvt": self.pieces})
         )
@@ -261,6 +262,18 @@ def test_one_child_s_memory_says_nothing_beside_the_other_s_files() -> None:
     books.read(2, 20, connector=2)
     books.found(2, 22, Form.VERBATIM, "/a", connector=2)
     assert [one for one, _ in books.fates()] == [Fate.READ, Fate.WRITTEN]
+
+
+@pytest.mark.parametrize(("sharing", "fate"), [((), Fate.NEVER_LEFT), ((1, 2), Fate.READ)])
+def test_what_two_children_took_may_have_been_found_as_the_other_s(
+    sharing: tuple[int, ...], fate: Fate
+) -> None:
+    books = Books()
+    books.sharing = frozenset(sharing)
+    books.read(1, 10, connector=1)
+    books.read(2, 20, connector=1)
+    books.found(2, 22, Form.VERBATIM, "/a")
+    assert [one for one, _ in books.fates()] == [fate, Fate.WRITTEN]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,9 @@ class Traced(NamedTuple):
     """Host time (ns) at which the spool ends."""
     removed: frozenset[str] = frozenset()
     """Files that connectors removed in other processes: targets of their LEFT records with REPLACED."""
+    sharing: frozenset[int] = frozenset()
+    """Indexes of connectors that read KV in steps in which another one did: what is found of the same KV is
+    one's or the other's, and what is not found of one may be found as the other's."""
 
 
 @dataclass(frozen=True)
@@ -376,7 +379,8 @@ class _Judge:
         return all(rows.flags(one.head) & Flag.KEPT or not one.bytes for one in self._left)
 
     def _never_left(self, row: rows.SlotsTouched) -> _Verdict:
-        if not rows.flags(row.head) & Flag.KEPT or not self._looked_through:
+        shared = rows.detail(row.head) in self._trace.sharing
+        if shared or not rows.flags(row.head) & Flag.KEPT or not self._looked_through:
             return Fate.READ, Why.NONE, ""
         later, slowest = self._pace()
         if row.layer in self._cut_off and row.t <= later:
