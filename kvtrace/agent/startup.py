@@ -53,7 +53,7 @@ def _of_the_engine(error: BaseException) -> bool:
     """Whether only vLLM's and torch's code took part: before the first request, that speaks of no content."""
     trace = error.__traceback__
     while trace is not None:
-        name = str(trace.tb_frame.f_globals.get("__name__", ""))
+        name = str(trace.tb_frame.f_globals.get("__name__") or "")
         if not owners.is_foreign(name) or ".kv_transfer." in name:
             return False
         trace = trace.tb_next

@@ -62,6 +62,7 @@ class Child:
             unreadable={index: steps for index, steps in scan.unreadable.items() if index in own},
             effects=_only(scan.effects, own),
             slots=_only(scan.slots, own),
+            of_all_slots=scan.slots,
             left=_only(scan.left, own | {0}),
             found=_found(scan, own),
             hooks_of=own,

@@ -384,6 +384,7 @@ class Span:
     live: bool  # whether the worker had a connector
     pairs: tuple[int, ...]
     """Pairs of the engine: its workers in order, each with its KV layers in order."""
+    part: int = -1  # of several connectors the number (in Run.parts) of the one whose outcome it is
 
 
 @dataclass(frozen=True)

@@ -69,8 +69,8 @@ class SpoolScan:
     pieces: Records  # (n, 8): PIECE, in file order
     prints: Records  # (n, 8): PRINTS, in file order
     device: DeviceTally
-    sharing: frozenset[int] = frozenset()
-    """Indexes of connectors that read KV in steps in which another one did: the same KV, mostly."""
+    of_all_slots: Records | None = None
+    """``slots`` with those of other connectors; None: the same."""
     hooks_of: frozenset[int] | None = None
     """Indexes of the connectors whose hook calls count; None: all."""
 
@@ -82,6 +82,14 @@ class SpoolScan:
     def name(self) -> str:
         """The spool's file name: it tells processes apart, also after fork."""
         return self.path.name
+
+    @property
+    def sharing(self) -> frozenset[int]:
+        """Indexes of connectors that read KV in steps in which another one did: the same KV, mostly."""
+        slots = self.slots if self.of_all_slots is None else self.of_all_slots
+        pairs = np.unique(np.stack([slots[:, 3], rows.detail(slots[:, 0])], axis=1), axis=0)
+        steps, times = np.unique(pairs[pairs[:, 0] > 0, 0], return_counts=True)
+        return frozenset(pairs[np.isin(pairs[:, 0], steps[times > 1]), 1].tolist())
 
     def facts_of(self, kind: type[F]) -> list[F]:
         """The facts of one type, in file order."""
@@ -170,14 +178,7 @@ def scan(path: Path) -> SpoolScan:
         pieces=_joined(pieces),
         prints=_joined(prints),
         device=device,
-        sharing=_sharing(_joined(slots)),
     )
-
-
-def _sharing(slots: Records) -> frozenset[int]:
-    pairs = np.unique(np.stack([slots[:, 3], rows.detail(slots[:, 0])], axis=1), axis=0)
-    steps, times = np.unique(pairs[pairs[:, 0] > 0, 0], return_counts=True)
-    return frozenset(pairs[np.isin(pairs[:, 0], steps[times > 1]), 1].tolist())
 
 
 def _joined(parts: list[Records]) -> Records:

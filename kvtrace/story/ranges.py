@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -19,11 +20,11 @@ from kvtrace.terms import NOT_OBSERVED, Grade, cause_of
 
 def ranges(run: Run, request: int) -> list[Range]:
     """The positions of a watched request (a row of Run.requests); neighbours that fared alike are one."""
-    case = make_case(run)
+    case, inside = make_case(run), [make_case(part.run) for part in run.parts]
     by_pairs: dict[tuple[int, ...], list[tuple[int, int, str, Grade]]] = defaultdict(list)
     for span in run.spans:
         if span.request == request:
-            by_pairs[span.pairs].extend(_named(case, span))
+            by_pairs[span.pairs].extend(_named(case, inside, span))
     found: list[Range] = []
     for pairs, parts in by_pairs.items():
         for start, end, outcome, grade in sorted(parts):
@@ -38,8 +39,9 @@ def ranges(run: Run, request: int) -> list[Range]:
     return sorted(found, key=lambda part: (part.start, part.pairs))
 
 
-def _named(case: Case, span: Span) -> list[tuple[int, int, str, Grade]]:
-    """(start, end, outcome, grade) of a span; what was not saved gets its cause from the rules."""
+def _named(case: Case, inside: Sequence[Case], span: Span) -> list[tuple[int, int, str, Grade]]:
+    """(start, end, outcome, grade) of a span; what was not saved gets its cause from the rules,
+    on the case of the connector that lost it."""
     outcome = span.outcome
     if outcome.name != NOT_SAVED:
         return [(span.start, span.end, kept(outcome.name, outcome.code), outcome.grade)]
@@ -50,7 +52,7 @@ def _named(case: Case, span: Span) -> list[tuple[int, int, str, Grade]]:
     )
     pieces = [
         (span.request, request.engine, start, end, len(span.pairs), phase, span.chunk, span.step,
-         outcome.code, span.live, int(outcome.grade))
+         outcome.code, span.live, int(outcome.grade), span.part)
         for start, end, phase in phases
         if start < end
     ]  # fmt: skip
@@ -58,7 +60,7 @@ def _named(case: Case, span: Span) -> list[tuple[int, int, str, Grade]]:
     one = replace(
         case, run=replace(case.run, pieces=alone), assigned=defaultdict(Assigned), unheard=Assigned()
     )
-    assign_pieces(one)
+    assign_pieces(one, inside)
     found = [
         (start, end, not_saved(cause), outcome.grade)
         for cause, assigned in one.assigned.items()

@@ -231,6 +231,13 @@ def test_exception_swallowed(tmp_path: Path) -> None:
     assert "store.py:12" in diagnosis.findings[0].remedy[0]
 
 
+def test_more_exceptions_than_calls_are_told_as_times(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64]), Rounding(32).policy(), measure=lambda *_: 0)
+    swallow(sim, [1], count=6, observed_calls=2)
+    assert "caught 6 times in 2 watched calls of" in finding(analyse(sim), "exception-swallowed")
+
+
 @pytest.mark.parametrize(("steps", "found"), [([1, 2], ["exception-swallowed"]), ([1], ["stored-nothing"])])
 def test_an_ordinary_exception_explains_what_was_not_read_where_it_is_as_frequent(
     tmp_path: Path, steps: list[int], found: list[str]

@@ -108,6 +108,7 @@ def test_a_run_leaves_a_private_directory_under_reports(here: Path) -> None:
     assert config == {
         "dir": str(folder), "salt": config["salt"], "limit_bytes": 1 << 30, "run": "my-run",
         "device_timing": "sampled", "budget": 0.01, "watch": "full", "metadata_adapter": "",
+        "keep_messages": False,
     }  # fmt: skip
     assert len(bytes.fromhex(config["salt"])) == 16
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())

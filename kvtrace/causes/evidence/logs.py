@@ -28,11 +28,15 @@ def place(hook: str) -> str:
 
 def exception_line(fact: Swallowed) -> str:
     """``OSError: no space (at store.py:12 in write), caught in 8 of 8 watched calls of save_kv_layer``."""
-    calls = (
-        f"caught in {count(fact.count)} of {plural(fact.observed_calls, 'watched call')} of {fact.hook}"
-        if fact.observed_calls and fact.hook not in _BACKGROUND
-        else f"caught {plural(fact.count, 'time')} in {place(fact.hook)}"
-    )
+    calls = f"caught {plural(fact.count, 'time')} in {place(fact.hook)}"
+    if fact.observed_calls and fact.hook not in _BACKGROUND:
+        watched = f"{plural(fact.observed_calls, 'watched call')} of {fact.hook}"
+        often = fact.count > fact.observed_calls  # one call may raise for each of its requests
+        calls = (
+            f"caught {count(fact.count)} times in {watched}"
+            if often
+            else f"caught in {count(fact.count)} of {watched}"
+        )
     message = f": {shortened(fact.message)}" if fact.message else ""
     return f"{fact.type}{message} (at {fact.where}), {calls}"
 

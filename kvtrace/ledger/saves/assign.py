@@ -218,7 +218,7 @@ class _OfRequest:
         return [
             Span(
                 request=self._row, start=part.start, end=part.end, outcome=part.outcome, chunk=part.chunk,
-                step=_step(self._request, part.chunk), live=live, pairs=tuple(members),
+                step=_step(self._request, part.chunk), live=live, pairs=tuple(members), part=part.part,
             )
             for (live, segments), members in alike.items()
             for part in segments
