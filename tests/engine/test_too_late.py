@@ -20,6 +20,7 @@ EARLY = """
 import runpy, sys
 import vllm.model_executor.layers.attention.attention
 sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])  # where the script keeps its connector
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
