@@ -90,6 +90,9 @@ def parsed(text: str) -> tuple[set[int], set[int]]:
     return runs(full), runs(partly)
 
 
+NOTHING: tuple[set[int], set[int]] = (set(), set())
+
+
 def seen(watch: Watch, way: str) -> dict[str, Any]:
     assert watch.settled() and not watch.failed
     found: dict[str, Any] = {}
@@ -286,7 +289,9 @@ def test_what_is_read(data: st.DataObject) -> None:
                 numbers.update(out.detach().flatten().long().tolist())
         finally:
             watch.stop()
-    assert seen(watch, READ) == cache.expected(numbers)
+    found = seen(watch, READ)
+    # A mask or an index may pick nothing: then the layer stands there, with no slot of it.
+    assert {name: slots for name, slots in found.items() if slots != NOTHING} == cache.expected(numbers)
     assert seen(watch, WRITTEN) == {}
 
 
