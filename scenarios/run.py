@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import json
 import os
 import subprocess
 import sys
@@ -27,10 +26,12 @@ import drive
 from spec import Scenario, ScenarioError, load, names
 
 from kvtrace import CONFIG_VARIABLE
+from kvtrace.launch.own_process import write_run
 from kvtrace.trace.config import AgentConfig, new_salt
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 LIMIT_BYTES = 256 << 20
+NOTE = "one process: scheduler and worker side by side, several engines in turn"
 
 
 class Output:
@@ -88,7 +89,7 @@ def run_here(scenarios: list[Scenario], output: Output, model: str, trace: bool)
                     failed.append(name)
         if trace:
             _retarget(None)
-            _write_run_json(run_dir, name, began, 1 if error else 0)
+            write_run(run_dir, name, began, exit_code=1 if error else 0, notes=[NOTE])
             _write_rest(run_dir)
         say(f"{name}: {error or 'ran'} ({(time.time_ns() - began) / 1e9:.1f} s)")
     return failed
@@ -191,34 +192,6 @@ class _environment:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
-
-
-def _write_run_json(run_dir: Path, name: str, began_ns: int, exit_code: int) -> None:
-    from kvtrace.launch.record import RunRecord
-
-    command = [sys.executable, *sys.argv]
-    record = RunRecord(
-        name=name,
-        command=command,
-        cwd=os.getcwd(),
-        started_wall_ns=began_ns,
-        plugins={"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS"), "overlay": None},
-        ended_wall_ns=time.time_ns(),
-        exit_code=exit_code,
-        processes=[
-            {
-                "pid": os.getpid(),
-                "ppid": os.getppid(),
-                "name": "python",
-                "command": " ".join(command)[:200],
-                "vllm": True,
-            }
-        ],
-        notes=["one process: scheduler and worker side by side, several engines in turn"],
-    )
-    part = run_dir / "run.json.part"
-    part.write_text(json.dumps(record.document(), indent=1), encoding="utf-8")
-    part.replace(run_dir / "run.json")
 
 
 def say(text: str) -> None:

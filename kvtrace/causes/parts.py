@@ -126,9 +126,9 @@ def _each(
     for name, diagnosis in parts:
         for one in of(diagnosis):
             alike.setdefault(key(one), []).append((name, one))
+    # What all of them say is nobody's in particular.
+    names = {key: [name for name, _ in said] for key, said in alike.items()}
     return [
-        (listed([name for name, _ in said]) if 1 <= len(said) < len(parts) else "", said[0][1])
-        if len(said) > 1
-        else said[0]
-        for said in alike.values()
+        (listed(names[key]) if len(said) == 1 or len(said) < len(parts) else "", said[0][1])
+        for key, said in alike.items()
     ]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -226,19 +223,11 @@ class Trace:
 
     def _write_run(self) -> None:
         """run.json, so that the directory reads like one of ``kvtrace run``."""
-        from kvtrace.launch.record import RunRecord
+        from kvtrace.launch.own_process import write_run
 
-        record = RunRecord(
-            name=self._name,
-            command=self._command,
-            cwd=os.getcwd(),
-            started_wall_ns=self._started_ns,
-            plugins={"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS"), "overlay": None},
-            ended_wall_ns=time.time_ns(),
-            notes=["recorded by the pytest plugin"],
-        )
+        more = {"command": self._command, "processes": [], "notes": ["recorded by the pytest plugin"]}
         try:
-            (self.run_dir / "run.json").write_text(json.dumps(record.document(), indent=1), encoding="utf-8")
+            write_run(self.run_dir, self._name, self._started_ns, **more)
         except OSError:
             pass  # the report does without
 

@@ -113,7 +113,7 @@ class Recorder:
             self._lock.release()
 
     def _add_block(self, words: list[int]) -> None:
-        """One write: the records and their checksum (some 40 ns a record)."""
+        """One write: the records and their checksum."""
         count = len(words)
         try:
             data = struct.pack(f"<{count}q", *words)

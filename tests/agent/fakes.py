@@ -78,6 +78,23 @@ class Parent(KVConnectorBase_V1):
         self._connectors = list(children)
 
 
+class Fan(Parent):
+    """Hands each call on to those inside it, as a MultiConnector does."""
+
+    def register_kv_caches(self, kv_caches: Any) -> None:
+        for each in self._connectors:
+            each.register_kv_caches(kv_caches)
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        for each in self._connectors:
+            each.bind_connector_metadata(connector_metadata)
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        for each in self._connectors:
+            each.save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
+
+
 class Work:
     """An entry as connectors write them: one request's slots to store, or to load."""
 

@@ -528,22 +528,7 @@ def test_a_debugger_or_profiler_keeps_its_place(trace, caches):
 
 def test_a_child_connector_has_records_of_its_own(trace, caches):
     child = fakes.Copying(pick)
-
-    class Fan(fakes.Parent):
-        def register_kv_caches(self, kv_caches):
-            for each in self._connectors:
-                each.register_kv_caches(kv_caches)
-
-        def bind_connector_metadata(self, connector_metadata):
-            super().bind_connector_metadata(connector_metadata)
-            for each in self._connectors:
-                each.bind_connector_metadata(connector_metadata)
-
-        def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
-            for each in self._connectors:
-                each.save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
-
-    parent = Fan(child)
+    parent = fakes.Fan(child)
     parent._block_size = BLOCK
     top = traced(parent, Role.WORKER, "MultiConnector")
     parent.register_kv_caches(caches)
@@ -564,22 +549,16 @@ def test_an_exception_that_a_child_catches_is_the_childs(trace, caches):
         except ConnectionRefusedError:
             return pick(connector, layer, kv)
 
-    class Fan(fakes.Parent):
-        def bind_connector_metadata(self, connector_metadata):
-            super().bind_connector_metadata(connector_metadata)
-            for each in self._connectors:
-                each.bind_connector_metadata(connector_metadata)
-
+    class Careless(fakes.Fan):
         def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
-            for each in self._connectors:
-                each.save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
+            super().save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
             try:
                 raise ValueError("in the parent itself")
             except ValueError:
                 return
 
     child = fakes.Copying(refused)
-    parent = Fan(child)
+    parent = Careless(child)
     parent._block_size = BLOCK
     top = traced(parent, Role.WORKER, "MultiConnector")
     AGENT.worker.step = 1

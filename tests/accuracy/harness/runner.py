@@ -153,33 +153,13 @@ class Runs:
         from kvtrace.agent.plugin import retarget
 
         retarget(None)
-        write_run_json(trace_dir, title, began_ns, int(failed))
         from kvtrace.agent.state import AGENT
+        from kvtrace.launch.own_process import write_run
         from kvtrace.launch.rest import write_rest
 
+        note = f"one process: scheduler and worker side by side, several engines in turn; {title}"
+        write_run(trace_dir, "accuracy", began_ns, exit_code=int(failed), notes=[note])
         write_rest(trace_dir, AGENT.config.salt if AGENT.config is not None else None)
-
-
-def write_run_json(trace_dir: Path, title: str, began_ns: int, exit_code: int) -> None:
-    """What ``kvtrace run`` leaves beside the spools, for a process that it did not start."""
-    from kvtrace.launch.record import RunRecord
-
-    record = RunRecord(
-        name="accuracy",
-        command=[sys.executable, *sys.argv],
-        cwd=os.getcwd(),
-        started_wall_ns=began_ns,
-        plugins={"VLLM_PLUGINS": os.environ.get("VLLM_PLUGINS"), "overlay": None},
-        ended_wall_ns=time.time_ns(),
-        exit_code=exit_code,
-        processes=[
-            {"pid": os.getpid(), "ppid": os.getppid(), "name": "python", "command": "runner", "vllm": True}
-        ],
-        notes=[f"one process: scheduler and worker side by side, several engines in turn; {title}"],
-    )
-    part = trace_dir / "run.json.part"
-    part.write_text(json.dumps(record.document(), indent=1), encoding="utf-8")
-    part.replace(trace_dir / "run.json")
 
 
 def main() -> None:
