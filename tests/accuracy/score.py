@@ -57,6 +57,7 @@ class Scored:
         wrong_number: what the report calls saved and is not, judged by what its grade says, in words; "".
         not_resting: what it calls saved and is not at rest, whatever its grade says.
         declared_number: the same where the report says that the number is the connector's own word.
+        ruled_out: ids among the rule-outs that would have been right as the finding.
     """
 
     seed: int
@@ -69,6 +70,7 @@ class Scored:
     declared_number: str = ""
     total: int = 0
     not_observed: int = 0
+    ruled_out: tuple[str, ...] = ()
 
 
 def verdict(fault: Fault | None, findings: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
@@ -171,7 +173,14 @@ def score(
         "" if claimed.observed else wrong,
         claimed.total,
         claimed.not_observed,
+        _denied(fault, report),
     )
+
+
+def _denied(fault: Fault | None, report: Mapping[str, Any]) -> tuple[str, ...]:
+    """Rule-outs of what was planted."""
+    right = fault.right if fault is not None else frozenset()
+    return tuple(sorted({str(one["id"]) for one in report["ruled_out"]} & right))
 
 
 def table(scores: Iterable[Scored]) -> list[str]:
@@ -202,10 +211,12 @@ def notes(scores: Sequence[Scored]) -> list[str]:
     declared = sum(bool(s.declared_number) for s in scores)
     unrest = sum(bool(s.not_resting) and not s.wrong_number for s in scores)
     share = f"{unseen / total:.1%}" if total else "0 %"
+    denied = [f"{one.seed} {ident}" for one in scores for ident in one.ruled_out]
     return [
         f"not observed: {share} of all token-layers",
         f"numbers that are true of what was read, and above what is at rest: {unrest} runs",
         f"numbers that a report calls the connector's own word, and that are wrong: {declared} runs",
+        f"rule-outs of a cause that would have been right: {', '.join(denied) or 'none'}",
     ]
 
 

@@ -63,6 +63,7 @@ def report(saved: int, rows: dict[str, float], trust: str = "measured", **more: 
     saves = {"accounts": accounts, "total": saved + 100, "trust": trust, **more}
     return {
         "findings": [],
+        "ruled_out": [],
         "ledger": {"saves": saves},
         "requests": {"rows": [{"id": name, "saved": tokens} for name, tokens in rows.items()]},
     }
@@ -169,6 +170,14 @@ def test_the_last_line_and_the_table() -> None:
     assert rows[2].endswith("slots-short, no-forward")
     assert score.notes(scores)[0] == "not observed: 25.0% of all token-layers"
     assert score.last_line([]).startswith("accuracy: runs=0 right=0 ")
+
+
+def test_a_rule_out_of_what_was_planted_is_noted() -> None:
+    ident = min(LOST.right)
+    denied = {**report(0, {}), "ruled_out": [{"id": ident}, {"id": "no-forward"}]}
+    (scored, healthy) = (score.score(7, fault, denied, truth(a=0)) for fault in (LOST, None))
+    assert (scored.ruled_out, healthy.ruled_out) == ((ident,), ())
+    assert score.notes([scored, healthy])[-1].endswith(f": 7 {ident}")
 
 
 def test_whoever_reads_the_list_may_stop_early() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synth import Chunk, Entry, Policy, Rounding, Sim
+from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim
 from test_effects import all_of, sim_of
+from test_load_rules import ASYNC, LOAD
 from test_rules import analyse, prompts, ruled_out
 
 from kvtrace.causes import Diagnosis
+from kvtrace.trace.format import Fact
 
 OF_CALLS = ("stored-nothing", "slots-short", "exception-swallowed", "ranks-share-store")
 
@@ -62,3 +64,86 @@ def test_loads_of_which_nothing_was_seen_rule_nothing_out(tmp_path: Path) -> Non
     for ident in ("load-after-use", "load-not-injected", "loaded-partly"):
         assert ident not in ruled_out(diagnosis)
     assert {"load-after-use", "load-not-injected"} <= set(not_observed(diagnosis))
+
+
+def test_a_load_that_is_still_open_does_not_rule_out_that_it_never_finishes(tmp_path: Path) -> None:
+    sim = Sim(tmp_path / "run")
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 127, 127, ASYNC)
+    sim.step([], [Entry("a", 127, 127, 0, LOAD)], tokens=0)
+    sim.clock(10**9)
+    sim.finish("a", 127, 0, "FINISHED_ABORTED")
+    diagnosis = analyse(sim)
+    assert "load-never-finished" not in ruled_out(diagnosis)
+    assert "1 load open for a short time" in not_observed(diagnosis)["load-never-finished"]
+
+
+def loaded(sim: Sim, *layers: int) -> Diagnosis:
+    """Two loads of 96 tokens: one was seen to be written into both layers, the other into these of them."""
+    for digest, (name, into) in enumerate({"a": (0, 1), "b": layers}.items(), 1):
+        sim.arrive(Prompt(name, 128, digest=digest))
+        sim.lookup(name, 0, 96, 96)
+        step = sim.step([Chunk(name, 96, 32, first=True)], [Entry(name, 128, 128, 0)], prompts={name: 128})
+        sim.finish(name, 128)
+        for layer in range(2):
+            sim.effect(0, step, layer, 96 if layer in into else 0, hook="start_load_kv", flags=LOAD)
+    return analyse(sim)
+
+
+def test_a_load_that_missed_a_layer_rules_out_neither_a_part_nor_a_late_one(tmp_path: Path) -> None:
+    whole, part = loaded(Sim(tmp_path / "whole"), 0, 1), loaded(Sim(tmp_path / "part"), 0)
+    for ident in ("loaded-partly", "load-after-use"):
+        assert ident in ruled_out(whole)
+        assert ident not in ruled_out(part)
+
+
+@pytest.mark.parametrize("hook", ["start_load_kv", "thread"])
+def test_an_exception_that_was_caught_does_not_rule_out_that_loads_failed(tmp_path: Path, hook: str) -> None:
+    sim = Sim(tmp_path / "run")
+    sim.workers[0].fact(
+        Fact.SWALLOWED,
+        {"hook": hook, "layer": "", "step": 1, "connector": 71, "type": "OSError", "message": "gone",
+         "where": "c.py:3 in load", "count": 1},
+    )  # fmt: skip
+    assert "load-failed" not in ruled_out(loaded(sim, 0, 1))
+
+
+def test_prompts_left_out_for_no_known_reason_may_have_been_taken_for_stored(
+    tmp_path: Path,
+) -> None:
+    def run(name: str, left_out: int) -> Diagnosis:
+        sim = sim_of(tmp_path, name)
+        for prompt in prompts([96, 128, 160]):
+            sim.arrive(prompt)
+            entries = [] if prompt.length == left_out else [Entry(prompt.id, prompt.length, -1, 0)]
+            sim.step([Chunk(prompt.id, 0, prompt.length, first=True)], entries,
+                     prompts={prompt.id: prompt.length})  # fmt: skip
+            sim.finish(prompt.id, prompt.length)
+        return analyse(sim)
+
+    assert "false-already-stored" in ruled_out(run("whole", 0))
+    left = run("left", 128)
+    assert [finding.id for finding in left.findings] == ["metadata-has-no-store"]
+    assert "false-already-stored" not in ruled_out(left)
+
+
+def test_asynchronous_saves_that_came_back_may_still_have_lost_what_they_read(tmp_path: Path) -> None:
+    sim = Sim(tmp_path / "run", tp=1, ints={"unit": 32}, noop=("save_kv_layer", "wait_for_save"))
+    for prompt in prompts([64, 96]):
+        sim.serve([prompt], Rounding(32).policy())
+        sim.open_save(prompt.id)
+        sim.done(prompt.id, 0)
+        sim.done(prompt.id)
+    diagnosis = analyse(sim)
+    assert "save-lost" not in ruled_out(diagnosis)
+    assert "2 asynchronous saves began and came back" in not_observed(diagnosis)["save-lost"]
+
+
+def test_without_readable_metadata_nobody_knows_what_an_earlier_store_covers(tmp_path: Path) -> None:
+    sim = sim_of(tmp_path)
+    (prompt,) = prompts([64])
+    sim.arrive(prompt)
+    sim.lookup(prompt.id, 0, 0, 0)
+    sim.step([Chunk(prompt.id, 0, 64, first=True)], [], prompts={prompt.id: 64}, unreadable=True)
+    sim.finish(prompt.id, 64)
+    assert "already-stored" not in ruled_out(analyse(sim))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kvtrace.causes.case import MAX_EVENTS, Case
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Event, Fields, Finding
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.model import LoadOf, Place
 from kvtrace.words import count, listed, plural
 
@@ -38,6 +39,11 @@ def tokens(case: Case, rows: Iterable[LoadOf], cause: Cause) -> float:
 def accepted(case: Case) -> list[LoadOf]:
     """The requests of which the scheduler accepted tokens from the connector."""
     return [row for row in case.run.load_rows if row.accepted > 0]
+
+
+def came(case: Case, row: LoadOf) -> bool:
+    """Whether all that the scheduler accepted came into all layers."""
+    return row.ends.get(LoadEnd.LOADED, 0) >= row.accepted * case.engines[row.engine].pairs
 
 
 def finding(case: Case, cause: Cause, title: str, **given: Unpack[Fields]) -> Finding:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from kvtrace.causes.case import Case, Request, shared_before, stored_before
 from kvtrace.words import of_all
@@ -60,3 +60,9 @@ def offered_of_others(case: Case, rows: Sequence[Request], what: str) -> list[st
     if not others:
         return [f"all requests of this engine were {what} so"]
     return [f"of the others the metadata names a store of {of_all(named, len(others), 'request')}"]
+
+
+def unexplained(case: Case) -> Container[int]:
+    """Rows of the requests that lost tokens, nobody knows why."""
+    assigned = case.assigned.get("metadata-has-no-store")
+    return assigned.requests if assigned else ()

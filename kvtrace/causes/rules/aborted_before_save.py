@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.prompts import ABORTED, nothing_else_explains, offered_of_others
+from kvtrace.causes.evidence.prompts import ABORTED, nothing_else_explains, offered_of_others, unexplained
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.words import capital, count, of_all, plural
 
@@ -34,7 +34,8 @@ def rule(case: Case) -> Results:
     rows = case.affected(CAUSE)
     aborted = [r for r in case.requests if r.status == ABORTED]
     if not rows:
-        if aborted and not any(r.unseen for r in aborted):
+        lost = unexplained(case)
+        if aborted and not any(r.unseen or r.row in lost for r in aborted):
             yield CAUSE.ruled_out(
                 f"{plural(len(aborted), 'request')} aborted, none with tokens that should have been "
                 "offered by then"

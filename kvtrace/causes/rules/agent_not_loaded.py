@@ -45,15 +45,12 @@ def rule(case: Case) -> Results:
             headline="a part of the engine was not traced",
         )
         return
-    other = [process for process in seen if not process.agent]
-    if other:
-        yield CAUSE.not_observed(
-            f"without a spool, and not needed for the ledgers: {listed(p.name for p in other)}"
-        )
     if case.run.run.processes:
-        traced = sum(process.agent for process in seen)
+        other = [process.name for process in seen if not process.agent]
+        rest = f"; without one, and not needed for the ledgers: {listed(other)}" if other else ""
         yield CAUSE.ruled_out(
-            f"{traced} of {len(seen)} vLLM processes wrote a spool, every engine and worker"
+            f"{len(seen) - len(other)} of {len(seen)} vLLM processes wrote a spool, every engine and worker"
+            f"{rest}"
         )
 
 

@@ -43,7 +43,7 @@ def rule(case: Case) -> Results:
     rows = case.affected(CAUSE)
     if not rows:
         looked = [r for r in case.requests if r.offered >= 0]
-        if looked:
+        if looked and not any(engine.unreadable_steps for engine in case.run.engines):
             hits = sum(r.offered > 0 for r in looked)
             yield CAUSE.ruled_out(
                 f"{plural(hits, 'hit')} in {plural(len(looked), 'lookup')}, and no prompt that an earlier "

@@ -53,7 +53,8 @@ def rule(case: Case) -> Results:
         yield CAUSE.ruled_out(f"{ran.share}{product(run)}, never FULL")
     elif seen.get(2, 0):
         yield CAUSE.ruled_out(
-            f"FULL graphs in {count(seen[2])} of {count(total)} worker-steps, none with a store entry"
+            f"FULL graphs in {count(seen[2])} of {count(total)} worker-steps, and no store entry was lost in "
+            "them"
         )
     else:
         unknown = seen.get(-1, 0)

@@ -38,13 +38,12 @@ def rule(case: Case) -> Results:
             evidence=loads.reasons_and_places(early, CAUSE),
             headline="attention ran before the loaded KV was there",
         )
-    elif sync and all(row.measured for row in sync):
+    elif sync and all(row.measured and loads.came(case, row) for row in sync):
         yield CAUSE.ruled_out(
             f"in the steps of {plural(len(sync), 'load')} no attention body began before its load hook, and "
             "the slots were written there"
         )
-    elif sync:
+    elif unseen := [row for row in sync if not row.measured]:
         yield CAUSE.not_observed(
-            "when the loaded KV was written was not seen for "
-            f"{of_all(sum(not row.measured for row in sync), len(sync), 'load')}"
+            f"when the loaded KV was written was not seen for {of_all(len(unseen), len(sync), 'load')}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.evidence.hooks import LOAD_HOOKS
+from kvtrace.causes.evidence.hooks import BACKGROUND, LOAD_HOOKS
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.reported import HARMLESS
 from kvtrace.versions import since
@@ -31,7 +31,10 @@ def rule(case: Case) -> Results:
     accepted = loads.accepted(case)
     failed = loads.affected(case, CAUSE)
     if not failed:
-        caught = any(fact.hook in LOAD_HOOKS and fact.type not in HARMLESS for fact in case.run.swallowed)
+        caught = any(
+            fact.hook in (*LOAD_HOOKS, *BACKGROUND) and fact.type not in HARMLESS
+            for fact in case.run.swallowed
+        )
         if accepted and not caught:
             yield CAUSE.ruled_out(
                 "no block was reported as not loaded, and no load hook raised "

@@ -45,6 +45,10 @@ def rule(case: Case) -> Results:
         )
     elif asynchronous:
         still = sum(bool(row.ends.get(LoadEnd.PENDING)) for row in asynchronous)
-        rest = f"; {plural(still, 'load')} open for a short time at the end" if still else ""
         finished = of_all(len(asynchronous) - still, len(asynchronous), "asynchronous load")
-        yield CAUSE.ruled_out(f"{finished} finished{rest}")
+        if still:
+            yield CAUSE.not_observed(
+                f"{finished} finished; {plural(still, 'load')} open for a short time at the end"
+            )
+        else:
+            yield CAUSE.ruled_out(f"{finished} finished")

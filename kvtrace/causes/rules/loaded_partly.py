@@ -35,7 +35,7 @@ def rule(case: Case) -> Results:
             headline=f"{plural(tokens, 'accepted token')} never written into the layers",
         )
         return
-    measured = [row for row in accepted if row.measured and row.ends.get(LoadEnd.LOADED)]
+    measured = [row for row in accepted if row.measured and loads.came(case, row)]
     if measured and len(measured) == len(accepted):
         whose = of_all(len(measured), len(accepted), "load")
         yield CAUSE.ruled_out(f"as many slots were written as tokens accepted in {whose}")

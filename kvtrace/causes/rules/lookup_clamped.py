@@ -45,7 +45,7 @@ def rule(case: Case) -> Results:
     left = loads.affected(case, CAUSE)
     if not left:
         offered = [row for row in case.run.load_rows if row.offered]
-        if offered:
+        if offered and all(row.accepted == row.offered for row in offered):
             took = count(sum(row.offered for row in offered))
             yield CAUSE.ruled_out(
                 f"the scheduler took all {took} tokens that {plural(len(offered), 'lookup')} offered"

@@ -41,7 +41,8 @@ def rule(case: Case) -> Results:
             headline=f"{plural(len(lost), 'request')} never looked up in the connector",
         )
         return
-    yield CAUSE.ruled_out(
-        f"the connector was asked for {of_all(len(rows), len(rows), 'request')} "
-        f"({count(sum(row.prompt for row in rows))} prompt tokens)"
-    )
+    if all(row.looked_up for row in rows):
+        yield CAUSE.ruled_out(
+            f"the connector was asked for {of_all(len(rows), len(rows), 'request')} "
+            f"({count(sum(row.prompt for row in rows))} prompt tokens)"
+        )

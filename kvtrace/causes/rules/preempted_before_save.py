@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.prompts import nothing_else_explains, offered_of_others
+from kvtrace.causes.evidence.prompts import nothing_else_explains, offered_of_others, unexplained
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import capital, count, of_all, plural
@@ -41,9 +41,11 @@ def rule(case: Case) -> Results:
     rows = case.affected(CAUSE)
     preempted = [r for r in case.requests if r.preemptions]
     if not rows:
-        if preempted and not any(r.unseen for r in preempted):
+        lost = unexplained(case)
+        if preempted and not any(r.unseen or r.row in lost for r in preempted):
             yield CAUSE.ruled_out(
-                f"{plural(len(preempted), 'request')} preempted; what they had computed was still offered"
+                f"{plural(len(preempted), 'request')} preempted, and no token of theirs was lost without "
+                "another reason"
             )
         elif case.requests and not preempted:
             yield CAUSE.ruled_out(f"no preemption of {plural(len(case.requests), 'request')}")

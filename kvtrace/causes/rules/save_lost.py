@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence import spoiled
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
+from kvtrace.terms import Grade
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -76,7 +77,13 @@ def rule(case: Case) -> Results:
             events=case.events(CAUSE, "handed over to an asynchronous save that failed"),
             headline="saves failed after they had been handed over",
         )
-    elif saves and all(save.end == SaveEnd.SAVED for save in saves):
+    elif case.requests and all(r.saved and (r.grade or 0) >= Grade.WRITTEN for r in case.requests):
         yield CAUSE.ruled_out(
-            f"{plural(len(saves), 'asynchronous save')} began and came back, none as failed"
+            f"something of all {plural(len(case.requests), 'prompt')} was saved, and all of that was seen to "
+            "leave the process"
+        )
+    elif saves and all(save.end == SaveEnd.SAVED for save in saves):
+        yield CAUSE.not_observed(
+            f"{plural(len(saves), 'asynchronous save')} began and came back, none as failed; whether all "
+            "that was read for them left the process was not seen"
         )
