@@ -8,21 +8,33 @@ from typing import Literal
 
 from kvtrace.gate.layers import group_of, index_of
 from kvtrace.report.model import Report
+from kvtrace.terms import LOADED, NOT_OBSERVED, SAVED
 from kvtrace.trace import hooks
 
 EVERY_STEP = frozenset(hook.name for hook in hooks.TABLE if hook.always_due)
 """Due in every step of a connector's life; all other hooks come when there is a reason for them."""
 
+_CAN_WORK = frozenset(
+    hook.name
+    for hook in hooks.TABLE
+    if hook.reads_metadata or hook in (hooks.BIND_METADATA, hooks.BUILD_METADATA)
+)
+"""Those that something to store or load can be told of; the others never have work."""
+_MUTE = ("connector-metadata", "store-entries")
+"""Ids of what is not observed where the connector's metadata names no stores, and that says nothing."""
+
 
 @dataclass(frozen=True)
 class Cell:
+    """Counts of one hook or op; ``work`` is None where it is not known whether a call had any."""
+
     what: Literal["hook", "op"]
     name: str
     layer: str | None
     rank: int | None
     eligible: int
     fired: int
-    work: int
+    work: int | None
 
     @property
     def group(self) -> str | None:
@@ -39,16 +51,28 @@ class Cell:
 
 
 def cells(report: Report) -> list[Cell]:
-    coverage = report["coverage"]
-    found = [
-        Cell("hook", row["hook"], row["layer"], row["rank"], row["eligible"], row["fired"], row["with_work"])
-        for row in coverage["hooks"]
-    ]
+    coverage, mute = report["coverage"], _mute(report)
+    found = []
+    for row in coverage["hooks"]:
+        unknown = mute and not row["with_work"] and row["hook"] in _CAN_WORK
+        work = None if unknown else row["with_work"]
+        found.append(
+            Cell("hook", row["hook"], row["layer"], row["rank"], row["eligible"], row["fired"], work)
+        )
     found += [
         Cell("op", row["op"], row["layer"], row["rank"], row["eligible"], row["fired"], 0)
         for row in coverage["ops"]
     ]
     return found
+
+
+def _mute(report: Report) -> bool:
+    """Whether a call without work that could be seen may have had some: the metadata names none, and tokens
+    were saved or loaded all the same, or it is not observed whether they were."""
+    if not any(one["id"] in _MUTE for one in report["not_observed"]):
+        return False
+    ledgers = (report["ledger"]["saves"]["accounts"], report["ledger"]["loads"]["accounts"])
+    return any(accounts.get(name) for accounts in ledgers for name in (SAVED, LOADED, NOT_OBSERVED))
 
 
 def by_layers(cells: Sequence[Cell]) -> dict[frozenset[str], list[int | None]]:

@@ -210,7 +210,11 @@ def _working(row: CoverageRow, seen: list[Cell], findings: Findings) -> list[Che
     """Whether a hook that had something to store or load had it again."""
     if not row["work"]:
         return []
-    idle = shortfalls(matching(row, seen), lambda cell: cell.fired > 0 and cell.work == 0)
+    cells = matching(row, seen)
+    idle = shortfalls(cells, lambda cell: cell.fired > 0 and cell.work == 0)
+    if not idle and any(cell.fired and cell.work is None for cell in cells):
+        text = "the metadata names nothing, and no call was seen to store or load: not observed in this run"
+        return [Check("work", subject(row)[1], "changed", "with work", None, "text", text=text)]
     return [
         Check(
             "work", subject(row)[1], "failed", "with work", "without", "text",

@@ -128,9 +128,15 @@ def _split(name: str, group: str | None, members: list[Cell]) -> list[CoverageRo
             if not all_ranks:
                 row["ranks"] = sorted(rank for rank in ranks if rank is not None)
             row["share"] = min(rounded(cell.share) for cell in alike)
-            row["work"] = all(cell.work > 0 for cell in alike)
+            row["work"] = _work(alike)
             rows.append(cast(CoverageRow, row))
     return rows
+
+
+def _work(cells: Iterable[Cell]) -> bool | None:
+    """True where each had work, else None where that is not known of one, else False."""
+    found = {None if cell.work is None else cell.work > 0 for cell in cells}
+    return None if None in found else False not in found
 
 
 def _ledger(ledger: Ledger) -> dict[str, float]:

@@ -55,7 +55,11 @@ class _Where(TypedDict, total=False):
 
 class _Covered(_Where):
     share: Annotated[Share, "calls in the steps in which it is due"]
-    work: Annotated[bool, "true where it had something to store or load at least once; false for ops"]
+    work: Annotated[
+        bool | None,
+        "true where it had something to store or load at least once; null where that is not known (the "
+        "metadata names nothing and no call was seen to do it): not guarded; false for ops",
+    ]
 
 
 @final

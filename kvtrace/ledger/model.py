@@ -38,8 +38,8 @@ HOOK_COLUMNS = (
 """Run.hooks: one row per engine tag x process x layer x hook. ``layer`` is "" for hooks
 that run once a step. ``eligible``: distinct real forward steps in which it could have
 fired; ``fired``, ``with_work``, ``raised``: distinct ones of these in which it did, did with
-a store or load entry of more than 0 slots, and raised. fired <= eligible always. Scheduler rows
-(build_connector_meta) have rank -1 and count schedule() calls."""
+a store or load entry of more than 0 slots (or was seen to read or write some), and raised.
+fired <= eligible always. Scheduler rows (build_connector_meta) have rank -1 and count schedule() calls."""
 
 OP_COLUMNS = ("engine", "pid", "process", "rank", "layer", "op", "eligible", "fired", "direct")
 """Run.ops: the same for attention and KV-cache update bodies; ``direct``: steps in which

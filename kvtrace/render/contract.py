@@ -24,6 +24,12 @@ def contract_lines(baseline: Baseline, path: str) -> list[str]:
             "  not complete in this run, required as they are: "
             + names((f"{row['hook']} {percent(row['share'])}" for row in partly), 6)
         )
+    unknown = list(dict.fromkeys(row["hook"] for row in baseline["coverage"]["hooks"] if row["work"] is None))
+    if unknown:
+        lines.append(
+            "  not guarded, as it is not known whether these calls had anything to store or load: "
+            + names(unknown, 6)
+        )
     for severity in (FAULT, LIMIT):
         found = [one["id"] for one in baseline["findings"] if one["severity"] == severity]
         if found:

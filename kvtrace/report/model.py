@@ -147,7 +147,10 @@ class HookRow(TypedDict):
     hook: Annotated[str, "connector method"]
     eligible: Annotated[Count, "real steps (and layers) in which vLLM should have called it"]
     fired: Annotated[Count, "calls in those steps"]
-    with_work: Annotated[Count, "calls with something to store or load in the bound metadata"]
+    with_work: Annotated[
+        Count,
+        "calls with something to store or load: the bound metadata names it, or the call was seen to do it",
+    ]
     raised: Annotated[Count, "calls that raised"]
 
 

@@ -24,6 +24,8 @@ Counts = dict[tuple[str, str], tuple[int, int, int]]
 
 _QUIET_ROWS = 2048
 _PENDING_KEYS = 1 << 20
+_BOTH_WAYS = int(Flag.STORE | Flag.LOAD)
+_LAYERED = [hook.code for hook in hooks.TABLE if hook.layered]
 _DUE = [hook.code for hook in hooks.TABLE if hook.always_due]
 
 
@@ -66,6 +68,7 @@ class SpoolReader:
         self.scheduled: Counter[int] = Counter()
         self.scheduled_work: Counter[int] = Counter()
         self.scheduled_raised: Counter[int] = Counter()
+        self._touched = self._touching_calls()
 
     def read(self, hooks_time: Histograms, ops_time: Histograms) -> None:
         """Read it once; durations are added to the histograms, by code."""
@@ -104,7 +107,20 @@ class SpoolReader:
             reader.add_hooks(call, layer)
         self._count_spent(call)
         bits = FIRED | np.where(_with_work(call), WORK, 0) | np.where(_raised(call), RAISED, 0)
-        return self._distinct.calls(call.step, what_of(codes, is_op=False), layer, bits)[0]
+        calls = self._distinct.calls(call.step, what_of(codes, is_op=False), layer, bits)[0]
+        return Calls(calls.keys, calls.bits | np.where(np.isin(calls.keys, self._touched), WORK, 0))
+
+    def _touching_calls(self) -> Array:
+        """The keys of hook calls that were seen to read or write KV slots: work, whatever is declared."""
+        touched = rows.columns(rows.SlotsTouched, self._scan.slots)
+        codes, flags = rows.code(touched.head), rows.flags(touched.head) & _BOTH_WAYS
+        layer = self._layers.numbers(np.where(np.isin(codes, _LAYERED), touched.layer, 0))
+        # memory that was only given out by address (both flags) may have been left alone
+        work = (
+            ((touched.slots > 0) | (touched.partly > 0)) & (flags != 0) & (flags != _BOTH_WAYS) & (codes > 0)
+        )
+        what = what_of(codes[work], is_op=False)
+        return np.unique(self._distinct.calls(touched.step[work], what, layer[work], codes[work])[0].keys)
 
     def _count_scheduled(self, call: rows.HookCall) -> None:
         # A connector inside another one is called in the same step: count steps.
