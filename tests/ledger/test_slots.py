@@ -429,6 +429,26 @@ def test_what_a_load_writes_is_for_whom_the_block_was_given_to(tmp_path: Path) -
     } == {"b": [(((0, 4),), False)]}
 
 
+def test_background_work_writes_for_who_held_the_block_when_it_was_asked_for(
+    tmp_path: Path,
+) -> None:
+    sim = cache(tmp_path)
+    sim.arrive(Prompt("a", 8))
+    sim.lookup("a", 0, 4, 4)
+    sim.give("a", [5, 6], flags=FIRST)
+    asked = sim.step([Chunk("a", 4, 4, first=True)], prompts={"a": 8})
+    sim.finish("a", 8)
+    sim.give("b", [5], flags=FIRST)
+    compute(sim, "b", 0, 4)
+    for step in (asked, 0):
+        sim.touch({0: range(20, 24)}, hook="", step=step, flags=LOAD)
+    slots, ids = resolved(sim)
+    assert {ids[row]: [one.positions for one in touched] for row, touched in slots.writes.items()} == {
+        "a": [((0, 4),)],
+        "b": [((0, 4),)],
+    }
+
+
 def test_what_is_written_after_the_attention_is_late(tmp_path: Path) -> None:
     sim = cache(tmp_path, layers=2)
     sim.arrive(Prompt("a", 8))

@@ -75,6 +75,22 @@ def test_none_of_the_slots_was_written(tmp_path: Path) -> None:
     assert arrived(sim) == {"NOT_WRITTEN": 96}
 
 
+def test_slots_that_were_written_when_others_had_them_were_written_too_late(tmp_path: Path) -> None:
+    sim = loading(tmp_path)
+    witness(sim)
+    sim.give("a", [20, 21, 22, 23], flags=FIRST)
+    asked = load(sim)
+    slots = sim.slots("a", 0, 48)
+    sim.finish("a", 64)
+    sim.give("b", [20, 21, 22, 23], flags=FIRST)
+    load(sim, "b")
+    sim.write_kv("b", 0, 48)
+    sim.touch({0: slots, 1: slots}, hook="", step=asked, flags=LOAD)
+    sim.finish("b", 64)
+    assert arrived(sim) == {"USED_BEFORE": 96}
+    assert arrived(sim, "b") == {"LOADED": 96}
+
+
 def test_other_slots_were_written(tmp_path: Path) -> None:
     """What is written into the other request's blocks is not this one's."""
     sim = loading(tmp_path)

@@ -14,8 +14,9 @@ CAUSE = Cause(
     seen_as=(
         "Host times in the step of the load: the attention body began before start_load_kv returned or "
         "before wait_for_layer_load of its layer was called; the layer was not waited for, as others of "
-        "the step were; or it ran in a FULL graph, which waits for nothing, under a connector that loads "
-        "layer by layer (this last one is not yet seen live)."
+        "the step were; its slots were written only after that, by work that was asked for in that step; or "
+        "it ran in a FULL graph, which waits for nothing, under a connector that loads layer by layer (this "
+        "last one is not yet seen live)."
     ),
     remedy=(
         "Load all layers in start_load_kv where a layer does not pass vLLM's attention op. With graphs, "

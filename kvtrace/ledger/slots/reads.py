@@ -273,11 +273,27 @@ class _Resolver:
                     self._gather(True, key, record.t, column)
         if wrote:
             after_use = record.t >= self._touches.used_at(step, column)
-            # What is written into a block is for whom it was given to, whatever it held before.
-            for row, positions, beyond in self._owners(whole, column, step, True, code).requests:
-                there = tuple(union([*positions, *beyond]))
+            for row, there in self._written_for(whole, column, step, record):
                 key = (row, step, there, (), background, after_use, Fate.READ, False, read, ())
                 self._gather(False, key, record.t, column)
+
+    def _written_for(
+        self, runs: tuple[Interval, ...], column: int, step: int, record: rows.SlotsTouched
+    ) -> list[tuple[int, tuple[Interval, ...]]]:
+        """For which request's positions slots were written: those that held the blocks when the work was
+        asked for, whoever has them by now; where that is not known those that have them."""
+        group, code = self._group[column], rows.code(record.head)
+        size = self._sizes[group]
+        meant: dict[int, list[Interval]] = defaultdict(list)
+        if code == _BACKGROUND and 0 < record.step < step:
+            for block, low, high in _blocks(runs, size):
+                for holder in self._tables.held_in(group, block, record.step):
+                    meant[holder.row].append((holder.place * size + low, holder.place * size + high))
+        if meant:
+            return [(row, tuple(union(positions))) for row, positions in meant.items()]
+        # What is written into a block is for whom it was given to, whatever it held before.
+        owned = self._owners(runs, column, step, True, code)
+        return [(row, tuple(union([*fine, *beyond]))) for row, fine, beyond in owned.requests]
 
     def _too_late(self, runs: tuple[Interval, ...], column: int, step: int) -> tuple[int, ...]:
         """The requests for which a read of these slots came too late."""

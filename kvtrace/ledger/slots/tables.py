@@ -56,6 +56,8 @@ class BlockTables:
         self._at = 0
         self._step = 0
         self._holders: dict[tuple[int, int], tuple[Holder, ...]] = {}
+        self._past: dict[tuple[int, int], list[tuple[int, tuple[Holder, ...]]]] = defaultdict(list)
+        """Of a block the steps in which its holders changed, and who they were from then on."""
         self._before: dict[tuple[int, int], tuple[Holder, ...]] = {}
         self._since: dict[int, int] = {}
         self._resumed: dict[int, list[int]] = defaultdict(list)  # steps
@@ -83,6 +85,16 @@ class BlockTables:
         """Its holders before the latest step gave it away, None where that did not."""
         return self._before.get((group, block))
 
+    def held_in(self, group: int, block: int, step: int) -> tuple[Holder, ...]:
+        """Who held a block after an earlier step."""
+        past = self._past.get((group, block), [])
+        at = bisect_right(past, step, key=lambda one: one[0])
+        return past[at - 1][1] if at else ()
+
+    def _hold(self, key: tuple[int, int], holders: tuple[Holder, ...]) -> None:
+        self._holders[key] = holders
+        self._past[key].append((self._step, holders))
+
     def _give(self, one: Given) -> None:
         record, row = one.record, one.row
         if rows.flags(record.head) & Flag.FIRST or row not in self._since:
@@ -96,17 +108,15 @@ class BlockTables:
             mine = self._holder(row, place)
             if any(holder.row == row and holder.place == place for holder in known):
                 # Said once more, or its own block that the prefix cache gave back.
-                self._holders[key] = tuple(
-                    mine if holder.row == row and mine.since in self._resumed[row] else holder
-                    for holder in known
-                )
+                now = (mine if one.row == row and mine.since in self._resumed[row] else one for one in known)
+                self._hold(key, tuple(now))
                 continue
             if known and place * size < hit:
-                self._holders[key] = (*known, mine)
+                self._hold(key, (*known, mine))
                 continue
             self._take_away(record.block + by * i)
             self._before.setdefault(key, known)
-            self._holders[key] = (mine,)
+            self._hold(key, (mine,))
 
     def _holder(self, row: int, place: int) -> Holder:
         since, resumed = self._since[row], self._resumed[row]
@@ -118,6 +128,7 @@ class BlockTables:
         for group in range(len(self._sizes)):
             known = self._holders.pop((group, block), None)
             if known:
+                self._past[group, block].append((self._step, ()))
                 self._before.setdefault((group, block), known)
 
 
