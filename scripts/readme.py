@@ -1,18 +1,16 @@
 #!/usr/bin/env python3
-"""Put the demo's report into README.md (the beginning) and docs/sample-report.md (all of it).
+"""Put the demo's report into README.md (the short answer) and docs/sample-report.md (with the evidence).
 
     python scripts/readme.py
 
 Both are what `kvtrace explain` prints of reports/demo/report.json, the report of a `make demo` (names of
-the machine taken out). The README, between its markers, has the head, the verdict, the ledger of saves
-and the first finding without its examples. `--from RUN` renews that report from the run directory of a
-demo first.
+the machine taken out): README.md has the default, between its markers, the sample report has `-v`.
+`--from RUN` renews that report from the run directory of a demo first.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,48 +21,31 @@ README = ROOT / "README.md"
 SAMPLE = ROOT / "docs" / "sample-report.md"
 START, END = "<!-- demo -->\n", "<!-- /demo -->"
 
-FINDING = re.compile(r"(FAULT|LIMIT|NOTE)  ")
-EXAMPLE = re.compile(r" +(Evidence +)?request \S+, step")
-LABEL = re.compile(r"  [A-Z]\w+  ")
-"""Where the next part of a finding begins: Evidence, Remedy, More."""
-
 INTRODUCTION = """\
 <!-- made by python scripts/readme.py from reports/demo/report.json -->
 # A sample report
 
-What `kvtrace explain reports/demo/report.json` prints: a run of `make demo` with vLLM's ExampleConnector.
+What `kvtrace explain -v reports/demo/report.json` prints: a run of `make demo` with vLLM's ExampleConnector.
 [concepts.md](concepts.md) explains the words.
 
 """
 
 
-def explained() -> str:
-    """The explanation of the demo's report, as a terminal of 110 columns shows it."""
+def explained(columns: int, *options: str) -> str:
+    """The explanation of the demo's report, as a terminal of so many columns shows it."""
     return subprocess.run(
-        [sys.executable, "-m", "kvtrace", "explain", str(REPORT.relative_to(ROOT))],
+        [sys.executable, "-m", "kvtrace", "explain", *options, str(REPORT.relative_to(ROOT))],
         capture_output=True,
         text=True,
         check=True,
         cwd=ROOT,
-        env={"COLUMNS": "110", "NO_COLOR": "1", "PATH": ""},
+        env={"COLUMNS": str(columns), "NO_COLOR": "1", "PATH": ""},
     ).stdout
 
 
-def beginning(text: str) -> str:
-    """The first three parts of an explanation (head, verdict, ledger of saves), and the first finding."""
-    parts = text.strip("\n").split("\n\n")
-    finding = next(part for part in parts if FINDING.match(part))
-    return "\n\n".join([*parts[:3], without_examples(finding)]) + "\n"
-
-
-def without_examples(finding: str) -> str:
-    """A finding without the requests that it names."""
-    kept, example = [], False
-    for line in finding.splitlines():
-        example = bool(EXAMPLE.match(line)) or (example and not LABEL.match(line))
-        if not example:
-            kept.append(line)
-    return "\n".join(kept)
+def short() -> str:
+    """The answer on one screen of 80 columns."""
+    return explained(80)
 
 
 def block(text: str) -> str:
@@ -73,15 +54,15 @@ def block(text: str) -> str:
 
 
 def rewritten(text: str) -> str:
-    """``text`` of the README with the beginning of the demo's report between its markers."""
+    """``text`` of the README with the demo's short answer between its markers."""
     before, rest = text.split(START)
     _, after = rest.split(END)
-    return f"{before}{START}\n{block(beginning(explained()))}\n{END}{after}"
+    return f"{before}{START}\n{block(short())}\n{END}{after}"
 
 
 def sample() -> str:
     """The text of docs/sample-report.md."""
-    return INTRODUCTION + block(explained())
+    return INTRODUCTION + block(explained(110, "-v"))
 
 
 def renew(run_dir: Path) -> None:

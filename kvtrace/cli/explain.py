@@ -9,7 +9,7 @@ import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.render.formats import Format, page_formats
-from kvtrace.render.page import Page
+from kvtrace.render.page import Page, Screen
 from kvtrace.render.report import report_page
 from kvtrace.report.model import Report
 
@@ -21,16 +21,33 @@ class Explanation:
     report: Report
     source: str
     traced: str | None
+    detail: int = 0
 
     def page(self) -> Page:
-        return report_page(self.report, self.source, self.traced)
+        return report_page(self.report, self.source, self.traced, whole=self.detail > 1)
+
+    def text(self, screen: Screen) -> str:
+        """One screen; more where it is asked for."""
+        from kvtrace.render.brief import brief_text  # rich: --help does without it
+        from kvtrace.render.terminal import terminal
+
+        if self.detail:
+            return terminal(self.page(), screen)
+        return brief_text(self.report, screen, self.source, self.traced)
 
 
-FORMATS = page_formats(Explanation.page, lambda answer: answer.report)
+FORMATS = page_formats(Explanation.page, lambda answer: answer.report, Explanation.text)
 
 
 def explain(
     path: str = typer.Argument(..., metavar="PATH", help="A report.json, or a run directory of kvtrace run."),
+    verbose: int = typer.Option(
+        0,
+        "-v",
+        "--verbose",
+        count=True,
+        help="Evidence, causes that were ruled out, coverage, timing; -vv: all that the report holds.",
+    ),
     format: Format[Explanation] = format_option(FORMATS),
     no_color: bool = NO_COLOR,
 ) -> None:
@@ -43,5 +60,5 @@ def explain(
     if folder is not None and str(folder) == str(Path(path)):
         write_rest_soon(folder)
     report = read_report(path)
-    answer = Explanation(report, path, None if folder is None else str(folder))
+    answer = Explanation(report, path, None if folder is None else str(folder), verbose)
     emit(format.draw(answer, screen(no_color)))

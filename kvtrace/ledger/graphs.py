@@ -50,15 +50,32 @@ def graph_uses(run: Run) -> list[GraphUse]:
     ]
 
 
+def asked_for(engine: Engine) -> str:
+    """The graph mode that the command names, DEFAULT where it names none, "" where that is not known."""
+    asked = str(engine.args.get("compilation_config.cudagraph_mode") or "")
+    return asked or (DEFAULT if engine.args or engine.facts.known else "")
+
+
+def used_by(engine: Engine, worker: Worker) -> str:
+    """The graph mode of a worker when its first step began, "" unknown."""
+    return worker.graphs.mode or engine.facts.cudagraph_mode or ""
+
+
+def runner_of(worker: Worker) -> str:
+    """V1 | V2 | "" unknown."""
+    known = worker.graphs.v2
+    return "" if known is None else "V2" if known else "V1"
+
+
 def _use(engine: Engine, worker: Worker) -> GraphUse:
     known = worker.graphs
     asked = str(engine.args.get("compilation_config.cudagraph_mode") or "")
     configured = engine.facts.cudagraph_mode or ""
-    used = known.mode or configured
+    used = used_by(engine, worker)
     return GraphUse(
         worker=worker,
-        runner="" if known.v2 is None else "V2" if known.v2 else "V1",
-        asked=asked or (DEFAULT if engine.args or engine.facts.known else ""),
+        runner=runner_of(worker),
+        asked=asked_for(engine),
         configured=configured,
         used=used,
         why=_why(engine, worker, asked, configured, used),

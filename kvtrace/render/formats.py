@@ -25,10 +25,17 @@ class Format(Generic[T]):
     draw: Callable[[T, Screen], str]
 
 
-def page_formats(page: Callable[[T], Page], document: Callable[[T], object]) -> tuple[Format[T], ...]:
-    """The formats of a verb whose answer is a page for people, and a JSON document for programs."""
+def page_formats(
+    page: Callable[[T], Page],
+    document: Callable[[T], object],
+    text: Callable[[T, Screen], str] | None = None,
+) -> tuple[Format[T], ...]:
+    """The formats of a verb whose answer is a page for people, and a JSON document for programs.
 
-    def text(answer: T, screen: Screen) -> str:
+    `text`: where a terminal gets something else than the page.
+    """
+
+    def paged(answer: T, screen: Screen) -> str:
         from kvtrace.render.terminal import terminal  # rich: --help does without it
 
         return terminal(page(answer), screen)
@@ -39,7 +46,7 @@ def page_formats(page: Callable[[T], Page], document: Callable[[T], object]) -> 
         return markdown(page(answer))
 
     return (
-        Format("text", "for a terminal", text),
+        Format("text", "for a terminal", text or paged),
         Format("markdown", "for an issue", markdown),
         Format("json", "for programs", lambda answer, screen: json_text(document(answer))),
     )

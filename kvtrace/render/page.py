@@ -64,20 +64,23 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Badge:
-    """``FAULT  hook-raised``: a word that stands out, and a line; `whole`: the line stands out too."""
+    """``FAULT  hook-raised``: a word that stands out, and a line; `whole`: the line stands out too; `gap`: an
+    empty line before it."""
 
     word: str
     text: Line = ""
     style: Style = "bold"
     whole: bool = True
+    gap: bool = True
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """``Evidence  ...``: lines under one label."""
+    """``Evidence  ...``: lines under one label, which is `wide` cells in a terminal."""
 
     label: str
     lines: Sequence[Line]
+    wide: int = 11
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ class Table:
     """Columns in which no cell says anything are left out. The last one may be prose and is wrapped.
 
     In a terminal the title stands in the place of the first column's head, and without `head` there is no
-    line of heads at all; `brief`: so many rows are shown there.
+    line of heads at all; `brief`: so many rows are shown there; `gap`: an empty line before the title.
     """
 
     columns: Sequence[Column]
@@ -125,6 +128,7 @@ class Table:
     title: str = ""
     head: bool = True
     brief: int = 0
+    gap: bool = True
 
     def used(self) -> list[int]:
         """The columns that say something."""
@@ -148,9 +152,10 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Command:
-    """The command to go on with."""
+    """The command to go on with. `gap`: an empty line before it."""
 
     command: str
+    gap: bool = True
 
 
 Part: TypeAlias = (

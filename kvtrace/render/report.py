@@ -43,11 +43,13 @@ _T = TypeVar("_T")
 _K = TypeVar("_K", bound=Hashable)
 
 
-def report_page(report: Report, source: str | None = None, traced: str | None = None) -> Page:
-    """The explanation of a run.
+def report_page(
+    report: Report, source: str | None = None, traced: str | None = None, whole: bool = False
+) -> Page:
+    """The explanation of a run, with the evidence. :mod:`kvtrace.render.brief` has the short one.
 
     `source` is the path that the report came from and `traced` its run directory, where that has the spools
-    that ``kvtrace why`` reads: for the next command.
+    that ``kvtrace why`` reads: for the next command. `whole`: all that the report holds, however long.
     """
     ledger = report["ledger"]
     return [
@@ -57,18 +59,19 @@ def report_page(report: Report, source: str | None = None, traced: str | None = 
         *_ledger("Where the tokens went", ledger["saves"], "every token, each layer and rank"),
         *_loads(report),
         *_stages(report),
-        *_findings(report),
+        *_findings(report, whole),
         *_connectors(report),
         *_terms("Checked, and not the cause", ((one["id"], one["evidence"]) for one in report["ruled_out"])),
         *_terms("Not observed", ((one["id"], one["why"]) for one in report["not_observed"])),
-        *_coverage(report),
+        *_coverage(report, whole),
         *graphs(report),
-        *_requests(report),
-        *_timing(report),
+        *_requests(report, whole),
+        *_timing(report, whole),
         *device(report),
+        *(_hooked(report) if whole else []),
         Heading("Limits"),
         Bullets(_limits(report)),
-        Command(_next_command(report, source, traced)),
+        Command(next_command(report, source, traced)),
     ]
 
 
@@ -77,23 +80,30 @@ def report_page(report: Report, source: str | None = None, traced: str | None = 
 
 def headline(report: Report) -> list[list[str]]:
     """What ran: one line an engine kind, one line of counts, one where something is amiss."""
+    engines = report["run"]["engines"]
+    lines: list[list[str]] = []
+    for facts, alike in grouped(engines, lambda engine: tuple(_engine_facts(report, engine))):
+        lines.append([*facts, *([f"{len(alike)} such engines"] if len(alike) > 1 else [])])
+    for way, _ in grouped(engines, lambda engine: tuple(way_facts(engine))):
+        if way:
+            lines.append(list(way))
+    if not engines:
+        lines.append([_version(report), "no engine was seen"])
+    return [*lines, *counts(report)]
+
+
+def counts(report: Report) -> list[list[str]]:
+    """How much ran and was traced; a second line where something is amiss."""
     run = report["run"]
     engines = run["engines"]
-    version = f"vLLM {clean(run['vllm'])}" if run["vllm"] else "vLLM of unknown version"
-    lines = []
-    for facts, alike in _grouped(engines, lambda engine: tuple(_engine_facts(version, engine))):
-        lines.append([*facts, *([f"{len(alike)} such engines"] if len(alike) > 1 else [])])
-    if not engines:
-        lines.append([version, "no engine was seen"])
     traced = [process["name"] for process in run["processes"] if process["agent"]]
-    lines.append(
-        [
-            plural(report["requests"]["total"], "request"),
-            plural(sum(engine["real_steps"] for engine in engines), "step"),
-            duration(run["seconds"]),
-            f"traced: {names(traced) or 'nothing'}",
-        ]
-    )
+    line = [
+        *(["still running"] if run.get("running") else []),
+        plural(report["requests"]["total"], "request"),
+        plural(sum(engine["real_steps"] for engine in engines), "step"),
+        duration(run["seconds"]),
+        f"traced: {names(traced) or 'nothing'}",
+    ]
     amiss = []
     if run["signal"]:
         amiss.append(f"the command was ended by {clean(run['signal'])}")
@@ -106,11 +116,17 @@ def headline(report: Report) -> list[list[str]]:
     ]
     if untraced:
         amiss.append(f"not traced: {names(untraced)}")
-    return [*lines, amiss] if amiss else lines
+    return [line, amiss] if amiss else [line]
 
 
-def _engine_facts(version: str, engine: Engine) -> list[str]:
-    connector = engine["connector"]
+def _version(report: Report) -> str:
+    known = report["run"]["vllm"]
+    return f"vLLM {clean(known)}" if known else "vLLM of unknown version"
+
+
+def connector_facts(report: Report, engine: Engine, own: str = "built into vLLM") -> list[str]:
+    """vLLM, the connector and its role; `own`: what a connector of vLLM's is called."""
+    version, connector = _version(report), engine["connector"]
     platform = clean(engine["platform"])
     facts = [f"{version} ({_PLATFORMS.get(platform, platform)})" if platform else version]
     if connector is None:
@@ -118,16 +134,42 @@ def _engine_facts(version: str, engine: Engine) -> list[str]:
     else:
         name = connector["class"] or connector["name"]
         module = clean(connector["module"])
-        where = "built into vLLM" if module.startswith("vllm.") else module
+        where = own if module.startswith("vllm.") else module
         if not connector["class"]:
             where = "not live"
         facts.append(f"{clean(name)} ({where})" if where else clean(name))
         if connector["role"]:
             facts.append(clean(connector["role"]))
-    if engine["tp"]:
-        facts.append(f"TP {engine['tp']}")
-    if (engine["pp"] or 1) > 1:
-        facts.append(f"PP {engine['pp']}")
+    return facts
+
+
+def parallel_facts(engine: Engine, every: bool = False) -> list[str]:
+    """``TP 2``; those of 1 as well where `every` one is asked for."""
+    sizes = (("TP", engine["tp"]), ("PP", engine["pp"]), ("DP", engine.get("dp")))
+    least = 1 if every else 2
+    return [f"{name} {number}" for name, number in sizes if number and (number >= least or name == "TP")]
+
+
+def way_facts(engine: Engine) -> list[str]:
+    """How attention and the connector's hooks are reached: backend, runner, graphs, direct call."""
+    facts = []
+    if backends := engine.get("attention", []):
+        facts.append(names(backends, 3))
+    if runner := clean(engine.get("runner", ""), 20):
+        facts.append(f"runner {runner}")
+    asked, used = clean(engine.get("graphs_asked", ""), 40), clean(engine.get("graphs_used", ""), 60)
+    if asked or used:
+        facts.append(f"graphs asked {asked or 'unknown'}, used {used or 'unknown'}")
+    direct = engine.get("direct_calls")
+    if direct is not None:
+        some = f"direct call in {direct} of {engine['pairs']} layers"
+        every = "direct call" if direct >= engine["pairs"] else some
+        facts.append(every if direct else "no direct call")
+    return facts
+
+
+def _engine_facts(report: Report, engine: Engine) -> list[str]:
+    facts = [*connector_facts(report, engine), *parallel_facts(engine)]
     facts.append(plural(engine["kv_layers"], "KV layer"))
     if engine["block_size"]:
         facts.append(f"block {engine['block_size']}")
@@ -139,7 +181,7 @@ def _engine_facts(version: str, engine: Engine) -> list[str]:
 # ------------------------------------------------------------------- ledgers and stages
 
 
-def _ledger(title: str, ledger: Ledger, everything: str) -> Page:
+def ledger_table(title: str, ledger: Ledger, everything: str) -> Table:
     """The outcomes that any token had: what went well first, then the largest loss."""
     total = ledger["total_tokens"]
     width = 4 if ledger.get("grades") else 3  # reports of before have no grades
@@ -149,22 +191,27 @@ def _ledger(title: str, ledger: Ledger, everything: str) -> Page:
         amount = ledger["accounts"][name]
         tokens = ledger["tokens"].get(name, amount / (ledger["pairs"] or 1))
         share = min(tokens / total if total else amount / ledger["total"], 1.0)
-        grade = _grade(ledger.get("grades", {}).get(name, {}))
+        grade = grade_of(ledger.get("grades", {}).get(name, {}))
         cells = (outcome_label(name), count(tokens), percent(share), "" if name == NOT_OBSERVED else grade)
         rows.append(Row(cells[:width], "good" if name in KEPT else "bad", bar=share))
     whole = percent(1.0) if ledger["total"] else ""
     rows.append(Row((everything, count(total), whole, "")[:width], total=True))
     numbers = (Column("tokens", right=True), Column("share", right=True))
     columns = (Column("outcome"), *numbers, Column("grade"))[:width]
+    return Table(columns, rows, title)
+
+
+def _ledger(title: str, ledger: Ledger, everything: str) -> Page:
     notes = [f"{count(ledger['total'])} token-layers, totals match exactly"]
     trust, note = ledger["trust"], clean(ledger["trust_note"])
     if trust != "none":
         told = "grades" in ledger or note.startswith(trust)
         notes.append(note if told else f"{trust}: {note}" if note else trust)
-    return [Table(columns, rows, title), Paragraph(" · ".join(filter(None, notes)), "dim", indent=True)]
+    table = ledger_table(title, ledger, everything)
+    return [table, Paragraph(" · ".join(filter(None, notes)), "dim", indent=True)]
 
 
-def _grade(grades: Mapping[str, int]) -> str:
+def grade_of(grades: Mapping[str, int]) -> str:
     """How well an outcome is seen: the least grade of its tokens, which are listed the best first."""
     return clean(([grade for grade, n in grades.items() if n] or [""])[-1], 20)
 
@@ -201,15 +248,15 @@ def _stages(report: Report) -> Page:
 # ------------------------------------------------------------------------------ findings
 
 
-def _findings(report: Report) -> Page:
+def _findings(report: Report, whole: bool) -> Page:
     page: Page = [Heading("Findings", quiet=True)]
     for one in report["findings"]:
-        page += _finding(one, report["requests"]["total"])
+        page += _finding(one, report["requests"]["total"], whole)
     return page if report["findings"] else [*page, Paragraph("No findings.", gap=True)]
 
 
-def finding_facts(one: Finding, requests: int) -> list[str]:
-    """How many tokens, and of a fault how many requests, it concerns."""
+def finding_facts(one: Finding, requests: int | None) -> list[str]:
+    """How many tokens, and of a fault how many of the `requests` (None: not said), it concerns."""
     facts = []
     if connector := clean(one.get("connector", ""), 80):
         facts.append(f"in {connector}")
@@ -217,19 +264,19 @@ def finding_facts(one: Finding, requests: int) -> list[str]:
         facts.append(f"{plural(one['tokens'], 'token')} ({percent(one['share'])})")
     if one["tokens"] and (grade := clean(one.get("grade") or "", 20)):
         facts.append(f"grade {grade}")
-    if one["requests"] and one["severity"] == FAULT:
+    if requests is not None and one["requests"] and one["severity"] == FAULT:
         facts.append(f"{count(one['requests'])} of {plural(max(requests, one['requests']), 'request')}")
     return facts
 
 
-def _finding(one: Finding, requests: int) -> Page:
-    """A finding; what is no fault more briefly."""
+def _finding(one: Finding, requests: int, whole: bool) -> Page:
+    """A finding; what is no fault more briefly, unless it is `whole`."""
     cause, facts = Code(clean(one["id"], 80)), "".join(f" · {fact}" for fact in finding_facts(one, requests))
     badge, style = one["severity"].upper(), SEVERITY_STYLES[one["severity"]]
     evidence: list[Line] = [clean(line) for line in one["evidence"]]
     evidence += [event_words(event) for event in one["events"]]
     remedy = [clean(line) for line in one["remedy"]]
-    if one["severity"] != FAULT:
+    if one["severity"] != FAULT and not whole:
         return [
             Badge(badge, (cause, facts, f": {clean(one['title'])}"), style, whole=False),
             Labelled("Evidence", evidence[:1]),
@@ -304,7 +351,7 @@ class _Seen:
         return (self.eligible, self.fired, self.extra)
 
 
-def _coverage(report: Report) -> Page:
+def _coverage(report: Report, whole: bool) -> Page:
     """One row a hook or op where all layers and ranks saw the same, else one a group of likes."""
     seen = []
     for row in report["coverage"]["hooks"]:
@@ -314,24 +361,24 @@ def _coverage(report: Report) -> Page:
         direct = ((op["direct"], "called directly"),)
         seen.append(_Seen(op["process"], op["layer"], op["op"], op["eligible"], op["fired"], direct))
     rows: list[Row] = []
-    for name, alike in _grouped(seen, lambda one: one.name):
-        rows += _covered(Code(clean(name, 60)), alike)
+    for name, alike in grouped(seen, lambda one: one.name):
+        rows += _covered(Code(clean(name, 60)), alike, len(alike) if whole else MAX_LAYERS)
     columns = (Column("hook or op"), Column("calls/due", right=True), Column(), Column("seen in"))
     return [Table(columns, rows, "Coverage")] if rows else []
 
 
-def _covered(name: Code, seen: list[_Seen]) -> list[Row]:
+def _covered(name: Code, seen: list[_Seen], most: int) -> list[Row]:
     if len({one.numbers for one in seen}) == 1:
         return [_covered_row(name, seen, True)]
     kinds: dict[tuple[object, ...], list[_Seen]] = {}  # processes that saw the same in all their layers
-    for _, of_process in _grouped(seen, lambda one: one.process):
+    for _, of_process in grouped(seen, lambda one: one.process):
         kind = tuple(sorted((one.layer or "", one.numbers) for one in of_process))
         kinds.setdefault(kind, []).extend(of_process)
     rows: list[Row] = []
     for same in kinds.values():
-        groups = sorted(_grouped(same, lambda one: one.numbers), key=lambda group: -len(group[1]))
-        rows += [_covered_row(name, alike, len(groups) == 1) for _, alike in groups[:MAX_LAYERS]]
-        if rest := [one for _, alike in groups[MAX_LAYERS:] for one in alike]:
+        groups = sorted(grouped(same, lambda one: one.numbers), key=lambda group: -len(group[1]))
+        rows += [_covered_row(name, alike, len(groups) == 1) for _, alike in groups[:most]]
+        if rest := [one for _, alike in groups[most:] for one in alike]:
             rows.append(_covered_row(name, rest, False))
     return rows
 
@@ -365,7 +412,7 @@ def _layers(layers: list[str], whole: bool) -> str:
 
 def graphs(report: Report) -> Page:
     """What was asked of CUDA graphs, what was used and why; how many steps ran in each mode."""
-    groups = _grouped(
+    groups = grouped(
         report.get("graphs", []),
         lambda row: (
             row["runner"], row["asked"], row["configured"], row["used"], tuple(row["why"]), row["breakable"],
@@ -414,9 +461,10 @@ def _mode_rows(modes: list[ModeRow]) -> list[Row]:
     return rows
 
 
-def _requests(report: Report) -> Page:
-    """The requests that lost most."""
-    worst = [row for row in report["requests"]["rows"] if row["not_saved"] > 0][:MAX_REQUESTS]
+def _requests(report: Report, whole: bool) -> Page:
+    """The requests that lost most; all that are listed where it is `whole`."""
+    listed = report["requests"]["rows"]
+    worst = listed if whole else [row for row in listed if row["not_saved"] > 0][:MAX_REQUESTS]
     unseen = any(row.get("not_observed") for row in worst)
     rows = []
     for row in worst:
@@ -434,10 +482,11 @@ def with_grade(saved: float, grade: str | None) -> str:
     return f"{count(saved)} {clean(grade, 20)}" if saved and grade else count(saved)
 
 
-def _timing(report: Report) -> Page:
+def _timing(report: Report, whole: bool) -> Page:
     """The hooks that took most of the steps' time."""
     rows = []
-    for row in sorted(report["timing"], key=lambda row: -row["total_ns"])[:MAX_TIMINGS]:
+    most = len(report["timing"]) if whole else MAX_TIMINGS
+    for row in sorted(report["timing"], key=lambda row: -row["total_ns"])[:most]:
         share = "" if row["share_of_steps"] is None else percent(row["share_of_steps"])
         times = _times(row["p50_ns"], row["p99_ns"])
         rows.append(Row((Code(clean(row["hook"], 60)), row["clock"], count(row["count"]), *times, share)))
@@ -510,8 +559,26 @@ def _limits(report: Report) -> list[str]:
     return out
 
 
-def _next_command(report: Report, source: str | None, traced: str | None) -> str:
-    """The one command that helps most from here."""
+def _hooked(report: Report) -> Page:
+    """The processes, and the places in vLLM that kvtrace hooks."""
+    processes = [
+        Row((clean(one["name"], 60), str(one["pid"]), count(one["records"]), one["end"] or "not traced"))
+        for one in report["run"]["processes"]
+    ]
+    targets = [
+        Row((Code(clean(one["id"], 60)), one["status"], count(one["processes"]), clean(one["detail"])))
+        for one in report["instrumentation"]["targets"]
+    ]
+    of_process = (Column("process"), Column("pid", True), Column("records", True), Column("recording ends"))
+    of_target = (Column("target"), Column("status"), Column("processes", True), Column())
+    tables = [Table(of_process, processes, "Processes"), Table(of_target, targets, "Hooked in vLLM")]
+    return [table for table in tables if table.rows]
+
+
+def next_command(
+    report: Report, source: str | None, traced: str | None, more: str = "--format markdown"
+) -> str:
+    """The one command that helps most from here; `more`: the option that shows more of a healthy run."""
     faults = [one for one in report["findings"] if one["severity"] == FAULT]
     worst = next((event["request"] for one in faults for event in one["events"] if event["request"]), None)
     if traced and worst:
@@ -520,10 +587,10 @@ def _next_command(report: Report, source: str | None, traced: str | None) -> str
     if faults:
         return f"kvtrace docs {clean(faults[0]['id'], 80)}"
     where = clean(shlex.quote(source)) if source else "PATH"
-    return f"kvtrace explain {where} --format markdown"
+    return f"kvtrace explain {where} {more}"
 
 
-def _grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> list[tuple[_K, list[_T]]]:
+def grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> list[tuple[_K, list[_T]]]:
     """Items by key, keys in order of first sight."""
     groups: dict[_K, list[_T]] = {}
     for item in items:

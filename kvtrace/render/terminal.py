@@ -7,6 +7,7 @@ colour, and markup in a page's strings is never interpreted.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 
 from rich.cells import cell_len
@@ -43,10 +44,10 @@ _STYLES: dict[Style, str] = {
     "note": "cyan",
 }
 _MIN_WIDTH = 60
-_LABEL = 11
 _TERM = 30
 _SHORT = 40
 _TIME, _STEP = 12, 11
+_ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 
 def terminal(page: Page, screen: Screen) -> str:
@@ -61,6 +62,13 @@ def terminal(page: Page, screen: Screen) -> str:
         line.rstrip()
         console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
     return stream.getvalue()
+
+
+def height(text: str, screen: Screen) -> int:
+    """Rows of the screen that `text` takes: a line that is too long takes several."""
+    width = max(screen.width, 1)
+    plain = _ESCAPE.sub("", text)
+    return sum(max(1, -(-cell_len(line) // width)) for line in plain.splitlines())
 
 
 class _Printer:
@@ -82,9 +90,9 @@ class _Printer:
                 self.words(plain(text), first="  " if indent else "", style=style)
             case Badge():
                 self.badge(part)
-            case Labelled(label, lines):
+            case Labelled(label, lines, wide):
                 for number, line in enumerate(lines):
-                    first = f"  {pad('' if number else label, _LABEL)}"
+                    first = f"  {pad('' if number else label, wide)}"
                     self.words(plain(line), first, " " * len(first))
             case Bullets(lines):
                 for line in lines:
@@ -99,8 +107,9 @@ class _Printer:
                 self.gap()
                 for moment in moments:
                     self.moment(moment)
-            case Command(command):
-                self.gap()
+            case Command(command, gap):
+                if gap:
+                    self.gap()
                 self.line(f"Next  {command}")
                 self.out[-1].stylize("bold", len("Next  "))
 
@@ -119,7 +128,8 @@ class _Printer:
             self.line(line, style)
 
     def badge(self, part: Badge) -> None:
-        self.gap()
+        if part.gap:
+            self.gap()
         start = len(self.out)
         self.words(plain(part.text), first=f"{part.word}  " if plain(part.text) else part.word, rest="  ")
         shown = self.out[start:] if part.whole else self.out[start : start + 1]
@@ -139,7 +149,7 @@ class _Printer:
             at: min(max(map(cell_len, (cells[at] for cells in every))), table.columns[at].most) for at in used
         }
         if table.head:
-            if table.title:
+            if table.title and table.gap:
                 self.gap()
             indent = "" if table.title else "  "
             first = pad(heads[0], wide[0] + 2 - len(indent))

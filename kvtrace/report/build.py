@@ -6,6 +6,7 @@ list is capped, and the result is held against the published schema before anybo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,8 +19,9 @@ from kvtrace.causes import model as cause_model
 from kvtrace.ledger import model as ledger_model
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.device import Row as DeviceTiming
-from kvtrace.ledger.graphs import graph_uses
+from kvtrace.ledger.graphs import asked_for, graph_uses, runner_of, used_by
 from kvtrace.report import model
+from kvtrace.report.running import still_running
 from kvtrace.report.shape import row, text, whole
 from kvtrace.report.validate import schema_problem
 from kvtrace.trace.facts import Engine, Header, KvTransfer
@@ -105,20 +107,20 @@ def _run(run: ledger_model.Run, notes: list[str]) -> model.RunFacts:
     file = run.run
     header = next((one.header for one in run.processes if one.agent), Header())
     started, ended = file.started_wall_ns, file.ended_wall_ns
+    running = still_running(run)
     if started is not None and ended is not None:
         seconds = max(0.0, (ended - started) / 1e9)
     else:
         seen = [(one.t_first, one.t_last) for one in run.engines if one.t_last]
         seconds = max(0, max(t for _, t in seen) - min(t for t, _ in seen)) / 1e9 if seen else 0.0
-        notes.append(
-            "the run's end is not recorded (it still goes on, or kvtrace run was killed): its duration is "
-            "that of the engines' steps, and what comes later is missing"
-        )
+        why = "the run's end is not recorded (it still goes on, or kvtrace run was killed)"
+        why = "the run still goes on" if running else why
+        notes.append(f"{why}: its duration is that of the engines' steps, and what comes later is missing")
     engine = next((one.facts for one in run.engines if one.facts.known), Engine())
     processes = run.processes[: model.MAX_PROCESSES]
     if len(processes) < len(run.processes):
         notes.append(f"{len(processes)} of {len(run.processes)} processes are listed")
-    return {
+    facts: model.RunFacts = {
         "name": file.name or run.directory.resolve().name,
         "command": list(file.command or header.argv),
         "started": _iso(started),
@@ -133,6 +135,9 @@ def _run(run: ledger_model.Run, notes: list[str]) -> model.RunFacts:
         "processes": [_process(one) for one in processes],
         "engines": [_engine(one) for one in run.engines[: model.MAX_PROCESSES]],
     }
+    if running:
+        facts["running"] = True
+    return facts
 
 
 def _process(one: ledger_model.Process) -> model.Process:
@@ -141,10 +146,18 @@ def _process(one: ledger_model.Process) -> model.Process:
 
 
 def _engine(one: ledger_model.Engine) -> model.Engine:
+    backends = Counter(name for worker in one.workers for name in worker.facts.backends.values())
+    direct = [flag for worker in one.workers for flag in worker.facts.direct_call.values()]
+    runners = {runner_of(worker) for worker in one.workers}
+    modes = dict.fromkeys(used_by(one, worker) for worker in one.workers)
     return row(
         model.Engine, one.facts, tag=one.tag, connector=_connector(one), kv_layers=one.layers,
         pairs=one.pairs, ranks=sorted({worker.rank for worker in one.workers}), steps=one.steps,
         real_steps=one.real_steps, requests=one.requests,
+        attention=[name for name, _ in backends.most_common()],
+        runner=runners.pop() if len(runners) == 1 else "",
+        graphs_asked=asked_for(one), graphs_used=" and ".join(filter(None, modes)),
+        direct_calls=sum(direct) if direct else None,
     )  # fmt: skip
 
 

@@ -68,7 +68,20 @@ Connector = TypedDict(
 )
 
 
-class Engine(TypedDict):
+class EngineParts(TypedDict, total=False):
+    dp: Annotated[Count | None, "data-parallel size"]
+    attention: Annotated[list[str], "attention backends of its KV layers"]
+    runner: Annotated[str, "model runner: V1, V2; empty where unknown, or where its workers differ"]
+    graphs_asked: Annotated[str, "cudagraph_mode of the command; default where it names none, empty unknown"]
+    graphs_used: Annotated[str, "cudagraph_mode of its workers when their first step began; empty unknown"]
+    direct_calls: Annotated[
+        Count | None,
+        "(layer, rank) pairs whose attention is called directly (use_direct_call), past the dispatcher; null "
+        "where unknown",
+    ]
+
+
+class Engine(EngineParts):
     """One engine (one scheduler instance)"""
 
     tag: Annotated[Count, "number of the scheduler instance in this run"]
@@ -94,7 +107,11 @@ class Engine(TypedDict):
     requests: Annotated[Count, "requests seen by this scheduler"]
 
 
-class RunFacts(TypedDict):
+class RunState(TypedDict, total=False):
+    running: Annotated[bool, "a process of the run was still recording when the report was made"]
+
+
+class RunFacts(RunState):
     """What ran"""
 
     name: Annotated[str, "name of the run"]

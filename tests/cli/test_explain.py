@@ -25,23 +25,39 @@ def report(tmp_path: Path) -> Path:
     return path
 
 
-def test_text_is_the_default(shell: Shell, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_is_one_screen_and_v_has_the_evidence(
+    shell: Shell, report: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    code, out, err = shell("explain", str(report))
+    brief = shell("explain", str(report))[1]
+    assert len(brief.splitlines()) <= 23 and "Evidence" not in brief and "(-v)" in brief
+    code, out, err = shell("explain", "-v", str(report))
     assert (code, err) == (0, "")
     *page, following = out.splitlines()
     assert page == (GOLDEN / "flagship.txt").read_text().splitlines()[:-1]
     # a report without its run directory: `kvtrace why` would find no spools
-    assert following == "Next  kvtrace docs below-save-granularity"
+    assert following == "Next  kvtrace docs below-save-granularity" == brief.splitlines()[-1]
+
+
+def test_vv_leaves_nothing_out(shell: Shell, report: Path) -> None:
+    some, every = (shell("explain", option, str(report))[1] for option in ("-v", "-vv"))
+    held = SAMPLE["sample"]()
+    rows = [row["id"] for row in held["requests"]["rows"]]
+    assert not all(row in some for row in rows) and all(row in every for row in rows)
+    assert all(line.split()[0] in every for finding in held["findings"] for line in finding["remedy"])
+    assert "gone from 0.20.0" in every and "engine core" in every[every.index("Processes") :]
 
 
 def test_columns_set_the_width_of_a_pipe(shell: Shell, report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wide = {}
+    wide, brief = {}, {}
     for columns in ("72", "400", "many", "-3", ""):
         monkeypatch.setenv("COLUMNS", columns)
-        wide[columns] = max(map(len, shell("explain", str(report))[1].split("Coverage")[0].splitlines()))
+        said = shell("explain", "-v", str(report))[1].split("Coverage")[0]
+        wide[columns] = max(map(len, said.splitlines()))
+        brief[columns] = max(map(len, shell("explain", str(report))[1].splitlines()))
     assert wide["72"] <= 72 < 100 < wide["400"]
     assert wide["many"] == wide["-3"] == wide[""] <= 100
+    assert brief["72"] <= 72 < brief["many"] == brief["-3"] == brief[""] <= 100 < brief["400"]
 
 
 def test_json_is_the_report(shell: Shell, report: Path) -> None:
@@ -56,14 +72,14 @@ def test_markdown(shell: Shell, report: Path) -> None:
     assert following == "`kvtrace docs below-save-granularity`\n"
 
 
-def test_the_next_command_without_faults_names_the_path(shell: Shell, tmp_path: Path) -> None:
+def test_the_next_command_without_faults_shows_more_of_the_same(shell: Shell, tmp_path: Path) -> None:
     value = SAMPLE["sample"]()
     value["findings"] = []
     path = tmp_path / "my report.json"
     path.write_text(json.dumps(value))
-    assert (
-        shell("explain", str(path))[1].splitlines()[-1] == f"Next  kvtrace explain '{path}' --format markdown"
-    )
+    assert shell("explain", str(path))[1].splitlines()[-1] == f"Next  kvtrace explain '{path}' -v"
+    following = shell("explain", "-v", str(path))[1].splitlines()[-1]
+    assert following == f"Next  kvtrace explain '{path}' --format markdown"
 
 
 @pytest.mark.parametrize(

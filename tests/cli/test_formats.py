@@ -70,8 +70,10 @@ def test_every_format_of_a_report_prints_something_of_its_own(shell: Shell, repo
 
 def test_text_and_markdown_say_the_same(shell: Shell, report: Path) -> None:
     """Every word of one stands in the other, markup and titles aside."""
-    for verb in ("explain", "requests"):
-        text, markdown = (shell(verb, str(report), "--format", name)[1] for name in ("text", "markdown"))
+    for verb, *options in (["explain", "-v"], ["requests"]):
+        text, markdown = (
+            shell(verb, *options, str(report), "--format", name)[1] for name in ("text", "markdown")
+        )
         markdown = re.sub("[`*|#]", " ", markdown.replace("\\", "").replace("\u200b", ""))
         text = re.sub("[█▏▎▍▌▋▊▉]", " ", text)
         missing = {word.strip(":,.;()") for word in text.split()} - {
@@ -93,7 +95,7 @@ def test_a_format_is_one_row(tmp_path: Path, report: Path) -> None:
     shutil.copytree(ROOT / "kvtrace", tmp_path / "kvtrace", ignore=shutil.ignore_patterns("__pycache__"))
     file = tmp_path / "kvtrace" / "cli" / "explain.py"
     source = file.read_text()
-    table = "FORMATS = page_formats(Explanation.page, lambda answer: answer.report)\n"
+    table = "FORMATS = page_formats(Explanation.page, lambda answer: answer.report, Explanation.text)\n"
     assert source.count(table) == 1
     row = (
         'FORMATS += (Format("toy", "the verdict alone", lambda answer, screen: answer.report["verdict"]),)\n'

@@ -214,6 +214,12 @@ def sample() -> Report:
                     "steps": STEPS,
                     "real_steps": STEPS,
                     "requests": len(PROMPTS),
+                    "dp": 1,
+                    "attention": ["CPU_ATTN"],
+                    "runner": "V1",
+                    "graphs_asked": "default",
+                    "graphs_used": "NONE",
+                    "direct_calls": 0,
                 }
             ],
         },

@@ -1,0 +1,44 @@
+"""Whether a run still goes on: a process that records is still there, on this host."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+
+from kvtrace.ledger.model import Process, Run
+
+_OPEN = ("open", "cut")
+"""Ends of a spool whose process has not closed it."""
+_SLACK_NS = 2_000_000_000
+
+
+def still_running(run: Run) -> bool:
+    """False as well where that cannot be told: another host, another container, no ``/proc``."""
+    if run.run.ended_wall_ns is not None:
+        return False
+    return _any_alive(one for one in run.processes if one.agent and one.end in _OPEN)
+
+
+def _any_alive(processes: Iterable[Process]) -> bool:
+    host = socket.gethostname()
+    for one in processes:
+        began = _began_wall_ns(one.header.pid) if one.header.host == host else None
+        # a process that began later than the spool has got its number
+        if began is not None and began <= one.header.wall_ns + _SLACK_NS:
+            return True
+    return False
+
+
+def _began_wall_ns(pid: int) -> int | None:
+    """When the process of this number began, None where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        with open("/proc/stat", encoding="ascii", errors="replace") as file:
+            boot = next(int(line.split()[1]) for line in file if line.startswith("btime "))
+        if fields[0] in ("Z", "X"):
+            return None
+        return boot * 1_000_000_000 + int(fields[19]) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, StopIteration):
+        return None
