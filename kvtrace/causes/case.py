@@ -104,6 +104,7 @@ class Assigned:
     amounts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # engine -> token-layers
     prompts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # of these, prompt positions
     requests: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # request row -> token-layers
+    of_prompts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # ... at prompt positions
     samples: list[tuple[Piece, int, int]] = field(default_factory=list)  # piece, start, end
     grades: dict[Grade, int] = field(default_factory=lambda: defaultdict(int))  # token-layers
 
@@ -269,8 +270,10 @@ def add(case: Case, assigned: Assigned, piece: Piece, intervals: Iterable[Interv
         size = (end - start) * piece.pairs
         assigned.amounts[piece.engine] += size
         assigned.grades[piece.grade] += size
-        assigned.prompts[piece.engine] += max(0, min(end, prompt) - start) * piece.pairs
+        of_prompt = max(0, min(end, prompt) - start) * piece.pairs
+        assigned.prompts[piece.engine] += of_prompt
         assigned.requests[piece.request] += size
+        assigned.of_prompts[piece.request] += of_prompt
         if len(assigned.samples) < _SAMPLES:
             assigned.samples.append((piece, start, end))
 

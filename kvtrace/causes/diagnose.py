@@ -19,7 +19,7 @@ from kvtrace.causes.registry import CATALOGUE, RULES
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.model import Ledger, Run
-from kvtrace.terms import FAULT, NOT_OBSERVED, SAVED, Grade, Stage, cause_of, severity_order
+from kvtrace.terms import FAULT, KEPT, NOT_OBSERVED, SAVED, Grade, Stage, cause_of, severity_order
 from kvtrace.words import listed, plural
 
 
@@ -221,23 +221,31 @@ def _requests(case: Case) -> pd.DataFrame:
     best: dict[int, tuple[int, str]] = {}
     unseen: Counter[int] = Counter(case.unheard.requests)
     lost: Counter[int] = Counter()
+    partly: set[int] = set()  # requests of which prompt tokens are not kept
     for row in rows(run.base):
         if row.outcome == NOT_OBSERVED:
             unseen[row.request] += int(row.amount)
-        elif row.amount > best.get(row.request, (0, ""))[0]:
+            continue
+        if row.outcome not in KEPT and row.amount:
+            partly.add(row.request)
+        if row.amount > best.get(row.request, (0, ""))[0]:
             outcome = kept(row.outcome, row.ended)
             best[row.request] = (int(row.amount), cause_of(outcome) or outcome)
     for request, amount in unseen.items():
+        partly |= {request} if amount else set()
         if amount > best.get(request, (0, ""))[0]:
             best[request] = (amount, NOT_OBSERVED)
     for ident, assigned in case.assigned.items():
         for request, amount in assigned.requests.items():
             lost[request] += amount
+            partly |= {request} if assigned.of_prompts[request] else set()
             if amount > best.get(request, (0, ""))[0]:
                 best[request] = (amount, ident)
     table = run.requests.copy()
     pairs = [max(1, case.engines[r.engine].pairs) if r.engine in case.engines else 1 for r in case.requests]
-    table["verdict"] = [best.get(i, (0, "no tokens"))[1] for i in range(len(table))]
+    table["verdict"] = [
+        _verdict(best.get(i, (0, "no tokens"))[1], i in partly, lost[i] > 0) for i in range(len(table))
+    ]
     table["grade"] = _grades_of_requests(case)
     table["unseen_tokens"] = [unseen[row] / n for row, n in enumerate(pairs)]
     table["saved_tokens"] = [saved / n for saved, n in zip(table["saved"], pairs, strict=True)]
@@ -246,3 +254,13 @@ def _requests(case: Case) -> pd.DataFrame:
         drop=True
     )
     return ordered
+
+
+def _verdict(most: str, partly: bool, any_lost: bool) -> str:
+    """What became of most of a request's tokens, and whether that holds for the others.
+
+    ``saved``: of all tokens; ``prompt-saved``: of all prompt tokens; ``partly-saved``: not of these either.
+    """
+    if most not in KEPT:
+        return most
+    return f"partly-{most}" if partly else f"prompt-{most}" if any_lost else most

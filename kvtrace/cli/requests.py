@@ -28,7 +28,7 @@ FORMATS = page_formats(listing_page, lambda listing: listing.document())
 def requests(
     path: str = typer.Argument(..., metavar="PATH", help="A report.json, or a run directory of kvtrace run."),
     verdict: str | None = typer.Option(
-        None, "--verdict", metavar="ID", help="Only these: a cause's id, saved, loaded, local-hit, ..."
+        None, "--verdict", metavar="ID", help="Only these: a cause's id, saved, partly-saved, loaded, ..."
     ),
     sort: Sort = typer.Option(Sort.WORST, "--sort", help="worst: most tokens not saved."),
     limit: int | None = typer.Option(None, "--limit", min=1, metavar="N", help="At most N."),

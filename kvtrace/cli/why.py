@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.render.formats import Format, page_formats
-from kvtrace.render.story import story_page
+from kvtrace.render.page import Page
+from kvtrace.render.story import story_page, summary_page
 from kvtrace.story.model import Story
 
-FORMATS = page_formats(story_page, Story.document)
+
+def _page(answer: Any) -> Page:  # Story or Summary
+    return story_page(answer) if isinstance(answer, Story) else summary_page(answer)
+
+
+FORMATS = page_formats(_page, lambda answer: answer.document())
 
 
 def why(
-    path: str = typer.Argument(
-        ..., metavar="PATH", help="A run directory of kvtrace run, or the report.json in it."
-    ),
+    path: str = typer.Argument(..., metavar="PATH", help="A run directory of kvtrace run, or a report.json."),
     request: str = typer.Option(
         ..., "--request", metavar="ID", help="The client's or the engine's id, or its unique beginning."
     ),
@@ -25,11 +32,20 @@ def why(
     token: int | None = typer.Option(
         None, "--token", metavar="K", help="Only what concerns this position (from 0)."
     ),
-    format: Format[Story] = format_option(FORMATS),
+    format: Format[Any] = format_option(FORMATS),
     no_color: bool = NO_COLOR,
 ) -> None:
-    """Show what happened to one request, and to each of its tokens."""
-    from kvtrace.story.locate import run_directory
+    """Show what happened to one request, and to each of its tokens.
+
+    A report without its run holds the request's sums and the findings that name it.
+    """
+    from kvtrace.story.locate import run_directory, traced_directory
+    from kvtrace.story.summary import summarize
     from kvtrace.story.tell import tell
 
-    emit(format.draw(tell(run_directory(path), request, layer, token), screen(no_color)))
+    answer: Any
+    if Path(path).is_file() and traced_directory(path) is None:
+        answer = summarize(path, request, layer, token)
+    else:
+        answer = tell(run_directory(path), request, layer, token)
+    emit(format.draw(answer, screen(no_color)))

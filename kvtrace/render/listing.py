@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from kvtrace.render.layout import clean, pad
+from kvtrace.render.layout import clean
 from kvtrace.render.page import Code, Column, Facts, Heading, Page, Row, Table
 from kvtrace.render.report import with_grade
-from kvtrace.words import count, percent, plural
+from kvtrace.words import count, plural
 
 if TYPE_CHECKING:  # the command line imports this file, and shall not load the analysis
     from kvtrace.story.listing import Listing
@@ -20,12 +21,12 @@ def listing_page(listing: Listing) -> Page:
     page: Page = [Heading("kvtrace requests", 2, quiet=True), Facts(_summary(listing))]
     table = []
     for row in listing.rows:
-        lost, whole = row["not_saved"], row["not_saved"] + row["saved"]
-        share = f" {pad(percent(lost / whole), 8, True)}" if whole else ""
+        lost, whole = row["not_saved"], left_to_save(row)
+        base = f" of {count(whole)}" if whole else ""
         client = "" if row["client"] in (None, row["id"]) else clean(row["client"], 40)
         numbers = [count(row[field]) for field in ("prompt", "output", "chunks", "local", "external")]
         saved, unseen = with_grade(row["saved"], row.get("grade")), count(row.get("not_observed", 0))
-        numbers += [saved, f"{count(lost)}{share}", unseen]
+        numbers += [saved, f"{count(lost)}{base}", unseen]
         table.append((clean(row["id"], 60), client, *numbers, clean(row["verdict"], 60)))
     columns = (
         Column("request"),
@@ -38,6 +39,11 @@ def listing_page(listing: Listing) -> Page:
         cells = [tuple("" if at in idle else cell for at, cell in enumerate(row)) for row in table]
         page.append(Table(columns, [Row((Code(row[0]), *row[1:])) for row in cells], "Requests"))
     return page
+
+
+def left_to_save(row: Mapping[str, Any]) -> float:
+    """The tokens of a request that were neither reused nor loaded: the base of those not saved."""
+    return float(row["saved"] + row["not_saved"] + row.get("not_observed", 0))
 
 
 def _summary(listing: Listing) -> list[str]:

@@ -6,8 +6,10 @@ Strings of the trace are cleaned here: one line, no control characters.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from kvtrace.render.layout import clean
+from kvtrace.render.listing import left_to_save
 from kvtrace.render.page import (
     Bullets,
     Column,
@@ -20,11 +22,14 @@ from kvtrace.render.page import (
     Timeline,
     TimelineRow,
 )
-from kvtrace.render.report import outcome_label
+from kvtrace.render.report import outcome_label, with_grade
 from kvtrace.story.model import Call, Entry, Moment, Pair, Range, RankStep, Story
 from kvtrace.terms import KEPT, NOT_OBSERVED, PENDING, Stage
 from kvtrace.trace import hooks
 from kvtrace.words import count, duration, plural, size
+
+if TYPE_CHECKING:  # the command line imports this file, and shall not load what reads reports
+    from kvtrace.story.summary import Summary
 
 _COPYING = {hook.name for hook in hooks.COPYING}
 _QUIET = {
@@ -54,6 +59,48 @@ def story_page(story: Story) -> Page:
     page += [Timeline(_timeline(story)), *_ranges(story)]
     notes = [clean(note) for note in story.notes]
     return [*page, Heading("Limits"), Bullets(notes)] if notes else page
+
+
+def summary_page(summary: Summary) -> Page:
+    """One request, as far as a report goes."""
+    row = summary.row
+    facts = [f"request {clean(row['id'], 120)}"]
+    if row["client"] and row["client"] != row["id"]:
+        facts.append(f"client {clean(row['client'], 120)}")
+    facts += [f"prompt {plural(row['prompt'], 'token')}", f"{count(row['output'])} generated"]
+    facts.append(clean(row["status"], 60) or "not finished when the trace ends")
+    page: Page = [
+        Heading("kvtrace why", 2, quiet=True),
+        Facts(facts),
+        Paragraph(_sums(summary), "bold", gap=True),
+    ]
+    lines = [
+        f"step {event.step}: {clean(event.text)} · {clean(event.finding, 60)}: {clean(event.title)}"
+        for event in summary.events
+    ]
+    if lines:
+        page += [Heading("Findings that name it"), Bullets(lines)]
+    if summary.remedy:
+        page += [Heading("What to do"), Bullets([clean(line) for line in summary.remedy])]
+    note = "its chunks, hooks and positions are not in a report: give the run directory for them"
+    return [*page, Heading("Limits"), Bullets([note])]
+
+
+def _sums(summary: Summary) -> str:
+    row = summary.row
+    where = (
+        f" ({plural(summary.layers, 'KV layer')} x {plural(summary.ranks, 'rank')})" if summary.layers else ""
+    )
+    chunks = f", computed in {plural(row['chunks'], 'chunk')}" if row["chunks"] else ""
+    parts = [
+        f"{with_grade(row['saved'], row.get('grade'))} of {count(left_to_save(row))} tokens that were left "
+        "to save were saved",
+        *([f"{count(row['not_saved'])} not saved"] if row["not_saved"] else []),
+        *([f"{count(row['not_observed'])} not observed"] if row.get("not_observed") else []),
+        *([f"{count(row['local'])} prompt tokens reused"] if row["local"] else []),
+        *([f"{count(row['external'])} accepted from the connector"] if row["external"] else []),
+    ]
+    return f"{clean(row['verdict'], 60)}{chunks}{where}: {'; '.join(parts)}."
 
 
 def _ranges(story: Story) -> Page:

@@ -331,7 +331,12 @@ class RequestRow(GradedRow):
     chunk_tokens: Annotated[list[Count], Most(MAX_CHUNKS_SHOWN), "tokens of the first chunks"]
     saved: Annotated[Number, "tokens whose KV was saved"]
     not_saved: Annotated[Number, "tokens that were lost on the way"]
-    verdict: Annotated[str, "saved, loaded, or the cause id that explains most"]
+    verdict: Annotated[
+        str,
+        "what became of most of its tokens: saved, loaded, local-hit, pending, not-observed, or the id of a "
+        "cause; partly-saved where prompt tokens are not kept, prompt-saved where only later tokens are not "
+        "(so with loaded and local-hit)",
+    ]
     status: Annotated[str, "how it ended in vLLM; empty where it did not"]
     first_step: Annotated[Count, "first step"]
     last_step: Annotated[Count, "last step"]

@@ -13,6 +13,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "ledger"))
 
 from synth import Prompt, Rounding, Sim, run_json
 
+from kvtrace.report.build import build_report
+
 Shell = Callable[..., tuple[int, str, str]]
 
 
@@ -52,6 +54,35 @@ def test_requests(shell: Shell, run: Path) -> None:
     assert code == 0 and "req-200" in out and "req-600" not in out
 
 
+def test_why_tells_what_a_report_alone_holds(shell: Shell, run: Path, tmp_path: Path) -> None:
+    lone = tmp_path / "lone.json"
+    lone.write_text(json.dumps(build_report(run)))
+    code, out, err = shell("why", str(lone), "--request", "req-2")
+    assert (code, err) == (0, "")
+    assert "below-save-granularity" in out and "0 of 201 tokens that were left to save" in " ".join(
+        out.split()
+    )
+    assert "Findings that name it" in out and "What to do" in out and "give the run directory" in out
+    code, out, _ = shell("why", str(lone), "--request", "req-600", "--format", "json")
+    told = json.loads(out)
+    assert (code, told["schema"]) == (0, "kvtrace.story-of-report/1")
+    assert told["request"]["id"] == "req-600" and told["request"]["verdict"] == "partly-saved"
+
+
+def test_a_request_of_which_a_part_is_lost_is_not_called_saved(shell: Shell, tmp_path: Path) -> None:
+    """46 % of it were not saved, and the verdict said "saved"; "100 %" had no base."""
+    sim = Sim(tmp_path, batched=512)
+    lengths = {"whole": (512, 1), "tail": (600, 1), "answered": (512, 300)}
+    sim.serve([Prompt(name, n, n, output=out) for name, (n, out) in lengths.items()], Rounding(512).policy())
+    sim.write()
+    run_json(tmp_path)
+    _, out, _ = shell("requests", str(tmp_path), "--format", "json")
+    found = {row["id"]: row["verdict"] for row in json.loads(out)["rows"]}
+    assert found == {"whole": "saved", "tail": "partly-saved", "answered": "prompt-saved"}
+    _, out, _ = shell("requests", str(tmp_path), "--verdict", "partly-saved")
+    assert "88 of 600" in out and "whole" not in out
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -60,7 +91,10 @@ def test_requests(shell: Shell, run: Path) -> None:
         (["why", "RUN"], "--request"),
         (["why", "RUN", "--request", "req-1", "--layer", "99"], "no layer"),
         (["why", "RUN", "--request", "req-1", "--token", "-1"], "no position -1"),
-        (["why", "LONE", "--request", "req-1"], "give the run directory"),
+        (["why", "LONE", "--request", "nope"], "no such request"),
+        (["why", "LONE", "--request", "req-100", "--layer", "0"], "give the run directory"),
+        (["why", "LONE", "--request", "req-100", "--token", "0"], "give the run directory"),
+        (["why", "EMPTY", "--request", "req-1"], "no kvtrace report"),
         (["why", "nowhere", "--request", "req-1"], "no such file"),
         (["requests", "nowhere"], "no such file"),
         (["requests", "RUN", "--sort", "size"], "size"),
@@ -72,9 +106,11 @@ def test_requests(shell: Shell, run: Path) -> None:
 def test_errors_are_one_line_and_exit_2(
     shell: Shell, run: Path, tmp_path: Path, words: list[str], says: str
 ) -> None:
-    lone = tmp_path / "lone.json"
-    lone.write_text("{}")
-    words = [{"RUN": str(run), "LONE": str(lone)}.get(word, word) for word in words]
+    lone, empty = tmp_path / "lone.json", tmp_path / "empty.json"
+    report = build_report(run)
+    lone.write_text(json.dumps(report))
+    empty.write_text("{}")
+    words = [{"RUN": str(run), "LONE": str(lone), "EMPTY": str(empty)}.get(word, word) for word in words]
     code, out, err = shell(*words)
     assert (code, out) == (2, "")
     assert err.startswith("kvtrace: ") and err.count("\n") == 1 and says in err

@@ -261,10 +261,10 @@ def test_the_list(rounded: Path) -> None:
     assert [row["id"] for row in found.rows] == ["cmpl-7f3a-0", "cmpl-7b00-0"]
     assert (found.total, found.fit, found.known) == (2, 2, 2)
     assert [row["id"] for row in listing(str(rounded), sort="best", limit=1).rows] == ["cmpl-7b00-0"]
-    assert [row["id"] for row in listing(str(rounded), verdict="saved").rows] == ["cmpl-7b00-0"]
+    assert [row["id"] for row in listing(str(rounded), verdict="partly-saved").rows] == ["cmpl-7b00-0"]
     none = listing(str(rounded), verdict="nope")
     text = terminal(listing_page(none), Screen())
-    assert "0 requests with verdict nope" in text and "saved (1)" in text
+    assert "0 requests with verdict nope" in text and "partly-saved (1)" in text
     text = terminal(listing_page(found), Screen())
     assert "cmpl-7f3a-0" in text and "below-save-granularity" in text
     assert "client" in text and "accepted" not in text  # empty columns are left out
