@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write the pages of docs/ that are made from the code: docs/causes/, and the tables of docs/trace-format.md
-and docs/native-copies.md.
+"""Write the pages of docs/ that are made from the code: docs/causes/, and the tables of docs/trace-format.md,
+docs/native-copies.md and docs/export.md.
 
 python scripts/pages.py
 """
@@ -18,6 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from kvtrace.agent.watch import native  # noqa: E402
 from kvtrace.causes.registry import CATALOGUE  # noqa: E402
+from kvtrace.export.tables import PARTITIONS, TABLES, Column  # noqa: E402
 from kvtrace.render.cause import cause_page  # noqa: E402
 from kvtrace.render.markdown import markdown  # noqa: E402
 from kvtrace.trace import format as fmt  # noqa: E402
@@ -35,7 +36,12 @@ def files() -> dict[Path, str]:
     }
     written[docs / "causes" / "README.md"] = _index()
     found = {path: _HEAD + text for path, text in written.items()}
-    for name, text in (("trace-format.md", tables()), ("native-copies.md", native_copies())):
+    made = (
+        ("trace-format.md", tables()),
+        ("native-copies.md", native_copies()),
+        ("export.md", export_tables()),
+    )
+    for name, text in made:
         page = docs / name
         found[page] = page.read_text(encoding="utf-8").split(MARKER)[0] + MARKER + "\n" + text
     return found
@@ -45,6 +51,21 @@ def native_copies() -> str:
     lines = ["| entry point | what names the memory; direction | read in |", "|---|---|---|"]
     lines += [f"| `{row.where}` | {row.names} | {row.read_in} |" for row in native.rows()]
     return "\n".join(lines) + "\n"
+
+
+def export_tables() -> str:
+    """The tables of an export and their columns."""
+    head = ["| column | type | unit | meaning |", "|---|---|---|---|"]
+    lines = ["Each table begins with these columns:", "", *head]
+    lines += [_column(column) for column in PARTITIONS]
+    for table in TABLES:
+        lines += ["", f"### {table.name}", "", f"A row is {table.row}.", "", *head]
+        lines += [_column(column) for column in table.columns]
+    return "\n".join(lines) + "\n"
+
+
+def _column(column: Column) -> str:
+    return f"| `{column.name}` | {column.type} | {column.unit} | {column.meaning} |"
 
 
 def _index() -> str:

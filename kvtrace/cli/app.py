@@ -20,6 +20,7 @@ from kvtrace.cli.check import check
 from kvtrace.cli.diff import diff
 from kvtrace.cli.docs import docs
 from kvtrace.cli.explain import explain
+from kvtrace.cli.export import export
 from kvtrace.cli.requests import requests
 from kvtrace.cli.run import run
 from kvtrace.cli.scenario import scenario
@@ -57,6 +58,7 @@ app.command("run", context_settings=_RUN_CONTEXT)(run)
 app.command("explain")(explain)
 app.command("requests")(requests)
 app.command("why")(why)
+app.command("export")(export)
 app.command("baseline")(baseline)
 app.command("check")(check)
 app.command("diff")(diff)

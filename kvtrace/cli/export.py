@@ -1,0 +1,71 @@
+"""``kvtrace export``: a run as a timeline or as tables, for other programs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kvtrace.cli.output import emit
+
+if TYPE_CHECKING:
+    from kvtrace.export.parts import Progress
+
+EXAMPLE = """Show what happened to a run, or to a part of it, in other programs.
+
+Example: kvtrace export RUN --format perfetto --steps 100:200 --layers 0,5-8
+"""
+
+
+def export(
+    path: str = typer.Argument(..., metavar="PATH", help="A run directory of kvtrace run."),
+    format: str = typer.Option(
+        ..., "--format", metavar="perfetto|csv", help="A timeline for ui.perfetto.dev; or a file a table."
+    ),
+    output: str | None = typer.Option(
+        None, "-o", "--output", metavar="PLACE", help="File (perfetto) or directory to write."
+    ),
+    steps: str = typer.Option("", "--steps", metavar="A:B", help="Only steps A to B, both included."),
+    layers: str = typer.Option("", "--layers", metavar="LIST", help="Only these: 0,5-8, or parts of names."),
+    request: str = typer.Option("", "--request", metavar="ID", help="Only this request and its steps."),
+    force: bool = typer.Option(False, "--force", help="Replace what an earlier export left there."),
+) -> None:
+    from kvtrace.errors import KvtraceError
+    from kvtrace.export.run import open_run
+    from kvtrace.export.selection import Wanted, parse_steps
+    from kvtrace.export.write import BY_NAME, Target
+
+    chosen = BY_NAME.get(format)
+    if chosen is None:
+        raise KvtraceError(
+            f"--format {ascii(format)[:40]} is not known", f"write one of {', '.join(BY_NAME)}"
+        )
+    run = open_run(path, Wanted(parse_steps(steps), layers, request))
+    place = Path(output) if output else chosen.place(run)
+    with _progress() as progress:
+        written = chosen.write(Target(run, place, force, progress))
+    emit(f"wrote {written}\n")
+
+
+export.__doc__ = EXAMPLE
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A bar on stderr, where that is a terminal."""
+    from kvtrace.export.parts import silent
+
+    if not sys.stderr.isatty():
+        yield silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    columns = ("reading", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,305 @@
+"""The records of a spool as rows of the tables ``events`` and ``steps``, a chunk at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from kvtrace.export.frame import cells, frame, same, shown
+from kvtrace.export.run import Process
+from kvtrace.export.tables import BOOL, EVENTS, INT, STEPS, TEXT, Table
+from kvtrace.trace import hooks, ops, rows
+from kvtrace.trace.format import (
+    DETAIL_IS_OP,
+    NONE_ANSWER,
+    STEP_MASK,
+    STEP_SHIFT,
+    Dispatch,
+    Flag,
+    Kind,
+    Role,
+    Skip,
+    Way,
+)
+from kvtrace.trace.reader import Records
+
+Ints = NDArray[np.int64]
+Names = Mapping[int, str]
+
+EXPORTED = (
+    Kind.HOOK, Kind.OP, Kind.STEP, Kind.CHUNK, Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.PREEMPT,
+    Kind.FINISH, Kind.EXEC, Kind.QUIET, Kind.EFFECT, Kind.OPEN, Kind.DONE, Kind.DEVICE, Kind.LEFT,
+)  # fmt: skip
+"""Kinds that are events. Others hold digests, slots, block ids and texts."""
+MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
+_SIDES = {int(role): role.name.lower() for role in Role}
+_SKIPS = {int(skip): skip.name for skip in Skip}
+_WAYS = {int(way): way.name.lower().replace("_", " ") for way in Way}
+_KIND_NAMES = {int(kind): kind.name.lower() for kind in EXPORTED}
+_OF_CONNECTORS = (
+    Kind.HOOK, Kind.QUIET, Kind.EFFECT, Kind.DEVICE, Kind.LEFT, Kind.META, Kind.LOOKUP, Kind.ALLOC, Kind.OPEN,
+    Kind.DONE,
+)  # fmt: skip
+_NUMBERS: dict[Kind, tuple[str, ...]] = {
+    Kind.HOOK: ("slots", "entries"),
+    Kind.OP: ("tokens",),
+    Kind.STEP: ("tokens", "requests", "new_requests"),
+    Kind.CHUNK: ("start", "tokens", "prompt"),
+    Kind.REQUEST: ("prompt", "max_tokens"),
+    Kind.LOOKUP: ("local", "external"),
+    Kind.ALLOC: ("external", "blocks"),
+    Kind.META: ("slots", "tokens", "start"),
+    Kind.PREEMPT: ("computed",),
+    Kind.FINISH: ("computed", "output", "preemptions"),
+    Kind.EXEC: ("tokens", "requests", "padded"),
+    Kind.QUIET: ("count", "least_ns", "most_ns"),
+    Kind.EFFECT: ("slots", "bytes", "files"),
+    Kind.DEVICE: ("device_ns", "before_ns"),
+    Kind.LEFT: ("bytes", "errors"),
+}
+"""Columns that are fields of the record under the same name; a negative one is not known."""
+
+
+def event_rows(table: Records, names: Names, process: Process) -> pd.DataFrame:
+    """The rows of ``events`` for a table of records, in its order, the partitions' columns first."""
+    kinds = rows.kind(table[:, 0])
+    table = table[np.isin(kinds, EXPORTED)]
+    columns = _Columns(EVENTS, len(table))
+    kinds = rows.kind(table[:, 0])
+    head = table[:, 0]
+    everywhere = np.arange(len(table))
+    columns.words("kind", everywhere, kinds, _KIND_NAMES)
+    columns.words("side", everywhere, rows.role(head), _SIDES)
+    columns.numbers("thread", everywhere, rows.thread(head))
+    columns.words("flags", everywhere, rows.flags(head), _Flags())
+    _of_connectors(columns, kinds, head)
+    for kind in np.unique(kinds).tolist():
+        at = np.flatnonzero(kinds == kind)
+        _of_kind(columns, Kind(kind), at, table[at], names)
+    return columns.frame(process, rows.role(head))
+
+
+def _of_connectors(columns: _Columns, kinds: Ints, head: Ints) -> None:
+    at = np.flatnonzero(np.isin(kinds, _OF_CONNECTORS))
+    detail = rows.detail(head[at])
+    is_op = np.isin(kinds[at], (Kind.QUIET, Kind.DEVICE)) & (detail >= DETAIL_IS_OP)
+    columns.numbers("connector", at[~is_op], detail[~is_op])
+
+
+def _of_kind(columns: _Columns, kind: Kind, at: Ints, table: Records, names: Names) -> None:
+    row: Any = rows.columns(rows.ROWS[kind], table)
+    begin = row.t0 if "t0" in row._fields else row.t
+    columns.numbers("t_ns", at, begin)
+    if "t1" in row._fields:
+        columns.numbers("dur_ns", at, np.maximum(row.t1 - begin, 0))
+    if "step" in row._fields:
+        columns.steps(at, row.step)
+    if "layer" in row._fields:
+        columns.words("layer", at, row.layer, names)
+    if "request" in row._fields and "requests" not in row._fields:
+        columns.words("request", at, row.request, names)
+    for name in _NUMBERS.get(kind, ()):
+        columns.numbers(name, at, getattr(row, name))
+    if kind in _SPECIAL:
+        _SPECIAL[kind](columns, at, row, names)
+
+
+# ------------------------------------------------------------------ what differs from kind to kind
+
+
+def _hook(columns: _Columns, at: Ints, row: rows.HookCall, names: Names) -> None:
+    columns.words("name", at, rows.code(row.head), _HOOK_NAMES)
+    raised = np.flatnonzero(rows.flags(row.head) & Flag.RAISED)
+    columns.words("error", at[raised], row.extra[raised], names)
+
+
+def _op(columns: _Columns, at: Ints, row: rows.OpCall, names: Names) -> None:
+    columns.words("name", at, rows.code(row.head), _OP_NAMES)
+    columns.words("mode", at, row.mode, MODES)
+    columns.words("skip", at, row.skip, _SKIPS)
+    direct = at[np.flatnonzero(rows.detail(row.head) == Dispatch.DIRECT)]
+    columns.add_flag(direct, "direct")
+
+
+def _step(columns: _Columns, at: Ints, row: rows.Step, names: Names) -> None:
+    columns.numbers("preempted", at, row.gone >> 32)
+    columns.numbers("finished", at, row.gone & 0xFFFFFFFF)
+
+
+def _lookup(columns: _Columns, at: Ints, row: rows.Lookup, names: Names) -> None:
+    columns.numbers("external", at, np.where(row.external == NONE_ANSWER, -1, row.external))
+
+
+def _finish(columns: _Columns, at: Ints, row: rows.Finish, names: Names) -> None:
+    columns.words("status", at, row.status_name, names)
+
+
+def _exec(columns: _Columns, at: Ints, row: rows.Execution, names: Names) -> None:
+    columns.words("mode", at, row.mode, MODES)
+    columns.numbers("padded", at, np.where(row.padded > 0, row.padded, -1))
+
+
+def _quiet(columns: _Columns, at: Ints, row: rows.QuietCalls, names: Names) -> None:
+    _hook_or_op(columns, at, row.head)
+    columns.numbers("dur_ns", at, row.total_ns)
+    columns.words("layer", at, row.layer_set, _LayerSets(names))
+
+
+def _effect(columns: _Columns, at: Ints, row: rows.Effect, names: Names) -> None:
+    columns.words("name", at, rows.code(row.head), _HOOK_NAMES)
+
+
+def _done(columns: _Columns, at: Ints, row: rows.TransferDone, names: Names) -> None:
+    columns.numbers("failed", at, row.failed)
+
+
+def _device(columns: _Columns, at: Ints, row: rows.DeviceCall, names: Names) -> None:
+    _hook_or_op(columns, at, row.head)
+    columns.numbers("dur_ns", at, row.host_ns)
+
+
+def _left(columns: _Columns, at: Ints, row: rows.LeftProcess, names: Names) -> None:
+    columns.words("name", at, rows.code(row.head), _WAYS)
+    columns.numbers("count", at, row.calls)
+
+
+_SPECIAL: dict[Kind, Callable[[Any, Ints, Any, Names], None]] = {
+    Kind.HOOK: _hook, Kind.OP: _op, Kind.STEP: _step, Kind.LOOKUP: _lookup, Kind.FINISH: _finish,
+    Kind.EXEC: _exec, Kind.QUIET: _quiet, Kind.EFFECT: _effect, Kind.DONE: _done, Kind.DEVICE: _device,
+    Kind.LEFT: _left,
+}  # fmt: skip
+_HOOK_NAMES = {code: hook.name for code, hook in hooks.BY_CODE.items()}
+_OP_NAMES = {code: op.name for code, op in ops.BY_CODE.items()}
+
+
+def _hook_or_op(columns: _Columns, at: Ints, head: Ints) -> None:
+    is_op = rows.detail(head) >= DETAIL_IS_OP
+    columns.words("name", at[~is_op], rows.code(head[~is_op]), _HOOK_NAMES)
+    columns.words("name", at[is_op], rows.code(head[is_op]), _OP_NAMES)
+
+
+class _Flags(dict[int, str]):
+    """Flags of a record -> ``store async``."""
+
+    def __missing__(self, flags: int) -> str:
+        text = " ".join(flag.name.lower() for flag in Flag if flags & flag)
+        self[flags] = text
+        return text
+
+
+class _LayerSets(dict[int, str]):
+    """The id of a JSON list of layers' name ids -> their names, with a blank between them."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    def __missing__(self, ident: int) -> str:
+        try:
+            value = json.loads(self._names.get(ident, "[]"))
+        except (ValueError, RecursionError):
+            value = []
+        ids = [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
+        text = " ".join(self._names.get(one, "") for one in ids)
+        self[ident] = text
+        return text
+
+    def get(self, ident: int, default: Any = "") -> Any:
+        return self[ident]
+
+
+class _Columns:
+    """The columns of one table, filled piece by piece; what nobody fills is missing."""
+
+    def __init__(self, table: Table, count: int) -> None:
+        self._table, self._count = table, count
+        self._numbers: dict[str, tuple[Ints, NDArray[np.bool_]]] = {}
+        self._words: dict[str, NDArray[Any]] = {}
+        self._tags = np.zeros(count, dtype=np.int64)
+
+    def numbers(self, name: str, at: Ints, values: Ints) -> None:
+        """Puts numbers into rows `at`; negative ones are not known."""
+        if name not in self._numbers:
+            self._numbers[name] = np.zeros(self._count, dtype=np.int64), np.ones(self._count, dtype=bool)
+        held, missing = self._numbers[name]
+        held[at], missing[at] = values, values < 0
+
+    def words(self, name: str, at: Ints, ids: Ints, names: Mapping[int, str]) -> None:
+        """Puts the texts that `ids` stand for into rows `at`; an empty one is missing."""
+        if name not in self._words:
+            self._words[name] = np.full(self._count, None, dtype=object)
+        unique, inverse = np.unique(ids, return_inverse=True)
+        texts = np.array([shown(_text(names, one)) for one in unique.tolist()], dtype=object)
+        if len(texts):
+            self._words[name][at] = texts[inverse]
+
+    def add_flag(self, at: Ints, word: str) -> None:
+        flags = self._words["flags"]
+        for row in at.tolist():
+            flags[row] = f"{flags[row]} {word}" if flags[row] else word
+
+    def steps(self, at: Ints, steps: Ints) -> None:
+        known = (steps & STEP_MASK) > 0
+        self._tags[at] = steps >> STEP_SHIFT
+        self.numbers("step", at, np.where(known, steps & STEP_MASK, -1))
+        self.numbers("engine", at, np.where(known, steps >> STEP_SHIFT, -1))
+
+    def frame(self, process: Process, sides: Ints) -> pd.DataFrame:
+        """All columns, those of the partitions (without the run's) first. Times become wall times."""
+        values: dict[str, Any] = {"rank": _ranks(process, sides, self._tags)}
+        for column in self._table.columns:
+            values[column.name] = self._values(column.name, column.type, process)
+        return frame(values)
+
+    def _values(self, name: str, kind: str, process: Process) -> Any:
+        if name == "process":
+            return same(process.stem, self._count, TEXT)
+        if name == "pid":
+            return same(process.pid, self._count, INT)
+        if kind == TEXT:
+            return cells(self._words.get(name, np.full(self._count, None, dtype=object)), TEXT)
+        held, missing = self._numbers.get(
+            name, (np.zeros(self._count, dtype=np.int64), np.ones(self._count, dtype=bool))
+        )
+        if kind == BOOL:
+            return pd.arrays.BooleanArray(held > 0, missing)
+        if name == "t_ns":
+            held, missing = held + process.shift_ns, np.zeros(self._count, dtype=bool)
+        return pd.arrays.IntegerArray(held, missing)
+
+
+def _ranks(process: Process, sides: Ints, tags: Ints) -> Any:
+    pairs = {
+        (side, tag): process.rank_of(side, tag)
+        for side in np.unique(sides).tolist()
+        for tag in np.unique(tags).tolist()
+    }
+    ranks = [pairs[pair] for pair in zip(sides.tolist(), tags.tolist(), strict=True)]
+    return cells(np.array(ranks, dtype=np.int64), INT)
+
+
+def _text(names: Mapping[int, str], ident: int) -> str:
+    return names[ident] if isinstance(names, _Flags) else names.get(ident, "")
+
+
+def step_rows(table: Records, names: Names, process: Process) -> pd.DataFrame:
+    """The rows of ``steps`` for a table of records: real steps, dummy runs left out."""
+    kinds = rows.kind(table[:, 0])
+    head = table[:, 0]
+    step = table[:, rows.Step._fields.index("step")]  # the same word in both kinds
+    real = ((step & STEP_MASK) > 0) & ((rows.flags(head) & Flag.DUMMY) == 0)
+    table = table[np.isin(kinds, (Kind.STEP, Kind.EXEC)) & real]
+    events = event_rows(table, names, process)
+    flags, worker = rows.flags(table[:, 0]), rows.kind(table[:, 0]) == Kind.EXEC
+    ran = (flags & Flag.NO_FORWARD) == 0
+    for name, value in (
+        ("forward", ran & (events["tokens"].fillna(0).to_numpy(dtype=np.int64) > 0)),
+        ("saves_watched", (flags & Flag.STORE) != 0),
+        ("loads_watched", (flags & Flag.LOAD) != 0),
+    ):
+        events[name] = pd.arrays.BooleanArray(value, ~worker)
+    return frame({name: events[name].array for name in ("rank", *STEPS.names)})

@@ -1,0 +1,49 @@
+"""The rows of a run, table by table, in frames of bounded size: what CSV and Parquet are written from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pandas as pd
+
+from kvtrace.export.books import of_run
+from kvtrace.export.events import event_rows, step_rows
+from kvtrace.export.run import Opened
+from kvtrace.export.tables import EVENTS, FINDINGS, LEDGER, REQUESTS, STEPS
+
+Progress = Callable[[int, int], None]
+"""Called with (done, of all), in bytes of spools read."""
+
+
+def silent(done: int, total: int) -> None:
+    """A progress that nobody watches."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a table, of one host; ``source`` is the spool's stem, or "run"."""
+
+    table: str
+    host: str
+    source: str
+    rows: pd.DataFrame
+    """The table's columns, with ``rank`` before them."""
+
+
+def parts(run: Opened, progress: Progress = silent) -> Iterator[Part]:
+    """All tables of a run; those of its records a chunk at a time.
+
+    Raises:
+        SpoolError: a spool vanished.
+    """
+    for table in (REQUESTS, LEDGER, FINDINGS):
+        yield Part(table.name, run.host, "run", of_run(table.name, run.report, run.requests))
+    before = 0
+    for process in run.processes:
+        for chunk, names, read in run.chunks(process):
+            if len(chunk):
+                yield Part(EVENTS.name, process.host, process.stem, event_rows(chunk, names, process))
+                yield Part(STEPS.name, process.host, process.stem, step_rows(chunk, names, process))
+            progress(min(before + read, run.size), run.size)
+        before += process.size

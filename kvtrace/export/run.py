@@ -1,0 +1,225 @@
+"""A run directory, opened for export: its books, its processes with one clock, and what was asked for."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvtrace import ledger
+from kvtrace.causes import diagnose
+from kvtrace.causes.tables import rows as rows_of
+from kvtrace.errors import KvtraceError
+from kvtrace.export.selection import (
+    REQUEST_WORDS,
+    STEP_WORDS,
+    Selection,
+    Wanted,
+    in_steps,
+    parse_layers,
+)
+from kvtrace.ledger.model import Run
+from kvtrace.report.build import assemble, request_rows
+from kvtrace.report.model import Report, RequestRow
+from kvtrace.story.find import find
+from kvtrace.story.locate import traced_directory
+from kvtrace.trace import rows
+from kvtrace.trace.format import STEP_MASK, Kind, Role
+from kvtrace.trace.reader import Records, Spool, SpoolInfo
+from kvtrace.words import clean
+
+NO_RANK = -1
+_SAME_CLOCK_NS = 10**9
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process with a spool.
+
+    Attributes:
+        name: for people, "worker 0".
+        ranks: engine's tag -> rank of its worker in this process; empty where it has none.
+        shift_ns: what makes wall time of its clock; the same for processes that share a clock.
+    """
+
+    path: Path
+    size: int
+    pid: int
+    host: str
+    name: str
+    ranks: Mapping[int, int]
+    shift_ns: int
+
+    @property
+    def stem(self) -> str:
+        return self.path.stem
+
+    def rank(self, tag: int = 0) -> int:
+        """The rank of the worker of an engine here; of step 0 that of the first one."""
+        return self.ranks.get(tag, next(iter(self.ranks.values()), NO_RANK))
+
+    def rank_of(self, side: int, tag: int) -> int:
+        return self.rank(tag) if side == Role.WORKER else NO_RANK
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run that is read. ``key`` names it among others: the same for a copy, another for another run."""
+
+    key: str
+    host: str
+    run: Run
+    report: Report
+    requests: Sequence[RequestRow]
+    """All that are wanted, worst first; the report has the first of them only."""
+    processes: Sequence[Process]
+    selection: Selection
+    clients: Mapping[str, str]
+    """Engine's id of a request -> the client's, where that is another."""
+
+    @property
+    def name(self) -> str:
+        """The run's name, without the number."""
+        return self.key.rpartition("-")[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all spools."""
+        return sum(one.size for one in self.processes)
+
+    def chunks(self, process: Process) -> Iterator[tuple[Records, Mapping[int, str], int]]:
+        """(records that are wanted, names, bytes read so far) of a process, chunk by chunk.
+
+        Raises:
+            SpoolError: the spool vanished.
+        """
+        spool = Spool(process.path)
+        for chunk in spool.chunks():
+            yield self.selection.of(chunk, spool.names), spool.names, spool.info().size
+
+
+def open_run(path: str | Path, wanted: Wanted | None = None) -> Opened:
+    """The run at `path`: a run directory, or the report.json in one.
+
+    Raises:
+        KvtraceError: no run that can be read; or no such layer or request in it.
+    """
+    wanted = wanted or Wanted()
+    folder = _folder(Path(path))
+    run = ledger.read_run(folder)
+    processes = _processes(run)
+    clients = {one.id: one.client for one in rows_of(run.requests) if one.client}
+    host = run.run.host or next((one.host for one in processes), "")
+    diagnosis, selection = diagnose(run), _selection(run, wanted, clients, processes)
+    return Opened(
+        key=_key(run),
+        host=host,
+        run=run,
+        report=assemble(run, diagnosis),
+        requests=[row for row in request_rows(diagnosis.requests) if _is_wanted(row, selection)],
+        processes=processes,
+        selection=selection,
+        clients=clients,
+    )
+
+
+def _folder(path: Path) -> Path:
+    found = traced_directory(path)
+    if found is not None:
+        return found
+    try:
+        there = path.exists()
+    except (OSError, ValueError):
+        there = False
+    what = "no spools with it" if there else "no such file or directory"
+    raise KvtraceError(what, clean(str(path)), "give a run directory of kvtrace run")
+
+
+def _is_wanted(row: RequestRow, selection: Selection) -> bool:
+    here = in_steps(row["first_step"], row["last_step"], selection.steps)
+    return here and selection.request in ("", row["id"])
+
+
+def _key(run: Run) -> str:
+    """``nightly-1f2e3d4c``: the run's name, and a number made of when and where it began."""
+    name = run.run.name or run.directory.resolve().name
+    headers = sorted((one.header.wall_ns, one.header.host, one.pid) for one in run.processes if one.agent)
+    began = repr((run.run.started_wall_ns, run.run.host, headers[:1])).encode()
+    return f"{name}-{zlib.crc32(began):08x}"
+
+
+def _processes(run: Run) -> list[Process]:
+    infos = {info.name: info for info in run.spools}
+    clocks: list[tuple[str, int]] = []
+    found = []
+    for one in run.processes:
+        info = infos.get(one.spool or "")
+        if info is None:
+            continue
+        ranks = {
+            worker.engine: worker.rank
+            for engine in run.engines
+            for worker in engine.workers
+            if worker.spool == one.spool
+        }
+        own = one.header.wall_ns - one.header.perf_ns
+        shift = _clock(clocks, one.header.host, own)
+        found.append(_process(info, one.pid, one.header.host, one.name, ranks, shift))
+    return found
+
+
+def _process(
+    info: SpoolInfo, pid: int, host: str, name: str, ranks: Mapping[int, int], shift: int
+) -> Process:
+    return Process(info.path, info.size, pid, host, name, ranks, shift)
+
+
+def _clock(known: list[tuple[str, int]], host: str, own: int) -> int:
+    """The first shift of that host that is near: wall clocks are set now and then, the other one never is."""
+    for name, shift in known:
+        if name == host and abs(shift - own) < _SAME_CLOCK_NS:
+            return shift
+    known.append((host, own))
+    return own
+
+
+def _selection(
+    run: Run, wanted: Wanted, clients: Mapping[str, str], processes: Sequence[Process]
+) -> Selection:
+    layers = dict.fromkeys(layer for worker in run.workers() for layer in worker.kv_layers)
+    chosen = parse_layers(wanted.layers, list(layers))
+    request, steps = "", np.empty(0, dtype=np.int64)
+    if wanted.request:
+        ids = list(dict.fromkeys(run.requests["id"].tolist()))
+        request = find(wanted.request, ids, clients)[0]
+        steps = _steps_of(request, processes)
+    arrivals = None
+    if wanted.steps is not None:
+        arrivals = frozenset(
+            one.id
+            for one in rows_of(run.requests)
+            if in_steps(one.first_step & STEP_MASK, one.last_step & STEP_MASK, wanted.steps)
+        )
+    return Selection(wanted.steps, chosen, request, steps, arrivals)
+
+
+def _steps_of(request: str, processes: Sequence[Process]) -> Any:
+    """The steps that the records of a request name: its chunks, lookups, metadata, transfers, its end."""
+    found = [np.empty(0, dtype=np.int64)]
+    kinds = [kind for kind in REQUEST_WORDS if kind in STEP_WORDS]
+    for process in processes:
+        spool = Spool(process.path)
+        for chunk in spool.chunks():
+            mine = [number for number, text in spool.names.items() if text == request]
+            if mine:
+                found += [_named_steps(chunk, kind, mine) for kind in kinds]
+    return np.unique(np.concatenate(found))
+
+
+def _named_steps(chunk: Records, kind: Kind, ids: Sequence[int]) -> Any:
+    here = (rows.kind(chunk[:, 0]) == kind) & np.isin(chunk[:, REQUEST_WORDS[kind]], ids)
+    return chunk[here, STEP_WORDS[kind]]

@@ -1,0 +1,71 @@
+"""The formats of an export: a row each, with what it writes and where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvtrace.export.folder import into_file, into_folder
+from kvtrace.export.parts import Progress, silent
+from kvtrace.export.run import Opened
+from kvtrace.words import count, plural, size
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is to be written where. ``force``: replace what is there."""
+
+    run: Opened
+    place: Path
+    force: bool = False
+    progress: Progress = silent
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format. ``suffix``: of the name that it gets where the user gives none; ``write`` returns what was
+    written, in words."""
+
+    name: str
+    help: str
+    suffix: str
+    write: Callable[[Target], str]
+
+    def place(self, run: Opened) -> Path:
+        """The name in the working directory where the user gives none."""
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "_", run.name).lstrip(".-")[:100]
+        return Path(f"{name or 'run'}{self.suffix}")
+
+
+def _perfetto(target: Target) -> str:
+    from kvtrace.export.timeline import write_perfetto
+
+    found = into_file(
+        target.place, target.force, lambda path: write_perfetto(target.run, path, target.progress)
+    )
+    amounts = (
+        f"{plural(found.tracks, 'track')}, {plural(found.slices, 'slice')}, {plural(found.flows, 'flow')}"
+    )
+    return f"{target.place} ({size(target.place.stat().st_size)}): {amounts}; open it at ui.perfetto.dev"
+
+
+def _csv(target: Target) -> str:
+    from kvtrace.export.csv_files import write_csv
+
+    counts = into_folder(
+        target.place, target.force, lambda output: write_csv(target.run, output, target.progress)
+    )
+    return f"{target.place}/: {_tables(counts)}"
+
+
+def _tables(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count(rows)}" for name, rows in counts.items()) + " rows"
+
+
+FORMATS = (
+    Format("perfetto", "a timeline for ui.perfetto.dev", ".pftrace", _perfetto),
+    Format("csv", "a file a table", "-csv", _csv),
+)
+BY_NAME = {one.name: one for one in FORMATS}
