@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent.connector import traced  # noqa: E402
 from kvtrace.agent.left import databases, paths, sockets  # noqa: E402
-from kvtrace.agent.left.pieces import POOL  # noqa: E402
+from kvtrace.agent.left.keys import Held, Keys  # noqa: E402
+from kvtrace.agent.left.pieces import POOL, Op  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.agent.watch.call import FIRST_CALLS  # noqa: E402
@@ -371,6 +372,30 @@ def test_kv_whose_key_is_put_again_or_deleted(trace, kv, heads, moved, answer, g
     saves(kv, how, steps=2)
     said = [(form, slots) for form, slots, _ in found(trace) if form in (Form.REPLACED, Form.DELETED)]
     assert said == [(form, "8+4,20+4") for form in gone]
+
+
+def operation(*pieces):
+    op = Op(0, 0, "layer")
+    op.pieces.extend(pieces)
+    return op
+
+
+def test_kv_is_under_the_key_of_the_message_that_holds_all_of_it():
+    """A piece of it may stand under another key too: the same token in another place."""
+    keys, first, other, again = Keys(), operation(b"a", b"b"), operation(b"a", b"c"), operation(b"d", b"e")
+    keys.put(("peer", b"1"), [Held(first, True), Held(other, False)])
+    keys.put(("peer", b"2"), [Held(other, True), Held(first, False)])
+    assert keys.put(("peer", b"1"), [Held(again, True)]) == [first]
+    assert keys.delete(("peer", b"2")) == [other]
+
+
+def test_kv_that_is_under_two_keys_is_there_until_both_are_gone():
+    for whole in (True, False):
+        keys, op = Keys(), operation(b"a", b"b")
+        keys.put(("peer", b"1"), [Held(op, whole)])
+        keys.put(("peer", b"2"), [Held(op, whole)])
+        assert keys.delete(("peer", b"1")) == []
+        assert keys.delete(("peer", b"2")) == [op]
 
 
 def test_a_server_that_is_not_there(trace, kv):

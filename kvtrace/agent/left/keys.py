@@ -4,12 +4,17 @@ HTTP (``PUT /key``), Memcached (``set key``), Redis (``SET key``) and plain text
 a key takes the place of what stood there, and what is deleted is gone: then the KV that had been found in the
 message before is not at rest any more. Where the same KV stands under another key, or has been found in a
 file, nothing is said. Messages of other protocols have no key here, and nothing follows from them.
+
+A piece of what was read may stand in a message for other KV by chance: a first layer computes the same for
+the same token in another place. Where all pieces of an operation stood in one message, that is where it is.
 """
 
 from __future__ import annotations
 
 import re
 from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvtrace.agent.left.pieces import Op
 
@@ -19,6 +24,13 @@ _REDIS = re.compile(rb"\*\d+\r\n\$\d+\r\n(SET|DEL|UNLINK)\r\n\$\d+\r\n([^\r\n]{1
 _PUTS = {b"PUT", b"SET"}
 Key = tuple[str, bytes]
 """Of a peer by its name."""
+
+
+class Held(NamedTuple):
+    """An operation of which something was found in one message. ``whole``: all of its pieces were."""
+
+    op: Op
+    whole: bool
 
 
 def asked(data: bytes) -> tuple[bool, bytes] | None:
@@ -31,31 +43,36 @@ class Keys:
     """Of this process. Threads share it; each of its changes is one step of the interpreter."""
 
     def __init__(self) -> None:
-        self._ops: OrderedDict[Key, list[Op]] = OrderedDict()
+        self._ops: OrderedDict[Key, Sequence[Held]] = OrderedDict()
 
     def forget(self) -> None:
         self._ops.clear()
 
-    def put(self, key: Key, ops: list[Op]) -> list[Op]:
+    def put(self, key: Key, held: Sequence[Held]) -> list[Op]:
         """KV was put under a key; the operations whose KV it replaced."""
-        if not ops:
+        if not held:
             return []  # whatever it was, it could not be read
-        before = self._ops.pop(key, [])
-        self._ops[key] = ops
+        before = self._ops.pop(key, ())
+        self._ops[key] = held
+        for one in held:
+            one.op.sent_whole |= one.whole
         if len(self._ops) > _MOST_KEYS:
             self._ops.popitem(last=False)
-        pieces = {piece for op in ops for piece in op.pieces}
+        pieces = {piece for one in held for piece in one.op.pieces}
         # The first and the last piece are the same where the same was put again; others now and then.
-        other = [op for op in before if sum(piece in pieces for piece in op.pieces) * 2 < len(op.pieces)]
-        return self._gone(other)
+        return self._gone(
+            [one for one in before if sum(p in pieces for p in one.op.pieces) * 2 < len(one.op.pieces)]
+        )
 
     def delete(self, key: Key) -> list[Op]:
         """A key was deleted; the operations whose KV stood there."""
-        return self._gone(self._ops.pop(key, []))
+        return self._gone(self._ops.pop(key, ()))
 
-    def _gone(self, ops: list[Op]) -> list[Op]:
-        still = {id(op) for held in list(self._ops.values()) for op in held} if ops else ()
-        return [op for op in ops if id(op) not in still and not op.in_file]
+    def _gone(self, before: Sequence[Held]) -> list[Op]:
+        gone = [one for one in before if (one.whole or not one.op.sent_whole) and not one.op.in_file]
+        everywhere = [one for held in list(self._ops.values()) for one in held] if gone else []
+        still = {(id(one.op), one.whole) for one in everywhere}
+        return [one.op for one in gone if (id(one.op), one.whole) not in still]
 
 
 KEYS = Keys()

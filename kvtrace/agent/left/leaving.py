@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvtrace.agent.left import databases, paths, sockets
-from kvtrace.agent.left.keys import KEYS, asked
+from kvtrace.agent.left.keys import KEYS, Held, asked
 from kvtrace.agent.left.paths import PLACES, Place, Wrote
 from kvtrace.agent.left.pieces import LENGTH, POOL, Hit, Needle, Op
 from kvtrace.agent.state import AGENT, clock
@@ -62,7 +62,7 @@ def begins() -> None:
 
 class Peer:
     """What went to one socket. ``calls``: how often something went out that may be a save, and was answered
-    or not. ``waiting``, ``since``: operations whose KV was found, and bytes, since its last answer."""
+    or not. ``waiting``, ``since``: what was found, and bytes, since its last answer."""
 
     __slots__ = ("asked", "bytes", "calls", "errors", "name", "since", "tail", "unseen", "waiting")
 
@@ -71,7 +71,7 @@ class Peer:
         self.bytes = self.calls = self.errors = self.since = 0
         self.tail = b""
         self.unseen = False
-        self.waiting: list[Op] = []
+        self.waiting: list[Hit] = []
         self.asked: tuple[bool, bytes] | None = None
 
     def over(self) -> bool:
@@ -80,6 +80,14 @@ class Peer:
         self.calls += save
         self.waiting, self.since = [], 0
         return save
+
+    def held(self) -> list[Held]:
+        """The operations of which something was found since its last answer."""
+        found: dict[int, tuple[Op, set[int]]] = {}
+        for hit in self.waiting:
+            _, numbers = found.setdefault(id(hit.needle.op), (hit.needle.op, set()))
+            numbers.add(hit.needle.number)
+        return [Held(op, len(numbers) == len(op.pieces)) for op, numbers in found.values()]
 
 
 class Finding(NamedTuple):
@@ -202,8 +210,7 @@ class Left:
             return
         puts, key = peer.asked
         name, peer.asked = (peer.name, key), None
-        ops = list({id(op): op for op in peer.waiting}.values())
-        gone = KEYS.put(name, ops) if puts else KEYS.delete(name)
+        gone = KEYS.put(name, peer.held()) if puts else KEYS.delete(name)
         for op in gone:
             self._write_found(op, Form.REPLACED if puts else Form.DELETED, clock(), peer.name, self.call)
 
@@ -212,29 +219,27 @@ class Left:
 
     def _fails(self, peer: Peer) -> None:
         peer.errors += 1
-        self._refused.update(id(op) for op in peer.waiting)
+        self._refused.update(id(hit.needle.op) for hit in peer.waiting)
         peer.over()
 
     def unreachable(self, address: Any) -> None:
         name = sockets.name_of_address(address)
         self._unreachable[name] = self._unreachable.get(name, 0) + 1
 
-    def _look(self, data: bytes, target: str, way: Way, first: int = 0) -> list[Op]:
-        """What was read and stands in ``data``, each operation once. ``first``: where that is in a file or
-        in all that was sent."""
+    def _look(self, data: bytes, target: str, way: Way, first: int = 0) -> list[Hit]:
+        """What was read and stands in ``data``. ``first``: where that is in a file or in all that was
+        sent."""
         hits = POOL.search(data) or POOL.near(data)
         moved = [hit._replace(offset=hit.offset + first) for hit in hits]
-        return self._find([Finding(hit, target, way, way == Way.FILE) for hit in moved])
+        self._find([Finding(hit, target, way, way == Way.FILE) for hit in moved])
+        return hits
 
-    def _find(self, findings: list[Finding]) -> list[Op]:
-        ops: dict[int, Op] = {}
+    def _find(self, findings: list[Finding]) -> None:
         for one in findings:
             op = one.hit.needle.op
-            ops[id(op)] = op
             self._refused.discard(id(op))  # sent once more
             op.in_file |= one.way != Way.SOCKET
             self._found.setdefault(id(op), (op, []))[1].append(one)
-        return list(ops.values())
 
     # --- at its end -----------------------------------------------------------------------
 

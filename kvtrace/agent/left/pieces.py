@@ -73,7 +73,7 @@ class Op:
 
     __slots__ = (
         "bytes", "call", "connector", "ends", "floats", "found", "in_file", "layer", "needles", "order",
-        "pieces", "touches",
+        "pieces", "sent_whole", "touches",
     )  # fmt: skip
 
     def __init__(self, call: int, connector: int, layer: str) -> None:
@@ -90,6 +90,8 @@ class Op:
         self.found: set[int] = set()
         self.in_file = False
         """Whether any of it was found elsewhere than in what was sent."""
+        self.sent_whole = False
+        """Whether all of its pieces stood in one message that was answered."""
         self.needles: list[Needle] = []
 
     @property
