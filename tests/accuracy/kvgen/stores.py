@@ -234,7 +234,7 @@ class @CLS@:
     def @PUT@(self, name, tensor):
 @HEAD@
         data = {_data(choice)}
-        size = {"tensor.numel() * 4" if choice.flaw else "len(data)"}
+        size = {"tensor.numel() * 4" if choice.flaw == "cut" else "len(data)"}
         with self._guard:
 {write}
 {flush}
