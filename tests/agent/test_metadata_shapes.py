@@ -480,6 +480,15 @@ def test_one_list_of_blocks_cut_by_another_of_counts(op: list[int]):
     assert said(Meta(rids=[A], flat=[111], counts=[1], op=[1])) == [(A, STORE, 0, 16)]
 
 
+@pytest.mark.parametrize("running", [[A, D], [D]])
+@pytest.mark.parametrize("way", ["verb", "opcode", "what"])
+def test_numbers_beside_a_list_that_is_cut_are_no_blocks_and_who_runs_is_no_order(running, way):
+    """A small number for each entry may well be the id of a block, and another list of ids tell who runs."""
+    meta = Meta(flat=[111, 112], **{way: [111]}, widths=[2], names=[A], members=running)
+    entries = said(meta)
+    assert [one for one in entries if one[2:] == (0, 32)] and len(entries) == 1
+
+
 def test_rows_that_begin_with_the_place_of_their_request():
     rows_ = [np.array([0, 111, 112]), np.array([1, 143])]
     assert said(Meta(puts=rows_, gets=[], who=[A, D], keys=["x", "y"])) == [

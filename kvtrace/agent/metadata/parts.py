@@ -241,18 +241,19 @@ class Walk:
 
     def across(self, fields: list[tuple[Any, Any]], context: Context) -> list[tuple[Any, Any]]:
         """Lists side by side, one of them request ids: an entry for each place. Returns the other fields."""
-        ids = [(name, value) for name, value in fields if self._all_known(value) and _is_order(str(name))]
-        if not ids or any(value != ids[0][1] for _, value in ids):
+        listed = [(name, value) for name, value in fields if self._all_known(value) and _is_order(str(name))]
+        ids = self._entries_ids(listed, fields)
+        if not ids:
             return fields
         id_name, requests = ids[0]
         fields = self._indexed(id_name, requests, fields, context)
-        fields = self._cut(fields, requests)
+        fields, ragged = self._cut(fields, requests)
         beside = [
             (name, value)
             for name, value in fields
             if type(value) in (list, tuple) and len(value) == len(requests) and not self._all_known(value)
         ]
-        beside = [(name, value) for name, value in beside if _goes_along(name, value, len(requests))]
+        beside = [(name, value) for name, value in beside if _goes_along(name, value, len(requests), ragged)]
         if not beside:
             return fields
         for at, request in enumerate(requests):
@@ -261,6 +262,16 @@ class Walk:
             self.record([(name, value[at]) for name, value in beside], place, Part(place))
         taken = {name for name, _ in (*beside, *ids)}
         return [(name, value) for name, value in fields if name not in taken]
+
+    def _entries_ids(
+        self, listed: list[tuple[Any, Any]], fields: list[tuple[Any, Any]]
+    ) -> list[tuple[Any, Any]]:
+        """Of several lists of request ids those that say whose the entries are: all of them where they are
+        the same; else those whose places a list of blocks is cut for (others may tell who runs)."""
+        if all(value == listed[0][1] for _, value in listed):
+            return listed
+        cut = [one for one in listed if self._cut(fields, one[1])[1]]
+        return cut if all(value == cut[0][1] for _, value in cut) else []
 
     def _indexed(
         self, id_name: str, requests: Any, fields: list[tuple[Any, Any]], context: Context
@@ -279,21 +290,23 @@ class Walk:
                 self.record([("", row.whole()[1:])], place, Part(place))
         return rest
 
-    def _cut(self, fields: list[tuple[Any, Any]], requests: Any) -> list[tuple[Any, Any]]:
-        """One list of blocks for all places, beside another that says how many each has: cut in pieces."""
+    def _cut(self, fields: list[tuple[Any, Any]], requests: Any) -> tuple[list[tuple[Any, Any]], bool]:
+        """One list of blocks for all places, beside another that says how many each has: cut in pieces. And
+        whether there was one."""
         numeric = [(name, value) for name, value in fields if type(value) in (list, tuple) and value]
         numeric = [(name, value) for name, value in numeric if shapes.integers(value, Kind.LIST) is not None]
-        for count_name, sizes in numeric:
-            if len(sizes) != len(requests) or min(sizes) < 0:
-                continue
-            ends = list(accumulate(sizes))
-            for name, whole in numeric:
+        sizes_of = [one for one in numeric if len(one[1]) == len(requests) and min(one[1]) >= 0]
+        # the longest list that can be cut: a count may be the number of a block as well
+        for name, whole in sorted(numeric, key=lambda one: -len(one[1])):
+            for count_name, sizes in sizes_of:
+                ends = list(accumulate(sizes))
                 if whole is sizes or len(whole) != ends[-1] or words.read(str(name)).no_kv:
                     continue
                 pieces = [list(whole[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
                 if all(self._holds(one, piece) for one, piece in zip(requests, pieces, strict=True)):
-                    return [*(one for one in fields if one[0] not in (count_name, name)), (name, pieces)]
-        return fields
+                    rest = [one for one in fields if one[0] not in (count_name, name)]
+                    return [*rest, (name, pieces)], True
+        return fields, False
 
     def _of_request(self, part: Part, word: words.Name, numbers: Integers | None) -> bool:
         """Whether a dictionary that orders something gives a request its own blocks: ``store_jobs[id]``."""
@@ -711,14 +724,17 @@ def _is_order(name: str) -> bool:
     return not (word.table or word.state)
 
 
-def _goes_along(name: Any, value: Any, count: int) -> bool:
-    """Whether a list beside one of ids has an item for each, and is no list of KV itself."""
+def _goes_along(name: Any, value: Any, count: int, ragged: bool) -> bool:
+    """Whether a list beside one of ids has an item for each, and is no list of KV itself.
+
+    ``ragged``: a list of blocks was cut for these ids: what else there is has a number for each.
+    """
     kinds = {shapes.kind_of(item) for item in value}
     word = words.read(str(name))
     if any(shapes.kind_of(item) is Kind.LIST and len(item) and not _is_numeric(item) for item in value):
         return False  # records of their own
     if kinds <= {Kind.NUMBER}:
-        return word.each or (count > 1 and not word.no_kv)
+        return ragged or word.each or (count > 1 and not word.no_kv)
     return not kinds & {Kind.NOTHING, Kind.OPAQUE} and (count > 1 or Kind.TEXT not in kinds)
 
 

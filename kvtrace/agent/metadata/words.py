@@ -84,14 +84,15 @@ _NO_SIZE = _set(
     "priority rank "
     "ranks refs remote retries retry rev revision round salt seed seq serial size status step steps task "
     "tasks tick tier time timeout timestamp tp transfer transfers ts ttl uid version worker workers world "
-    "op kind action type verb operation command cmd direction"
+    "op kind action type verb operation command cmd direction opcode opcodes code codes"
 )
 """Words of numbers that count no tokens and no blocks."""
 _NO_KV = _set(
     "hash hashes layer layers rank ranks job jobs event events step steps worker workers group groups "
     "size sizes count counts num number len lens length lengths index indices idx task tasks seq seqs "
     "order port ports head heads shape time times timestamp timestamps version versions priority "
-    "priorities offset offsets id hosts expert experts dim dims stride strides op ops mode kind direction"
+    "priorities offset offsets id hosts expert experts dim dims stride strides op ops mode kind direction "
+    "opcode opcodes code codes"
 )
 """Words of lists whose numbers are neither blocks nor slots nor token ids, unless one of these is named."""
 _VAGUE = _set("id ids idx index indices order offset offsets all flat list kv cache gpu mem local")
