@@ -198,10 +198,11 @@ class Case:
     @cached_property
     def taken_before(self) -> dict[int, tuple[list[int], list[int]]]:
         """Engine -> the steps in which its requests began, in order, and the most that was kept of a prompt
-        before each of them, and after the last."""
+        before each of them, and after the last: as it was seen, else as the metadata of what was saved says.
+        """
         found = {}
         for tag, requests in self._by_engine.items():
-            rows = sorted((request.chunk_step, request.taken or 0) for request in requests)
+            rows = sorted((request.chunk_step, _kept(request)) for request in requests)
             most = accumulate((taken for _, taken in rows), max, initial=0)
             found[tag] = ([step for step, _ in rows], list(most))
         return found
@@ -400,8 +401,14 @@ def _reach(case: Case, request: Request) -> int | None:
     )
 
 
+def _kept(request: Request) -> int:
+    if request.taken is not None:
+        return request.taken
+    return request.stored_end if request.saved else 0
+
+
 def shared_before(case: Case, request: Request) -> int:
-    """Leading positions that were seen to be kept of an earlier prompt with the same beginning."""
+    """Leading positions that were kept of an earlier prompt with the same beginning."""
     if not request.shared:
         return 0
     steps, most = case.taken_before[request.engine]
