@@ -544,6 +544,27 @@ def test_another_requests_slots_where_no_metadata_names_any(tmp_path: Path) -> N
     assert alike(sim, "a") == alike(sim, "b") == {(0, 32): "MISPLACED READ"}
 
 
+@pytest.mark.parametrize(
+    ("slots", "misread"), [(80, True), (96, False), (48, False)], ids=["some twice", "all twice", "once"]
+)
+def test_slots_that_one_call_reads_twice_in_the_place_of_others(
+    tmp_path: Path, slots: int, misread: bool
+) -> None:
+    """Who reads all of it twice has another reason; then a unit or a length may leave the prompt out."""
+    sim = cache(tmp_path)
+    for request, tokens in (("a", 32), ("b", 48)):
+        sim.arrive(Prompt(request, tokens))
+    chunks = [Chunk("a", 0, 32, first=True), Chunk("b", 0, 48, first=True)]
+    step = sim.step(chunks, prompts={"a": 32, "b": 48}, unreadable=True)
+    sim.read("b", 0, 48)
+    for layer in range(2):
+        sim.effect(0, step, layer, slots)
+    for request, tokens in (("a", 32), ("b", 48)):
+        sim.finish(request, tokens)
+    assert alike(sim, "a") == {(0, 32): "MISPLACED READ" if misread else NOT_OFFERED}
+    assert alike(sim, "b") == {(0, 48): "MISPLACED READ" if misread else SAVED}
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_another_layers_slots_where_no_metadata_names_any(tmp_path: Path, times: int) -> None:
     """Both calls read the second layer. Read once, it says nothing of the first one."""

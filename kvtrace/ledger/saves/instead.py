@@ -59,10 +59,14 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
     for column in range(len(watched.worker.kv_layers) if len(engine.facts.kv_groups) < 2 else 0):
         read = [step for step, layer in slots.amounts if layer == column and step in computing]
         useless = {step for step in read if _useless(slots, requests, step, column) >= size}
-        if not useless:
+        twice = {step for step in read if _twice_in_a_call(watched, (step, column)) >= size}
+        if not useless | twice:
             continue
         layer = _Layer(slots, begun, column, size)
         odd = {step: found for step in read if (found := layer.left_out(computing[step], True))}
+        useless |= {step for step in twice & odd.keys() if _in_place(watched, (step, column), odd[step])}
+        if not useless:
+            continue
         ends = {step: found for step in useless if (found := layer.left_out(computing[step], False))}
         for step, found in {**ends, **odd}.items() if odd else ():
             steps[step] |= 1 << column
@@ -85,9 +89,7 @@ def _other_layers(watched: Watched, step: int) -> dict[tuple[int, int, int], lis
         return {}
     again, amount = slots.again.get((step, read[0]), 0), slots.amounts[step, read[0]]
     once = amount - again
-    cell = watched.table.steps.get(step, {}).get(read[0])
-    if cell is not None:
-        again += max(0, cell.slots - amount)  # by one call
+    again += _twice_in_a_call(watched, (step, read[0]))
     if not once or again < len(empty) * once:
         return {}
     found = {}
@@ -113,6 +115,19 @@ def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: i
     useless = slots.blank.get(at, 0) + slots.again.get(at, 0)
     # A block of a request that is over may be another one's too, by the GPU's prefix cache.
     return useless + max(0, min(over, slots.amounts[at] - useless - mine))
+
+
+def _twice_in_a_call(watched: Watched, at: tuple[int, int]) -> int:
+    """Slots that one call of a step read in a layer more than once."""
+    cell = watched.table.steps.get(at[0], {}).get(at[1])
+    return max(0, cell.slots - watched.slots.amounts[at]) if cell is not None else 0
+
+
+def _in_place(watched: Watched, at: tuple[int, int], left_out: Holes) -> bool:
+    """Whether what one call read once more may stand for what was left out: not all of what it read (a
+    checksum and a copy), and no more than was left out."""
+    more = _twice_in_a_call(watched, at)
+    return bool(more % watched.slots.amounts[at]) and more <= sum(map(length, left_out.values()))
 
 
 class _Begun:
