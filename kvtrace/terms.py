@@ -57,7 +57,7 @@ class Grade(IntEnum):
 
 MEANS: dict[Grade, str] = {
     Grade.PROVED: "came back, or was read back, the same",
-    Grade.WRITTEN: "seen leaving the process, without an error",
+    Grade.WRITTEN: "seen leaving the process or at rest, without an error",
     Grade.READ: "seen at the KV cache",
     Grade.DECLARED: "by metadata alone",
     Grade.NOT_OBSERVED: "nothing shows what became of it",

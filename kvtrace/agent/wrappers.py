@@ -15,6 +15,7 @@ from typing import Any
 from kvtrace.agent import frames, hook_records
 from kvtrace.agent.codegen import generate, signature_of
 from kvtrace.agent.device import DEVICE
+from kvtrace.agent.left import held
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.watch import call
@@ -56,7 +57,7 @@ def of_class(base: type, site: Site) -> Callable[..., Any]:
     somebody patches on the class later still counts."""
     function = inspect.getattr_static(base, site.hook.name, None)
     made = _generated(base, function, site) if isinstance(function, FunctionType) else None
-    return _timed(made or _general(base, function, site), site)
+    return _looked(_timed(made or _general(base, function, site), site), site)
 
 
 def _general(base: type, function: Any, site: Site) -> Callable[..., Any]:
@@ -109,7 +110,27 @@ def of_instance(connector: Any, method: Any, site: Site) -> Callable[..., Any]:
         return result
 
     frames.WRAPPERS[wrapper.__code__] = None
-    return _timed(functools.update_wrapper(wrapper, method), site)
+    return _looked(_timed(functools.update_wrapper(wrapper, method), site), site, connector)
+
+
+def _looked(wrapper: Callable[..., Any], site: Site, connector: Any = None) -> Callable[..., Any]:
+    """What the connector holds is looked at when it is shut down. ``connector``: where it is no argument."""
+    if site.hook is not hooks.SHUTDOWN or site.role != Role.WORKER:
+        return wrapper
+
+    def shutdown(*args: Any, **kwargs: Any) -> Any:
+        its = args[0] if connector is None and args else connector
+        held.look(its, site.index)
+        try:
+            return wrapper(*args, **kwargs)
+        except BaseException as error:
+            frames.step_out(error)
+            raise
+        finally:
+            held.look(its, site.index)
+
+    frames.WRAPPERS[shutdown.__code__] = None
+    return functools.update_wrapper(shutdown, wrapper)
 
 
 def _timed(wrapper: Callable[..., Any], site: Site) -> Callable[..., Any]:

@@ -39,6 +39,8 @@ from kvtrace.ledger.slots.trace import touches
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.topology import Topology, topology
 from kvtrace.ledger.twins import twins
+from kvtrace.trace import rows
+from kvtrace.trace.facts import Limit, WatchLimits
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, without_copies
 from kvtrace.words import count
@@ -220,7 +222,8 @@ def _watched(
     by_name = {one.name: one for one in scans}
     given = given_blocks(scans, requests)
     removed = frozenset(name for one in scans for name in removals(one.left, one.names))
-    rests = {one.name: _at_rest(one, rest, removed) for one in scans}
+    lent = any(transfer.begun and transfer.store for request in requests for transfer in request.transfers)
+    rests = {one.name: _at_rest(one, rest, removed, lent) for one in scans}
     found = {}
     for engine in engines:
         here = {row: request for row, request in enumerate(requests) if request.engine == engine.tag}
@@ -232,10 +235,17 @@ def _watched(
     return found
 
 
-def _at_rest(scan: SpoolScan, rest: RestFile, removed: frozenset[str]) -> AtRest:
+_UNFOLLOWED = frozenset({Limit.ADDRESS, Limit.OPERATION, Limit.NATIVE, Limit.PROCESS, Limit.THREAD})
+
+
+def _at_rest(scan: SpoolScan, rest: RestFile, removed: frozenset[str], lent: bool) -> AtRest:
     last_t = max([0, *(int(ran.began_t[-1]) for ran in scan.executed.values() if len(ran.began_t))])
     tables = scan.slots, scan.left, scan.found, scan.pieces
-    return at_rest(Traced(scan.name, scan.names, *tables, last_t, removed, scan.sharing), rest)
+    limited = frozenset(
+        one.connector & rows.MOST_DETAIL for one in scan.facts_of(WatchLimits) if one.kind in _UNFOLLOWED
+    )
+    seen = Traced(scan.name, scan.names, *tables, last_t, removed, scan.sharing, limited, lent)
+    return at_rest(seen, rest)
 
 
 def _implied(

@@ -150,6 +150,13 @@ class Way(IntEnum):
     SOCKET = 2
     SQLITE = 3
     SHARED_MEMORY = 4
+    MEMORY = 5
+    """Held in the process's own memory; in no record."""
+
+
+MEMORY = "memory "
+"""How the target of KV begins that was found in the process's own memory when the connector was shut down;
+then come the names of its module, or class, and attribute."""
 
 
 class Form(IntEnum):

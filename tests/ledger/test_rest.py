@@ -19,7 +19,7 @@ from kvtrace.ledger.saves.measured import Cell
 from kvtrace.ledger.saves.rest import AtRest, Fate, Part, Traced, Why, at_rest
 from kvtrace.ledger.slots.reads import Touch
 from kvtrace.trace import rows
-from kvtrace.trace.format import Flag, Form, Kind, Role, Way, pack_head
+from kvtrace.trace.format import MEMORY, Flag, Form, Kind, Role, Way, pack_head
 
 SLOTS = 64
 ALL = ((0, SLOTS),)
@@ -37,6 +37,8 @@ class Books:
         self.files: dict[str, RestingFile] = {}
         self.pieces = ""
         self.sharing: frozenset[int] = frozenset()
+        self.limited: frozenset[int] = frozenset()
+        self.lent = False
         self.ended = 10_000
 
     def name(self, text: str) -> int:
@@ -45,11 +47,12 @@ class Books:
         self.names[ident] = text
         return ident
 
-    def read(self, call: int, t: int, kept: bool = True, connector: int = 1, layer: str = "layer") -> None:
+    def read(
+        self, call: int, t: int, kept: bool = True, connector: int = 1, layer: str = "layer", step: int = 0
+    ) -> None:
         head = pack_head(Kind.SLOTS, Role.WORKER, 0, connector, Flag.STORE | (Flag.KEPT if kept else 0))
         slots = self.name(f"0+{SLOTS}")
-        step = call
-        self._add(rows.SlotsTouched(head, t * 10**6, self.name(layer), step, slots, SLOTS, 0, call))
+        self._add(rows.SlotsTouched(head, t * 10**6, self.name(layer), step or call, slots, SLOTS, 0, call))
 
     def left(
         self, way: Way, target: str, size: int = 0, calls: int = 1, errors: int = 0, marks: int = Flag.KEPT,
@@ -81,7 +84,8 @@ class Books:
     def result(self) -> AtRest:
         tables = {kind: np.array(table, dtype=np.int64).reshape(-1, 8) for kind, table in self.tables.items()}
         ordered = tables[Kind.SLOTS], tables[Kind.LEFT], tables[Kind.FOUND], tables[Kind.PIECE]
-        trace = Traced("a.kvt", self.names, *ordered, self.ended * 10**6, sharing=self.sharing)
+        whose = {"sharing": self.sharing, "limited": self.limited, "lent": self.lent}
+        trace = Traced("a.kvt", self.names, *ordered, self.ended * 10**6, **whose)
         return at_rest(
             trace, RestFile(looked_wall_ns=1, files=tuple(self.files.values()), pieces={"a.kvt": self.pieces})
         )
@@ -429,3 +433,88 @@ def test_an_index_that_is_written_anew_takes_no_kv_away(at_rest: bool) -> None:
         lose=lambda at, end: lost.append(at),
     )
     assert overwritten_files([calls]).overwritten_calls == len(lost) == (0 if at_rest else 1)
+
+
+# --- a store in the process's memory ---------------------------------------------------------
+
+PLACE = MEMORY + "store.HELD"
+GONE, THERE, UNKNOWN = (Fate.NEVER_LEFT, Why.NOT_HELD), (Fate.WRITTEN, Why.NONE), (Fate.READ, Why.NONE)
+
+
+def in_memory(*held: bool) -> Books:
+    """Two calls a step, one layer; which of them is held at the end."""
+    books = Books()
+    for at, there in enumerate(held):
+        books.read(at + 1, 10 + at, step=1 + at // 2)
+        if there:
+            books.found(at + 1, 9_000, Form.VERBATIM, PLACE)
+    return books
+
+
+def test_kv_that_is_held_in_memory_is_written() -> None:
+    assert in_memory(True, True).fates() == [THERE, THERE]
+
+
+def test_kv_is_dropped_where_other_kv_of_its_step_and_of_an_earlier_one_is_held() -> None:
+    assert in_memory(True, True, False, True).fates() == [THERE, THERE, GONE, THERE]
+
+
+def test_a_cache_that_forgot_what_is_oldest_lost_nothing_by_mistake() -> None:
+    assert in_memory(False, False, False, True, True, True).fates() == [*[UNKNOWN] * 3, *[THERE] * 3]
+
+
+def test_what_is_last_may_be_on_its_way() -> None:
+    assert in_memory(True, True, True, False).fates() == [THERE, THERE, THERE, UNKNOWN]
+
+
+def test_what_is_not_held_is_not_known_where_kv_may_go_another_way() -> None:
+    held = True, True, False, True
+    native = in_memory(*held)
+    native.limited = frozenset({1})
+    fetched = in_memory(*held)
+    fetched.lent = True
+    sent = in_memory(*held)
+    sent.left(Way.SOCKET, "tcp 10.0.0.1:80", size=1 << 20)
+    for books in (native, fetched, sent):
+        assert books.fates() == [THERE, THERE, UNKNOWN, THERE]
+
+
+@pytest.mark.parametrize(
+    ("form", "fate"),
+    [
+        (Form.CUT, (Fate.NOT_AT_REST, Why.CUT)),
+        (Form.ZEROED, (Fate.ALTERED, Why.ZEROED)),
+        (Form.ALTERED, (Fate.ALTERED, Why.ROUNDED)),
+        (Form.CAST, (Fate.WRITTEN, Why.NARROWER)),
+    ],
+)
+def test_what_is_held_is_judged_as_what_left_but_only_where_it_goes_no_other_way(
+    form: Form, fate: tuple[Fate, Why]
+) -> None:
+    books = Books()
+    for call in (1, 2):
+        books.read(call, call)
+        books.found(call, 9_000, form, PLACE)
+    assert books.fates() == [fate, fate]
+    books.left(Way.FILE, "/store/compressed", size=1 << 20)
+    assert books.fates() == [fate if form == Form.CAST else UNKNOWN] * 2
+
+
+def test_kv_in_memory_beside_a_store_is_on_its_way_there() -> None:
+    books = Books()
+    for call in (1, 2, 3):
+        books.read(call, call)
+    books.found(1, 1, Form.VERBATIM, "/store/a")
+    books.found(3, 3, Form.VERBATIM, "/store/c")
+    books.found(2, 9_000, Form.VERBATIM, PLACE)
+    books.left(Way.FILE, "/store/a", size=1 << 20)
+    assert books.fates()[1] == (Fate.NEVER_LEFT, Why.NONE)
+
+
+def test_kv_in_memory_of_a_store_that_refused_it_is_not_at_rest() -> None:
+    books = Books()
+    for call in (1, 2, 3):
+        books.read(call, call)
+    books.found(3, 9_000, Form.VERBATIM, PLACE)
+    books.left(Way.SOCKET, "tcp 10.0.0.1:80", size=1 << 20, calls=3, errors=3)
+    assert books.fates() == [(Fate.PUT_FAILED, Why.REFUSED)] * 3

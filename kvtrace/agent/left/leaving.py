@@ -26,7 +26,7 @@ from kvtrace.agent.watch.operations import text_of_touches
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.records import Names, next_call
 from kvtrace.agent.watch.touch import Touch
-from kvtrace.trace.format import Flag, Form, Kind, Role, Way, pack_head
+from kvtrace.trace.format import MEMORY, Flag, Form, Kind, Role, Way, pack_head
 from kvtrace.trace.mask import mask_text
 from kvtrace.trace.rows import KvFound, LeftProcess, Piece
 from kvtrace.trace.sqlite_file import HEAD, page_size
@@ -240,6 +240,18 @@ class Left:
             self._refused.discard(id(op))  # sent once more
             op.in_file |= one.way != Way.SOCKET
             self._found.setdefault(id(op), (op, []))[1].append(one)
+
+    # --- what is held in memory -----------------------------------------------------------
+
+    def held(self, name: str, data: bytes, first: int) -> None:
+        """``data`` is held under a name in the process's memory, behind ``first`` other bytes."""
+        self._look(data, MEMORY + name, Way.MEMORY, first)
+
+    def write_held(self, t: int) -> None:
+        for op, findings in self._own():
+            self._say(op, findings, t)
+        self._call = 0
+        self._empty()
 
     # --- at its end -----------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, length, subtract, union
 from kvtrace.ledger.rest_file import GONE, STILL, RestFile, RestingFile
+from kvtrace.ledger.saves.held import Read, dropped, in_memory
 from kvtrace.ledger.slots.sets import parse
 from kvtrace.trace import rows
 from kvtrace.trace.format import Flag, Form, Way
@@ -71,6 +72,8 @@ class Why(IntEnum):
     """As numbers of a narrower type: WRITTEN."""
     NOT_WHOLE = 12
     """It is at rest in a record of several layers, of which others never left."""
+    NOT_HELD = 13
+    """It is not held in memory, where other KV of its step and of earlier ones is."""
 
 
 class Part(NamedTuple):
@@ -98,6 +101,10 @@ class Traced(NamedTuple):
     sharing: frozenset[int] = frozenset()
     """Indexes of connectors that read KV in steps in which another one did: what is found of the same KV is
     one's or the other's, and what is not found of one may be found as the other's."""
+    limited: frozenset[int] = frozenset()
+    """Indexes of connectors part of whose work can't be followed: KV may leave unseen."""
+    lent: bool = False
+    """Whether blocks were kept for asynchronous saves: others may fetch KV, which is freed then."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +214,7 @@ class _Judge:
         self._closed = self._last_closed()
         self._removed = removals(trace.left, trace.names) | trace.removed
         self._left = [one for one in self._left if not rows.flags(one.head) & Flag.REPLACED]
+        self._in_memory = self._of_memory()
         self._parts: dict[tuple[int, int], list[Part]] = defaultdict(list)
 
     def _name(self, ident: int) -> str:
@@ -258,6 +266,29 @@ class _Judge:
             )
         return found
 
+    def _of_memory(self) -> bool:
+        """Whether KV is held in memory, as in a store. Where it is found elsewhere, or what left was empty or
+        refused, it lies in memory on its way there: then that is not looked at."""
+        said = [one for every in self._found.values() for one in every]
+        if not any(in_memory(one.target) for one in said):
+            return False
+        elsewhere = any(one.target and not in_memory(one.target) for one in said)
+        most = 2 * len(self._found) >= sum(map(_is_read, self._trace.slots.tolist()))
+        if not elsewhere and (most or self._by_files() is None):
+            return True
+        for key, every in list(self._found.items()):
+            self._found[key] = [one for one in every if not in_memory(one.target)]
+        self._found = {key: every for key, every in self._found.items() if every}
+        return False
+
+    @cached_property
+    def _only_memory(self) -> bool:
+        """Whether KV is held in memory, and no other way is open to it."""
+        read = sum(max(0, words[5]) for words in self._trace.slots.tolist() if _is_read(words))
+        left = sum(abs(one.bytes) for one in self._left)
+        limited = any(rows.detail(head) in self._trace.limited for head in self._trace.slots[:, 0].tolist())
+        return self._in_memory and left < read * _LEAST_BYTES and not limited
+
     # --- judging --------------------------------------------------------------------------
 
     def result(self) -> AtRest:
@@ -304,6 +335,8 @@ class _Judge:
             return Fate.LOST_LATER, Why.REMOVED if one.form == Form.DELETED else Why.OVERWRITTEN
         if one.form == Form.CAST:
             return Fate.WRITTEN, Why.NARROWER
+        if in_memory(one.target) and not self._only_memory:
+            return Fate.READ, Why.NONE  # a copy on its way to where nobody sees it
         if one.form in (Form.ALTERED, Form.ZEROED):
             return Fate.ALTERED, Why.ZEROED if one.form == Form.ZEROED else Why.ROUNDED
         if one.form == Form.CUT and cut:
@@ -335,7 +368,10 @@ class _Judge:
     # --- what was read and not found ------------------------------------------------------
 
     def _rest_of_reads(self) -> None:
-        judged = self._never_left if self._visible() else self._by_files()
+        if self._in_memory:
+            judged = self._not_held()
+        else:
+            judged = self._never_left if self._visible() else self._by_files()
         if judged is None:
             return
         for words in self._trace.slots.tolist():
@@ -391,6 +427,24 @@ class _Judge:
         if row.t < later or waited > _PATIENCE * slowest + _MARGIN_NS:
             return Fate.NEVER_LEFT, Why.NONE, ""
         return Fate.READ, Why.NONE, ""
+
+    def _not_held(self) -> _Judged | None:
+        """What was dropped of the KV of a store in memory; None where that can't be said: what was loaded may
+        have kept its place for that."""
+        loads = any(rows.flags(head) & Flag.LOAD for head in self._trace.slots[:, 0].tolist())
+        if not self._only_memory or loads or self._trace.lent:
+            return None
+        held = {key for key, said in self._found.items() if any(one.form == Form.VERBATIM for one in said)}
+        is_dropped = dropped(
+            Read(words[1], words[3], (words[7], words[2]) in held) for words in self._trace.slots.tolist()
+        )
+
+        def judged(row: rows.SlotsTouched) -> _Verdict:
+            known = rows.flags(row.head) & Flag.KEPT and rows.detail(row.head) not in self._trace.sharing
+            gone = known and is_dropped(row.t, row.step)
+            return (Fate.NEVER_LEFT, Why.NOT_HELD, "") if gone else (Fate.READ, Why.NONE, "")
+
+        return judged
 
     @cached_property
     def _cut_off(self) -> frozenset[int]:
