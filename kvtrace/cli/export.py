@@ -24,7 +24,7 @@ Example: kvtrace export RUN --format perfetto --steps 100:200 --layers 0,5-8
 def export(
     path: str = typer.Argument(..., metavar="PATH", help="A run directory of kvtrace run."),
     format: str = typer.Option(
-        ..., "--format", metavar="perfetto|csv", help="A timeline for ui.perfetto.dev; or a file a table."
+        ..., "--format", metavar="perfetto|parquet|csv", help="A timeline, or tables (docs/export.md)."
     ),
     output: str | None = typer.Option(
         None, "-o", "--output", metavar="PLACE", help="File (perfetto) or directory to write."
@@ -44,6 +44,7 @@ def export(
         raise KvtraceError(
             f"--format {ascii(format)[:40]} is not known", f"write one of {', '.join(BY_NAME)}"
         )
+    chosen.check()
     run = open_run(path, Wanted(parse_steps(steps), layers, request))
     place = Path(output) if output else chosen.place(run)
     with _progress() as progress:

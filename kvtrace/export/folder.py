@@ -26,6 +26,20 @@ class Output:
     def __init__(self, part: Path, place: Path, force: bool) -> None:
         self.part, self._place, self._force = part, place, force
         self.files: list[Path] = []
+        self.folders: list[Path] = []
+
+    def replaces(self, relative: Path) -> None:
+        """Says that the folder at `relative` is written anew: what an earlier export left in it goes.
+
+        Raises:
+            KvtraceError: there is one, and it is not to be replaced.
+        """
+        self._check(relative)
+        self.folders.append(relative)
+
+    def _check(self, relative: Path) -> None:
+        if not self._force and os.path.lexists(self._place / relative):
+            raise KvtraceError("there already", self._place / relative, _AGAIN)
 
     def file(self, relative: Path) -> Path:
         """Where to write a file that is to stand at `relative` in the export's folder.
@@ -33,8 +47,7 @@ class Output:
         Raises:
             KvtraceError: there is one, and it is not to be replaced.
         """
-        if not self._force and os.path.lexists(self._place / relative):
-            raise KvtraceError("this file is there already", self._place / relative, _AGAIN)
+        self._check(relative)
         path = self.part / relative
         path.parent.mkdir(parents=True, exist_ok=True)
         self.files.append(relative)
@@ -54,6 +67,9 @@ def into_folder(place: Path, force: bool, write: Callable[[Output], T]) -> T:
     with _beside(place) as part:
         output = Output(part, place, force)
         result = write(output)
+        for one in output.folders:
+            if os.path.lexists(place / one):
+                shutil.rmtree(place / one)
         for one in output.files:
             (place / one).parent.mkdir(parents=True, exist_ok=True)
             os.replace(part / one, place / one)
@@ -69,7 +85,7 @@ def into_file(place: Path, force: bool, write: Callable[[Path], T]) -> T:
     if place.is_dir():
         raise KvtraceError("a directory, not a file", place, "name a file with -o")
     if os.path.lexists(place) and not force:
-        raise KvtraceError("this file is there already", place, _AGAIN)
+        raise KvtraceError("there already", place, _AGAIN)
     with _beside(place) as part:
         result = write(part / "file")
         os.replace(part / "file", place)

@@ -39,6 +39,15 @@ def parts(run: Opened, progress: Progress = silent) -> Iterator[Part]:
     """
     for table in (REQUESTS, LEDGER, FINDINGS):
         yield Part(table.name, run.host, "run", of_run(table.name, run.report, run.requests))
+    yield from parts_of_records(run, progress)
+
+
+def parts_of_records(run: Opened, progress: Progress = silent) -> Iterator[Part]:
+    """The tables of its records alone.
+
+    Raises:
+        SpoolError: a spool vanished.
+    """
     before = 0
     for process in run.processes:
         for chunk, names, read in run.chunks(process):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
+from kvtrace.errors import KvtraceError
 from kvtrace.export.folder import into_file, into_folder
 from kvtrace.export.parts import Progress, silent
 from kvtrace.export.run import Opened
@@ -32,6 +34,17 @@ class Format:
     help: str
     suffix: str
     write: Callable[[Target], str]
+    needs: str = ""
+    """A module that no base install has; the extra that brings it has the format's name."""
+
+    def check(self) -> None:
+        """Raises KvtraceError where the format cannot be written here, before anything is read."""
+        if self.needs:
+            try:
+                import_module(self.needs)
+            except ImportError:
+                install = f"pip install 'kvtrace[{self.name}]'"
+                raise KvtraceError(f"{self.name} needs {self.needs}", f"install it: {install}") from None
 
     def place(self, run: Opened) -> Path:
         """The name in the working directory where the user gives none."""
@@ -60,12 +73,22 @@ def _csv(target: Target) -> str:
     return f"{target.place}/: {_tables(counts)}"
 
 
+def _parquet(target: Target) -> str:
+    from kvtrace.export.parquet_files import write_parquet
+
+    counts = into_folder(
+        target.place, target.force, lambda output: write_parquet(target.run, output, target.progress)
+    )
+    return f"{target.place}/: {_tables(counts)}"
+
+
 def _tables(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count(rows)}" for name, rows in counts.items()) + " rows"
 
 
 FORMATS = (
     Format("perfetto", "a timeline for ui.perfetto.dev", ".pftrace", _perfetto),
+    Format("parquet", "tables for DuckDB, Ray, Spark", "-parquet", _parquet, "pyarrow"),
     Format("csv", "a file a table", "-csv", _csv),
 )
 BY_NAME = {one.name: one for one in FORMATS}
