@@ -255,7 +255,14 @@ def _build_meta(child: bool, times: Times, connector: Any, result: Any, output: 
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 
 
+def _shutdown(child: bool, times: Times, connector: Any, result: Any) -> Words:
+    """The connector's threads are through with their work."""
+    AGENT.write_all()
+    return 0, 0, UNKNOWN, UNKNOWN, 0
+
+
 _DETAILS: dict[Hook, Callable[..., Words]] = {
+    hooks.SHUTDOWN: _shutdown,
     hooks.SAVE_LAYER: _save_layer,
     hooks.WAIT_LAYER: _wait_layer,
     hooks.WAIT_SAVE: _wait_for_save,

@@ -7,8 +7,9 @@ off in this process, and the report says so.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import multiprocessing
+import multiprocessing.util
 import os
 import secrets
 import socket
@@ -109,6 +110,9 @@ class Agent:
         self.threads: dict[int, int] = _Threads()
         self.standing_facts: dict[tuple[int, object], tuple[AnyFact, int]] = {}
         """Facts that hold until further notice; repeated into each spool that is opened."""
+        self.endings: list[Callable[[], None]] = []
+        """Called before the process ends, or its spool does: what others hold back is written then."""
+        self._ends_in = 0  # the process that calls them at its end
         self._failures = 0
         self._exceptions = 0
         self._lock = threading.RLock()
@@ -143,8 +147,22 @@ class Agent:
         for document, role in list(self.standing_facts.values()):
             self.recorder.fact(document, role)
         self.recorder.flush()
+        if self._ends_in != self.pid:
+            self._ends_in = self.pid
+            atexit.register(self.write_all)
+            # A process that multiprocessing forked ends without the functions of atexit.
+            multiprocessing.util.Finalize(None, self.write_all, exitpriority=0)
+
+    def write_all(self) -> None:
+        """Write what was recorded, and what is held back: no step may come any more. Never raises."""
+        if self.recorder is None or self.pid != os.getpid():
+            return
+        for ending in self.endings:
+            ending()
+        self.flush()
 
     def close(self) -> None:
+        self.write_all()
         if self.recorder is not None:
             self.recorder.stop(Stop.CLEAN)
         self.recorder = None

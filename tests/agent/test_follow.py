@@ -31,6 +31,7 @@ from kvtrace.agent.watch.origin import HERE  # noqa: E402
 from kvtrace.agent.watch.policy import POLICY  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
 from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
+from kvtrace.trace.reader import Spool, spool_paths  # noqa: E402
 
 from . import fakes  # noqa: E402
 from .conftest import recording  # noqa: E402
@@ -49,6 +50,9 @@ class Background(fakes.Copying):
 
     def fail(self) -> None:
         raise ConnectionRefusedError("no store at token=hunter2")
+
+    def shutdown(self) -> None:
+        return
 
 
 @pytest.fixture
@@ -221,6 +225,31 @@ def test_a_queue_whose_puts_nobody_saw_leaves_the_step_unknown(
     consumer.end()
     assert {one[0] for one in slots(trace)} <= {0, 1}
     assert (0, 0, "24+4") in slots(trace), "the thread was started for step 1, and this is step 6's work"
+
+
+def test_what_a_thread_did_last_is_written_before_the_process_ends(
+    trace: Any, caches: dict[str, Any]
+) -> None:
+    """It waits in C for its next item, and none comes."""
+    consumer = Consumer(queue.SimpleQueue)
+    connector = made(caches, lambda c, job: consumer.put(job))
+    step(connector, caches, 1)
+    wait_until(lambda: len(connector.kept) == 1)
+    assert slots(trace) == []
+    connector.shutdown()
+    assert slots(trace) == THREE_STEPS[:1]
+    consumer.end()
+    assert slots(trace) == THREE_STEPS[:1]
+
+
+def test_work_that_ends_between_steps_is_written_at_once(trace: Any, caches: dict[str, Any]) -> None:
+    consumer = Consumer()
+    connector = made(caches, lambda c, job: consumer.put(job))
+    step(connector, caches, 1)
+    consumer.end()
+    (path,) = spool_paths(trace.run_dir)
+    kinds = [kind for chunk in Spool(path).chunks() for kind in rows.kind(chunk[:, 0]).tolist()]
+    assert Kind.SLOTS in kinds
 
 
 def test_buffers_that_go_round_say_nothing_of_the_step(trace: Any, caches: dict[str, Any]) -> None:

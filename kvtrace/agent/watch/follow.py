@@ -27,7 +27,7 @@ from kvtrace.agent.state import AGENT
 from kvtrace.agent.swallowed import ASYNCIO, EXECUTOR, THREAD
 from kvtrace.agent.watch import copies, limits
 from kvtrace.agent.watch.origin import HERE, ORIGIN, Origin, origin_here
-from kvtrace.agent.watch.work import Work, begin
+from kvtrace.agent.watch.work import Work, begin, forget, write_all
 from kvtrace.trace.facts import Limit
 
 _MOST_ITEMS = 1 << 16
@@ -53,6 +53,8 @@ def install() -> None:
     if _installed:
         return
     _installed = True
+    AGENT.endings.append(write_all)
+    os.register_at_fork(after_in_child=forget)
     _wrap(threading.Thread, "start", _start)
     _wrap(threading.Thread, "_bootstrap_inner", _bootstrap)
     for name, apply in (

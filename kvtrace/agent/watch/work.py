@@ -17,8 +17,9 @@ from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
 from kvtrace.trace.format import Role
 
-_followed: dict[int, threading.Thread] = {}
-"""Threads in which work is watched, by their ident: another thread may have it later."""
+_working: dict[int, tuple[threading.Thread, Work]] = {}
+"""The threads in which work is watched, by their ident (another thread may have it later), each with the
+innermost piece."""
 _LONGEST = 100_000_000
 """ns after which what was done is written down, where nothing says that one piece of work is over."""
 _PATIENCE = {THREAD: 2, EXECUTOR: 64, ASYNCIO: 2}
@@ -51,6 +52,7 @@ class Work:
         self._swallowed: Swallowed | None = None
         self._cost = 0
         """Host ns that it took to begin."""
+        self._thread = 0
 
     def start(self) -> bool:
         """False in a thread that is inside a watched hook: that sees all."""
@@ -62,7 +64,8 @@ class Work:
             outer._pause()
             self._outer = outer
         HERE.work, HERE.origin = self, self.origin
-        _followed[get_ident()] = threading.current_thread()
+        _working[get_ident()] = threading.current_thread(), self
+        self._thread = AGENT.thread()
         self._watch.before = self._before
         self._resume()
         self._cost = clock() - began
@@ -78,7 +81,9 @@ class Work:
         finally:
             outer = HERE.work = self._outer
             if outer is None:
-                _followed.pop(get_ident(), None)
+                _working.pop(get_ident(), None)
+            else:
+                _working[get_ident()] = threading.current_thread(), outer
             HERE.origin = outer.origin if outer is not None else None
             if outer is not None:
                 outer._resume()
@@ -166,21 +171,41 @@ class Work:
         left = self.left
         if left is not None:
             if self._watch.saw:
-                Touching(self._watch.take(), 0, index, step, began, AGENT.thread(), left.call).write()
+                Touching(self._watch.take(), 0, index, step, began, self._thread, left.call).write()
             cost += left.cost
-            left.write(step, began, AGENT.thread())
+            left.write(step, began, self._thread)
         if self._swallowed is not None and not still:
             cost += self._swallowed.raises.cost()
             self._swallowed.report(error, About(self.origin.layer, step, self.origin.hook))
+        if not AGENT.worker.step:
+            AGENT.flush()  # no step is under way at whose end it would be written
         POLICY.spent(cost + clock() - began)
+
+    def write_so_far(self) -> None:
+        """From another thread. Never raises."""
+        try:
+            self._write(None, still=True)
+        except Exception:
+            AGENT.failed(self.kind)
 
 
 def followed() -> set[int]:
     """Idents of the threads in which work is watched now."""
-    for ident, thread in list(_followed.items()):
+    for ident, (thread, _) in list(_working.items()):
         if not thread.is_alive():
-            _followed.pop(ident, None)
-    return set(_followed)
+            _working.pop(ident, None)
+    return set(_working)
+
+
+def write_all() -> None:
+    """What all pieces of work have done so far, as nobody knows whether they end before the process does."""
+    for _, work in list(_working.values()):
+        work.write_so_far()
+
+
+def forget() -> None:
+    """In a forked child: the threads that work are the parent's."""
+    _working.clear()
 
 
 def begin(kind: str, origin: Origin, file: str, exact: bool = False) -> Work | None:
