@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
+from kvtrace.cli.output import NO_COLOR, OUTPUT, emit, emit_to, format_option, screen
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.page import Page, Screen
 from kvtrace.render.report import report_page
@@ -36,7 +36,15 @@ class Explanation:
         return brief_text(self.report, screen, self.source, self.traced)
 
 
-FORMATS = page_formats(Explanation.page, lambda answer: answer.report, Explanation.text)
+def _html(answer: Explanation, screen: Screen) -> str:
+    from kvtrace.picture.draw import draw
+    from kvtrace.render.html.page import page
+
+    return page(answer.report, draw(Path(answer.traced)) if answer.traced else None)
+
+
+HTML = Format("html", "for a browser, with pictures", _html)
+FORMATS = (*page_formats(Explanation.page, lambda answer: answer.report, Explanation.text), HTML)
 
 
 def explain(
@@ -49,6 +57,8 @@ def explain(
         help="Evidence, causes that were ruled out, coverage, timing; -vv: all that the report holds.",
     ),
     format: Format[Explanation] = format_option(FORMATS),
+    output: Path | None = OUTPUT,
+    force: bool = typer.Option(False, "--force", help="Replace the file of -o if it is there."),
     no_color: bool = NO_COLOR,
 ) -> None:
     """Explain why KV blocks were saved and loaded, or were not."""
@@ -61,4 +71,7 @@ def explain(
         write_rest_soon(folder)
     report = read_report(path)
     answer = Explanation(report, path, None if folder is None else str(folder), verbose)
-    emit(format.draw(answer, screen(no_color)))
+    if output is not None or format.name == "html":
+        emit_to(output, format.draw(answer, Screen()), force)
+    else:
+        emit(format.draw(answer, screen(no_color)))

@@ -7,15 +7,24 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
 
+from kvtrace.errors import KvtraceError
 from kvtrace.render.formats import Format
 from kvtrace.render.page import Screen
 
 PIPE_WIDTH = 100
 T = TypeVar("T")
+OUTPUT: Any = typer.Option(
+    None,
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Write to this file, not to stdout: --format html -o report.html.",
+)
 
 NO_COLOR: Any = typer.Option(False, "--no-color", help="No colour (also: NO_COLOR=1).")
 
@@ -57,6 +66,23 @@ def emit(text: str) -> None:
         # what is still in the buffer goes nowhere, or the interpreter's own flush at exit would complain
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+
+
+def emit_to(output: Path | None, text: str, force: bool) -> None:
+    """Writes `text` to a file, or to a pipe where there is no file.
+
+    Raises:
+        KvtraceError: the file is there and `force` is not set, or cannot be written; or there is none, and
+            stdout is a terminal.
+    """
+    from kvtrace.cli.writing import write_file
+
+    if output is not None:
+        write_file(output, text, force)
+    elif sys.stdout.isatty():
+        raise KvtraceError("a page is for a file", "stdout is a terminal", "name a file: -o report.html")
+    else:
+        emit(text)
 
 
 def _pipe_width() -> int:

@@ -95,7 +95,9 @@ def test_a_format_is_one_row(tmp_path: Path, report: Path) -> None:
     shutil.copytree(ROOT / "kvtrace", tmp_path / "kvtrace", ignore=shutil.ignore_patterns("__pycache__"))
     file = tmp_path / "kvtrace" / "cli" / "explain.py"
     source = file.read_text()
-    table = "FORMATS = page_formats(Explanation.page, lambda answer: answer.report, Explanation.text)\n"
+    table = (
+        "FORMATS = (*page_formats(Explanation.page, lambda answer: answer.report, Explanation.text), HTML)\n"
+    )
     assert source.count(table) == 1
     row = (
         'FORMATS += (Format("toy", "the verdict alone", lambda answer, screen: answer.report["verdict"]),)\n'
@@ -109,10 +111,10 @@ def test_a_format_is_one_row(tmp_path: Path, report: Path) -> None:
 
     shown = run("explain", str(report), "--format", "toy")
     assert (shown.returncode, shown.stdout) == (0, SAMPLE["with_loads"]()["verdict"]), shown.stderr
-    assert "text|markdown|json|toy" in run("explain", "--help").stdout
+    assert "text|markdown|json|html|toy" in run("explain", "--help").stdout
     assert "toy" not in run("diff", "--help").stdout
-    refused = run("explain", str(report), "--format", "html")
-    assert refused.returncode == 2 and "text, markdown, json, toy" in refused.stderr
+    refused = run("explain", str(report), "--format", "pdf")
+    assert refused.returncode == 2 and "text, markdown, json, html, toy" in refused.stderr
 
 
 def test_a_row_cannot_be_made_without_its_renderer() -> None:

@@ -1,0 +1,83 @@
+"""The kind of each cell: what became of the prompt tokens of its step, and where there are none what was
+called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvtrace.ledger.model import Engine, Span
+from kvtrace.ledger.steps import Array, locate
+from kvtrace.picture import collect, kinds
+from kvtrace.picture.collect import Marks, Seen
+
+Cells = NDArray[np.uint8]
+"""Numbers of kinds.KINDS."""
+
+_MERGE: Cells = np.array(
+    [[kinds.NUMBER[kinds.worse(one, other)] for other in kinds.KINDS] for one in kinds.KINDS], dtype=np.uint8
+)
+_BY_MARK = (
+    (collect.RAISED, kinds.RAISED),
+    (collect.READ, kinds.READ),
+    (collect.WORK, kinds.DECLARED),
+    (collect.NO_FORWARD, kinds.IDLE),
+    (collect.CALLED, kinds.DECODE),
+    (collect.FULL, kinds.REPLAY),
+    (collect.NO_CONNECTOR, kinds.NO_CONNECTOR),
+    (collect.NO_METADATA, kinds.NOT_BOUND),
+    (collect.OTHER_SKIP, kinds.NOT_AROUND),
+    (collect.RAN, kinds.NOT_CALLED),
+    (collect.EXECUTED, kinds.NO_CALL),
+)
+"""What a mark says of a cell without prompt tokens: the first one counts."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One engine: ``cells`` of shape (pairs, steps), the pairs as the ledger counts them; ``prompt``: prompt
+    tokens computed in each step."""
+
+    steps: Array
+    cells: Cells
+    prompt: Array
+    offsets: Sequence[int]
+    """Where each worker's pairs begin; one more for the end."""
+
+
+def grid(engine: Engine, steps: Array, seen: Sequence[Seen], spans: Iterable[Span]) -> Grid:
+    """The cells of an engine.
+
+    Args:
+        steps: sorted, with the engine's tag.
+        spans: of the engine's requests.
+    """
+    offsets = [0]
+    for worker in engine.workers:
+        offsets.append(offsets[-1] + len(worker.kv_layers))
+    fates: Cells = np.zeros((offsets[-1], len(steps)), dtype=np.uint8)
+    prompt: Array = np.zeros(len(steps), dtype=np.int64)
+    for span in spans:
+        at, known = locate(steps, np.array([span.step], dtype=np.int64))
+        if not known[0]:
+            continue
+        column, kind = int(at[0]), kinds.NUMBER[kinds.of_outcome(span.outcome)]
+        members = [pair for pair in span.pairs if pair < offsets[-1]]
+        before = fates[members, column]
+        fates[members, column] = np.where(before == 0, kind, _MERGE[before, kind])
+        if span.pairs and span.pairs[0] == 0:
+            prompt[column] += span.end - span.start
+    for one, start, end in zip(seen, offsets, offsets[1:], strict=False):
+        mine = fates[start:end]
+        mine[:] = np.where(mine == 0, _called(one.marks[: end - start]), mine)
+    return Grid(steps, fates, prompt, offsets)
+
+
+def _called(marks: Marks) -> Cells:
+    found: Cells = np.zeros(marks.shape, dtype=np.uint8)
+    for mark, kind in reversed(_BY_MARK):
+        found[(marks & mark) != 0] = kinds.NUMBER[kind]
+    return found

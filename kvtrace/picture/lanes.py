@@ -1,0 +1,182 @@
+"""Requests in time: when each came, what was computed, loaded and saved of it, and when it was over."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvtrace.ledger.model import Run, Span
+from kvtrace.picture import kinds
+from kvtrace.picture.model import Bar, Lane, Mark
+from kvtrace.trace import rows
+from kvtrace.trace.format import NONE_ANSWER, STEP_MASK, Flag
+from kvtrace.words import count
+
+MOST_LANES = 120
+MOST_BARS = 48
+MOST_MARKS = 40
+Step = tuple[float, float]
+"""When it began and ended, in ms."""
+
+
+@dataclass
+class Timed:
+    """A record of a request: its time in ms, and where it stands in its process."""
+
+    t: float
+    row: Any
+    id: str
+    status: str = ""
+
+
+@dataclass
+class _Fate:
+    """What became of one prefill chunk: token-layers by kind."""
+
+    step: int
+    start: int
+    end: int
+    kinds: dict[int, int] = field(default_factory=dict)
+
+    def bar(self, steps: Mapping[int, Step], numbers: Mapping[int, int]) -> Bar | None:
+        if self.step not in steps:
+            return None
+        t0, t1 = steps[self.step]
+        worst = kinds.KINDS[next(iter(self.kinds))]
+        for kind in self.kinds:
+            worst = kinds.worse(worst, kinds.KINDS[kind])
+        saved = sum(n for kind, n in self.kinds.items() if kinds.KINDS[kind].state in kinds.SAVED_STATES)
+        share = saved / max(1, sum(self.kinds.values()))
+        where = (t0, t1, self.step & STEP_MASK, self.start, self.end)
+        return Bar(*where, numbers[kinds.NUMBER[worst]], round(share, 4))
+
+
+def chosen(run: Run) -> list[int]:
+    """The rows of the requests that get a lane: half the places for those that lost most."""
+    table = run.requests
+    if len(table) <= MOST_LANES:
+        return list(range(len(table)))
+    worst = table["unsaved"].to_numpy().argsort(kind="stable")[::-1][: MOST_LANES // 2].tolist()
+    rest = [row for row in range(len(table)) if row not in set(worst)]
+    return sorted([*worst, *rest[: MOST_LANES - len(worst)]])
+
+
+def lanes(
+    run: Run,
+    records: Iterable[Timed],
+    spans: Sequence[Span],
+    steps: Mapping[int, Step],
+    numbers: Mapping[int, int],
+) -> list[Lane]:
+    """One lane a chosen request, in order of arrival.
+
+    Args:
+        records: of the chosen requests, in order of time.
+        steps: with the engine's tag.
+        numbers: number in kinds.KINDS -> number in the picture.
+    """
+    of_id: dict[str, list[Timed]] = defaultdict(list)
+    for one in records:
+        of_id[one.id].append(one)
+    fates = _fates(spans)
+    found = []
+    table = run.requests
+    for row in chosen(run):
+        ident, engine = str(table["id"].iloc[row]), int(table["engine"].iloc[row])
+        bars = [bar for fate in fates.get(row, ()) if (bar := fate.bar(steps, numbers))]
+        marks = _marks(of_id.get(ident, ()))
+        times = [*(bar.t0 for bar in bars), *(mark.t for mark in marks)]
+        if not times:
+            continue
+        ended = [mark.t for mark in marks if mark.what == "finish"]
+        bars.sort(key=lambda bar: bar.t0)
+        found.append(
+            Lane(
+                id=ident, engine=engine, prompt=int(table["prompt"].iloc[row]), begin=min(times),
+                end=max(ended) if ended else None, bars=bars[:MOST_BARS], marks=_few(marks),
+                more=max(0, len(bars) - MOST_BARS) + max(0, len(marks) - MOST_MARKS),
+            )
+        )  # fmt: skip
+    return sorted(found, key=lambda lane: lane.begin)
+
+
+def _few(marks: list[Mark]) -> list[Mark]:
+    return marks if len(marks) <= MOST_MARKS else [*marks[: MOST_MARKS - 1], marks[-1]]
+
+
+def _fates(spans: Sequence[Span]) -> dict[int, list[_Fate]]:
+    found: dict[int, dict[int, _Fate]] = defaultdict(dict)
+    for span in spans:
+        if span.step <= 0 or span.chunk < 0:
+            continue
+        fate = found[span.request].setdefault(span.chunk, _Fate(span.step, span.start, span.end))
+        fate.start, fate.end = min(fate.start, span.start), max(fate.end, span.end)
+        kind = kinds.NUMBER[kinds.of_outcome(span.outcome)]
+        fate.kinds[kind] = fate.kinds.get(kind, 0) + (span.end - span.start) * len(span.pairs)
+    return {row: list(of_request.values()) for row, of_request in found.items()}
+
+
+def _marks(records: Iterable[Timed]) -> list[Mark]:
+    found = []
+    for one in records:
+        said = _SAYS[type(one.row)](one) if type(one.row) in _SAYS else None
+        if said:
+            found.append(Mark(one.t, said[0], getattr(one.row, "step", 0) & STEP_MASK, said[1]))
+    return found
+
+
+_Said = tuple[str, str] | None
+
+
+def _arrival(one: Timed) -> _Said:
+    return "arrival", f"arrives, {count(one.row.prompt)} prompt tokens"
+
+
+def _lookup(one: Timed) -> _Said:
+    answer = one.row.external
+    if answer == NONE_ANSWER:
+        return "lookup", "the connector asks for patience"
+    return ("lookup", f"the connector offers {count(answer)} tokens") if answer > 0 else None
+
+
+def _allocation(one: Timed) -> _Said:
+    taken = one.row.external
+    return ("load", f"{count(taken)} tokens are to be loaded") if taken > 0 else None
+
+
+def _entry(one: Timed) -> _Said:
+    if not rows.flags(one.row.head) & Flag.STORE:
+        return None
+    return "save", f"the metadata names {count(one.row.slots)} slots to store" if one.row.slots >= 0 else (
+        "the metadata names a store"
+    )
+
+
+def _done(one: Timed) -> _Said:
+    saved = rows.flags(one.row.head) & Flag.STORE
+    what = "save" if saved else "load"
+    return f"{what}-done", f"the {what} is reported " + ("failed" if one.row.failed > 0 else "finished")
+
+
+def _preempted(one: Timed) -> _Said:
+    return "preempted", f"preempted, {count(one.row.computed)} tokens lost"
+
+
+def _finish(one: Timed) -> _Said:
+    return "finish", f"ends, {count(one.row.output)} tokens generated" + (
+        f" ({one.status})" if one.status else ""
+    )
+
+
+_SAYS: dict[type[Any], Callable[[Timed], _Said]] = {
+    rows.Arrival: _arrival,
+    rows.Lookup: _lookup,
+    rows.Allocation: _allocation,
+    rows.MetadataEntry: _entry,
+    rows.TransferDone: _done,
+    rows.Preemption: _preempted,
+    rows.Finish: _finish,
+}
+KINDS = frozenset(rows.KIND_OF[row] for row in _SAYS)
