@@ -10,7 +10,7 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
-from conftest import recorded
+from small_run import recorded
 
 from kvtrace.export.frames import load
 from kvtrace.export.run import open_run

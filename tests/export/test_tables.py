@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import recorded
+from small_run import recorded
 from synth import Policy, Prompt, Sim, nothing, run_json
 
 from kvtrace import causes, ledger
