@@ -125,6 +125,23 @@ def test_tokens_that_were_read_in_the_background_a_step_later_are_saved(tmp_path
     assert alike(sim) == {(0, 64): SAVED}
 
 
+@pytest.mark.parametrize(("steps", "fate"), [(1, "NOTHING_READ READ"), (2, UNSEEN)])
+def test_of_a_connector_that_copies_steps_later_an_unread_step_says_nothing(
+    tmp_path: Path, steps: int, fate: str
+) -> None:
+    """Of the steps behind a watched one only the next is known to be watched."""
+    sim = cache(tmp_path)
+    prefill(sim, "w", 0, 32, [entry("w", 0, 32)])
+    for _ in range(steps):
+        sim.step([], tokens=1)
+    sim.read("w", 0, 32, hook="get_finished")
+    sim.finish("w", 32)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.finish("a", 64)
+    assert alike(sim, "w") == {(0, 32): SAVED}
+    assert alike(sim) == {(0, 64): fate}
+
+
 @pytest.mark.parametrize("unreadable", [False, True])
 def test_without_metadata_what_was_read_is_saved_and_the_rest_was_not_offered(
     tmp_path: Path, unreadable: bool

@@ -345,6 +345,22 @@ def test_a_row_of_a_database_at_the_end(stands: str, fate: tuple[Fate, Why]) -> 
     assert books.fates() == [fate]
 
 
+@pytest.mark.parametrize(("size", "rolled_back"), [(24, True), (1 << 20, False), (None, False)])
+def test_a_database_that_is_too_small_for_what_was_written_in_its_transaction(
+    size: int | None, rolled_back: bool
+) -> None:
+    """Where its pages may have moved, it is not known whether a piece still stands in it: its size is."""
+    books = Books()
+    books.read(1, 10)
+    books.left(Way.SQLITE, "/kv.sqlite", -1, t=5)
+    books.left(Way.SQLITE, "/kv.sqlite", -1, errors=1, t=11)
+    books.found(1, 11, Form.VERBATIM, "/kv.sqlite")
+    books.piece(1, "/kv.sqlite", "?")
+    books.file("/kv.sqlite", size=size)
+    fate = (Fate.NOT_AT_REST, Why.UNCOMMITTED) if rolled_back else (Fate.READ, Why.NONE)
+    assert books.fates() == [fate]
+
+
 def test_what_was_written_in_a_transaction_that_was_never_seen_to_end() -> None:
     books = Books()
     books.read(1, 10)

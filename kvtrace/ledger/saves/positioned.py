@@ -7,6 +7,7 @@ else its metadata is all there is.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.intervals import Interval, length, subtract
+from kvtrace.ledger.intervals import Interval, intersect, length, subtract
 from kvtrace.ledger.model import Swallowed, Trust
 from kvtrace.ledger.reported import Caught, caught_in, caught_in_saving
 from kvtrace.ledger.saves.calls import LEAST_BYTES, At, WorkerCalls
@@ -225,11 +226,24 @@ class PositionCalls(WorkerCalls):
             return True  # it picked what to read, and picked nothing
         if not self._settled[at[0]]:
             return False
-        if (step, at[1]) in self._slots.unknown:
+        if (step, at[1]) in self._slots.unknown or self._copies_later:
             return False
         # Work in the background may still have been to come when the trace ended: it is taken up in order.
         slots = self._slots
         return not slots.last_background_t or slots.last_background_step >= step or at[0] < self._latest_read
+
+    @cached_property
+    def _copies_later(self) -> bool:
+        """Whether a hook was seen to read what the metadata of two or more steps before had named: of the
+        steps behind a watched one only the next is known to be watched as well."""
+        for request, at in self.stores.rows_of.items():
+            steps = self.stores.steps[at].tolist()
+            for touch in self._slots.reads.get(request, ()):
+                row = bisect_right(steps, touch.step) - 1
+                late = row >= 0 and touch.step >= steps[row] + 2 and not touch.background
+                if late and intersect(list(touch.positions), self.stores.named[at[row]][request]):
+                    return True
+        return False
 
     @cached_property
     def _latest_read(self) -> int:

@@ -355,8 +355,10 @@ class _Judge:
             return (Fate.LOST_LATER, Why.REMOVED) if gone else (Fate.WRITTEN, Why.NONE)
         if GONE in one.pieces and STILL in one.pieces and one.target in self._databases:
             return Fate.READ, Why.NONE  # one of them stood in another row
+        rolled_back = one.t > self._closed.get(one.target, one.t)
+        if rolled_back and self._too_small(file):
+            return Fate.NOT_AT_REST, Why.UNCOMMITTED
         if GONE in one.pieces:
-            rolled_back = one.t > self._closed.get(one.target, one.t)
             return (Fate.NOT_AT_REST, Why.UNCOMMITTED) if rolled_back else (Fate.LOST_LATER, Why.OVERWRITTEN)
         if _TEMPORARY.search(one.target.rsplit("/", 1)[-1]):
             return Fate.NOT_AT_REST, Why.TEMPORARY
@@ -364,6 +366,23 @@ class _Judge:
             return Fate.PROVED, Why.NONE
         # Of what a database holds nobody sees that it is deleted.
         return (Fate.READ if one.target in self._databases else Fate.WRITTEN), Why.NONE
+
+    def _too_small(self, file: RestingFile) -> bool:
+        """Whether a database holds less in all than what was found in it while a transaction was open."""
+        return file.size is not None and file.size < self._found_in.get(file.path, 0) * _LEAST_BYTES
+
+    @cached_property
+    def _found_in(self) -> Counter[str]:
+        """Target -> slots that were found in it byte for byte, each once a layer."""
+        found: dict[tuple[str, int], list[Interval]] = defaultdict(list)
+        for (_, layer), said in self._found.items():
+            for one in said:
+                if one.form == Form.VERBATIM:
+                    found[one.target, layer] += one.slots
+        amounts: Counter[str] = Counter()
+        for (target, _), slots in found.items():
+            amounts[target] += length(union(slots))
+        return amounts
 
     # --- what was read and not found ------------------------------------------------------
 
