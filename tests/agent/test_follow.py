@@ -694,3 +694,29 @@ def test_a_connector_that_copies_a_step_later(
     assert len(connector.kept) == 1
     step_of = 3 if finishes and at != "handle_preemptions" else 2
     assert [found[::2] for found in slots(trace)] == [(step_of, "20+4")]
+
+
+@pytest.mark.parametrize(("behind", "seen"), [(3, True), (20, False)])
+def test_a_hook_that_was_seen_to_copy_steps_later_is_watched_on(
+    trace: Any, caches: dict[str, Any], behind: int, seen: bool
+) -> None:
+    """Not in its first calls alone, and not for as long as nothing is stored."""
+    connector = Later(lambda *_: None)
+    connector.at = "get_finished"
+    traced(connector, Role.WORKER, "Later")
+    connector.register_kv_caches(caches)
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
+    CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
+    stores, copies = (1, 40), (4, 40 + behind)
+    for number in range(1, 70):
+        AGENT.worker.step = AGENT.worker.latest = number
+        AGENT.worker.watched = 0
+        POLICY.step_begins()
+        work = fakes.Work(torch.arange(4 if number in stores else 0))
+        connector.bind_connector_metadata(fakes.WorkMetadata(work))
+        if number in copies:
+            connector.waiting = lambda: caches["layer.0"][5].clone()
+        connector.get_finished(set())
+        connector.clear_connector_metadata()
+    assert len(connector.kept) == len(copies)
+    assert [found[0] for found in slots(trace)] == list(copies)[: 2 if seen else 1]

@@ -286,6 +286,7 @@ class _Call:
             seen = [("", UNKNOWN)]
         if any(slots > 0 for _, slots in seen):
             _seen_to_read.add(self._index)
+            POLICY.copied_elsewhere(self._index)
         head = pack_head(Kind.EFFECT, Role.WORKER, self._hook.code, self._index, Flag.STORE, AGENT.thread())
         for name, slots in seen:
             ident = AGENT.id(name) if name else 0

@@ -2,7 +2,8 @@
 
 Every step that stores, loads or computes prompt tokens, the hooks of the step right after it that are not
 called layer by layer (``wait_for_save``, ``get_finished``: some connectors copy a step later), and the same
-hooks of a step in which requests end (some copy then). What the watch
+hooks of a step in which requests end (some copy then). Of a connector that was seen to copy in a hook that is
+not for copying, these hooks are watched in the 8 steps behind each watched one. What the watch
 costs is measured and paid for from an account: it begins with a credit, so that short runs are watched in
 full, and gets the budget's share of the steps' time. Where it is empty, and where the user asked for less,
 steps are sampled: the first 8 with something to store (or to load), then every 32nd, and again after a
@@ -31,6 +32,8 @@ _MAX_EXTRA = 16
 must not be watched for ever."""
 _MAX_CONNECTORS = 64
 _MAX_STEPS = 256
+_MOST_BEHIND = 8
+"""Steps behind a watched one in which a connector that copies later is watched."""
 _EVERY_STEP = WATCHES[-1]
 
 
@@ -88,6 +91,15 @@ class _Connector:
         self.store = _Samples(EVERY)
         self.load = _Samples(EVERY)
         self.blind = _Samples(EVERY_BLIND)
+        self.copies_later = False
+        """A hook that is not for copying was seen to copy KV."""
+        self.behind = 0
+        """Steps since the last one that was watched."""
+
+    def may_copy(self) -> bool:
+        """Whether what an earlier step named may be copied in this one."""
+        self.behind += 1
+        return self.copies_later and self.behind <= _MOST_BEHIND
 
 
 class Policy:
@@ -151,12 +163,14 @@ class Policy:
         if worker.watch_store is None:
             if work.any:
                 limits.say(Limit.STEPS, AGENT.config.watch if AGENT.config else "", index, worker.step)
-            if after or (worker.finishes and self._account is not None and self._account.take()):
+            due = connector.may_copy() or worker.finishes
+            if after or (due and self._account is not None and self._account.take()):
                 worker.watch_after = Watched(connector.store, False)
         worker.watched |= Flag.STORE if worker.watch_store is not None else 0
         worker.watched |= Flag.LOAD if worker.watch_load is not None else 0
         if worker.watched:
             self._after = True
+            connector.behind = 0
             self._steps[worker.step] = None
             while len(self._steps) > _MAX_STEPS:
                 del self._steps[next(iter(self._steps))]
@@ -178,6 +192,12 @@ class Policy:
         if worker.watch_store is not None:
             # what is saved may be copied in any hook
             worker.watch_load = worker.watch_load or Watched(connector.load, False)
+
+    def copied_elsewhere(self, index: int) -> None:
+        """A hook of the connector of that index which is not for copying copied KV."""
+        connector = self._connectors.get(index)
+        if connector is not None:
+            connector.copies_later = True
 
     def end(self) -> None:
         """The step's metadata was cleared."""
