@@ -68,7 +68,9 @@ Connector = TypedDict(
 )
 
 
-class EngineParts(TypedDict, total=False):
+class _LaterEngine(TypedDict, total=False):
+    """Fields of an engine that the first reports of this schema did not have"""
+
     dp: Annotated[Count | None, "data-parallel size"]
     attention: Annotated[list[str], "attention backends of its KV layers"]
     runner: Annotated[str, "model runner: V1, V2; empty where unknown, or where its workers differ"]
@@ -81,7 +83,7 @@ class EngineParts(TypedDict, total=False):
     ]
 
 
-class Engine(EngineParts):
+class Engine(_LaterEngine):
     """One engine (one scheduler instance)"""
 
     tag: Annotated[Count, "number of the scheduler instance in this run"]
@@ -107,11 +109,11 @@ class Engine(EngineParts):
     requests: Annotated[Count, "requests seen by this scheduler"]
 
 
-class RunState(TypedDict, total=False):
+class _LaterRun(TypedDict, total=False):
     running: Annotated[bool, "a process of the run was still recording when the report was made"]
 
 
-class RunFacts(RunState):
+class RunFacts(_LaterRun):
     """What ran"""
 
     name: Annotated[str, "name of the run"]
