@@ -19,6 +19,7 @@ from kvtrace.cli.baseline import baseline
 from kvtrace.cli.check import check
 from kvtrace.cli.diff import diff
 from kvtrace.cli.docs import docs
+from kvtrace.cli.examples import epilog
 from kvtrace.cli.explain import explain
 from kvtrace.cli.export import export
 from kvtrace.cli.requests import requests
@@ -32,7 +33,8 @@ app = typer.Typer(
     name="kvtrace",
     help="Why were so few KV blocks saved or loaded? Traces vLLM's KV connector hooks and explains it.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=epilog(""),
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -47,22 +49,22 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version."
+        False, "-V", "--version", callback=_version, is_eager=True, help="Show the version."
     ),
 ) -> None:
     pass
 
 
 _RUN_CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
-app.command("run", context_settings=_RUN_CONTEXT)(run)
-app.command("explain")(explain)
-app.command("requests")(requests)
-app.command("why")(why)
-app.command("export")(export)
-app.command("baseline")(baseline)
-app.command("check")(check)
-app.command("diff")(diff)
-app.command("docs")(docs)
+app.command("run", context_settings=_RUN_CONTEXT, epilog=epilog("run"))(run)
+app.command("explain", epilog=epilog("explain"))(explain)
+app.command("requests", epilog=epilog("requests"))(requests)
+app.command("why", epilog=epilog("why"))(why)
+app.command("export", epilog=epilog("export"))(export)
+app.command("baseline", epilog=epilog("baseline"))(baseline)
+app.command("check", epilog=epilog("check"))(check)
+app.command("diff", epilog=epilog("diff"))(diff)
+app.command("docs", epilog=epilog("docs"))(docs)
 app.add_typer(scenario, name="scenario")
 
 

@@ -54,6 +54,7 @@ def explain(
         "-v",
         "--verbose",
         count=True,
+        show_default=False,
         help="Evidence, causes that were ruled out, coverage, timing; -vv: all that the report holds.",
     ),
     format: Format[Explanation] = format_option(FORMATS),

@@ -15,11 +15,6 @@ from kvtrace.cli.output import emit
 if TYPE_CHECKING:
     from kvtrace.export.parts import Progress
 
-EXAMPLE = """Show what happened to a run, or to a part of it, in other programs.
-
-Example: kvtrace export RUN --format perfetto --steps 100:200 --layers 0,5-8
-"""
-
 
 def export(
     path: str = typer.Argument(..., metavar="PATH", help="A run directory of kvtrace run."),
@@ -34,6 +29,7 @@ def export(
     request: str = typer.Option("", "--request", metavar="ID", help="Only this request and its steps."),
     force: bool = typer.Option(False, "--force", help="Replace what an earlier export left there."),
 ) -> None:
+    """Write a run, or a part of it, for other programs."""
     from kvtrace.errors import KvtraceError
     from kvtrace.export.run import open_run
     from kvtrace.export.selection import Wanted, parse_steps
@@ -50,9 +46,6 @@ def export(
     with _progress() as progress:
         written = chosen.write(Target(run, place, force, progress))
     emit(f"wrote {written}\n")
-
-
-export.__doc__ = EXAMPLE
 
 
 @contextmanager

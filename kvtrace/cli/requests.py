@@ -9,7 +9,7 @@ import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.render.formats import Format, page_formats
-from kvtrace.render.listing import listing_page
+from kvtrace.render.listing import listing_page, listing_text
 
 
 class Sort(str, Enum):
@@ -22,7 +22,7 @@ class Sort(str, Enum):
     ID = "id"
 
 
-FORMATS = page_formats(listing_page, lambda listing: listing.document())
+FORMATS = page_formats(listing_page, lambda listing: listing.document(), listing_text)
 
 
 def requests(

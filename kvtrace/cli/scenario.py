@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import typer
 
 import kvtrace
+from kvtrace.cli.examples import epilog
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.errors import KvtraceError
 from kvtrace.render.formats import Format, page_formats
@@ -22,6 +23,7 @@ _DIR = typer.Option(None, "--dir", metavar="DIR", help="The scenarios folder. [d
 scenario = typer.Typer(
     help="List and run the reproductions: a real vLLM, one cause each.",
     no_args_is_help=True,
+    epilog=epilog("scenario"),
     rich_markup_mode=None,
 )
 
@@ -79,17 +81,20 @@ def _page(scenarios: list[Scenario]) -> Page:
 FORMATS = page_formats(_page, lambda scenarios: [one._asdict() for one in scenarios])
 
 
-@scenario.command("list")
+@scenario.command("list", epilog=epilog("scenario list"))
 def list_(
     directory: Path | None = _DIR,
     format: Format[list[Scenario]] = format_option(FORMATS),
     no_color: bool = NO_COLOR,
 ) -> None:
-    """List the scenarios: name, the cause that each must give first, what it does."""
+    """List the scenarios.
+
+    Name, the cause that each must give first, what it does.
+    """
     emit(format.draw(listed(scenarios_folder(directory)), screen(no_color)))
 
 
-@scenario.command("run")
+@scenario.command("run", epilog=epilog("scenario run"))
 def run(
     names: list[str] | None = typer.Argument(None, metavar="[NAME]...", help="[default: all]"),
     out: Path | None = typer.Option(
@@ -98,7 +103,10 @@ def run(
     check: bool = typer.Option(True, "--check/--no-check", help="Compare with what each must give."),
     directory: Path | None = _DIR,
 ) -> None:
-    """Run scenarios on the vLLM of this Python; exit code 1 where one does not give what it must."""
+    """Run scenarios on the vLLM of this Python.
+
+    Exit code 1 where one does not give what it must.
+    """
     folder = scenarios_folder(directory)
     known = [one.name for one in listed(folder)]
     for name in names or []:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvtrace.render.layout import clean
-from kvtrace.render.page import Code, Column, Facts, Heading, Page, Row, Table
+from kvtrace.render.page import Code, Column, Facts, Heading, Page, Row, Screen, Table
 from kvtrace.render.report import with_grade
 from kvtrace.words import count, plural
 
@@ -16,8 +17,46 @@ if TYPE_CHECKING:  # the command line imports this file, and shall not load the 
 _NUMBERS = ("prompt", "output", "chunks", "reused", "accepted", "saved", "not saved", "not observed")
 
 
-def listing_page(listing: Listing) -> Page:
-    """The requests of a listing; columns that hold nothing but zeros are left out."""
+_SPARE: tuple[tuple[str, ...], ...] = (
+    (),
+    ("client",),
+    ("client", "chunks"),
+    ("client", "chunks", "output"),
+    ("client", "chunks", "output", "accepted"),
+    ("client", "chunks", "output", "accepted", "reused"),
+)
+"""What a narrow screen does without, the least first."""
+_LEAST_ID = 12
+"""Characters of an id that always stand."""
+
+
+def listing_text(listing: Listing, screen: Screen) -> str:
+    """The requests as wide as the screen is: ids as far as they tell requests apart, and what numbers fit."""
+    from kvtrace.render.terminal import terminal, widest
+
+    text, ids = "", _short([*listing.ids, *(row["id"] for row in listing.rows)])
+    for spare in _SPARE:
+        text = terminal(listing_page(listing, ids, spare), screen)
+        if widest(text) <= screen.width:
+            break
+    return text
+
+
+def _short(ids: Sequence[str]) -> dict[str, str]:
+    """id -> its beginning that no other id shares: ``kvtrace why`` takes it."""
+    order = sorted(set(ids))
+    longest = dict.fromkeys(order, 0)
+    for one, two in itertools.pairwise(order):
+        same = next((at for at, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), len(one))
+        longest[one], longest[two] = max(longest[one], same), max(longest[two], same)
+    return {one: one[: max(_LEAST_ID, same + 1)] for one, same in longest.items()}
+
+
+def listing_page(listing: Listing, ids: Mapping[str, str] | None = None, spare: Sequence[str] = ()) -> Page:
+    """The requests of a listing; columns that hold nothing but zeros are left out.
+
+    `ids`: how ids are shown, whole by default; `spare`: columns to do without.
+    """
     page: Page = [Heading("kvtrace requests", 2, quiet=True), Facts(_summary(listing))]
     table = []
     for row in listing.rows:
@@ -27,7 +66,8 @@ def listing_page(listing: Listing) -> Page:
         numbers = [count(row[field]) for field in ("prompt", "output", "chunks", "local", "external")]
         saved, unseen = with_grade(row["saved"], row.get("grade")), count(row.get("not_observed", 0))
         numbers += [saved, f"{count(lost)}{base}", unseen]
-        table.append((clean(row["id"], 60), client, *numbers, clean(row["verdict"], 60)))
+        name = clean(row["id"] if ids is None else ids[row["id"]], 60)
+        table.append((name, client, *numbers, clean(row["verdict"], 60)))
     columns = (
         Column("request"),
         Column("client"),
@@ -36,6 +76,7 @@ def listing_page(listing: Listing) -> Page:
     )
     if table:
         idle = [at for at in range(len(columns)) if all(row[at] in ("", "0") for row in table)]
+        idle += [at for at, column in enumerate(columns) if column.head in spare]
         cells = [tuple("" if at in idle else cell for at, cell in enumerate(row)) for row in table]
         page.append(Table(columns, [Row((Code(row[0]), *row[1:])) for row in cells], "Requests"))
     return page

@@ -71,6 +71,11 @@ def height(text: str, screen: Screen) -> int:
     return sum(max(1, -(-cell_len(line) // width)) for line in plain.splitlines())
 
 
+def widest(text: str) -> int:
+    """Cells of the longest line of `text`."""
+    return max(map(cell_len, _ESCAPE.sub("", text).splitlines()), default=0)
+
+
 class _Printer:
     def __init__(self, width: int) -> None:
         self.width = width

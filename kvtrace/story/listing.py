@@ -34,6 +34,7 @@ class Listing:
     total: int
     verdict: str | None
     verdicts: dict[str, int] = field(default_factory=dict)  # verdict -> requests, most first
+    ids: list[str] = field(default_factory=list)  # of all that are known, listed or not
 
     def document(self) -> dict[str, Any]:
         """As JSON: ``kvtrace.requests/1``."""
@@ -72,4 +73,5 @@ def listing(path: str, verdict: str | None = None, sort: str = "worst", limit: i
         total=total,
         verdict=verdict,
         verdicts=dict(Counter(row["verdict"] for row in rows).most_common()),
+        ids=[row["id"] for row in rows],
     )

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import kvtrace.report.read
 from kvtrace import __version__
-from kvtrace.cli.app import main
+from kvtrace.cli.app import app, main
+from kvtrace.cli.examples import EXAMPLES
 from kvtrace.errors import KvtraceError
 
 
@@ -21,21 +28,51 @@ def call(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
     return int(ended.value.code or 0), out, err
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "--version") == (0, f"kvtrace {__version__}\n", "")
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    assert call(capsys, option) == (0, f"kvtrace {__version__}\n", "")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--help"],
-        *([verb, "--help"] for verb in ("run", "explain", "requests", "why", "docs", "scenario")),
-        ["scenario", "run", "--help"],
-    ],
-)
-def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
-    code, out, err = call(capsys, *words)
+@pytest.mark.parametrize("verb", EXAMPLES)
+def test_help_is_whole_and_has_examples(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = call(capsys, *verb.split(), "--help")
     assert code == 0 and "Usage: kvtrace" in out and err == ""
+    assert call(capsys, *verb.split(), "-h") == (code, out, err)
+    assert all(f"    {line}\n" in out for line in EXAMPLES[verb])
+    # a text that is cut ends in dots: options and metavars have theirs elsewhere
+    assert not [line for line in out.splitlines() if re.search(r"\w\.\.\.$", line) and "[" not in line]
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_every_verb_has_examples_that_are_command_lines() -> None:
+    root: Any = typer.main.get_command(app)
+    verbs = {"": root, **root.commands}
+    verbs |= {f"scenario {name}": one for name, one in root.commands["scenario"].commands.items()}
+    assert set(EXAMPLES) == set(verbs)
+    for verb, lines in EXAMPLES.items():
+        for line in lines:
+            words = shlex.split(line.partition(" | ")[0])
+            assert words[0] == "kvtrace" and line.startswith(f"kvtrace {verb}".rstrip())
+            depth = 2 if words[1] == "scenario" else 1
+            command = verbs[" ".join(words[1 : 1 + depth])]
+            command.make_context(words[1], list(words[1 + depth :]))  # raises where it is none
+
+
+def test_the_shell_completes_verbs_and_options(tmp_path: Path) -> None:
+    def completed(line: str) -> list[str]:
+        words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
+        environment = {**os.environ, **words, "_KVTRACE_COMPLETE": "complete_bash"}
+        code = "from kvtrace.cli.app import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment
+        )
+        return done.stdout.split()
+
+    assert completed("kvtrace expl") == ["explain"]
+    assert "--format" in completed("kvtrace explain --")
 
 
 def test_alone_it_shows_its_verbs(capsys: pytest.CaptureFixture[str]) -> None:

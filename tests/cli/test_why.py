@@ -83,6 +83,26 @@ def test_a_request_of_which_a_part_is_lost_is_not_called_saved(shell: Shell, tmp
     assert "88 of 600" in out and "whole" not in out
 
 
+def test_requests_fit_80_columns_with_ids_that_why_takes(
+    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    sim = Sim(folder, batched=512)
+    ids = [f"chatcmpl-{start}{n}{'5' * 24}" for n, start in enumerate(("11aaaa", "11aaaa", "22", "3", "4"))]
+    sim.serve([Prompt(one, 300 + n, n, output=2) for n, one in enumerate(ids)], Rounding(512).policy())
+    sim.write()
+    run_json(folder)
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, err = shell("requests", str(folder))
+    assert (code, err) == (0, "") and max(map(len, out.splitlines())) <= 80
+    shown = [line.split()[0] for line in out.splitlines()[3:]]
+    assert sorted(map(len, shown)) == [12, 12, 12, 16, 16] and len(set(shown)) == 5
+    for short in shown:
+        assert shell("why", str(folder), "--request", short)[0] == 0
+    whole = shell("requests", str(folder), "--format", "markdown")[1]
+    assert all(one in whole for one in ids)
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
