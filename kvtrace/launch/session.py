@@ -110,6 +110,9 @@ class _Session:
         self._record.ended_wall_ns = time.time_ns()
         self._record.exit_code, self._record.signal = outcome.code, outcome.signal
         self._wait_for_stragglers()
+        if not self.rundir.path.is_dir():
+            say(f"{self.rundir.shown} was deleted while the command ran: there is nothing left to report")
+            return outcome.code
         spools = finish.traced_pids(self.rundir.path)
         traced = frozenset(pid for pid in spools.values() if pid is not None)
         self._record.processes = self._table.rows(traced)
@@ -171,6 +174,6 @@ class _Session:
         try:
             self.rundir.write_json(RUN_FILE, self._record.document())
         except OSError as error:
-            if not self._save_failed:
+            if not self._save_failed and self.rundir.path.is_dir():
                 say(f"cannot update {self.rundir.shown}/{RUN_FILE}: {reason(error)}")
             self._save_failed = True

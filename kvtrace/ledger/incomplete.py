@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvtrace.ledger.model import Engine, Run
+from kvtrace.ledger.model import Run
 from kvtrace.ledger.requests import Request
-from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace.format import STEP_MASK, Stop
 from kvtrace.trace.reader import SpoolInfo
-from kvtrace.words import plural
+from kvtrace.words import of_all, plural
 
 _STOPS = {
     Stop.SIZE_LIMIT: "its spool reached twice the limit (--limit)",
@@ -38,17 +37,22 @@ def incomplete(run: Run) -> Sequence[str]:
     return tuple(found)
 
 
-def cut_off(requests: Sequence[Request], engines: Sequence[Engine], scans: Sequence[SpoolScan]) -> set[int]:
-    """Steps of requests that had not ended when their scheduler's recording did: what later steps would have
-    stored of them is not known."""
-    broken = {scan.pid for scan in scans if _why(scan.info)}
-    tags = {engine.tag for engine in engines if engine.pid in broken}
-    return {
-        chunk.step
-        for request in requests
-        if request.engine in tags and request.finish is None
-        for chunk in request.chunks
-    }
+def cut_off(requests: Sequence[Request]) -> set[int]:
+    """Steps of requests that had not ended when their scheduler's recording did (the run still goes on, was
+    killed, or stopped recording): what later steps would have stored of them is not known."""
+    return {chunk.step for request in requests if request.finish is None for chunk in request.chunks}
+
+
+def unfinished(requests: Sequence[Request]) -> Sequence[str]:
+    """A line where requests had not ended when the recording did, else none."""
+    count = sum(request.finish is None for request in requests)
+    if not count:
+        return ()
+    which = of_all(count, len(requests), "request")
+    return (
+        f"{which} had not ended when the recording did (it still goes on, or the engine was stopped or "
+        "killed): what later steps would have saved of them is not observed",
+    )
 
 
 def _why(spool: SpoolInfo) -> str:

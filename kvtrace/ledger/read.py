@@ -18,7 +18,7 @@ from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import printed
 from kvtrace.ledger.contents.residue import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
-from kvtrace.ledger.incomplete import cut_off, incomplete
+from kvtrace.ledger.incomplete import cut_off, incomplete, unfinished
 from kvtrace.ledger.loads.follow import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Part, Run, RunError, Worker
 from kvtrace.ledger.requests import Request, Requests, collect
@@ -115,7 +115,7 @@ def _books(
     contents = compare(prints, requests, places, _written(watched))
     evidence = Evidence(
         executed=executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
-        unknown=Steps(implied.unknown | cut_off(requests, engines, scans)),
+        unknown=Steps(implied.unknown | cut_off(requests)),
         unfinished={save.request: save.unfinished for save in async_saves},
         swallowed=reported.swallowed(scans), given_away=reported.given_away(scans),
     )  # fmt: skip
@@ -145,7 +145,7 @@ def _books(
         twins=twins(requests),
         compared=contents.blocks,
         total=saves.total,
-        notes=_notes(found, engines),
+        notes=[*unfinished(requests), *_notes(found, engines)],
         spans=saves.spans,
         swallowed=evidence.swallowed,
         trust=saves.trust,

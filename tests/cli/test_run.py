@@ -247,6 +247,16 @@ def test_a_traced_run_keeps_the_childs_code_and_names_the_next_command(here: Pat
     assert _record(here / "run")["processes"][0]["vllm"] is True
 
 
+@pytest.mark.parametrize("code", [0, 5])
+def test_a_run_directory_that_is_deleted_is_said_and_the_code_stays_the_childs(here: Path, code: int) -> None:
+    done = _run(here, "-o", "gone", "--", "/bin/sh", "-c", f"rm -r gone; exit {code}")
+    assert done.returncode == code
+    assert _own_lines(done)[1:] == [
+        "kvtrace: gone was deleted while the command ran: there is nothing left to report"
+    ]
+    assert not (here / "gone").exists()
+
+
 def test_a_closed_stderr_changes_nothing(here: Path) -> None:
     command = f"{sys.executable} -m kvtrace run -- /bin/sh -c 'echo out; exit 6' 2>&-; echo $?"
     done = subprocess.run(

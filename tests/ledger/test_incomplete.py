@@ -72,3 +72,20 @@ def test_a_recording_that_was_ended_on_purpose_is_whole(tmp_path: Path) -> None:
     sim.workers[0].trailer(Stop.CLEAN)
     report = report_of(sim)
     assert "incomplete" not in report["verdict"] and not report["limits"]["notes"]
+
+
+def test_a_request_that_had_not_ended_is_no_fault_of_the_connector(tmp_path: Path) -> None:
+    """The engine was killed in the middle of a prompt, or still runs: the next chunk would have filled the
+    unit that the last one began."""
+    sim = Sim(tmp_path, layers=1, batched=48)
+    sim.serve([Prompt("a", 64, digest=1)], Rounding(32).policy())
+    sim.arrive(Prompt("b", 128, digest=2))
+    sim.step([Chunk("b", 0, 48, first=True)], [Entry("b", 32, 128, 0)], prompts={"b": 128})
+    report = report_of(sim)
+    assert report["ledger"]["saves"]["accounts"] == {"saved": 96, "not-observed": 16}
+    assert not [one for one in report["findings"] if one["severity"] == "fault"]
+    assert report["limits"]["notes"][0].startswith("1 of 2 requests had not ended when the recording did")
+    sim.finish("b", 48, status="FINISHED_ABORTED")
+    report = report_of(sim)
+    assert "not-observed" not in report["ledger"]["saves"]["accounts"]
+    assert not [note for note in report["limits"]["notes"] if "had not ended" in note]

@@ -328,6 +328,7 @@ def test_lost_in_loading_and_computed_after_a_preemption(tmp_path: Path) -> None
     sim.preempt("a", 128)
     sim.lookup("a", 0, 0, 0)
     sim.step([Chunk("a", 0, 64, resumed=True)], [Entry("a", 64, 128, 0)], prompts={"a": 128})
+    sim.finish("a", 128)
     assert saves(sim) == {
         "saved": 64,
         "not-loaded:load-not-injected": 32,
