@@ -71,12 +71,13 @@ def renew(run_dir: Path) -> None:
     from reference_reports import normalise
 
     from kvtrace.report.build import build_report
+    from kvtrace.report.digest import seal
 
     seen = build_report(run_dir)
     report = normalise(seen, (str(run_dir), str(ROOT)))
     report["run"]["seconds"] = round(seen["run"]["seconds"], 1)
     REPORT.parent.mkdir(parents=True, exist_ok=True)
-    REPORT.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    REPORT.write_text(json.dumps(seal(report), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

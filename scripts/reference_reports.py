@@ -47,6 +47,8 @@ def normalise(report: Report, folders: tuple[str, ...] = ()) -> Report:
     Args:
         folders: absolute folders under which paths are shown relative, longest first.
     """
+    from kvtrace.report.digest import seal
+
     pids = {p["pid"]: i for i, p in enumerate(report["run"]["processes"], 1)}
     tags = {e["tag"]: i for i, e in enumerate(report["run"]["engines"], 1)}
     words = _Words(pids, tags, folders)
@@ -71,7 +73,7 @@ def normalise(report: Report, folders: tuple[str, ...] = ()) -> Report:
     tracer["spool_bytes"] = tracer["records"] * 64
     notes = [note for note in new["limits"]["notes"] if not note.startswith(_NOTE_BEGINS)]
     new["limits"]["notes"] = [*notes, NOTE]
-    return new
+    return seal(new)
 
 
 def _cause_of(name: str) -> str | None:

@@ -21,6 +21,7 @@ from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.device import Row as DeviceTiming
 from kvtrace.ledger.graphs import asked_for, graph_uses, runner_of, used_by
 from kvtrace.report import model
+from kvtrace.report.digest import seal
 from kvtrace.report.running import still_running
 from kvtrace.report.shape import row, text, whole
 from kvtrace.report.validate import schema_problem
@@ -43,7 +44,7 @@ def build_report(run_dir: str | Path) -> model.Report:
         raise model.ReportError(
             "the trace makes no valid report", run_dir, found, "its spools may be damaged"
         )
-    return report
+    return seal(report)
 
 
 def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.Report:

@@ -456,6 +456,11 @@ class _Later(TypedDict, total=False):
         "absent where no connector has several inside it; the report's ledgers hold what any of them saved",
     ]
     graphs: Annotated[list[GraphRow], Most(MAX_GRAPH_ROWS), "absent without CUDA graphs"]
+    digest: Annotated[
+        str,
+        "sha256: and the digest of this document without this field, as JSON of sorted keys, no spaces, "
+        "in ASCII; a report that does not fit it is refused; absent in older reports",
+    ]
     device: Annotated[DeviceTimes, "absent where no device time was taken"]
 
 

@@ -12,6 +12,7 @@ from typing import cast
 
 from kvtrace.regular import read_regular
 from kvtrace.report import document
+from kvtrace.report.digest import FIELD, UNSEALED, digest_of
 from kvtrace.report.model import SCHEMA, Report, ReportError, report_schema
 from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX
 
@@ -53,8 +54,18 @@ def read_report(path: str | Path) -> Report:
 
 
 def parse_report(data: bytes, where: str) -> Report:
-    """The report in `data`; `where` names it in errors."""
-    return _balanced(document.parse(KIND, data, where), where)
+    """The report in `data`; `where` names it in errors.
+
+    Raises:
+        ReportError: as of :func:`check_report`, or its checksum does not fit what it holds.
+    """
+    report = _balanced(document.parse(KIND, data, where), where)
+    given = report.get(FIELD)
+    if given is None:
+        report["limits"]["notes"].append(UNSEALED)
+    elif given != digest_of(report):
+        raise ReportError("damaged or altered report", where, "its checksum does not fit", _AGAIN)
+    return report
 
 
 def check_report(value: object, where: str) -> Report:

@@ -15,6 +15,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from kvtrace.report.digest import seal
+from kvtrace.report.model import SCHEMA
+
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = runpy.run_path(str(ROOT / "tests" / "report" / "sample.py"))
 REAL = ROOT / "reports" / "vllm-0.32.0-cpu" / "healthy-chunk-store.json"
@@ -32,6 +35,8 @@ def _an_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def write(path: Path, value: Any) -> Path:
+    if isinstance(value, dict) and value.get("schema") == SCHEMA:
+        seal(value)
     path.write_text(json.dumps(value), encoding="utf-8")
     return path
 

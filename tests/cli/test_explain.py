@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from kvtrace.report.digest import seal
+
 SAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "report" / "sample.py"))
 GOLDEN = Path(__file__).parents[1] / "report" / "golden"
 Shell = Callable[..., tuple[int, str, str]]
@@ -21,7 +23,7 @@ Shell = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     path = tmp_path / "report.json"
-    path.write_text(json.dumps(SAMPLE["sample"]()))
+    path.write_text(json.dumps(seal(SAMPLE["sample"]())))
     return path
 
 
@@ -62,7 +64,7 @@ def test_columns_set_the_width_of_a_pipe(shell: Shell, report: Path, monkeypatch
 
 def test_json_is_the_report(shell: Shell, report: Path) -> None:
     code, out, _ = shell("explain", "--format", "json", str(report))
-    assert code == 0 and json.loads(out) == SAMPLE["sample"]() and out.isascii()
+    assert code == 0 and json.loads(out) == seal(SAMPLE["sample"]()) and out.isascii()
 
 
 def test_markdown(shell: Shell, report: Path) -> None:
@@ -76,7 +78,7 @@ def test_the_next_command_without_faults_shows_more_of_the_same(shell: Shell, tm
     value = SAMPLE["sample"]()
     value["findings"] = []
     path = tmp_path / "my report.json"
-    path.write_text(json.dumps(value))
+    path.write_text(json.dumps(seal(value)))
     assert shell("explain", str(path))[1].splitlines()[-1] == f"Next  kvtrace explain '{path}' -v"
     following = shell("explain", "-v", str(path))[1].splitlines()[-1]
     assert following == f"Next  kvtrace explain '{path}' --format markdown"

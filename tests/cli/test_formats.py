@@ -19,6 +19,7 @@ from kvtrace.cli import check, diff, docs, explain, requests, scenario, why
 from kvtrace.cli.writing import write_file
 from kvtrace.render.formats import Format
 from kvtrace.render.page import Screen
+from kvtrace.report.digest import seal
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = runpy.run_path(str(ROOT / "tests" / "report" / "sample.py"))
@@ -38,7 +39,7 @@ REQUIRED = {"why": ["--request", "r"]}
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     path = tmp_path / "report.json"
-    path.write_text(json.dumps(SAMPLE["with_loads"]()))
+    path.write_text(json.dumps(seal(SAMPLE["with_loads"]())))
     return path
 
 

@@ -18,10 +18,11 @@ from kvtrace.render.markdown import markdown
 from kvtrace.render.page import Screen
 from kvtrace.render.report import report_page
 from kvtrace.render.terminal import terminal
-from kvtrace.report.read import ReportError, parse_report, read_report
+from kvtrace.report.digest import FIELD, UNSEALED, seal
+from kvtrace.report.read import ReportError, check_report, parse_report, read_report
 from kvtrace.trace.format import pack_header
 
-VALID = json.dumps(with_loads()).encode()
+VALID = json.dumps(seal(with_loads())).encode()
 BOOK = sample()["ledger"]["saves"]
 
 
@@ -115,7 +116,7 @@ def test_file_without_permission(tmp_path: Path) -> None:
 def test_good_files_and_directories(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     path.write_bytes(b"\xef\xbb\xbf" + VALID)  # an editor's byte order mark is no damage
-    assert read_report(path) == read_report(str(path)) == read_report(tmp_path) == with_loads()
+    assert read_report(path) == read_report(str(path)) == read_report(tmp_path) == json.loads(VALID)
 
 
 @settings(max_examples=200)
@@ -127,6 +128,7 @@ def test_damaged_json_is_refused_or_rendered(seed: int) -> None:
     except ReportError as error:
         assert "\n" not in str(error)
         return
+    assert loaded["limits"]["notes"][-1] == UNSEALED
     renders(loaded)
 
 
@@ -144,4 +146,45 @@ def test_damaged_bytes_are_refused_or_rendered(end: int, flips: list[tuple[int, 
     except ReportError as error:
         assert "\n" not in str(error)
         return
+    without = {name: value for name, value in loaded.items() if name != FIELD}
+    assert without == {name: value for name, value in json.loads(VALID).items() if name != FIELD} or (
+        loaded["limits"]["notes"][-1] == UNSEALED  # it was the checksum's own name
+    )
     renders(loaded)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("verdict",), "All is well."),
+        (("run", "exit_code"), 7),
+        (("requests", "rows", 0, "prompt"), 1),
+        (("coverage", "summary", 0, "fired"), 1),
+        (("digest",), "sha256:" + "0" * 64),
+    ],
+)
+def test_a_report_that_was_altered_is_refused(tmp_path: Path, path: tuple[Any, ...], value: Any) -> None:
+    """Each of these is a valid report: only the checksum tells."""
+    report = json.loads(VALID)
+    target: Any = report
+    for part in path[:-1]:
+        target = target[part]
+    assert target[path[-1]] != value
+    target[path[-1]] = value
+    check_report(report, "here")
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report))
+    with pytest.raises(ReportError, match="its checksum does not fit"):
+        read_report(file)
+
+
+def test_the_checksum_is_of_what_a_report_says_not_of_how_it_is_written() -> None:
+    report = json.loads(VALID)
+    turned = {name: report[name] for name in reversed(report)}
+    for text in (json.dumps(turned, indent=3), json.dumps(report, ensure_ascii=False)):
+        assert parse_report(text.encode(), "here") == report
+
+
+def test_a_report_without_a_checksum_is_read_with_a_word() -> None:
+    loaded = parse_report(json.dumps(with_loads()).encode(), "here")
+    assert loaded["limits"]["notes"] == [*with_loads()["limits"]["notes"], UNSEALED]

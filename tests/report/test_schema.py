@@ -31,7 +31,8 @@ KNOWN = {
     "$schema", "$id", "$ref", "$defs", "title", "description", "properties", "required", "type",
     "const", "enum", "additionalProperties", "items", "maxItems", "minimum", "maximum",
 }  # fmt: skip
-LATER = {"report": ("connectors", "graphs", "device"), "RunFacts": ("running",), "Ledger": ("grades",),
+LATER = {"report": ("connectors", "graphs", "device", "digest"),
+         "RunFacts": ("running",), "Ledger": ("grades",),
          "Engine": ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls"),
          "Finding": ("connector", "grade"), "RequestRow": ("grade", "not_observed")}  # fmt: skip
 """Added to the schema after its first reports: optional, so that those stay valid."""
