@@ -28,12 +28,13 @@ _SKIPS = {int(skip): skip.name for skip in Skip}
 
 @dataclass(frozen=True)
 class Written:
-    """What a timeline holds."""
+    """What a timeline holds. ``ended``: of the flows, those that arrived."""
 
     tracks: int
     slices: int
     instants: int
     flows: int
+    ended: int
 
 
 class Call(NamedTuple):
@@ -76,7 +77,7 @@ def write_perfetto(run: Opened, path: Path, progress: Progress = silent) -> Writ
                 if life.process is process:
                     _write_life(life, writer, flows)
             before += process.size
-        return Written(sum(one.count for one in tracks), out.slices, out.instants, out.flows)
+        return Written(sum(one.count for one in tracks), out.slices, out.instants, out.flows, out.ended)
 
 
 def _pids(processes: Sequence[Process]) -> list[int]:

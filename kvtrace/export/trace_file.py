@@ -42,6 +42,7 @@ _EVENT_NAMES, _KEYS, _TEXTS = 2, 3, 29
 
 Value = int | bool | str
 Values = Mapping[str, Value]
+_FLOW_BYTES = len(fixed64(_FLOWS, 0))
 _FIRST_EVENT = 1 << 32
 """Number of the first track that is no process's."""
 
@@ -52,7 +53,7 @@ class TraceFile:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._tracks = _FIRST_EVENT
-        self.slices = self.instants = self.flows = 0
+        self.slices = self.instants = self.flows = self.ended = 0
 
     def clocks(self, t: int, wall_ns: int) -> None:
         """Says that time `t` was that wall time."""
@@ -115,6 +116,7 @@ class Sequence:
         flows = b"".join(fixed64(_ENDING_FLOWS, flow) for flow in ending)
         self._event(t, _BEGIN, track, self._named(name, values) + flows)
         self._file.slices += 1
+        self._file.ended += len(flows) // _FLOW_BYTES
 
     def end(self, track: int, t: int) -> None:
         """The innermost open slice of a track ends."""
@@ -125,7 +127,7 @@ class Sequence:
         starting = b"".join(fixed64(_FLOWS, flow) for flow in flows)
         self._event(t, _INSTANT, track, self._named(name, values) + starting)
         self._file.instants += 1
-        self._file.flows += len(starting) // 10
+        self._file.flows += len(starting) // _FLOW_BYTES
 
     def count(self, track: int, t: int, value: int) -> None:
         """A counter's value from here on."""
