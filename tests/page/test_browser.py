@@ -159,3 +159,19 @@ def test_a_report_alone_is_a_page_too(browser: Browser, tmp_path: Path) -> None:
     tab = browser.open(path)
     assert tab.js("document.documentElement.dataset.ready") == "yes" and tab.troubles() == []
     tab.close()
+
+
+def test_what_is_printed_is_the_whole_map(browser: Browser, html: Path) -> None:
+    """On paper a chart is narrower than on the screen: the last step is still there, at its right edge."""
+    tab = browser.open(html)
+    last = (
+        "(() => { const c = document.querySelector('figure[data-map] canvas'), w = c.width - 20;"
+        "return [c.width, [...c.getContext('2d').getImageData(w, 18, 1, 1).data].join()]; })()"
+    )
+    wide, on_screen = tab.js(last)
+    tab.js("dispatchEvent(new Event('beforeprint'))")
+    narrow, on_paper = tab.js(last)
+    assert narrow < wide and on_paper == on_screen
+    tab.js("dispatchEvent(new Event('afterprint'))")
+    assert tab.js(last) == [wide, on_screen]
+    tab.close()

@@ -211,14 +211,15 @@ class _OfRequest:
 
     def spans(self) -> list[Span]:
         """The segments pair by pair; those of pairs that fared alike together."""
-        way = self._way
         alike: dict[tuple[bool, tuple[Segment, ...]], list[int]] = defaultdict(list)
-        for pair in range(len(way.pairs)):
-            alike[bool(way.pairs.live[pair]), tuple(self._segments(pair))].append(pair)
+        for number, one in enumerate(self._classes):
+            members = np.flatnonzero(self._class_of == number)
+            alike[one.live, tuple(one.segments)].extend(members.tolist())
         return [
             Span(
                 request=self._row, start=part.start, end=part.end, outcome=part.outcome, chunk=part.chunk,
-                step=_step(self._request, part.chunk), live=live, pairs=tuple(members), part=part.part,
+                step=_step(self._request, part.chunk), live=live,
+                pairs=tuple(sorted(members)), part=part.part,
             )
             for (live, segments), members in alike.items()
             for part in segments

@@ -57,8 +57,8 @@ def _map(picture: Picture, at: int, one: Map) -> Markup:
     size = f"{plural(len(one.layers), 'layer')}, {plural(one.total, 'step')}"
     title = f"{who}: {size}"
     several = (
-        f" Each cell is {count(one.per)} steps, with the share of each state; a fault takes a quarter of its "
-        "height at least."
+        f" Each cell is {count(one.per)} steps, with the share of each state. A fault takes "
+        "half of its height at least, decode steps take a quarter at most where there are others."
     )
     alike = " These workers look alike." if len(one.workers) > 1 else ""
     timed = (

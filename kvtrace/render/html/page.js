@@ -5,7 +5,10 @@
   const data = JSON.parse(document.getElementById("kvtrace-picture").textContent);
   const kinds = data.kinds; // [letter, label, why]
   const FAULTS = "ELXG";
-  const LEAST = 0.25; // of a cell's height, for a fault in it
+  const QUIET = "du-";
+  const ORDER = "SRDPW?";
+  const LEAST = 0.5; // of a cell's height, for a fault in it
+  const MOST = 0.25; // what quiet steps take beside others
   const charts = [];
   const token = (letter) => ({ "?": "Q", "-": "A" })[letter] || letter;
   const color = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
@@ -113,13 +116,17 @@
       if (same) same[1] += mix[i + 1]; else parts.push([letter, mix[i + 1]]);
       total += mix[i + 1];
     }
+    // Decode steps outnumber all others in a long run: beside others they take little room
+    const quiet = parts.filter((part) => QUIET.includes(part[0])).reduce((before, part) => before + part[1], 0);
+    const busy = total - quiet, room = busy ? Math.min(quiet / total, MOST) : 1;
     for (const part of parts) {
-      part[1] /= total;
+      part[1] = QUIET.includes(part[0]) ? part[1] / quiet * room : part[1] / busy * (1 - room);
       if (FAULTS.includes(part[0])) part[1] = Math.max(part[1], LEAST);
     }
     const sum = parts.reduce((before, part) => before + part[1], 0);
     parts.forEach((part) => { part[1] /= sum; });
-    return parts.sort((a, b) => FAULTS.includes(a[0]) - FAULTS.includes(b[0]));
+    const place = (letter) => QUIET.includes(letter) ? 0 : FAULTS.includes(letter) ? 9 : 1 + ORDER.indexOf(letter);
+    return parts.sort((a, b) => place(a[0]) - place(b[0]));
   }
 
   function heatMap(figure) {
@@ -402,8 +409,8 @@
     before = [root.dataset.theme, [...document.querySelectorAll("details:not([open])")]];
     root.dataset.theme = "light";
     before[1].forEach((one) => { one.open = true; });
-    redraw();
-    charts.forEach((chart) => chart.resize({ width: Math.min(chart.getWidth(), 680) }));
+    charts.forEach((chart) => chart.resize({ width: Math.min(chart.getWidth(), 660) }));
+    redraw(); // after the resize: this draws at once, a resize in the next frame only
   });
   addEventListener("afterprint", () => {
     if (!before) return;
