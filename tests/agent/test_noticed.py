@@ -1,4 +1,4 @@
-"""What a connector can notice of being traced: what docs/concepts.md's table says, row by row, and no more."""
+"""What a connector can notice of being traced: what docs/concepts.md's table says and no more."""
 
 from __future__ import annotations
 
