@@ -20,12 +20,16 @@ Cells = NDArray[np.uint8]
 _MERGE: Cells = np.array(
     [[kinds.NUMBER[kinds.worse(one, other)] for other in kinds.KINDS] for one in kinds.KINDS], dtype=np.uint8
 )
+_AGAIN: Cells = np.array(
+    [kinds.NUMBER[kinds.AGAIN if kind == kinds.QUIET else kind] for kind in kinds.KINDS], dtype=np.uint8
+)
+"""What a kind becomes in a step with prompt tokens of which the ledger counts none."""
 _BY_MARK = (
     (collect.RAISED, kinds.RAISED),
     (collect.READ, kinds.READ),
     (collect.WORK, kinds.DECLARED),
     (collect.NO_FORWARD, kinds.IDLE),
-    (collect.CALLED, kinds.DECODE),
+    (collect.CALLED, kinds.QUIET),
     (collect.FULL, kinds.REPLAY),
     (collect.NO_CONNECTOR, kinds.NO_CONNECTOR),
     (collect.NO_METADATA, kinds.NOT_BOUND),
@@ -48,18 +52,18 @@ class Grid:
     """Where each worker's pairs begin; one more for the end."""
 
 
-def grid(engine: Engine, steps: Array, seen: Sequence[Seen], spans: Iterable[Span]) -> Grid:
+def grid(engine: Engine, steps: Array, seen: Sequence[Seen], spans: Iterable[Span], prompt: Array) -> Grid:
     """The cells of an engine.
 
     Args:
         steps: sorted, with the engine's tag.
         spans: of the engine's requests.
+        prompt: prompt tokens computed in each step.
     """
     offsets = [0]
     for worker in engine.workers:
         offsets.append(offsets[-1] + len(worker.kv_layers))
     fates: Cells = np.zeros((offsets[-1], len(steps)), dtype=np.uint8)
-    prompt: Array = np.zeros(len(steps), dtype=np.int64)
     for span in spans:
         at, known = locate(steps, np.array([span.step], dtype=np.int64))
         if not known[0]:
@@ -68,11 +72,11 @@ def grid(engine: Engine, steps: Array, seen: Sequence[Seen], spans: Iterable[Spa
         members = [pair for pair in span.pairs if pair < offsets[-1]]
         before = fates[members, column]
         fates[members, column] = np.where(before == 0, kind, _MERGE[before, kind])
-        if span.pairs and span.pairs[0] == 0:
-            prompt[column] += span.end - span.start
     for one, start, end in zip(seen, offsets, offsets[1:], strict=False):
         mine = fates[start:end]
-        mine[:] = np.where(mine == 0, _called(one.marks[: end - start]), mine)
+        called = _called(one.marks[: end - start])
+        called[:, prompt > 0] = _AGAIN[called[:, prompt > 0]]
+        mine[:] = np.where(mine == 0, called, mine)
     return Grid(steps, fates, prompt, offsets)
 
 

@@ -9,15 +9,16 @@ import numpy as np
 
 from kvtrace import ledger
 from kvtrace.ledger.model import Engine, Process, Run, Span
+from kvtrace.ledger.scan import of_a_connector
 from kvtrace.ledger.steps import Array, of_engine
 from kvtrace.picture import kinds
 from kvtrace.picture.bins import columns, drawn, looks
 from kvtrace.picture.cells import grid
 from kvtrace.picture.collect import Runs, Seen, busy, collect, executions
 from kvtrace.picture.lanes import KINDS, Step, Timed, chosen, lanes
-from kvtrace.picture.model import Kind, Map, Picture
+from kvtrace.picture.model import Map, Picture
 from kvtrace.trace import rows
-from kvtrace.trace.reader import Spool, SpoolError, spool_paths
+from kvtrace.trace.reader import Records, Spool, SpoolError, spool_paths
 from kvtrace.words import plural
 
 MOST_MAPS = 8
@@ -45,11 +46,12 @@ def draw(run_dir: Path) -> Picture:
     run = ledger.read_run(run_dir, watch=_Everyone())
     clocks = _clocks(run.processes)
     of_engine = _spans(run)
+    read = _Read(run, clocks)
     maps: list[Map] = []
     notes: list[str] = []
     steps: dict[int, Step] = {}
     for engine in run.engines:
-        made, times = _engine(run.directory, engine, of_engine.get(engine.tag, []), clocks)
+        made, times = _engine(run.directory, engine, of_engine.get(engine.tag, []), (clocks, read.prompt))
         maps += made
         steps.update(times)
     if len(maps) > MOST_MAPS:
@@ -57,12 +59,12 @@ def draw(run_dir: Path) -> Picture:
             f"{plural(len(maps) - MOST_MAPS, 'more map')} of workers that look different again: not drawn"
         )
         maps = maps[:MOST_MAPS]
-    records = sorted(_records(run, clocks), key=lambda one: one.t)
+    records = sorted(read.records, key=lambda one: one.t)
     begin = min([*(one.t for one in records), *(t0 for t0, _ in steps.values())], default=0.0)
     for one in records:
         one.t = round(one.t - begin, 3)
     steps = {step: (round(t0 - begin, 3), round(t1 - begin, 3)) for step, (t0, t1) in steps.items()}
-    used = _used(maps, run.spans)
+    used = _used(maps, run.spans, read.prompt)
     numbers = {number: at for at, number in enumerate(used)}
     return Picture(
         kinds=[kinds.KINDS[number] for number in used],
@@ -83,9 +85,13 @@ def _spans(run: Run) -> dict[int, list[Span]]:
 
 
 def _engine(
-    run_dir: Path, engine: Engine, spans: Sequence[Span], clocks: Mapping[str, int]
+    run_dir: Path, engine: Engine, spans: Sequence[Span], read: tuple[Mapping[str, int], Mapping[int, int]]
 ) -> tuple[list[Map], dict[int, Step]]:
-    """The maps of an engine, and when each of its steps ran (ms, on the run's clock)."""
+    """The maps of an engine, and when each of its steps ran (ms, on the run's clock).
+
+    Args:
+        read: the clocks of the spools, and the prompt tokens of each step.
+    """
     if not engine.workers or not engine.pairs_known:
         return [], {}
     ran = {worker.spool: executions(run_dir, worker) for worker in engine.workers}
@@ -94,10 +100,11 @@ def _engine(
         return [], {}
     seen = collect(run_dir, engine, steps, ran)
     steps, seen = busy(steps, seen, spans)
-    cells = grid(engine, steps, seen, spans)
+    prompt = np.array([read[1].get(step, 0) for step in steps.tolist()], dtype=np.int64)
+    cells = grid(engine, steps, seen, spans, prompt)
     there = columns(steps, seen)
     maps = [drawn(engine, cells, seen, there, look) for look in looks(engine, cells, seen, there)]
-    return maps, _times(steps, seen, clocks)
+    return maps, _times(steps, seen, read[0])
 
 
 def _steps(engine: Engine, spans: Sequence[Span], ran: Mapping[str, Runs]) -> Array:
@@ -128,33 +135,49 @@ def _clocks(processes: Sequence[Process]) -> dict[str, int]:
     }
 
 
-def _records(run: Run, clocks: Mapping[str, int]) -> Iterator[Timed]:
-    """The records of the requests that get a lane."""
-    table = run.requests
-    wanted = {str(table["id"].iloc[row]) for row in chosen(run)}
-    for path in spool_paths(run.directory):
-        try:
-            spool = Spool(path)
-            shift = clocks.get(path.name, 0)
-            for chunk in spool.chunks():
-                for words in chunk[np.isin(rows.kind(chunk[:, 0]), list(KINDS))].tolist():
-                    row = rows.decode(words)
-                    ident = spool.names.get(getattr(row, "request", 0), "")
-                    if ident in wanted:
-                        status = spool.names.get(getattr(row, "status_name", 0), "").rsplit(".", 1)[-1]
-                        yield Timed((words[1] + shift) / 1e6, row, ident, status)
-        except SpoolError:
-            continue
+class _Read:
+    """What the spools say of requests.
+
+    Attributes:
+        records: of the requests that get a lane.
+        prompt: step (with the engine's tag) -> prompt tokens computed in it.
+    """
+
+    def __init__(self, run: Run, clocks: Mapping[str, int]) -> None:
+        self.records: list[Timed] = []
+        self.prompt: dict[int, int] = {}
+        table = run.requests
+        self._wanted = {str(table["id"].iloc[row]) for row in chosen(run)}
+        for path in spool_paths(run.directory):
+            try:
+                spool = Spool(path)
+                for chunk in spool.chunks():
+                    self._add(chunk, spool.names, clocks.get(path.name, 0))
+            except SpoolError:
+                continue
+
+    def _add(self, chunk: Records, names: Mapping[int, str], shift: int) -> None:
+        head = chunk[:, 0]
+        inside = of_a_connector(chunk) & (rows.detail(head) > 0)  # of a connector inside another one
+        for words in chunk[np.isin(rows.kind(head), list(KINDS)) & ~inside].tolist():
+            row = rows.decode(words)
+            if isinstance(row, rows.Chunk):
+                self.prompt[row.step] = self.prompt.get(row.step, 0) + max(0, row.tokens)
+            ident = names.get(getattr(row, "request", 0), "")
+            if ident in self._wanted:
+                status = names.get(getattr(row, "status_name", 0), "").rsplit(".", 1)[-1]
+                self.records.append(Timed((words[1] + shift) / 1e6, row, ident, status))
 
 
-def _used(maps: Sequence[Map], spans: Sequence[Span]) -> list[int]:
+def _used(maps: Sequence[Map], spans: Sequence[Span], prompt: Mapping[int, int]) -> list[int]:
     """Numbers of the kinds that the picture has, ascending; and those that kinds of its spans merge to."""
     used = {kind for one in maps for kind, _ in one.counts}
     alone = {kinds.of_outcome(span.outcome) for span in spans if span.step > 0}
-    merged: set[Kind] = {kinds.worse(one, other) for one in alone for other in alone}
-    return sorted(
-        used | {kinds.NUMBER[one] for one in merged | {kinds.worse(a, b) for a in merged for b in alone}}
-    )
+    merged = {kinds.worse(one, other) for one in alone for other in alone}
+    merged |= {kinds.worse(one, other) for one in merged for other in alone}
+    if prompt:
+        merged.add(kinds.AGAIN)
+    return sorted(used | {kinds.NUMBER[one] for one in merged})
 
 
 def _renumbered(one: Map, numbers: Mapping[int, int]) -> Map:

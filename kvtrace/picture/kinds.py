@@ -47,8 +47,9 @@ _ORDER = {state: number for number, state in enumerate(State)}
 
 NOTHING = Kind(State.ABSENT)
 DUMMY = Kind(State.DUMMY)
-DECODE = Kind(State.DECODE)
-IDLE = Kind(State.DECODE, "nothing to compute")
+QUIET = Kind(State.QUIET)
+IDLE = Kind(State.QUIET, "nothing to compute")
+AGAIN = Kind(State.QUIET, "prompt tokens that were computed again, or given up")
 READ, DECLARED = Kind(State.READ), Kind(State.DECLARED)
 RAISED, REPLAY = OF_END[SaveEnd.RAISED], OF_END[SaveEnd.GRAPH_REPLAY]
 NO_CONNECTOR, NOT_BOUND = OF_END[SaveEnd.NO_CONNECTOR], OF_END[SaveEnd.NOT_BOUND]
@@ -81,7 +82,7 @@ _OPEN = frozenset({State.NO_WORK, State.UNKNOWN})
 KINDS: tuple[Kind, ...] = tuple(
     dict.fromkeys(
         (
-            NOTHING, DUMMY, DECODE, IDLE, READ, DECLARED, Kind(State.SAVED), Kind(State.PARTLY),
+            NOTHING, DUMMY, QUIET, IDLE, AGAIN, READ, DECLARED, Kind(State.SAVED), Kind(State.PARTLY),
             Kind(State.UNKNOWN), IN_PROGRESS, NO_CALL, NOT_AROUND, Kind(State.LOST), *OF_END.values(),
         )
     )

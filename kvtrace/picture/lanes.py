@@ -35,22 +35,35 @@ class Timed:
 class _Fate:
     """What became of one prefill chunk: token-layers by kind."""
 
-    step: int
-    start: int
-    end: int
     kinds: dict[int, int] = field(default_factory=dict)
 
-    def bar(self, steps: Mapping[int, Step], numbers: Mapping[int, int]) -> Bar | None:
-        if self.step not in steps:
-            return None
-        t0, t1 = steps[self.step]
+    def kind(self) -> int:
         worst = kinds.KINDS[next(iter(self.kinds))]
         for kind in self.kinds:
             worst = kinds.worse(worst, kinds.KINDS[kind])
+        return kinds.NUMBER[worst]
+
+    def share(self) -> float:
+        """How much of it was saved."""
         saved = sum(n for kind, n in self.kinds.items() if kinds.KINDS[kind].state in kinds.SAVED_STATES)
-        share = saved / max(1, sum(self.kinds.values()))
-        where = (t0, t1, self.step & STEP_MASK, self.start, self.end)
-        return Bar(*where, numbers[kinds.NUMBER[worst]], round(share, 4))
+        return saved / max(1, sum(self.kinds.values()))
+
+
+def _bars(
+    records: Iterable[Timed],
+    fates: Mapping[int, _Fate],
+    steps: Mapping[int, Step],
+    numbers: Mapping[int, int],
+) -> list[Bar]:
+    """The prefill chunks of a request, also those of which the ledger counts no token there."""
+    found = []
+    for one in records:
+        if isinstance(one.row, rows.Chunk) and one.row.step in steps:
+            step, fate = one.row.step, fates.get(one.row.step)
+            kind = numbers[fate.kind() if fate else kinds.NUMBER[kinds.AGAIN]]
+            where = (*steps[step], step & STEP_MASK, one.row.start, one.row.start + one.row.tokens)
+            found.append(Bar(*where, kind, round(fate.share(), 4) if fate else 0.0))
+    return found
 
 
 def chosen(run: Run) -> list[int]:
@@ -85,7 +98,7 @@ def lanes(
     table = run.requests
     for row in chosen(run):
         ident, engine = str(table["id"].iloc[row]), int(table["engine"].iloc[row])
-        bars = [bar for fate in fates.get(row, ()) if (bar := fate.bar(steps, numbers))]
+        bars = _bars(of_id.get(ident, ()), fates.get(row, {}), steps, numbers)
         marks = _marks(of_id.get(ident, ()))
         times = [*(bar.t0 for bar in bars), *(mark.t for mark in marks)]
         if not times:
@@ -106,16 +119,16 @@ def _few(marks: list[Mark]) -> list[Mark]:
     return marks if len(marks) <= MOST_MARKS else [*marks[: MOST_MARKS - 1], marks[-1]]
 
 
-def _fates(spans: Sequence[Span]) -> dict[int, list[_Fate]]:
+def _fates(spans: Sequence[Span]) -> dict[int, dict[int, _Fate]]:
+    """Row of a request -> step -> what became of its tokens."""
     found: dict[int, dict[int, _Fate]] = defaultdict(dict)
     for span in spans:
         if span.step <= 0 or span.chunk < 0:
             continue
-        fate = found[span.request].setdefault(span.chunk, _Fate(span.step, span.start, span.end))
-        fate.start, fate.end = min(fate.start, span.start), max(fate.end, span.end)
+        fate = found[span.request].setdefault(span.step, _Fate())
         kind = kinds.NUMBER[kinds.of_outcome(span.outcome)]
         fate.kinds[kind] = fate.kinds.get(kind, 0) + (span.end - span.start) * len(span.pairs)
-    return {row: list(of_request.values()) for row, of_request in found.items()}
+    return found
 
 
 def _marks(records: Iterable[Timed]) -> list[Mark]:
@@ -179,4 +192,4 @@ _SAYS: dict[type[Any], Callable[[Timed], _Said]] = {
     rows.Preemption: _preempted,
     rows.Finish: _finish,
 }
-KINDS = frozenset(rows.KIND_OF[row] for row in _SAYS)
+KINDS = frozenset(rows.KIND_OF[row] for row in (*_SAYS, rows.Chunk))

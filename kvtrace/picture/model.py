@@ -24,7 +24,11 @@ class State(Enum):
     DECLARED = "D", "declared only", "the metadata names the tokens; what was read was not seen"
     READ = "R", "read only", "the KV was read from the cache; its further way was not seen"
     SAVED = "S", "saved", "the KV was seen leaving the process, coming to rest, or coming back"
-    DECODE = "d", "decode, nothing to save", "no prompt token in the step, and nothing was to be stored"
+    QUIET = (
+        "d",
+        "nothing to save",
+        "decode, or prompt tokens computed again or given up; nothing was to be stored",
+    )
     DUMMY = "u", "dummy run", "a warm-up, profiling or idle run of the engine: it never counts"
     ABSENT = "-", "no record", "the worker left no record of the step"
 

@@ -154,3 +154,21 @@ def test_a_flag_of_a_step_that_is_nowhere_is_left_out(tmp_path: Path) -> None:
     sim.n = before
     picture = picture_of(sim, tmp_path)
     assert len(picture.maps[0].first) < 10
+
+
+def test_tokens_that_are_computed_again_are_no_loss(tmp_path: Path) -> None:
+    """Preempted twice: the ledger counts a token where it was computed first; the step in between is neither
+    decode nor a loss."""
+    sim = Sim(tmp_path, layers=1)
+    sim.arrive(Prompt("r", 128, digest=1))
+    sim.step([Chunk("r", 0, 64, first=True)], prompts={"r": 128})
+    sim.preempt("r", 64)
+    sim.step([Chunk("r", 0, 64, resumed=True)], prompts={"r": 128})
+    sim.preempt("r", 64)
+    sim.step([Chunk("r", 0, 128, resumed=True)], [Entry("r", 128, 128, 0)], prompts={"r": 128})
+    sim.finish("r", 130, 3)
+    picture = picture_of(sim, tmp_path)
+    (one,), (lane,) = picture.maps, picture.lanes
+    assert one.prompt == [64, 64, 128] and [bar.end for bar in lane.bars] == [64, 64, 128]
+    assert look(picture, one) == ["DdD"]
+    assert picture.kinds[lane.bars[1].kind] == kinds.AGAIN

@@ -16,7 +16,7 @@
   const label = (kind) => kinds[kind][1] + (kinds[kind][2] ? ": " + kinds[kind][2] : "");
   const count = (n) => String(n).replace(/\B(?=(\d{3})+(?!\d))/g, " ");
   const many = (n, noun) => count(n) + " " + noun + (n === 1 ? "" : "s");
-  const ms = (t) => t >= 1000 ? (t / 1000).toFixed(t < 1e4 ? 2 : 1) + " s" : t.toFixed(t < 10 ? 2 : 0) + " ms";
+  const ms = (t) => t === 0 ? "0" : t >= 1000 ? (t / 1000).toFixed(t < 1e4 ? 2 : 1) + " s" : t.toFixed(t < 10 ? 2 : 0) + " ms";
   /** 0.001 -> "1 µs". */
   const span = (t) => t >= 1000 ? t / 1000 + " s" : t >= 1 ? t + " ms" : t >= 0.001 ? Math.round(t * 1e3) + " µs" : Math.round(t * 1e6) + " ns";
   /** The powers of ten around some times. */
@@ -334,7 +334,7 @@
         aria: { enabled: false },
         grid: { left, right: 16, top: 8, bottom: 62, outerBoundsMode: "none" },
         tooltip: tooltip((item) => { const lines = laneText(rows[item.dataIndex]); return lines.length > 14 ? [...lines.slice(0, 13), "and " + (lines.length - 13) + " more: click"].join("\n") : lines.join("\n"); }),
-        xAxis: axis({ type: "value", min: 0, max: last, axisLabel: { color: color("dim"), formatter: ms, hideOverlap: true } }),
+        xAxis: axis({ type: "value", min: 0, max: last * 1.01, axisLabel: { color: color("dim"), formatter: ms, hideOverlap: true, showMaxLabel: false } }),
         yAxis: { type: "value", min: -0.5, max: rows.length - 0.5, inverse: true, show: false },
         dataZoom: [{ type: "inside", xAxisIndex: 0, filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: false }, slider({ xAxisIndex: 0, filterMode: "none" })],
         series: [{ type: "custom", renderItem: drawLane, data: rows.map((lane, at) => [lane.begin, at, lane.end === null ? last : lane.end]), encode: { x: [0, 2], y: 1 } }],
