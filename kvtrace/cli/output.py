@@ -52,8 +52,7 @@ def screen(no_color: bool = False) -> Screen:
     terminal = sys.stdout.isatty()
     if not terminal:
         return Screen(_pipe_width())
-    plain = no_color or bool(os.environ.get("NO_COLOR"))
-    # NO_COLOR alone would leave rich's bold and dim on: no colours here are no escapes at all
+    plain = no_color or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", "unknown")
     return Screen(shutil.get_terminal_size().columns, None if plain else "auto")
 
 

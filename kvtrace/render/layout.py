@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rich.cells import cell_len
-
+from kvtrace.render.styled import cell_len
 from kvtrace.words import clean as clean
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"

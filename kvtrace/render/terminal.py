@@ -1,18 +1,8 @@
-"""A page in a terminal, or plain in a pipe.
-
-Lines are laid out here and never re-wrapped by rich: the same words come out with and without
-colour, and markup in a page's strings is never interpreted.
-"""
+"""A page in a terminal, or plain in a pipe: the same words come out with and without colour."""
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Sequence
-
-from rich.cells import cell_len
-from rich.console import Console
-from rich.text import Text
 
 from kvtrace.render.layout import bar, glued, pad, wrap
 from kvtrace.render.page import (
@@ -34,6 +24,7 @@ from kvtrace.render.page import (
     TimelineRow,
     plain,
 )
+from kvtrace.render.styled import Styled, bare, cell_len
 
 _STYLES: dict[Style, str] = {
     "good": "green",
@@ -47,7 +38,6 @@ _MIN_WIDTH = 60
 _TERM = 30
 _SHORT = 40
 _TIME, _STEP = 12, 11
-_ESCAPE = re.compile(r"\x1b\[[\d;]*m")
 
 
 def terminal(page: Page, screen: Screen) -> str:
@@ -55,31 +45,26 @@ def terminal(page: Page, screen: Screen) -> str:
     printer = _Printer(max(screen.width, _MIN_WIDTH))
     for part in page:
         printer.part(part)
-    stream = io.StringIO()
-    styled = screen.colours is not None
-    console = Console(file=stream, width=screen.width, color_system=screen.colours, force_terminal=styled)
-    for line in printer.out:
-        line.rstrip()
-        console.print(line, soft_wrap=True, markup=False, highlight=False, emoji=False)
-    return stream.getvalue()
+    lines = (line.coloured() if screen.colours else line.plain() for line in printer.out)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def height(text: str, screen: Screen) -> int:
     """Rows of the screen that `text` takes: a line that is too long takes several."""
     width = max(screen.width, 1)
-    plain = _ESCAPE.sub("", text)
+    plain = bare(text)
     return sum(max(1, -(-cell_len(line) // width)) for line in plain.splitlines())
 
 
 def widest(text: str) -> int:
     """Cells of the longest line of `text`."""
-    return max(map(cell_len, _ESCAPE.sub("", text).splitlines()), default=0)
+    return max(map(cell_len, bare(text).splitlines()), default=0)
 
 
 class _Printer:
     def __init__(self, width: int) -> None:
         self.width = width
-        self.out: list[Text] = []
+        self.out: list[Styled] = []
 
     def part(self, part: Part) -> None:
         match part:
@@ -120,10 +105,10 @@ class _Printer:
 
     def gap(self) -> None:
         if self.out:
-            self.out.append(Text())
+            self.out.append(Styled())
 
     def line(self, text: str, style: Style = "") -> None:
-        self.out.append(Text(text, style=_STYLES.get(style, style)))
+        self.out.append(Styled(text, style=_STYLES.get(style, style)))
 
     def words(self, text: str, first: str = "", rest: str | None = None, style: Style = "") -> None:
         # "prefix caching off" and the like stay on one line: breaks go to the dots between them
