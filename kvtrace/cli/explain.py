@@ -28,12 +28,9 @@ class Explanation:
 
     def text(self, screen: Screen) -> str:
         """One screen; more where it is asked for."""
-        from kvtrace.render.brief import brief_text  # rich: --help does without it
-        from kvtrace.render.terminal import terminal
+        from kvtrace.render.explained import explained_text
 
-        if self.detail:
-            return terminal(self.page(), screen)
-        return brief_text(self.report, screen, self.source, self.traced)
+        return explained_text(self.report, screen, self.source, self.traced, self.detail)
 
 
 def _html(answer: Explanation, screen: Screen) -> str:
@@ -63,12 +60,13 @@ def explain(
     no_color: bool = NO_COLOR,
 ) -> None:
     """Explain why KV blocks were saved and loaded, or were not."""
-    from kvtrace.launch.rest import write_rest_soon
     from kvtrace.report.read import read_report
     from kvtrace.story.locate import traced_directory
 
     folder = traced_directory(path)
     if folder is not None and str(folder) == str(Path(path)):
+        from kvtrace.launch.rest import write_rest_soon
+
         write_rest_soon(folder)
     report = read_report(path)
     answer = Explanation(report, path, None if folder is None else str(folder), verbose)

@@ -3,8 +3,6 @@ the reader has gone."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +10,11 @@ from typing import Any, TypeVar
 
 import typer
 
+from kvtrace.cli.screen import screen as screen
+from kvtrace.cli.screen import wrote
 from kvtrace.errors import KvtraceError
 from kvtrace.render.formats import Format
-from kvtrace.render.page import Screen
 
-PIPE_WIDTH = 100
 T = TypeVar("T")
 OUTPUT: Any = typer.Option(
     None,
@@ -47,24 +45,10 @@ def format_option(formats: Sequence[Format[T]]) -> Any:
     return typer.Option(formats[0].name, "--format", metavar=metavar, help=f"{words}.", parser=row)
 
 
-def screen(no_color: bool = False) -> Screen:
-    """Stdout: its width, and its colours where they are wanted."""
-    terminal = sys.stdout.isatty()
-    if not terminal:
-        return Screen(_pipe_width())
-    plain = no_color or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", "unknown")
-    return Screen(shutil.get_terminal_size().columns, None if plain else "auto")
-
-
 def emit(text: str) -> None:
     """Writes `text` to stdout. A reader that has gone (``| head``) ends the verb, and is no error."""
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # what is still in the buffer goes nowhere, or the interpreter's own flush at exit would complain
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
+    if not wrote(text):
+        raise typer.Exit(0)
 
 
 def emit_to(output: Path | None, text: str, force: bool) -> None:
@@ -82,10 +66,3 @@ def emit_to(output: Path | None, text: str, force: bool) -> None:
         raise KvtraceError("a page is for a file", "stdout is a terminal", "name a file: -o report.html")
     else:
         emit(text)
-
-
-def _pipe_width() -> int:
-    columns = os.environ.get("COLUMNS", "")
-    if not (columns.isascii() and columns.isdigit()):
-        return PIPE_WIDTH
-    return int(columns[:4])

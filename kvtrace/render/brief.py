@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kvtrace.render.layout import clean
 from kvtrace.render.page import Badge, Code, Command, Facts, Labelled, Page, Paragraph, Row, Screen, Table
@@ -37,8 +37,7 @@ MAX_OUTCOMES = 6
 _MAX_ENGINES = 2
 
 
-@dataclass(frozen=True)
-class _Room:
+class _Room(NamedTuple):
     """How much is said.
 
     Attributes:
@@ -66,11 +65,11 @@ _ROOMS = (
     _Room(gaps=False, ledger_gap=False, most=1, remedies="faults"),
     _Room(gaps=False, ledger_gap=False, most=1, remedies="first"),
     _TIGHT,
-    replace(_TIGHT, outcomes=4),
-    replace(_TIGHT, outcomes=3),
-    replace(_TIGHT, outcomes=3, findings=2),
-    replace(_TIGHT, outcomes=3, findings=1),
-    replace(_TIGHT, outcomes=3, findings=1, remedies="none"),
+    _TIGHT._replace(outcomes=4),
+    _TIGHT._replace(outcomes=3),
+    _TIGHT._replace(outcomes=3, findings=2),
+    _TIGHT._replace(outcomes=3, findings=1),
+    _TIGHT._replace(outcomes=3, findings=1, remedies="none"),
 )
 """From the most that is said to the least."""
 

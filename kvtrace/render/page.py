@@ -8,14 +8,12 @@ escaped for a markup language yet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 Style = Literal["", "dim", "bold", "good", "bad", "limit", "note", "passed", "failed"]
 
 
-@dataclass(frozen=True)
-class Screen:
+class Screen(NamedTuple):
     """What is printed on: its width in cells, and its colours (None: neither colour nor style)."""
 
     width: int = 100
@@ -36,8 +34,7 @@ def plain(line: Line) -> str:
     return line if isinstance(line, str) else "".join(line)
 
 
-@dataclass(frozen=True)
-class Heading:
+class Heading(NamedTuple):
     """`quiet`: a terminal does without it, what follows speaks for itself."""
 
     text: Line
@@ -45,15 +42,13 @@ class Heading:
     quiet: bool = False
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """Short facts in one line, dots between them: the line breaks there."""
 
     facts: Sequence[str]
 
 
-@dataclass(frozen=True)
-class Paragraph:
+class Paragraph(NamedTuple):
     """`indent`: below a badge or a table. `gap`: an empty line before it."""
 
     text: Line
@@ -62,8 +57,7 @@ class Paragraph:
     gap: bool = False
 
 
-@dataclass(frozen=True)
-class Badge:
+class Badge(NamedTuple):
     """``FAULT  hook-raised``: a word that stands out, and a line; `whole`: the line stands out too; `gap`: an
     empty line before it."""
 
@@ -74,8 +68,7 @@ class Badge:
     gap: bool = True
 
 
-@dataclass(frozen=True)
-class Labelled:
+class Labelled(NamedTuple):
     """``Evidence  ...``: lines under one label, which is `wide` cells in a terminal."""
 
     label: str
@@ -83,20 +76,17 @@ class Labelled:
     wide: int = 11
 
 
-@dataclass(frozen=True)
-class Bullets:
+class Bullets(NamedTuple):
     lines: Sequence[Line]
 
 
-@dataclass(frozen=True)
-class Terms:
+class Terms(NamedTuple):
     """A name and what there is to say of it, row by row."""
 
     rows: Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """`join` stands before the column in a terminal, where no cell is padded beyond `most` cells."""
 
     head: str = ""
@@ -105,8 +95,7 @@ class Column:
     most: int = 60
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """`bar`: a share that is drawn behind the row, in the row's style."""
 
     cells: tuple[str, ...]
@@ -115,8 +104,7 @@ class Row:
     total: bool = False
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Columns in which no cell says anything are left out. The last one may be prose and is wrapped.
 
     In a terminal the title stands in the place of the first column's head, and without `head` there is no
@@ -135,8 +123,7 @@ class Table:
         return [at for at in range(len(self.columns)) if at == 0 or any(row.cells[at] for row in self.rows)]
 
 
-@dataclass(frozen=True)
-class TimelineRow:
+class TimelineRow(NamedTuple):
     """When, in which step, what; and details, each with a label (may be empty)."""
 
     at: str
@@ -145,13 +132,11 @@ class TimelineRow:
     details: Sequence[tuple[str, str]] = ()
 
 
-@dataclass(frozen=True)
-class Timeline:
+class Timeline(NamedTuple):
     moments: Sequence[TimelineRow]
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """The command to go on with. `gap`: an empty line before it."""
 
     command: str

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from kvtrace.gate.layers import group_of, index_of, spelled
 from kvtrace.render.layout import clean, names
@@ -335,8 +334,7 @@ def _terms(title: str, rows: Iterable[tuple[str, str]]) -> Page:
 # ------------------------------------------------------------------------------ coverage
 
 
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(NamedTuple):
     """Calls of one hook or op, in one layer of one process."""
 
     process: str

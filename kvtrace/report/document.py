@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from kvtrace.errors import KvtraceError
 from kvtrace.report.validate import problem
 from kvtrace.trace.format import MAGIC
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """What is read: ``name`` is "report" or "baseline", ``schema`` its ``kvtrace.NAME/N``."""
 
     name: str

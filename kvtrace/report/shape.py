@@ -11,32 +11,28 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import Annotated, Any, Literal, TypeVar, Union, cast
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast
 
 T = TypeVar("T")
 
 _KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 
 
-@dataclass(frozen=True)
-class Bounds:
+class Bounds(NamedTuple):
     """Of a number, both included."""
 
     low: float
     high: float
 
 
-@dataclass(frozen=True)
-class Digits:
+class Digits(NamedTuple):
     """After the decimal point."""
 
     digits: int
 
 
-@dataclass(frozen=True)
-class Most:
+class Most(NamedTuple):
     """Items that a list has at most."""
 
     items: int

@@ -104,6 +104,9 @@ def test_a_format_is_one_row(tmp_path: Path, report: Path) -> None:
         'FORMATS += (Format("toy", "the verdict alone", lambda answer, screen: answer.report["verdict"]),)\n'
     )
     file.write_text(source.replace(table, table + row))
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts" / "help_texts.py", tmp_path / "scripts")
+    subprocess.run([sys.executable, str(script)], check=True, timeout=60, cwd=tmp_path)
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "kvtrace", *words]
@@ -112,7 +115,7 @@ def test_a_format_is_one_row(tmp_path: Path, report: Path) -> None:
 
     shown = run("explain", str(report), "--format", "toy")
     assert (shown.returncode, shown.stdout) == (0, SAMPLE["with_loads"]()["verdict"]), shown.stderr
-    assert "text|markdown|json|html|toy" in run("explain", "--help").stdout
+    assert "text|markdown|json|html|toy" in "".join(run("explain", "--help").stdout.split())
     assert "toy" not in run("diff", "--help").stdout
     refused = run("explain", str(report), "--format", "pdf")
     assert refused.returncode == 2 and "text, markdown, json, html, toy" in refused.stderr
