@@ -19,6 +19,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "kvtrace explain reports/RUN",
         "kvtrace explain -v reports/RUN/report.json | less",
         "kvtrace explain reports/RUN --format markdown",
+        "kvtrace explain reports/RUN --format html -o report.html",
     ),
     "requests": (
         "kvtrace requests reports/RUN",

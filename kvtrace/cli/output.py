@@ -21,7 +21,7 @@ OUTPUT: Any = typer.Option(
     "-o",
     "--output",
     metavar="FILE",
-    help="Write to this file, not to stdout: --format html -o report.html.",
+    help="Write to this file, not to stdout.",
 )
 
 NO_COLOR: Any = typer.Option(False, "--no-color", help="No colour (also: NO_COLOR=1).")

@@ -175,3 +175,28 @@ def test_what_is_printed_is_the_whole_map(browser: Browser, html: Path) -> None:
     tab.js("dispatchEvent(new Event('afterprint'))")
     assert tab.js(last) == [wide, on_screen]
     tab.close()
+
+
+def test_the_mouse_gets_a_tooltip(browser: Browser, html: Path) -> None:
+    tab = browser.open(html)
+    where = tab.js(
+        "(() => { const box = document.querySelector('figure[data-map] .chart');"
+        "document.documentElement.style.scrollBehavior = 'auto'; box.scrollIntoView();"
+        "const at = box.getBoundingClientRect(); return [at.left + 100, at.top + 20]; })()"
+    )
+    # the tooltip's own text, as soon as the chart has put it there
+    shown = (
+        (
+            "new Promise((done) => { const box = document.querySelector('figure[data-map] .chart');"
+            "const look = () => { const tip = box.lastElementChild; if (tip.textContent) { seen.disconnect();"
+            "done(tip.textContent); } }; const seen = new MutationObserver(look);"
+            "seen.observe(box, { childList: true, subtree: true, characterData: true });"
+            "const event = (type) => new MouseEvent(type, { bubbles: true, clientX: X, clientY: Y });"
+            "box.firstElementChild.dispatchEvent(event('mousemove')); look(); })"
+        )
+        .replace("X,", f"{where[0]},")
+        .replace("Y }", f"{where[1]} }}")
+    )
+    assert tab.js(shown).startswith("step 1, model.layers.0.")
+    assert tab.troubles() == []
+    tab.close()
