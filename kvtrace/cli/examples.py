@@ -32,7 +32,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "export": (
         "kvtrace export reports/RUN --format perfetto -o run.pftrace",
         "kvtrace export reports/RUN --format perfetto --steps 100:200 --layers 0,5-8",
-        "kvtrace export reports/RUN --format csv -o tables",
+        "kvtrace export reports/RUN --format parquet -o fleet",
     ),
     "baseline": ("kvtrace baseline reports/RUN", "kvtrace baseline reports/RUN -o good.json --force"),
     "check": (

@@ -34,6 +34,7 @@ from kvtrace.words import clean
 
 NO_RANK = -1
 _SAME_CLOCK_NS = 10**9
+_MOST = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -161,15 +162,20 @@ def _processes(run: Run) -> list[Process]:
         if info is None:
             continue
         ranks = {
-            worker.engine: worker.rank
+            worker.engine: _within(worker.rank, NO_RANK)
             for engine in run.engines
             for worker in engine.workers
             if worker.spool == one.spool
         }
-        own = one.header.wall_ns - one.header.perf_ns
+        own = _within(one.header.wall_ns - one.header.perf_ns, 0)
         shift = _clock(clocks, one.header.host, own)
-        found.append(_process(info, one.pid, one.header.host, one.name, ranks, shift))
+        found.append(_process(info, _within(one.pid, -1), one.header.host, one.name, ranks, shift))
     return found
+
+
+def _within(value: int, otherwise: int) -> int:
+    """`value`; another one where it is none that a recorder writes, and that no column can hold."""
+    return value if abs(value) < _MOST else otherwise
 
 
 def _process(

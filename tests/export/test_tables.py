@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_run import recorded
-from synth import Policy, Prompt, Sim, nothing, run_json
+from synth import Policy, Prompt, Sim, SpoolFile, nothing, run_json
 
 from kvtrace import causes, ledger
 from kvtrace.errors import KvtraceError
@@ -195,6 +195,16 @@ def test_times_of_one_host_are_on_one_clock(tmp_path: Path) -> None:
     assert _clock(known, "a", 900_000) == 5_000  # less than a second off
     assert _clock(known, "b", 7_000) == 7_000
     assert _clock(known, "a", 3_000_000_000) == 3_000_000_000  # another machine of that name
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "perfetto"])
+def test_a_header_with_impossible_numbers_is_no_obstacle(shell: Shell, tmp_path: Path, kind: str) -> None:
+    run = tmp_path / "run"
+    header = {"pid": 10**30, "ppid": 1, "role": "scheduler", "perf_ns": -(10**40), "wall_ns": 10**40}
+    sim = Sim(run, base=SpoolFile(run, "scheduler-1-7", header))
+    sim.serve([Prompt("a", 64)], Policy(nothing))
+    sim.write()
+    assert shell("export", run, "--format", kind, "-o", tmp_path / "out")[0] == 0
 
 
 def test_the_books_are_of_the_whole_run(run: Path) -> None:
