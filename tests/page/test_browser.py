@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, Tab
-from test_page import EVIL, SAMPLE, run_with
+from test_html import EVIL, SAMPLE, run_with
 
 from kvtrace.picture.draw import draw
 from kvtrace.render.html.page import page

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, run_json
+from test_linear import SMALL, TIMES, alike, lines_of, watched
 
 from kvtrace.picture import kinds
 from kvtrace.picture.bins import MOST_COLUMNS, MOST_NUMBERS
@@ -172,3 +174,17 @@ def test_tokens_that_are_computed_again_are_no_loss(tmp_path: Path) -> None:
     assert one.prompt == [64, 64, 128] and [bar.end for bar in lane.bars] == [64, 64, 128]
     assert look(picture, one) == ["DdD"]
     assert picture.kinds[lane.bars[1].kind] == kinds.AGAIN
+
+
+@pytest.mark.parametrize("kind", [alike, watched])
+def test_the_work_grows_with_the_run_and_not_with_its_square(
+    kind: Callable[[Path, int], None], tmp_path: Path
+) -> None:
+    """Counted by lines that run, not by a clock."""
+    counts = []
+    for n in (SMALL, SMALL * TIMES):
+        run = tmp_path / str(n)
+        kind(run, n)
+        run_json(run)
+        counts.append(sum(lines_of(lambda run=run: draw(run)).values()))  # type: ignore[misc]
+    assert counts[1] < 1.2 * TIMES * counts[0]
