@@ -252,16 +252,17 @@ class _Resolver:
             return
         after = record.t >= self._touches.computed_at(step, column) or not self._knows(step, column, code)
         outer = background or rows.detail(record.head) == self._outer
-        if read and outer:
-            self._count(record, column, step, after)
         whole = self._set(record.slot_set).full
+        how = background, code == hooks.SAVE_LAYER.code or self._of_new_holders(whole, column, step, after)
+        if read and outer:
+            self._count(record, column, step, after, how)
         if read and outer:
             at, size = (record.step or step, column), self._sizes[self._group[column]]
             self._skew[at] = self._skew.get(at, True) and _skewed(whole, size)
         late = self._too_late(whole, column, step) if read and outer else ()
         if read:
             for part in self._rest.split(record.call, record.layer, whole):
-                owned = self._owners(part.slots, column, step, after, code)
+                owned = self._owners(part.slots, column, step, after, how)
                 for row, positions, stale in owned.requests:
                     # Of blocks that were read beyond their tokens the connector rightly leaves the rest out.
                     trimmed = part.why == Why.CUT and (stale or owned.nobodys or owned.early)
@@ -292,7 +293,7 @@ class _Resolver:
         if meant:
             return [(row, tuple(union(positions))) for row, positions in meant.items()]
         # What is written into a block is for whom it was given to, whatever it held before.
-        owned = self._owners(runs, column, step, True, code)
+        owned = self._owners(runs, column, step, True, (code == _BACKGROUND, code == hooks.SAVE_LAYER.code))
         return [(row, tuple(union([*fine, *beyond]))) for row, fine, beyond in owned.requests]
 
     def _too_late(self, runs: tuple[Interval, ...], column: int, step: int) -> tuple[int, ...]:
@@ -312,10 +313,12 @@ class _Resolver:
         gathered = self._found[read].setdefault(key, _Gathered(t))
         gathered.columns |= 1 << column
 
-    def _count(self, record: rows.SlotsTouched, column: int, step: int, after: bool) -> None:
+    def _count(
+        self, record: rows.SlotsTouched, column: int, step: int, after: bool, how: tuple[bool, bool]
+    ) -> None:
         """Add what a read took to the amounts."""
         slots = self._set(record.slot_set)
-        owned = self._owners(slots.full, column, step, after, rows.code(record.head))
+        owned = self._owners(slots.full, column, step, after, how)
         if rows.flags(record.head) & Flag.SHARED:
             # Both layers have a record: of the blocks of its own group each counts.
             self._amounts[step, column] += slots.slots - owned.nobodys
@@ -345,9 +348,23 @@ class _Resolver:
             known = self._sets[ident] = parse(self._names.get(ident, ""))
         return known
 
-    def _owners(self, slots: tuple[Interval, ...], column: int, step: int, after: bool, code: int) -> _Owned:
-        """``code``: of the hook that touched them."""
-        key = (slots, self._group[column], after, code == _BACKGROUND, code == hooks.SAVE_LAYER.code)
+    def _of_new_holders(self, runs: tuple[Interval, ...], column: int, step: int, after: bool) -> bool:
+        """Whether all blocks of a read belong to requests whose store the step's metadata names, and no former
+        holder had all of them: then it is not that one's, read late."""
+        group = self._group[column]
+        blocks = [block for block, _, _ in _blocks(runs, self._sizes[group])]
+        held = [self._holders(group, block, after) for block in blocks]
+        if not any(new for _, new in held):
+            return False
+        if not all(any(self._named(one.row, step) for one in new or known) for known, new in held):
+            return False
+        return not set.intersection(*({one.row for one in known} for known, _ in held))
+
+    def _owners(
+        self, slots: tuple[Interval, ...], column: int, step: int, after: bool, how: tuple[bool, bool]
+    ) -> _Owned:
+        """``how``: whether it was background work; whether it is for those who were given the blocks."""
+        key = (slots, self._group[column], after, *how)
         known = self._owned.get(key)
         if known is None:
             known = self._owned[key] = self._resolve(key, step)
@@ -366,6 +383,10 @@ class _Resolver:
                 former = ()  # the step's metadata names the new holder: it is that one's that is wanted
             if own and holders:
                 former = ()  # a hook that saves this step's KV of the layer
+            if background and self._loaded_into(holders, low, high, size):
+                former = self._that_named(former, low, high, size)
+                if not former:
+                    continue  # a load may read what it writes
             for holder in former:
                 start, until = holder.place * size, self._until(holder, step, after)
                 computed[holder.row].append((start + low, min(start + high, until)))
@@ -392,6 +413,26 @@ class _Resolver:
     def _named(self, row: int, step: int) -> bool:
         """Whether the metadata of a step names a store of a request."""
         return any(one.step == step and one.slots > 0 for one in self._requests[row].entries)
+
+    def _loaded_into(self, holders: tuple[Holder, ...], low: int, high: int, size: int) -> bool:
+        """Whether slots of a block are to come from the connector, for those who were given it."""
+        return any(
+            start < holder.place * size + high and holder.place * size + low < end
+            for holder in holders
+            for start, end in self._requests[holder.row].external
+        )
+
+    def _that_named(self, former: tuple[Holder, ...], low: int, high: int, size: int) -> tuple[Holder, ...]:
+        """Of the former holders of a block those of which a store of these slots was ever named."""
+        return tuple(
+            holder
+            for holder in former
+            if any(
+                entry.start < holder.place * size + high
+                and holder.place * size + low < entry.start + entry.slots
+                for entry in self._requests[holder.row].entries
+            )
+        )
 
     def _until(self, holder: Holder, step: int, after: bool) -> int:
         return computed_by(self._requests[holder.row], holder, step, after)
