@@ -758,6 +758,47 @@ def test_what_a_thread_reads_for_the_former_holder_of_a_block_is_not_the_new_one
     assert alike(sim, "b") == {(0, 16): SAVED, (16, 24): NOT_OFFERED}
 
 
+def test_a_load_that_reads_what_it_fills_saves_nothing_of_the_former_holder(tmp_path: Path) -> None:
+    """A thread loads into a copy of blocks in which an earlier request's tail still stands."""
+    sim = cache(tmp_path)
+    first = int(Flag.FIRST)
+    sim.give("a", [5, 6, 7], flags=first)
+    prefill(sim, "a", 0, 48, [entry("a", 0, 32)])
+    sim.read("a", 0, 32)
+    sim.finish("a", 48)
+    sim.arrive(Prompt("b", 64))
+    sim.give("b", [5, 6, 7, 8], flags=first)
+    sim.lookup("b", 0, 48, 48)
+    step = sim.step([Chunk("b", 48, 16, first=True)], prompts={"b": 64})
+    before = sim.hook_t[0, step, "start_load_kv", ""]
+    sim.touch({layer: range(80, 128) for layer in range(2)}, hook="", step=step, t=before)
+    sim.finish("b", 64)
+    assert alike(sim) == {(0, 32): SAVED, (32, 48): NOT_OFFERED}
+
+
+def test_a_thread_that_reads_before_the_forward_for_the_new_holder(tmp_path: Path) -> None:
+    """The metadata names the new holder, and the former one had the first of these blocks alone. Such a
+    thread runs beside the forward: what else it read is not known to have been computed by then."""
+    sim = cache(tmp_path)
+    first = int(Flag.FIRST)
+    sim.give("a", [5, 6], flags=first)
+    prefill(sim, "a", 0, 32, [entry("a", 0, 16)])
+    sim.read("a", 0, 16)
+    sim.finish("a", 32)
+    sim.give("b", [6, 7], flags=first)
+    step = prefill(sim, "b", 0, 32, [entry("b", 0, 32)])
+    before = sim.hook_t[0, step, "start_load_kv", ""]
+    sim.touch({layer: range(96, 128) for layer in range(2)}, hook="", step=step, t=before)
+    sim.finish("b", 32)
+    sim.give("c", [9, 10], flags=first)
+    step = prefill(sim, "c", 0, 32, [entry("c", 0, 32)])
+    sim.read("c", 0, 32, hook="", step=step)
+    sim.finish("c", 32)
+    assert alike(sim) == {(0, 16): SAVED, (16, 32): NOT_OFFERED}
+    assert alike(sim, "b") == {(0, 32): "STALE READ"}
+    assert alike(sim, "c") == {(0, 32): UNSEEN}
+
+
 def test_reads_of_the_same_slots_again_take_nothing_away(tmp_path: Path) -> None:
     """A connector that reads its blocks twice, and leaves the remainder below a block out."""
     sim = cache(tmp_path)

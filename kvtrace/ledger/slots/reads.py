@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from kvtrace.ledger.intervals import Interval, intersect, length, union
@@ -159,12 +159,14 @@ class _Owned:
         nobodys: slots that no request holds.
         null: of these, slots of the null block.
         early: slots of blocks of which no slot that was touched held a token yet.
+        loading: slots that work in the background read and that a load is to fill: it may be its own.
     """
 
     requests: tuple[tuple[int, tuple[Interval, ...], tuple[Interval, ...]], ...]
     nobodys: int
     null: int
     early: int
+    loading: int
 
 
 class _Resolver:
@@ -218,7 +220,7 @@ class _Resolver:
                 self._seen.clear()
             self._add(rows.SlotsTouched._make(record), column, step)
         return Slots(
-            reads=self._by_request(True),
+            reads=self._without_races(self._by_request(True)),
             writes=self._by_request(False),
             late=self._gone_by_request(),
             amounts=dict(self._amounts),
@@ -319,13 +321,15 @@ class _Resolver:
         """Add what a read took to the amounts."""
         slots = self._set(record.slot_set)
         owned = self._owners(slots.full, column, step, after, how)
+        if slots.slots and slots.slots == owned.loading:
+            return
         if rows.flags(record.head) & Flag.SHARED:
             # Both layers have a record: of the blocks of its own group each counts.
-            self._amounts[step, column] += slots.slots - owned.nobodys
+            self._amounts[step, column] += slots.slots - owned.nobodys - owned.loading
             self._useless[step, column] += owned.early
             return
         again = self._read_again(column, slots)
-        self._amounts[step, column] += slots.slots
+        self._amounts[step, column] += slots.slots - owned.loading
         self._useless[step, column] += owned.nobodys + owned.early + again
         self._blank[step, column] += owned.nobodys - owned.null
         self._again[step, column] += again
@@ -349,8 +353,8 @@ class _Resolver:
         return known
 
     def _of_new_holders(self, runs: tuple[Interval, ...], column: int, step: int, after: bool) -> bool:
-        """Whether all blocks of a read belong to requests whose store the step's metadata names, and no former
-        holder had all of them: then it is not that one's, read late."""
+        """Whether all blocks of a read belong to requests whose store the step's metadata names, and no
+        former holder had all of them: then it is not that one's, read late."""
         group = self._group[column]
         blocks = [block for block, _, _ in _blocks(runs, self._sizes[group])]
         held = [self._holders(group, block, after) for block in blocks]
@@ -375,7 +379,7 @@ class _Resolver:
         size = self._sizes[group]
         computed: dict[int, list[Interval]] = defaultdict(list)
         stale: dict[int, list[Interval]] = defaultdict(list)
-        nobodys = null = early = 0
+        nobodys = null = early = loading = 0
         for block, low, high in _blocks(slots, size):
             former, holders = self._holders(group, block, after)
             empty = True
@@ -384,6 +388,7 @@ class _Resolver:
             if own and holders:
                 former = ()  # a hook that saves this step's KV of the layer
             if background and self._loaded_into(holders, low, high, size):
+                loading += high - low
                 former = self._that_named(former, low, high, size)
                 if not former:
                     continue  # a load may read what it writes
@@ -408,6 +413,7 @@ class _Resolver:
             nobodys,
             null,
             early,
+            loading,
         )
 
     def _named(self, row: int, step: int) -> bool:
@@ -449,6 +455,24 @@ class _Resolver:
         for (row, step, positions), columns in self._gone.items():
             found[row].append((step, columns, positions))
         return dict(found)
+
+    def _without_races(self, reads: dict[int, list[Touch]]) -> dict[int, list[Touch]]:
+        """Work in the background that was seen to come before the forward runs beside it: of what else it
+        read, only what is found again elsewhere is known to have been computed by then."""
+        work = [touch for touches in reads.values() for touch in touches if touch.background]
+        if not any(touch.stale and not touch.positions for touch in work):
+            return reads
+        for touch in work:
+            if touch.fate == Fate.READ and touch.positions:
+                columns = range(len(self._group))
+                self._unknown.update((touch.step, at) for at in columns if touch.columns >> at & 1)
+        return {
+            row: [
+                replace(touch, positions=()) if touch.background and touch.fate == Fate.READ else touch
+                for touch in touches
+            ]
+            for row, touches in reads.items()
+        }
 
     def _by_request(self, direction: bool) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
