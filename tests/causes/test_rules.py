@@ -410,6 +410,19 @@ def test_hook_raised(tmp_path: Path) -> None:
     assert diagnosis.saves.accounts == {"saved": 64 * 4 + 128, "not-saved:hook-raised": 128 * 3}
 
 
+def test_a_hook_in_which_somebody_stopped_the_process_did_not_raise(tmp_path: Path) -> None:
+    """Ctrl-C comes wherever Python is, in a hook of a healthy connector as well."""
+    sim = Sim(tmp_path, layers=4, ints={"unit": 32})
+    sim.serve(prompts([64]), Rounding(32).policy())
+    sim.arrive(Prompt("last", 128, digest=9))
+    sim.step([Chunk("last", 0, 64, first=True)], [], prompts={"last": 128},
+             fate=Fate(raising=frozenset({(0, 1)})))  # fmt: skip
+    stopped = {"hook": "save_kv_layer", "layer": "l1", "step": sim.step_id, "type": "KeyboardInterrupt",
+               "message": "", "where": "store.py:12 in write"}  # fmt: skip
+    sim.workers[0].fact(Fact.EXCEPTION, stopped)
+    assert "hook-raised" not in ids(analyse(sim))
+
+
 def test_layer_not_hooked(tmp_path: Path) -> None:
     sim = Sim(tmp_path, layers=4, ints={"unit": 32})
     sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=frozenset({(0, 3)})))

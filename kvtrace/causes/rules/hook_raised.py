@@ -29,11 +29,13 @@ CAUSE = Cause(
     save_ends=(SaveEnd.RAISED,),
 )
 _AT_START = (*START_HOOKS, "__init__")
+_STOPPED = ("KeyboardInterrupt", "SystemExit")
+"""Somebody stopped the process while a hook ran (Ctrl-C, SIGTERM): no exception of the connector's."""
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     """Positions that no metadata was seen to name, of a step in which a save hook raised."""
-    raised = {e.step for e in case.run.exceptions if e.hook in SAVE_HOOKS}
+    raised = {e.step for e in case.run.exceptions if e.hook in SAVE_HOOKS and e.type not in _STOPPED}
     return left if piece.step and piece.step in raised else []
 
 
@@ -51,9 +53,9 @@ CLAIMS = {Turn.STEP: claim, Turn.SPOILED: claim_spoiled}
 
 def rule(case: Case) -> Results:
     run = case.run
-    raised = [e for e in run.exceptions if e.hook not in _AT_START]
-    steps = int(run.hooks["raised"].sum())
-    if case.affected(CAUSE) or raised or steps:
+    raised = [e for e in run.exceptions if e.hook not in _AT_START and e.type not in _STOPPED]
+    steps = int(run.hooks["raised"].sum()) - sum(e.type in _STOPPED for e in run.exceptions)
+    if case.affected(CAUSE) or raised or steps > 0:
         n = max(sum(e.count_so_far for e in raised), steps)
         evidence = [
             f"{e.hook}{f' of {e.layer}' if e.layer else ''}: {e.type}: {e.message} (at {e.where}), "
@@ -76,5 +78,5 @@ def rule(case: Case) -> Results:
         )
         return
     total = int(run.timing.loc[run.timing["kind"] == "hook", "count"].sum())
-    if total:
+    if total and not int(run.hooks["raised"].sum()):
         yield CAUSE.ruled_out(f"0 of {count(total)} hook calls raised")
