@@ -136,7 +136,7 @@ def cut_short(setup: Setup, kinds: tuple[str, ...], place: Place, seed: int, tra
                 _forks(engine, kinds, rng)
             else:
                 _one(engine, kinds[0], rng, seen)
-            seen.code = engine.wait() % 256 if engine.process.poll() is None else engine.process.returncode
+            seen.code = engine.wait()
             if seen.code < 0:
                 seen.code = 128 - seen.code
             _leave(engine, seen)
@@ -184,7 +184,11 @@ def _leave(engine: Engine, seen: Seen) -> None:
 def explain(place: Place) -> str:
     """What ``kvtrace explain`` says, as one line; with its exit code where that is not 0."""
     done = subprocess.run(
-        [*KVTRACE, "explain", str(place.run)], env=place.env, cwd=place.folder, capture_output=True, text=True
+        [*KVTRACE, "explain", "-v", str(place.run)],
+        env=place.env,
+        cwd=place.folder,
+        capture_output=True,
+        text=True,
     )
     code = f"exit code {done.returncode}: {done.stderr}" if done.returncode else ""
     return " ".join(f"{code} {done.stdout}".split())
