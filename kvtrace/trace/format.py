@@ -140,7 +140,7 @@ class Flag(IntEnum):
     """SLOTS: another layer lies on the same bytes; that of the block's owner is meant."""
     KEPT = 32768
     """SLOTS: pieces of all that was read were kept, to be looked for in what leaves the process.
-    LEFT: all of it was looked through for them."""
+    LEFT: all of it was looked through for them. FOUND: it was found in memory, all of which was."""
 
 
 class Way(IntEnum):

@@ -450,8 +450,8 @@ class KvFound(NamedTuple):
     """KV that one operation read (in the watched call ``call``, of this layer; see SlotsTouched) was found
     again in what left the process in the call ``by``, or in its memory when the connector was shut down
     (``target`` begins with ``memory``). code: Form; detail: the connector's index. ``slot_set``: as in
-    SlotsTouched; ``pieces``: tried << 32 | found; ``target``: as in LeftProcess. Where there is no such
-    record, it was not found."""
+    SlotsTouched; ``pieces``: tried << 32 | found; ``target``: as in LeftProcess. Flag.KEPT: of memory,
+    all that the connector holds was looked through. Where there is no such record, it was not found."""
 
     head: Word
     t: Word

@@ -17,7 +17,7 @@ from kvtrace.agent.left.pieces import POOL  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
-from kvtrace.trace.format import MEMORY, Form, Kind, Role  # noqa: E402
+from kvtrace.trace.format import MEMORY, Flag, Form, Kind, Role  # noqa: E402
 
 from . import fakes  # noqa: E402
 
@@ -228,6 +228,17 @@ def test_past_its_bounds_it_stops_and_says_nothing(trace, kv, monkeypatch, bound
 
     run(kv, put)
     assert found(trace) == []
+
+
+def test_it_is_said_whether_all_was_looked_at(trace, kv, monkeypatch):
+    marks = []
+    for most in (held._MOST_BYTES, 2048):
+        monkeypatch.setattr(held, "_MOST_BYTES", most)
+        run(kv, lambda shelf, tensor: shelf.by_key.update(a=tensor.clone()))
+        _, table = trace.read()
+        heads = table[rows.kind(table[:, 0]) == Kind.FOUND][:, 0]
+        marks.append(bool(rows.flags(int(heads[-1])) & Flag.KEPT))
+    assert marks == [True, False], "the arena has no room left"
 
 
 def test_every_object_is_looked_at_once():

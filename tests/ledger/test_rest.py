@@ -63,9 +63,9 @@ class Books:
 
     def found(
         self, call: int, t: int, form: Form, target: str, slots: str = f"0+{SLOTS}", connector: int = 1,
-        layer: str = "layer",
+        layer: str = "layer", marks: int = Flag.KEPT,
     ) -> None:  # fmt: skip
-        head = pack_head(Kind.FOUND, Role.WORKER, form, connector)
+        head = pack_head(Kind.FOUND, Role.WORKER, form, connector, marks)
         pieces, by = 4 << 32 | 4, call + 1
         ids = self.name(layer), self.name(slots), pieces, by, self.name(target)
         self._add(rows.KvFound(head, t * 10**6, call, *ids))
@@ -481,6 +481,13 @@ def test_a_cache_that_forgot_what_is_oldest_lost_nothing_by_mistake() -> None:
 
 def test_what_is_last_may_be_on_its_way() -> None:
     assert in_memory(True, True, True, False).fates() == [THERE, THERE, THERE, UNKNOWN]
+
+
+def test_what_is_not_held_is_not_known_where_not_all_was_looked_at() -> None:
+    books = in_memory(True, True, False, True)
+    books.read(5, 15)
+    books.found(5, 9_000, Form.VERBATIM, PLACE, marks=0)
+    assert books.fates() == [THERE, THERE, UNKNOWN, THERE, THERE]
 
 
 def test_what_is_not_held_is_not_known_where_kv_may_go_another_way() -> None:

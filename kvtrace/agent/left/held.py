@@ -6,7 +6,8 @@ through dicts, lists, tuples, sets, attributes and slots, never by the user's co
 theirs is called. What lies in queues, deques and lists without a key is on its way and no store; what shares
 memory with a KV cache is the KV cache. KV is recognised by its content (``pieces.py``).
 
-Bounded in objects, bytes and time; what was not looked at is not spoken of.
+Bounded in objects, bytes and time. Where a bound was met, what was found says so (no Flag.KEPT): what is not
+found may be where nobody looked.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kvtrace.agent.watch.tensors import OWN
 
 _MOST_OBJECTS = 20_000
 _MOST_BYTES = 16 << 20
-_MOST_NS = 100_000_000
+_MOST_NS = 300_000_000
 _LEAST_BYTES = 64
 _AT_ONCE = 1 << 20
 """Bytes that are looked through between two looks at the clock."""
@@ -48,11 +49,13 @@ def look(connector: Any, index: int) -> None:
         if owner is None or recorder is None or not recorder.alive or not len(POOL):
             return
         left, until = Left(index), clock() + _MOST_NS
-        for name, first, data in _joined(iter(_Walk(connector, owner, until))):
-            left.held(name, data, first)
+        walk = _Walk(connector, owner, until)
+        for name, first, data in _joined(iter(walk)):
             if clock() > until:
+                walk.whole = False
                 break
-        left.write_held(clock())
+            left.held(name, data, first)
+        left.write_held(clock(), walk.whole)
         AGENT.flush()
     except Exception:
         AGENT.failed("what is held")
@@ -109,6 +112,8 @@ class _Walk:
         self._owner, self._until = owner, until
         self._own: dict[str, bool] = {}
         self._seen: set[int] = set()
+        self.whole = True
+        """Whether all was looked at, so far."""
         self._objects = 0
         self._bytes = 0
         kind = type(connector)
@@ -120,7 +125,8 @@ class _Walk:
 
     def _found(self) -> Iterator[tuple[str, bytes]]:
         yield from self._from()
-        for name, module in list(sys.modules.items()):
+        for name in self._owner.modules():
+            module = sys.modules.get(name)
             if type(module) is types.ModuleType and self._is_own(name):
                 self._next = [_At(value, f"{name}.{key}") for key, value in list(vars(module).items())]
                 yield from self._from()
@@ -135,7 +141,8 @@ class _Walk:
                 continue
             self._objects += 1
             late = not self._objects % 256 and clock() > self._until
-            if self._objects > _MOST_OBJECTS or self._bytes > _MOST_BYTES or late:
+            if self._objects > _MOST_OBJECTS or late:
+                self.whole = False
                 return
             self._seen.add(id(value))
             held.append(value)
@@ -194,21 +201,25 @@ class _Walk:
     def _bytes_of(self, value: Any) -> bytes | None:
         """None where it is none of those that hold bytes; b"" where it is not to be looked at."""
         kind = type(value)
-        room = max(0, _MOST_BYTES - self._bytes)
         try:
             if kind in _BYTES:
-                return bytes(memoryview(value).cast("B")[:room])
+                with memoryview(value) as view:
+                    return view.tobytes() if self._fits(view.nbytes) else b""
             if kind is _of("torch", "Tensor"):
-                return self._of_tensor(value, room)
+                return self._of_tensor(value)
             if kind is _of("numpy", "ndarray"):
-                fits = not value.dtype.hasobject and value.nbytes <= room
-                own = not CACHES.around(value.__array_interface__["data"][0])
-                return value.tobytes() if fits and own else b""
+                own = not value.dtype.hasobject and not CACHES.around(value.__array_interface__["data"][0])
+                return value.tobytes() if own and self._fits(value.nbytes) else b""
         except Exception:
             return b""  # released, not contiguous, without memory
         return None
 
-    def _of_tensor(self, tensor: Any, room: int) -> bytes:
+    def _fits(self, size: int) -> bool:
+        fits = self._bytes + size <= _MOST_BYTES
+        self.whole &= fits
+        return fits
+
+    def _of_tensor(self, tensor: Any) -> bytes:
         """All of the memory that it lies in, once."""
         if tensor.device.type != "cpu":
             return b""
@@ -217,7 +228,7 @@ class _Walk:
         if not address or -address in self._seen or CACHES.around(address):
             return b""
         self._seen.add(-address)
-        return ctypes.string_at(address, min(size, room))
+        return ctypes.string_at(address, size) if self._fits(size) else b""
 
 
 def _of(module: str, name: str) -> Any:

@@ -111,6 +111,7 @@ class Left:
         self.connector = connector
         self.cost = 0
         """Host ns that looking took during the call."""
+        self._marks = 0
         self._empty()
 
     @property
@@ -247,10 +248,12 @@ class Left:
         """``data`` is held under a name in the process's memory, behind ``first`` other bytes."""
         self._look(data, MEMORY + name, Way.MEMORY, first)
 
-    def write_held(self, t: int) -> None:
+    def write_held(self, t: int, whole: bool) -> None:
+        """``whole``: all that is held was looked through."""
+        self._marks = int(Flag.KEPT) if whole else 0
         for op, findings in self._own():
             self._say(op, findings, t)
-        self._call = 0
+        self._call = self._marks = 0
         self._empty()
 
     # --- at its end -----------------------------------------------------------------------
@@ -415,7 +418,7 @@ class Left:
             self._write_pieces(op, [one for one in exact if one.stays], t)
 
     def _write_found(self, op: Op, form: Form, t: int, target: str, by: int) -> None:
-        head = pack_head(Kind.FOUND, Role.WORKER, form, op.connector, 0, AGENT.thread())
+        head = pack_head(Kind.FOUND, Role.WORKER, form, op.connector, self._marks, AGENT.thread())
         text = text_of_touches(op.touches)
         pieces = len(op.pieces) << 32 | len(op.found)
         name = _target(target) if target else 0

@@ -214,6 +214,12 @@ class _Judge:
         self._closed = self._last_closed()
         self._removed = removals(trace.left, trace.names) | trace.removed
         self._left = [one for one in self._left if not rows.flags(one.head) & Flag.REPLACED]
+        heads = [
+            head
+            for head, target in zip(trace.found[:, 0].tolist(), trace.found[:, 7].tolist(), strict=True)
+            if in_memory(self._name(target))
+        ]
+        self._all_memory = all(rows.flags(head) & Flag.KEPT for head in heads)
         self._in_memory = self._of_memory()
         self._parts: dict[tuple[int, int], list[Part]] = defaultdict(list)
 
@@ -283,11 +289,11 @@ class _Judge:
 
     @cached_property
     def _only_memory(self) -> bool:
-        """Whether KV is held in memory, and no other way is open to it."""
+        """Whether KV is held in memory, all of which was looked through, and no other way is open to it."""
         read = sum(max(0, words[5]) for words in self._trace.slots.tolist() if _is_read(words))
         left = sum(abs(one.bytes) for one in self._left)
         limited = any(rows.detail(head) in self._trace.limited for head in self._trace.slots[:, 0].tolist())
-        return self._in_memory and left < read * _LEAST_BYTES and not limited
+        return self._in_memory and self._all_memory and left < read * _LEAST_BYTES and not limited
 
     # --- judging --------------------------------------------------------------------------
 
