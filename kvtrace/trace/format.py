@@ -182,6 +182,8 @@ class Form(IntEnum):
     """Sent before, and other KV was put under the same key since."""
     DELETED = 10
     """Sent before, and its key was deleted since."""
+    TURNED = 11
+    """Byte for byte, and a slot's last head stands before its first."""
 
 
 class Dispatch(IntEnum):

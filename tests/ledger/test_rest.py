@@ -541,3 +541,29 @@ def test_kv_in_memory_of_a_store_that_refused_it_is_not_at_rest() -> None:
     books.found(3, 9_000, Form.VERBATIM, PLACE)
     books.left(Way.SOCKET, "tcp 10.0.0.1:80", size=1 << 20, calls=3, errors=3)
     assert books.fates() == [(Fate.PUT_FAILED, Why.REFUSED)] * 3
+
+
+# --- heads in another order -------------------------------------------------------------------
+
+
+def test_heads_that_always_stand_in_another_order_are_altered() -> None:
+    books = Books()
+    for call in (1, 2):
+        books.read(call, call)
+        books.found(call, call, Form.TURNED, "/store/a")
+    assert books.fates() == [(Fate.ALTERED, Why.TURNED)] * 2
+
+
+def test_heads_that_now_and_then_stand_in_another_order_are_those_of_two_records() -> None:
+    books = Books()
+    for call, form in enumerate((Form.TURNED, Form.VERBATIM, Form.TURNED), 1):
+        books.read(call, call)
+        books.found(call, call, form, "/store/a")
+    assert books.fates() == [THERE] * 3
+
+
+def test_one_record_with_heads_in_another_order_is_not_enough() -> None:
+    books = Books()
+    books.read(1, 1)
+    books.found(1, 1, Form.TURNED, "/store/a")
+    assert books.fates() == [THERE]

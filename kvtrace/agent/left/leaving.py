@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from kvtrace.agent.left import databases, paths, sockets
 from kvtrace.agent.left.keys import KEYS, Held, asked
 from kvtrace.agent.left.paths import PLACES, Place, Wrote
-from kvtrace.agent.left.pieces import LENGTH, POOL, Hit, Needle, Op
+from kvtrace.agent.left.pieces import LENGTH, POOL, Hit, Needle, Op, turned
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.agent.watch.caches import Layer
+from kvtrace.agent.watch.caches import CACHES, Layer
 from kvtrace.agent.watch.layout import Layout
 from kvtrace.agent.watch.operations import text_of_touches
 from kvtrace.agent.watch.origin import HERE
@@ -140,7 +140,7 @@ class Left:
             return False
         ops = self._ops.setdefault(layer.name, [])
         op = ops[-1] if len(ops) >= _MOST_OPS else Op(self.call, self.connector, layer.name)
-        given_up = POOL.take(op, layer.start, layout, touches)
+        given_up = POOL.take(op, layer.start, layout, touches, CACHES.heads(layer))
         if given_up is None:
             return False
         if not ops or ops[-1] is not op:
@@ -231,6 +231,10 @@ class Left:
         """What was read and stands in ``data``. ``first``: where that is in a file or in all that was
         sent."""
         hits = POOL.search(data) or POOL.near(data)
+        for hit in hits:
+            op = hit.needle.op
+            if op.turned is None and hit.needle.form == Form.VERBATIM:
+                op.turned = turned(op, data, hit.offset)
         moved = [hit._replace(offset=hit.offset + first) for hit in hits]
         self._find([Finding(hit, target, way, way == Way.FILE) for hit in moved])
         return hits
@@ -407,14 +411,14 @@ class Left:
         elif not exact and not op.found:
             form = findings[-1].hit.needle.form
         elif len(op.found) == len(op.pieces):
-            form = Form.VERBATIM
+            form = Form.TURNED if op.turned else Form.VERBATIM
         else:
             zeroed = any(one.hit.zeroed for one in exact)
             form = Form.ZEROED if zeroed else Form.CUT if op.cut else Form.PARTLY
         if form not in (Form.PARTLY, Form.CUT, Form.REFUSED):
             POOL.done(op)
         self._write_found(op, form, t, target, self.call)
-        if form == Form.VERBATIM:
+        if form in (Form.VERBATIM, Form.TURNED):
             self._write_pieces(op, [one for one in exact if one.stays], t)
 
     def _write_found(self, op: Op, form: Form, t: int, target: str, by: int) -> None:

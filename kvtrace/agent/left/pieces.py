@@ -6,8 +6,9 @@ what is sent, they prove that this KV left; the first of an operation without it
 cut. Pieces as numbers of a narrower type are looked for as well. A connector that compresses gives nothing to
 find: that is no fault.
 
-A search passes over the bytes twice with numpy, whatever the number of pieces: a table says which pairs of
-bytes begin one. What waits to be found is bounded; the oldest are given up, and a record says so.
+A search passes over the bytes twice with numpy, whatever the number of pieces: tables say which pairs of
+bytes begin one, and which come next. What waits to be found is bounded; the oldest are given up, and a
+record says so.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ class Op:
     """What one operation read. ``ends``: piece -> (piece at the end of the same run, bytes between both)."""
 
     __slots__ = (
-        "bytes", "call", "connector", "ends", "floats", "found", "in_file", "layer", "needles", "order",
-        "pieces", "sent_whole", "touches",
+        "bytes", "call", "connector", "ends", "floats", "found", "heads", "in_file", "layer", "needles",
+        "order", "pieces", "sent_whole", "touches", "turned",
     )  # fmt: skip
 
     def __init__(self, call: int, connector: int, layer: str) -> None:
@@ -87,6 +88,10 @@ class Op:
         self.order: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
         """Where each piece lies in what was read: slot by slot, and block by block as it is in memory."""
         self.ends: dict[int, tuple[int, int]] = {}
+        self.heads: tuple[bytes, bytes] | None = None
+        """Of the first slot, a piece of its first head, and the same of its last."""
+        self.turned: bool | None = None
+        """Whether the last head was found before the first; None where that was not seen."""
         self.found: set[int] = set()
         self.in_file = False
         """Whether any of it was found elsewhere than in what was sent."""
@@ -119,6 +124,8 @@ class Pool:
         self._by_key: dict[bytes, list[Needle]] = {}
         self._counts: Any = None
         self._begins: Any = None
+        self._next: tuple[Any, ...] = ()
+        """Which pairs of bytes come second, and third, in a piece that waits, or did while others do."""
         self.ever_found = False
         self.off = False
         self._missed = 0
@@ -137,15 +144,25 @@ class Pool:
     def __len__(self) -> int:
         return len(self._ops)
 
-    def take(self, op: Op, address: int, layout: Layout, touches: list[Touch]) -> list[Op] | None:
+    def take(
+        self,
+        op: Op,
+        address: int,
+        layout: Layout,
+        touches: list[Touch],
+        heads: tuple[int, int] | None = None,
+    ) -> list[Op] | None:
         """Keep pieces of what was read just now; those that are given up for it. None where nothing could
         be kept.
 
         Args:
             address: of the layer's first byte, in host memory.
+            heads: how many heads a slot has, and bytes from one to the next.
         """
         if self.off:
             return None
+        if heads is not None and op.heads is None:
+            op.heads = _of_heads(address, layout, touches[0], heads)
         places = _places(layout, touches)
         added = 0
         with self._lock:
@@ -180,6 +197,7 @@ class Pool:
     def _add(self, op: Op, data: bytes, layout: Layout) -> None:
         if self._counts is None:
             self._counts, self._begins = np.zeros(1 << 16, dtype=np.int32), np.zeros(1 << 16, dtype=bool)
+            self._next = np.zeros(1 << 16, dtype=bool), np.zeros(1 << 16, dtype=bool)
         number = len(op.pieces)
         op.pieces.append(data)
         needles = [Needle(op, number, Form.VERBATIM, data, 0)]
@@ -192,6 +210,8 @@ class Pool:
                 self._by_key.setdefault(needle.data[:_KEY], []).append(needle)
                 self._counts[key] += 1
                 self._begins[key] = True
+                for behind, table in enumerate(self._next, 1):
+                    table[_number(needle, 2 * behind)] = True
 
     def _remove(self, op: Op) -> Op:
         self._ops.pop(id(op), None)
@@ -205,6 +225,8 @@ class Pool:
             self._counts[key] -= 1
             self._begins[key] = self._counts[key] > 0
         op.needles = []
+        for table in self._next if not self._ops else ():
+            table[:] = False
         return op
 
     def done(self, op: Op) -> None:
@@ -248,7 +270,11 @@ class Pool:
         found: list[int] = []
         for odd in (0, 1):
             pairs = np.frombuffer(data, dtype="<u2", count=(len(data) - odd) // 2, offset=odd)
-            found.extend((np.flatnonzero(self._begins[pairs]) * 2 + odd).tolist())
+            at = np.flatnonzero(self._begins[pairs])
+            for behind, table in enumerate(self._next, 1):
+                at = at[at < len(pairs) - behind]
+                at = at[table[pairs[at + behind]]]
+            found.extend((at * 2 + odd).tolist())
         return found
 
 
@@ -272,8 +298,10 @@ def _nearly(op: Op, data: bytes) -> Hit | None:
     return None
 
 
-def _number(needle: Needle) -> int:
-    return int.from_bytes(needle.data[needle.key_at : needle.key_at + 2], "little")
+def _number(needle: Needle, behind: int = 0) -> int:
+    """Of two bytes of its key."""
+    at = needle.key_at + behind
+    return int.from_bytes(needle.data[at : at + 2], "little")
 
 
 def _telling(data: bytes) -> bool:
@@ -324,6 +352,33 @@ def _places(layout: Layout, touches: list[Touch]) -> list[tuple[int, int, tuple[
                 found.append((begin, begin + after, (at << 40 | one, at << 40 | one // size)))
     # the last one first, then the first: where only some are kept, it is these
     return found[-1:] + found[:-1]
+
+
+def _of_heads(
+    address: int, layout: Layout, touch: Touch, heads: tuple[int, int]
+) -> tuple[bytes, bytes] | None:
+    run = layout.dims[-1]
+    if touch.part is not None or not len(touch.slots) or run.part != INNER or run.stride != layout.itemsize:
+        return None
+    count, stride = heads
+    first = address + _of_slot(layout, int(touch.slots[0]))
+    one, other = (ctypes.string_at(first + at, _length(layout)) for at in (0, (count - 1) * stride))
+    return (one, other) if _telling(one) and _telling(other) and one != other else None
+
+
+def turned(op: Op, data: bytes, begin: int) -> bool | None:
+    """Whether the heads of a slot stand in ``data`` from the last one to the first, around a place where some
+    of ``op`` was found; None where both do not stand there, or one of them twice."""
+    if op.heads is None:
+        return None
+    low, high = max(0, begin - op.bytes), begin + op.bytes
+    places = []
+    for piece in op.heads:
+        at = data.find(piece, low, high)
+        if at < 0 or data.find(piece, at + 1, high) >= 0:
+            return None
+        places.append(at)
+    return places[1] < places[0]
 
 
 def _of_slot(layout: Layout, slot: int) -> int:

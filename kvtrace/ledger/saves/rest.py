@@ -74,6 +74,8 @@ class Why(IntEnum):
     """It is at rest in a record of several layers, of which others never left."""
     NOT_HELD = 13
     """It is not held in memory, where other KV of its step and of earlier ones is."""
+    TURNED = 14
+    """Its heads stand in another order."""
 
 
 class Part(NamedTuple):
@@ -149,10 +151,16 @@ _PATIENCE = 10
 _TEMPORARY = re.compile(r"\.(?:part|partial|tmp|temp|incomplete)(?:[.\-_][\w\-]*)?$|^\.?tmp[\w\-]*$")
 _NO_STORE = re.compile(r"lock|\.pid$|\.log$|marker|ready|keep|touch|-journal$|-wal$|-shm$", re.IGNORECASE)
 _ORDER = (
-    Form.DELETED, Form.REPLACED, Form.VERBATIM, Form.CAST, Form.ALTERED, Form.ZEROED, Form.REFUSED, Form.CUT,
+    Form.DELETED, Form.REPLACED, Form.VERBATIM, Form.TURNED, Form.CAST, Form.ALTERED, Form.ZEROED,
+    Form.REFUSED, Form.CUT,
     Form.PARTLY, Form.GIVEN_UP,
 )  # fmt: skip
 """Of several records about the same KV the first of these counts."""
+_WHOLE = (Form.VERBATIM, Form.TURNED)
+"""Byte for byte, all of it."""
+_LEAST_TURNED = 2
+_SHARE_TURNED = 4
+"""So many times as often as in order: each is in order, or none, but for KV that stands there twice."""
 
 
 def at_rest(trace: Traced, rest: RestFile) -> AtRest:
@@ -333,8 +341,10 @@ class _Judge:
         return forms[Form.CUT] >= least
 
     def _fate(self, one: _Found, cut: bool) -> tuple[Fate, Why]:
-        if one.form == Form.VERBATIM:
-            return self._at_the_end(one)
+        if one.form in _WHOLE:
+            fate, why = self._at_the_end(one)
+            changed = one.form == Form.TURNED and self._turned and fate in (Fate.WRITTEN, Fate.PROVED)
+            return (Fate.ALTERED, Why.TURNED) if changed else (fate, why)
         if one.form == Form.REFUSED:
             return Fate.PUT_FAILED, Why.REFUSED
         if one.form in (Form.DELETED, Form.REPLACED):
@@ -348,6 +358,12 @@ class _Judge:
         if one.form == Form.CUT and cut:
             return Fate.NOT_AT_REST, Why.CUT
         return Fate.READ, Why.NONE
+
+    @cached_property
+    def _turned(self) -> bool:
+        """Whether this connector stores heads in another order than the KV cache has."""
+        forms = Counter(one.form for said in self._found.values() for one in said)
+        return forms[Form.TURNED] >= max(_LEAST_TURNED, _SHARE_TURNED * forms[Form.VERBATIM])
 
     def _at_the_end(self, one: _Found) -> tuple[Fate, Why]:
         if one.t > self._committed.get(one.target, one.t):
@@ -432,7 +448,7 @@ class _Judge:
 
     def _visible(self) -> bool:
         """Whether this connector's KV is found byte for byte in what leaves."""
-        return any(one.form == Form.VERBATIM for said in self._found.values() for one in said)
+        return any(one.form in _WHOLE for said in self._found.values() for one in said)
 
     @property
     def _looked_through(self) -> bool:
@@ -459,7 +475,7 @@ class _Judge:
         loads = any(rows.flags(head) & Flag.LOAD for head in self._trace.slots[:, 0].tolist())
         if not self._only_memory or loads or self._trace.lent:
             return None
-        held = {key for key, said in self._found.items() if any(one.form == Form.VERBATIM for one in said)}
+        held = {key for key, said in self._found.items() if any(one.form in _WHOLE for one in said)}
         is_dropped = dropped(
             Read(words[1], words[3], (words[7], words[2]) in held) for words in self._trace.slots.tolist()
         )
@@ -496,7 +512,7 @@ class _Judge:
         for key, said in self._found.items():
             read = self._read_t.get(key, 0)
             for one in said:
-                if one.form == Form.VERBATIM and read:
+                if one.form in _WHOLE and read:
                     later, slowest = max(later, read), max(slowest, one.t - read)
         return later, slowest
 
