@@ -479,6 +479,16 @@ def test_a_cache_that_forgot_what_is_oldest_lost_nothing_by_mistake() -> None:
     assert in_memory(False, False, False, True, True, True).fates() == [*[UNKNOWN] * 3, *[THERE] * 3]
 
 
+def test_what_is_held_of_some_layers_only_is_not_known_to_be_whole() -> None:
+    books = Books()
+    for call in (1, 2):
+        for layer in ("layer.0", "layer.1"):
+            books.read(call, call, layer=layer)
+            if (call, layer) != (2, "layer.1"):
+                books.found(call, 9_000, Form.VERBATIM, PLACE, layer=layer)
+    assert books.fates() == [THERE, THERE, UNKNOWN, UNKNOWN]
+
+
 def test_what_is_last_may_be_on_its_way() -> None:
     assert in_memory(True, True, True, False).fates() == [THERE, THERE, THERE, UNKNOWN]
 

@@ -312,6 +312,7 @@ class _Judge:
                 self._add(key, one.slots, *self._fate(one, cut), one.target)
         self._rest_of_reads()
         self._records_of_several_layers()
+        self._held_in_part()
         amounts: Counter[tuple[Fate, Why]] = Counter()
         examples: dict[tuple[Fate, Why], dict[str, None]] = defaultdict(dict)
         for parts in self._parts.values():
@@ -445,6 +446,28 @@ class _Judge:
                 whole = not gone or subtract(list(part.slots), gone)
                 if part.fate in (Fate.WRITTEN, Fate.PROVED) and not whole:
                     parts[at] = part._replace(fate=Fate.NEVER_LEFT, why=Why.NOT_WHOLE)
+
+    def _held_in_part(self) -> None:
+        """What is held in memory of one layer, and not of another that was read in the same step, may be in
+        an entry that is not whole: nothing is said of it."""
+        if not self._in_memory:
+            return
+        read = list(filter(_is_read, self._trace.slots.tolist()))
+        missing: dict[int, dict[int, list[Interval]]] = defaultdict(dict)  # step -> layer -> slots
+        for words in read:
+            parts = self._parts.get((words[7], words[2]), ())
+            there = union(one for part in parts if part.target for one in part.slots)
+            slots = parse(self._name(words[4]))
+            gone = subtract(union([*slots.full, *slots.partly]), there)
+            missing[words[3]].setdefault(words[2], []).extend(gone)
+        for words in read:
+            layers = missing[words[3]]
+            gone = union(one for layer, some in layers.items() if layer != words[2] for one in some)
+            parts = self._parts.get((words[7], words[2]), [])
+            for at, part in enumerate(parts):
+                whole = subtract(list(part.slots), gone) == list(part.slots)
+                if part.fate == Fate.WRITTEN and in_memory(part.target) and not whole:
+                    parts[at] = part._replace(fate=Fate.READ, why=Why.NONE)
 
     def _visible(self) -> bool:
         """Whether this connector's KV is found byte for byte in what leaves."""
