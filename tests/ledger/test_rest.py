@@ -577,3 +577,12 @@ def test_one_record_with_heads_in_another_order_is_not_enough() -> None:
     books.read(1, 1)
     books.found(1, 1, Form.TURNED, "/store/a")
     assert books.fates() == [THERE]
+
+
+def test_where_heads_stand_in_another_order_nothing_is_called_whole_whose_order_was_not_seen() -> None:
+    books = Books()
+    for call in range(1, 6):
+        books.read(call, call)
+        books.found(call, call, Form.VERBATIM if call == 3 else Form.TURNED, "/store/a")
+    altered = (Fate.ALTERED, Why.TURNED)
+    assert books.fates() == [altered, altered, UNKNOWN, altered, altered]

@@ -344,8 +344,10 @@ class _Judge:
     def _fate(self, one: _Found, cut: bool) -> tuple[Fate, Why]:
         if one.form in _WHOLE:
             fate, why = self._at_the_end(one)
-            changed = one.form == Form.TURNED and self._turned and fate in (Fate.WRITTEN, Fate.PROVED)
-            return (Fate.ALTERED, Why.TURNED) if changed else (fate, why)
+            if not self._turned or fate not in (Fate.WRITTEN, Fate.PROVED):
+                return fate, why
+            # Of the others it was not seen in which order they stand.
+            return (Fate.ALTERED, Why.TURNED) if one.form == Form.TURNED else (Fate.READ, Why.NONE)
         if one.form == Form.REFUSED:
             return Fate.PUT_FAILED, Why.REFUSED
         if one.form in (Form.DELETED, Form.REPLACED):
