@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvtrace.render.layout import clean
 from kvtrace.render.page import Badge, Code, Command, Facts, Labelled, Page, Paragraph, Row, Screen, Table
@@ -26,9 +26,11 @@ from kvtrace.render.report import (
     way_facts,
 )
 from kvtrace.render.terminal import height, terminal
-from kvtrace.report.model import Finding, Ledger, Report
 from kvtrace.terms import FAULT, LOADED, LOCAL_HIT, NOT_OBSERVED, outcome_order
 from kvtrace.words import count, percent, plural
+
+if TYPE_CHECKING:
+    from kvtrace.report.model import Finding, Ledger, Report
 
 ROWS = 23
 """Of a terminal of 24: the prompt has the last one."""

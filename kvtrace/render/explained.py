@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kvtrace.render.brief import brief_text
 from kvtrace.render.page import Screen
 from kvtrace.render.report import report_page
 from kvtrace.render.terminal import terminal
-from kvtrace.report.model import Report
+
+if TYPE_CHECKING:
+    from kvtrace.report.model import Report
 
 
 def explained_text(report: Report, screen: Screen, source: str, traced: str | None, detail: int = 0) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kvtrace.gate.layers import group_of, index_of, spelled
 from kvtrace.render.layout import clean, names
@@ -28,9 +28,11 @@ from kvtrace.render.page import (
     Table,
     Terms,
 )
-from kvtrace.report.model import Engine, Event, Finding, GraphRow, Ledger, ModeRow, Report
 from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, Stage, outcome_order
 from kvtrace.words import count, duration, percent, plural, size
+
+if TYPE_CHECKING:
+    from kvtrace.report.model import Engine, Event, Finding, GraphRow, Ledger, ModeRow, Report
 
 MAX_REQUESTS = 5
 MAX_TIMINGS = 6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -18,6 +17,8 @@ T = TypeVar("T")
 def digest_of(report: Mapping[str, Any]) -> str:
     """``sha256:`` and the hexadecimal digest of the document, whatever the order of its fields and the spaces
     between them; its own field is left out."""
+    import hashlib  # loads a library of its own: only where there is a checksum
+
     bare = {name: value for name, value in report.items() if name != FIELD}
     text = json.dumps(bare, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return f"sha256:{hashlib.sha256(text.encode('ascii')).hexdigest()}"

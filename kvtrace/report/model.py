@@ -8,13 +8,12 @@ is checked against the JSON Schema that :mod:`kvtrace.report.shape` makes of the
 from __future__ import annotations
 
 from functools import cache
-from typing import Annotated, Any, Final, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
-from kvtrace.errors import KvtraceError
+from kvtrace.report.published import SCHEMA as SCHEMA
+from kvtrace.report.published import ReportError as ReportError
 from kvtrace.report.shape import Bounds, Digits, Most, json_schema
 from kvtrace.terms import Stage as StageName
-
-SCHEMA: Final = "kvtrace.report/2"
 
 MAX_COVERAGE_ROWS = 4096
 MAX_REQUEST_ROWS = 200
@@ -37,10 +36,6 @@ Ratio = Annotated[float, Bounds(0, 1e18), Digits(6)]
 Severity = Literal["fault", "limit", "note"]
 Role = Literal["front", "scheduler", "worker", "other"]
 Trust = Literal["measured", "declared", "mixed", "unknown", "none"]
-
-
-class ReportError(KvtraceError):
-    """A path holds no report that can be read, or a trace makes none."""
 
 
 class Process(TypedDict):

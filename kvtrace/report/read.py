@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from kvtrace.regular import read_regular
 from kvtrace.report import document
 from kvtrace.report.digest import FIELD, UNSEALED, digest_of
-from kvtrace.report.model import SCHEMA, Report, ReportError, report_schema
+from kvtrace.report.published import SCHEMA, ReportError, published_schema
 from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX
+
+if TYPE_CHECKING:
+    from kvtrace.report.model import Report
 
 REPORT_NAME = "report.json"
 _HOW = "give a report.json or a run directory of kvtrace run"
@@ -22,7 +25,7 @@ _AGAIN = "make it again with kvtrace explain RUN_DIR"
 KIND = document.Kind(
     name="report",
     schema=SCHEMA,
-    rules=report_schema,
+    rules=published_schema,
     error=ReportError,
     max_bytes=64 << 20,
     how=_HOW,
@@ -78,7 +81,7 @@ def check_report(value: object, where: str) -> Report:
 
 
 def _balanced(value: object, where: str) -> Report:
-    report = cast(Report, value)
+    report = cast("Report", value)
     for name, one in (("saves", report["ledger"]["saves"]), ("loads", report["ledger"]["loads"])):
         if sum(one["accounts"].values()) != one["total"]:
             raise ReportError("damaged report", where, f"the {name} ledger does not balance", _AGAIN)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kvtrace.report.model import report_schema
-
 
 def schema_problem(value: object) -> str | None:
     """Where and how `value` breaks the schema of reports, or None."""
+    from kvtrace.report.model import report_schema  # the types: readers take the published schema
+
     return problem(value, report_schema())
 
 
