@@ -95,8 +95,7 @@ Options:
                                   text (for a terminal), markdown (for an
                                   issue), json (for programs), html (for a
                                   browser, with pictures).  [default: text]
-  -o, --output FILE               Write to this file, not to stdout: --format
-                                  html -o report.html.
+  -o, --output FILE               Write to this file, not to stdout.
   --force                         Replace the file of -o if it is there.
   --no-color                      No colour (also: NO_COLOR=1).
   -h, --help                      Show this message and exit.
@@ -105,6 +104,7 @@ Options:
     kvtrace explain reports/RUN
     kvtrace explain -v reports/RUN/report.json | less
     kvtrace explain reports/RUN --format markdown
+    kvtrace explain reports/RUN --format html -o report.html
 """,
     "requests": """\
 Usage: kvtrace requests [OPTIONS] {PATH}
@@ -180,7 +180,7 @@ Options:
   Examples:
     kvtrace export reports/RUN --format perfetto -o run.pftrace
     kvtrace export reports/RUN --format perfetto --steps 100:200 --layers 0,5-8
-    kvtrace export reports/RUN --format csv -o tables
+    kvtrace export reports/RUN --format parquet -o fleet
 """,
     "baseline": """\
 Usage: kvtrace baseline [OPTIONS] {PATH}
