@@ -423,6 +423,19 @@ def test_a_hook_in_which_somebody_stopped_the_process_did_not_raise(tmp_path: Pa
     assert "hook-raised" not in ids(analyse(sim))
 
 
+def test_what_was_to_be_saved_when_somebody_stopped_the_process_is_a_note(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=4, ints={"unit": 32})
+    sim.serve(prompts([64, 128]), Rounding(32).policy(),
+              fate=lambda n: Fate(raising=frozenset({(0, 1)})) if n == 2 else Fate())  # fmt: skip
+    stopped = {"hook": "save_kv_layer", "layer": "l1", "step": sim.step_id, "type": "KeyboardInterrupt",
+               "message": "", "where": "store.py:12 in write"}  # fmt: skip
+    sim.workers[0].fact(Fact.EXCEPTION, stopped)
+    diagnosis = analyse(sim)
+    found = next(one for one in diagnosis.findings if one.id == "hook-raised")
+    assert found.severity == "note" and "was stopped (KeyboardInterrupt)" in found.title
+    assert diagnosis.saves.accounts == {"saved": 64 * 4 + 128, "not-saved:hook-raised": 128 * 3}
+
+
 def test_layer_not_hooked(tmp_path: Path) -> None:
     sim = Sim(tmp_path, layers=4, ints={"unit": 32})
     sim.serve(prompts([64, 128]), Rounding(32).policy(), fate=lambda n: Fate(dead_pairs=frozenset({(0, 3)})))

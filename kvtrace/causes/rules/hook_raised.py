@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS, START_HOOKS
 from kvtrace.causes.rule import (
     FAULT,
+    NOTE,
     SAVES,
     Case,
     Cause,
@@ -55,7 +56,8 @@ def rule(case: Case) -> Results:
     run = case.run
     raised = [e for e in run.exceptions if e.hook not in _AT_START and e.type not in _STOPPED]
     steps = int(run.hooks["raised"].sum()) - sum(e.type in _STOPPED for e in run.exceptions)
-    if case.affected(CAUSE) or raised or steps > 0:
+    stopped = [e for e in run.exceptions if e.type in _STOPPED]
+    if raised or steps > 0 or (case.affected(CAUSE) and not stopped):
         n = max(sum(e.count_so_far for e in raised), steps)
         evidence = [
             f"{e.hook}{f' of {e.layer}' if e.layer else ''}: {e.type}: {e.message} (at {e.where}), "
@@ -75,6 +77,15 @@ def rule(case: Case) -> Results:
             evidence=evidence,
             events=events,
             headline=f"{hooks} raised {kinds}",
+        )
+        return
+    if case.affected(CAUSE):
+        hooks = listed(dict.fromkeys(e.hook for e in stopped))
+        yield case.finding(
+            CAUSE,
+            f"The process was stopped ({stopped[0].type}) while {hooks} ran: it was not saved then.",
+            severity=NOTE,
+            remedy=["nothing: somebody ended the process"],
         )
         return
     total = int(run.timing.loc[run.timing["kind"] == "hook", "count"].sum())
