@@ -18,6 +18,7 @@ from kvtrace.agent.hook_records import DECLARED_ATTRIBUTE
 from kvtrace.agent.scheduler import PROMPT_ATTRIBUTE, STEP_ATTRIBUTE
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch import records as watch_records
+from kvtrace.agent.watch.by_address import BY_ADDRESS
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.prints import PRINTS
@@ -69,6 +70,7 @@ def _ready(wrapper: Any, kv_cache_config: Any) -> None:
     context = describe.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
     CACHES.configure(kv_cache_config, context)
     PRINTS.open(wrapper, kv_cache_config)
+    BY_ADDRESS.open(kv_cache_config)
     DEVICE.open(len(fact.kv_layers))
     _wrap_sampling(wrapper.worker)
 
@@ -112,6 +114,8 @@ def _wrap_execute(cls: Any) -> None:
             worker.prompt = getattr(scheduler_output, PROMPT_ATTRIBUTE, many)
             worker.finishes = bool(getattr(scheduler_output, "finished_req_ids", None))
             POLICY.step_begins()
+            if worker.prompt:
+                BY_ADDRESS.scheduled(scheduler_output, step)
         except Exception:
             AGENT.failed("execute_model")
         t0 = clock()
@@ -137,6 +141,8 @@ def _wrap_execute(cls: Any) -> None:
                 POLICY.passed(t1 - t0)
                 PRINTS.passed(t1 - t0)
                 PRINTS.plan(self, scheduler_output)
+                if BY_ADDRESS.on and worker.prompt and step:
+                    BY_ADDRESS.note(0)
                 head = _EXEC | flags << 32 | AGENT.thread() << 48
                 requests = len(scheduler_output.num_scheduled_tokens)
                 AGENT.add((head, t0, t1, step, tokens, requests, worker.mode, worker.padded))

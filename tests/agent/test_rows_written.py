@@ -257,9 +257,11 @@ class Seeing:
 
     unsure = False
     cost = 0
+    looks = None
 
     def __init__(self, caches: Any, named: Any, block_size: int) -> None:
         self.caches = caches
+        self.blind: set[str] = set()
 
     def start(self) -> bool:
         return True

@@ -9,6 +9,7 @@ it is looked for in what left (``pieces.py``).
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,9 +21,10 @@ from kvtrace.agent.left.keys import KEYS, Held, asked
 from kvtrace.agent.left.paths import PLACES, Place, Wrote
 from kvtrace.agent.left.pieces import LENGTH, POOL, Hit, Needle, Op, turned
 from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.watch.by_address import BY_ADDRESS, Here, Read, Tensors
 from kvtrace.agent.watch.caches import CACHES, Layer
 from kvtrace.agent.watch.layout import Layout
-from kvtrace.agent.watch.operations import text_of_touches
+from kvtrace.agent.watch.operations import Watch, text_of_touches
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.records import Names, next_call
 from kvtrace.agent.watch.touch import Touch
@@ -41,8 +43,12 @@ _MOST_KEY = 2048
 """Bytes of a message in which its key is looked for."""
 _MOST_OPS = 64
 """Operations of one call on one layer that are told apart."""
+_WORD = 8
 _READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _MASK = (1 << 63) - 1
+_Block = tuple[str, int, int]
+_in_databases: dict[str, dict[_Block, int]] = {}
+"""Path -> (layer, block, slots in it) -> how often it stood there when it was last looked at."""
 _targets = Names(256)
 _sets = Names(64)
 
@@ -58,6 +64,8 @@ def begins() -> None:
         PLACES.forget()
         POOL.forget()
         KEYS.forget()
+        BY_ADDRESS.forget()
+        _in_databases.clear()
 
 
 class Peer:
@@ -112,6 +120,8 @@ class Left:
         self.cost = 0
         """Host ns that looking took during the call."""
         self._marks = 0
+        self.reader: Watch | None = None
+        """Hears of KV that was read by address, and is found."""
         self._empty()
 
     @property
@@ -130,6 +140,14 @@ class Left:
         self._ops: dict[str, list[Op]] = {}
         self._looked = 0
         self._sent = LENGTH
+        self._tensors = Tensors()
+        self._asked: dict[str, Layer] = {}
+        """Layers of which the address was given out in this call, and those that were read by address."""
+        self._here = Here()
+        self._copies: dict[_Block, int] = {}
+        """(layer, block, slots in it) -> how often it left."""
+        self._at_end: list[tuple[Wrote, bool, bool]] | None = None
+        """Of each file: what was written, whether KV was found in it, whether all was looked through."""
 
     # --- KV that is read ------------------------------------------------------------------
 
@@ -141,6 +159,7 @@ class Left:
         ops = self._ops.setdefault(layer.name, [])
         op = ops[-1] if len(ops) >= _MOST_OPS else Op(self.call, self.connector, layer.name)
         given_up = POOL.take(op, layer.start, layout, touches, CACHES.heads(layer))
+        BY_ADDRESS.saw(layer, touches)
         if given_up is None:
             return False
         if not ops or ops[-1] is not op:
@@ -148,6 +167,60 @@ class Left:
         for old in given_up:
             self._write_found(old, Form.GIVEN_UP, clock(), "", 0)
         return True
+
+    # --- KV that is read by address ---------------------------------------------------------
+
+    def gives(self, layers: tuple[Layer, ...]) -> None:
+        """The address of all of these layers was given out."""
+        self._asked.update((layer.name, layer) for layer in layers)
+        self._here.asked.update(layer.name for layer in layers)
+        BY_ADDRESS.give(layers, self.call)
+
+    def in_tensor(self, tensor: Any) -> None:
+        """The connector goes on with it."""
+        began = clock()
+        data = self._tensors.bytes_of(tensor)
+        if data is not None and self._looked < _MOST_BYTES:
+            self._looked += len(data)
+            self._reads(BY_ADDRESS.look(data, self._here, math.gcd(tensor.element_size(), _WORD)) or [])
+        self.cost += clock() - began
+
+    def _reads(self, found: list[Read]) -> None:
+        self._asked.update((read.layer.name, read.layer) for read in found)
+        if self.reader is not None:
+            self.reader.held(found)
+
+    def _by_address(self, data: bytes, database: str = "") -> None:
+        """Look for it in what left. ``database``: what was there before is there still."""
+        if not BY_ADDRESS.on or self.reader is None:
+            return
+        found = BY_ADDRESS.look(data, Here() if database else self._here)
+        if found is None:
+            return
+        self._reads(found)
+        before = _in_databases.get(database, {})
+        counts: dict[_Block, int] = {}
+        for read in found:
+            for block, times in zip(read.blocks.tolist(), read.times.tolist(), strict=True):
+                name = read.layer.name, block, read.size
+                counts[name] = times
+                self._copies[name] = self._copies.get(name, 0) + max(0, times - before.get(name, 0))
+        if database:
+            _in_databases[database] = counts
+
+    def _say_what_is_held(self) -> None:
+        """What left more than once was read more than once; what else was read is not known: it may leave
+        later, or never."""
+        if self.reader is None or not self._asked:
+            return
+        again: dict[str, int] = Counter()
+        for (name, _, size), times in self._copies.items():
+            again[name] += max(0, times - 1) * size
+        for name, layer in self._asked.items():
+            if again[name]:
+                self.reader.held_again(layer, again[name])
+        if not BY_ADDRESS.exact and self.reader.looks is not None:
+            self.reader.not_all_held(self._asked)
 
     # --- what happens ---------------------------------------------------------------------
 
@@ -184,7 +257,7 @@ class Left:
             peer.asked = asked(bytes(view[:_MOST_KEY]))
         peer.bytes += len(view)
         peer.since += len(view)
-        if len(POOL):
+        if _searching():
             whole = len(view) + self._looked <= _MOST_BYTES
             peer.unseen |= not whole
             if whole and len(view):
@@ -230,6 +303,7 @@ class Left:
     def _look(self, data: bytes, target: str, way: Way, first: int = 0) -> list[Hit]:
         """What was read and stands in ``data``. ``first``: where that is in a file or in all that was
         sent."""
+        self._by_address(data)
         hits = POOL.search(data) or POOL.near(data)
         for hit in hits:
             op = hit.needle.op
@@ -279,16 +353,29 @@ class Left:
         self.cost = 0
         self._empty()
 
-    def _files(self, step: int, t: int, thread: int) -> None:
+    def ends(self) -> None:
+        """Look into the files now: what is found there may say what was read by address. Never raises."""
+        began = clock()
+        try:
+            self._at_end = self._look_at_files()
+            self._say_what_is_held()
+        except Exception:
+            AGENT.failed("what left")
+        self.cost += clock() - began
+
+    def _look_at_files(self) -> list[tuple[Wrote, bool, bool]]:
         looked = {place.path: PLACES.look(place) for place in self._opened.values()}
         for place in PLACES.still_open():
             if place.path not in looked:
                 new = not place.looks
                 wrote = PLACES.look(place)
-                if new or wrote.written or (place.mapped and len(POOL)) or _errors(wrote) != place.errors:
+                if new or wrote.written or (place.mapped and _searching()) or _errors(wrote) != place.errors:
                     looked[place.path] = wrote
-        for path, wrote in looked.items():
-            found, whole = self._in_file(wrote)
+        return [(wrote, *self._in_file(wrote)) for wrote in looked.values()]
+
+    def _files(self, step: int, t: int, thread: int) -> None:
+        for wrote, found, whole in self._look_at_files() if self._at_end is None else self._at_end:
+            path = wrote.place.path
             opened, errors = path in self._opened, _errors(wrote)
             if opened or wrote.written or found or wrote.place.looks == 1 or errors != wrote.place.errors:
                 marks = int(Flag.KEPT) if whole else 0
@@ -304,7 +391,7 @@ class Left:
             return False, wrote.size >= 0
         if not wrote.place.may_be_read():
             return False, False
-        if not len(POOL):
+        if not _searching():
             return False, True
         if wrote.place.way == Way.SQLITE:
             return self._in_database(wrote)
@@ -328,6 +415,8 @@ class Left:
             return False, False
         self._looked += length
         found: dict[Needle, Finding] = {}
+        if BY_ADDRESS.on:
+            self._by_address(databases.joined(data, page), path)
         for hit in POOL.search(data):
             stays = databases.stays(data, hit.offset, len(hit.needle.data), page)
             moved = hit._replace(offset=hit.offset + first)
@@ -442,6 +531,11 @@ class Left:
             name = _target(finding.target)
             place = finding.hit.offset, len(data), digest & _MASK
             AGENT.add(Piece(head, t, op.call, AGENT.id(op.layer), name, *place))
+
+
+def _searching() -> bool:
+    """Whether there is anything to look for."""
+    return bool(len(POOL)) or BY_ADDRESS.on
 
 
 def _all_pieces(found: Iterable[Needle]) -> bool:

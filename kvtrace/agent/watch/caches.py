@@ -1,8 +1,9 @@
 """The KV tensors of this process's worker: whose memory a tensor is, and how slots lie in it. Nothing here
-keeps a tensor: addresses, sizes and names are numbers and text."""
+keeps a tensor alive: addresses, sizes and names are numbers and text."""
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class Caches:
         self._blocks: dict[str, tuple[int, int]] = {}
         """Blocks and block size, as vLLM's KVCacheConfig says."""
         self._hints: dict[str, Hint] = {}
+        self._tensors: dict[str, Any] = {}
+        """Weak references, by layer."""
         self._storages: list[tuple[int, int, list[Layer]]] | None = None
         """(address, address of its end, layers) of each storage, ascending."""
         self._views: dict[tuple[int, View], tuple[Layer, ...]] = {}
@@ -90,9 +93,16 @@ class Caches:
             layer = _layer(name, found[0])
         finally:
             OWN.busy = before
-        if layer is not None and self.layers.get(name) != layer:
+        if layer is not None and (self.layers.get(name) != layer or self.tensor(name) is None):
+            self._tensors[name] = weakref.ref(found[0])
             self.layers[name] = layer
             self._changed()
+
+    def tensor(self, name: str) -> Any:
+        """The layer's tensor, to be held while its memory is read in another moment than that of an operation
+        on it; None where it is gone."""
+        known = self._tensors.get(name)
+        return known() if known is not None else None
 
     def _changed(self) -> None:
         self._storages = None

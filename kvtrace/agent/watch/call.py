@@ -40,6 +40,7 @@ from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.swallowed import About, Swallowed
 from kvtrace.agent.watch import limits
+from kvtrace.agent.watch.by_address import BY_ADDRESS
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.operations import Watch
 from kvtrace.agent.watch.origin import HERE, Origin
@@ -191,6 +192,11 @@ class _Call:
             watch = Watch(CACHES, layer, self._block_size)
             watch.before = self._ways.enough
             watch.keep = self.left.keep
+            watch.gives, self.left.reader = self.left.gives, watch
+            if self._hook not in hooks.LOADING:
+                watch.looks = self.left.in_tensor
+                if BY_ADDRESS.on and self._effects:
+                    BY_ADDRESS.note(self.left.call, named=layer)
             if self._begin(watch):
                 self._watch = watch
         # The last to begin: what calls back for every call in this thread sees little code of ours.
@@ -223,6 +229,8 @@ class _Call:
                 self._running.pop().stop()
             except Exception:
                 AGENT.failed(f"watching {self._hook.name}")
+        if self._watch is not None and BY_ADDRESS.given:
+            self.left.ends()
         HERE.work, HERE.origin = self._before
         if self._ways.native:
             limits.say(Limit.NATIVE, self._ways.native, self._index, self._step())

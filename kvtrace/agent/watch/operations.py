@@ -33,6 +33,7 @@ from kvtrace.agent.state import clock
 from kvtrace.agent.tracing import set_trace
 from kvtrace.agent.watch import limits
 from kvtrace.agent.watch.access import READS, WRITES, Access, Table, View, access_of, pattern_of, view_of
+from kvtrace.agent.watch.by_address import BY_ADDRESS, Read
 from kvtrace.agent.watch.caches import Caches, Layer
 from kvtrace.agent.watch.layout import Layout
 from kvtrace.agent.watch.memory import Memory
@@ -88,7 +89,7 @@ _INDEX_TYPES = {"torch.int64", "torch.int32", "torch.bool"}
 READ, WRITTEN, GIVEN_OUT = "read", "written", "given out"
 _SEEN = (
     "read", "written", "opaque_reads", "opaque_writes", "failed", "elsewhere", "_touches", "_times", "_later",
-    "_not_kept", "_took_none",
+    "_not_kept", "_took_none", "blind",
 )  # fmt: skip
 """What a watch saw, by the names of its attributes."""
 _DISPATCH = 5_000
@@ -175,10 +176,16 @@ class Watch:
         """Takes pieces of what is read, where somebody wants that; False: it could not."""
         self._not_kept: set[str] = set()
         """Layers of which something was read and nothing kept."""
+        self.blind: set[str] = set()
+        """Layers of which other slots may have been read than those that are known."""
         self._took_none: set[str] = set()
         """Layers from which an operation picked slots, none of them."""
         self.before: Callable[[], None] | None = None
         """Called before an operation on a KV tensor is added, where somebody wants that."""
+        self.gives: Callable[[tuple[Layer, ...]], None] | None = None
+        """Hears that the address of all of these layers, in host memory, was given out."""
+        self.looks: Callable[[Any], None] | None = None
+        """Looks into other tensors that the connector works with, where somebody wants that."""
 
     def start(self) -> bool:
         """False where torch is not loaded."""
@@ -206,7 +213,7 @@ class Watch:
     @property
     def saw(self) -> bool:
         """Whether a KV tensor was touched at all."""
-        return bool(self._touches or self._later or self._took_none)
+        return bool(self._touches or self._later or self._took_none or self.blind)
 
     def kept(self, layer: str) -> bool:
         """Whether pieces of all that was read of a layer were kept."""
@@ -292,7 +299,11 @@ class Watch:
             return
         OWN.busy = True
         try:
-            if is_tensor(args[0]) and self.caches.in_storage(args[0]):
+            if not is_tensor(args[0]):
+                return
+            if not self.caches.in_storage(args[0]):
+                self._look(args[:1])
+            else:
                 self.caches.address_taken = True
                 if self.before is not None:
                     self.before()
@@ -304,10 +315,51 @@ class Watch:
                     self._note(layers, GIVEN_OUT, Access(view), args[0].is_cpu)
                 else:
                     limits.say(Limit.ADDRESS, name)
+                    if self.gives is not None and args[0].is_cpu:
+                        self.gives(layers)
         except Exception:
             self.caches.address_taken = True
         finally:
             OWN.busy = False
+
+    def _look(self, others: Iterable[Any]) -> None:
+        """KV that was read by the address of a whole tensor may be in them."""
+        if self.looks is not None and BY_ADDRESS.on:
+            for tensor in others:
+                if tensor.is_cpu and not self.caches.in_storage(tensor):
+                    self.looks(tensor)
+
+    def held(self, found: Iterable[Read]) -> None:
+        """These slots were read by address: their content was found. Never raises."""
+        before, OWN.busy = OWN.busy, True  # pieces of them are copied by address too
+        try:
+            for read in found:
+                name, slots = read.layer.name, read.new
+                if not len(slots):
+                    continue
+                size = self.caches.slot_bytes(read.layer, self.block_size)
+                self.read[name] = self.read.get(name, 0.0) + len(slots) * size
+                self._times[name, READ] = clock() if read.now else read.t
+                touches = [Touch(slots, None)]
+                here = self._touches.setdefault((name, READ), [])
+                if here is not None:
+                    here.extend(touches)
+                alive = self.caches.tensor(name)
+                if not read.now or alive is None or not self._keeps(read.layer, touches):
+                    self._not_kept.add(name)
+        except Exception:
+            self.failed = True
+        finally:
+            OWN.busy = before
+
+    def held_again(self, layer: Layer, slots: int) -> None:
+        """So many slots were read by address more than once."""
+        size = self.caches.slot_bytes(layer, self.block_size)
+        self.read[layer.name] = self.read.get(layer.name, 0.0) + slots * size
+
+    def not_all_held(self, layers: Iterable[str]) -> None:
+        """More of these layers may have been read by address than was found; not where every copy is seen."""
+        self.blind.update(layers)
 
     def moved(self, target: int, source: int, count: int) -> None:
         """``count`` bytes were copied from one address to another; 0 for an address that is not known."""
@@ -319,6 +371,7 @@ class Watch:
             for address, way in ((source, READ), (target, WRITTEN)):
                 here = self.caches.around(address)
                 if here:
+                    BY_ADDRESS.exact |= way == READ
                     self._move(here, View(address - here[0].storage, (count,), (1,), 1), way)
         except Exception:
             self.failed = True
@@ -411,6 +464,8 @@ class Watch:
                     others.append(tensor)
                 elif str(tensor.dtype) in _INDEX_TYPES:
                     picks = True
+        if self.looks is not None and BY_ADDRESS.on:
+            self._look(one for value in named.values() for one in tensors(value))
         if not inputs:
             return
         if self.before is not None:

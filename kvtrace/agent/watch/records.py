@@ -68,6 +68,9 @@ class Touching:
             # A hook's call is over at once; work in the background may go on over several steps.
             t = self.t if self.code else self.watch.time(layer, way) or self.t
             AGENT.add(SlotsTouched(head, t, AGENT.id(layer), self.step, ident, *amounts, self.call))
+        for layer in sorted(self.watch.blind):
+            head = pack_head(Kind.SLOTS, Role.WORKER, self.code, self.connector, Flag.STORE, self.thread)
+            AGENT.add(SlotsTouched(head, self.t, AGENT.id(layer), self.step, 0, UNKNOWN, UNKNOWN, self.call))
 
 
 def settle() -> None:

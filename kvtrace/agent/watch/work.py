@@ -10,11 +10,13 @@ from kvtrace.agent import owners
 from kvtrace.agent.left.leaving import Left
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.swallowed import ASYNCIO, EXECUTOR, THREAD, About, Swallowed
+from kvtrace.agent.watch.by_address import BY_ADDRESS
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.operations import Watch
 from kvtrace.agent.watch.origin import HERE, Origin
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
+from kvtrace.trace import hooks
 from kvtrace.trace.format import Role
 
 _working: dict[int, tuple[threading.Thread, Work]] = {}
@@ -142,6 +144,9 @@ class Work:
             if self._watching and self.left is None:
                 self.left = Left(self._index())
                 self._watch.keep = self.left.keep
+                self._watch.gives, self.left.reader = self.left.gives, self._watch
+                if self._saves():
+                    self._watch.looks = self.left.in_tensor
 
     def _pause(self) -> None:
         if self._swallowed is not None:
@@ -149,6 +154,11 @@ class Work:
         if self._watching and self.kind != THREAD:
             self._watching = False
             self._watch.stop()
+
+    def _saves(self) -> bool:
+        """Whether it works for a hook that is not for loading."""
+        hook = hooks.BY_NAME.get(self.origin.hook)
+        return hook is not None and hook not in hooks.LOADING
 
     def _index(self) -> int:
         return self.origin.connector or owners.index_of(self._file)
@@ -170,6 +180,8 @@ class Work:
         step, index = self.origin.step, self._index()
         left = self.left
         if left is not None:
+            if BY_ADDRESS.given:
+                left.ends()
             if self._watch.saw:
                 Touching(self._watch.take(), 0, index, step, began, self._thread, left.call).write()
             cost += left.cost

@@ -31,7 +31,9 @@ class Watched:
         """The steps of which all that they read is known."""
         watched = locate(self.ran.watched, steps)[1]
         if self.slots.visible:
-            return watched
+            partly = {step for step, _ in self.slots.unknown}
+            known: NDArray[np.bool_] = watched & ~np.isin(steps, np.array(sorted(partly), dtype=np.int64))
+            return known
         certain = [self._picked_none(step) or not self._unsure(step) for step in steps.tolist()]
         result: NDArray[np.bool_] = watched & np.array(certain, dtype=bool)
         return result

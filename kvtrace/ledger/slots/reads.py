@@ -246,7 +246,7 @@ class _Resolver:
         wrote = bool(marks & Flag.LOAD) and not (marks & Flag.STORE and not (background or code in _LOADING))
         if not record.slot_set:
             if read:
-                self._unknown.add((step, column))
+                self._unknown |= {(step, column), (record.step or step, column)}
             return
         if not record.slots and not record.partly:
             if read:
