@@ -7,9 +7,8 @@ off in this process, and the report says so.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import multiprocessing.util
+import multiprocessing
 import os
 import secrets
 import socket
@@ -111,8 +110,7 @@ class Agent:
         self.standing_facts: dict[tuple[int, object], tuple[AnyFact, int]] = {}
         """Facts that hold until further notice; repeated into each spool that is opened."""
         self.endings: list[Callable[[], None]] = []
-        """Called before the process ends, or its spool does: what others hold back is written then."""
-        self._ends_in = 0  # the process that calls them at its end
+        """Called where no step may come any more: what others hold back is written then."""
         self._failures = 0
         self._exceptions = 0
         self._lock = threading.RLock()
@@ -147,14 +145,10 @@ class Agent:
         for document, role in list(self.standing_facts.values()):
             self.recorder.fact(document, role)
         self.recorder.flush()
-        if self._ends_in != self.pid:
-            self._ends_in = self.pid
-            atexit.register(self.write_all)
-            # A process that multiprocessing forked ends without the functions of atexit.
-            multiprocessing.util.Finalize(None, self.write_all, exitpriority=0)
 
     def write_all(self) -> None:
-        """Write what was recorded, and what is held back: no step may come any more. Never raises."""
+        """Write what was recorded, and what is held back: no step may come any more. Never raises. Not called
+        at the exit of the process: vLLM kills its workers."""
         if self.recorder is None or self.pid != os.getpid():
             return
         for ending in self.endings:

@@ -227,7 +227,7 @@ def test_a_queue_whose_puts_nobody_saw_leaves_the_step_unknown(
     assert (0, 0, "24+4") in slots(trace), "the thread was started for step 1, and this is step 6's work"
 
 
-def test_what_a_thread_did_last_is_written_before_the_process_ends(
+def test_what_a_thread_did_last_is_written_as_the_connector_is_shut_down(
     trace: Any, caches: dict[str, Any]
 ) -> None:
     """It waits in C for its next item, and none comes."""

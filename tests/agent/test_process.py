@@ -105,22 +105,6 @@ def test_the_salt_is_nowhere_on_disk(tmp_path):
     assert salt.encode() not in content and bytes.fromhex(salt) not in content
 
 
-RECORD = "from kvtrace.agent.state import AGENT; AGENT.add((5,) + (0,) * 7)"
-FORKED = (
-    "import multiprocessing; child = multiprocessing.get_context('fork').Process(target=exec, args=({!r},)); "
-    "child.start(); child.join()"
-)
-
-
-@pytest.mark.parametrize("code", [RECORD, FORKED.format(RECORD)], ids=["process", "forked child"])
-def test_what_was_recorded_last_is_written_when_the_process_ends(tmp_path, code):
-    config = json.dumps({"dir": str(tmp_path), "salt": "ab" * 16})
-    run = python(f"{ACTIVATE}; {code}", KVTRACE_CONFIG=config)
-    assert run.returncode == 0 and not run.stderr
-    kinds = [kind(c[:, 0]).tolist() for path in spool_paths(tmp_path) for c in Spool(path).chunks()]
-    assert sum(of_spool.count(5) for of_spool in kinds) == 1
-
-
 def test_where_scheduler_and_worker_share_a_process_a_step_is_written_once(trace, monkeypatch):
     """By the scheduler, which hears of the step next; by the worker where it never will."""
     written: list[int] = []
