@@ -12,9 +12,11 @@ from kvtrace.cli.docs import docs
 from kvtrace.cli.examples import epilog
 from kvtrace.cli.explain import explain
 from kvtrace.cli.export import export
+from kvtrace.cli.metrics import metrics
 from kvtrace.cli.requests import requests
 from kvtrace.cli.run import run
 from kvtrace.cli.scenario import scenario
+from kvtrace.cli.top import top
 from kvtrace.cli.why import why
 
 app = typer.Typer(
@@ -48,6 +50,8 @@ app.command("run", context_settings=_RUN_CONTEXT, epilog=epilog("run"))(run)
 app.command("explain", epilog=epilog("explain"))(explain)
 app.command("requests", epilog=epilog("requests"))(requests)
 app.command("why", epilog=epilog("why"))(why)
+app.command("top", epilog=epilog("top"))(top)
+app.command("metrics", epilog=epilog("metrics"))(metrics)
 app.command("export", epilog=epilog("export"))(export)
 app.command("baseline", epilog=epilog("baseline"))(baseline)
 app.command("check", epilog=epilog("check"))(check)

@@ -29,6 +29,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "kvtrace why reports/RUN --request cmpl-90",
         "kvtrace why reports/RUN --request cmpl-90 --token 512 --layer 0",
     ),
+    "top": ("kvtrace top", "kvtrace top reports/RUN --every 5", "kvtrace top reports/RUN --once"),
+    "metrics": ("kvtrace metrics --port 9464", "kvtrace metrics reports/RUN --once"),
     "export": (
         "kvtrace export reports/RUN --format perfetto -o run.pftrace",
         "kvtrace export reports/RUN --format perfetto --steps 100:200 --layers 0,5-8",

@@ -21,6 +21,8 @@ Commands:
   explain   Explain why KV blocks were saved and loaded, or were not.
   requests  List the requests of a run, worst first.
   why       Show what happened to one request, and to each of its tokens.
+  top       Show a run while it goes on.
+  metrics   Serve what kvtrace top shows as OpenMetrics.
   export    Write a run, or a part of it, for other programs.
   baseline  Write the contract of a good run, for kvtrace check.
   check     Fail where a run lost hooks, tokens or targets, and say why.
@@ -158,6 +160,53 @@ Options:
   Examples:
     kvtrace why reports/RUN --request cmpl-90
     kvtrace why reports/RUN --request cmpl-90 --token 512 --layer 0
+""",
+    "top": """\
+Usage: kvtrace top [OPTIONS] [[RUN]]
+
+  Show a run while it goes on.
+
+  Steps, requests, tokens, hooks, open steps, findings so far. q or Ctrl-C
+  ends it; it ends by itself with the run, and the last picture stays. Only
+  files are read.
+
+Arguments:
+  [RUN] <str>  A run directory of kvtrace run. [default: the newest one in
+               reports/]
+
+Options:
+  --every SECONDS  Time between two pictures.  [default: 1.0; x>=0.1]
+  --once           Print one picture and end.
+  --no-color       No colour (also: NO_COLOR=1).
+  -h, --help       Show this message and exit.
+
+  Examples:
+    kvtrace top
+    kvtrace top reports/RUN --every 5
+    kvtrace top reports/RUN --once
+""",
+    "metrics": """\
+Usage: kvtrace metrics [OPTIONS] [[RUN]]
+
+  Serve what kvtrace top shows as OpenMetrics.
+
+  Until Ctrl-C. Only files are read: nothing is added to vLLM's processes.
+  Needs the extra kvtrace[metrics].
+
+Arguments:
+  [RUN] <str>  A run directory of kvtrace run. [default: the newest one in
+               reports/]
+
+Options:
+  --port N        Where it listens; 0: any that is free.  [default: 9464;
+                  0<=x<=65535]
+  --host ADDRESS  Of which interface.  [default: 127.0.0.1]
+  --once          Print the metrics and end.
+  -h, --help      Show this message and exit.
+
+  Examples:
+    kvtrace metrics --port 9464
+    kvtrace metrics reports/RUN --once
 """,
     "export": """\
 Usage: kvtrace export [OPTIONS] {PATH}

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable
 
 from kvtrace.ledger.model import Process, Run
+from kvtrace.trace.facts import Header
 
 _OPEN = ("open", "cut")
 """Ends of a spool whose process has not closed it."""
@@ -21,11 +22,16 @@ def still_running(run: Run) -> bool:
 
 
 def _any_alive(processes: Iterable[Process]) -> bool:
+    return any_alive(one.header for one in processes)
+
+
+def any_alive(headers: Iterable[Header]) -> bool:
+    """Whether a process that wrote one of these spools is there, on this host."""
     host = socket.gethostname()
-    for one in processes:
-        began = _began_wall_ns(one.header.pid) if one.header.host == host else None
+    for one in headers:
+        began = _began_wall_ns(one.pid) if one.host == host else None
         # a process that began later than the spool has got its number
-        if began is not None and began <= one.header.wall_ns + _SLACK_NS:
+        if began is not None and began <= one.wall_ns + _SLACK_NS:
             return True
     return False
 

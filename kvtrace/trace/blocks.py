@@ -51,14 +51,18 @@ class Blocks:
 
     Args:
         seed: the header's CRC.
+        number: of the block at which the file stands.
+
+    ``rest``: bytes at the end of what was read that are no whole block, or not yet one.
     """
 
-    def __init__(self, file: BinaryIO, seed: int) -> None:
+    def __init__(self, file: BinaryIO, seed: int, number: int = 0) -> None:
         self.losses = Losses()
         self.read_bytes = 0
+        self.rest = 0
         self._file = file
         self._seed = seed
-        self._next = 0
+        self._next = number
         self._hashed = 0
 
     def tables(self, records: int) -> Iterator[tuple[bool, Records]]:
@@ -103,8 +107,14 @@ class Blocks:
                 self.losses.records += surplus
                 done, gap = done + surplus, True
             carry = carry[done * fmt.RECORD_SIZE :]
+        self.rest = len(carry)
         if carry:
             self.losses.tail = max(1, len(carry) // fmt.RECORD_SIZE)
+
+    @property
+    def next(self) -> int:
+        """Number of the block that comes next."""
+        return self._next
 
     def _size(self) -> int:
         """Bytes of the file that were not read yet."""

@@ -1,0 +1,70 @@
+"""``kvtrace top``: a run while it goes on."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from kvtrace.cli.output import NO_COLOR, emit, screen
+
+if TYPE_CHECKING:
+    from kvtrace.live.model import Snapshot
+    from kvtrace.live.watch import Watch
+
+
+def top(
+    run: str | None = typer.Argument(
+        None, metavar="[RUN]", help="A run directory of kvtrace run. [default: the newest one in reports/]"
+    ),
+    every: float = typer.Option(
+        1.0, "--every", metavar="SECONDS", min=0.1, help="Time between two pictures."
+    ),
+    once: bool = typer.Option(False, "--once", help="Print one picture and end."),
+    no_color: bool = NO_COLOR,
+) -> None:
+    """Show a run while it goes on.
+
+    Steps, requests, tokens, hooks, open steps, findings so far. q or Ctrl-C ends it; it ends by itself
+    with the run, and the last picture stays. Only files are read.
+    """
+    from kvtrace.live.watch import Watch, find_run
+
+    watch = Watch(find_run(run))
+    if not once and sys.stdout.isatty():
+        try:
+            _follow(watch, every, screen(no_color).colours is not None)
+        except KeyboardInterrupt:
+            return
+    emit(_text(watch.look(wait=True), no_color))
+
+
+def _text(look: Snapshot, no_color: bool) -> str:
+    from kvtrace.cli.terminal_screen import size
+    from kvtrace.render.live import HEIGHT, picture
+
+    here = screen(no_color)
+    height = size()[1] - 1 if sys.stdout.isatty() else HEIGHT
+    lines = picture(look, here.width, height)
+    return "".join(f"{line.coloured() if here.colours else line.plain()}\n" for line in lines)
+
+
+def _follow(watch: Watch, every: float, colours: bool) -> None:
+    """Pictures until the run or somebody ends it.
+
+    Raises:
+        KeyboardInterrupt: somebody did.
+    """
+    from kvtrace.cli.terminal_screen import drawn, size, taken_over
+    from kvtrace.render.live import picture
+
+    with taken_over() as keys:
+        while True:
+            look = watch.look()
+            if look.settled:
+                return
+            sys.stdout.write(drawn(picture(look, *size()), colours))
+            sys.stdout.flush()
+            if keys.asked_to_end(every):
+                raise KeyboardInterrupt

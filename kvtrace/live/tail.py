@@ -1,0 +1,65 @@
+"""What was added to a spool since it was read last: whole blocks only, each of them once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvtrace.regular import open_regular
+from kvtrace.trace import format as fmt
+from kvtrace.trace.blocks import Blocks, Records, unsealed
+from kvtrace.trace.facts import Header
+from kvtrace.trace.reader import Spool, SpoolError
+
+_RECORDS = 1 << 16
+"""Read at a time; memory is bounded by it."""
+
+
+class Tail:
+    """One spool, followed as it grows.
+
+    Raises:
+        SpoolError: its header cannot be read, or not yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.header = Header.from_json(Spool(path).header)
+        try:
+            with open_regular(path) as file:
+                version, _, length, self._seed = fmt.unpack_header_block(file.read(fmt.RECORD_SIZE))
+        except (OSError, ValueError) as error:
+            raise SpoolError(f"{path}: cannot be read ({error})") from None
+        self._sealed = version > fmt.UNSEALED
+        self._at = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
+        self._number = 0
+        self.left_out = 0
+        """Records of blocks that are damaged."""
+
+    @property
+    def size(self) -> int:
+        """Bytes read so far."""
+        return self._at
+
+    def grown(self) -> Iterator[Records]:
+        """Tables of shape (n, 8) of the records that are new; take them all.
+
+        Raises:
+            SpoolError: the file vanished, or a read failed.
+        """
+        try:
+            with open_regular(self.path) as file:
+                file.seek(self._at)
+                if not self._sealed:
+                    for data, table in unsealed(file, _RECORDS):
+                        self._at += len(data) - len(data) % fmt.RECORD_SIZE
+                        yield table
+                    return
+                blocks = Blocks(file, self._seed, self._number)
+                for _, table in blocks.tables(_RECORDS):
+                    yield table
+                self._at += blocks.read_bytes - blocks.rest
+                self._number = blocks.next
+                self.left_out += blocks.losses.records
+        except OSError as error:
+            raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None

@@ -1,0 +1,120 @@
+"""The metrics are OpenMetrics as Prometheus' own parser reads it; the dashboard asks for what is served."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from kvtrace.live.exposition import CONTENT_TYPE, exposition
+from kvtrace.live.model import ProcessLook
+from kvtrace.live.server import MetricsServer
+from kvtrace.live.watch import Watch
+
+Shell = Callable[..., tuple[int, str, str]]
+DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "kvtrace.json"
+DOCS = DASHBOARD.parents[1] / "live.md"
+
+
+def samples(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Sample's name -> labels -> value; raises where the text is no OpenMetrics."""
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for one in family.samples:
+            found.setdefault(one.name, {})[tuple(sorted(one.labels.items()))] = one.value
+    return found
+
+
+def test_the_metrics_are_the_numbers_of_the_run(run: Path, shell: Shell) -> None:
+    code, out, err = shell("metrics", run, "--once")
+    assert (code, err) == (0, "")
+    found = samples(out)
+    look = Watch(run).look(wait=True)
+    assert look.analysis is not None
+    assert found["kvtrace_steps_total"][()] == look.steps
+    assert found["kvtrace_requests_arrived_total"][()] == 2
+    assert found["kvtrace_run_active"][()] == 0
+    for name, one in look.hooks.items():
+        assert found["kvtrace_hook_duration_seconds_count"][("hook", name),] == one.calls
+    saves = look.analysis.report["ledger"]["saves"]
+    given = sum(v for labels, v in found["kvtrace_ledger_tokens"].items() if ("ledger", "saves") in labels)
+    assert given == pytest.approx(saves["total_tokens"])
+    kinds = {(labels["outcome"], labels["cause"]) for labels in map(dict, found["kvtrace_ledger_tokens"])}
+    assert ("not-saved", "below-save-granularity") in kinds and ("saved", "") in kinds
+
+
+def test_no_label_holds_a_request(run: Path, shell: Shell) -> None:
+    out = shell("metrics", run, "--once")[1]
+    assert "cmpl-" not in out
+    labels = {key for rows in samples(out).values() for row in rows for key, _ in row}
+    assert labels == {
+        "hook", "le", "process", "pid", "ledger", "outcome", "cause", "grade", "id", "severity", "run",
+        "vllm", "connector",
+    }  # fmt: skip
+
+
+def test_a_run_without_anything_gives_metrics(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    found = samples(exposition(Watch(tmp_path).look()))
+    assert found["kvtrace_steps_total"][()] == 0
+    assert "kvtrace_ledger_tokens" not in found
+
+
+def test_the_server_answers_a_scrape(run: Path) -> None:
+    watch = Watch(run)
+    watch.look(wait=True)
+    with MetricsServer("127.0.0.1", 0, CONTENT_TYPE, lambda: exposition(watch.look())) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/metrics") as answer:
+                assert answer.headers["Content-Type"] == CONTENT_TYPE
+                assert "kvtrace_ledger_tokens" in samples(answer.read().decode())
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/other")
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_port_that_is_taken_is_one_clear_line(run: Path, shell: Shell) -> None:
+    with MetricsServer("127.0.0.1", 0, CONTENT_TYPE, lambda: "") as taken:
+        code, out, err = shell("metrics", run, "--port", str(taken.server_address[1]))
+    assert (code, out) == (2, "")
+    assert err.startswith("kvtrace: cannot listen on 127.0.0.1:") and err.count("\n") == 1
+
+
+def test_without_the_extra_the_way_to_it_is_said(
+    run: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    code, _, err = shell("metrics", run)
+    assert code == 2
+    assert (
+        err
+        == "kvtrace: kvtrace metrics needs prometheus-client: install it: pip install 'kvtrace[metrics]'\n"
+    )
+
+
+def test_the_dashboard_and_the_page_name_what_is_served(run: Path) -> None:
+    worker = ProcessLook("Worker-0", 4711, "worker", 61.0, False, 2, 41, 60.0)
+    served = set(samples(exposition(replace(Watch(run).look(wait=True), processes=(worker,)))))
+    board = json.loads(DASHBOARD.read_text())
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"kvtrace_\w+", target["expr"])
+    }
+    assert asked and asked <= served
+    documented = set(re.findall(r"`(kvtrace_\w+)`", DOCS.read_text()))
+    plain = {re.sub(r"_(bucket|count|sum)$", "", name) for name in served}
+    assert documented == plain

@@ -1,0 +1,151 @@
+"""The picture of kvtrace top holds on its screen, and the command ends as it should."""
+
+from __future__ import annotations
+
+import os
+import pty
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from synth import SpoolFile
+
+from kvtrace.live.counts import HookTimes
+from kvtrace.live.model import ProcessLook, Snapshot
+from kvtrace.live.watch import Watch
+from kvtrace.render.live import picture
+from kvtrace.render.styled import cell_len
+
+Shell = Callable[..., tuple[int, str, str]]
+TAKEN_OVER = b"\x1b[?1049h"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def crowded(look: Snapshot) -> Snapshot:
+    """With more of everything than a screen holds, and names that are long, wide or obeyed by a terminal."""
+    assert look.analysis is not None
+    report = look.analysis.report
+    saves = report["ledger"]["saves"]
+    accounts = {f"not-saved:cause-{i}-{'x' * 60}": 10**12 + i for i in range(40)}
+    ledger = {**saves, "accounts": accounts, "tokens": {}, "total": sum(accounts.values()), "grades": {}}
+    finding = {
+        "id": "a-cause", "severity": "fault", "share": 0.5, "title": "漢字 \x1b[2J" * 40, "tokens": 1,
+        "stage": None, "requests": 1, "evidence": [], "events": [], "remedy": [], "versions": "", "docs": "",
+    }  # fmt: skip
+    report = {**report, "ledger": {"saves": ledger, "loads": ledger}, "findings": [finding] * 30}  # type: ignore[typeddict-item]
+    processes = tuple(
+        ProcessLook(f"worker-{i}-{'w' * 90}", i, "worker", 1e9, False, 3, 10**9, 1e9) for i in range(64)
+    )
+    hooks = {f"hook_{i}_{'h' * 50}": HookTimes(10**12, 10**18, 10**15, 10**9) for i in range(30)}
+    return replace(
+        look,
+        run="r" * 300,
+        state="running",
+        steps=10**12,
+        steps_per_s=1e9,
+        arrived=10**12,
+        preempted=10**12,
+        records=10**15,
+        processes=processes,
+        hooks=hooks,
+        analysis=replace(look.analysis, report=report),
+    )
+
+
+@pytest.mark.parametrize("size", [(80, 24), (80, 12), (40, 10), (20, 2), (200, 60)], ids=str)
+def test_the_picture_holds(run: Path, size: tuple[int, int]) -> None:
+    look = Watch(run).look(wait=True)
+    for one in (look, crowded(look), replace(look, analysis=None, hooks={}, processes=())):
+        lines = picture(one, *size)
+        assert len(lines) <= size[1]
+        assert all(cell_len(line.plain()) <= size[0] for line in lines)
+        assert "\x1b" not in "".join(line.plain() for line in lines)
+
+
+def test_every_part_has_its_place_on_a_full_screen(run: Path) -> None:
+    text = "\n".join(line.plain() for line in picture(crowded(Watch(run).look(wait=True))))
+    for part in ("Tokens", "Hooks", "Processes", "Findings so far: 30"):
+        assert part in text
+    assert text.count("more\n") == 4  # what has no room is counted
+
+
+def test_the_picture_says_what_the_report_says(run: Path) -> None:
+    look = Watch(run).look(wait=True)
+    text = "\n".join(line.plain() for line in picture(look))
+    assert look.analysis is not None
+    for finding in look.analysis.report["findings"]:
+        assert finding["id"] in text
+    assert "ended" in text.splitlines()[0]
+    assert "2 requests, " in text
+    assert "saved" in text and "%" in text
+
+
+def test_a_step_that_stays_open_is_shown(run: Path) -> None:
+    look = replace(Watch(run).look(), state="running")
+    slow = ProcessLook("Worker-0", 4711, "worker", 61.0, False, 2, 41, 60.0)
+    text = "\n".join(line.plain() for line in picture(replace(look, processes=(slow,))))
+    assert "Worker-0 (pid 4711)" in text
+    assert "61 s ago   41 and 1 more, 60 s" in text
+    quick = replace(slow, open_s=0.01)  # as in every running engine
+    assert "41 and" not in "\n".join(line.plain() for line in picture(replace(look, processes=(quick,))))
+
+
+def test_once_prints_one_picture(run: Path, shell: Shell) -> None:
+    code, out, err = shell("top", run, "--once")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) <= 24 and "\x1b" not in out
+    assert shell("top", run)[1] == out  # and so it does into a pipe
+
+
+def test_no_run_is_one_clear_line(tmp_path: Path, shell: Shell) -> None:
+    code, out, err = shell("top", tmp_path / "none")
+    assert (code, out) == (2, "")
+    assert err.startswith("kvtrace: no such run directory: ") and err.count("\n") == 1
+
+
+def on_a_terminal(folder: Path, typed: bytes) -> tuple[int, str]:
+    """kvtrace top on a terminal on which these keys are pressed once it is there: its exit code
+    and what it showed."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvtrace", "top", str(folder)],
+        stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env=environment,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    try:
+        while data := os.read(ours, 65536):
+            shown += data
+            if typed and TAKEN_OVER in shown:
+                os.write(ours, typed)
+                typed = b""
+    except OSError:  # the other end is closed
+        pass
+    code = process.wait()
+    os.close(ours)
+    return code, shown.decode()
+
+
+def test_q_ends_it_with_0_and_leaves_the_last_picture(tmp_path: Path) -> None:
+    header = {
+        "role": "front", "process": "MainProcess", "host": socket.gethostname(), "pid": os.getpid(),
+        "wall_ns": time.time_ns(), "perf_ns": 0,
+    }  # fmt: skip
+    SpoolFile(tmp_path, "front-1", header).write()  # of a process that is there: this one
+    code, shown = on_a_terminal(tmp_path, b"q")
+    assert code == 0
+    assert "\x1b[?1049h" in shown and shown.rstrip().endswith("\x1b[?1049l")
+    assert "running" in shown and "q ends" in shown
+
+
+def test_a_run_that_has_ended_shows_its_last_picture(run: Path) -> None:
+    code, shown = on_a_terminal(run, b"")
+    assert code == 0
+    last = shown.rpartition("\x1b[?1049l")[2]
+    assert "ended" in last and "Findings" in last
