@@ -91,8 +91,9 @@ _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 
 
 def _weighs(finding: Finding) -> bool:
-    """Whether tokens were lost by it; a hook that raised ended the step of all tokens in it."""
-    return finding.tokens > 0 or finding.id == "hook-raised"
+    """Whether tokens were lost by it; a hook that raised ended the step of all tokens in it, and one that
+    hangs keeps all that are still to come."""
+    return finding.tokens > 0 or finding.id in ("hook-raised", "hook-stuck", "worker-stuck")
 
 
 def _order(finding: Finding, roots: bool) -> tuple[int, bool, bool, bool, float, int, str]:

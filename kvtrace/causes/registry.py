@@ -74,6 +74,8 @@ ORDER = (
     "load_never_finished",
     # notes
     "local_hit",
+    "hook_stuck",
+    "worker_stuck",
     "hook_slow",
     "sync_in_hook",
     "load_late",

@@ -14,6 +14,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "kvtrace run -- vllm serve MODEL --kv-transfer-config '{...}'",
         "kvtrace run -o traces/r1 --name nightly -- python bench.py",
         "kvtrace run --metadata-adapter mine.kv:kv_entries -- vllm serve MODEL",
+        "kvtrace run --stuck-after 60 -- vllm serve MODEL",
     ),
     "explain": (
         "kvtrace explain reports/RUN",

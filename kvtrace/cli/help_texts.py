@@ -74,12 +74,17 @@ Options:
   --keep-messages                 Record messages of exceptions and logs with
                                   the values in them, which may be users'
                                   content.
+  --stuck-after SECONDS           Look with py-spy (kvtrace[spy]) at where a
+                                  process of vLLM stands that has recorded
+                                  nothing for so long; 0: only on 'kill -RTMIN
+                                  PID' of kvtrace.  [default: 30]
   -h, --help                      Show this message and exit.
 
   Examples:
     kvtrace run -- vllm serve MODEL --kv-transfer-config '{...}'
     kvtrace run -o traces/r1 --name nightly -- python bench.py
     kvtrace run --metadata-adapter mine.kv:kv_entries -- vllm serve MODEL
+    kvtrace run --stuck-after 60 -- vllm serve MODEL
 """,
     "explain": """\
 Usage: kvtrace explain [OPTIONS] {PATH}

@@ -14,6 +14,7 @@ _SIZE = re.compile(r"(\d+)\s*([kmgt]?)(?:i?b)?\Z", re.IGNORECASE)
 _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _LEAST = 64 << 10
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
+_SECONDS = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*s?\Z")
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%\Z")
 
 
@@ -74,6 +75,20 @@ def parse_adapter(text: str | None) -> str:
     return text or ""
 
 
+def parse_seconds(text: str) -> float:
+    """``30``, ``2.5`` -> seconds.
+
+    Raises:
+        KvtraceError: no such number, or more than a day.
+    """
+    match = _SECONDS.match(text.strip())
+    if match is None or float(match.group(1)) > 86400:
+        raise KvtraceError(
+            f"--stuck-after {text!r} is no time", "write seconds, for example 30; 0 turns it off"
+        )
+    return float(match.group(1))
+
+
 def run(
     command: list[str] | None = typer.Argument(
         None, metavar="[--] COMMAND...", help="Any command that starts vLLM, with its own options unchanged."
@@ -125,6 +140,13 @@ def run(
         "--keep-messages",
         help="Record messages of exceptions and logs with the values in them, which may be users' content.",
     ),
+    stuck_after: str = typer.Option(
+        "30",
+        "--stuck-after",
+        metavar="SECONDS",
+        help="Look with py-spy (kvtrace[spy]) at where a process of vLLM stands that has recorded nothing "
+        "for so long; 0: only on 'kill -RTMIN PID' of kvtrace.",
+    ),
 ) -> None:
     """Run a vLLM command traced, then make the report.
 
@@ -139,6 +161,7 @@ def run(
     options = RunOptions(
         command, output, name, parse_size(limit), parse_timing(device_timing), parse_budget(budget),
         parse_watch(watch), parse_adapter(metadata_adapter), keep_messages,
+        stuck_after=parse_seconds(stuck_after),
     )  # fmt: skip
     code = run_session(options)
     raise typer.Exit(code)

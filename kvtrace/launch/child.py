@@ -23,6 +23,9 @@ FORWARDED = (
     signal.SIGUSR2,
 )
 _SHELL_FALLBACK = "/bin/sh"
+_TICK_SECONDS = 0.5
+ASK = signal.SIGRTMIN if hasattr(signal, "SIGRTMIN") else None
+"""For kvtrace itself, never passed on: vLLM, Python and torch use no real-time signal."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,13 @@ def run_child(
     environ: Mapping[str, str],
     started: Callable[[int], None],
     tick: Callable[[], None],
-    interval: float = 0.5,
+    heard: Callable[[int], None],
 ) -> Outcome:
     """Run ``program`` with ``command`` as its argv until it ends.
 
-    ``started`` gets its pid at once, ``tick`` is called about every ``interval`` seconds; both
-    must not raise. Signals that come to kvtrace alone are passed on, once each.
+    ``started`` gets its pid at once, ``tick`` is called about twice a second, ``heard`` gets the number of
+    each signal that comes; none of them may raise. Signals that come to kvtrace alone are passed on, once
+    each; :data:`ASK` is not.
 
     Raises:
         LaunchError: the program cannot be executed.
@@ -53,14 +57,14 @@ def run_child(
         raise LaunchError("kvtrace run needs Linux", "explain works here too")
     # A parent that ignores SIGCHLD makes the kernel throw the exit status away.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    waited = {*FORWARDED, signal.SIGCHLD}
+    waited = {*FORWARDED, signal.SIGCHLD, *([ASK] if ASK else [])}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     try:
         pid = _spawn(program, command, environ, before)
         witness = _call_witness()
         try:
             started(pid)
-            return _wait(pid, witness, waited, tick, interval)
+            return _wait(pid, witness, waited, tick, heard)
         finally:
             if witness is not None:
                 witness.dismiss()
@@ -101,12 +105,18 @@ def _call_witness() -> Witness | None:
 
 
 def _wait(
-    pid: int, witness: Witness | None, waited: set[signal.Signals], tick: Callable[[], None], interval: float
+    pid: int,
+    witness: Witness | None,
+    waited: set[signal.Signals],
+    tick: Callable[[], None],
+    heard: Callable[[int], None],
 ) -> Outcome:
     group_wide: set[int] = set()
     while True:
-        info = signal.sigtimedwait(waited, interval)
-        if info is not None and info.si_signo != signal.SIGCHLD:
+        info = signal.sigtimedwait(waited, _TICK_SECONDS)
+        if info is not None:
+            heard(info.si_signo)
+        if info is not None and info.si_signo in FORWARDED:
             group_wide |= witness.seen() if witness is not None else set()
             # `timeout` signals us and then the group: the two are one.
             while signal.sigtimedwait([info.si_signo], 0) is not None:

@@ -26,7 +26,7 @@ _MANY = 6
 def traced_pids(run_dir: Path) -> dict[Path, int | None]:
     """The spools of a run and the pid in each one's header (None where it is unreadable)."""
     spools = sorted((run_dir / SPOOL_DIR).glob(f"*{SPOOL_SUFFIX}"))
-    return {spool: _pid_in(spool) for spool in spools}
+    return {spool: pid_in(spool) for spool in spools}
 
 
 def sizes(spools: Iterable[Path]) -> dict[str, int]:
@@ -87,7 +87,7 @@ def why_nothing(outcome: Outcome, table: ProcessTable) -> str:
     )
 
 
-def _pid_in(spool: Path) -> int | None:
+def pid_in(spool: Path) -> int | None:
     try:
         with open_regular(spool) as file:
             _, _, length, _ = unpack_header_block(file.read(RECORD_SIZE))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtrace.launch import environment, finish
-from kvtrace.launch.child import Outcome, run_child
+from kvtrace.launch.child import ASK, Outcome, run_child
 from kvtrace.launch.errors import LaunchError, reason
 from kvtrace.launch.interpreter import find_program, runs_in_our_environment
 from kvtrace.launch.overlay import make_overlay
@@ -20,16 +21,19 @@ from kvtrace.launch.record import RunRecord
 from kvtrace.launch.rest import write_rest
 from kvtrace.launch.rundir import RUN_FILE, RunDir, safe_name
 from kvtrace.launch.say import say
+from kvtrace.launch.stuck import StuckWatch
 from kvtrace.trace.config import AgentConfig, new_salt
 
 OVERLAY = "overlay"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _GRACE_SECONDS = 2.0
 """How long the processes of a run may outlive the command before the report is made without them."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user asked for. From ``limit_bytes`` on: as in :class:`~kvtrace.trace.config.AgentConfig`."""
+    """What the user asked for. From ``limit_bytes`` to ``keep_messages``: as in
+    :class:`~kvtrace.trace.config.AgentConfig`."""
 
     command: Sequence[str]
     output: Path | None = None
@@ -40,6 +44,8 @@ class RunOptions:
     watch: str = AgentConfig.watch
     metadata_adapter: str = AgentConfig.metadata_adapter
     keep_messages: bool = AgentConfig.keep_messages
+    stuck_after: float = 30.0
+    """Seconds without a record after which a process is looked at; 0: only where a signal asks."""
 
     def agent(self, run_dir: Path, run: str) -> AgentConfig:
         """The agent's configuration for a run of that name, under a new key."""
@@ -90,6 +96,7 @@ class _Session:
         config = agent.to_text()
         self._environ = environment.child_environment(os.environ, options.command, config, self._overlay)
         self._table = ProcessTable(config, self._overlay, foreign)
+        self._stuck = StuckWatch(rundir, options.stuck_after, lambda: {p.pid for p in self._table.living()})
         variable = environment.PLUGINS_VARIABLE
         plugins = {variable: self._environ.get(variable), "overlay": str(self._overlay)}
         self._record = RunRecord(
@@ -103,12 +110,15 @@ class _Session:
 
     def watch(self) -> Outcome:
         """The child's life."""
-        return run_child(self._program, self._command, self._environ, self._on_start, self._on_tick)
+        return run_child(
+            self._program, self._command, self._environ, self._on_start, self._on_tick, self._on_signal
+        )
 
     def conclude(self, outcome: Outcome) -> int:
         """Final run.json, then the report or the reason why there is none."""
         self._record.ended_wall_ns = time.time_ns()
         self._record.exit_code, self._record.signal = outcome.code, outcome.signal
+        self._stuck.stop()
         self._wait_for_stragglers()
         if not self.rundir.path.is_dir():
             say(f"{self.rundir.shown} was deleted while the command ran: there is nothing left to report")
@@ -146,8 +156,15 @@ class _Session:
 
     def _on_tick(self) -> None:
         self._look(self._table.scan)
+        self._look(self._stuck.tick)
 
-    def _look(self, at: Callable[[], bool]) -> None:
+    def _on_signal(self, signum: int) -> None:
+        if signum == ASK:
+            self._stuck.ask()
+        elif signum in _ENDING:
+            self._stuck.end()
+
+    def _look(self, at: Callable[[], bool | None]) -> None:
         """Watching is a convenience: whatever fails in it, the child goes on."""
         try:
             if at():
@@ -163,10 +180,10 @@ class _Session:
         deadline = time.monotonic() + _GRACE_SECONDS
         try:
             with finish.interruptible():
-                self._on_tick()
+                self._look(self._table.scan)
                 while self._table.living() and time.monotonic() < deadline:
                     time.sleep(0.05)
-                    self._on_tick()
+                    self._look(self._table.scan)
         except KeyboardInterrupt:
             pass
 

@@ -20,6 +20,7 @@ from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.run_file import RunFile
+from kvtrace.ledger.stuck_file import StuckFile
 from kvtrace.ledger.twins import Twin
 from kvtrace.terms import Grade
 from kvtrace.trace import facts as documents
@@ -430,6 +431,7 @@ class Run:
     """The ledger of loads, request by request; ``loads`` is its sum."""
     twins: Mapping[int, Sequence[Twin]] = field(default_factory=dict)
     """Row of a request -> its tokens that stood in an earlier prompt, behind another beginning."""
+    stuck: StuckFile = field(default_factory=StuckFile)
     parts: Sequence[Part] = ()
     """Of engines with several connectors inside one: the run as each of these saw it."""
     compared: Mapping[str, int] = field(default_factory=dict)

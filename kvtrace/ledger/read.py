@@ -37,6 +37,7 @@ from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.slots.reads import given_blocks, slots_of
 from kvtrace.ledger.slots.trace import touches
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
+from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
 from kvtrace.ledger.twins import twins
 from kvtrace.trace import rows
@@ -63,11 +64,13 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
         raise RunError(f"{run_dir}: no such run directory")
     file, file_notes = read_run_file(run_dir)
     rest, rest_notes = read_rest_file(run_dir)
+    stuck, stuck_notes = read_stuck_file(run_dir)
     scans, scan_notes = _scans(run_dir, file)
     run = _joined(run_dir, (file, rest), scans, watch)
     lacks = incomplete(run)
     lines = [f"the recording is incomplete: {line}" for line in lacks]
-    return replace(run, incomplete=lacks, notes=[*lines, *file_notes, *rest_notes, *scan_notes, *run.notes])
+    notes = [*lines, *file_notes, *rest_notes, *stuck_notes, *scan_notes, *run.notes]
+    return replace(run, incomplete=lacks, stuck=stuck, notes=notes)
 
 
 def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Collection[str]) -> Run:

@@ -1,0 +1,127 @@
+"""py-spy: one look at the threads of a process, made by a program of its own and never waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from kvtrace.ledger.stuck_file import Frame, Thread
+from kvtrace.trace.mask import mask_text
+
+_MOST_THREADS, _MOST_FRAMES, _MOST_CHARS = 64, 100, 300
+_MOST_BYTES = 1 << 24
+_PATIENCE_SECONDS = 30.0
+MISSING = "py-spy is not installed: pip install 'kvtrace[spy]'"
+FORBIDDEN = (
+    "py-spy may not look into it: set kernel.yama.ptrace_scope=0 (sysctl), give the container the capability "
+    "SYS_PTRACE, or run as root"
+)
+
+
+class SpyError(Exception):
+    """Nothing was seen; the message is one clause: why, and what to do."""
+
+
+def program() -> str | None:
+    """py-spy beside this Python, or on PATH; None where it is not installed."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+class Spy:
+    """A look that is under way.
+
+    Raises:
+        SpyError: py-spy is not installed, or cannot be started.
+    """
+
+    def __init__(self, pid: int) -> None:
+        path = program()
+        if path is None:
+            raise SpyError(MISSING)
+        command = [path, "dump", "--pid", str(pid), "--json"]
+        self._began = time.monotonic()
+        self._out, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        try:
+            # A session of its own: Ctrl-C is not for it.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=self._out, stderr=self._errors,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            self._close()
+            raise SpyError(f"py-spy cannot be started ({error.strerror})") from error
+
+    def threads(self) -> tuple[Thread, ...] | None:
+        """What it saw; None while it still looks.
+
+        Raises:
+            SpyError: it saw nothing.
+        """
+        code = self._process.poll()
+        if code is None:
+            if time.monotonic() - self._began < _PATIENCE_SECONDS:
+                return None
+            self.stop()
+            raise SpyError(f"py-spy gave no answer in {_PATIENCE_SECONDS:.0f} s")
+        try:
+            self._out.seek(0)
+            self._errors.seek(0)
+            if code:
+                raise SpyError(_why(self._errors.read(1 << 16).decode("utf-8", "replace")))
+            return read_dump(self._out.read(_MOST_BYTES))
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """End it, if it still looks."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+            self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        self._out.close()
+        self._errors.close()
+
+
+def read_dump(data: bytes) -> tuple[Thread, ...]:
+    """The threads in what ``py-spy dump --json`` wrote: names of threads, functions and files, and lines.
+
+    Raises:
+        SpyError: it is something else.
+    """
+    try:
+        return tuple(_thread(thread) for thread in json.loads(data)[:_MOST_THREADS])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SpyError("py-spy's answer has a shape that is not known") from error
+
+
+def _thread(given: Any) -> Thread:
+    name = _text(given.get("thread_name") or "") or f"thread {int(given.get('os_thread_id') or 0)}"
+    frames = tuple(
+        Frame(_text(frame["name"]), _text(frame["filename"]), int(frame.get("line") or 0))
+        for frame in given["frames"][:_MOST_FRAMES]
+    )
+    return Thread(name, bool(given.get("active")), frames)
+
+
+def _text(value: object) -> str:
+    return mask_text(str(value))[:_MOST_CHARS]
+
+
+def _why(errors: str) -> str:
+    """What kept py-spy out, in one clause."""
+    low = errors.lower()
+    if "permission denied" in low or "operation not permitted" in low or "eperm" in low:
+        return FORBIDDEN
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    return f"py-spy: {mask_text(lines[0])[:200]}" if lines else "py-spy failed and did not say why"

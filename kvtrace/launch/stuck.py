@@ -1,0 +1,223 @@
+"""Stuck hooks: a process that writes nothing for a while is looked at from outside, twice.
+
+An agent writes when a step ends, so a spool that no longer grows is that of an idle process, or of one that
+hangs. Only its threads tell: py-spy names their frames, and kvtrace's own among them which hook or step is
+open. Nothing of this runs inside vLLM's processes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvtrace.launch.finish import pid_in
+from kvtrace.launch.rundir import RunDir
+from kvtrace.launch.say import say
+from kvtrace.launch.spy import Spy, SpyError
+from kvtrace.ledger.stuck_file import STEP, STUCK_FILE, Look, Place, StuckFile, Thread, same_place, standing
+from kvtrace.trace.format import RECORD_SIZE, SPOOL_DIR, SPOOL_SUFFIX, Kind
+from kvtrace.trace.sums import summed
+
+MOST_LOOKS = 8
+"""Kept in a run."""
+_MOST_SILENCES = 256
+"""Looked at in a run: most are those of a server without requests."""
+_APART_SECONDS = 5.0
+_ROLES = ("worker-", "scheduler-", "engine-")
+
+
+@dataclass
+class _Spool:
+    """A process's file. ``since``: when it last grew (monotonic, s)."""
+
+    pid: int
+    size: int
+    since: float
+    looked: bool = False
+    """In this silence."""
+    asked: bool = False
+    first: tuple[float, Place | None] | None = None
+    """When it was looked at before in this silence, and what was seen."""
+
+
+class StuckWatch:
+    """Called at every tick of a run.
+
+    Args:
+        after: seconds without a record after which a process is looked at; 0: only where a signal asks.
+        living: the pids of the run's processes that live; no other is ever looked at.
+        look: starts a look at a pid.
+    """
+
+    def __init__(
+        self, rundir: RunDir, after: float, living: Callable[[], Collection[int]],
+        look: Callable[[int], Spy] = Spy, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._rundir, self._after, self._living = rundir, after, living
+        self._start, self._clock = look, clock
+        self._spools: dict[int, _Spool] = {}  # by inode: a spool gets another name when its role is known
+        self._names: dict[int, str] = {}
+        self._current: tuple[int, Spy] | None = None
+        self._silences = 0
+        self._ended = False
+        self._kept: dict[int, float] = {}  # index of a look -> when its process was seen second
+        self.file = StuckFile()
+
+    def ask(self) -> None:
+        """Look at every process of the run now, whether it writes or not."""
+        for spool in self._spools.values():
+            spool.asked, spool.looked, spool.first = True, False, None
+
+    def end(self) -> None:
+        """The command was told to end: what is written from now on says nothing of what hung."""
+        self._ended = True
+
+    def stop(self) -> None:
+        """No look outlives the run."""
+        if self._current is not None:
+            self._current[1].stop()
+            self._current = None
+
+    def tick(self) -> None:
+        """Look at the files, and go on with what is under way. Raises nothing but OSError."""
+        self._measure()
+        if self._current is not None:
+            self._go_on()
+        elif (inode := self._due()) is not None:
+            self._begin(inode)
+
+    # --- which process ----------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        now = self._clock()
+        with os.scandir(self._rundir.path / SPOOL_DIR) as entries:
+            for entry in entries:
+                if not entry.name.startswith(_ROLES) or not entry.name.endswith(SPOOL_SUFFIX):
+                    continue
+                state = entry.stat(follow_symlinks=False)
+                self._names[state.st_ino] = entry.name
+                known = self._spools.get(state.st_ino)
+                if known is None:
+                    pid = pid_in(Path(entry.path))
+                    if pid is not None:
+                        self._spools[state.st_ino] = _Spool(pid, state.st_size, now)
+                elif known.size != state.st_size:
+                    self._grew(known, state.st_size, now)
+
+    def _grew(self, spool: _Spool, size: int, now: float) -> None:
+        spool.size, spool.since, spool.looked = size, now, False
+        if spool.first is not None and not spool.asked:
+            spool.first = None
+        if self._ended:
+            return
+        for index, seen in list(self._kept.items()):
+            look = self.file.looks[index]
+            if look.pid == spool.pid:
+                del self._kept[index]
+                self._replace(index, replace(look, resumed_ns=round((now - seen) * 1e9)))
+
+    def _due(self) -> int | None:
+        now = self._clock()
+        for inode, spool in self._spools.items():
+            if spool.looked or len(self.file.looks) >= MOST_LOOKS or self._ended:
+                continue
+            if spool.first is not None:
+                if now - spool.first[0] >= self._apart:
+                    return inode
+            elif spool.asked or (self._after and now - spool.since >= self._after and self._allowed(inode)):
+                return inode
+        return None
+
+    @property
+    def _apart(self) -> float:
+        return min(self._after or _APART_SECONDS, _APART_SECONDS)
+
+    def _allowed(self, inode: int) -> bool:
+        """Whether a silence of that process is worth a look: its recording goes on, and it may be seen."""
+        if self._silences >= _MOST_SILENCES or self.file.unseen or self._stopped(inode):
+            self._spools[inode].looked = True
+            return False
+        return True
+
+    def _stopped(self, inode: int) -> bool:
+        """Whether the spool ends in a TRAILER (with its SEAL behind it)."""
+        with open(self._rundir.path / SPOOL_DIR / self._names[inode], "rb") as file:
+            file.seek(max(0, self._spools[inode].size - 2 * RECORD_SIZE))
+            return file.read(1) == bytes([Kind.TRAILER])
+
+    # --- one look ---------------------------------------------------------------------------
+
+    def _begin(self, inode: int) -> None:
+        spool = self._spools[inode]
+        if spool.pid not in self._living():
+            spool.looked = True
+            return
+        if spool.first is None:
+            self._silences += 1
+        try:
+            self._current = inode, self._start(spool.pid)
+        except SpyError as error:
+            self._unseen(spool, str(error))
+
+    def _go_on(self) -> None:
+        assert self._current is not None
+        inode, spy = self._current
+        spool = self._spools[inode]
+        try:
+            threads = spy.threads()
+        except SpyError as error:
+            self._current = None
+            if spool.pid in self._living():
+                self._unseen(spool, str(error))
+            return
+        if threads is not None:
+            self._current = None
+            self._seen(spool, self._names[inode], threads)
+
+    def _seen(self, spool: _Spool, name: str, threads: tuple[Thread, ...]) -> None:
+        now, place = self._clock(), standing(threads)
+        if spool.first is None:
+            if spool.asked or (place is not None and now - spool.since >= self._after):
+                spool.first = now, place
+            else:
+                spool.looked = place is None
+            return
+        (before, earlier), spool.first, spool.looked = spool.first, None, True
+        stood = spool.since < before and same_place(earlier, place)
+        asked, spool.asked = spool.asked, False
+        if stood or asked:
+            silent, apart = round((now - spool.since) * 1e9), round((now - before) * 1e9)
+            self._kept[len(self.file.looks)] = now
+            look = Look(
+                spool.pid, name, time.time_ns(), silent, apart, asked, stood, threads=threads
+            )  # fmt: skip
+            self._write(replace(self.file, looks=(*self.file.looks, look)))
+            self._say(look, place)
+
+    def _say(self, look: Look, place: Place | None) -> None:
+        where = "in no hook or step"
+        if place is not None:
+            where = "in its step" if place.what == STEP else f"in {place.what}"
+        stands = f"has stood {where} for {look.apart_ns / 1e9:.0f} s or more" if look.stood else f"is {where}"
+        say(f"pid {look.pid} {stands}: its threads are in {self._rundir.shown}/{STUCK_FILE}")
+
+    def _unseen(self, spool: _Spool, why: str) -> None:
+        spool.looked, spool.asked, spool.first = True, False, None
+        if self.file.unseen != why:
+            self._write(replace(self.file, unseen=why))
+            quiet = self._clock() - spool.since
+            say(
+                f"pid {spool.pid} has recorded nothing for {quiet:.0f} s, "
+                f"and whether it hangs is unknown: {why}"
+            )
+
+    def _replace(self, index: int, look: Look) -> None:
+        looks = (*self.file.looks[:index], look, *self.file.looks[index + 1 :])
+        self._write(replace(self.file, looks=looks))
+
+    def _write(self, file: StuckFile) -> None:
+        self.file = file
+        self._rundir.write_json(STUCK_FILE, summed(file.to_json()))

@@ -1,0 +1,154 @@
+"""``stuck.json`` (``kvtrace.stuck/1``): where processes stood that had written nothing for a while, as
+``kvtrace run`` saw it with py-spy (``launch/stuck.py``), and what that says: which hook, which step."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvtrace.regular import read_regular
+from kvtrace.trace import hooks
+from kvtrace.trace.facts import Document
+from kvtrace.trace.sums import is_damaged
+
+STUCK_FILE = "stuck.json"
+SCHEMA = "kvtrace.stuck/1"
+STEP = "step"
+"""What a thread stands in that is in a worker's step and in no hook."""
+_MAX_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Frame(Document):
+    """One call on a thread's stack. ``line``: in ``file``, 0 unknown."""
+
+    function: str = ""
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Thread(Document):
+    """``frames``: innermost first. ``active``: it ran, or was ready to, when it was looked at."""
+
+    name: str = ""
+    active: bool = False
+    frames: tuple[Frame, ...] = ()
+
+
+@dataclass(frozen=True)
+class Look(Document):
+    """One process that was looked at twice, ``apart_ns`` from each other; ``threads`` as at the second look.
+
+    ``silent_ns``: how long it had written nothing then. ``asked``: by a signal. ``stood``: whether one thread
+    stood in the same place both times and nothing was written between. ``resumed_ns``: how long after the
+    second look it wrote again, None where it never did, as far as was seen."""
+
+    pid: int = -1
+    spool: str = ""
+    wall_ns: int = 0
+    silent_ns: int = 0
+    apart_ns: int = 0
+    asked: bool = False
+    stood: bool = False
+    resumed_ns: int | None = None
+    threads: tuple[Thread, ...] = ()
+
+
+@dataclass(frozen=True)
+class StuckFile(Document):
+    """``unseen``: why a process that had written nothing could not be looked at, "" where none could not."""
+
+    schema: str = SCHEMA
+    looks: tuple[Look, ...] = field(default=())
+    unseen: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a thread stands. ``what``: the name of a hook, or STEP. ``way``: its calls from there, the
+    innermost last."""
+
+    thread: Thread
+    what: str
+    way: tuple[Frame, ...]
+
+
+def read_stuck_file(run_dir: Path) -> tuple[StuckFile, list[str]]:
+    """The stuck.json of a run directory and notes on it; nothing in it where there is none to be read."""
+    try:
+        data = read_regular(run_dir / STUCK_FILE, _MAX_BYTES)
+        value = json.loads(data.decode("utf-8", "replace")) if len(data) <= _MAX_BYTES else None
+    except FileNotFoundError:
+        return StuckFile(), []
+    except (OSError, ValueError, RecursionError):
+        return StuckFile(), [f"{STUCK_FILE} cannot be read: where processes stood is unknown"]
+    if not isinstance(value, dict) or is_damaged(value):
+        return StuckFile(), [f"{STUCK_FILE} is not as it was written and was left out"]
+    return StuckFile.from_json(value), []
+
+
+def standing(threads: tuple[Thread, ...]) -> Place | None:
+    """The thread that stands in a hook of the connector; else the one that is in a worker's step; None
+    where no thread is, as in an idle process."""
+    places = [place for thread in threads if (place := _place(thread)) is not None]
+    in_hooks = [place for place in places if place.what != STEP]
+    return next(iter(in_hooks or places), None)
+
+
+def same_place(first: Place | None, second: Place | None) -> bool:
+    """Whether it is one thread that did not move: in a hook it may have moved within that, as one that asks
+    again and again whether a transfer has ended; elsewhere it must wait in the very same line."""
+    if first is None or second is None or first.thread.name != second.thread.name:
+        return False
+    if first.what != STEP:
+        return first.what == second.what
+    waits = not (first.thread.active or second.thread.active)
+    return second.what == STEP and waits and first.way == second.way
+
+
+_GENERATED = re.compile(r"<kvtrace wrapper of (?:.*\.)?(\w+)>\Z")
+_WRAPPERS = "/kvtrace/agent/wrappers.py"
+_STEP_FRAMES = ("execute_model", "sample_tokens")
+_WORKER = "/kvtrace/agent/worker.py"
+_COMPILERS = re.compile(r"/(?:torch/_inductor|torch/_dynamo|triton)/")
+"""A step that compiles is slow for a reason of its own."""
+
+
+def _place(thread: Thread) -> Place | None:
+    """By kvtrace's own frames: the wrapper of the outermost connector's hook, and that of a worker's step."""
+    step = None
+    for at in range(len(thread.frames) - 1, -1, -1):
+        frame = thread.frames[at]
+        if hook := _hook(thread.frames, at):
+            return Place(thread, hook, _way(thread.frames, at))
+        if frame.file.endswith(_WORKER) and _last(frame) in _STEP_FRAMES:
+            step = at
+    if step is None or any(_COMPILERS.search(frame.file) for frame in thread.frames[:step]):
+        return None
+    return Place(thread, STEP, _way(thread.frames, step))
+
+
+def _hook(frames: tuple[Frame, ...], at: int) -> str:
+    """The hook whose wrapper frame `at` is, "" where it is none."""
+    if made := _GENERATED.match(frames[at].file):
+        return made[1] if made[1] in hooks.BY_NAME else ""
+    if frames[at].file.endswith(_WRAPPERS) and _last(frames[at]) == "wrapper":
+        inner = (_last(frame) for frame in reversed(frames[:at]) if not _ours(frame))
+        return next((name for name in inner if name in hooks.BY_NAME), "")
+    return ""
+
+
+def _way(frames: tuple[Frame, ...], at: int) -> tuple[Frame, ...]:
+    return tuple(frame for frame in reversed(frames[:at]) if not _ours(frame))
+
+
+def _ours(frame: Frame) -> bool:
+    return "/kvtrace/agent/" in frame.file or bool(_GENERATED.match(frame.file))
+
+
+def _last(frame: Frame) -> str:
+    """py-spy puts the class before the name of a method."""
+    return frame.function.rpartition(".")[2]

@@ -1,0 +1,85 @@
+"""On a real engine: a hook that hangs is found from outside, with the call that it hangs in and what the
+connector's threads do meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtrace.ledger.stuck_file import Look, read_stuck_file, standing
+from kvtrace.report.read import read_report
+
+from .hanging_ways import HOOKS, WAYS
+from .server import KVTRACE
+
+pytestmark = pytest.mark.engine
+SCRIPT = Path(__file__).with_name("hanging.py")
+
+
+def until(true: Callable[[], bool], run: subprocess.Popen[Any]) -> None:
+    deadline = time.monotonic() + 240
+    while not true():
+        assert run.poll() is None and time.monotonic() < deadline, run.poll()
+        time.sleep(0.05)
+
+
+def looks_in(run_dir: Path, way: str) -> list[Look]:
+    """The looks that saw a thread in the function that hangs this way."""
+    return [
+        look
+        for look in read_stuck_file(run_dir)[0].looks
+        if any(frame.function.endswith(way) for thread in look.threads for frame in thread.frames)
+    ]
+
+
+def test_a_hook_that_hangs_is_named_with_its_calls_and_its_threads(
+    tmp_path: Path, tiny_model: Path, vllm_env: dict[str, str]
+) -> None:
+    run_dir, gates, log = tmp_path / "run", tmp_path / "gates", tmp_path / "log"
+    gates.mkdir()
+    env = vllm_env | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    command = [*KVTRACE, "run", "-o", str(run_dir), "--stuck-after", "1", "--"]
+    with log.open("wb") as out:
+        run = subprocess.Popen(
+            [*command, sys.executable, str(SCRIPT), str(tiny_model), str(gates)],
+            env=env, stdout=out, stderr=out,
+        )  # fmt: skip
+        try:
+            for way in WAYS:
+                until(lambda way=way: bool(looks_in(run_dir, way)), run)
+                (look, *_) = looks_in(run_dir, way)
+                if way != WAYS[-1]:
+                    (gates / way).touch()
+            os.kill(look.pid, signal.SIGKILL)  # the last one never comes back
+            assert run.wait(240) == 128 + signal.SIGKILL
+        finally:
+            run.kill()
+            run.wait()
+
+    for way, hook in zip(WAYS, HOOKS, strict=True):
+        place = standing(looks_in(run_dir, way)[0].threads)
+        assert place is not None and place.what == hook
+        assert way in " ".join(frame.function for frame in place.way)
+    resumed = {way: looks_in(run_dir, way)[0].resumed_ns is not None for way in WAYS}
+    assert resumed == {way: way != WAYS[-1] for way in WAYS}
+    kept = json.loads((run_dir / "stuck.json").read_text())["looks"]
+    frames = [frame for look in kept for thread in look["threads"] for frame in thread["frames"]]
+    assert frames and all(set(frame) == {"function", "file", "line"} for frame in frames)  # no values
+    threads = {thread.name for way in WAYS for thread in looks_in(run_dir, way)[0].threads}
+    assert {"uploader", "holder"} <= threads
+
+    report = read_report(run_dir / "report.json")
+    (found,) = [one for one in report["findings"] if one["id"] == "hook-stuck"]
+    assert found["severity"] == "fault" and "wait_for_save never came back" in found["title"]
+    told = " ".join(found["evidence"])
+    assert "hang_for_socket (hanging.py:" in told and "nothing more was recorded" in told
+    assert "kvtrace: pid" in log.read_text()
