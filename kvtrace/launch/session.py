@@ -21,6 +21,7 @@ from kvtrace.launch.record import RunRecord
 from kvtrace.launch.rest import write_rest
 from kvtrace.launch.rundir import RUN_FILE, RunDir, safe_name
 from kvtrace.launch.say import say
+from kvtrace.launch.status import Status, at_a_terminal
 from kvtrace.launch.stuck import StuckWatch
 from kvtrace.trace.config import AgentConfig, new_salt
 
@@ -86,6 +87,7 @@ class _Session:
     def __init__(self, rundir: RunDir, program: str, name: str, options: RunOptions) -> None:
         self.rundir = rundir
         self.started = False
+        self._status = Status(rundir.path, rundir.shown, at_a_terminal())
         self._save_failed = False
         self._program = program
         self._command = options.command
@@ -155,6 +157,7 @@ class _Session:
         self._look(lambda: self._table.start(pid, self._command))
 
     def _on_tick(self) -> None:
+        self._status.look()
         self._look(self._table.scan)
         self._look(self._stuck.tick)
 
