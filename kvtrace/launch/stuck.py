@@ -16,16 +16,18 @@ from pathlib import Path
 from kvtrace.launch.finish import pid_in
 from kvtrace.launch.rundir import RunDir
 from kvtrace.launch.say import say
-from kvtrace.launch.spy import Spy, SpyError
+from kvtrace.launch.spy import FORBIDDEN, MISSING, Spy, SpyError
 from kvtrace.ledger.stuck_file import STEP, STUCK_FILE, Look, Place, StuckFile, Thread, same_place, standing
 from kvtrace.trace.format import RECORD_SIZE, SPOOL_DIR, SPOOL_SUFFIX, Kind
 from kvtrace.trace.sums import summed
 
 MOST_LOOKS = 8
 """Kept in a run."""
-_MOST_SILENCES = 256
-"""Looked at in a run: most are those of a server without requests."""
 _APART_SECONDS = 5.0
+_TRIES = 5
+"""py-spy now and then cannot read a process that runs, or that a busy machine keeps waiting."""
+_FOR_GOOD = (MISSING, FORBIDDEN)
+"""Why nothing will be seen in this run."""
 _ROLES = ("worker-", "scheduler-", "engine-")
 
 
@@ -37,8 +39,13 @@ class _Spool:
     size: int
     since: float
     looked: bool = False
-    """In this silence."""
+    """Whether this silence needs no further look."""
+    after: float = 0.0
+    """No look before that time: an idle process is looked at every so often, since a request that hangs in
+    its first step writes nothing before."""
     asked: bool = False
+    failures: int = 0
+    """Looks in this silence that saw nothing."""
     first: tuple[float, Place | None] | None = None
     """When it was looked at before in this silence, and what was seen."""
 
@@ -61,7 +68,6 @@ class StuckWatch:
         self._spools: dict[int, _Spool] = {}  # by inode: a spool gets another name when its role is known
         self._names: dict[int, str] = {}
         self._current: tuple[int, Spy] | None = None
-        self._silences = 0
         self._ended = False
         self._kept: dict[int, float] = {}  # index of a look -> when its process was seen second
         self.file = StuckFile()
@@ -108,7 +114,8 @@ class StuckWatch:
                     self._grew(known, state.st_size, now)
 
     def _grew(self, spool: _Spool, size: int, now: float) -> None:
-        spool.size, spool.since, spool.looked = size, now, False
+        spool.size, spool.since, spool.looked, spool.failures = size, now, False, 0
+        spool.after = 0.0
         if spool.first is not None and not spool.asked:
             spool.first = None
         if self._ended:
@@ -127,7 +134,7 @@ class StuckWatch:
             if spool.first is not None:
                 if now - spool.first[0] >= self._apart:
                     return inode
-            elif spool.asked or (self._after and now - spool.since >= self._after and self._allowed(inode)):
+            elif spool.asked or (self._silent(spool, now) and self._allowed(inode)):
                 return inode
         return None
 
@@ -135,9 +142,12 @@ class StuckWatch:
     def _apart(self) -> float:
         return min(self._after or _APART_SECONDS, _APART_SECONDS)
 
+    def _silent(self, spool: _Spool, now: float) -> bool:
+        return bool(self._after) and now - spool.since >= self._after and now >= spool.after
+
     def _allowed(self, inode: int) -> bool:
         """Whether a silence of that process is worth a look: its recording goes on, and it may be seen."""
-        if self._silences >= _MOST_SILENCES or self.file.unseen or self._stopped(inode):
+        if self.file.unseen in _FOR_GOOD or self._stopped(inode):
             self._spools[inode].looked = True
             return False
         return True
@@ -155,8 +165,6 @@ class StuckWatch:
         if spool.pid not in self._living():
             spool.looked = True
             return
-        if spool.first is None:
-            self._silences += 1
         try:
             self._current = inode, self._start(spool.pid)
         except SpyError as error:
@@ -183,11 +191,12 @@ class StuckWatch:
             if spool.asked or (place is not None and now - spool.since >= self._after):
                 spool.first = now, place
             else:
-                spool.looked = place is None
+                spool.after = now + self._after
             return
-        (before, earlier), spool.first, spool.looked = spool.first, None, True
+        (before, earlier), spool.first = spool.first, None
         stood = spool.since < before and same_place(earlier, place)
         asked, spool.asked = spool.asked, False
+        spool.looked, spool.after = stood, now + self._after
         if stood or asked:
             silent, apart = round((now - spool.since) * 1e9), round((now - before) * 1e9)
             self._kept[len(self.file.looks)] = now
@@ -205,7 +214,11 @@ class StuckWatch:
         say(f"pid {look.pid} {stands}: its threads are in {self._rundir.shown}/{STUCK_FILE}")
 
     def _unseen(self, spool: _Spool, why: str) -> None:
-        spool.looked, spool.asked, spool.first = True, False, None
+        spool.failures += 1
+        if why not in _FOR_GOOD and spool.failures < _TRIES:
+            return  # once more, at the next tick
+        spool.looked, spool.asked, spool.first = why in _FOR_GOOD, False, None
+        spool.failures, spool.after = 0, self._clock() + self._after
         if self.file.unseen != why:
             self._write(replace(self.file, unseen=why))
             quiet = self._clock() - spool.since
