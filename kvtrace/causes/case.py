@@ -378,10 +378,11 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
 
 def _sample(case: Case, request: Request) -> Sample:
     reused = request.local + request.external > 0 or request.offered > 0
+    held = stored_before(case, request) > 0 or (request.taken == 0 and shared_before(case, request) > 0)
     return Sample(
         prompt=request.prompt,
         stores=request.entries,
-        explained=reused or request.computed < request.prompt or stored_before(case, request) > 0,
+        explained=reused or request.computed < request.prompt or held,
         after_empty=after_empty(case, request),
         first_chunk=request.chunk_step if request.chunks >= 2 else None,
         heard=not request.holes

@@ -36,6 +36,7 @@ def run_of(tmp_path: Path, **ints: int) -> Run:
         ({"fan": 4}, [(200, 128), (300, 256)], 128, "blocks"),  # so many blocks of 32
         ({"span": 96}, [(100, 96), (200, 192), (50, 0)], 96, "attribute"),
         ({}, [(100, 96), (200, 192), (50, 0)], 96, "unnamed"),
+        ({}, [(391, 384), (490, 384)], 128, "unnamed"),  # 192 and 384 would explain no more
         ({}, [(100, 96), (50, 0)], 32, "block_size"),  # one kept, one left out: that names no unit
         ({}, [(100, 96), (200, 192), (120, 0)], 32, "block_size"),  # one that fills 96 was left out
         ({}, [(120, 96), (310, 192)], None, None),
@@ -285,6 +286,19 @@ def test_how_far_a_prompt_was_kept_tells_the_unit_where_its_beginning_is_another
     assert "units of 64 tokens" in next(
         f.title for f in diagnosis.findings if f.id == "below-save-granularity"
     )
+
+
+def test_what_is_shorter_than_a_unit_was_not_taken_for_stored(tmp_path: Path) -> None:
+    """Units of 64 tokens in blocks of 16; the third prompt begins like the first one, and fills none."""
+    sim = Sim(tmp_path, block=16, kv_blocks=64)
+    kept_of(sim, "r1", 200, 0, 192, (1, 2, 3, 4))
+    kept_of(sim, "r2", 250, 0, 192, (5, 6, 7, 8))
+    sim.arrive(Prompt("r3", 56, digest=4, prefixes=(1, 9)))
+    sim.lookup("r3", 0, 0, 0)
+    sim.step([Chunk("r3", 0, 56, first=True)], [], prompts={"r3": 56})
+    sim.finish("r3", 56)
+    found = [one.id for one in analyse(sim).findings]
+    assert found[0] == "below-save-granularity" and "false-already-stored" not in found
 
 
 def test_generated_tokens_in_the_last_block_of_a_prompt_are_no_sign_that_such_are_saved(

@@ -717,6 +717,28 @@ def test_a_read_that_comes_after_its_blocks_went_to_another_request_is_neither_o
     assert "SAVED READ" not in alike(sim, "b").values()
 
 
+def test_new_blocks_that_the_metadata_names_and_that_are_read_once_are_their_present_holders(
+    tmp_path: Path,
+) -> None:
+    """A connector that passes on which blocks are new, and copies whole units as they are complete: what it
+    reads of the second request are by chance the very blocks that it never read of the first one."""
+    sim = cache(tmp_path)
+    first = int(Flag.FIRST)
+    sim.give("a", [4, 5, 6], flags=first)
+    prefill(sim, "a", 0, 16, [entry("a", 0, 16)], of=48)
+    sim.read("a", 0, 16)
+    prefill(sim, "a", 16, 48, [entry("a", 16, 48)])
+    sim.finish("a", 48)
+    sim.give("b", [6], flags=first)
+    prefill(sim, "b", 0, 16, [entry("b", 0, 16)], of=48)
+    sim.give("b", [5, 7])
+    prefill(sim, "b", 16, 48, [entry("b", 16, 48)])
+    sim.read("b", 0, 32)
+    sim.finish("b", 48)
+    assert alike(sim, "b")[0, 32] == SAVED
+    assert "MISPLACED READ" not in {*alike(sim).values(), *alike(sim, "b").values()}
+
+
 def test_a_read_that_comes_late_and_in_time_is_saved(tmp_path: Path) -> None:
     """The blocks are held back: nobody else has them."""
     sim = cache(tmp_path)

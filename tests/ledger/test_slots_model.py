@@ -91,6 +91,10 @@ class Engine:
         ]
         self.running: list[Life] = []
         self.local: dict[str, int] = {}
+        self.computed: set[int] = set()
+        """The layers that ran in this step."""
+        self.races = False
+        """A thread read a layer before its forward: what else threads read need not have come in time."""
 
     def run(self) -> None:
         while self.waiting or self.running:
@@ -179,9 +183,11 @@ class Engine:
     def _reads(self, step: int, tokens: dict[int, Token], entries: list[Entry], seen: bool) -> None:
         """Reads before the forward, after each layer, and after the step."""
         anywhere = self.metadata != "named"
+        self.computed.clear()
         self._read(self.sim.hook_t[0, step, "start_load_kv", ""], "start_load_kv", seen, anywhere)
         for layer, name in enumerate(self.sim.layer_names):
             self.cache.forward(layer, tokens)
+            self.computed.add(layer)
             self._read(self.sim.hook_t[0, step, "save_kv_layer", name], "save_kv_layer", seen, anywhere)
         if anywhere:
             self._read(self.sim.clock(), "wait_for_save", seen, True)
@@ -210,6 +216,7 @@ class Engine:
         layers = self.draw(st.sampled_from([[0], [1], [0, 1]]))
         for layer in layers:
             self.cache.read(layer, slots)
+        self.races |= not hook and not self.computed.issuperset(layers)
         if seen:
             self.sim.touch(dict.fromkeys(layers, slots), t=t, hook=hook)
 
@@ -246,7 +253,7 @@ def test_where_all_steps_are_watched_the_saved_tokens_are_those_that_were_read(d
         engine.run()
         found, misplaced = saved(engine.sim, engine.local)
         assert found <= engine.truth()
-        assert misplaced or found == engine.truth()
+        assert misplaced or engine.races or found == engine.truth()
 
 
 @SETTINGS

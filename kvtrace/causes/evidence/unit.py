@@ -186,15 +186,19 @@ def _infer(
 
 
 def _unnamed(kept: Sequence[Sample], silent: Sequence[Sample]) -> Unit | None:
-    """The largest unit that gives all that was kept, where no number with a name does; of two requests or
-    more, unless no other one was left out as a whole."""
-    value = math.gcd(*(sample.taken or 0 for sample in kept))
-    if value < _LEAST_UNNAMED or (len(kept) < 2 and silent):
+    """The smallest unit that gives all that was kept, and no prompt that was left out as a whole, where no
+    number with a name does; of two requests or more, unless no other one was left out. A larger one that
+    gives as much would explain more than was seen."""
+    common = math.gcd(*(sample.taken or 0 for sample in kept))
+    if common < _LEAST_UNNAMED or (len(kept) < 2 and silent):
         return None
-    for d in (0, 1):
-        whole = all((sample.prompt - d) // value * value == sample.taken for sample in kept)
-        if whole and all(sample.prompt - d < value for sample in silent):
-            return Unit(value, d, "unnamed", "", "no number of the connector's or the engine's by name", ())
+    for value in (part for part in range(_LEAST_UNNAMED, common + 1) if not common % part):
+        for d in (0, 1):
+            whole = all((sample.prompt - d) // value * value == sample.taken for sample in kept)
+            if whole and all(sample.prompt - d < value for sample in silent):
+                return Unit(
+                    value, d, "unnamed", "", "no number of the connector's or the engine's by name", ()
+                )
     return None
 
 

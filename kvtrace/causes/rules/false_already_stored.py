@@ -68,7 +68,9 @@ def _all_left_out(case: Case, tag: int) -> bool:
 
 
 def _left_out(case: Case, request: Request) -> bool:
-    whole = request.prompt - max(request.block, 1)
+    unit = case.units.get(request.engine)
+    # What is behind the common part must fill a unit, or a block.
+    whole = unit.aligned(request.prompt) if unit else request.prompt - max(request.block, 1)
     other = 0 < request.shared < whole and request.offered <= request.shared
     return other and not request.saved and not request.unseen and not stored_before(case, request)
 

@@ -78,7 +78,7 @@ class PositionCalls(WorkerCalls):
         step = self._step(at)
         touches = [
             touch
-            for request in self.stores.named[row]
+            for request in {*self.stores.named[row], *self.stores.seen[row]}
             for touch in in_layer(self._slots.reads.get(request, ()), column)
             if touch.step == step
         ]
@@ -257,7 +257,8 @@ class PositionCalls(WorkerCalls):
 
     def _not_seen(self, at: At, call: _Call) -> Trust:
         # A connector whose reads can be seen, and of these tokens none was; or one whose saving work raises.
-        seen = self._slots.visible and (self._settled[at[0]] or call.missing < call.total)
+        watched = bool(self._calls_watched[at[0]])
+        seen = self._slots.visible and (watched or call.missing < call.total)
         if seen or self._failing:
             self.ends[at], self.grades[at] = SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED
             return Trust(unknown=1)

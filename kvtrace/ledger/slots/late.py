@@ -3,12 +3,14 @@
 A connector that copies some steps later, and does not hold the blocks back until then, reads the very
 blocks that its metadata named, and they hold another request's tokens by then. Which entry a read was for is
 told by its blocks: they are those of entries of earlier steps of which nothing was read yet, and not those of
-entries whose blocks are still theirs.
+entries whose blocks are still theirs. Where the metadata names each of these blocks for the request that
+has it now as well, it may be a connector that does not copy by entries: then the read is that one's, unless
+the blocks are read for it once more.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -68,6 +70,14 @@ class LateReads:
                 self._of_block[block] = [*self._of_block[block][1 - _MOST :], at]
         self._done: dict[int, set[int]] = defaultdict(set)
         """Layer -> entries that were read in it."""
+        self._given: dict[int, list[int]] = defaultdict(list)
+        """Block -> the steps in which it was given out."""
+        for one in given:
+            for i in range(abs(one.record.count)):
+                block = one.record.block + (i if one.record.count > 0 else -i)
+                self._given[block].append(one.record.step)
+        self._read: dict[tuple[int, int], list[int]] = defaultdict(list)
+        """(layer, block) -> the steps in which it was read."""
 
     def _places(
         self,
@@ -87,6 +97,18 @@ class LateReads:
                     found[blocks[-1]] = place * self._size
         return found
 
+    def reads(self, column: int, blocks: Iterable[int], step: int) -> None:
+        """These blocks are read in a layer in a step. All reads are told before the first is asked about."""
+        for block in blocks:
+            self._read[column, block].append(step)
+
+    def _once(self, column: int, block: int, step: int) -> bool:
+        """Whether a block is read once while the request has it that has it in a step."""
+        given, read = self._given[block], self._read[column, block]
+        at = bisect_right(given, step)
+        until = bisect_left(read, given[at]) if at < len(given) else len(read)
+        return until - bisect_left(read, given[at - 1] if at else 0) <= 1
+
     def gone(self, column: int, blocks: frozenset[int], step: int, holds: Holds) -> dict[int, list[Interval]]:
         """What a read of these blocks in a layer came too late for: row of a request -> positions whose
         blocks it no longer holds. Empty where the read was in time, or nobody can tell for whom it was."""
@@ -105,6 +127,8 @@ class LateReads:
             # Of what was read of an entry while its blocks were its own nothing comes too late.
             done |= {at for at in near if any(holds(self._named[at].row, one) for one in blocks)}
             return {}
+        if all(self._is_present(block, last, holds) and self._once(column, block, step) for block in blocks):
+            return {}
         done |= own | late
         found: dict[int, list[Interval]] = defaultdict(list)
         for at in late:
@@ -112,6 +136,10 @@ class LateReads:
             gone = [start for block, start in places.items() if not holds(row, block)]
             found[row] += [(start, start + self._size) for start in gone]
         return dict(found)
+
+    def _is_present(self, block: int, last: int, holds: Holds) -> bool:
+        """Whether one of the first `last` entries names a block for a request that has it."""
+        return any(holds(self._named[at].row, block) for at in self._of_block.get(block, ()) if at < last)
 
     def _blocks(self, entries: Iterable[int]) -> frozenset[int]:
         return frozenset(block for at in entries for block in self._named[at].places)

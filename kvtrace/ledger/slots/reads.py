@@ -206,19 +206,31 @@ class _Resolver:
         self._unknown: set[tuple[int, int]] = set()
         self._none: set[tuple[int, int]] = set()
         self._background_t = self._background_step = 0
+        self._races = False
+        """Work in the background read what the forward of its step was yet to compute."""
 
-    def result(self) -> Slots:
-        touches, step = self._touches, 0
+    def _records(self) -> Iterator[tuple[rows.SlotsTouched, int, int]]:
+        """Each with its layer and the step that was under way."""
+        touches = self._touches
         records = zip(*(column.tolist() for column in touches.records), strict=True)
         for record, column, during in zip(
             records, touches.column.tolist(), touches.during.tolist(), strict=True
         ):
+            yield rows.SlotsTouched._make(record), column, during
+
+    def result(self) -> Slots:
+        step = 0
+        if self._late is not None:
+            for record, column, during in self._records():
+                if record.slot_set and self._is_read(record) and self._is_outer(record):
+                    self._late.reads(column, self._blocks_of(self._set(record.slot_set).full), during)
+        for record, column, during in self._records():
             if during != step:
                 step = during
                 self._tables.until(step)
                 self._owned.clear()
                 self._seen.clear()
-            self._add(rows.SlotsTouched._make(record), column, step)
+            self._add(record, column, step)
         return Slots(
             reads=self._without_races(self._by_request(True)),
             writes=self._by_request(False),
@@ -241,8 +253,7 @@ class _Resolver:
         if background:
             self._background_t = max(self._background_t, record.t)
             self._background_step = max(self._background_step, record.step)
-        # An address that was given out is for what the hook is for; of background work either may be.
-        read = bool(marks & Flag.STORE) and not (marks & Flag.LOAD and code in _LOADING)
+        read = self._is_read(record)
         wrote = bool(marks & Flag.LOAD) and not (marks & Flag.STORE and not (background or code in _LOADING))
         if not record.slot_set:
             if read:
@@ -253,7 +264,7 @@ class _Resolver:
                 self._none.add((record.step or step, column))
             return
         after = record.t >= self._touches.computed_at(step, column) or not self._knows(step, column, code)
-        outer = background or rows.detail(record.head) == self._outer
+        outer = self._is_outer(record)
         whole = self._set(record.slot_set).full
         how = background, code == hooks.SAVE_LAYER.code or self._of_new_holders(whole, column, step, after)
         if read and outer:
@@ -266,6 +277,7 @@ class _Resolver:
             for part in self._rest.split(record.call, record.layer, whole):
                 owned = self._owners(part.slots, column, step, after, how)
                 for row, positions, stale in owned.requests:
+                    self._races |= background and not after and bool(stale) and not positions
                     # Of blocks that were read beyond their tokens the connector rightly leaves the rest out.
                     trimmed = part.why == Why.CUT and (stale or owned.nobodys or owned.early)
                     fate = Fate.REPLACED if part.why == Why.OVERWRITTEN else part.fate
@@ -279,6 +291,18 @@ class _Resolver:
             for row, there in self._written_for(whole, column, step, record):
                 key = (row, step, there, (), background, after_use, Fate.READ, False, read, ())
                 self._gather(False, key, record.t, column)
+
+    @staticmethod
+    def _is_read(record: rows.SlotsTouched) -> bool:
+        """An address that was given out is for what the hook is for; of background work either may be."""
+        marks = rows.flags(record.head)
+        return bool(marks & Flag.STORE) and not (marks & Flag.LOAD and rows.code(record.head) in _LOADING)
+
+    def _is_outer(self, record: rows.SlotsTouched) -> bool:
+        return bool(rows.code(record.head) == _BACKGROUND or rows.detail(record.head) == self._outer)
+
+    def _blocks_of(self, runs: tuple[Interval, ...]) -> frozenset[int]:
+        return frozenset(block for block, _, _ in _blocks(runs, self._sizes[0]))
 
     def _written_for(
         self, runs: tuple[Interval, ...], column: int, step: int, record: rows.SlotsTouched
@@ -302,8 +326,7 @@ class _Resolver:
         """The requests for which a read of these slots came too late."""
         if self._late is None:
             return ()
-        size, tables = self._sizes[0], self._tables
-        blocks = frozenset(block for block, _, _ in _blocks(runs, size))
+        tables, blocks = self._tables, self._blocks_of(runs)
         gone = self._late.gone(
             column, blocks, step, lambda row, block: any(one.row == row for one in tables.holders(0, block))
         )
@@ -459,9 +482,9 @@ class _Resolver:
     def _without_races(self, reads: dict[int, list[Touch]]) -> dict[int, list[Touch]]:
         """Work in the background that was seen to come before the forward runs beside it: of what else it
         read, only what is found again elsewhere is known to have been computed by then."""
-        work = [touch for touches in reads.values() for touch in touches if touch.background]
-        if not any(touch.stale and not touch.positions for touch in work):
+        if not self._races:
             return reads
+        work = [touch for touches in reads.values() for touch in touches if touch.background]
         for touch in work:
             if touch.fate == Fate.READ and touch.positions:
                 columns = range(len(self._group))
