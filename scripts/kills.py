@@ -19,6 +19,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -178,6 +179,8 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a new folder for the runs; those that fail stay there")
     parser.add_argument("--page", type=Path, help="where the results go as Markdown, after each go")
     args = parser.parse_args()
+    # A job in the background of a shell ignores Ctrl-C, and so would the engines.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="kills-", dir=CACHE) as scratch:
         runs = Runs((args.keep or Path(scratch)).resolve())
         runs.untraced()

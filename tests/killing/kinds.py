@@ -97,7 +97,7 @@ def _delete(engine: Engine, rng: random.Random) -> None:
 @dataclass(frozen=True)
 class Kind:
     """``survives``: the engine does, and is ended afterwards. ``codes``: what the command ends with by
-    itself, as a shell says it (without kvtrace the same, seen on vLLM 0.32.0)."""
+    itself, as a shell says it: as expected of vLLM 0.32.0; of the engine core's end it was seen untraced."""
 
     do: Callable[[Engine, random.Random], None]
     codes: dict[str, tuple[int, ...]]
