@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -340,3 +341,10 @@ def test_functions_have_few_parameters() -> None:
         names = parameters(node)
         few = len(names) <= MOST_PARAMETERS or is_command(where, node)
         assert few, f"{where}: {len(names)} parameters, at most {MOST_PARAMETERS}"
+
+
+def test_no_two_test_modules_outside_packages_have_one_name() -> None:
+    """pytest imports them by their bare names: with two of one name, it stops at the second."""
+    modules = (ROOT / "tests").rglob("test_*.py")
+    plain = [path.name for path in modules if not (path.parent / "__init__.py").exists()]
+    assert [name for name, times in Counter(plain).items() if times > 1] == []

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtrace.ledger.intervals import length, subtract, union
+from kvtrace.ledger.intervals import Interval, length, subtract, union
 from kvtrace.ledger.rest_file import RestFile, RestingFile
 from kvtrace.ledger.saves.dropped import left_in_part, split
 from kvtrace.ledger.saves.files import overwritten_files
 from kvtrace.ledger.saves.measured import Cell
+from kvtrace.ledger.saves.positioned import PositionCalls
 from kvtrace.ledger.saves.rest import AtRest, Fate, Part, Traced, Why, at_rest
-from kvtrace.ledger.slots.reads import Touch
+from kvtrace.ledger.slots.reads import Slots, Touch
 from kvtrace.trace import rows
 from kvtrace.trace.format import MEMORY, Flag, Form, Kind, Role, Way, pack_head
 
@@ -449,6 +450,17 @@ def test_an_index_that_is_written_anew_takes_no_kv_away(at_rest: bool) -> None:
         lose=lambda at, end: lost.append(at),
     )
     assert overwritten_files([calls]).overwritten_calls == len(lost) == (0 if at_rest else 1)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_lies_whole_in_the_store_is_at_rest_whether_the_metadata_names_it_or_not(named: bool) -> None:
+    of_step: dict[int, list[Interval]] = {3: [(0, 16)]}
+    calls: Any = SimpleNamespace(
+        stores=SimpleNamespace(named=(of_step if named else {},), seen=({} if named else of_step,)),
+        _slots=Slots(reads={3: [Touch(step=5, t=1, columns=1, positions=((0, 16),), fate=Fate.PROVED)]}),
+        _step=lambda at: 5,
+    )
+    assert PositionCalls.at_rest(calls, (0, 0))
 
 
 # --- a store in the process's memory ---------------------------------------------------------
