@@ -123,7 +123,7 @@ class ByAddress:
         """A step that computes prompt tokens begins: the blocks that were given out for it."""
         for new in output.scheduled_new_reqs:
             self._gave(new.block_ids, step)
-        cached = output.scheduled_cached_reqs
+        cached = getattr(output, "scheduled_cached_reqs", [])
         every = [one.new_block_ids for one in cached] if isinstance(cached, list) else cached.new_block_ids
         for blocks in every:
             if blocks:
