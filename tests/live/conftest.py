@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,8 +13,6 @@ if str(LEDGER) not in sys.path:
     sys.path.insert(0, str(LEDGER))
 
 from synth import Prompt, Rounding, Sim, run_json  # noqa: E402
-
-from kvtrace.cli.app import main  # noqa: E402
 
 
 @pytest.fixture
@@ -30,16 +27,3 @@ def run(tmp_path: Path) -> Path:
     sim.write()
     run_json(folder)
     return folder
-
-
-@pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """``shell("top", path)``: the exit code, stdout and stderr."""
-
-    def call(*words: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ended:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return call

@@ -25,6 +25,12 @@ def in_hooks(case: Case) -> list[tuple[Look, Place]]:
     return [(look, place) for look, place in stood(case) if place.what != STEP]
 
 
+def worst(found: list[tuple[Look, Place]]) -> tuple[list[tuple[Look, Place]], bool]:
+    """Those that never went on, else all of them, the longest first; and whether they never did."""
+    never = [one for one in found if one[0].resumed_ns is None]
+    return sorted(never or found, key=lambda one: -one[0].silent_ns), bool(never)
+
+
 def name_of(case: Case, look: Look) -> str:
     """``worker 0`` where the process is known."""
     names = [process.name for process in case.run.processes if process.pid == look.pid]

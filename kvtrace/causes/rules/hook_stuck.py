@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.standing import evidence, in_hooks, name_of, seconds
+from kvtrace.causes.evidence.standing import evidence, in_hooks, name_of, seconds, worst
 from kvtrace.causes.rule import FAULT, NOTE, Case, Cause, Results
 from kvtrace.words import listed
 
@@ -29,8 +29,7 @@ def rule(case: Case) -> Results:
         if case.run.stuck.unseen:
             yield CAUSE.not_observed(f"a process recorded nothing for a while, and {case.run.stuck.unseen}")
         return
-    never = [one for one in found if one[0].resumed_ns is None]
-    found = sorted(never or found, key=lambda one: -one[0].silent_ns)
+    found, never = worst(found)
     hooks, look = listed(place.what for _, place in found), found[0][0]
     state = "never came back" if never else f"came back after {seconds(look.silent_ns)} or more"
     yield case.finding(

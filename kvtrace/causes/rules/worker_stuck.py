@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.standing import evidence, in_hooks, processes, seconds, stood
+from kvtrace.causes.evidence.standing import evidence, in_hooks, processes, seconds, stood, worst
 from kvtrace.causes.rule import FAULT, NOTE, Case, Cause, Results
 
 CAUSE = Cause(
@@ -26,8 +26,7 @@ def rule(case: Case) -> Results:
     found = list(stood(case))
     if not found or in_hooks(case):
         return
-    never = [one for one in found if one[0].resumed_ns is None]
-    found = sorted(never or found, key=lambda one: -one[0].silent_ns)
+    found, never = worst(found)
     longest = found[0][0].silent_ns
     state = "never went on" if never else f"went on after {seconds(longest)} or more"
     yield case.finding(

@@ -47,11 +47,14 @@ class LateReads:
     def __init__(self, given: Sequence[Given], requests: Mapping[int, Request], size: int) -> None:
         self._size = size
         tables: dict[int, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
+        self._given: dict[int, list[int]] = defaultdict(list)
+        """Block -> the steps in which it was given out."""
         for one in given:
             by = 1 if one.record.count > 0 else -1
             for i in range(abs(one.record.count)):
-                held = one.record.step, one.record.block + by * i
-                tables[one.row][one.record.first + i].append(held)
+                step, block = one.record.step, one.record.block + by * i
+                tables[one.row][one.record.first + i].append((step, block))
+                self._given[block].append(step)
         named: list[tuple[int, _Named]] = []
         for row, request in requests.items():
             by_step: dict[int, list[StoreEntry]] = defaultdict(list)
@@ -70,12 +73,6 @@ class LateReads:
                 self._of_block[block] = [*self._of_block[block][1 - _MOST :], at]
         self._done: dict[int, set[int]] = defaultdict(set)
         """Layer -> entries that were read in it."""
-        self._given: dict[int, list[int]] = defaultdict(list)
-        """Block -> the steps in which it was given out."""
-        for one in given:
-            for i in range(abs(one.record.count)):
-                block = one.record.block + (i if one.record.count > 0 else -i)
-                self._given[block].append(one.record.step)
         self._read: dict[tuple[int, int], list[int]] = defaultdict(list)
         """(layer, block) -> the steps in which it was read."""
 
