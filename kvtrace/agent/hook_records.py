@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.agent import graphs, metadata
+from kvtrace.agent import graphs, handover, metadata
 from kvtrace.agent.metadata.recording import READER
 from kvtrace.agent.site import INDEX_ATTRIBUTE, Site
 from kvtrace.agent.state import AGENT, clock, get_ident
@@ -211,6 +211,8 @@ def _connector_output(child: bool, times: Times, connector: Any, result: Any, ou
 
 def _request_finished(child: bool, times: Times, connector: Any, result: Any, request: Any) -> Words:
     keeps = bool(result[0]) if isinstance(result, tuple) and result else bool(result)
+    if not child and isinstance(result, tuple) and len(result) > 1:
+        handover.returned(request, result[1])
     if keeps:
         inside = _inside(child, connector)
         head = pack_head(Kind.OPEN, Role.SCHEDULER, 0, inside, Flag.STORE, AGENT.thread())

@@ -89,7 +89,7 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.platforms.interface", "Platform", "device_type device_name"),
     _reads("vllm.platforms.interface", "Platform", "opaque_attention_op", since("0.10.2")),
     _reads("vllm.model_executor.models.registry", "", ""),
-    # the scheduler (scheduler.py, block_tables.py, prefixes.py, metadata/, describe.py)
+    # the scheduler (scheduler.py, block_tables.py, prefixes.py, handover.py, metadata/, describe.py)
     _reads(
         "vllm.v1.core.sched.scheduler", "Scheduler",
         "vllm_config cache_config block_size max_num_scheduled_tokens kv_cache_config connector requests "
@@ -126,7 +126,7 @@ READS: tuple[Reads, ...] = (
         "num_tokens status lora_request _all_token_ids",
     ),
     _reads("vllm.v1.request", "Request", "mm_hashes", since("0.8.5", "0.10.2")),
-    _reads("vllm.v1.request", "Request", "cache_salt", since("0.9.2")),
+    _reads("vllm.v1.request", "Request", "cache_salt kv_transfer_params", since("0.9.2")),
     _reads("vllm.v1.request", "Request", "mm_features", since("0.10.2")),
     _reads("vllm.v1.request", "Request", "num_preemptions", since("0.11.1")),
     _reads("vllm.multimodal.inputs", "MultiModalFeatureSpec", "identifier", since("0.10.2")),

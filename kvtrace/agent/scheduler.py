@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import config_keys, describe, frames, prefixes
+from kvtrace.agent import config_keys, describe, frames, handover, prefixes
 from kvtrace.agent.block_tables import BlockTables
 from kvtrace.agent.metadata import read_tables
 from kvtrace.agent.metadata.recording import READER
@@ -167,6 +167,7 @@ def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: 
         head, t0, ident, prompt=prompt, digest=found.prompt, prefix=found.aligned, max_tokens=limit
     )
     AGENT.add(row)
+    handover.came_with(request)
     head = pack_head(Kind.PREFIX, Role.SCHEDULER)
     for at in range(0, len(found.prefixes), 4):
         four = (*found.prefixes[at : at + 4], 0, 0, 0)[:4]

@@ -20,6 +20,7 @@ from typing import Any
 
 from kvtrace import __version__
 from kvtrace.agent import foreign
+from kvtrace.agent.boot import boot
 from kvtrace.trace import format as fmt
 from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.facts import AgentError, AnyFact, Header, HookException
@@ -216,6 +217,7 @@ class Agent:
             wall_ns=time.time_ns(),
             perf_ns=clock(),
             vllm=_vllm_version(),
+            boot=boot(),
         )
 
     # --- recording -----------------------------------------------------------------------

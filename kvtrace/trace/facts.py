@@ -47,7 +47,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Header(Document):
-    """The spool's head: the process that writes it. Times: one pair of host clocks, ns."""
+    """The spool's head: the process that writes it. Times: one pair of host clocks, ns. ``boot``: of two
+    processes that have the same one, times are of one clock ("" not known)."""
 
     kvtrace: str = ""
     run: str = ""
@@ -62,6 +63,7 @@ class Header(Document):
     wall_ns: int = 0
     perf_ns: int = 0
     vllm: str | None = None
+    boot: str = ""
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,25 @@ class ClientId(Document):
 
 
 @dataclass(frozen=True)
+class HandOver(Document):
+    """The ids in a request's ``kv_transfer_params``: by them one engine finds what another one computed.
+
+    Attributes:
+        request: the engine's id.
+        returned: the connector gave them when the request had finished; else they came with the request.
+        ids: path of the key ("remote_prefiller.kv_request_id") -> id. Of requests, transfers and engines.
+        asks: ``do_remote_prefill``, ``do_remote_decode``: those that are true.
+    """
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.HAND_OVER
+
+    request: str = ""
+    returned: bool = False
+    ids: Mapping[str, str] = field(default_factory=dict)
+    asks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Swallowed(Document):
     """An exception that the connector handled itself, in a watched call or in its work in the background.
 
@@ -413,6 +434,7 @@ class WatchLimits(Document):
 AnyFact = (
     Target | Engine | Worker | Connector | EngineArgs | HookException | AgentError | ClientId | Swallowed
     | Log | ConfigKeys | DeviceTiming | Graphs | StartFailed | UnreadableMetadata | WatchLimits
+    | HandOver
 )  # fmt: skip
 FACTS: dict[fmt.Fact, type[AnyFact]] = {kind.CODE: kind for kind in get_args(AnyFact)}
 

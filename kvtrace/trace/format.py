@@ -108,6 +108,7 @@ class Fact(IntEnum):
     START_FAILED = 14
     UNREADABLE_METADATA = 15
     WATCH_LIMITS = 16
+    HAND_OVER = 17
 
 
 class Flag(IntEnum):

@@ -67,7 +67,7 @@ def test_a_later_document_adds_to_an_earlier_one() -> None:
 # The keys of each document on disk, in the order in which they are written. Append, never rename: spools
 # of older versions hold them.
 KEYS = {
-    facts.Header: "kvtrace run pid ppid role process python executable argv host wall_ns perf_ns vllm",
+    facts.Header: "kvtrace run pid ppid role process python executable argv host wall_ns perf_ns vllm boot",
     facts.Target: "id module attr status detail versions",
     facts.Engine: "tag vllm torch platform model dp_rank tp pp dp block_size hash_block_size "
     "max_num_batched_tokens max_num_scheduled_tokens max_num_seqs max_model_len prefix_caching "
@@ -83,6 +83,7 @@ KEYS = {
     facts.HookException: "hook layer step connector type message where count_so_far",
     facts.AgentError: "where error",
     facts.ClientId: "client engine",
+    facts.HandOver: "request returned ids asks",
     facts.Swallowed: "hook layer step connector type message where inside asked_by ended went_on "
     "observed_calls count logged broad",
     facts.Log: "logger level message hook layer step connector shown count",

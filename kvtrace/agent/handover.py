@@ -1,0 +1,51 @@
+"""What a request hands over from one engine to another: the ids in its ``kv_transfer_params``.
+
+A prefill engine returns them with its answer, a proxy puts them into the request to the decode engine. Ids
+alone are kept: no address, no block numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from kvtrace.agent.state import AGENT
+from kvtrace.trace.facts import HandOver
+from kvtrace.trace.format import Role
+
+_ID = re.compile(r"(?:^|_)(?:req|request|transfer|xfer|engine)_?id$")
+_ASKS = ("do_remote_prefill", "do_remote_decode")
+_MOST_IDS = 16
+_LONGEST = 200
+_DEEPEST = 2
+
+
+def came_with(request: Any) -> None:
+    """Record the ids that a request brings."""
+    _record(request.request_id, getattr(request, "kv_transfer_params", None), returned=False)
+
+
+def returned(request: Any, params: Any) -> None:
+    """Record the ids that the connector returned when a request had finished."""
+    _record(request.request_id, params, returned=True)
+
+
+def _record(req_id: str, params: Any, returned: bool) -> None:
+    if not isinstance(params, dict) or not params:
+        return
+    ids = dict(found for found, _ in zip(_ids(params), range(_MOST_IDS), strict=False))
+    asks = tuple(name for name in _ASKS if params.get(name) is True)
+    if ids or asks:
+        AGENT.fact(HandOver(req_id, returned, ids, asks), Role.SCHEDULER, flush=False)
+
+
+def _ids(params: dict[Any, Any], path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """(path of the key, id) of what names a request, a transfer or an engine."""
+    for key, value in list(params.items())[:200]:
+        if not isinstance(key, str):
+            continue
+        if isinstance(value, dict) and depth < _DEEPEST:
+            yield from _ids(value, f"{path}{key[:_LONGEST]}.", depth + 1)
+        elif type(value) in (str, int) and len(text := str(value)) <= _LONGEST and text and _ID.search(key):
+            yield f"{path}{key[:_LONGEST]}", text
