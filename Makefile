@@ -1,5 +1,8 @@
 # Two commands from a fresh clone: `make demo` and `make test`. Both make .venv first (scripts/bootstrap.py).
 
+# Without bytecode on disk each engine compiles vLLM and torch anew: two thirds of its start.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv/bin
 
