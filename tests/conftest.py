@@ -15,14 +15,11 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from scenario_runs import Runs
 
-ROOT = Path(__file__).resolve().parent.parent
-for folder in (ROOT, ROOT / "scripts"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+import tiny_model as tiny
+from vllm_env import CACHE
+from vllm_env import vllm_env as make_vllm_env
 
-import tiny_model as tiny  # noqa: E402
-from vllm_env import CACHE  # noqa: E402
-from vllm_env import vllm_env as make_vllm_env  # noqa: E402
+ROOT = Path(__file__).resolve().parent.parent
 
 # How long an example takes says nothing on a machine that others use as well.
 settings.register_profile("kvtrace", deadline=None)

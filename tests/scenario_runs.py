@@ -10,16 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import confusion
+import judge
 import pytest
+import spec
+from vllm_env import vllm_env as make_vllm_env
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
-if str(SCENARIOS) not in sys.path:
-    sys.path.insert(0, str(SCENARIOS))
-
-import confusion  # noqa: E402
-import judge  # noqa: E402
-import spec  # noqa: E402
-from vllm_env import vllm_env as make_vllm_env  # noqa: E402
 
 __all__ = ["Runs", "confusion", "judge", "one_process_names", "spec"]
 

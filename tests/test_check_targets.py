@@ -5,21 +5,18 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
+import check_targets
 import pytest
 
+from kvtrace.agent.reads import READS, Reads
+from kvtrace.agent.targets import TARGETS
+from kvtrace.trace.targets import MOVED, other_id
+from kvtrace.versions import NEWEST, OLDEST
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import check_targets  # noqa: E402
-
-from kvtrace.agent.reads import READS, Reads  # noqa: E402
-from kvtrace.agent.targets import TARGETS  # noqa: E402
-from kvtrace.trace.targets import MOVED, other_id  # noqa: E402
-from kvtrace.versions import NEWEST, OLDEST  # noqa: E402
 
 GRAPHS = "vllm/v1/worker/gpu/cudagraph_utils.py"
 CONTEXT = "vllm/forward_context.py"

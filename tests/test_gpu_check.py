@@ -9,18 +9,16 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import gpu_check
 import pytest
+from gpu.cases import Case, expected, matrix
+from gpu.judge import compare, judge, ratios
+
+from kvtrace.trace import facts, hooks, ops, rows
+from kvtrace.trace.format import DETAIL_IS_OP, Kind, Stop, pack_head
+from kvtrace.trace.writer import Recorder
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import gpu_check  # noqa: E402
-from gpu.cases import Case, expected, matrix  # noqa: E402
-from gpu.judge import compare, judge, ratios  # noqa: E402
-
-from kvtrace.trace import facts, hooks, ops, rows  # noqa: E402
-from kvtrace.trace.format import DETAIL_IS_OP, Kind, Stop, pack_head  # noqa: E402
-from kvtrace.trace.writer import Recorder  # noqa: E402
 
 FULL = Case("FULL", False, "FLASH_ATTN")
 MIXED = Case("FULL_AND_PIECEWISE", False, "FLASH_ATTN")

@@ -1,19 +1,11 @@
-"""A browser, and the synthetic runs, which live beside the ledger's tests."""
+"""A browser."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-for folder in ("ledger", "report", "page"):
-    there = str(Path(__file__).resolve().parent.parent / folder)
-    if there not in sys.path:
-        sys.path.insert(0, there)
-
-from browser import Browser, chromium  # noqa: E402
+from browser import Browser, chromium
 
 
 @pytest.fixture(scope="session")

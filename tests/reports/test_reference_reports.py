@@ -14,13 +14,9 @@ import pytest
 from kvtrace.report.read import read_report
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in (ROOT / "scripts", ROOT / "scenarios"):
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
-
-import reference_reports as reference  # noqa: E402
-from judge import judge  # noqa: E402
-from spec import load, names  # noqa: E402
+import reference_reports as reference
+from judge import judge
+from spec import load, names
 
 VERSIONS = reference.committed()
 ALL = [(version, name) for version, reports in VERSIONS.items() for name in reports]

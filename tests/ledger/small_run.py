@@ -1,4 +1,4 @@
-"""The run that the tests of exports read."""
+"""A small recorded run: what the tests of exports and of the live view read."""
 
 from __future__ import annotations
 
