@@ -5,7 +5,8 @@
 
 A run is one engine that is killed, signalled, or loses its disk or its run directory, under requests, when
 its connector has made a number of calls that the seed draws. Checked each time: the exit code and the
-processes left (as untraced), the tokens given out until then (the same as untraced), the records against a
+processes left (as of an untraced run that is cut short in the same way: one is made of each setup and kind),
+the tokens given out until then (the same as untraced), the records against a
 log that the connector itself keeps (at most one step lost, none invented), the saved tokens against the same
 log, and what ``explain`` says. ``--only``: a setup (script, family, server, pair) or a kind (front, core,
 worker, all, term, int, int-twice, launcher, disk-full, deleted; of forked engines also kill).
@@ -39,6 +40,7 @@ for folder in (ROOT, ROOT / "scripts", ROOT / "tests"):
 from killing.engines import Engine, Place, Setup  # noqa: E402
 from killing.judge import problems  # noqa: E402
 from killing.kinds import FAMILY, KINDS, PAIR, SCRIPT, SERVER, cut_short  # noqa: E402
+from killing.twins import Twins  # noqa: E402
 from tiny_model import make_tiny_model  # noqa: E402
 from vllm_env import CACHE, vllm_env  # noqa: E402
 
@@ -49,7 +51,7 @@ WHAT = {
     "pair": "`vllm serve` with two workers (TP 2)",
 }
 _IN_A_FAMILY = ("kill", "kill", "kill", "term", "kill", "int", "kill", "int-twice")
-_OF_A_SCRIPT = tuple(name for name, kind in KINDS.items() if "script" in kind.codes)
+_OF_A_SCRIPT = tuple(name for name, kind in KINDS.items() if "script" in kind.setups)
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,11 @@ class Runs:
         self.model = make_tiny_model(CACHE / "tiny-model")
         self.results: list[tuple[Go, list[str], float]] = []
         self.answers: dict[int, list[int]] = {}
+        self.twins = Twins(lambda name: self._place(f"untraced/{name}"))
 
     def untraced(self) -> None:
         """All answers, to the end, from an engine without kvtrace."""
-        with Engine(SCRIPT, self._place("untraced"), 0, traced=False) as engine:
+        with Engine(SCRIPT, self._place("untraced/whole"), 0, traced=False) as engine:
             if engine.wait():
                 raise SystemExit(f"kills: the untraced engine failed: {engine.tail()}")
             self.answers = dict(engine.given())
@@ -114,7 +117,9 @@ class Runs:
         began = time.monotonic()
         place = self._place(f"{go.seed}-{go.setup.name}-{go.kinds[0]}")
         try:
-            found = problems(cut_short(go.setup, go.kinds, place, go.seed), self.answers)
+            twin = self.twins.of(go.setup, go.kinds, go.seed)[0]
+            seen = cut_short(go.setup, go.kinds, place, go.seed, may_leave=twin.left)
+            found = problems(seen, self.answers, self.twins.ends(seen, go.seed))
         except Exception as error:
             found = [f"{type(error).__name__}: {error}"]
         if not found:
@@ -131,6 +136,14 @@ class Runs:
         """Runs, and how many of them failed; of a go with several all fail where one check does."""
         runs = sum(len(go.kinds) for go, _, _ in self.results)
         return runs, sum(len(go.kinds) for go, found, _ in self.results if found)
+
+
+def _ends(runs: Runs) -> list[str]:
+    """How the untraced runs ended, as lines of a table."""
+    return [
+        f"| {WHAT[setup]} | {kind} | {', '.join(sorted(codes))} | {', '.join(left) or 'none'} |"
+        for setup, kind, codes, left in runs.twins.seen()
+    ]
 
 
 def page(runs: Runs, args: argparse.Namespace) -> str:
@@ -150,8 +163,9 @@ def page(runs: Runs, args: argparse.Namespace) -> str:
         f"Made by `scripts/kills.py --seed {args.seed} --count {args.count}{only}`",
         f"on vLLM {vllm}, CPU: {total} runs, {failed} failed. The connector saves to files and keeps",
         "an fsynced log of its own; each run was cut short after a number of its calls that the",
-        "seed draws. Checked each time: exit code, processes left, tokens the same as untraced, at most one",
-        "step lost and none invented, saved tokens against the connector's log, and what `explain` says.",
+        "seed draws. Checked each time: exit code and processes left (as of the untraced runs below), tokens",
+        "the same as untraced, at most one step lost and none invented, saved tokens against the connector's",
+        "log, and what `explain` says.",
         "",
         "| setup | cut short by | runs | failed |",
         "|---|---|---:|---:|",
@@ -167,6 +181,14 @@ def page(runs: Runs, args: argparse.Namespace) -> str:
             for go, found, _ in runs.results
             for one in found
         ]
+    lines += [
+        "",
+        "How untraced runs end that are cut short in the same way (goes on: nothing is done to the engine):",
+        "",
+        "| setup | cut short by | exit code | processes left after a minute |",
+        "|---|---|---|---|",
+        *_ends(runs),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -86,6 +86,7 @@ class Engine:
         self.answers: dict[int, list[int]] = {}
         """Tokens that the client got of each prompt so far."""
         self.port = _free_port()
+        self._front = 0
         self._lock = threading.Lock()
         self._clients: list[threading.Thread] = []
         prefix = [*KVTRACE, "run", "-o", str(place.run), "--"] if traced else []
@@ -137,7 +138,9 @@ class Engine:
         if pid == self.process.pid:
             return LAUNCHER if self.traced else FRONT
         is_command = re.search(r"/vllm serve|offline\.py", line) and "kvtrace run" not in line
-        return FRONT if is_command and _parent(entry) == self.process.pid else OTHER
+        if is_command and _parent(entry) == self.process.pid:
+            self._front = pid  # it stays the front when its parent, the launcher, is killed
+        return FRONT if pid == self._front else OTHER
 
     def pids(self, kind: str) -> list[int]:
         return sorted(pid for pid, what in self.processes().items() if what == kind)
@@ -152,6 +155,7 @@ class Engine:
         """Wait until it is ready, then begin to ask."""
         if self.setup.server:
             until(self._ready, "the server is ready")
+            self.processes()  # which of them is the front
             self._clients = [threading.Thread(target=self._ask_on, daemon=True) for _ in range(CLIENTS)]
             for client in self._clients:
                 client.start()

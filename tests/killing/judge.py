@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from killing.kinds import KINDS, Seen, explain
+from killing.kinds import Seen, explain
+from killing.twins import Ends
 from kvtrace.report.build import build_report
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import STEP_MASK, Kind
@@ -78,23 +79,25 @@ def read_spool(path: Path) -> tuple[int, Recorded]:
     return int(spool.header["pid"]), found
 
 
-def problems(seen: Seen, answers: dict[int, list[int]]) -> list[str]:
-    """What is wrong with a traced run; ``answers``: the tokens that each prompt gets untraced, to the end."""
+def problems(seen: Seen, answers: dict[int, list[int]], ends: Ends) -> list[str]:
+    """What is wrong with a traced run. ``answers``: the tokens that each prompt gets untraced, to the end;
+    ``ends``: the exit codes that untraced runs cut short in the same way have."""
     if seen.problems:
         return seen.problems
     return [
-        *_of_the_outside(seen, answers),
+        *_of_the_outside(seen, answers, ends),
         *(_without_a_directory(seen) if "deleted" in seen.kinds else _of_the_recording(seen)),
     ]
 
 
-def _of_the_outside(seen: Seen, answers: dict[int, list[int]]) -> Iterator[str]:
+def _of_the_outside(seen: Seen, answers: dict[int, list[int]], ends: Ends) -> Iterator[str]:
     """Exit codes, processes, tokens."""
-    if seen.setup.forks:
-        if seen.code or len(seen.ends) != len(seen.kinds):
-            yield f"exit code {seen.code}, forks {seen.ends}"
-    elif seen.code not in KINDS[seen.kinds[0]].codes[seen.setup.name]:
-        yield f"exit code {seen.code}, untraced {KINDS[seen.kinds[0]].codes[seen.setup.name]}"
+    codes = seen.codes()
+    if seen.setup.forks and (seen.code or len(codes) != len(seen.kinds)):
+        yield f"exit code {seen.code}, forks {seen.ends}"
+    for kind, code in codes:
+        if code not in ends.get(kind, set()):
+            yield f"{kind}: exit code {code}, untraced {sorted(ends.get(kind, set()))}"
     if seen.left:
         yield f"left behind: {', '.join(seen.left)}"
     for prompt, tokens in seen.given:

@@ -8,7 +8,8 @@ import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from killing.engines import CORE, FRONT, KVTRACE, LAUNCHER, WORKER, Engine, NotReached, Place, Setup, until
@@ -23,10 +24,15 @@ _FROM, _TO = 4, 90
 """The kill comes after so many calls of ``save_kv_layer``; a run without one makes about 250."""
 
 
+SETTLED = 60
+"""Seconds after the end of an untraced command in which its processes go, or are counted as left."""
+
+
 @dataclass
 class Seen:
-    """What was seen of one command. ``ends``: exit code of each fork; ``left``: processes that outlived it;
-    ``live``: what ``explain`` said while it still ran; ``kinds``: how it was cut short, fork by fork."""
+    """What was seen of one command. ``ends``: exit code of each fork; ``left``: what outlived it, of an
+    untraced one all, of a traced one what no untraced one leaves; ``live``: what ``explain`` said while it
+    still ran; ``kinds``: how it was cut short, fork by fork."""
 
     setup: Setup
     kinds: tuple[str, ...]
@@ -37,6 +43,12 @@ class Seen:
     left: list[str] = field(default_factory=list)
     live: str = ""
     problems: list[str] = field(default_factory=list)
+
+    def codes(self) -> list[tuple[str, int]]:
+        """(kind, exit code) of what was cut short: the command, or each fork that ended."""
+        if self.setup.forks:
+            return [(self.kinds[fork], code) for fork, code in self.ends.items()]
+        return [(self.kinds[0], self.code)]
 
 
 def _killed(what: str) -> Callable[[Engine, random.Random], None]:
@@ -96,28 +108,27 @@ def _delete(engine: Engine, rng: random.Random) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """``survives``: the engine does, and is ended afterwards. ``codes``: what the command ends with by
-    itself, as a shell says it: as expected of vLLM 0.32.0; of the engine core's end it was seen untraced."""
+    """``survives``: the engine does, and is ended afterwards. Untraced nothing is done to it then: what is
+    killed, filled or deleted is kvtrace's. ``setups``: the names of those in which it happens."""
 
     do: Callable[[Engine, random.Random], None]
-    codes: dict[str, tuple[int, ...]]
+    setups: tuple[str, ...]
     survives: bool = False
 
 
-_STOPPED = {"server": (0,), "pair": (0,), "script": (143,)}
-_KILLED = {"server": (137,), "pair": (137,), "script": (137,)}
+_ALL = ("server", "pair", "script")
 KINDS: dict[str, Kind] = {
-    "front": Kind(_killed(FRONT), _KILLED),
-    "core": Kind(_killed(CORE), {"server": (0,), "pair": (0,)}),
-    "worker": Kind(_killed(WORKER), {"server": (0,), "pair": (0,)}),
-    "all": Kind(_all, _KILLED),
-    "term": Kind(_signalled(signal.SIGTERM), _STOPPED),
-    "int": Kind(_signalled(signal.SIGINT), {"server": (0,), "pair": (0,), "script": (130,)}),
-    "int-twice": Kind(_signalled(signal.SIGINT, 2), {"server": (0, 130), "script": (1, 130)}),
-    "launcher": Kind(_launcher, _KILLED, survives=True),
-    "disk-full": Kind(_fill, {"server": (0,), "pair": (0,), "script": (0,)}, survives=True),
-    "deleted": Kind(_delete, {"server": (0,), "pair": (0,), "script": (0,)}, survives=True),
-}  # fmt: skip
+    "front": Kind(_killed(FRONT), _ALL),
+    "core": Kind(_killed(CORE), ("server", "pair")),
+    "worker": Kind(_killed(WORKER), ("server", "pair")),
+    "all": Kind(_all, _ALL),
+    "term": Kind(_signalled(signal.SIGTERM), _ALL),
+    "int": Kind(_signalled(signal.SIGINT), _ALL),
+    "int-twice": Kind(_signalled(signal.SIGINT, 2), _ALL),
+    "launcher": Kind(_launcher, _ALL, survives=True),
+    "disk-full": Kind(_fill, _ALL, survives=True),
+    "deleted": Kind(_delete, _ALL, survives=True),
+}
 FORKED = {
     "kill": (signal.SIGKILL, 1), "term": (signal.SIGTERM, 1), "int": (signal.SIGINT, 1),
     "int-twice": (signal.SIGINT, 2),
@@ -125,11 +136,19 @@ FORKED = {
 """What is sent to a forked engine, and how often."""
 
 
-def cut_short(setup: Setup, kinds: tuple[str, ...], place: Place, seed: int, traced: bool = True) -> Seen:
-    """Start the command, cut it short, and say what was seen. ``kinds``: one; of forks one each."""
+def cut_short(
+    setup: Setup,
+    kinds: tuple[str, ...],
+    place: Place,
+    seed: int,
+    traced: bool = True,
+    may_leave: Iterable[str] = (),
+) -> Seen:
+    """Start the command, cut it short, and say what was seen. ``kinds``: one; of forks one each.
+    ``may_leave``: the processes that an untraced run cut short in this way leaves."""
     seen = Seen(setup, kinds, place)
     rng = random.Random(f"{seed} {setup.name} {kinds}")
-    with _file_system(place, "disk-full" in kinds), Engine(setup, place, seed, traced) as engine:
+    with _file_system(place, traced and "disk-full" in kinds), Engine(setup, place, seed, traced) as engine:
         try:
             engine.start()
             if setup.forks:
@@ -139,12 +158,12 @@ def cut_short(setup: Setup, kinds: tuple[str, ...], place: Place, seed: int, tra
             seen.code = engine.wait()
             if seen.code < 0:
                 seen.code = 128 - seen.code
-            _leave(engine, seen)
+            _leave(engine, seen, Counter(may_leave))
         except NotReached as error:
             seen.problems.append(str(error))
         seen.given = engine.given()
         seen.ends = {fork[0]: code[0] for fork, code in engine.said("ended").items()}
-        if "disk-full" in kinds:  # the file system goes with the run: what lies on it is kept
+        if traced and "disk-full" in kinds:  # the file system goes with the run: what lies on it is kept
             kept = place.folder / "kept"
             shutil.copytree(place.run, kept, ignore=shutil.ignore_patterns("overlay"))
             seen.place.run = kept
@@ -155,9 +174,10 @@ def _one(engine: Engine, name: str, rng: random.Random, seen: Seen) -> None:
     kind = KINDS[name]
     at = rng.randint(_FROM, _TO)
     until(lambda: engine.calls() >= at, f"the connector made {at} calls")
-    kind.do(engine, rng)
+    if engine.traced or not kind.survives:
+        kind.do(engine, rng)
     if kind.survives:
-        if name == "launcher":
+        if engine.traced and name == "launcher":
             seen.live = explain(engine.place)
         _goes_on(engine)
 
@@ -173,10 +193,13 @@ def _forks(engine: Engine, kinds: tuple[str, ...], rng: random.Random) -> None:
         until(lambda fork=fork: (fork,) in engine.said("ended"), f"fork {fork} has ended")
 
 
-def _leave(engine: Engine, seen: Seen) -> None:
-    """Wait until nothing lives any more; what does after all stands in ``seen.left``."""
+def _leave(engine: Engine, seen: Seen, may: Counter[str]) -> None:
+    """Wait until nothing lives any more that need not; what does after all stands in ``seen.left``."""
     try:
-        until(lambda: not engine.processes(), "all processes have gone")
+        if engine.traced:
+            until(lambda: Counter(engine.left()) <= may, "all processes have gone", 5 * SETTLED)
+        else:
+            until(lambda: not engine.processes(), "all processes have gone", SETTLED)
     except NotReached:
         seen.left = engine.left()
 

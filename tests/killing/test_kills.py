@@ -16,12 +16,15 @@ from vllm_env import vllm_env as make_vllm_env
 from .engines import Engine, Place
 from .judge import problems
 from .kinds import FAMILY, SCRIPT, Seen, cut_short
+from .twins import Ends
 
 pytestmark = pytest.mark.engine
 FORKS = ("kill", "kill", "term", "kill", "kill", "kill")
 SINGLE = ("launcher", "all", "term", "deleted")
 Runs = dict[str, Future[Seen]]
 Answers = dict[int, list[int]]
+ENDS: Ends = {"kill": {-9}, "term": {-15}, "launcher": {137}, "all": {137}, "deleted": {0}}
+"""What a process ends with that a signal ends, and one that is let alone."""
 
 
 @pytest.fixture(scope="module")
@@ -50,25 +53,25 @@ def test_engines_that_are_killed_and_signalled_one_after_the_other_lose_one_step
     runs: Runs, answers: Answers
 ) -> None:
     seen = runs["forks"].result()
-    assert problems(seen, answers) == []
+    assert problems(seen, answers, ENDS) == []
     assert list(seen.ends) == list(range(len(FORKS)))
 
 
 def test_a_killed_launcher_leaves_the_command_running_and_traced(runs: Runs, answers: Answers) -> None:
     seen = runs["launcher"].result()
-    assert problems(seen, answers) == []
+    assert problems(seen, answers, ENDS) == []
     assert dict(seen.given) == answers
 
 
 def test_what_was_recorded_is_explained_when_all_is_killed_at_once(runs: Runs, answers: Answers) -> None:
-    assert problems(runs["all"].result(), answers) == []
+    assert problems(runs["all"].result(), answers, ENDS) == []
 
 
 def test_a_signal_ends_the_command_as_it_would_without_kvtrace(runs: Runs, answers: Answers) -> None:
-    assert problems(runs["term"].result(), answers) == []
+    assert problems(runs["term"].result(), answers, {"term": {143}}) == []
 
 
 def test_the_engine_goes_on_when_its_run_directory_is_deleted(runs: Runs, answers: Answers) -> None:
     seen = runs["deleted"].result()
-    assert problems(seen, answers) == []
+    assert problems(seen, answers, ENDS) == []
     assert dict(seen.given) == answers
