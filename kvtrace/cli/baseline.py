@@ -23,9 +23,11 @@ def baseline(
     """
     from kvtrace.cli.writing import write_file
     from kvtrace.gate.contract import baseline_text, make_baseline
+    from kvtrace.gate.limits import limits_of
     from kvtrace.render.contract import contract_lines
     from kvtrace.report.read import read_report
 
-    contract = make_baseline(read_report(path), path)
+    report = read_report(path)
+    contract = make_baseline(report, path)
     write_file(output, baseline_text(contract), force)
-    emit("".join(f"{line}\n" for line in contract_lines(contract, str(output))))
+    emit("".join(f"{line}\n" for line in contract_lines(contract, str(output), limits_of(report))))

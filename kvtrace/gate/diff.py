@@ -9,6 +9,7 @@ from typing import Any
 from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.contract import rounded
 from kvtrace.gate.explain import worst
+from kvtrace.gate.limits import limits_of
 from kvtrace.gate.outcome import Change, Difference, Value
 from kvtrace.gate.shares import grade_of_saved, shares
 from kvtrace.report.model import Engine, Finding, Ledger, Report
@@ -46,6 +47,7 @@ def difference(a: Report, b: Report, where_a: str, where_b: str) -> Difference:
         loads=_ledger(a["ledger"]["loads"], b["ledger"]["loads"]),
         findings=_findings(a["findings"], b["findings"]),
         verdicts=(a["verdict"], b["verdict"]),
+        limits=(limits_of(a), limits_of(b)),
     )
 
 

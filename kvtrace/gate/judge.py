@@ -9,6 +9,7 @@ from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.compare import compare
 from kvtrace.gate.covered import shortfalls, too_few
 from kvtrace.gate.explain import Findings, explanations
+from kvtrace.gate.limits import limits_of
 from kvtrace.gate.outcome import Check, Outcome, State
 from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
@@ -57,7 +58,7 @@ def _words(rules: Rules) -> list[str]:
 
 def _notes(report: Report, baseline: BaselineFile | None) -> list[str]:
     """What a reader of the outcome has to know about the run itself."""
-    run, limits = report["run"], report["limits"]
+    run = report["run"]
     notes = []
     if baseline is not None:
         made = baseline.baseline["made"]
@@ -74,13 +75,7 @@ def _notes(report: Report, baseline: BaselineFile | None) -> list[str]:
         notes.append(f"the command was ended by {run['signal']}")
     elif run["exit_code"]:
         notes.append(f"the command ended with exit code {run['exit_code']}")
-    if limits["lost_records"]:
-        notes.append(
-            f"{limits['lost_records']} records of the trace were lost: what they held is missing here"
-        )
-    if limits["damaged"]:
-        names = ", ".join(one["spool"] for one in limits["damaged"][:3])
-        notes.append(f"damaged spools, read up to the damage: {names}")
+    notes += limits_of(report)
     return notes
 
 

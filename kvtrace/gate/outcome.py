@@ -123,6 +123,8 @@ class Difference:
     loads: list[Change] = field(default_factory=list)
     findings: list[Change] = field(default_factory=list)
     verdicts: tuple[str, str] = ("", "")
+    limits: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
+    """What the report of each cannot say."""
 
     @property
     def empty(self) -> bool:

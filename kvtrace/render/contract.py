@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtrace.gate.model import Baseline
 from kvtrace.gate.shares import kept
 from kvtrace.render.layout import clean, names
@@ -9,8 +11,8 @@ from kvtrace.terms import FAULT, LIMIT
 from kvtrace.words import percent, plural
 
 
-def contract_lines(baseline: Baseline, path: str) -> list[str]:
-    """Said once it is written: what it holds, and what it lets pass."""
+def contract_lines(baseline: Baseline, path: str, limits: Sequence[str]) -> list[str]:
+    """Said once it is written: what it holds, what it lets pass, and the limits of its run's report."""
     hooks = {row["hook"] for row in baseline["coverage"]["hooks"]}
     partly = [row for row in baseline["coverage"]["hooks"] if row["share"] < 1]
     groups = list(dict.fromkeys(row["layers"] for row in baseline["coverage"]["hooks"] if "layers" in row))
@@ -34,4 +36,4 @@ def contract_lines(baseline: Baseline, path: str) -> list[str]:
         found = [one["id"] for one in baseline["findings"] if one["severity"] == severity]
         if found:
             lines.append(f"  allows {plural(len(found), severity)}: {names(found)}")
-    return lines
+    return [*lines, *(f"  limits of this run: {clean(one)}" for one in limits)]

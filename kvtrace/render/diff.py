@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.gate.outcome import Change, Difference
 from kvtrace.render.check import value
 from kvtrace.render.layout import clean
-from kvtrace.render.page import Badge, Code, Column, Heading, Page, Paragraph, Row, Style, Table
+from kvtrace.render.page import Badge, Bullets, Code, Column, Heading, Page, Paragraph, Row, Style, Table
 
 _SECTIONS = (
     ("settings", "Settings that differ"),
@@ -39,7 +39,15 @@ def diff_page(difference: Difference) -> Page:
         if changes:
             table = Table(_COLUMNS, [_row(change) for change in changes], head=False)
             page += [Heading(title), table]
-    return page
+    limits = _limits(*difference.limits)
+    return [*page, Heading("Limits"), Bullets(limits)] if limits else page
+
+
+def _limits(a: list[str], b: list[str]) -> list[str]:
+    """What the reports cannot say; said once where both cannot."""
+    shared = [one for one in a if one in b]
+    said = [(name, one) for name, part in (("A", a), ("B", b)) for one in part if one not in shared]
+    return [f"{name}: {clean(one)}" for name, one in [*(("A and B", one) for one in shared), *said]]
 
 
 def _row(change: Change) -> Row:

@@ -493,6 +493,42 @@ def test_diff_says_what_changed(shell: Shell, tmp_path: Path) -> None:
     assert "| `save_kv_layer` | `model.layers.*.self_attn.attn` | 100 % | 0 % | worse |" in markdown
 
 
+def test_the_limits_of_a_report_are_said_by_the_gate_the_contract_and_the_comparison(
+    shell: Shell, tmp_path: Path
+) -> None:
+    """A number of a damaged or half-watched run is not handed on without a word."""
+    part = healthy()
+    book = part["ledger"]["saves"]
+    book["accounts"] = {"saved": book["total"] - book["pairs"] * 40, "not-observed": book["pairs"] * 40}
+    book["tokens"] = {"saved": book["total_tokens"] - 40, "not-observed": 40}
+    part["limits"].update(
+        notes=["the recording is incomplete: worker.kvt: a write failed"],
+        lost_records=7,
+        damaged=[{"spool": "spool/w.kvt", "detail": "7 records left out, of a damaged block"}],
+    )
+    part["not_observed"] = [{"id": "hook-slow", "why": "too short a run"}]
+    bad = write(tmp_path / "r.json", part)
+    said = [
+        "the recording is incomplete: worker.kvt: a write failed",
+        "7 records of the trace were lost",
+        "spool/w.kvt: 7 records left out, of a damaged block",
+        "tokens not observed",
+        "hook-slow",
+    ]
+    for words in (
+        ["check", bad, "--no-config"],
+        ["check", bad, "--no-config", "--json"],
+        ["check", bad, "--no-config", "--format", "markdown"],
+        ["diff", REAL, bad],
+        ["diff", bad, bad, "--format", "json"],
+        ["baseline", bad, "-o", tmp_path / "b.json"],
+    ):
+        out = " ".join(shell(*words)[1].split())
+        assert [one for one in said if one not in out] == [], words
+    out = shell("diff", bad, bad)[1]
+    assert out.count("7 records of the trace were lost") == 1 and "A and B: " in out
+
+
 def test_the_command_in_a_pipe(tmp_path: Path) -> None:
     """As in a workflow: exit codes of the real program, and no traceback where the reader has gone."""
     words = [
