@@ -171,9 +171,10 @@ Usage: kvtrace top [OPTIONS] [[RUN]]
 
   Show a run while it goes on.
 
-  Steps, requests, tokens, hooks, open steps, findings so far. q or Ctrl-C
-  ends it; it ends by itself with the run, and the last picture stays. Only
-  files are read.
+  Steps, requests, tokens, hooks, open hooks and steps, findings so far. q or
+  Ctrl-C ends it; it ends by itself with the run, and the last picture stays.
+  Only files are read. s asks kvtrace run to look at where all processes
+  stand.
 
 Arguments:
   [RUN] <str>  A run directory of kvtrace run. [default: the newest one in

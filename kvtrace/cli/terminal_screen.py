@@ -1,4 +1,4 @@
-"""A terminal that shows one picture after the other, and hears one key."""
+"""A terminal that shows one picture after the other, and hears two keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvtrace.render.styled import Styled
 
 _BEGIN = "\x1b[?1049h\x1b[?25l"  # the other screen, without a cursor
 _END = "\x1b[?25h\x1b[?1049l"
-_KEYS = frozenset(b"qQ\x03\x04")
+_KEYS = dict.fromkeys(b"qQ\x03\x04", "end") | dict.fromkeys(b"sS", "stacks")
 
 
 def drawn(lines: list[Styled], colours: bool) -> str:
@@ -32,26 +32,26 @@ def size() -> tuple[int, int]:
 
 
 class Keys:
-    """The keyboard: whether somebody asked for the end."""
+    """The keyboard: what somebody asked for."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
 
-    def asked_to_end(self, seconds: float) -> bool:
-        """Waits so long at most for ``q`` or Ctrl-C."""
+    def asked(self, seconds: float) -> str:
+        """Waits so long at most for a key: ``end`` (q, Ctrl-C) or ``stacks`` (s); "" for none."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if self._descriptor is None:
                 time.sleep(left)
-                return False
+                return ""
             if not select.select([self._descriptor], [], [], left)[0]:
-                return False
+                return ""
             typed = os.read(self._descriptor, 64)
-            if _KEYS.intersection(typed):
-                return True
+            if meant := {_KEYS[key] for key in typed if key in _KEYS}:
+                return min(meant)  # the end goes first
             if not typed:  # nobody types any more
                 self._descriptor = None
-        return False
+        return ""
 
 
 @contextmanager

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -12,6 +15,9 @@ from kvtrace.cli.output import NO_COLOR, emit, screen
 if TYPE_CHECKING:
     from kvtrace.live.model import Snapshot
     from kvtrace.live.watch import Watch
+
+
+_NOTICE_SECONDS = 10.0
 
 
 def top(
@@ -26,8 +32,9 @@ def top(
 ) -> None:
     """Show a run while it goes on.
 
-    Steps, requests, tokens, hooks, open steps, findings so far. q or Ctrl-C ends it; it ends by itself
-    with the run, and the last picture stays. Only files are read.
+    Steps, requests, tokens, hooks, open hooks and steps, findings so far. q or Ctrl-C ends it; it ends by
+    itself with the run, and the last picture stays. Only files are read. s asks kvtrace run to look at
+    where all processes stand.
     """
     from kvtrace.live.watch import Watch, find_run
 
@@ -59,12 +66,29 @@ def _follow(watch: Watch, every: float, colours: bool) -> None:
     from kvtrace.cli.terminal_screen import drawn, size, taken_over
     from kvtrace.render.live import picture
 
+    notice, until = "", 0.0
     with taken_over() as keys:
         while True:
             look = watch.look()
             if look.settled:
                 return
+            if time.monotonic() < until:
+                look = replace(look, notice=notice)
             sys.stdout.write(drawn(picture(look, *size()), colours))
             sys.stdout.flush()
-            if keys.asked_to_end(every):
+            asked = keys.asked(every)
+            if asked == "end":
                 raise KeyboardInterrupt
+            if asked == "stacks":
+                notice, until = _ask_for_stacks(watch.run_dir), time.monotonic() + _NOTICE_SECONDS
+
+
+def _ask_for_stacks(run_dir: Path) -> str:
+    """Ask kvtrace run for a look at all processes; what to tell of it."""
+    from kvtrace.ledger.stuck_file import ASK_FILE, STUCK_FILE
+
+    try:
+        (run_dir / ASK_FILE).touch(mode=0o600)
+    except OSError as error:
+        return f"cannot ask for the stacks: {error.strerror or error}"
+    return f"kvtrace run looks at all processes, twice, 5 s apart: {STUCK_FILE} has the stacks"

@@ -39,15 +39,25 @@ def program() -> str | None:
 class Spy:
     """A look that is under way.
 
+    Args:
+        native: with the frames of native code; without them where that fails.
+
     Raises:
         SpyError: py-spy is not installed, or cannot be started.
     """
 
-    def __init__(self, pid: int) -> None:
+    no_native = "they are looked at in a process that hangs"
+    """Why there are no native frames in what it saw; "" where there may be."""
+
+    def __init__(self, pid: int, native: bool = False) -> None:
         path = program()
         if path is None:
             raise SpyError(MISSING)
-        command = [path, "dump", "--pid", str(pid), "--json"]
+        self._native = native
+        self._plain = [path, "dump", "--pid", str(pid), "--json"]
+        self._start([*self._plain, "--native"] if native else self._plain)
+
+    def _start(self, command: list[str]) -> None:
         self._began = time.monotonic()
         self._out, self._errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
         try:
@@ -66,6 +76,20 @@ class Spy:
         Raises:
             SpyError: it saw nothing.
         """
+        try:
+            seen = self._answer()
+        except SpyError as error:
+            if not self._native or str(error) == FORBIDDEN:
+                raise
+            # Frames of native code need more of a system than those of Python.
+            self._native, self.no_native = False, str(error)
+            self._start(self._plain)
+            return None
+        if seen is not None and self._native:
+            self.no_native = ""
+        return seen
+
+    def _answer(self) -> tuple[Thread, ...] | None:
         code = self._process.poll()
         if code is None:
             if time.monotonic() - self._began < _PATIENCE_SECONDS:
@@ -108,7 +132,12 @@ def read_dump(data: bytes) -> tuple[Thread, ...]:
 def _thread(given: Any) -> Thread:
     name = _text(given.get("thread_name") or "") or f"thread {int(given.get('os_thread_id') or 0)}"
     frames = tuple(
-        Frame(_text(frame["name"]), _text(frame["filename"]), int(frame.get("line") or 0))
+        Frame(
+            _text(frame["name"]),
+            _text(frame["filename"]),
+            int(frame.get("line") or 0),
+            frame.get("module") is not None,  # of a shared library
+        )
         for frame in given["frames"][:_MOST_FRAMES]
     )
     return Thread(name, bool(given.get("active")), frames)

@@ -17,12 +17,24 @@ from kvtrace.launch.finish import pid_in
 from kvtrace.launch.rundir import RunDir
 from kvtrace.launch.say import say
 from kvtrace.launch.spy import FORBIDDEN, MISSING, Spy, SpyError
-from kvtrace.ledger.stuck_file import STEP, STUCK_FILE, Look, Place, StuckFile, Thread, same_place, standing
+from kvtrace.ledger.stuck_file import (
+    ASK_FILE,
+    STEP,
+    STUCK_FILE,
+    Look,
+    Place,
+    StuckFile,
+    Thread,
+    same_place,
+    standing,
+)
 from kvtrace.trace.format import RECORD_SIZE, SPOOL_DIR, SPOOL_SUFFIX, Kind
 from kvtrace.trace.sums import summed
 
 MOST_LOOKS = 8
-"""Kept in a run."""
+"""Kept in a run, of those that nobody asked for."""
+MOST_ASKED = 64
+"""Kept in a run, all together."""
 _APART_SECONDS = 5.0
 _TRIES = 5
 """py-spy now and then cannot read a process that runs, or that a busy machine keeps waiting."""
@@ -56,12 +68,12 @@ class StuckWatch:
     Args:
         after: seconds without a record after which a process is looked at; 0: only where a signal asks.
         living: the pids of the run's processes that live; no other is ever looked at.
-        look: starts a look at a pid.
+        look: starts a look at a pid, with native frames or without.
     """
 
     def __init__(
         self, rundir: RunDir, after: float, living: Callable[[], Collection[int]],
-        look: Callable[[int], Spy] = Spy, clock: Callable[[], float] = time.monotonic,
+        look: Callable[[int, bool], Spy] = Spy, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._rundir, self._after, self._living = rundir, after, living
         self._start, self._clock = look, clock
@@ -69,11 +81,19 @@ class StuckWatch:
         self._names: dict[int, str] = {}
         self._current: tuple[int, Spy] | None = None
         self._ended = False
+        self._refused = False
         self._kept: dict[int, float] = {}  # index of a look -> when its process was seen second
         self.file = StuckFile()
 
     def ask(self) -> None:
         """Look at every process of the run now, whether it writes or not."""
+        if len(self.file.looks) >= MOST_ASKED:
+            if not self._refused:
+                say(
+                    f"{MOST_ASKED} looks are kept in {self._rundir.shown}/{STUCK_FILE}: there will be no more"
+                )
+            self._refused = True
+            return
         for spool in self._spools.values():
             spool.asked, spool.looked, spool.first = True, False, None
 
@@ -90,10 +110,20 @@ class StuckWatch:
     def tick(self) -> None:
         """Look at the files, and go on with what is under way. Raises nothing but OSError."""
         self._measure()
+        if self._wanted():
+            self.ask()
         if self._current is not None:
             self._go_on()
         elif (inode := self._due()) is not None:
             self._begin(inode)
+
+    def _wanted(self) -> bool:
+        """Whether somebody asked by a file, as `kvtrace top` does for a key."""
+        try:
+            os.unlink(self._rundir.path / ASK_FILE)
+        except OSError:
+            return False
+        return True
 
     # --- which process ----------------------------------------------------------------------
 
@@ -129,7 +159,8 @@ class StuckWatch:
     def _due(self) -> int | None:
         now = self._clock()
         for inode, spool in self._spools.items():
-            if spool.looked or len(self.file.looks) >= MOST_LOOKS or self._ended:
+            most = MOST_ASKED if spool.asked else MOST_LOOKS
+            if spool.looked or len(self.file.looks) >= most or self._ended:
                 continue
             if spool.first is not None:
                 if now - spool.first[0] >= self._apart:
@@ -166,7 +197,9 @@ class StuckWatch:
             spool.looked = True
             return
         try:
-            self._current = inode, self._start(spool.pid)
+            # Native frames take a second or more: of a process that hangs, never of one that goes on.
+            hangs = spool.first is not None and spool.since < spool.first[0]
+            self._current = inode, self._start(spool.pid, hangs)
         except SpyError as error:
             self._unseen(spool, str(error))
 
@@ -183,9 +216,9 @@ class StuckWatch:
             return
         if threads is not None:
             self._current = None
-            self._seen(spool, self._names[inode], threads)
+            self._seen(spool, self._names[inode], threads, spy.no_native)
 
-    def _seen(self, spool: _Spool, name: str, threads: tuple[Thread, ...]) -> None:
+    def _seen(self, spool: _Spool, name: str, threads: tuple[Thread, ...], no_native: str) -> None:
         now, place = self._clock(), standing(threads)
         if spool.first is None:
             if spool.asked or (place is not None and now - spool.since >= self._after):
@@ -201,7 +234,8 @@ class StuckWatch:
             silent, apart = round((now - spool.since) * 1e9), round((now - before) * 1e9)
             self._kept[len(self.file.looks)] = now
             look = Look(
-                spool.pid, name, time.time_ns(), silent, apart, asked, stood, threads=threads
+                spool.pid, name, time.time_ns(), silent, apart, asked, stood,
+                threads=threads, no_native=no_native,
             )  # fmt: skip
             self._write(replace(self.file, looks=(*self.file.looks, look)))
             self._say(look, place)

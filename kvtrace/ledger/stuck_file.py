@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass, field
@@ -14,6 +15,8 @@ from kvtrace.trace.facts import Document
 from kvtrace.trace.sums import is_damaged
 
 STUCK_FILE = "stuck.json"
+ASK_FILE = "look-now"
+"""Who makes this file in a run directory asks `kvtrace run` to look at all processes."""
 SCHEMA = "kvtrace.stuck/1"
 STEP = "step"
 """What a thread stands in that is in a worker's step and in no hook."""
@@ -22,11 +25,13 @@ _MAX_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Frame(Document):
-    """One call on a thread's stack. ``line``: in ``file``, 0 unknown."""
+    """One call on a thread's stack. ``line``: in ``file``, 0 unknown. ``native``: in a shared library, which
+    ``file`` names; ``function`` is an address where it has no symbols."""
 
     function: str = ""
     file: str = ""
     line: int = 0
+    native: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,8 @@ class Look(Document):
 
     ``silent_ns``: how long it had written nothing then. ``asked``: by a signal. ``stood``: whether one thread
     stood in the same place both times and nothing was written between. ``resumed_ns``: how long after the
-    second look it wrote again, None where it never did, as far as was seen."""
+    second look it wrote again, None where it never did, as far as was seen. ``no_native``: why the frames of
+    native code are not among the threads', "" where they are."""
 
     pid: int = -1
     spool: str = ""
@@ -55,6 +61,7 @@ class Look(Document):
     stood: bool = False
     resumed_ns: int | None = None
     threads: tuple[Thread, ...] = ()
+    no_native: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,12 +75,13 @@ class StuckFile(Document):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a thread stands. ``what``: the name of a hook, or STEP. ``way``: its calls from there, the
-    innermost last."""
+    """Where a thread stands. ``what``: the name of a hook, or STEP. ``way``: its Python calls from there, the
+    innermost last. ``native``: those in native code that the innermost one is in, the innermost last."""
 
     thread: Thread
     what: str
     way: tuple[Frame, ...]
+    native: tuple[Frame, ...] = ()
 
 
 def read_stuck_file(run_dir: Path) -> tuple[StuckFile, list[str]]:
@@ -119,16 +127,25 @@ _COMPILERS = re.compile(r"/(?:torch/_inductor|torch/_dynamo|triton)/")
 
 def _place(thread: Thread) -> Place | None:
     """By kvtrace's own frames: the wrapper of the outermost connector's hook, and that of a worker's step."""
-    step = None
-    for at in range(len(thread.frames) - 1, -1, -1):
-        frame = thread.frames[at]
-        if hook := _hook(thread.frames, at):
-            return Place(thread, hook, _way(thread.frames, at))
-        if frame.file.endswith(_WORKER) and _last(frame) in _STEP_FRAMES:
+    frames, step = tuple(frame for frame in thread.frames if not frame.native), None
+    for at in range(len(frames) - 1, -1, -1):
+        if hook := _hook(frames, at):
+            return Place(thread, hook, _way(frames, at), innermost_native(thread))
+        if frames[at].file.endswith(_WORKER) and _last(frames[at]) in _STEP_FRAMES:
             step = at
-    if step is None or any(_COMPILERS.search(frame.file) for frame in thread.frames[:step]):
+    if step is None or any(_COMPILERS.search(frame.file) for frame in frames[:step]):
         return None
-    return Place(thread, STEP, _way(thread.frames, step))
+    return Place(thread, STEP, _way(frames, step), innermost_native(thread))
+
+
+_INTERPRETER = re.compile(r"/(?:libpython|python)[\d.]*[^/]*\Z")
+
+
+def innermost_native(thread: Thread) -> tuple[Frame, ...]:
+    """The calls in native code below the innermost Python one, the interpreter's own left out; the innermost
+    last."""
+    inner = list(itertools.takewhile(lambda frame: frame.native, thread.frames))
+    return tuple(frame for frame in reversed(inner) if not _INTERPRETER.search(frame.file))
 
 
 def _hook(frames: tuple[Frame, ...], at: int) -> str:

@@ -123,7 +123,14 @@ def _processes(look: Snapshot) -> Iterator[Metric]:
             silence.add_metric(values, one.silent_s)
         steps.add_metric(values, one.open_steps)
         open_s.add_metric(values, one.open_s or 0.0)
+    hook_s = GaugeMetricFamily(
+        "kvtrace_open_hook_seconds", "A hook that has not come back is open for so long at least.",
+        labels=["process", "pid", "hook"], unit="seconds",
+    )  # fmt: skip
+    for hook in look.open_hooks[:MOST_PROCESSES]:
+        hook_s.add_metric([hook.process, str(hook.pid), hook.what], hook.least_s)
     yield silence
+    yield hook_s
     yield steps
     yield open_s
 

@@ -24,7 +24,7 @@ class ProcessLook:
     role: str
     silent_s: float | None
     """Since the last record. A hook is recorded when it has returned, and written at the end of its step: one
-    that hangs shows as silence while a step is open."""
+    that hangs shows as silence while a step is open, and as an OpenHook where kvtrace run looked."""
     stopped: bool
     open_steps: int = 0
     """Steps that were scheduled and that this worker has not ended."""
@@ -32,6 +32,21 @@ class ProcessLook:
     """The oldest of them."""
     open_s: float | None = None
     """How long ago that one was scheduled."""
+
+
+@dataclass(frozen=True)
+class OpenHook:
+    """A hook in which a process stood at both looks of py-spy, and that has recorded nothing since.
+
+    ``what``: the hook's name, or ``step`` outside of all hooks. ``call``: the innermost call in it.
+    ``least_s``: open for so long at least; ``most_s``: since the last record, so at most."""
+
+    process: str
+    pid: int
+    what: str
+    call: str
+    least_s: float
+    most_s: float
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,8 @@ class Snapshot:
     records: int = 0
     spool_bytes: int = 0
     processes: tuple[ProcessLook, ...] = ()
+    open_hooks: tuple[OpenHook, ...] = ()
+    """The longest first."""
     hooks: Mapping[str, HookTimes] = field(default_factory=dict)
     """By name, in the order in which vLLM calls them."""
     settled: bool = False
@@ -68,6 +85,9 @@ class Snapshot:
     analysis: Analysis | None = None
     problem: str = ""
     """Why there is no newer analysis, or no spool; one line."""
+
+    notice: str = ""
+    """What to tell whoever looks, before all else; one line."""
 
     @property
     def unfinished(self) -> int:

@@ -12,6 +12,7 @@ from kvtrace.ledger.run_file import RunFile, read_run_file
 from kvtrace.live.analysis import Analyses
 from kvtrace.live.counts import WINDOW_NS, Counts, EngineSteps, HookTimes
 from kvtrace.live.model import ProcessLook, Snapshot, State
+from kvtrace.live.stuck import open_hooks
 from kvtrace.live.tail import Tail
 from kvtrace.report.read import REPORT_NAME
 from kvtrace.report.running import any_alive
@@ -72,6 +73,7 @@ class Watch:
         settled = state != "running" and (self.finished or wall - now > _GRACE_NS)
         processes = list(self._processes.values())
         engines = _engines(processes)
+        looks = tuple(_process(one, engines, now) for one in processes)
         return Snapshot(
             run=file.name or self.run_dir.resolve().name,
             directory=str(self.run_dir),
@@ -84,7 +86,8 @@ class Watch:
             preempted=sum(one.counts.preempted for one in processes),
             records=sum(one.counts.records for one in processes),
             spool_bytes=sum(one.tail.size for one in processes),
-            processes=tuple(_process(one, engines, now) for one in processes),
+            processes=looks,
+            open_hooks=open_hooks(self.run_dir, looks, wall) if state == "running" else (),
             hooks=_hooks(one.counts for one in processes),
             settled=settled,
             analysis=self._analyses.latest(),

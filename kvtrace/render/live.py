@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kvtrace.live.model import ProcessLook, Snapshot
+from kvtrace.ledger.stuck_file import STEP
+from kvtrace.live.model import OpenHook, ProcessLook, Snapshot
 from kvtrace.render.layout import bar, clean
 from kvtrace.render.report import grade_of, outcome_label
 from kvtrace.render.styled import Styled, cell_len
@@ -24,9 +25,9 @@ _STATES = {
     "lost": ("no process of it is here, and its end is not recorded", "yellow"),
 }
 _SEVERITY = {FAULT: "bold red", "limit": "yellow", "note": "cyan"}
-_GROUPS = ("tokens", "hooks", "processes", "findings")
+_GROUPS = ("open", "tokens", "hooks", "processes", "findings")
 # Lines that each part has at least and at most, its heading included, on a screen of 24 and more.
-_LEAST = {"tokens": 4, "hooks": 4, "processes": 4, "findings": 3}
+_LEAST = {"open": 2, "tokens": 4, "hooks": 4, "processes": 4, "findings": 3}
 _FIXED = 3  # two lines of the head, and the foot
 
 
@@ -34,6 +35,7 @@ def picture(look: Snapshot, width: int = WIDTH, height: int = HEIGHT) -> list[St
     """At most `height` lines of at most `width` cells: never more, whatever the run holds."""
     width, height = max(width, 20), max(height, 2)
     parts = {
+        "open": list(_open_hooks(look)),
         "tokens": list(_tokens(look)),
         "hooks": list(_hooks(look)),
         "processes": list(_processes(look)),
@@ -107,7 +109,13 @@ def _head(look: Snapshot) -> Iterator[Styled]:
 
 
 def _foot(look: Snapshot) -> Styled:
-    ends = "q ends" if look.state == "running" else f"kvtrace explain {clean(look.directory, 60)}"
+    ends = (
+        "s: stacks now · q ends"
+        if look.state == "running"
+        else f"kvtrace explain {clean(look.directory, 60)}"
+    )
+    if look.notice:
+        return Styled(clean(look.notice, 300), "bold")
     if look.problem:
         return Styled(clean(look.problem, 300), "yellow")
     if look.analysis is None:
@@ -149,6 +157,21 @@ def _outcomes(ledger: Ledger, nothing: str) -> Iterator[Styled]:
         line.append(f"{grade_of(ledger.get('grades', {}).get(name, {})):<9}", "dim")
         line.append(bar(share, 4), "cyan")
         yield line
+
+
+def _open_hooks(look: Snapshot) -> Iterator[Styled]:
+    if not look.open_hooks:
+        return
+    yield Styled(f"{'Open hooks':<38}{'at least':>10}{'at most':>10}   in", "bold")
+    yield from (_open_hook(one) for one in look.open_hooks)
+
+
+def _open_hook(one: OpenHook) -> Styled:
+    what = "a step, in no hook" if one.what == STEP else one.what
+    line = Styled("  ")
+    line.append(f"{_short(clean(f'{what} · {one.process} (pid {one.pid})', 200), 35):<36}", "bold red")
+    line.append(f"{duration(one.least_s):>10}{duration(one.most_s):>10}   {clean(one.call, 80)}")
+    return line
 
 
 def _hooks(look: Snapshot) -> Iterator[Styled]:

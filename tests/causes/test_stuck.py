@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from synth import Rounding, Sim
@@ -59,6 +60,23 @@ def test_a_hook_that_never_came_back_is_a_fault_with_its_calls_and_its_threads(t
     assert "Mine.wait_for_save (store.py:40) > Event.wait (threading.py:629)" in told
     assert "thread uploader: send (net.py:12)" in told and "logger" not in told
     assert "nothing more was recorded" in told
+
+
+def test_the_calls_in_native_code_are_named_and_the_interpreters_own_left_out(tmp_path: Path) -> None:
+    lib, python = "/usr/lib/libnixl.so.1", "/usr/lib/libpython3.11.so.1.0"
+    calls = (
+        Frame("0x7f00", "/usr/lib/libc.so.6", 0, True),
+        Frame("nixlAgent::getXferStatus", lib, 0, True),
+        Frame("lock_acquire", python, 0, True),
+    )
+    inside = Thread("MainThread", False, (*calls, *HOOK, Frame("main", "/usr/bin/python3.11", 0, True)))
+    findings, _ = found(tmp_path / "a", look(inside))
+    (line, *_) = findings["hook-stuck"].evidence
+    assert line.endswith("Event.wait (threading.py:629) > nixlAgent::getXferStatus (libnixl.so.1)")
+    findings, _ = found(tmp_path / "b", replace(look(IN_HOOK), no_native="py-spy: no unwinding"))
+    assert "calls in native code are not known: py-spy: no unwinding" in " ".join(
+        findings["hook-stuck"].evidence
+    )
 
 
 def test_a_hook_that_came_back_is_a_note(tmp_path: Path) -> None:

@@ -73,9 +73,14 @@ def test_a_hook_that_hangs_is_named_with_its_calls_and_its_threads(
     assert resumed == {way: way != WAYS[-1] for way in WAYS}
     kept = json.loads((run_dir / "stuck.json").read_text())["looks"]
     frames = [frame for look in kept for thread in look["threads"] for frame in thread["frames"]]
-    assert frames and all(set(frame) == {"function", "file", "line"} for frame in frames)  # no values
+    assert frames and all(
+        set(frame) == {"function", "file", "line", "native"} for frame in frames
+    )  # no values
     threads = {thread.name for way in WAYS for thread in looks_in(run_dir, way)[0].threads}
     assert {"uploader", "holder"} <= threads
+
+    (last, *_) = looks_in(run_dir, WAYS[-1])
+    assert any(frame.native for thread in last.threads for frame in thread.frames) or last.no_native
 
     report = read_report(run_dir / "report.json")
     (found,) = [one for one in report["findings"] if one["id"] == "hook-stuck"]

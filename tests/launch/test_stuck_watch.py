@@ -14,8 +14,8 @@ import kvtrace
 from kvtrace.launch import spy as spy_module
 from kvtrace.launch.rundir import RunDir
 from kvtrace.launch.spy import FORBIDDEN, MISSING, Spy, SpyError, read_dump
-from kvtrace.launch.stuck import MOST_LOOKS, StuckWatch
-from kvtrace.ledger.stuck_file import Frame, Thread, read_stuck_file, standing
+from kvtrace.launch.stuck import MOST_ASKED, MOST_LOOKS, StuckWatch
+from kvtrace.ledger.stuck_file import ASK_FILE, Frame, Thread, read_stuck_file, standing
 from kvtrace.trace import format as fmt
 from kvtrace.trace.facts import Header
 from kvtrace.trace.format import Stop
@@ -42,15 +42,16 @@ class Scene:
 
     def __init__(self, folder: Path, after: float = 30.0) -> None:
         self.rundir = RunDir.create("run", folder / "run")
-        self.now, self.sees, self.looked = 0.0, (IDLE,), list[int]()
+        self.now, self.sees, self.looked, self.native = 0.0, (IDLE,), list[int](), list[bool]()
         path = self.rundir.path / fmt.SPOOL_DIR / f"worker-r0-{PID}-ab.kvt"
         self.recorder = Recorder(path, Header(pid=PID), 1 << 30)
         self.living = {PID}
         self.error = ""
         self.watch = StuckWatch(self.rundir, after, lambda: self.living, self.look, clock=lambda: self.now)
 
-    def look(self, pid: int) -> Spy:
+    def look(self, pid: int, native: bool) -> Spy:
         self.looked.append(pid)
+        self.native.append(native)
         if self.error:
             raise SpyError(self.error)
         scene = self
@@ -171,6 +172,24 @@ def test_a_signal_asks_at_once_and_what_it_shows_is_kept(tmp_path: Path) -> None
     assert len(scene.looked) == 2
 
 
+def test_a_file_asks_as_the_signal_does(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, after=0)
+    (scene.rundir.path / ASK_FILE).touch()
+    scene.passes(10)
+    assert len(scene.looked) == 2 and scene.watch.file.looks[0].asked
+    assert not (scene.rundir.path / ASK_FILE).exists()
+
+
+def test_who_asks_gets_a_look_past_those_that_nobody_asked_for(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(MOST_ASKED + 3):
+        scene.watch.ask()
+        scene.passes(10)
+    assert len(scene.watch.file.looks) == MOST_ASKED
+    assert capsys.readouterr().err.count("there will be no more") == 1
+
+
 def test_a_run_keeps_a_few_looks_only(scene: Scene) -> None:
     scene.sees = (hook("wait_for_save"),)
     for _ in range(MOST_LOOKS + 5):
@@ -255,6 +274,41 @@ def test_without_the_right_to_trace_the_settings_are_named(
     monkeypatch.setattr(spy_module, "program", lambda: None)
     with pytest.raises(SpyError, match=r"pip install 'kvtrace\[spy\]'"):
         Spy(1)
+
+
+def test_where_native_frames_fail_it_looks_again_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = '{"name": "f", "filename": "/m/a.py", "module": null, "line": 3}'
+    call = '{"name": "recv", "filename": "/l/libc.so.6", "module": "/l/libc.so.6", "line": 0}'
+    answer = '[{"thread_name": "t", "active": false, "frames": [%s]}]'
+    refuses = f"case $* in *--native*) echo no unwinding here >&2; exit 1;; esac; echo '{answer % frame}'"
+    fake = program(tmp_path, refuses)
+    monkeypatch.setattr(spy_module, "program", lambda: str(fake))
+    spy = Spy(1, native=True)
+    spy._process.wait(60)
+    assert spy.threads() is None
+    spy._process.wait(60)
+    assert spy.threads() == (Thread("t", False, (Frame("f", "/m/a.py", 3),)),)
+    assert spy.no_native == "py-spy: no unwinding here"
+    program(tmp_path, f"echo '{answer % f'{call}, {frame}'}'")
+    spy = Spy(1, native=True)
+    spy._process.wait(60)
+    (thread,) = spy.threads() or ()
+    assert thread.frames[0] == Frame("recv", "/l/libc.so.6", 0, native=True) and not spy.no_native
+
+
+def test_native_frames_are_taken_of_a_process_that_hangs_only(scene: Scene) -> None:
+    scene.sees = (hook("wait_for_save"),)
+    scene.passes(40)
+    assert scene.native == [False, True]
+    scene.writes()
+    scene.passes(1)
+    scene.watch.ask()
+    scene.passes(1)
+    scene.writes()
+    scene.passes(10)
+    assert scene.native == [False, True, False, False]
 
 
 def test_names_and_lines_are_read_and_nothing_else() -> None:

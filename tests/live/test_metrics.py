@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from kvtrace.live.exposition import CONTENT_TYPE, exposition
-from kvtrace.live.model import ProcessLook
+from kvtrace.live.model import OpenHook, ProcessLook
 from kvtrace.live.server import MetricsServer
 from kvtrace.live.watch import Watch
 
@@ -106,7 +106,10 @@ def test_without_the_extra_the_way_to_it_is_said(
 
 def test_the_dashboard_and_the_page_name_what_is_served(run: Path) -> None:
     worker = ProcessLook("Worker-0", 4711, "worker", 61.0, False, 2, 41, 60.0)
-    served = set(samples(exposition(replace(Watch(run).look(wait=True), processes=(worker,)))))
+    hook = OpenHook("Worker-0", 4711, "wait_for_save", "recv (net.py:3)", 41.0, 61.0)
+    look = replace(Watch(run).look(wait=True), processes=(worker,), open_hooks=(hook,))
+    served = samples(exposition(look))
+    assert list(served["kvtrace_open_hook_seconds"].values()) == [41.0]
     board = json.loads(DASHBOARD.read_text())
     asked = {
         name
@@ -114,7 +117,7 @@ def test_the_dashboard_and_the_page_name_what_is_served(run: Path) -> None:
         for target in panel["targets"]
         for name in re.findall(r"kvtrace_\w+", target["expr"])
     }
-    assert asked and asked <= served
+    assert asked and asked <= set(served)
     documented = set(re.findall(r"`(kvtrace_\w+)`", DOCS.read_text()))
     plain = {re.sub(r"_(bucket|count|sum)$", "", name) for name in served}
     assert documented == plain

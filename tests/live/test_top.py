@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from synth import SpoolFile
 
+from kvtrace.ledger.stuck_file import ASK_FILE, Frame, Look, StuckFile, Thread
 from kvtrace.live.counts import HookTimes
-from kvtrace.live.model import ProcessLook, Snapshot
+from kvtrace.live.model import OpenHook, ProcessLook, Snapshot
+from kvtrace.live.stuck import of_looks
 from kvtrace.live.watch import Watch
 from kvtrace.render.live import picture
 from kvtrace.render.styled import cell_len
@@ -41,6 +43,10 @@ def crowded(look: Snapshot) -> Snapshot:
     processes = tuple(
         ProcessLook(f"worker-{i}-{'w' * 90}", i, "worker", 1e9, False, 3, 10**9, 1e9) for i in range(64)
     )
+    open_hooks = tuple(
+        OpenHook(f"worker-{i}-{'w' * 90}", i, "wait_for_save", "漢字 \x1b[2J" * 40, 1e9, 1e9)
+        for i in range(8)
+    )
     hooks = {f"hook_{i}_{'h' * 50}": HookTimes(10**12, 10**18, 10**15, 10**9) for i in range(30)}
     return replace(
         look,
@@ -52,6 +58,7 @@ def crowded(look: Snapshot) -> Snapshot:
         preempted=10**12,
         records=10**15,
         processes=processes,
+        open_hooks=open_hooks,
         hooks=hooks,
         analysis=replace(look.analysis, report=report),
     )
@@ -69,9 +76,9 @@ def test_the_picture_holds(run: Path, size: tuple[int, int]) -> None:
 
 def test_every_part_has_its_place_on_a_full_screen(run: Path) -> None:
     text = "\n".join(line.plain() for line in picture(crowded(Watch(run).look(wait=True))))
-    for part in ("Tokens", "Hooks", "Processes", "Findings so far: 30"):
+    for part in ("Open hooks", "Tokens", "Hooks", "Processes", "Findings so far: 30"):
         assert part in text
-    assert text.count("more\n") == 4  # what has no room is counted
+    assert text.count("more\n") == 5  # what has no room is counted
 
 
 def test_the_picture_says_what_the_report_says(run: Path) -> None:
@@ -95,6 +102,30 @@ def test_a_step_that_stays_open_is_shown(run: Path) -> None:
     assert "41 and" not in "\n".join(line.plain() for line in picture(replace(look, processes=(quick,))))
 
 
+def looked(pid: int, *, stood: bool = True, resumed: int | None = None) -> Look:
+    """A process that stood in wait_for_save at two looks, the second one 20 s after time 0."""
+    frames = (
+        Frame("recv", "/m/net.py", 12),
+        Frame("_kvt_wrapper", "<kvtrace wrapper of Mine.wait_for_save>", 4),
+    )
+    thread = Thread("MainThread", False, frames)
+    return Look(pid, "w.kvt", 20 * 10**9, 36 * 10**9, 5 * 10**9, False, stood, resumed, (thread,))
+
+
+def test_a_hook_that_hangs_is_shown_with_the_bounds_of_its_time_and_its_call(run: Path) -> None:
+    workers = [ProcessLook(f"Worker-{pid}", pid, "worker", 46.0, False) for pid in (1, 2, 3, 4)]
+    went_on = ProcessLook("Worker-5", 5, "worker", 1.0, False)
+    looks = (looked(1), looked(2, stood=False), looked(3, resumed=1), looked(5), looked(6))
+    open_hooks = of_looks(StuckFile(looks=looks), [*workers, went_on], 30 * 10**9)
+    assert open_hooks == (OpenHook("Worker-1", 1, "wait_for_save", "recv (net.py:12)", 15.0, 46.0),)
+    look = replace(Watch(run).look(), state="running", open_hooks=open_hooks)
+    lines = [line.plain() for line in picture(look)]
+    at = next(i for i, line in enumerate(lines) if line.startswith("Open hooks"))
+    assert lines[at + 1].split() == [
+        "wait_for_save", "·", "Worker-1", "(pid", "1)", "15", "s", "46", "s", "recv", "(net.py:12)",
+    ]  # fmt: skip
+
+
 def test_once_prints_one_picture(run: Path, shell: Shell) -> None:
     code, out, err = shell("top", run, "--once")
     assert (code, err) == (0, "")
@@ -109,9 +140,10 @@ def test_no_run_is_one_clear_line(tmp_path: Path, shell: Shell) -> None:
     assert err.startswith("kvtrace: no such run directory: ") and err.count("\n") == 1
 
 
-def on_a_terminal(folder: Path, typed: bytes) -> tuple[int, str]:
-    """kvtrace top on a terminal on which these keys are pressed once it is there: its exit code
-    and what it showed."""
+def on_a_terminal(folder: Path, *typed: bytes) -> tuple[int, str]:
+    """kvtrace top on a terminal on which these keys are pressed, one a picture, once it is there: its exit
+    code and what it showed."""
+    keys = list(typed)
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
     process = subprocess.Popen(
@@ -123,9 +155,8 @@ def on_a_terminal(folder: Path, typed: bytes) -> tuple[int, str]:
     try:
         while data := os.read(ours, 65536):
             shown += data
-            if typed and TAKEN_OVER in shown:
-                os.write(ours, typed)
-                typed = b""
+            if keys and TAKEN_OVER in shown and b"\x1b[J" in data:
+                os.write(ours, keys.pop(0))
     except OSError:  # the other end is closed
         pass
     code = process.wait()
@@ -133,16 +164,28 @@ def on_a_terminal(folder: Path, typed: bytes) -> tuple[int, str]:
     return code, shown.decode()
 
 
-def test_q_ends_it_with_0_and_leaves_the_last_picture(tmp_path: Path) -> None:
+def one_process(tmp_path: Path) -> None:
+    """A run with one process that is there: this one."""
     header = {
         "role": "front", "process": "MainProcess", "host": socket.gethostname(), "pid": os.getpid(),
         "wall_ns": time.time_ns(), "perf_ns": 0,
     }  # fmt: skip
-    SpoolFile(tmp_path, "front-1", header).write()  # of a process that is there: this one
+    SpoolFile(tmp_path, "front-1", header).write()
+
+
+def test_q_ends_it_with_0_and_leaves_the_last_picture(tmp_path: Path) -> None:
+    one_process(tmp_path)
     code, shown = on_a_terminal(tmp_path, b"q")
     assert code == 0
     assert "\x1b[?1049h" in shown and shown.rstrip().endswith("\x1b[?1049l")
     assert "running" in shown and "q ends" in shown
+
+
+def test_s_asks_kvtrace_run_for_the_stacks(tmp_path: Path) -> None:
+    one_process(tmp_path)
+    code, shown = on_a_terminal(tmp_path, b"s", b"q")
+    assert code == 0 and "stuck.json has the stacks" in shown
+    assert (tmp_path / ASK_FILE).is_file()
 
 
 def test_a_run_that_has_ended_shows_its_last_picture(run: Path) -> None:

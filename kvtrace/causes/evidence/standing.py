@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from kvtrace.causes.case import Case
-from kvtrace.ledger.stuck_file import STEP, Frame, Look, Place, Thread, standing
+from kvtrace.ledger.stuck_file import STEP, Frame, Look, Place, Thread, innermost_native, standing
 from kvtrace.words import listed, plural
 
 _CALLS = 6
 _THREADS = 4
+_NATIVE = 2
+_NAME = 60
 
 
 def stood(case: Case) -> Iterator[tuple[Look, Place]]:
@@ -46,15 +48,20 @@ def evidence(case: Case, look: Look, place: Place) -> list[str]:
     inside = "its step" if place.what == STEP else place.what
     lines = [
         f"{name_of(case, look)}: no step ended for {seconds(look.silent_ns)}, and at two looks "
-        f"{seconds(look.apart_ns)} apart it stood in {inside}: {way(place.way)}",
+        f"{seconds(look.apart_ns)} apart it stood in {inside}: {way(place.way)}{native(place.native)}",
         f"{seconds(look.resumed_ns)} later it went on"
         if look.resumed_ns is not None
         else "until the run's end nothing more was recorded of it",
     ]
     others = connector_threads(look, place)
-    lines += [f"thread {thread.name}: {way(_calls(thread))}" for thread in others[:_THREADS]]
+    lines += [
+        f"thread {thread.name}: {way(_calls(thread))}{native(innermost_native(thread))}"
+        for thread in others[:_THREADS]
+    ]
     if others[_THREADS:]:
         lines.append(f"and {plural(len(others) - _THREADS, 'more thread')} of the connector")
+    if look.no_native:
+        lines.append(f"its calls in native code are not known: {look.no_native}")
     return lines
 
 
@@ -64,13 +71,20 @@ def way(calls: tuple[Frame, ...]) -> str:
     return " > ".join(["...", *shown] if len(calls) > _CALLS else shown) or "its wrapper"
 
 
+def native(calls: tuple[Frame, ...]) -> str:
+    """The innermost calls in native code that have a name; "" for none."""
+    named = [one for one in calls if not one.function.startswith("0x")][-_NATIVE:]
+    return "".join(f" > {one.function[:_NAME]} ({PurePosixPath(one.file).name})" for one in named)
+
+
 def connector_threads(look: Look, place: Place) -> list[Thread]:
     """The other threads with a call in the packages that the hook's own calls lie in."""
     homes = {home for frame in place.way if (home := _home(frame.file))}
     return [
         thread
         for thread in look.threads
-        if thread != place.thread and any(_home(frame.file) in homes for frame in thread.frames)
+        if thread != place.thread
+        and any(not frame.native and _home(frame.file) in homes for frame in thread.frames)
     ]
 
 
@@ -79,7 +93,8 @@ def _calls(thread: Thread) -> tuple[Frame, ...]:
     return tuple(
         frame
         for frame in reversed(thread.frames)
-        if "/kvtrace/agent/" not in frame.file
+        if not frame.native
+        and "/kvtrace/agent/" not in frame.file
         and not frame.function.endswith(("Thread.run", "_bootstrap", "_bootstrap_inner"))
     )
 
