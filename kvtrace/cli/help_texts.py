@@ -77,7 +77,12 @@ Options:
   --stuck-after SECONDS           Look with py-spy (kvtrace[spy]) at where a
                                   process of vLLM stands that has recorded
                                   nothing for so long; 0: only on 'kill -RTMIN
-                                  PID' of kvtrace.  [default: 30]
+                                  PID' of kvtrace, or s in kvtrace top.
+                                  [default: 30]
+  --sample RATE                   Record a py-spy profile (kvtrace[spy]) of
+                                  each worker and engine core: so many samples
+                                  per second, in speedscope format beside the
+                                  trace.
   -h, --help                      Show this message and exit.
 
   Examples:

@@ -15,6 +15,7 @@ _SHIFTS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _LEAST = 64 << 10
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*\Z")
 _SECONDS = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*s?\Z")
+_MOST_RATE = 1000
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%\Z")
 
 
@@ -89,6 +90,19 @@ def parse_seconds(text: str) -> float:
     return float(match.group(1))
 
 
+def parse_rate(text: str) -> int:
+    """``50`` -> samples per second; 0 for none.
+
+    Raises:
+        KvtraceError: no whole number, or more than 1000.
+    """
+    if not text.strip().isdecimal() or int(text) > _MOST_RATE:
+        raise KvtraceError(
+            f"--sample {text!r} is no rate", f"write samples per second, up to {_MOST_RATE}, for example 50"
+        )
+    return int(text)
+
+
 def run(
     command: list[str] | None = typer.Argument(
         None, metavar="[--] COMMAND...", help="Any command that starts vLLM, with its own options unchanged."
@@ -145,7 +159,15 @@ def run(
         "--stuck-after",
         metavar="SECONDS",
         help="Look with py-spy (kvtrace[spy]) at where a process of vLLM stands that has recorded nothing "
-        "for so long; 0: only on 'kill -RTMIN PID' of kvtrace.",
+        "for so long; 0: only on 'kill -RTMIN PID' of kvtrace, or s in kvtrace top.",
+    ),
+    sample: str = typer.Option(
+        "0",
+        "--sample",
+        metavar="RATE",
+        help="Record a py-spy profile (kvtrace[spy]) of each worker and engine core: so many samples per "
+        "second, in speedscope format beside the trace.",
+        show_default=False,
     ),
 ) -> None:
     """Run a vLLM command traced, then make the report.
@@ -161,7 +183,7 @@ def run(
     options = RunOptions(
         command, output, name, parse_size(limit), parse_timing(device_timing), parse_budget(budget),
         parse_watch(watch), parse_adapter(metadata_adapter), keep_messages,
-        stuck_after=parse_seconds(stuck_after),
+        stuck_after=parse_seconds(stuck_after), sample=parse_rate(sample),
     )  # fmt: skip
     code = run_session(options)
     raise typer.Exit(code)

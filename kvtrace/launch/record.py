@@ -36,6 +36,8 @@ class RunRecord:
     notes: list[str] = field(default_factory=list)
     spools: dict[str, int] = field(default_factory=dict)
     """Name of each spool -> its size once the run had ended: what is shorter later was cut."""
+    profiles: list[str] = field(default_factory=list)
+    """py-spy's profiles (``--sample``), as paths in the run directory."""
 
     def document(self) -> dict[str, Any]:
         """As JSON; secrets in the command are masked here."""

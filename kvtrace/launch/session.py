@@ -20,6 +20,7 @@ from kvtrace.launch.processes import ProcessTable
 from kvtrace.launch.record import RunRecord
 from kvtrace.launch.rest import write_rest
 from kvtrace.launch.rundir import RUN_FILE, RunDir, safe_name
+from kvtrace.launch.sample import Sampler
 from kvtrace.launch.say import say
 from kvtrace.launch.status import Status, at_a_terminal
 from kvtrace.launch.stuck import StuckWatch
@@ -47,6 +48,8 @@ class RunOptions:
     keep_messages: bool = AgentConfig.keep_messages
     stuck_after: float = 30.0
     """Seconds without a record after which a process is looked at; 0: only where a signal asks."""
+    sample: int = 0
+    """Samples per second of each worker's and engine core's profile; 0: none is recorded."""
 
     def agent(self, run_dir: Path, run: str) -> AgentConfig:
         """The agent's configuration for a run of that name, under a new key."""
@@ -98,7 +101,8 @@ class _Session:
         config = agent.to_text()
         self._environ = environment.child_environment(os.environ, options.command, config, self._overlay)
         self._table = ProcessTable(config, self._overlay, foreign)
-        self._stuck = StuckWatch(rundir, options.stuck_after, lambda: {p.pid for p in self._table.living()})
+        self._stuck = StuckWatch(rundir, options.stuck_after, self._pids)
+        self._sampler = Sampler(rundir, options.sample, self._pids)
         variable = environment.PLUGINS_VARIABLE
         plugins = {variable: self._environ.get(variable), "overlay": str(self._overlay)}
         self._record = RunRecord(
@@ -109,6 +113,9 @@ class _Session:
             plugins=plugins,
         )
         rundir.write_json(RUN_FILE, self._record.document())
+
+    def _pids(self) -> set[int]:
+        return {process.pid for process in self._table.living()}
 
     def watch(self) -> Outcome:
         """The child's life."""
@@ -122,6 +129,7 @@ class _Session:
         self._record.exit_code, self._record.signal = outcome.code, outcome.signal
         self._stuck.stop()
         self._wait_for_stragglers()
+        self._look(self._end_samples)
         if not self.rundir.path.is_dir():
             say(f"{self.rundir.shown} was deleted while the command ran: there is nothing left to report")
             return outcome.code
@@ -160,6 +168,7 @@ class _Session:
         self._status.look()
         self._look(self._table.scan)
         self._look(self._stuck.tick)
+        self._look(self._sampler.tick)
 
     def _on_signal(self, signum: int) -> None:
         if signum == ASK:
@@ -177,6 +186,14 @@ class _Session:
             note = f"processes were not all seen: {type(error).__name__}: {error}"
             if note not in self._record.notes:
                 self._record.notes.append(note)
+
+    def _end_samples(self) -> None:
+        try:
+            with finish.interruptible():
+                found = self._sampler.finish()
+                self._record.profiles = [str(path.relative_to(self.rundir.path)) for path in found]
+        except KeyboardInterrupt:
+            self._sampler.stop()
 
     def _wait_for_stragglers(self) -> None:
         """vLLM's engine and workers end a moment after their parent, and write until then."""

@@ -100,7 +100,7 @@ class Spy:
             self._out.seek(0)
             self._errors.seek(0)
             if code:
-                raise SpyError(_why(self._errors.read(1 << 16).decode("utf-8", "replace")))
+                raise SpyError(why_not(self._errors.read(1 << 16).decode("utf-8", "replace")))
             return read_dump(self._out.read(_MOST_BYTES))
         finally:
             self._close()
@@ -147,7 +147,7 @@ def _text(value: object) -> str:
     return mask_text(str(value))[:_MOST_CHARS]
 
 
-def _why(errors: str) -> str:
+def why_not(errors: str) -> str:
     """What kept py-spy out, in one clause."""
     low = errors.lower()
     if "permission denied" in low or "operation not permitted" in low or "eperm" in low:

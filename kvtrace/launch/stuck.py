@@ -40,7 +40,7 @@ _TRIES = 5
 """py-spy now and then cannot read a process that runs, or that a busy machine keeps waiting."""
 _FOR_GOOD = (MISSING, FORBIDDEN)
 """Why nothing will be seen in this run."""
-_ROLES = ("worker-", "scheduler-", "engine-")
+ROLES = ("worker-", "scheduler-", "engine-")
 
 
 @dataclass
@@ -131,7 +131,7 @@ class StuckWatch:
         now = self._clock()
         with os.scandir(self._rundir.path / SPOOL_DIR) as entries:
             for entry in entries:
-                if not entry.name.startswith(_ROLES) or not entry.name.endswith(SPOOL_SUFFIX):
+                if not entry.name.startswith(ROLES) or not entry.name.endswith(SPOOL_SUFFIX):
                     continue
                 state = entry.stat(follow_symlinks=False)
                 self._names[state.st_ino] = entry.name

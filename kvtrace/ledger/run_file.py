@@ -10,6 +10,8 @@ from kvtrace.regular import read_regular
 from kvtrace.trace.facts import Document
 from kvtrace.trace.sums import is_damaged
 
+PROFILE_DIR, PROFILE_SUFFIX = "profiles", ".speedscope.json"
+"""Where ``kvtrace run --sample`` puts what py-spy recorded, in a run directory."""
 _MAX_BYTES = 1 << 26
 
 
@@ -40,6 +42,8 @@ class RunFile(Document):
     processes: tuple[ListedProcess, ...] = ()
     spools: dict[str, int] = field(default_factory=dict)
     """Spool's file name -> its size in bytes when the run had ended; empty where nobody looked."""
+    profiles: tuple[str, ...] = ()
+    """py-spy's profiles, as paths in the run directory."""
 
 
 def read_run_file(run_dir: Path) -> tuple[RunFile, list[str]]:

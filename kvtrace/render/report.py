@@ -492,7 +492,14 @@ def _timing(report: Report, whole: bool) -> Page:
         rows.append(Row((Code(clean(row["hook"], 60)), row["clock"], count(row["count"]), *times, share)))
     numeric = [Column(head, right=True) for head in ("calls", "median", "p99", "of the steps")]
     columns = [Column("hook"), Column("clock"), *numeric]
-    return [Table(columns, rows, "Time in the connector")] if rows else []
+    page: Page = [Table(columns, rows, "Time in the connector")] if rows else []
+    return [*page, *([Paragraph(line, indent=True)] if (line := profiles(report)) else [])]
+
+
+def profiles(report: Report) -> str:
+    """The files of ``--sample``; "" for none."""
+    files = [clean(one, 200) for one in report["run"].get("profiles", [])]
+    return f"py-spy profiles, for speedscope.app: {names(files)}" if files else ""
 
 
 def _times(*nanoseconds: int) -> list[str]:

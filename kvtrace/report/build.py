@@ -138,6 +138,8 @@ def _run(run: ledger_model.Run, notes: list[str]) -> model.RunFacts:
     }
     if running:
         facts["running"] = True
+    if file.profiles:
+        facts["profiles"] = list(file.profiles[: model.MAX_PROCESSES])
     return facts
 
 

@@ -106,6 +106,9 @@ class Engine(_LaterEngine):
 
 class _LaterRun(TypedDict, total=False):
     running: Annotated[bool, "a process of the run was still recording when the report was made"]
+    profiles: Annotated[
+        list[str], Most(MAX_PROCESSES), "py-spy's profiles (speedscope), as paths in the run directory"
+    ]
 
 
 class RunFacts(_LaterRun):

@@ -54,6 +54,13 @@ def test_golden_markdown() -> None:
     golden("uneven.md", as_markdown(with_loads()))
 
 
+def test_profiles_are_named() -> None:
+    report = sample()
+    report["run"]["profiles"] = ["profiles/worker-r0-7-ab.speedscope.json"]
+    for page in (as_text(report), as_markdown(report), render_html(report)):
+        assert "worker-r0-7-ab.speedscope.json" in page and "speedscope.app" in page
+
+
 def test_the_order_is_verdict_ledgers_pipeline_findings_rule_outs_limits_next() -> None:
     for page in (as_text(sample()), as_markdown(sample())):
         spine = (

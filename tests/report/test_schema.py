@@ -33,7 +33,7 @@ KNOWN = {
     "const", "enum", "additionalProperties", "items", "maxItems", "minimum", "maximum",
 }  # fmt: skip
 LATER = {"report": ("connectors", "graphs", "device", "digest"),
-         "RunFacts": ("running",), "Ledger": ("grades",),
+         "RunFacts": ("running", "profiles"), "Ledger": ("grades",),
          "Engine": ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls"),
          "Finding": ("connector", "grade"), "RequestRow": ("grade", "not_observed")}  # fmt: skip
 """Added to the schema after its first reports: optional, so that those stay valid."""

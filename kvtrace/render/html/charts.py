@@ -6,6 +6,7 @@ from kvtrace.picture.model import Map, Picture, State
 from kvtrace.render.html.markup import Content, Markup, section, tag, text
 from kvtrace.render.html.sections import device_table, requests_table, timing_table
 from kvtrace.render.layout import names
+from kvtrace.render.report import profiles
 from kvtrace.report.model import Report
 from kvtrace.words import count, percent, plural
 
@@ -124,7 +125,10 @@ def hook_times(report: Report) -> Markup:
             "figcaption", "Dot: median; stroke: 99th percentile. The scale is logarithmic.", class_="dim"
         )
         parts.append(tag("figure", [caption, chart], data_times=True))
-    return section("times", "Hook times, host and device", *parts, timing_table(report), device_table(report))
+    parts += [timing_table(report), device_table(report)]
+    if line := profiles(report):
+        parts.append(tag("p", line))
+    return section("times", "Hook times, host and device", *parts)
 
 
 def times_data(report: Report) -> list[dict[str, object]]:
