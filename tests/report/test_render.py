@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample import sample, with_loads
 
+from kvtrace.render.html.page import page as html_page
 from kvtrace.render.layout import bar, clean, names, wrap
 from kvtrace.render.markdown import markdown
 from kvtrace.render.page import Screen
@@ -57,7 +58,7 @@ def test_golden_markdown() -> None:
 def test_profiles_are_named() -> None:
     report = sample()
     report["run"]["profiles"] = ["profiles/worker-r0-7-ab.speedscope.json"]
-    for page in (as_text(report), as_markdown(report), render_html(report)):
+    for page in (as_text(report), as_markdown(report), html_page(report)):
         assert "worker-r0-7-ab.speedscope.json" in page and "speedscope.app" in page
 
 
