@@ -12,6 +12,7 @@ from kvtrace.cli.docs import docs
 from kvtrace.cli.examples import epilog
 from kvtrace.cli.explain import explain
 from kvtrace.cli.export import export
+from kvtrace.cli.merge import merge
 from kvtrace.cli.metrics import metrics
 from kvtrace.cli.requests import requests
 from kvtrace.cli.run import run
@@ -52,6 +53,7 @@ app.command("requests", epilog=epilog("requests"))(requests)
 app.command("why", epilog=epilog("why"))(why)
 app.command("top", epilog=epilog("top"))(top)
 app.command("metrics", epilog=epilog("metrics"))(metrics)
+app.command("merge", epilog=epilog("merge"))(merge)
 app.command("export", epilog=epilog("export"))(export)
 app.command("baseline", epilog=epilog("baseline"))(baseline)
 app.command("check", epilog=epilog("check"))(check)

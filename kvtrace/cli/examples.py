@@ -32,6 +32,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     ),
     "top": ("kvtrace top", "kvtrace top reports/RUN --every 5", "kvtrace top reports/RUN --once"),
     "metrics": ("kvtrace metrics --port 9464", "kvtrace metrics reports/RUN --once"),
+    "merge": (
+        "kvtrace merge reports/PREFILL reports/DECODE",
+        "kvtrace merge reports/HOST-A reports/HOST-B -o reports/both --clock-error 5",
+    ),
     "export": (
         "kvtrace export reports/RUN --format perfetto -o run.pftrace",
         "kvtrace export reports/RUN --format perfetto --steps 100:200 --layers 0,5-8",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from kvtrace.cli.merge import explain_merged
 from kvtrace.cli.output import NO_COLOR, OUTPUT, emit, emit_to, format_option, screen
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.page import Page, Screen
@@ -60,6 +61,11 @@ def explain(
     no_color: bool = NO_COLOR,
 ) -> None:
     """Explain why KV blocks were saved and loaded, or were not."""
+    from kvtrace.merge.where import merged_directory
+
+    if (merged := merged_directory(path)) is not None:
+        explain_merged(merged, format.name, no_color)
+        return
     from kvtrace.report.read import read_report
     from kvtrace.story.locate import traced_directory
 

@@ -23,6 +23,7 @@ Commands:
   why       Show what happened to one request, and to each of its tokens.
   top       Show a run while it goes on.
   metrics   Serve what kvtrace top shows as OpenMetrics.
+  merge     Join the runs of several engines: prefill and decode.
   export    Write a run, or a part of it, for other programs.
   baseline  Write the contract of a good run, for kvtrace check.
   check     Fail where a run lost hooks, tokens or targets, and say why.
@@ -218,6 +219,32 @@ Options:
   Examples:
     kvtrace metrics --port 9464
     kvtrace metrics reports/RUN --once
+""",
+    "merge": """\
+Usage: kvtrace merge [OPTIONS] {RUN...}...
+
+  Join the runs of several engines: prefill and decode.
+
+  Requests are joined by the ids that the connector handed over. explain,
+  requests and why take the result.
+
+Arguments:
+  RUN... <list[str]>  Run directories of kvtrace run, with two engines or more
+                      in all.  [required]
+
+Options:
+  -o, --output DIR             New directory for it; else
+                               reports/<time>-merged.
+  --clock-error MS             By how much wall clocks of two hosts may be
+                               off.  [default: 100.0; x>=0]
+  --format text|markdown|json  text (for a terminal), markdown (for an issue),
+                               json (for programs).  [default: text]
+  --no-color                   No colour (also: NO_COLOR=1).
+  -h, --help                   Show this message and exit.
+
+  Examples:
+    kvtrace merge reports/PREFILL reports/DECODE
+    kvtrace merge reports/HOST-A reports/HOST-B -o reports/both --clock-error 5
 """,
     "export": """\
 Usage: kvtrace export [OPTIONS] {PATH}

@@ -10,6 +10,7 @@ import typer
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.listing import listing_page, listing_text
+from kvtrace.render.merged import list_page
 
 
 class Sort(str, Enum):
@@ -23,6 +24,8 @@ class Sort(str, Enum):
 
 
 FORMATS = page_formats(listing_page, lambda listing: listing.document(), listing_text)
+
+MERGED = {one.name: one for one in page_formats(list_page, lambda found: found.document())}
 
 
 def requests(
@@ -39,6 +42,13 @@ def requests(
 
     A report holds the worst 200 only; a run directory has all.
     """
+    from kvtrace.merge.where import merged_directory
+
+    if (merged := merged_directory(path)) is not None:
+        from kvtrace.merge.tell import listing as merged_listing
+
+        emit(MERGED[format.name].draw(merged_listing(merged, verdict, sort.value, limit), screen(no_color)))
+        return
     from kvtrace.story.listing import listing
 
     emit(format.draw(listing(path, verdict, sort.value, limit), screen(no_color)))

@@ -9,13 +9,16 @@ import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.render.formats import Format, page_formats
+from kvtrace.render.merged import tale_page
 from kvtrace.render.page import Page
 from kvtrace.render.story import story_page, summary_page
 from kvtrace.story.model import Story
 
 
-def _page(answer: Any) -> Page:  # Story or Summary
-    return story_page(answer) if isinstance(answer, Story) else summary_page(answer)
+def _page(answer: Any) -> Page:  # Story, Summary or Tale
+    if isinstance(answer, Story):
+        return story_page(answer)
+    return tale_page(answer) if hasattr(answer, "joins") else summary_page(answer)
 
 
 FORMATS = page_formats(_page, lambda answer: answer.document())
@@ -39,12 +42,17 @@ def why(
 
     A report without its run holds the request's sums and the findings that name it.
     """
+    from kvtrace.merge.where import merged_directory
     from kvtrace.story.locate import run_directory, traced_directory
     from kvtrace.story.summary import summarize
     from kvtrace.story.tell import tell
 
     answer: Any
-    if Path(path).is_file() and traced_directory(path) is None:
+    if (merged := merged_directory(path)) is not None:
+        from kvtrace.merge.tell import tell as tell_merged
+
+        answer = tell_merged(merged, request, layer, token)
+    elif Path(path).is_file() and traced_directory(path) is None:
         answer = summarize(path, request, layer, token)
     else:
         answer = tell(run_directory(path), request, layer, token)

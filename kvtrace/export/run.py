@@ -133,9 +133,12 @@ def _folder(path: Path) -> Path:
     if found is not None:
         return found
     try:
-        there = path.exists()
+        there, merged = path.exists(), (path / "merged.json").is_file()
     except (OSError, ValueError):
-        there = False
+        there = merged = False
+    if merged:
+        told = "export each run that it names: parquet takes several into one folder"
+        raise KvtraceError("merged runs", clean(str(path)), told)
     what = "no spools with it" if there else "no such file or directory"
     raise KvtraceError(what, clean(str(path)), "give a run directory of kvtrace run")
 

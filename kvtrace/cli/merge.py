@@ -1,0 +1,78 @@
+"""``kvtrace merge``: runs of several engines or hosts as one."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
+from kvtrace.render.formats import Format, page_formats
+from kvtrace.render.merged import merged_page
+from kvtrace.render.page import Page
+
+if TYPE_CHECKING:
+    from kvtrace.merge.model import Merged
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A merge, and the directory that holds it, as typed."""
+
+    merged: Merged
+    where: str
+
+    def page(self) -> Page:
+        return merged_page(self.merged, shlex.quote(self.where))
+
+
+FORMATS = page_formats(Answer.page, lambda answer: answer.merged.to_json())
+
+
+def merge(
+    runs: list[str] = typer.Argument(
+        ..., metavar="RUN...", help="Run directories of kvtrace run, with two engines or more in all."
+    ),
+    output: Path | None = typer.Option(
+        None, "-o", "--output", metavar="DIR", help="New directory for it; else reports/<time>-merged."
+    ),
+    clock_error: float = typer.Option(
+        100.0, "--clock-error", min=0, metavar="MS", help="By how much wall clocks of two hosts may be off."
+    ),
+    format: Format[Any] = format_option(FORMATS),
+    no_color: bool = NO_COLOR,
+) -> None:
+    """Join the runs of several engines: prefill and decode.
+
+    Requests are joined by the ids that the connector handed over. explain, requests and why take the result.
+    """
+    from kvtrace.errors import KvtraceError
+    from kvtrace.merge.build import merge as merge_runs
+    from kvtrace.merge.place import write
+
+    if not clock_error < 1e9:
+        raise KvtraceError("--clock-error is too large", "give milliseconds")
+    answer = merge_runs(runs, round(clock_error * 1e6))
+    place = write(answer, output)
+    emit(format.draw(Answer(answer.merged, str(place)), screen(no_color)))
+
+
+def explain_merged(folder: Path, name: str, no_color: bool) -> None:
+    """What ``explain`` says of a merged directory.
+
+    Args:
+        name: of the format: text, markdown or json.
+
+    Raises:
+        KvtraceError: it cannot be read, or there is no such page of it.
+    """
+    from kvtrace.errors import KvtraceError
+    from kvtrace.merge.place import load
+
+    format = next((one for one in FORMATS if one.name == name), None)
+    if format is None:
+        raise KvtraceError(f"merged runs have no {name} page", folder, "explain each of its runs")
+    emit(format.draw(Answer(load(folder), str(folder)), screen(no_color)))

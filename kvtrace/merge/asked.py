@@ -1,0 +1,147 @@
+"""The requests of one run as far as joining needs them: their ids, those they brought, those they were given.
+
+Read from the scheduler's records and facts alone, chunk by chunk; nothing else of a spool is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from kvtrace.ledger.model import RunError
+from kvtrace.trace import facts, rows
+from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
+from kvtrace.trace.reader import Spool, SpoolError, of_type, without_copies
+from kvtrace.trace.rows import KIND_OF, kind
+
+_KINDS = (rows.Arrival, rows.Chunk, rows.Finish)
+
+
+@dataclass
+class Asked:
+    """One request of one engine. ``t``: its arrival, ``returned_t``: when the connector returned ids (0:
+    never), on the clock of the spool. ``engine``: index among all engines, set by who joins."""
+
+    run: int
+    spool: str
+    tag: int
+    id: str
+    number: int
+    t: int
+    prompt: int = 0
+    client: str = ""
+    brought: dict[str, str] = field(default_factory=dict)
+    returned: dict[str, str] = field(default_factory=dict)
+    returned_t: int = 0
+    asks: tuple[str, ...] = ()
+    engine: int = -1
+
+
+@dataclass
+class RunIds:
+    """``headers``: spool's name -> its header. ``notes``: what could not be read."""
+
+    headers: dict[str, facts.Header] = field(default_factory=dict)
+    requests: list[Asked] = field(default_factory=list)
+    engines: dict[int, tuple[str, facts.Engine]] = field(default_factory=dict)  # tag -> spool, its facts
+    notes: list[str] = field(default_factory=list)
+
+
+def read_ids(run: int, folder: Path) -> RunIds:
+    """The requests of the run in `folder`, the `run`-th of those that are merged.
+
+    Raises:
+        RunError: no spool of it can be read.
+    """
+    found, clients = RunIds(), {}
+    paths, copies = without_copies(folder)
+    found.notes += copies
+    for path in paths:
+        try:
+            spool = _Reader(run, path)
+        except SpoolError as error:
+            found.notes.append(f"spool left out: {error}")
+            continue
+        found.headers[path.name] = spool.header
+        found.engines.update(spool.engines)
+        found.requests += spool.requests
+        clients.update(spool.clients)
+    if not found.headers:
+        first = found.notes[0] if found.notes else f"{folder}: no spool in it"
+        raise RunError(first.removeprefix("spool left out: "))
+    for one in found.requests:
+        one.client = clients.get(one.id, "")
+    return found
+
+
+class _Reader:
+    """One spool."""
+
+    def __init__(self, run: int, path: Path) -> None:
+        spool = Spool(path)
+        wanted = [KIND_OF[row] for row in _KINDS]
+        kept = [np.empty((0, 8), dtype=np.int64)]
+        kept += [chunk[np.isin(kind(chunk[:, 0]), wanted)] for chunk in spool.chunks()]
+        self.header = facts.Header.from_json(spool.header)
+        documents = spool.documents()
+        self.engines: dict[int, tuple[str, facts.Engine]] = {}
+        for _, fact in of_type(facts.Engine, documents):
+            if fact.tag:
+                before = self.engines.get(fact.tag)
+                self.engines[fact.tag] = (path.name, before[1].updated(fact) if before else fact)
+        self.clients = {one.engine: one.client for _, one in of_type(facts.ClientId, documents)}
+        self.requests: list[Asked] = []
+        self._open: dict[str, Asked] = {}
+        self._uses: dict[str, int] = {}
+        self._ended: set[str] = set()
+        self._run, self._name = run, path.name
+        self._read(np.concatenate(kept), spool.names)
+        self._hand_over(of_type(facts.HandOver, documents))
+
+    def _read(self, table: np.ndarray[tuple[int, ...], np.dtype[np.int64]], names: Mapping[int, str]) -> None:
+        for words in table.tolist():
+            row = rows.decode(words)
+            assert isinstance(row, _KINDS)
+            ident = names.get(row.request, "")
+            if not ident:
+                continue
+            if isinstance(row, rows.Arrival):
+                if ident in self._ended or ident not in self._open:
+                    self._begin(ident, row.t, row.prompt)
+                continue
+            if row.step & STEP_MASK and ident not in self._open:
+                self._begin(ident, row.t, getattr(row, "prompt", 0))
+            one = self._open.get(ident)
+            if one is not None and row.step & STEP_MASK:
+                one.tag = one.tag or row.step >> STEP_SHIFT
+            if isinstance(row, rows.Finish):
+                self._ended.add(ident)
+        tags = list(self.engines)
+        for one in self.requests:
+            if not one.tag and len(tags) == 1:
+                one.tag = tags[0]
+
+    def _begin(self, ident: str, t: int, prompt: int) -> None:
+        number = self._uses.get(ident, 0)
+        self._uses[ident] = number + 1
+        self._ended.discard(ident)
+        self._open[ident] = Asked(self._run, self._name, 0, ident, number, t, max(0, prompt))
+        self.requests.append(self._open[ident])
+
+    def _hand_over(self, documents: Sequence[tuple[int, facts.HandOver]]) -> None:
+        """Each to the latest request of its id that had arrived by then."""
+        by_id: dict[str, list[Asked]] = {}
+        for one in self.requests:
+            by_id.setdefault(one.id, []).append(one)
+        for t, fact in documents:
+            fitting = [one for one in by_id.get(fact.request, ()) if one.t <= t]
+            if not fitting:
+                continue
+            one = fitting[-1]
+            if fact.returned:
+                one.returned, one.returned_t = dict(fact.ids), t
+            else:
+                one.brought, one.asks = dict(fact.ids), fact.asks

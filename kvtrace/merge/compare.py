@@ -1,0 +1,63 @@
+"""What one engine sent of a prompt, and what the other one did with it: numbers of a joined request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvtrace.merge.model import Joined, Sums
+from kvtrace.merge.sides import LOCAL, LOST, PARTLY, RECEIVED, SENT, UNSEEN, Side, Stretch
+
+
+def numbers(there: Side, here: Side) -> dict[str, Any]:
+    """The counts of :class:`~kvtrace.merge.model.Joined`: positions of the shorter prompt, by number. Whether
+    the tokens are the same ones is not recorded: the engines' word for it is that they handed over the id."""
+    prompt = min(there.prompt, here.prompt)
+    found: Counter[str] = Counter()
+    sent: Counter[str] = Counter()
+    received: Counter[str] = Counter()
+    for start, end, one, two in _both(there.stretches, here.stretches, prompt):
+        size = end - start
+        if one.word == SENT:
+            sent[one.grade.label] += size
+        if two.word == RECEIVED:
+            received[two.grade.label] += size
+        again = one.word == SENT and two.computed
+        for name, holds in (
+            ("computed", one.computed), ("reused", one.word == LOCAL), ("partly", one.word == PARTLY),
+            ("unseen", one.word == UNSEEN), ("lost", two.word == LOST), ("local", two.word == LOCAL),
+            ("computed_here", two.computed), ("again", again),
+            ("unsent", two.word == RECEIVED and one.word not in (SENT, PARTLY)),
+        ):  # fmt: skip
+            found[name] += size if holds else 0
+        found["last"] += int(again and end == here.prompt)
+    counts = {"offered": here.offered, "accepted": here.accepted, "prompt": prompt, **found}
+    return {**counts, "sent_by": dict(sent), "received_by": dict(received)}
+
+
+def _both(
+    one: Sequence[Stretch], two: Sequence[Stretch], prompt: int
+) -> Iterator[tuple[int, int, Stretch, Stretch]]:
+    """Both sides' stretches, which are in order, cut at the edges of either."""
+    i = k = 0
+    while i < len(one) and k < len(two):
+        start, end = max(one[i].start, two[k].start), min(one[i].end, two[k].end, prompt)
+        if start < end:
+            yield start, end, one[i], two[k]
+        if one[i].end <= two[k].end:
+            i += 1
+        else:
+            k += 1
+
+
+def added(sums: Sums, one: Joined) -> Sums:
+    """The sums with one more request."""
+    total = {name: value for name, value in vars(sums).items() if isinstance(value, int)}
+    for name in total:
+        total[name] += 1 if name == "joined" else getattr(one, name)
+    return Sums(
+        **total,
+        sent_by=dict(Counter(sums.sent_by) + Counter(one.sent_by)),
+        received_by=dict(Counter(sums.received_by) + Counter(one.received_by)),
+    )

@@ -1,0 +1,105 @@
+"""The merged directory: made once, private, never written over; and read again."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from kvtrace.errors import KvtraceError
+from kvtrace.merge.build import Answer
+from kvtrace.merge.model import REQUESTS_FILE, SCHEMA, Alone, Joined, Merged
+from kvtrace.merge.where import MERGED_FILE
+from kvtrace.regular import open_regular, read_regular
+
+_MOST_HEAD = 1 << 24
+_MOST_LINE = 1 << 16
+
+
+def write(answer: Answer, output: Path | None) -> Path:
+    """Writes a merge into a new directory, ``reports/<YYYYmmdd-HHMMSS>-merged`` without another one.
+
+    Raises:
+        KvtraceError: it is there and not empty, or cannot be written.
+    """
+    place = output or Path("reports") / f"{time.strftime('%Y%m%d-%H%M%S')}-merged"
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if any(place.iterdir()):
+            raise KvtraceError(
+                "not empty", place, "a run is never written over: choose another one with -o DIR"
+            )
+        base = os.path.realpath(place)
+        runs = tuple(
+            replace(run, path=os.path.relpath(os.path.realpath(run.path), base)) for run in answer.merged.runs
+        )
+        with open(place / REQUESTS_FILE, "w", encoding="ascii") as file:
+            for row in answer.requests:
+                file.write(json.dumps(row.to_json(), separators=(",", ":")) + "\n")
+        # the head comes last: a directory without it is no merge
+        head = json.dumps(replace(answer.merged, runs=runs).to_json(), indent=1)
+        part = place / f".{MERGED_FILE}.part"
+        part.write_text(head + "\n", encoding="ascii")
+        os.replace(part, place / MERGED_FILE)
+    except OSError as error:
+        raise KvtraceError("cannot write", place, error.strerror or str(error)) from None
+    return place
+
+
+def load(folder: Path) -> Merged:
+    """The head of a merged directory; paths of the runs as they are from here.
+
+    Raises:
+        KvtraceError: no merge that this version reads.
+    """
+    path = folder / MERGED_FILE
+    try:
+        data = read_regular(path, _MOST_HEAD)
+        value = json.loads(data) if len(data) <= _MOST_HEAD else None
+    except OSError as error:
+        raise KvtraceError("cannot read", path, error.strerror or str(error)) from None
+    except (ValueError, RecursionError):
+        raise KvtraceError("damaged", path, "merge the runs again") from None
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+        raise KvtraceError("no merge that this kvtrace reads", path, "merge the runs again")
+    merged = Merged.from_json(value)
+    runs = tuple(replace(run, path=os.path.normpath(folder / run.path)) for run in merged.runs)
+    if any(not 0 <= one.run < len(runs) for one in merged.engines):
+        raise KvtraceError("damaged", path, "merge the runs again")
+    return replace(merged, runs=runs)
+
+
+def requests(folder: Path, engines: int) -> Iterator[Joined | Alone]:
+    """The requests of a merged directory, line by line. ``engines``: how many its head has.
+
+    Raises:
+        KvtraceError: it cannot be read.
+    """
+    path = folder / REQUESTS_FILE
+    try:
+        with open_regular(path) as file:
+            while line := file.readline(_MOST_LINE):
+                yield _row(json.loads(line), engines)
+    except OSError as error:
+        raise KvtraceError("cannot read", path, error.strerror or str(error)) from None
+    except (ValueError, RecursionError):
+        raise KvtraceError("damaged", path, "merge the runs again") from None
+
+
+def _row(value: object, engines: int) -> Joined | Alone:
+    if not isinstance(value, dict):
+        raise ValueError("no object")
+    if "alone" in value:
+        alone = Alone.from_json(value)
+        least = -1
+        ends = [alone.alone]
+        row: Joined | Alone = alone
+    else:
+        joined = Joined.from_json(value)
+        least, ends, row = 0, [joined.there, joined.here], joined
+    if any(not least <= end.engine < engines for end in ends):
+        raise ValueError("no such engine")
+    return row

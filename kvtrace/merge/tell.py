@@ -1,0 +1,186 @@
+"""A merged run's requests: all of them, and the story of one across its engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvtrace.errors import KvtraceError
+from kvtrace.merge.model import Alone, End, Joined, Merged
+from kvtrace.merge.place import load, requests
+from kvtrace.story.locate import traced_directory
+from kvtrace.story.model import Story
+from kvtrace.story.tell import tell as tell_one
+from kvtrace.words import listed
+
+MOST_TOLD = 4
+"""Engines of one request that are told: one that computes, and those that load from it."""
+
+
+@dataclass
+class List:
+    """The requests of a merge; ``rows`` sorted and cut, ``fit`` before the cut."""
+
+    merged: Merged
+    rows: list[Joined | Alone] = field(default_factory=list)
+    fit: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: ``kvtrace.merged-requests/1``."""
+        rows = [row.to_json() for row in self.rows]
+        return {"schema": "kvtrace.merged-requests/1", "fit": self.fit, "rows": rows}
+
+
+@dataclass
+class Tale:
+    """One request across engines. ``joins``: all of them that it takes part in; ``stories``: one for each of
+    ``ends``, None where it cannot be told, with the reason in ``notes``."""
+
+    merged: Merged
+    joins: list[Joined]
+    alone: Alone | None
+    ends: list[End]
+    stories: list[Story | None]
+    notes: list[str] = field(default_factory=list)
+    left_out: int = 0
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: ``kvtrace.merged-story/1``."""
+        return {
+            "schema": "kvtrace.merged-story/1",
+            "joins": [one.to_json() for one in self.joins],
+            "alone": self.alone.to_json() if self.alone else None,
+            "ends": [one.to_json() for one in self.ends],
+            "stories": [one.document() if one else None for one in self.stories],
+            "notes": self.notes,
+        }
+
+
+def _worst(row: Joined | Alone) -> tuple[int, int]:
+    """Computed again most, first; then what is not joined."""
+    return (-(row.again - row.last), -row.lost) if isinstance(row, Joined) else (1, 0)
+
+
+def _best(row: Joined | Alone) -> tuple[int, int]:
+    again, lost = _worst(row)
+    return -again, -lost
+
+
+SORTS: dict[str, Callable[[Joined | Alone], Any]] = {
+    "worst": _worst,
+    "best": _best,
+    "prompt": lambda row: -max(end.prompt for end in _ends(row)),
+    "arrival": lambda row: min(end.at_ns for end in _ends(row)),
+    "id": lambda row: _ends(row)[0].id,
+}
+
+
+def listing(folder: Path, verdict: str | None, sort: str, limit: int | None) -> List:
+    """The requests of a merged directory.
+
+    Args:
+        verdict: must be None: a request has one in each run.
+        sort: one of SORTS.
+
+    Raises:
+        KvtraceError: it cannot be read.
+    """
+    merged = load(folder)
+    if verdict is not None:
+        raise KvtraceError("--verdict is of one run", "merged requests have one in each", "list a run's own")
+    rows = sorted(requests(folder, len(merged.engines)), key=SORTS[sort])
+    return List(merged, rows if limit is None else rows[:limit], len(rows))
+
+
+def tell(folder: Path, wanted: str, layer: str | None = None, token: int | None = None) -> Tale:
+    """One request of a merged directory, in each engine that knew it.
+
+    Args:
+        wanted: an id of client or engine, or its unique beginning; ``N:ID`` is one of run N (from 1),
+            ``ID#2`` the second one of an id that was used again.
+
+    Raises:
+        KvtraceError: no such request, or several that are not joined with each other.
+    """
+    merged = load(folder)
+    rows = list(requests(folder, len(merged.engines)))
+    by_end: dict[End, list[Joined]] = {}
+    for row in rows:
+        for end in _ends(row):
+            by_end.setdefault(end, []).extend([row] if isinstance(row, Joined) else [])
+    fits = _fitting(merged, list(by_end), wanted)
+    ends, joins = _together(fits[0], by_end)
+    if not ends.issuperset(fits):
+        numbers = listed((_named(merged, end) for end in fits), MOST_TOLD)
+        shown = f"{_shown(wanted)} fits {len(fits)} requests that are not joined with each other"
+        raise KvtraceError(shown, f"give one of {numbers}")
+    alone = next((row for row in rows if isinstance(row, Alone) and row.alone in ends), None)
+    there = {one.there for one in joins}
+    ordered = sorted(ends, key=lambda end: (end not in there, end.at_ns))
+    told = Tale(merged, joins, alone, ordered[:MOST_TOLD], [], left_out=max(0, len(ordered) - MOST_TOLD))
+    for end in told.ends:
+        told.stories.append(_story(merged, end, layer, token, told.notes))
+    return told
+
+
+def _fitting(merged: Merged, ends: Sequence[End], wanted: str) -> list[End]:
+    """The requests that an id means: exactly, else by its beginning.
+
+    Raises:
+        KvtraceError: none.
+    """
+    for fits in (
+        [end for end in ends if wanted in (end.id, end.client, f"{end.id}#{end.number + 1}")],
+        [end for end in ends if wanted == _named(merged, end)],
+        [end for end in ends if end.id.startswith(wanted) or end.client.startswith(wanted)],
+    ):
+        if wanted and fits:
+            return fits
+    hint = "kvtrace requests lists them" if ends else "no request reached a scheduler in these runs"
+    raise KvtraceError("no such request", _shown(wanted), hint)
+
+
+def _named(merged: Merged, end: End) -> str:
+    """``2:cmpl-90``: the run, from 1, and the id there."""
+    run = merged.engines[end.engine].run + 1 if end.engine >= 0 else 0
+    again = f"#{end.number + 1}" if end.number else ""
+    return f"{run}:{end.id}{again}"
+
+
+def _together(first: End, by_end: Mapping[End, Sequence[Joined]]) -> tuple[set[End], list[Joined]]:
+    """All requests that are joined with one, over others too, and their joins in order."""
+    found, waiting = {first}, list(by_end[first])
+    joins = list(waiting)
+    while waiting:
+        for end in _ends(waiting.pop()):
+            if end not in found:
+                found.add(end)
+                waiting += by_end[end]
+                joins += [one for one in by_end[end] if one not in joins]
+    return found, sorted(joins, key=lambda one: (one.there.at_ns, one.here.at_ns))
+
+
+def _shown(text: str) -> str:
+    return ascii(text)[1:-1][:120]
+
+
+def _ends(row: Joined | Alone) -> tuple[End, ...]:
+    return (row.there, row.here) if isinstance(row, Joined) else (row.alone,)
+
+
+def _story(merged: Merged, end: End, layer: str | None, token: int | None, notes: list[str]) -> Story | None:
+    run = merged.runs[merged.engines[end.engine].run] if end.engine >= 0 else None
+    if run is None:
+        notes.append(f"{end.id}: no scheduler is known that had it")
+        return None
+    folder = traced_directory(run.path)
+    if folder is None:
+        notes.append(f"{run.name}: the run is not at {run.path} any more, its part is not told")
+        return None
+    try:
+        return tell_one(folder, f"{end.id}#{end.number + 1}", layer, token)
+    except KvtraceError as error:
+        notes.append(f"{run.name}: {error}")
+        return None
