@@ -66,6 +66,21 @@ def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
     assert found is not None and (found.value, found.kind) == (128, "max_num_batched_tokens")
 
 
+def test_stores_that_may_not_be_all_give_a_unit_only_if_they_leave_different_tails_out(
+    tmp_path: Path,
+) -> None:
+    engine = run_of(tmp_path, span=96).engines[0]
+    unsure = [
+        Sample(prompt, (Store(1, named, -1, 0, prompt),), False, False, None, heard=False)
+        for prompt, named in ((382, 288), (259, 192))
+    ]
+    found = infer_unit(engine, unsure, [])
+    assert found is not None and (found.value, found.kind) == (96, "attribute")
+    assert infer_unit(engine, unsure[:1], []) is None
+    # What is known of another request goes before it.
+    assert infer_unit(engine, [*unsure, sample(300, 300)], []) is None
+
+
 def test_what_was_kept_of_a_prompt() -> None:
     whole = (0, 128, 2, 1)
     assert _kept([], 128, 2, True) == Kept(128)

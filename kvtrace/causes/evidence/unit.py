@@ -134,10 +134,12 @@ class _Candidate:
 def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]) -> Unit | None:
     """The unit of an engine's connector, None where the evidence is not unambiguous.
 
-    What was seen to be kept goes before what the metadata names, which may be read wrongly.
+    What was seen to be kept goes before what the metadata names, which may be read wrongly. Of a request
+    whose stores are not all known, the stores count only where no other request tells anything.
     """
     if engine.connector is None:
         return None
+    unsure = [sample for sample in samples if sample.stores and not sample.heard]
     samples = [sample for sample in samples if sample.heard]
     kept = [replace(sample, stores=(_whole(sample),)) for sample in samples if sample.taken]
     silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
@@ -152,7 +154,15 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
         return seen
     decided = [sample for sample in samples if sample.stores]
     silent = [sample for sample in samples if not sample.stores and not sample.explained]
+    if not (decided or silent) and _agree(unsure):
+        return _infer(engine, unsure, (), command)
     return _infer(engine, decided, silent, command)
+
+
+def _agree(unsure: Sequence[Sample]) -> bool:
+    """Whether stores that may not be all are enough for a unit: they leave different tails of prompts out."""
+    tails = {sample.prompt - max(store.end for store in sample.stores) for sample in unsure}
+    return len([tail for tail in tails if tail > 0]) > 1
 
 
 def _whole(sample: Sample) -> Store:
