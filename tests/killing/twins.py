@@ -50,14 +50,15 @@ class Twins:
         return found
 
     def _another(self, setup: Setup, kinds: tuple[str, ...], seed: int) -> Seen:
-        kept = self._seen.setdefault(_key(setup, kinds), [])
+        key = _key(setup, kinds)
+        number = len(self._seen.get(key, [])) + 1
         if setup.forks:
             setup, kinds = replace(setup, forks=len(FORKED)), tuple(FORKED)
-        place = self._place(f"{seed}-{setup.name}-{kinds[0]}-untraced-{len(kept) + 1}")
+        place = self._place(f"{seed}-{setup.name}-{kinds[0]}-untraced-{number}")
         twin = cut_short(setup, kinds, place, seed, traced=False)
         if twin.problems:
             raise NotReached(f"the untraced run: {'; '.join(twin.problems)}")
-        kept.append(twin)
+        self._seen.setdefault(key, []).append(twin)  # only now: seen() may be asked meanwhile
         return twin
 
 
