@@ -8,7 +8,7 @@ from kvtrace.ledger.model import Run
 from kvtrace.ledger.requests import Request
 from kvtrace.trace.format import STEP_MASK, Stop
 from kvtrace.trace.reader import SpoolInfo
-from kvtrace.words import of_all, plural
+from kvtrace.words import listed, of_all, plural
 
 _STOPS = {
     Stop.SIZE_LIMIT: "its spool reached twice the limit (--limit)",
@@ -53,6 +53,14 @@ def unfinished(requests: Sequence[Request]) -> Sequence[str]:
         f"{which} had not ended when the recording did (it still goes on, or the engine was stopped or "
         "killed): what later steps would have saved of them is not observed",
     )
+
+
+def unchecked(spools: Sequence[SpoolInfo]) -> Sequence[str]:
+    """A line where spools are older than checksums, else none: what is damaged of them is not known."""
+    old = [spool.name for spool in spools if not spool.sealed]
+    if not old:
+        return ()
+    return (f"{listed(old)}: of a format without checksums: damage to it is not noticed",)
 
 
 def _why(spool: SpoolInfo) -> str:

@@ -18,7 +18,7 @@ from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import printed
 from kvtrace.ledger.contents.residue import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
-from kvtrace.ledger.incomplete import cut_off, incomplete, unfinished
+from kvtrace.ledger.incomplete import cut_off, incomplete, unchecked, unfinished
 from kvtrace.ledger.loads.follow import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Part, Run, RunError, Worker
 from kvtrace.ledger.requests import Request, Requests, collect
@@ -148,7 +148,7 @@ def _books(
         twins=twins(requests),
         compared=contents.blocks,
         total=saves.total,
-        notes=[*unfinished(requests), *_notes(found, engines)],
+        notes=[*unfinished(requests), *unchecked([scan.info for scan in scans]), *_notes(found, engines)],
         spans=saves.spans,
         swallowed=evidence.swallowed,
         trust=saves.trust,

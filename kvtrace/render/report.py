@@ -29,7 +29,7 @@ from kvtrace.render.page import (
     Terms,
 )
 from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, Stage, outcome_order
-from kvtrace.words import count, duration, percent, plural, size
+from kvtrace.words import count, duration, of_all, percent, plural, size
 
 if TYPE_CHECKING:
     from kvtrace.report.model import Engine, Event, Finding, GraphRow, Ledger, ModeRow, Report
@@ -110,6 +110,8 @@ def counts(report: Report) -> list[list[str]]:
         amiss.append(f"the command was ended by {clean(run['signal'])}")
     elif run["exit_code"]:
         amiss.append(f"the command ended with exit code {run['exit_code']}")
+    if unended := report["requests"].get("unended"):
+        amiss.append(f"{of_all(unended, report['requests']['total'], 'request')} had not ended")
     untraced = [
         f"{process['name']} (pid {process['pid']})"
         for process in run["processes"]

@@ -319,7 +319,10 @@ def request_rows(table: pd.DataFrame) -> list[model.RequestRow]:
 
 def _requests(table: pd.DataFrame) -> model.Requests:
     rows = request_rows(table.head(model.MAX_REQUEST_ROWS))
-    return {"total": len(table), "shown": len(rows), "rows": rows}
+    found: model.Requests = {"total": len(table), "shown": len(rows), "rows": rows}
+    if unended := len(table) - int(table["finished"].sum()):
+        found["unended"] = unended
+    return found
 
 
 def _timing(table: pd.DataFrame) -> list[model.TimingRow]:

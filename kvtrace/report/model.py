@@ -343,7 +343,11 @@ class RequestRow(GradedRow):
     block: Annotated[Count, "tokens per KV block"]
 
 
-class Requests(TypedDict):
+class _LaterRequests(TypedDict, total=False):
+    unended: Annotated[Count, "requests that had not ended when the recording did; absent where all had"]
+
+
+class Requests(_LaterRequests):
     """Verdict per request"""
 
     total: Annotated[Count, "requests of the run"]

@@ -57,6 +57,8 @@ class SpoolInfo:
     detail: str = ""
     left_out: int = 0
     """Records that were not read because their block is damaged or cut; at least that many."""
+    sealed: bool = True
+    """It has checksums: what is damaged is known."""
 
     @property
     def name(self) -> str:
@@ -117,7 +119,7 @@ class Spool:
             raise SpoolError(f"{self.path}: damaged header")
         self.header = header
         self._data_start = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
-        self._read(size=self._data_start)
+        self._read(size=self._data_start, sealed=self._sealed)
 
     def chunks(self, records: int = 65536) -> Iterator[Records]:
         """Arrays of shape (n, 8): all records but NAME, BYTES, FACT, SEAL, END; n <= ``records`` and a block.

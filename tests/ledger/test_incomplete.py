@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from synth import Chunk, Entry, Fate, Prompt, Rounding, Sim, run_json
 
+from kvtrace.render.brief import brief_text
+from kvtrace.render.page import Screen
 from kvtrace.report.build import build_report
 from kvtrace.trace.format import Stop
 
@@ -85,6 +87,7 @@ def test_a_request_that_had_not_ended_is_no_fault_of_the_connector(tmp_path: Pat
     assert report["ledger"]["saves"]["accounts"] == {"saved": 96, "not-observed": 16}
     assert not [one for one in report["findings"] if one["severity"] == "fault"]
     assert report["limits"]["notes"][0].startswith("1 of 2 requests had not ended when the recording did")
+    assert "1 of 2 requests had not ended" in brief_text(report, Screen())
     sim.finish("b", 48, status="FINISHED_ABORTED")
     report = report_of(sim)
     assert "not-observed" not in report["ledger"]["saves"]["accounts"]
