@@ -41,7 +41,7 @@ from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
 from kvtrace.ledger.twins import twins
 from kvtrace.trace import rows
-from kvtrace.trace.facts import Limit, WatchLimits
+from kvtrace.trace.facts import WatchLimits
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, without_copies
 from kvtrace.words import count
@@ -238,14 +238,13 @@ def _watched(
     return found
 
 
-_UNFOLLOWED = frozenset({Limit.ADDRESS, Limit.OPERATION, Limit.NATIVE, Limit.PROCESS, Limit.THREAD})
-
-
 def _at_rest(scan: SpoolScan, rest: RestFile, removed: frozenset[str], lent: bool) -> AtRest:
     last_t = max([0, *(int(ran.began_t[-1]) for ran in scan.executed.values() if len(ran.began_t))])
     tables = scan.slots, scan.left, scan.found, scan.pieces
     limited = frozenset(
-        one.connector & rows.MOST_DETAIL for one in scan.facts_of(WatchLimits) if one.kind in _UNFOLLOWED
+        one.connector & rows.MOST_DETAIL
+        for one in scan.facts_of(WatchLimits)
+        if one.kind in reported.UNFOLLOWED
     )
     seen = Traced(scan.name, scan.names, *tables, last_t, removed, scan.sharing, limited, lent)
     return at_rest(seen, rest)

@@ -216,6 +216,20 @@ def given_away(scans: Sequence[SpoolScan]) -> frozenset[str]:
     return frozenset(one.spool for one in watch_limits(scans) if one.kind in kinds)
 
 
+UNFOLLOWED = frozenset(
+    {facts.Limit.ADDRESS, facts.Limit.OPERATION, facts.Limit.NATIVE, facts.Limit.PROCESS, facts.Limit.THREAD}
+)
+"""Kinds of ways on which KV can be copied unseen."""
+_SAVE_HOOKS = frozenset(hook.name for hook in hooks.SAVING)
+
+
+def hides_writes(scans: Sequence[SpoolScan]) -> frozenset[str]:
+    """Spools of processes in which a load may have written KV unseen: a way that can't be followed was met
+    elsewhere than in a hook that saves."""
+    met = [one for one in watch_limits(scans) if one.kind in UNFOLLOWED and one.hook not in _SAVE_HOOKS]
+    return frozenset(one.spool for one in met)
+
+
 def agent_errors(scans: Sequence[SpoolScan]) -> list[tuple[int, str, str]]:
     """(process, where, error) of each failure of the agent itself."""
     return [(scan.pid, fact.where, fact.error) for scan in scans for fact in scan.facts_of(facts.AgentError)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 from synth import Chunk, Entry, Prompt, Sim
 
@@ -17,6 +18,7 @@ from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.requests import Chunk as Computed
 from kvtrace.ledger.requests import Request
 from kvtrace.terms import LOADED, SAVED, Grade
+from kvtrace.trace.format import Flag
 
 BLOCK, LAYERS = 32, 2
 A, B = (11, 12, 13, 14), (11, 12, 23, 24)
@@ -150,6 +152,33 @@ def test_blocks_that_hold_what_they_held_before_were_not_written(tmp_path: Path)
     assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN) == 3 * BLOCK * LAYERS and not lost(run)
     first = diagnose(run).findings[0]
     assert first.id == "load-not-injected" and first.grade is Grade.PROVED
+
+
+@pytest.mark.parametrize(("writes", "proved"), [(False, 0), (True, 3 * BLOCK * LAYERS)])
+def test_what_stood_in_the_block_before_proves_no_load(tmp_path: Path, writes: bool, proved: int) -> None:
+    """... unless it was seen to be written."""
+    cache = Cache(tmp_path, kv_blocks=64)
+    for request in "ab":
+        cache.sim.give(request, [21, 22, 23, 24], flags=int(Flag.FIRST))
+        if request == "a":
+            cache.computes("a", [8, 7, 6, 5])
+            cache.sim.finish("a", 4 * BLOCK)
+    cache.loads("b", [8, 7, 6, 9])
+    if writes:
+        cache.sim.write_kv("b", 0, 3 * BLOCK)
+    run = cache.run()
+    assert sum(row.proved for row in run.load_rows) == proved and not lost(run)
+
+
+def test_what_holds_its_tokens_kv_was_written_though_nobody_saw_it(tmp_path: Path) -> None:
+    """A load that reads its slots, and writes them where it can't be seen."""
+    cache = Cache(tmp_path, kv_blocks=64)
+    cache.computes("a", [8, 7, 6, 5]).loads("b", [8, 7, 4, 9])
+    cache.sim.read("b", 0, 3 * BLOCK, hook="start_load_kv")
+    run = cache.run()
+    ends = run.load_rows[-1].ends
+    assert ends[LoadEnd.LOADED] == 2 * BLOCK * LAYERS
+    assert ends[LoadEnd.NOT_WRITTEN] == BLOCK * LAYERS
 
 
 def test_what_was_seen_to_be_written_is_wrong_itself(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from test_positions import BLOCK, SAVED, Fates, alike, by_pair, cache, checked
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.terms import Grade
+from kvtrace.trace.facts import Limit
+from kvtrace.trace.format import Fact as FactCode
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
 
 LOAD, ASYNC, FIRST = int(Flag.LOAD), int(Flag.ASYNC), int(Flag.FIRST)
@@ -73,6 +75,59 @@ def test_none_of_the_slots_was_written(tmp_path: Path) -> None:
     sim.finish("a", 64)
     assert alike(sim) == {(0, 48): "load NOT_WRITTEN READ", (48, 64): REST}
     assert arrived(sim) == {"NOT_WRITTEN": 96}
+
+
+def test_a_load_that_reads_its_slots_and_writes_none_filled_a_copy(tmp_path: Path) -> None:
+    """... whether or not any write of this connector was ever seen; its reads are no stores."""
+    sim = loading(tmp_path)
+    load(sim)
+    sim.read("a", 0, 48, hook="start_load_kv")
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 48): "load NOT_WRITTEN READ", (48, 64): REST}
+    assert arrived(sim) == {"NOT_WRITTEN": 96}
+    run = checked(sim)
+    (of,) = run.load_rows
+    (why,) = of.reasons[LoadEnd.NOT_WRITTEN]
+    assert "a copy of them" in why
+    assert not run.engines[0].store_entries
+
+
+def test_a_thread_that_reads_what_it_is_to_load_filled_a_copy(tmp_path: Path) -> None:
+    sim = loading(tmp_path)
+    asked = load(sim)
+    before = sim.hook_t[0, asked, "start_load_kv", ""]
+    sim.read("a", 0, 48, hook="", step=asked, t=before)
+    sim.finish("a", 64)
+    assert arrived(sim) == {"NOT_WRITTEN": 96}
+
+
+def test_a_load_that_reads_its_slots_and_writes_them_loaded_them(tmp_path: Path) -> None:
+    sim = loading(tmp_path)
+    load(sim)
+    sim.read("a", 0, 48, hook="start_load_kv")
+    sim.write_kv("a", 0, 48)
+    sim.finish("a", 64)
+    assert arrived(sim) == {"LOADED": 96}
+
+
+@pytest.mark.parametrize(
+    ("kind", "hook", "end"),
+    [
+        (Limit.ADDRESS, "register_kv_caches", "LOADED"),
+        (Limit.THREAD, "", "LOADED"),
+        (Limit.ADDRESS, "save_kv_layer", "NOT_WRITTEN"),
+        (Limit.EXCEPTIONS, "start_load_kv", "NOT_WRITTEN"),
+    ],
+)
+def test_where_a_load_may_write_out_of_sight_its_reads_say_nothing(
+    tmp_path: Path, kind: Limit, hook: str, end: str
+) -> None:
+    sim = loading(tmp_path)
+    load(sim)
+    sim.read("a", 0, 48, hook="start_load_kv")
+    sim.workers[0].fact(FactCode.WATCH_LIMITS, {"connector": 1, "kind": kind.value, "hook": hook})
+    sim.finish("a", 64)
+    assert arrived(sim) == {end: 96}
 
 
 def test_slots_that_were_written_when_others_had_them_were_written_too_late(tmp_path: Path) -> None:

@@ -17,14 +17,17 @@ CAUSE = Cause(
     seen_as=(
         "A step with loads in which the watched load hooks wrote 0 slots, and either wrote in other steps "
         "or logged or swallowed the reason; or a worker in which start_load_kv was not called or has no "
-        "connector. Hooks that leave the writing to threads or native code are not judged by that. Or, by "
-        "the fingerprints, whoever was to write: the blocks hold what the same blocks of the cache held for "
-        "other positions before, and no write was seen."
+        "connector. Hooks that leave the writing to threads or native code are not judged by that. Or the "
+        "load read the very slots that it was to fill, in whatever thread, wrote none of them, and has no "
+        "way to write that can't be followed: what it filled is a copy. Or, by the fingerprints, whoever was "
+        "to write: the blocks hold what the same blocks of the cache held for other positions before, and no "
+        "write was seen."
     ),
     remedy=(
         "Look at start_load_kv for early returns: the forward context's attn_metadata is None in a step "
         "without a forward (only asynchronous loads scheduled) and in a FULL graph of the V2 runner. Load "
-        "into the registered KV caches instead, or report the blocks in get_block_ids_with_load_errors."
+        "into the registered KV caches instead, with kv[index] = ... or index_copy_ (kv[index].copy_(...) "
+        "fills a copy), or report the blocks in get_block_ids_with_load_errors."
     ),
     load_ends=(LoadEnd.NOT_WRITTEN,),
 )

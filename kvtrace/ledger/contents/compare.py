@@ -2,7 +2,8 @@
 
 A loaded block is *proved* where its fingerprint is one of those that earlier requests with the same tokens up
 to its end computed: two computations of the same tokens may differ in their last bits, so it has to be one of
-them, not a certain one. It is *wrong*
+them, not a certain one. Where no write was seen and the same block of the cache held it before, it proves
+nothing. It is *wrong*
 
 - where it is what other tokens computed to, or the same tokens in another place: then it is known whose;
 - where one load put the same KV into two places;
@@ -21,7 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
-from kvtrace.ledger.contents.residue import Places, untouched
+from kvtrace.ledger.contents.residue import Places, remaining, untouched
 from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.requests import Request
 
@@ -81,10 +82,14 @@ def compare(
     wrong: dict[int, list[Wrong]] = defaultdict(list)
     proved: dict[tuple[int, int], list[Interval]] = defaultdict(list)
     blocks: Counter[str] = Counter()
+    stood = remaining(workers, places) if places is not None else set()
     for shape, alike in shapes.items():
         judge = _Judge(shape, alike, requests, prefixes)
         for pairs, block in judge.loaded():
             savers = judge.savers(block)
+            if savers and block.row not in written and (pairs, block) in stood:
+                blocks[NOT_COMPARED] += 1
+                continue
             why = None if savers else judge.wrong(block)
             blocks[EQUAL if savers else WRONG if why else NOT_COMPARED] += 1
             for row in (block.row, *savers) if savers else ():

@@ -13,6 +13,8 @@ from kvtrace.ledger.loads.model import LoadOf, Part, Place
 from kvtrace.ledger.model import Engine
 
 _MAX_PLACES = 256
+_NOT_THERE = frozenset({LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY})
+"""Ends that say that nothing was written: it was, where the content is there all the same."""
 _LEFT = "no write was seen, and their blocks hold what the same blocks held before"
 
 
@@ -54,6 +56,8 @@ def _judged(
             left = [(start, end)]
             if ended is LoadEnd.NOT_OBSERVED:
                 left = subtract(subtract(left, bad), good)
+            elif ended in _NOT_THERE:
+                left = subtract(left, good)
             for low, high in left:
                 kept.append((low, high, ended))
             ends[ended] -= (end - start - length(left)) * n
@@ -70,7 +74,9 @@ def _judged(
         more_places[bad_end] = _places(engine, said)
     return replace(
         load, ends={end: n for end, n in ends.items() if n}, lost=lost, proved=sure,
-        untouched=bad_end is LoadEnd.NOT_WRITTEN, reasons=more_reasons, places=more_places,
+        untouched=bad_end is LoadEnd.NOT_WRITTEN,
+        reasons={end: why for end, why in more_reasons.items() if ends[end]},
+        places={end: where for end, where in more_places.items() if ends[end]},
     )  # fmt: skip
 
 

@@ -62,6 +62,22 @@ def untouched(
     return frozenset(found)
 
 
+def remaining(printed: Sequence[Printed], places: Places) -> set[tuple[int, Block]]:
+    """Loaded blocks, with the pairs of their workers, whose content stood in the same block of the cache
+    before: it is what it should be also where nothing was loaded."""
+    found: set[tuple[int, Block]] = set()
+    for one in printed:
+        size = max(1, one.shape.block_size)
+        held: set[tuple[int, int]] = set()
+        for block in sorted(one.blocks, key=lambda block: block.step):
+            at = places.block(block.row, one.group, block.start // size, block.step), block.value
+            if block.origin is Origin.LOADED and at in held:
+                found.add((one.pairs, block))
+            if at[0]:
+                held.add(at)
+    return found
+
+
 def _is_left(block: Block, before: Collection[int], suspect: Collection[int]) -> bool:
     left = before and block.start not in before
     return bool(left) and block.origin is Origin.LOADED and block.start in suspect

@@ -17,6 +17,7 @@ from kvtrace.ledger.steps import NEVER_RAN, Executed
 from kvtrace.trace import hooks
 
 FEWER_NAMED = "the metadata names fewer slots than were accepted"
+READ_ONLY = "the load read them there: what it filled may be a copy of them"
 _MAX_REASONS = 4
 _MAX_PLACES = 256
 

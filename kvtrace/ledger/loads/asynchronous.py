@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import subtract
 from kvtrace.ledger.loads.accepted import Accepted
-from kvtrace.ledger.loads.arrival import FEWER_NAMED, Arrival, Seen, bits, parts
+from kvtrace.ledger.loads.arrival import FEWER_NAMED, READ_ONLY, Arrival, Seen, bits, parts
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.loads.trace import NEVER
 from kvtrace.ledger.model import Engine, Worker
@@ -125,7 +125,8 @@ def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen,
                 ended = LoadEnd.NOT_WRITTEN if whole else LoadEnd.PARTLY
                 ended = LoadEnd.FAILED if failures else ended
                 arrival.put([*parts(ended, missing.positions), *bad], bits(first + pair))
-                arrival.because(ended, "; ".join([_NOT_WRITTEN, *why]), place)
+                read = [READ_ONLY] if missing.read else []
+                arrival.because(ended, "; ".join([_NOT_WRITTEN, *read, *why]), place)
                 continue
             wrote = _wrote(worker, pair, steps, seen)
             wrote = 1 if missing.certain else wrote

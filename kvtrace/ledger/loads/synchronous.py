@@ -10,7 +10,7 @@ import numpy as np
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.ledger.loads.accepted import Accepted
-from kvtrace.ledger.loads.arrival import FEWER_NAMED, Arrival, Seen, bits, parts, waits
+from kvtrace.ledger.loads.arrival import FEWER_NAMED, READ_ONLY, Arrival, Seen, bits, parts, waits
 from kvtrace.ledger.loads.model import LoadOf, Part, Place
 from kvtrace.ledger.loads.trace import NEVER, Evidence, PairBit, StepBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
@@ -205,7 +205,8 @@ class _InStep:
             end = LoadEnd.NOT_WRITTEN if whole else LoadEnd.PARTLY
             some = "none" if whole else "not all"
             complaints = self._seen.found.complaints.get(self._step, ())
-            reason = "; ".join([f"{some} of the slots of these tokens were written", *complaints[:1]])
+            why = [*([READ_ONLY] if missing.read else []), *complaints[:1]]
+            reason = "; ".join([f"{some} of the slots of these tokens were written", *why])
             lost = parts(end, missing.positions)
         elif missing.late:
             reason = "its slots were written after its attention had begun"

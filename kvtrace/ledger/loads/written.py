@@ -22,19 +22,26 @@ class Missing:
         positions: that no write of any time covers.
         late: that were written only after the layer's attention had begun, or in a later step.
         certain: a write would have been seen.
+        read: what no write covers was read by the load, before it was used.
     """
 
     positions: list[Interval]
     late: list[Interval]
     certain: bool
+    read: bool = False
 
 
 @dataclass(frozen=True)
 class Written:
-    """What all workers were seen to write; by Worker.key."""
+    """What all workers were seen to write; by Worker.key.
+
+    Attributes:
+        hidden: spools of processes in which a load may have written what can't be followed.
+    """
 
     slots: Mapping[tuple[int, str], Slots] = field(default_factory=dict)
     executed: Mapping[tuple[int, str], Executed] = field(default_factory=dict)
+    hidden: frozenset[str] = frozenset()
 
     def known(self, worker: Worker) -> bool:
         """Whether this worker's writes can be seen at all."""
@@ -57,9 +64,16 @@ class Written:
         there = covered(touches)
         in_time = covered([one for one in touches if not one.late and (one.step <= used or one.given_out)])
         ran = self.executed.get(worker.key, NEVER_RAN)
-        certain = self.known(worker) and bool(steps) and all(_in(ran, step) for step in steps)
         left = subtract(whole, there)
-        return Missing(left, subtract(subtract(whole, left), in_time), certain)
+        read = self._read_only(worker, column, row, left)
+        certain = (self.known(worker) or read) and bool(steps) and all(_in(ran, step) for step in steps)
+        return Missing(left, subtract(subtract(whole, left), in_time), certain, read)
+
+    def _read_only(self, worker: Worker, column: int, row: int, left: list[Interval]) -> bool:
+        """Whether the load read what it did not write: it can be seen, and it filled something else."""
+        if not left or worker.spool in self.hidden:
+            return False
+        return not subtract(left, covered(in_layer(self._of(worker).aimed.get(row, ()), column)))
 
     def over_since(self, workers: Sequence[Worker], row: int, wanted: Interval) -> int:
         """When the last slot of a load was written, 0 where not all of them were, in every layer."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from functools import cached_property
+from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, intersect, length, union
 from kvtrace.ledger.model import Engine, Worker
@@ -66,6 +68,8 @@ class Slots:
 
     Attributes:
         reads, writes: by the request's row, in the order of time.
+        aimed: of the same: what a load read of the slots that it is to fill, before they were used. It is no
+            read for a store, and where nothing is written there, what was filled is a copy.
         late: row of a request -> (step, columns, positions) that were read after their blocks went to
             another one.
         amounts: (step, column) -> slots that were read, each as often as it was.
@@ -83,6 +87,7 @@ class Slots:
 
     reads: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
     writes: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
+    aimed: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
     late: Mapping[int, Sequence[tuple[int, int, tuple[Interval, ...]]]] = field(default_factory=dict)
     amounts: Mapping[tuple[int, int], int] = field(default_factory=dict)
     useless: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -159,7 +164,9 @@ class _Owned:
         nobodys: slots that no request holds.
         null: of these, slots of the null block.
         early: slots of blocks of which no slot that was touched held a token yet.
-        loading: slots that work in the background read and that a load is to fill: it may be its own.
+        loading: slots that a load hook or work in the background read and that a load is to fill: it may be
+            its own.
+        aimed: row of a request, its positions among these.
     """
 
     requests: tuple[tuple[int, tuple[Interval, ...], tuple[Interval, ...]], ...]
@@ -167,6 +174,7 @@ class _Owned:
     null: int
     early: int
     loading: int
+    aimed: tuple[tuple[int, tuple[Interval, ...]], ...]
 
 
 class _Resolver:
@@ -195,7 +203,7 @@ class _Resolver:
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
         self._owned: dict[_SetKey, _Owned] = {}
-        self._found: dict[bool, dict[_Key, _Gathered]] = {True: {}, False: {}}
+        self._found: dict[_Use, dict[_Key, _Gathered]] = {use: {} for use in _Use}
         self._amounts: dict[tuple[int, int], int] = defaultdict(int)
         self._useless: dict[tuple[int, int], int] = defaultdict(int)
         self._blank: dict[tuple[int, int], int] = defaultdict(int)
@@ -232,8 +240,9 @@ class _Resolver:
                 self._seen.clear()
             self._add(record, column, step)
         return Slots(
-            reads=self._without_races(self._by_request(True)),
-            writes=self._by_request(False),
+            reads=self._without_races(self._by_request(_Use.READ)),
+            writes=self._by_request(_Use.WRITTEN),
+            aimed=self._by_request(_Use.AIMED),
             late=self._gone_by_request(),
             amounts=dict(self._amounts),
             useless=dict(self._useless),
@@ -266,7 +275,11 @@ class _Resolver:
         after = record.t >= self._touches.computed_at(step, column) or not self._knows(step, column, code)
         outer = self._is_outer(record)
         whole = self._set(record.slot_set).full
-        how = background, code == hooks.SAVE_LAYER.code or self._of_new_holders(whole, column, step, after)
+        how = _How(
+            background,
+            code == hooks.SAVE_LAYER.code or self._of_new_holders(whole, column, step, after),
+            (background or code in _LOADING) and record.t < self._touches.used_at(step, column),
+        )
         if read and outer:
             self._count(record, column, step, after, how)
         if read and outer:
@@ -285,12 +298,15 @@ class _Resolver:
                     cut = part.why == Why.CUT
                     others = () if row in late else late
                     key = (row, step, positions, stale, background, False, fate, cut, False, others)
-                    self._gather(True, key, record.t, column)
+                    self._gather(_Use.READ, key, record.t, column)
+                for row, positions in owned.aimed:
+                    key = (row, step, positions, (), background, False, Fate.READ, False, False, ())
+                    self._gather(_Use.AIMED, key, record.t, column)
         if wrote:
             after_use = record.t >= self._touches.used_at(step, column)
             for row, there in self._written_for(whole, column, step, record):
                 key = (row, step, there, (), background, after_use, Fate.READ, False, read, ())
-                self._gather(False, key, record.t, column)
+                self._gather(_Use.WRITTEN, key, record.t, column)
 
     @staticmethod
     def _is_read(record: rows.SlotsTouched) -> bool:
@@ -319,7 +335,8 @@ class _Resolver:
         if meant:
             return [(row, tuple(union(positions))) for row, positions in meant.items()]
         # What is written into a block is for whom it was given to, whatever it held before.
-        owned = self._owners(runs, column, step, True, (code == _BACKGROUND, code == hooks.SAVE_LAYER.code))
+        how = _How(code == _BACKGROUND, code == hooks.SAVE_LAYER.code, False)
+        owned = self._owners(runs, column, step, True, how)
         return [(row, tuple(union([*fine, *beyond]))) for row, fine, beyond in owned.requests]
 
     def _too_late(self, runs: tuple[Interval, ...], column: int, step: int) -> tuple[int, ...]:
@@ -334,13 +351,11 @@ class _Resolver:
             self._gone[row, step, tuple(union(positions))] |= 1 << column
         return tuple(gone)
 
-    def _gather(self, read: bool, key: _Key, t: int, column: int) -> None:
-        gathered = self._found[read].setdefault(key, _Gathered(t))
+    def _gather(self, use: _Use, key: _Key, t: int, column: int) -> None:
+        gathered = self._found[use].setdefault(key, _Gathered(t))
         gathered.columns |= 1 << column
 
-    def _count(
-        self, record: rows.SlotsTouched, column: int, step: int, after: bool, how: tuple[bool, bool]
-    ) -> None:
+    def _count(self, record: rows.SlotsTouched, column: int, step: int, after: bool, how: _How) -> None:
         """Add what a read took to the amounts."""
         slots = self._set(record.slot_set)
         owned = self._owners(slots.full, column, step, after, how)
@@ -387,21 +402,19 @@ class _Resolver:
             return False
         return not set.intersection(*({one.row for one in known} for known, _ in held))
 
-    def _owners(
-        self, slots: tuple[Interval, ...], column: int, step: int, after: bool, how: tuple[bool, bool]
-    ) -> _Owned:
-        """``how``: whether it was background work; whether it is for those who were given the blocks."""
-        key = (slots, self._group[column], after, *how)
+    def _owners(self, slots: tuple[Interval, ...], column: int, step: int, after: bool, how: _How) -> _Owned:
+        key = _SetKey(slots, self._group[column], after, how)
         known = self._owned.get(key)
         if known is None:
             known = self._owned[key] = self._resolve(key, step)
         return known
 
     def _resolve(self, key: _SetKey, step: int) -> _Owned:
-        slots, group, after, background, own = key
+        slots, group, after, (background, own, filling) = key
         size = self._sizes[group]
         computed: dict[int, list[Interval]] = defaultdict(list)
         stale: dict[int, list[Interval]] = defaultdict(list)
+        aimed: dict[int, list[Interval]] = defaultdict(list)
         nobodys = null = early = loading = 0
         for block, low, high in _blocks(slots, size):
             former, holders = self._holders(group, block, after)
@@ -410,9 +423,15 @@ class _Resolver:
                 former = ()  # the step's metadata names the new holder: it is that one's that is wanted
             if own and holders:
                 former = ()  # a hook that saves this step's KV of the layer
-            if background and self._loaded_into(holders, low, high, size):
+            fill = (
+                self._filled(self._tables.holders(group, block), (low, high), size, step) if filling else ()
+            )
+            for holder in fill:
+                aimed[holder.row].append((holder.place * size + low, holder.place * size + high))
+            if fill or (background and self._loaded_into(holders, low, high, size)):
                 loading += high - low
-                former = self._that_named(former, low, high, size)
+                former = self._that_named(former, low, high, size) if background else ()
+                former = tuple(one for one in former if one not in fill)
                 if not former:
                     continue  # a load may read what it writes
             for holder in former:
@@ -437,6 +456,7 @@ class _Resolver:
             null,
             early,
             loading,
+            tuple((row, tuple(union(positions))) for row, positions in aimed.items()),
         )
 
     def _named(self, row: int, step: int) -> bool:
@@ -449,6 +469,22 @@ class _Resolver:
             start < holder.place * size + high and holder.place * size + low < end
             for holder in holders
             for start, end in self._requests[holder.row].external
+        )
+
+    def _filled(
+        self, holders: tuple[Holder, ...], slots: Interval, size: int, step: int
+    ) -> tuple[Holder, ...]:
+        """Of the holders of a block those for whom a load is to fill these slots of it, in this step or a
+        later one."""
+        return tuple(
+            holder
+            for holder in holders
+            if self._loaded_into((holder,), *slots, size)
+            and min(
+                (chunk.step for chunk in self._requests[holder.row].chunks if chunk.step >= holder.since),
+                default=step,
+            )
+            >= step
         )
 
     def _that_named(self, former: tuple[Holder, ...], low: int, high: int, size: int) -> tuple[Holder, ...]:
@@ -497,9 +533,9 @@ class _Resolver:
             for row, touches in reads.items()
         }
 
-    def _by_request(self, direction: bool) -> dict[int, list[Touch]]:
+    def _by_request(self, use: _Use) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
-        for key, gathered in self._found[direction].items():
+        for key, gathered in self._found[use].items():
             row, step, positions, stale, background, late, fate, cut, given_out, late_for = key
             found[row].append(
                 Touch(
@@ -545,9 +581,37 @@ def kept(touch: Touch, named: list[Interval], cut: Container[int]) -> tuple[Inte
     return inside or touch.positions
 
 
-_SetKey = tuple[tuple[Interval, ...], int, bool, bool, bool]
-"""Slots, KV cache group, whether the layer had been computed, whether it was background work, whether it was
-the hook that saves a layer's own KV."""
+class _Use(Enum):
+    """What slots were touched for; AIMED: see Slots."""
+
+    READ = auto()
+    WRITTEN = auto()
+    AIMED = auto()
+
+
+class _How(NamedTuple):
+    """How slots were read.
+
+    Attributes:
+        background: by background work.
+        own: for those who were given the blocks.
+        filling: by what may be a load, before the layer's attention of the step.
+    """
+
+    background: bool
+    own: bool
+    filling: bool
+
+
+class _SetKey(NamedTuple):
+    """``after``: the layer had been computed."""
+
+    slots: tuple[Interval, ...]
+    group: int
+    after: bool
+    how: _How
+
+
 _Key = tuple[
     int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool, Fate, bool, bool, tuple[int, ...]
 ]
