@@ -81,7 +81,7 @@ def looks(engine: Engine, grid: Grid, seen: Sequence[Seen], there: Columns) -> l
 
 
 def drawn(engine: Engine, grid: Grid, seen: Sequence[Seen], there: Columns, look: Look) -> Map:
-    """One map, with as few steps in a cell as its size allows."""
+    """One map of saves, with as few steps in a cell as its size allows."""
     total = len(there.number)
     per = max(1, -(-total // MOST_COLUMNS))
     while True:

@@ -4,7 +4,7 @@ called."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from kvtrace.ledger.model import Engine, Span
 from kvtrace.ledger.steps import Array, locate
 from kvtrace.picture import collect, kinds
 from kvtrace.picture.collect import Marks, Seen
+from kvtrace.picture.model import Kind
 
 Cells = NDArray[np.uint8]
 """Numbers of kinds.KINDS."""
@@ -38,6 +39,15 @@ _BY_MARK = (
     (collect.EXECUTED, kinds.NO_CALL),
 )
 """What a mark says of a cell without prompt tokens: the first one counts."""
+_LOADS_BY_MARK = (
+    (collect.LOAD_RAISED, kinds.LOAD_RAISED),
+    (collect.LOADED, kinds.LOADED),
+    (collect.LOAD_WORK, kinds.LOAD_DECLARED),
+    (collect.LOAD_CALLED, kinds.LOAD_IDLE),
+    (collect.EXECUTED, kinds.NO_LOAD),
+)
+"""The same of a cell in a map of loads."""
+_OF_LOADS = collect.LOADED | collect.LOAD_WORK | collect.LOAD_RAISED
 
 
 @dataclass(frozen=True)
@@ -74,14 +84,24 @@ def grid(engine: Engine, steps: Array, seen: Sequence[Seen], spans: Iterable[Spa
         fates[members, column] = np.where(before == 0, kind, _MERGE[before, kind])
     for one, start, end in zip(seen, offsets, offsets[1:], strict=False):
         mine = fates[start:end]
-        called = _called(one.marks[: end - start])
+        called = _called(one.marks[: end - start], _BY_MARK)
         called[:, prompt > 0] = _AGAIN[called[:, prompt > 0]]
         mine[:] = np.where(mine == 0, called, mine)
     return Grid(steps, fates, prompt, offsets)
 
 
-def _called(marks: Marks) -> Cells:
+def loads(saves: Grid, seen: Sequence[Seen]) -> Grid | None:
+    """The cells of the same steps and layers with what was loaded; None where nothing was to be loaded."""
+    if not any((one.marks & _OF_LOADS).any() for one in seen):
+        return None
+    cells: Cells = np.zeros_like(saves.cells)
+    for one, start, end in zip(seen, saves.offsets, saves.offsets[1:], strict=False):
+        cells[start:end] = _called(one.marks[: end - start], _LOADS_BY_MARK)
+    return replace(saves, cells=cells)
+
+
+def _called(marks: Marks, by_mark: Iterable[tuple[int, Kind]]) -> Cells:
     found: Cells = np.zeros(marks.shape, dtype=np.uint8)
-    for mark, kind in reversed(_BY_MARK):
+    for mark, kind in reversed(tuple(by_mark)):
         found[(marks & mark) != 0] = kinds.NUMBER[kind]
     return found

@@ -34,6 +34,12 @@ FULL = 256
 """The step's graph mode."""
 EXECUTED = 512
 NO_FORWARD = 1024
+LOADED = 2048
+"""KV slots were seen to be written by the connector."""
+LOAD_WORK = 4096
+"""The load hook's metadata names slots."""
+LOAD_CALLED = 8192
+LOAD_RAISED = 16384
 _OF_SKIP = {
     Skip.HOOKED: 0,
     Skip.NO_CONNECTOR: NO_CONNECTOR,
@@ -44,7 +50,9 @@ _OF_SKIP = {
 _ATTENTION = [op.code for op in ops.TABLE if not op.updates_cache]
 _FULL_MODE = 2
 _SAVE, _WAIT = hooks.SAVE_LAYER.code, hooks.WAIT_SAVE.code
+_LOADS = [hook.code for hook in hooks.LOADING]
 _IN_STEP = [hook.code for hook in hooks.TABLE if hook.in_step]
+_KEEPS = WORK | READ | RAISED | LOADED | LOAD_WORK | LOAD_RAISED
 _EMPTY: Array = np.empty(0, dtype=np.int64)
 
 
@@ -101,7 +109,7 @@ def busy(steps: Array, seen: Sequence[Seen], spans: Sequence[Span]) -> tuple[Arr
     for one in seen:
         idle = (one.marks & NO_FORWARD) != 0
         keep |= ((one.marks & EXECUTED) != 0).any(axis=0) & ~idle.any(axis=0)
-        keep |= ((one.marks & (WORK | READ | RAISED)) != 0).any(axis=0)
+        keep |= ((one.marks & _KEEPS) != 0).any(axis=0)
     if keep.all():
         return steps, list(seen)
     return steps[keep], [
@@ -195,6 +203,10 @@ class _Filling:
         self._mark(CALLED, call.step, row, called, whole=not self._per_layer)
         self._mark(WORK, call.step, row, saves & (call.slots > 0), whole=not self._per_layer)
         self._mark(RAISED, call.step, row, saves & ((flags & Flag.RAISED) != 0), whole=True)
+        loads = worker & np.isin(code, _LOADS) & ((flags & Flag.NO_METADATA) == 0)
+        self._mark(LOAD_CALLED, call.step, row, loads, whole=True)
+        self._mark(LOAD_WORK, call.step, row, loads & (call.slots > 0), whole=True)
+        self._mark(LOAD_RAISED, call.step, row, loads & ((flags & Flag.RAISED) != 0), whole=True)
 
     def _ops(self, table: Records, names: Mapping[int, str]) -> None:
         op = rows.columns(rows.OpCall, table)
@@ -207,21 +219,24 @@ class _Filling:
 
     def _effects(self, table: Records, names: Mapping[int, str]) -> None:
         effect = rows.columns(rows.Effect, table)
-        read = ((rows.flags(effect.head) & Flag.STORE) != 0) & (effect.slots > 0)
-        self._mark(READ, effect.step, self._row(effect.layer, names), read)
+        flags, row = rows.flags(effect.head), self._row(effect.layer, names)
+        self._mark(READ, effect.step, row, ((flags & Flag.STORE) != 0) & (effect.slots > 0))
+        self._mark(LOADED, effect.step, row, ((flags & Flag.LOAD) != 0) & (effect.slots > 0))
 
     def _slots(self, table: Records, names: Mapping[int, str]) -> None:
         touched = rows.columns(rows.SlotsTouched, table)
-        flags = rows.flags(touched.head)
-        read = ((flags & Flag.STORE) != 0) & ((flags & Flag.LOAD) == 0) & (touched.slots > 0)
-        self._mark(READ, touched.step, self._row(touched.layer, names), read)
+        flags, row = rows.flags(touched.head), self._row(touched.layer, names)
+        read, written = (flags & Flag.STORE) != 0, (flags & Flag.LOAD) != 0
+        self._mark(READ, touched.step, row, read & ~written & (touched.slots > 0))
+        self._mark(LOADED, touched.step, row, written & ~read & (touched.slots > 0))
 
     def _quiet(self, table: Records, names: Mapping[int, str]) -> None:
         for words in table.tolist():
             quiet = rows.QuietCalls._make(words)
             is_op = bool(rows.detail(quiet.head) & DETAIL_IS_OP)
             code = rows.code(quiet.head)
-            mark = RAN if is_op else CALLED if code == (_SAVE if self._per_layer else _WAIT) else 0
+            saves = CALLED if code == (_SAVE if self._per_layer else _WAIT) else 0
+            mark = RAN if is_op else LOAD_CALLED if code in _LOADS else saves
             at, known = locate(self._steps, np.array([quiet.step]))
             if not known[0]:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from kvtrace.ledger.scan import of_a_connector
 from kvtrace.ledger.steps import Array, of_engine
 from kvtrace.picture import kinds
 from kvtrace.picture.bins import columns, drawn, looks
-from kvtrace.picture.cells import grid
+from kvtrace.picture.cells import grid, loads
 from kvtrace.picture.collect import Runs, Seen, busy, collect, executions
 from kvtrace.picture.lanes import KINDS, Step, Timed, chosen, lanes
 from kvtrace.picture.model import Map, Picture
@@ -54,6 +55,7 @@ def draw(run_dir: Path) -> Picture:
         made, times = _engine(run.directory, engine, of_engine.get(engine.tag, []), (clocks, read.prompt))
         maps += made
         steps.update(times)
+    maps.sort(key=lambda one: one.what == "loads")  # those of the saves go first
     if len(maps) > MOST_MAPS:
         notes.append(
             f"{plural(len(maps) - MOST_MAPS, 'more map')} of workers that look different again: not drawn"
@@ -104,6 +106,9 @@ def _engine(
     cells = grid(engine, steps, seen, spans, prompt)
     there = columns(steps, seen)
     maps = [drawn(engine, cells, seen, there, look) for look in looks(engine, cells, seen, there)]
+    if (loaded := loads(cells, seen)) is not None:
+        found = looks(engine, loaded, seen, there)
+        maps += [replace(drawn(engine, loaded, seen, there, look), what="loads") for look in found]
     return maps, _times(steps, seen, read[0])
 
 

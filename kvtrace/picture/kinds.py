@@ -56,6 +56,9 @@ NO_CONNECTOR, NOT_BOUND = OF_END[SaveEnd.NO_CONNECTOR], OF_END[SaveEnd.NOT_BOUND
 NOT_CALLED = OF_END[SaveEnd.NO_HOOK]
 NO_CALL = Kind(State.SKIPPED, "the layer left no call")
 NOT_AROUND = Kind(State.SKIPPED, "vLLM did not call the hooks around its attention")
+LOADED, LOAD_DECLARED = Kind(State.LOADED), Kind(State.LOAD_DECLARED)
+LOAD_IDLE, NO_LOAD = Kind(State.LOAD_IDLE), Kind(State.NO_LOAD)
+LOAD_RAISED = Kind(State.RAISED, "a load hook")
 IN_PROGRESS = Kind(State.UNKNOWN, "the save was in progress when the trace ended")
 
 
@@ -83,6 +86,7 @@ KINDS: tuple[Kind, ...] = tuple(
     dict.fromkeys(
         (
             NOTHING, DUMMY, QUIET, IDLE, AGAIN, READ, DECLARED, Kind(State.SAVED), Kind(State.PARTLY),
+            LOADED, LOAD_DECLARED, LOAD_IDLE, NO_LOAD, LOAD_RAISED,
             Kind(State.UNKNOWN), IN_PROGRESS, NO_CALL, NOT_AROUND, Kind(State.LOST), *OF_END.values(),
         )
     )

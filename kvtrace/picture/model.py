@@ -14,7 +14,7 @@ from typing import Any
 class State(Enum):
     """What happened in one layer in one step; the worst first. Each: letter, label, what it means."""
 
-    RAISED = "E", "raised", "the save hook raised, or caught an exception of its own"
+    RAISED = "E", "raised", "the hook raised, or caught an exception of its own"
     LOST = "L", "asked for, not saved", "the save hook had work, and the tokens are not in the store"
     SKIPPED = "X", "skipped", "attention ran, and the save hook did not run for it"
     REPLAY = "G", "graph replay", "a FULL CUDA graph was replayed: no hook can run"
@@ -24,6 +24,14 @@ class State(Enum):
     DECLARED = "D", "declared only", "the metadata names the tokens; what was read was not seen"
     READ = "R", "read only", "the KV was read from the cache; its further way was not seen"
     SAVED = "S", "saved", "the KV was seen leaving the process, coming to rest, or coming back"
+    LOADED = "I", "loaded", "the connector was seen to write KV into slots of the layer"
+    LOAD_DECLARED = (
+        "i",
+        "load declared",
+        "the metadata names slots to load; their writing was not seen",
+    )
+    LOAD_IDLE = "o", "load without work", "a load hook was called, and there was nothing to load"
+    NO_LOAD = "n", "no load hook", "the step ran, and no load hook was called"
     QUIET = (
         "d",
         "nothing to save",
@@ -46,7 +54,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Map:
-    """The cells of workers that look alike.
+    """The cells of workers that look alike: what became of what they computed, or what they loaded.
 
     ``row_of[layer]`` is the row of a layer; ``rows[row]`` lists (cells, mix) alternately: so many cells side
     by side with this mix; ``mixes[mix]`` lists (kind, steps) alternately. ``first``, ``last``: the numbers of
@@ -71,6 +79,8 @@ class Map:
     hooks_ms: list[float]
     counts: list[list[int]]
     """(kind, layer-steps), the most first: the whole map in numbers."""
+    what: str = "saves"
+    """Or ``loads``."""
 
 
 @dataclass(frozen=True)

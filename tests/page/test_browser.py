@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from browser import Browser, Tab
+from synth import run_json
 from test_html import EVIL, SAMPLE, run_with
+from test_picture import run_with_loads
 
 from kvtrace.picture.draw import draw
 from kvtrace.render.html.page import page
@@ -50,6 +52,23 @@ def test_it_draws_without_a_word_in_the_console(browser: Browser, html: Path, wi
     assert len(drawn) == 3 and min(drawn) > 40
     # nothing is wider than the screen
     assert tab.js("document.documentElement.scrollWidth") <= width
+    tab.close()
+
+
+def test_a_run_that_loads_has_a_second_map_that_keys_walk(browser: Browser, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run_with_loads(run).write()
+    run_json(run)
+    path = tmp_path / "report.html"
+    path.write_text(page(build_report(run), draw(run)), encoding="utf-8")
+    tab = browser.open(path)
+    assert len(tab.js(DRAWN)) == 4
+    second = 'figure[data-map="1"]'
+    tab.js(f"document.querySelector('{second} .chart').focus()")
+    tab.press("ArrowRight")
+    assert "loaded" in said(tab, second) and said(tab, second).startswith("step 1, model.layers.0.")
+    tab.press("ArrowDown")
+    assert "load without work" in said(tab, second) and tab.troubles() == []
     tab.close()
 
 

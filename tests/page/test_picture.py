@@ -79,6 +79,33 @@ def test_what_was_read_is_not_called_saved(tmp_path: Path) -> None:
     assert look(picture, picture.maps[0]) == ["R"]
 
 
+def run_with_loads(run: Path) -> Sim:
+    """Of three layers one is loaded in the first step, and the second step only declares one."""
+    sim = Sim(run, layers=3, kv_blocks=40)
+    sim.arrive(Prompt("r", 96, digest=1))
+    sim.step([Chunk("r", 0, 64, first=True)], prompts={"r": 96})
+    sim.write_kv("r", 0, 32, layers=[0])
+    step = sim.step([Chunk("r", 64, 96)], prompts={"r": 96})
+    sim.hook(0, "start_load_kv", step, "", 32, 1)
+    sim.step([], tokens=1)
+    return sim
+
+
+def test_loads_are_a_map_of_their_own_with_the_same_steps(tmp_path: Path) -> None:
+    picture = picture_of(run_with_loads(tmp_path), tmp_path)
+    saves, loads = picture.maps
+    assert (saves.what, loads.what) == ("saves", "loads")
+    assert look(picture, loads) == ["Iio", "oio", "oio"]
+    assert (saves.first, saves.layers) == (loads.first, loads.layers)
+    assert not {"I", "i", "o"} & set("".join(look(picture, saves)))
+
+
+def test_a_run_that_loads_nothing_has_no_map_of_loads(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, layers=2)
+    sim.serve([Prompt("r", 64, digest=1)], Rounding(32).policy())
+    assert [one.what for one in picture_of(sim, tmp_path).maps] == ["saves"]
+
+
 def test_dummy_runs_stand_where_they_ran(tmp_path: Path) -> None:
     sim = Sim(tmp_path, layers=2)
     for _ in range(3):

@@ -29,7 +29,7 @@ def heat_maps(picture: Picture | None) -> Markup:
         return section("map", title, tag("p", "No worker of this run recorded a step of a layer."))
     lead = (
         "What happened in each layer in each step. Where a step computed prompt tokens, the cell says what "
-        "became of them in that layer; elsewhere, what was called."
+        "became of them in that layer; elsewhere, what was called. A second map is that of loads."
     )
     parts: list[Content] = [tag("p", lead, class_="dim"), _legend(picture)]
     parts += [_map(picture, at, one) for at, one in enumerate(picture.maps)]
@@ -56,7 +56,7 @@ def swatch(state: State) -> Markup:
 def _map(picture: Picture, at: int, one: Map) -> Markup:
     who = names(one.workers)
     size = f"{plural(len(one.layers), 'layer')}, {plural(one.total, 'step')}"
-    title = f"{who}: {size}"
+    title = f"{'Loads, ' if one.what == 'loads' else ''}{who}: {size}"
     several = (
         f" Each cell is {count(one.per)} steps, with the share of each state. A fault takes "
         "half of its height at least, decode steps take a quarter at most where there are others."
@@ -74,7 +74,7 @@ def _map(picture: Picture, at: int, one: Map) -> Markup:
         why = f" ({it.why})" if it.why else ""
         share = f"{it.state.label}{why}: {plural(n, 'layer-step')}, {percent(n, total)}"
         words.append(tag("li", [swatch(it.state), text(share)]))
-    label = f"Heat map of {who}, {size}. {_KEYS}"
+    label = f"Heat map of {'loads of ' if one.what == 'loads' else ''}{who}, {size}. {_KEYS}"
     chart = tag("div", "", class_="chart", tabindex=0, role="application", aria_label=label)
     hint = tag("p", [_KEYS, " Ctrl and the wheel zoom, the bar below the map moves."], class_="dim noprint")
     readout = tag("output", _EMPTY_CELL, class_="readout noprint", aria_live="polite", data_empty=_EMPTY_CELL)
@@ -121,9 +121,9 @@ def hook_times(report: Report) -> Markup:
             role="img",
             aria_label=f"Median and p99 of {rows}: the table says the same",
         )
-        caption = tag(
-            "figcaption", "Dot: median; stroke: 99th percentile. The scale is logarithmic.", class_="dim"
-        )
+        device = " Square: the median of the same hook on the device." if _device_medians(report) else ""
+        words = f"Dot: median; stroke: 99th percentile.{device} The scale is logarithmic."
+        caption = tag("figcaption", words, class_="dim")
         parts.append(tag("figure", [caption, chart], data_times=True))
     parts += [timing_table(report), device_table(report)]
     if line := profiles(report):
@@ -134,7 +134,18 @@ def hook_times(report: Report) -> Markup:
 def times_data(report: Report) -> list[dict[str, object]]:
     """For the chart: the hooks that took most, most first; nanoseconds."""
     rows = sorted(report["timing"], key=lambda row: -row["total_ns"])[:16]
+    device = _device_medians(report)
     return [
-        {"name": row["hook"], "p50": row["p50_ns"], "p99": row["p99_ns"], "calls": row["count"]}
+        {
+            "name": row["hook"], "p50": row["p50_ns"], "p99": row["p99_ns"], "calls": row["count"],
+            "device": device.get(row["hook"], 0),
+        }
         for row in rows
-    ]
+    ]  # fmt: skip
+
+
+def _device_medians(report: Report) -> dict[str, int]:
+    """Hook -> median device time, ns, of those that were timed on the device."""
+    if "device" not in report:
+        return {}
+    return {row["name"]: row["device_p50_ns"] for row in report["device"]["rows"] if row["count"]}
