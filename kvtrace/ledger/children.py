@@ -63,6 +63,7 @@ class Child:
             effects=_only(scan.effects, own),
             slots=_only(scan.slots, own),
             of_all_slots=scan.slots,
+            of_all_left=scan.left,
             left=_only(scan.left, own | {0}),
             found=_found(scan, own),
             hooks_of=own,

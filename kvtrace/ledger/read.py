@@ -30,7 +30,7 @@ from kvtrace.ledger.saves.implied import Implied, imply
 from kvtrace.ledger.saves.measured import Measured, measure
 from kvtrace.ledger.saves.pairs import Evidence
 from kvtrace.ledger.saves.positions import Way
-from kvtrace.ledger.saves.rest import AtRest, Traced, at_rest, removals
+from kvtrace.ledger.saves.rest import AtRest, Traced, at_rest, removals, writers
 from kvtrace.ledger.saves.seen import seen
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
@@ -246,7 +246,8 @@ def _at_rest(scan: SpoolScan, rest: RestFile, removed: frozenset[str], lent: boo
         for one in scan.facts_of(WatchLimits)
         if one.kind in reported.UNFOLLOWED
     )
-    seen = Traced(scan.name, scan.names, *tables, last_t, removed, scan.sharing, limited, lent)
+    wrote = writers(scan.left if scan.of_all_left is None else scan.of_all_left, scan.names)
+    seen = Traced(scan.name, scan.names, *tables, last_t, removed, scan.sharing, limited, lent, wrote)
     return at_rest(seen, rest)
 
 

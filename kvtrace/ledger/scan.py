@@ -71,6 +71,8 @@ class SpoolScan:
     device: DeviceTally
     of_all_slots: Records | None = None
     """``slots`` with those of other connectors; None: the same."""
+    of_all_left: Records | None = None
+    """The same of ``left``."""
     hooks_of: frozenset[int] | None = None
     """Indexes of the connectors whose hook calls count; None: all."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fcntl
+import gzip
 import os
 import socket
 import sqlite3
 import subprocess
 import sys
 import threading
+import zlib
 from multiprocessing import shared_memory
 
 import numpy as np
@@ -20,6 +22,7 @@ from kvtrace.agent.connector import traced  # noqa: E402
 from kvtrace.agent.left import databases, paths, sockets  # noqa: E402
 from kvtrace.agent.left.keys import Held, Keys  # noqa: E402
 from kvtrace.agent.left.pieces import POOL, Op  # noqa: E402
+from kvtrace.agent.left.unpack import Unpacker  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.agent.watch.call import FIRST_CALLS  # noqa: E402
@@ -341,6 +344,72 @@ def test_several_messages_of_one_call_are_found_each(trace, kv):
     assert found(trace) == [VERBATIM, (Form.VERBATIM, "0+4,12+4", True)]
 
 
+PACKING = [zlib.compress, gzip.compress, lambda data: zlib.compress(data, 1)]
+
+
+@pytest.mark.parametrize("pack", PACKING)
+def test_kv_that_is_compressed_is_found_in_files_and_still_there_at_the_end(trace, kv, tmp_path, pack):
+    def how(step, layer):
+        with (tmp_path / "log").open("ab") as file:
+            file.write(b"header x\x9c")
+            file.write(pack(data_of(pick(layer, SLOTS - 8 * (step - 1)))))
+
+    saves(kv, how, steps=2)
+    assert found(trace) == [VERBATIM, (Form.VERBATIM, "0+4,12+4", True)]
+    AGENT.flush()
+    (still,) = look(trace.run_dir, AGENT.config.salt).pieces.values()
+    assert set(still) == {"1"}
+    (tmp_path / "log").write_bytes(os.urandom(os.path.getsize(tmp_path / "log")))
+    (still,) = look(trace.run_dir, AGENT.config.salt).pieces.values()
+    assert set(still) == {"0"}
+
+
+def test_kv_that_is_compressed_and_cut_is_cut(trace, kv, tmp_path):
+    saves(kv, lambda step, layer: (tmp_path / "a").write_bytes(zlib.compress(data_of(pick(layer)))[:160]))
+    assert [row[0] for row in found(trace)] == [Form.CUT]
+
+
+def test_kv_that_is_compressed_is_found_in_the_parts_of_a_message(trace, kv):
+    packed = zlib.compress(data_of(pick(kv)))
+    port = serving([len(packed) + 6], b"OK")
+
+    def how(step, layer):
+        pick(layer)
+        with socket.create_connection(("127.0.0.1", port)) as link:
+            for part in (b"header", packed[:90], packed[90:91], packed[91:]):
+                link.sendall(part)
+            assert link.recv(100) == b"OK"
+
+    saves(kv, how)
+    assert VERBATIM in found(trace)
+
+
+def test_kv_that_is_compressed_is_found_in_a_database(trace, kv, tmp_path):
+    handles = []
+
+    def how(step, layer):
+        if not handles:
+            handles.append(sqlite3.connect(tmp_path / "kv.sqlite"))
+            handles[0].execute("CREATE TABLE kv (name TEXT PRIMARY KEY, value BLOB)")
+        data = zlib.compress(os.urandom(9000) + data_of(pick(layer, SLOTS - 8 * (step - 1))))
+        handles[0].execute("INSERT INTO kv VALUES (?, ?)", (f"{step}", data))
+        handles[0].commit()
+
+    saves(kv, how, steps=2)
+    handles[0].close()
+    assert found(trace) == [VERBATIM, (Form.VERBATIM, "0+4,12+4", True)]
+    AGENT.flush()
+    (still,) = look(trace.run_dir, AGENT.config.salt).pieces.values()
+    assert set(still) == {"1"}
+
+
+def test_a_stream_that_never_ends_and_what_only_looks_like_one():
+    unpacker = Unpacker()
+    bomb = zlib.compress(bytes(64 << 20))
+    assert sum(len(one.data) for one in unpacker.streams(bomb)) == 16 << 20
+    assert unpacker.streams(b"x\x9c" * 5000 + b"\x1f\x8b\x08" * 5000) == []
+
+
 OK = b"HTTP/1.1 200 OK\r\n\r\n"
 
 
@@ -433,6 +502,25 @@ def cut(data):
 def test_what_is_cut_or_cast(trace, kv, tmp_path, change, form):
     saves(kv, lambda step, layer: (tmp_path / "a").write_bytes(change(data_of(pick(layer)))))
     assert [row[0] for row in found(trace)] == [form]
+
+
+@pytest.mark.parametrize(
+    ("found", "room", "is_cut"),
+    [
+        ({0, 1}, 800, True),
+        ({0, 2}, 800, False),
+        ({0, 2}, 500, True),
+        ({0, 2, 3}, 300, False),
+        ({2, 3}, 500, False),
+        ({0, 1, 2, 3}, 500, False),
+    ],
+    ids=["in order", "compressed", "too little room", "more than fits in", "the begin is elsewhere", "all"],
+)
+def test_what_is_cut_is_there_up_to_a_place_or_in_a_file_that_is_too_short_for_it(found, room, is_cut):
+    op = operation(*(bytes([number]) * 32 for number in range(4)))
+    op.order = [((0, number, 0), (0, number, 0)) for number in range(4)]
+    op.found, op.bytes, op.room = found, 800, {"/store/a": room}
+    assert op.cut == is_cut
 
 
 def test_numbers_that_went_through_eight_bits_are_known_again(trace, kv, tmp_path):

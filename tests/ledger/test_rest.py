@@ -17,7 +17,7 @@ from kvtrace.ledger.saves.dropped import left_in_part, split
 from kvtrace.ledger.saves.files import overwritten_files
 from kvtrace.ledger.saves.measured import Cell
 from kvtrace.ledger.saves.positioned import PositionCalls
-from kvtrace.ledger.saves.rest import AtRest, Fate, Part, Traced, Why, at_rest
+from kvtrace.ledger.saves.rest import AtRest, Fate, Part, Traced, Why, at_rest, writers
 from kvtrace.ledger.slots.reads import Slots, Touch
 from kvtrace.trace import rows
 from kvtrace.trace.format import MEMORY, Flag, Form, Kind, Role, Way, pack_head
@@ -85,7 +85,8 @@ class Books:
     def result(self) -> AtRest:
         tables = {kind: np.array(table, dtype=np.int64).reshape(-1, 8) for kind, table in self.tables.items()}
         ordered = tables[Kind.SLOTS], tables[Kind.LEFT], tables[Kind.FOUND], tables[Kind.PIECE]
-        whose = {"sharing": self.sharing, "limited": self.limited, "lent": self.lent}
+        wrote = writers(tables[Kind.LEFT], self.names)
+        whose = {"sharing": self.sharing, "limited": self.limited, "lent": self.lent, "writers": wrote}
         trace = Traced("a.kvt", self.names, *ordered, self.ended * 10**6, **whose)
         return at_rest(
             trace, RestFile(looked_wall_ns=1, files=tuple(self.files.values()), pieces={"a.kvt": self.pieces})
@@ -184,6 +185,43 @@ def test_cut_is_said_where_pieces_are_missing_at_the_end_only(partly: int, fate:
         books.read(call, call)
         books.found(call, call + 1, Form.PARTLY, "/store/compressed")
     assert [one for one, _ in books.fates()] == [fate] * 3 + [Fate.READ] * partly
+
+
+def test_a_first_layer_s_pieces_in_other_prompts_records_do_not_hide_a_cut() -> None:
+    books = Books()
+    for call in (1, 2, 3, 4):
+        for layer, form in (("first", Form.PARTLY), ("second", Form.CUT), ("third", Form.CUT)):
+            books.read(call, call, layer=layer)
+            books.left(Way.SQLITE, "/store/kv", 1 << 20)
+            books.found(call, call + 1, form, "/store/kv", layer=layer)
+    assert set(books.fates()) == {(Fate.READ, Why.NONE), (Fate.NOT_AT_REST, Why.CUT)}
+
+
+def test_zeros_behind_a_record_that_is_cut_are_no_kv() -> None:
+    books = Books()
+    for call in (1, 2, 3):
+        books.read(call, call)
+        books.left(Way.SQLITE, "/store/kv", 1 << 20)
+        books.found(call, call + 1, Form.ZEROED if call == 2 else Form.CUT, "/store/kv")
+    assert books.fates() == [(Fate.NOT_AT_REST, Why.CUT)] * 3
+
+
+@pytest.mark.parametrize(
+    ("missing", "fates"),
+    [
+        ("third", [Fate.WRITTEN, Fate.NOT_AT_REST, Fate.NOT_AT_REST]),
+        ("first", [Fate.NEVER_LEFT, Fate.NOT_AT_REST, Fate.NEVER_LEFT]),
+    ],
+)
+def test_layers_behind_one_that_is_cut_are_cut_off_with_it(missing: str, fates: list[Fate]) -> None:
+    books = Books()
+    for call in (1, 2, 3):
+        for layer, form in (("first", Form.VERBATIM), ("second", Form.CUT), ("third", Form.VERBATIM)):
+            books.read(call, call, layer=layer)
+            if layer != missing and (layer != "third" or call == 3):
+                books.left(Way.FILE, f"/store/{call}", 1 << 20)
+                books.found(call, call + 1, form, f"/store/{call}", layer=layer)
+    assert [fate for fate, _ in books.fates()][3:6] == fates
 
 
 def test_what_is_never_found_while_later_kv_is() -> None:
@@ -310,6 +348,18 @@ def test_a_server_that_is_not_there_or_refuses_all() -> None:
     assert books.fates() == [(Fate.PUT_FAILED, Why.REFUSED)], "whatever form it had"
     books.left(Way.SOCKET, "tcp host:1", 1 << 20, calls=1, errors=0)
     assert books.fates() == [(Fate.READ, Why.NONE)]
+
+
+def test_a_server_that_is_not_there_beside_another_connector_s_large_file() -> None:
+    books = Books()
+    books.read(1, 10, connector=1)
+    books.left(Way.SOCKET, "tcp 10.0.0.1:8080", 0, calls=0, errors=1, connector=1)
+    books.read(2, 10, connector=2)
+    books.left(Way.FILE, "/store/a", 1 << 20, connector=2)
+    books.file("/store/a", size=1 << 20)
+    assert books.fates()[0] == (Fate.PUT_FAILED, Why.UNREACHABLE)
+    books.left(Way.FILE, "/store/a", 1 << 20, connector=1)
+    assert books.fates()[0] == (Fate.READ, Why.NONE), "it may be its own"
 
 
 def test_a_transaction_that_is_open_at_the_end() -> None:

@@ -11,6 +11,8 @@ next. Written in one go they mostly follow each other: without these numbers it 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import NamedTuple
 
 _MOST_HANDLES = 64
 _NUMBER = 4
@@ -52,14 +54,17 @@ SEAM = 128
 _LEAF = 13
 
 
-def seams(data: bytes, page: int) -> tuple[bytes, list[int]]:
-    """What :func:`joined` leaves apart: where the first part of each long value, which stands among others on
-    a page, goes on on another page. All seams behind each other, and where in the file each begins.
+class Long(NamedTuple):
+    """A value of several pages. ``end``: in the database, where the part on the page of its row ends;
+    ``more``: where it goes on; ``local``, ``size``: bytes of that part, and in all."""
 
-    Args:
-        data: the whole database.
-    """
-    found, places = [], []
+    end: int
+    more: int
+    local: int
+    size: int
+
+
+def _long(data: bytes, page: int) -> Iterator[Long]:
     usable = page - data[20]
     least = (usable - 12) * 32 // 255 - 23
     for start in range(0, len(data) - page + 1, page):
@@ -68,15 +73,44 @@ def seams(data: bytes, page: int) -> tuple[bytes, list[int]]:
             size, at = _varint(data, start + _short(data, head + 8 + 2 * number))
             _, at = _varint(data, at)
             local = least + (size - least) % (usable - 4)
-            end = at + (local if local <= usable - 35 else least)
+            local = local if local <= usable - 35 else least
+            end = at + local
             more = (int.from_bytes(data[end : end + _NUMBER], "big") - 1) * page + _NUMBER
             if size > usable - 35 and 0 < more < len(data):
-                half = SEAM // 2
-                seam = data[end - half : end] + data[more : more + half]
-                if len(seam) == SEAM:
-                    found.append(seam)
-                    places.append(end - half)
+                yield Long(end, more, local, size)
+
+
+def seams(data: bytes, page: int) -> tuple[bytes, list[int]]:
+    """What :func:`joined` leaves apart: where the first part of each long value, which stands among others on
+    a page, goes on on another page. All seams behind each other, and where in the file each begins.
+
+    Args:
+        data: the whole database.
+    """
+    found, places = [], []
+    half = SEAM // 2
+    for one in _long(data, page):
+        seam = data[one.end - half : one.end] + data[one.more : one.more + half]
+        if len(seam) == SEAM:
+            found.append(seam)
+            places.append(one.end - half)
     return b"".join(found), places
+
+
+def values(data: bytes, page: int) -> Iterator[tuple[int, bytes]]:
+    """(where it goes on behind the page of its row, the whole of it) of each value of several pages.
+
+    Args:
+        data: the whole database.
+    """
+    room = page - data[20] - _NUMBER
+    for one in _long(data, page):
+        parts, left, more = [data[one.end - one.local : one.end]], one.size - one.local, one.more
+        while left > 0 and _NUMBER <= more < len(data):
+            parts.append(data[more : more + min(room, left)])
+            left -= room
+            more = (int.from_bytes(data[more - _NUMBER : more], "big") - 1) * page + _NUMBER
+        yield one.more, b"".join(parts)
 
 
 def _short(data: bytes, at: int) -> int:

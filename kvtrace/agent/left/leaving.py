@@ -20,6 +20,7 @@ from kvtrace.agent.left import databases, paths, sockets
 from kvtrace.agent.left.keys import KEYS, Held, asked
 from kvtrace.agent.left.paths import PLACES, Place, Wrote
 from kvtrace.agent.left.pieces import LENGTH, POOL, Hit, Needle, Op, turned
+from kvtrace.agent.left.unpack import WORTH, Stream, Unpacker
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch.by_address import BY_ADDRESS, Here, Read, Tensors
 from kvtrace.agent.watch.caches import CACHES, Layer
@@ -47,6 +48,11 @@ _WORD = 8
 _READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _MASK = (1 << 63) - 1
 _Block = tuple[str, int, int]
+_UNPACKED = 1 << 48
+"""Where what was compressed stands, beside the places of a file: no two streams overlap there."""
+_MOST_VALUES = 1 << 16
+_values: set[int] = set()
+"""Of databases: those that were looked into."""
 _in_databases: dict[str, dict[_Block, int]] = {}
 """Path -> (layer, block, slots in it) -> how often it stood there when it was last looked at."""
 _targets = Names(256)
@@ -65,17 +71,31 @@ def begins() -> None:
         POOL.forget()
         KEYS.forget()
         BY_ADDRESS.forget()
+        WORTH.forget()
         _in_databases.clear()
+        _values.clear()
 
 
 class Peer:
     """What went to one socket. ``calls``: how often something went out that may be a save, and was answered
     or not. ``waiting``, ``since``: what was found, and bytes, since its last answer."""
 
-    __slots__ = ("asked", "bytes", "calls", "errors", "name", "since", "tail", "unseen", "waiting")
+    __slots__ = (
+        "asked",
+        "bytes",
+        "calls",
+        "errors",
+        "name",
+        "since",
+        "tail",
+        "unpacker",
+        "unseen",
+        "waiting",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.unpacker = Unpacker()
         self.bytes = self.calls = self.errors = self.since = 0
         self.tail = b""
         self.unseen = False
@@ -99,13 +119,15 @@ class Peer:
 
 
 class Finding(NamedTuple):
-    """A piece found: where, and in what form."""
+    """A piece found: where, and in what form. ``packed``: of compressed KV, some of the bytes at rest, and
+    where they stand."""
 
     hit: Hit
     target: str
     way: Way
     stays: bool
     """Whether it stands at this place of a file for as long as it is at rest."""
+    packed: tuple[int, bytes] | None = None
 
 
 class Left:
@@ -139,6 +161,7 @@ class Left:
         self._refused: set[int] = set()
         self._ops: dict[str, list[Op]] = {}
         self._looked = 0
+        self._unpacked = _UNPACKED
         self._sent = LENGTH
         self._tensors = Tensors()
         self._asked: dict[str, Layer] = {}
@@ -146,6 +169,8 @@ class Left:
         self._here = Here()
         self._copies: dict[_Block, int] = {}
         """(layer, block, slots in it) -> how often it left."""
+        self._sizes: dict[str, int] = {}
+        """Of files that were written in one piece: path -> bytes."""
         self._at_end: list[tuple[Wrote, bool, bool]] | None = None
         """Of each file: what was written, whether KV was found in it, whether all was looked through."""
 
@@ -263,7 +288,12 @@ class Left:
             if whole and len(view):
                 self._looked += len(view)
                 first = self._sent - len(peer.tail)
-                peer.waiting.extend(self._look(peer.tail + bytes(view), peer.name, Way.SOCKET, first))
+                data = peer.tail + bytes(view)
+                hits = self._look(data, peer.name, Way.SOCKET, first)
+                if not hits:
+                    streams = peer.unpacker.streams(data[len(peer.tail) :])
+                    hits = self._look_into(streams, peer.name, Way.SOCKET)
+                peer.waiting.extend(hits)
         self._sent += len(view) + LENGTH  # one message stands nowhere in the place of another
         # what a piece may begin in; the next bytes may end it
         peer.tail = (peer.tail + bytes(view[-LENGTH:]))[-LENGTH:]
@@ -303,15 +333,36 @@ class Left:
     def _look(self, data: bytes, target: str, way: Way, first: int = 0) -> list[Hit]:
         """What was read and stands in ``data``. ``first``: where that is in a file or in all that was
         sent."""
+        hits = self._hits(data)
+        moved = [hit._replace(offset=hit.offset + first) for hit in hits]
+        self._find([Finding(hit, target, way, way == Way.FILE) for hit in moved])
+        return hits
+
+    def _hits(self, data: bytes) -> list[Hit]:
         self._by_address(data)
         hits = POOL.search(data) or POOL.near(data)
         for hit in hits:
             op = hit.needle.op
             if op.turned is None and hit.needle.form == Form.VERBATIM:
                 op.turned = turned(op, data, hit.offset)
-        moved = [hit._replace(offset=hit.offset + first) for hit in hits]
-        self._find([Finding(hit, target, way, way == Way.FILE) for hit in moved])
         return hits
+
+    def _look_into(self, streams: list[Stream], target: str, way: Way, first: int = 0) -> list[Hit]:
+        """The same of what stands there compressed."""
+        found: list[Hit] = []
+        for stream in streams:
+            if self._looked + len(stream.data) > _MOST_BYTES:
+                break
+            self._looked += len(stream.data)
+            hits = self._hits(stream.data)
+            WORTH.tell(bool(hits))
+            begin, stays = self._unpacked, bool(stream.packed) and way in (Way.FILE, Way.SQLITE)
+            self._unpacked += len(stream.data) + LENGTH
+            packed = first + stream.place, stream.packed
+            moved = [hit._replace(offset=hit.offset + begin) for hit in hits]
+            self._find([Finding(hit, target, way, stays, packed) for hit in moved])
+            found += hits
+        return found
 
     def _find(self, findings: list[Finding]) -> None:
         for one in findings:
@@ -324,7 +375,8 @@ class Left:
 
     def held(self, name: str, data: bytes, first: int) -> None:
         """``data`` is held under a name in the process's memory, behind ``first`` other bytes."""
-        self._look(data, MEMORY + name, Way.MEMORY, first)
+        if not self._look(data, MEMORY + name, Way.MEMORY, first):
+            self._look_into(Unpacker().streams(data), MEMORY + name, Way.MEMORY)
 
     def write_held(self, t: int, whole: bool) -> None:
         """``whole``: all that is held was looked through."""
@@ -401,7 +453,13 @@ class Left:
         data = _read(wrote.place.path, first, length)
         if data is None:
             return False, False
-        return bool(self._look(data, wrote.place.path, wrote.place.way, first)), True
+        if wrote.place.way == Way.FILE and wrote.written == wrote.size and not wrote.place.stays:
+            self._sizes[wrote.place.path] = wrote.size
+        path, way = wrote.place.path, wrote.place.way
+        found = self._look(data, path, way, first)
+        if not found:
+            found = self._look_into(Unpacker().streams(data), path, way, first)
+        return bool(found), True
 
     def _in_database(self, wrote: Wrote) -> tuple[bool, bool]:
         """The same of a database. What stands in its write-ahead log only is not seen."""
@@ -432,7 +490,20 @@ class Left:
                 moved = hit._replace(offset=places[number] + within)
                 found.setdefault(hit.needle, Finding(moved, path, Way.SQLITE, False))
         self._find(list(found.values()))
-        return bool(found), not (large or os.path.exists(f"{path}-wal"))
+        packed = not first and not found and self._in_values(data, page, path)
+        return bool(found) or packed, not (large or os.path.exists(f"{path}-wal"))
+
+    def _in_values(self, data: bytes, page: int, path: str) -> bool:
+        """Whether KV was found compressed in the new values of a database."""
+        found = False
+        for place, value in databases.values(data, page) if WORTH else ():
+            known = hash((path, len(value), value[: 4 * LENGTH]))
+            if known not in _values and len(_values) < _MOST_VALUES:
+                _values.add(known)
+                there = data[place : place + LENGTH]
+                streams = [one._replace(place=place, packed=there) for one in Unpacker().streams(value)]
+                found |= bool(self._look_into(streams, path, Way.SQLITE))
+        return found
 
     def _in_extents(self, place: Place) -> tuple[bool, bool]:
         """The same of a large file in which most places were never written to."""
@@ -503,6 +574,7 @@ class Left:
             form = Form.TURNED if op.turned else Form.VERBATIM
         else:
             zeroed = any(one.hit.zeroed for one in exact)
+            op.room.update({one.target: self._sizes.get(one.target, op.bytes) for one in exact})
             form = Form.ZEROED if zeroed else Form.CUT if op.cut else Form.PARTLY
         if form not in (Form.PARTLY, Form.CUT, Form.REFUSED):
             POOL.done(op)
@@ -525,12 +597,11 @@ class Left:
             return
         findings = _side_by_side(op, findings)
         for finding in (findings[0], *findings[1:][-1:]):
-            data = finding.hit.needle.data
+            place, data = finding.packed or (finding.hit.offset, finding.hit.needle.data)
             digest = int.from_bytes(hashlib.blake2b(data, key=config.salt, digest_size=8).digest(), "little")
             head = pack_head(Kind.PIECE, Role.WORKER, 0, op.connector, 0, AGENT.thread())
             name = _target(finding.target)
-            place = finding.hit.offset, len(data), digest & _MASK
-            AGENT.add(Piece(head, t, op.call, AGENT.id(op.layer), name, *place))
+            AGENT.add(Piece(head, t, op.call, AGENT.id(op.layer), name, place, len(data), digest & _MASK))
 
 
 def _searching() -> bool:

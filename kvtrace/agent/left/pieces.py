@@ -3,8 +3,8 @@
 Of each operation that reads KV a few pieces of some bytes are copied out of the KV tensor at that moment
 (host memory only): the first and the last, and others taken at random. Found byte for byte in a file or in
 what is sent, they prove that this KV left; the first of an operation without its last, that something was
-cut. Pieces as numbers of a narrower type are looked for as well. A connector that compresses gives nothing to
-find: that is no fault.
+cut. Pieces as numbers of a narrower type are looked for as well. A connector that compresses in a way that is
+not known (``unpack.py``) gives nothing to find: that is no fault.
 
 A search passes over the bytes twice with numpy, whatever the number of pieces: tables say which pairs of
 bytes begin one, and which come next. What waits to be found is bounded; the oldest are given up, and a
@@ -41,6 +41,8 @@ _MOST_WAITING = 8192
 _BLIND = 4096
 """Operations of which nothing was ever found, after which no more are kept."""
 _KEY = 8
+_SHORT = 0.75
+"""Of what was read: less can't hold it, but for a connector that compresses well."""
 _NEAR = 0.01
 """Of the greatest number: what eight bits may change."""
 _NEAR_OPS = 8
@@ -74,7 +76,7 @@ class Op:
 
     __slots__ = (
         "bytes", "call", "connector", "ends", "floats", "found", "heads", "in_file", "layer", "needles",
-        "order", "pieces", "sent_whole", "touches", "turned",
+        "order", "pieces", "room", "sent_whole", "touches", "turned",
     )  # fmt: skip
 
     def __init__(self, call: int, connector: int, layer: str) -> None:
@@ -98,6 +100,8 @@ class Op:
         self.sent_whole = False
         """Whether all of its pieces stood in one message that was answered."""
         self.needles: list[Needle] = []
+        self.room: dict[str, int] = {}
+        """Where some of it was found -> bytes that stand there, as far as that is known."""
 
     @property
     def some_slots(self) -> set[int]:
@@ -106,13 +110,22 @@ class Op:
 
     @property
     def cut(self) -> bool:
-        """Whether all that was not found lies behind all that was."""
+        """Whether all that was not found lies behind all that was; or the begin is in what can't hold it
+        all, and no more of it than fits in there."""
+        room = sum(self.room.values()) / self.bytes if self.whole and self.bytes else 1
+        short = room < _SHORT and len(self.found) <= (room + 1 - _SHORT) * len(self.pieces)
         for way in (0, 1):
-            places = [(order[way], number in self.found) for number, order in enumerate(self.order)]
-            last = max((place for place, there in places if there), default=None)
-            if last is not None and all(there or place > last for place, there in places):
-                return len(self.found) < len(self.pieces)
+            places = sorted((order[way], number in self.found) for number, order in enumerate(self.order))
+            there = [found for _, found in places]
+            in_order = there == sorted(there, reverse=True)
+            if there[0] and not all(there) and (in_order or short):
+                return True
         return False
+
+    @property
+    def whole(self) -> bool:
+        """Whether all of each of its slots was read."""
+        return all(touch.part is None for touch in self.touches)
 
 
 class Pool:

@@ -5,7 +5,8 @@ was over. The output says, for each watched call and layer, which slots of those
 It knows of no request: whose tokens the slots were is the ledger's business.
 
 Nothing is concluded from silence. A store in plain memory, a native library or another process gives nothing
-to see: what was read stays READ. A connector that compresses gives nothing to find byte for byte: the same.
+to see: what was read stays READ. A connector that compresses in an unknown way gives nothing to find byte for
+byte: the same.
 Only where this connector's KV is found elsewhere in this run is KV that is not found missing; and only where
 nothing that left could hold what was read are empty files its store.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -107,6 +108,8 @@ class Traced(NamedTuple):
     """Indexes of connectors part of whose work can't be followed: KV may leave unseen."""
     lent: bool = False
     """Whether blocks were kept for asynchronous saves: others may fetch KV, which is freed then."""
+    writers: Mapping[str, Set[int]] = {}
+    """File -> indexes of the connectors of this process that were seen to write to it, 0 for no known one."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,15 @@ def removals(left: Records, names: Mapping[int, str]) -> set[str]:
     return {names.get(ident, "") for ident in rows.columns(rows.LeftProcess, gone).target.tolist()} - {""}
 
 
+def writers(left: Records, names: Mapping[int, str]) -> dict[str, Set[int]]:
+    """Target -> indexes of the connectors that wrote to it, by the LEFT records of one spool."""
+    found: dict[str, set[int]] = defaultdict(set)
+    indexes = rows.detail(left[:, 0]).tolist()
+    for index, ident in zip(indexes, rows.columns(rows.LeftProcess, left).target.tolist(), strict=True):
+        found[names.get(ident, "")].add(index)
+    return {**found}
+
+
 def _of_connector(trace: Traced, index: int) -> Traced:
     """The records of one connector; of what left, also what is of no known one."""
     left = rows.detail(trace.left[:, 0])
@@ -212,7 +224,9 @@ class _Judge:
     def __init__(self, trace: Traced, rest: RestFile) -> None:
         self._trace = trace
         self._left = [rows.LeftProcess._make(words) for words in trace.left.tolist()]
-        self._files: dict[str, RestingFile] = {one.path: one for one in rest.files}
+        own = {0, *(rows.detail(head) for head in trace.slots[:, 0].tolist())}
+        others = {path for path, indexes in trace.writers.items() if own.isdisjoint(indexes)}
+        self._files: dict[str, RestingFile] = {one.path: one for one in rest.files if one.path not in others}
         self._read_t = {(words[7], words[2]): words[1] for words in trace.slots.tolist()}
         self._pieces = self._of_pieces(rest)
         self._found = self._of_found()
@@ -306,10 +320,9 @@ class _Judge:
     # --- judging --------------------------------------------------------------------------
 
     def result(self) -> AtRest:
-        cut = self._cuts()
         for key, said in self._found.items():
             for one in sorted(said, key=lambda one: _ORDER.index(one.form)):
-                self._add(key, one.slots, *self._fate(one, cut), one.target)
+                self._add(key, one.slots, *self._fate(one), one.target)
         self._rest_of_reads()
         self._records_of_several_layers()
         self._held_in_part()
@@ -335,13 +348,24 @@ class _Judge:
         if own:
             self._parts[key].append(Part(tuple(own), fate, why, target))
 
+    @cached_property
     def _cuts(self) -> bool:
-        """Whether KV of which only the begin was found was cut: compression leaves pieces out anywhere."""
-        forms = Counter(one.form for said in self._found.values() for one in said)
-        least = max(_LEAST_CUT, 4 * forms[Form.PARTLY], _SHARE_CUT * sum(forms.values()))
-        return forms[Form.CUT] >= least
+        """Whether KV of which only the begin was found was cut: compression leaves pieces out anywhere. In
+        most layers, that is: in a first one pieces stand in other prompts' records, too."""
+        layers: dict[int, Counter[Form]] = defaultdict(Counter)
+        for (_, layer), said in self._found.items():
+            best: dict[tuple[Interval, ...], Form] = {}  # the next records hold pieces of it, too
+            for one in sorted(said, key=lambda one: _ORDER.index(one.form)):
+                best.setdefault(one.slots, one.form)
+            layers[layer].update(best.values())
+        forms = sum(layers.values(), Counter[Form]())
+        if forms[Form.CUT] < max(_LEAST_CUT, forms[Form.ZEROED], _SHARE_CUT * sum(forms.values())):
+            return False
+        partial = [one for one in layers.values() if one[Form.CUT] or one[Form.PARTLY]]
+        clear = sum(one[Form.CUT] >= 4 * one[Form.PARTLY] for one in partial)
+        return 2 * clear > len(partial)
 
-    def _fate(self, one: _Found, cut: bool) -> tuple[Fate, Why]:
+    def _fate(self, one: _Found) -> tuple[Fate, Why]:
         if one.form in _WHOLE:
             fate, why = self._at_the_end(one)
             if not self._turned or fate not in (Fate.WRITTEN, Fate.PROVED):
@@ -356,9 +380,11 @@ class _Judge:
             return Fate.WRITTEN, Why.NARROWER
         if in_memory(one.target) and not self._only_memory:
             return Fate.READ, Why.NONE  # a copy on its way to where nobody sees it
+        if self._cuts and one.form == Form.ZEROED:
+            return Fate.NOT_AT_REST, Why.CUT  # zeros stand where a record ends too early
         if one.form in (Form.ALTERED, Form.ZEROED):
             return Fate.ALTERED, Why.ZEROED if one.form == Form.ZEROED else Why.ROUNDED
-        if one.form == Form.CUT and cut:
+        if one.form == Form.CUT and self._cuts:
             return Fate.NOT_AT_REST, Why.CUT
         return Fate.READ, Why.NONE
 
@@ -485,7 +511,7 @@ class _Judge:
         if shared or not rows.flags(row.head) & Flag.KEPT or not self._looked_through:
             return Fate.READ, Why.NONE, ""
         later, slowest = self._pace()
-        if row.layer in self._cut_off and row.t <= later:
+        if self._is_cut_off(row, later):
             return Fate.NOT_AT_REST, Why.CUT, ""
         waited = self._trace.last_t - row.t
         if row.t > max(self._committed.values(), default=row.t):
@@ -505,12 +531,38 @@ class _Judge:
             Read(words[1], words[3], (words[7], words[2]) in held) for words in self._trace.slots.tolist()
         )
 
+        later, _ = self._pace()
+
         def judged(row: rows.SlotsTouched) -> _Verdict:
+            if self._is_cut_off(row, later):
+                return Fate.NOT_AT_REST, Why.CUT, ""
             known = rows.flags(row.head) & Flag.KEPT and rows.detail(row.head) not in self._trace.sharing
             gone = known and is_dropped(row.t, row.step)
             return (Fate.NEVER_LEFT, Why.NOT_HELD, "") if gone else (Fate.READ, Why.NONE, "")
 
         return judged
+
+    def _is_cut_off(self, row: rows.SlotsTouched, later: int) -> bool:
+        """Whether it is missing behind the place where its record ends too early."""
+        return (row.layer in self._cut_off and row.t <= later) or row.layer in self._behind.get(row.step, ())
+
+    @cached_property
+    def _behind(self) -> dict[int, set[int]]:
+        """Step -> the layers that were not found in it, and were read after one of which only the begin was
+        found; where all before them were found. They are cut off with it, where records are cut."""
+        read: dict[int, dict[int, bool]] = defaultdict(dict)  # step -> layer, as first read -> is found
+        begun: set[int] = set()
+        for words in filter(_is_read, self._trace.slots.tolist()):
+            said = self._found.get((words[7], words[2]), ())
+            read[words[3]][words[2]] = read[words[3]].get(words[2], False) or bool(said)
+            if any(one.form == Form.CUT for one in said):
+                begun.add(words[3])
+        behind = {}
+        for step in begun if self._cuts else ():
+            missing = [layer for layer, found in read[step].items() if not found]
+            if missing == list(read[step])[-len(missing) :]:
+                behind[step] = set(missing)
+        return behind
 
     @cached_property
     def _cut_off(self) -> frozenset[int]:
