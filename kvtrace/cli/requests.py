@@ -10,7 +10,7 @@ import typer
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.listing import listing_page, listing_text
-from kvtrace.render.merged import list_page
+from kvtrace.render.merged import list_page, list_text
 
 
 class Sort(str, Enum):
@@ -25,7 +25,7 @@ class Sort(str, Enum):
 
 FORMATS = page_formats(listing_page, lambda listing: listing.document(), listing_text)
 
-MERGED = {one.name: one for one in page_formats(list_page, lambda found: found.document())}
+MERGED = {one.name: one for one in page_formats(list_page, lambda found: found.document(), list_text)}
 
 
 def requests(

@@ -156,7 +156,7 @@ def _run(folder: Path, book: Run, ids: RunIds, requests: int) -> RunOf:
     headers = ids.headers.values()
     return RunOf(
         path=str(folder),
-        name=book.run.name or folder.resolve().name,
+        name=folder.resolve().name,
         hosts=tuple(dict.fromkeys(one.host for one in headers if one.host)),
         kvtrace=tuple(sorted({one.kvtrace for one in headers if one.kvtrace})),
         vllm=tuple(sorted({fact.vllm for _, fact in ids.engines.values() if fact.vllm})),

@@ -55,7 +55,8 @@ class EngineOf(Document):
 
 @dataclass(frozen=True)
 class RunOf(Document):
-    """One run. ``path``: relative to the merged directory. ``verdict``: of its own report."""
+    """One run. ``path``: relative to the merged directory. ``name``: of its directory: two runs of one
+    command have the same name. ``verdict``: of its own report."""
 
     path: str = ""
     name: str = ""

@@ -26,6 +26,7 @@ class List:
     merged: Merged
     rows: list[Joined | Alone] = field(default_factory=list)
     fit: int = 0
+    ids: dict[int, list[str]] = field(default_factory=dict)  # of all, listed or not, by engine
 
     def document(self) -> dict[str, Any]:
         """As JSON: ``kvtrace.merged-requests/1``."""
@@ -91,7 +92,11 @@ def listing(folder: Path, verdict: str | None, sort: str, limit: int | None) -> 
     if verdict is not None:
         raise KvtraceError("--verdict is of one run", "merged requests have one in each", "list a run's own")
     rows = sorted(requests(folder, len(merged.engines)), key=SORTS[sort])
-    return List(merged, rows if limit is None else rows[:limit], len(rows))
+    ids: dict[int, list[str]] = {}
+    for row in rows:
+        for end in _ends(row):
+            ids.setdefault(end.engine, []).append(end.id)
+    return List(merged, rows if limit is None else rows[:limit], len(rows), ids)
 
 
 def tell(folder: Path, wanted: str, layer: str | None = None, token: int | None = None) -> Tale:
@@ -135,6 +140,7 @@ def _fitting(merged: Merged, ends: Sequence[End], wanted: str) -> list[End]:
         [end for end in ends if wanted in (end.id, end.client, f"{end.id}#{end.number + 1}")],
         [end for end in ends if wanted == _named(merged, end)],
         [end for end in ends if end.id.startswith(wanted) or end.client.startswith(wanted)],
+        [end for end in ends if _named(merged, end).startswith(wanted)],
     ):
         if wanted and fits:
             return fits

@@ -34,7 +34,7 @@ def listing_text(listing: Listing, screen: Screen) -> str:
     """The requests as wide as the screen is: ids as far as they tell requests apart, and what numbers fit."""
     from kvtrace.render.terminal import terminal, widest
 
-    text, ids = "", _short([*listing.ids, *(row["id"] for row in listing.rows)])
+    text, ids = "", shortest([*listing.ids, *(row["id"] for row in listing.rows)])
     for spare in _SPARE:
         text = terminal(listing_page(listing, ids, spare), screen)
         if widest(text) <= screen.width:
@@ -42,7 +42,7 @@ def listing_text(listing: Listing, screen: Screen) -> str:
     return text
 
 
-def _short(ids: Sequence[str]) -> dict[str, str]:
+def shortest(ids: Sequence[str]) -> dict[str, str]:
     """id -> its beginning that no other id shares: ``kvtrace why`` takes it."""
     order = sorted(set(ids))
     longest = dict.fromkeys(order, 0)

@@ -6,9 +6,10 @@ Strings of the traces are cleaned here: one line, no control characters.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kvtrace.render.layout import clean
+from kvtrace.render.listing import shortest
 from kvtrace.render.page import (
     Bullets,
     Code,
@@ -20,6 +21,7 @@ from kvtrace.render.page import (
     Page,
     Paragraph,
     Row,
+    Screen,
     Table,
 )
 from kvtrace.render.report import with_grade
@@ -32,6 +34,8 @@ if TYPE_CHECKING:  # the command line imports this file, and shall not load the 
 
 _LAST = "the last token of a prompt, which vLLM always computes"
 _MOST_ROWS = 200
+Ids: TypeAlias = "Mapping[int, Mapping[str, str]]"
+"""Engine -> id of a request there -> its beginning that tells it apart."""
 
 
 def merged_page(merged: Merged, where: str) -> Page:
@@ -158,8 +162,16 @@ def _clocks(merged: Merged) -> list[str]:
 # ------------------------------------------------------------------------------- the requests
 
 
-def list_page(found: List) -> Page:
-    """The requests of a merge, one a line."""
+def list_text(found: List, screen: Screen) -> str:
+    """The requests for a terminal: ids as far as they tell requests apart."""
+    from kvtrace.render.terminal import terminal
+
+    ids = {engine: shortest(of_engine) for engine, of_engine in found.ids.items()}
+    return terminal(list_page(found, ids), screen)
+
+
+def list_page(found: List, ids: Ids | None = None) -> Page:
+    """The requests of a merge, one a line. `ids`: how ids are shown, whole by default."""
     from kvtrace.merge.model import Joined
 
     joined = [row for row in found.rows if isinstance(row, Joined)]
@@ -172,34 +184,42 @@ def list_page(found: List) -> Page:
         ),
     ]
     if joined:
-        page.append(_joined_table(found.merged, joined))
+        page.append(_joined_table(found.merged, joined, ids))
     if alone:
-        page.append(_alone_table(found.merged, alone))
+        page.append(_alone_table(found.merged, alone, ids))
     return page
 
 
-def _joined_table(merged: Merged, joined: Sequence[Joined]) -> Table:
+def _joined_table(merged: Merged, joined: Sequence[Joined], ids: Ids | None) -> Table:
     rows = []
     for one in joined:
         numbers = (one.prompt, one.sent, one.received, one.computed_here, one.again - one.last)
-        cells = (Code(_id(merged, one.there)), Code(_id(merged, one.here)), *map(count, numbers), one.how)
+        cells = (
+            Code(_id(merged, one.there, ids)),
+            Code(_id(merged, one.here, ids)),
+            *map(count, numbers),
+            one.how,
+        )
         rows.append(Row(cells, "bad" if one.again > one.last or one.lost else ""))
     heads = ("prompt", "sent", "received", "computed", "again")
     columns = (Column("there"), Column("here"), *(Column(head, True) for head in heads), Column("by"))
     return Table(columns, rows, "Joined", brief=_MOST_ROWS)
 
 
-def _alone_table(merged: Merged, alone: Sequence[Alone]) -> Table:
-    rows = [Row((Code(_id(merged, one.alone)), count(one.alone.prompt), clean(one.why))) for one in alone]
+def _alone_table(merged: Merged, alone: Sequence[Alone], ids: Ids | None) -> Table:
+    rows = [
+        Row((Code(_id(merged, one.alone, ids)), count(one.alone.prompt), clean(one.why))) for one in alone
+    ]
     columns = (Column("request"), Column("prompt", True), Column("why"))
     return Table(columns, rows, "Not joined", brief=_MOST_ROWS)
 
 
-def _id(merged: Merged, end: End) -> str:
+def _id(merged: Merged, end: End, ids: Ids | None = None) -> str:
     """``2:cmpl-90``: the run and the id there, as ``why`` takes it."""
     run = merged.engines[end.engine].run + 1 if end.engine >= 0 else 0
     again = f"#{end.number + 1}" if end.number else ""
-    return clean(f"{run}:{end.id}{again}", 60)
+    shown = end.id if ids is None or again else ids[end.engine][end.id]
+    return clean(f"{run}:{shown}{again}", 60)
 
 
 # ------------------------------------------------------------------------------ one request

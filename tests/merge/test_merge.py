@@ -277,6 +277,24 @@ def test_explain_requests_and_why_take_it(tmp_path: Path, shell: Shell) -> None:
         assert shell(*words)[0] == 0
 
 
+def test_requests_fits_80_columns_with_ids_as_vllm_makes_them(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = pair(tmp_path)
+    for n in range(3):
+        ident = f"cmpl-{n}84ab9c2f7d14c0f9f3e6a7b1c2d3e4f-0-8efe0a4{n}"
+        there.computes(ident, 64, 64)
+        here.sim.arrive(Prompt(f"{ident}-d", 64))
+        here.brought(f"{ident}-d", {"remote_request_id": ident})
+        here.loads(f"{ident}-d", 64, 32)
+    shell("merge", there.write(), here.write(), "-o", tmp_path / "m")
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = shell("requests", tmp_path / "m")
+    assert code == 0 and max(map(len, out.splitlines())) <= 80
+    shown = next(word for word in out.split() if word.startswith("2:cmpl-1"))
+    assert shell("why", tmp_path / "m", "--request", shown)[0] == 0
+
+
 def test_what_a_merge_has_not_is_one_line(tmp_path: Path, shell: Shell) -> None:
     place = tmp_path / "m"
     shell("merge", *handed_over(tmp_path), "-o", place)
