@@ -63,6 +63,7 @@ def _conclude(case: Case, results: Sequence[Result]) -> Diagnosis:
     most = max((one.tokens for one in faults if one.id in _SYMPTOMS), default=0.0)
     roots = any(one.id in _ROOTS and _weighs(one) and one.tokens >= _ROOTS[one.id] * most for one in faults)
     findings.sort(key=lambda finding: _order(finding, roots))
+    _before_unexplained(findings)
     return Diagnosis(
         verdict=verdict(case, findings),
         findings=findings,
@@ -81,13 +82,27 @@ _ROOTS = {
     "store-failed": 0.0,
     "kv-stale": 0.25,
     "kv-misplaced": 0.25,
+    "store-lost-later": 0.25,
 }
 """What was seen to go wrong in the connector's own work, and how many tokens of the greatest symptom it must
 concern to stand behind that."""
 _SYMPTOMS = frozenset({"stored-nothing", "slots-short", "metadata-has-no-store", "save-lost"})
 """What shows where nothing more is known: behind a root that was seen."""
+_UNEXPLAINED = "metadata-has-no-store"
+_OF_THE_SWITCH = "config-key-unused"
+"""A key of the configuration that the connector never reads: as a fault, where nothing was saved."""
 _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 """Notes that ask for nothing."""
+
+
+def _before_unexplained(findings: list[Finding]) -> None:
+    """Put a fault in the configuration before what nothing explains: it has no tokens of its own, and may be
+    why there is no store."""
+    if findings and findings[0].id == _UNEXPLAINED:
+        for at, one in enumerate(findings):
+            if one.id == _OF_THE_SWITCH and one.severity == FAULT:
+                findings.insert(0, findings.pop(at))
+                return
 
 
 def _weighs(finding: Finding) -> bool:

@@ -582,7 +582,8 @@ def test_config_key_unused(tmp_path: Path) -> None:
     assert text.startswith("note") and '"chunk_sise": did you mean "chunk_size"?' in text
     diagnosis = run("fault", ["path", "chunk_sise"], ["path", "chunk_size"], Policy(nothing))
     assert finding(diagnosis, "config-key-unused").startswith("fault")
-    assert ids(diagnosis) == ["metadata-has-no-store", "config-key-unused"]
+    # What nothing explains comes after what may be its reason.
+    assert ids(diagnosis) == ["config-key-unused", "metadata-has-no-store"]
     diagnosis = run("read", ["path", "unit"], ["path", "unit", "other"], Rounding(32).policy())
     assert ids(diagnosis) == [] and "all 2 keys" in ruled_out(diagnosis)["config-key-unused"]
     diagnosis = run("dark", ["path", "unit"], [], Rounding(32).policy())

@@ -282,6 +282,23 @@ def test_what_nobody_reads_says_nothing_where_no_read_was_ever_seen(tmp_path: Pa
     assert [one.id for one in blind.findings] == []
 
 
+def test_a_part_of_a_prompt_whose_metadata_is_not_understood(tmp_path: Path) -> None:
+    """That the metadata names no more is not known: a worker that takes less looks the same."""
+    run = run_of(tmp_path)
+    step = int(run.entries["step"].iloc[0])
+    tag, ended, grade = run.engines[0].tag, int(SaveEnd.NOT_DECLARED), int(Grade.READ)
+    row = (0, tag, 32, 64, 2, "prefill", 0, step, ended, True, grade, -1)
+    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    base = run.base.assign(grade=grade)
+    base.loc[base["request"] == 0, ["amount", "prompt"]] -= 64
+    partly = replace(run, pieces=lost, base=base)
+    assert [one.id for one in diagnose(partly).findings] == ["metadata-has-no-store"]
+    unread = replace(run.engines[0], unreadable_steps=1, watched_steps=frozenset({step}))
+    first = diagnose(replace(partly, engines=(unread,))).findings[0]
+    assert (first.id, first.tokens) == ("slots-short", 32)
+    assert any("not understood" in line for line in first.evidence)
+
+
 def kept_of(sim: Sim, request: str, prompt: int, start: int, end: int, shared: tuple[int, ...]) -> None:
     """A prompt of which [start, end) is named and read; ``shared``: digests of its beginnings."""
     sim.arrive(Prompt(request, prompt, digest=int(request[1:]) + 1, prefixes=shared))

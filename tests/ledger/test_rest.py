@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvtrace.ledger.intervals import Interval, length, subtract, union
 from kvtrace.ledger.rest_file import RestFile, RestingFile
-from kvtrace.ledger.saves.dropped import left_in_part, split
+from kvtrace.ledger.saves.dropped import left_in_part, often_lost, split
 from kvtrace.ledger.saves.files import overwritten_files
 from kvtrace.ledger.saves.measured import Cell
 from kvtrace.ledger.saves.positioned import PositionCalls
@@ -445,6 +445,17 @@ def test_tokens_that_never_left_in_a_step_in_which_others_did(
         (Fate.NEVER_LEFT, ((0, 32),)),
         (Fate.READ, ((32, 48),)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("lost", "often"),
+    [([0, 1], True), ([0], False), ([0, 0], False)],
+    ids=["in two layers", "a tenth", "in one layer alone"],
+)
+def test_what_never_left_in_several_layers_is_no_matter_of_matching(lost: list[int], often: bool) -> None:
+    some = [Touch(1, 1, 1 << layer, ((0, 32),), fate=Fate.NEVER_LEFT) for layer in lost]
+    rest = [Touch(step, 1, 1, ((0, 32),), fate=Fate.PROVED) for step in range(10 - len(some))]
+    assert often_lost({0: some, 1: rest}) == often
 
 
 def test_amounts_and_examples() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.case import Request
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.model import Finding
@@ -17,7 +18,8 @@ CAUSE = Cause(
     meaning="The hook read fewer slots of the KV tensor than its metadata names.",
     seen_as=(
         "0 < slots read < slots declared in a watched call, by a block or more per entry. Or a request whose "
-        "tokens were read in pieces with holes between them, in every layer alike."
+        "tokens were read in pieces with holes between them, in every layer alike. Or a part of a prompt "
+        "that was read, and no more of it, by no unit, where the metadata of that step is not understood."
     ),
     remedy="Look at the connector's slot mapping.",
     save_ends=(SaveEnd.PART_READ,),
@@ -31,14 +33,29 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     return left if request.holes and piece.phase != "decode" and piece.grade >= Grade.READ else []
 
 
-CLAIMS = {Turn.POSITION: claim}
+def claim_partly(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """Positions of a prompt that was read in part, in steps whose metadata is not understood: that it names
+    no more is not known."""
+    if piece.phase == "decode" or piece.grade < Grade.READ:
+        return []
+    return left if _read_unnamed(case, case.requests[piece.request]) else []
+
+
+def _read_unnamed(case: Case, request: Request) -> bool:
+    """Whether all that was read of a request was read in steps whose metadata is not understood."""
+    unread = case.engines[request.engine].watched_steps
+    return bool(request.saved and request.entries) and all(one.step in unread for one in request.entries)
+
+
+CLAIMS = {Turn.POSITION: claim, Turn.WORKER: claim_partly}
 
 
 def rule(case: Case) -> Results:
     trust = case.run.trust
-    if case.affected(CAUSE) and not trust.short:
-        yield _holes(case)
-    elif case.affected(CAUSE):
+    hit = case.affected(CAUSE)
+    if hit and not trust.short:
+        yield _holes(case) if any(request.holes for request in hit) else _partly(case)
+    elif hit:
         share = percent(trust.short_read, trust.short_declared)
         blocks = sorted({e.block_size for e in case.run.engines if e.block_size})
         yield case.finding(
@@ -80,4 +97,28 @@ def _holes(case: Case) -> Finding:
         events=case.events(CAUSE),
         headline=f"the save hook read {share} of the tokens that it was given, with holes between them",
         remedy=["compare the slot mapping that is indexed in save_kv_layer with the one in the metadata"],
+    )
+
+
+def _partly(case: Case) -> Finding:
+    """Of prompts a part was read, and the metadata does not say how much was meant to be."""
+    hit = case.affected(CAUSE)
+    lost, kept = case.tokens(CAUSE), sum(r.saved / max(1, case.engines[r.engine].pairs) for r in hit)
+    share = percent(kept, lost + kept)
+    return case.finding(
+        CAUSE,
+        f"The save hook read {share} of the tokens of {plural(len(hit), 'request')}, and never the others.",
+        evidence=[
+            f"{count(lost)} tokens were not read, {count(kept)} of the same prompts were; no unit with a "
+            "name gives these amounts",
+            "the metadata of these steps has a shape that is not understood: whether it names the others is "
+            "not known",
+            *logs_in(case, SAVE_HOOKS),
+        ],
+        events=case.events(CAUSE, "never read, beside other tokens of the same prompt that were"),
+        headline=f"the save hook read {share} of the tokens of these prompts",
+        remedy=[
+            "compare the slot mapping that is indexed in save_kv_layer with the one in the metadata; where "
+            "they are the same, look at how build_connector_meta counts"
+        ],
     )

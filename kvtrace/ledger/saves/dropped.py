@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from kvtrace.ledger.intervals import Interval, intersect, subtract, union
+from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
 from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.slots.reads import Touch
 
@@ -35,6 +35,26 @@ def left_in_part(touches: Sequence[Touch]) -> dict[int, list[Interval]]:
         )
         found[step] = subtract(_in_several(list(lost.values())), left)
     return found
+
+
+_SHARE_LOST = 0.2
+_LEAST_LAYERS = 2
+
+
+def often_lost(reads: Mapping[int, Sequence[Touch]]) -> bool:
+    """Whether so much of what a worker read never left, in several layers, that pieces which were not found
+    again don't explain it: then each layer's loss stands for itself.
+
+    Args:
+        reads: by the request's row.
+    """
+    lost = total = layers = 0
+    for touch in (touch for touches in reads.values() for touch in touches):
+        amount = length(touch.positions) * touch.columns.bit_count()
+        total += amount
+        if touch.fate == Fate.NEVER_LEFT:
+            lost, layers = lost + amount, layers | touch.columns
+    return layers.bit_count() >= _LEAST_LAYERS and lost >= _SHARE_LOST * total
 
 
 def _in_several(layers: Sequence[list[Interval]]) -> list[Interval]:

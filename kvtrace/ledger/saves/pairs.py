@@ -16,7 +16,7 @@ from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.reported import Caught, caught_in_saving
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.check import check
-from kvtrace.ledger.saves.dropped import left_in_part, split
+from kvtrace.ledger.saves.dropped import left_in_part, often_lost, split
 from kvtrace.ledger.saves.instead import Instead, read_instead
 from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.rest import Fate
@@ -179,8 +179,9 @@ def _reads(
         instead = read_instead(one, requests, engine)
         for row, read in [*_missed(instead), *_too_late(one.slots)]:
             found[row].append(replace(read, pairs=read.pairs << first))
+        often = often_lost(one.slots.reads)
         for row, touches in one.slots.reads.items():
-            left, cut = left_in_part(touches), cut_steps(touches)
+            left, cut = {} if often else left_in_part(touches), cut_steps(touches)
             for touch in touches:
                 named = named_in(requests[row], touch.step)
                 there = kept(touch, named, cut)

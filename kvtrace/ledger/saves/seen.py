@@ -69,7 +69,8 @@ def _entries(row: int, request: Request, workers: Sequence[Watched]) -> tuple[St
     found = []
     for step, parts in sorted(by_step.items()):
         reach = max([0, *(chunk.end for chunk in request.chunks if chunk.step <= step)])
-        beyond = subtract(union(parts), named)
+        # What the connector itself is to bring is read on its way in, or to look whether it came.
+        beyond = subtract(union(parts), union([*named, *request.external]))
         if not subtract(beyond, local):
             continue  # another request's, whose blocks the prefix cache gave to this one
         for start, end in beyond:
