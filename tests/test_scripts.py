@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import bootstrap
+import install_size
 import pytest
 import tiny_model as tiny
 import vllm_env as environment
@@ -161,3 +162,18 @@ def test_a_foreign_folder_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="name another folder"):
         tiny.make_tiny_model(tmp_path)
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+# --- install_size ---------------------------------------------------------------------------------
+
+
+@pytest.mark.engine
+def test_beside_vllm_the_base_install_is_under_60_mb_and_the_docs_say_what_an_extra_brings() -> None:
+    vllm = install_size.needed(install_size.VLLM)
+    assert {"torch", "numpy", "typer"} <= vllm
+    base = install_size.needed(["kvtrace"])
+    assert {"kvtrace", "pandas"} <= base and "torch" not in base
+    assert install_size.mb(base - vllm) < 60
+    page = install_size.PAGE.read_text(encoding="utf-8")
+    for extra in ("metrics", "parquet", "pytest", "spy"):
+        assert f"| `kvtrace[{extra}]` | " in page.partition(install_size.BEGIN)[2]

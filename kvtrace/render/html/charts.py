@@ -29,8 +29,10 @@ def heat_maps(picture: Picture | None) -> Markup:
         return section("map", title, tag("p", "No worker of this run recorded a step of a layer."))
     lead = (
         "What happened in each layer in each step. Where a step computed prompt tokens, the cell says what "
-        "became of them in that layer; elsewhere, what was called. A second map is that of loads."
+        "became of them in that layer; elsewhere, what was called."
     )
+    if any(one.what == "loads" for one in picture.maps):
+        lead += " A second map is that of loads."
     parts: list[Content] = [tag("p", lead, class_="dim"), _legend(picture)]
     parts += [_map(picture, at, one) for at, one in enumerate(picture.maps)]
     parts += [tag("p", note, class_="dim") for note in picture.notes]
