@@ -51,12 +51,13 @@ def merge(
     """
     from kvtrace.errors import KvtraceError
     from kvtrace.merge.build import merge as merge_runs
-    from kvtrace.merge.place import write
+    from kvtrace.merge.place import new_directory, write
 
     if not clock_error < 1e9:
         raise KvtraceError("--clock-error is too large", "give milliseconds")
-    answer = merge_runs(runs, round(clock_error * 1e6))
-    place = write(answer, output)
+    with new_directory(output) as place:
+        answer = merge_runs(runs, round(clock_error * 1e6), place)
+        write(answer, place)
     emit(format.draw(Answer(answer.merged, str(place)), screen(no_color)))
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtrace.ledger.model import RunError
 from kvtrace.trace import facts, rows
@@ -18,6 +20,8 @@ from kvtrace.trace.reader import Spool, SpoolError, of_type, without_copies
 from kvtrace.trace.rows import KIND_OF, kind
 
 _KINDS = (rows.Arrival, rows.Chunk, rows.Finish)
+_STEPS: tuple[type[Any], ...] = (rows.Step, rows.Execution)
+Array = NDArray[np.int64]
 
 
 @dataclass
@@ -47,6 +51,10 @@ class RunIds:
     headers: dict[str, facts.Header] = field(default_factory=dict)
     requests: list[Asked] = field(default_factory=list)
     engines: dict[int, tuple[str, facts.Engine]] = field(default_factory=dict)  # tag -> spool, its facts
+    scheduled: dict[tuple[int, str], Array] = field(default_factory=dict)
+    """(tag, spool) -> step and the time at which it had been scheduled, shape (n, 2), by step."""
+    ran: dict[tuple[int, str], Array] = field(default_factory=dict)
+    """(tag, spool) -> step and the time at which a worker began it."""
     notes: list[str] = field(default_factory=list)
 
 
@@ -68,6 +76,8 @@ def read_ids(run: int, folder: Path) -> RunIds:
         found.headers[path.name] = spool.header
         found.engines.update(spool.engines)
         found.requests += spool.requests
+        found.scheduled.update({(tag, path.name): one for tag, one in spool.scheduled.items()})
+        found.ran.update({(tag, path.name): one for tag, one in spool.ran.items()})
         clients.update(spool.clients)
     if not found.headers:
         first = found.notes[0] if found.notes else f"{folder}: no spool in it"
@@ -77,6 +87,15 @@ def read_ids(run: int, folder: Path) -> RunIds:
     return found
 
 
+def _by_tag(table: Array) -> dict[int, Array]:
+    """Step and time, by the engine's tag; a step that stands there twice once."""
+    table = table[(table[:, 0] > 0) & ((table[:, 0] & STEP_MASK) > 0)]
+    _, first = np.unique(table[:, 0], return_index=True)
+    table = table[first]
+    tags = table[:, 0] >> STEP_SHIFT
+    return {tag: table[tags == tag] for tag in np.unique(tags).tolist()}
+
+
 class _Reader:
     """One spool."""
 
@@ -84,7 +103,15 @@ class _Reader:
         spool = Spool(path)
         wanted = [KIND_OF[row] for row in _KINDS]
         kept = [np.empty((0, 8), dtype=np.int64)]
-        kept += [chunk[np.isin(kind(chunk[:, 0]), wanted)] for chunk in spool.chunks()]
+        steps: dict[type[Any], list[Array]] = {row: [np.empty((0, 2), dtype=np.int64)] for row in _STEPS}
+        for chunk in spool.chunks():
+            kinds = kind(chunk[:, 0])
+            kept.append(chunk[np.isin(kinds, wanted)])
+            for row, times in steps.items():
+                of_row = row._make(chunk[kinds == KIND_OF[row]].T)
+                times.append(np.stack([of_row.step, of_row.t1 if row is rows.Step else of_row.t0], axis=1))
+        self.scheduled = _by_tag(np.concatenate(steps[rows.Step]))
+        self.ran = _by_tag(np.concatenate(steps[rows.Execution]))
         self.header = facts.Header.from_json(spool.header)
         documents = spool.documents()
         self.engines: dict[int, tuple[str, facts.Engine]] = {}

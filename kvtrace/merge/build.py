@@ -19,6 +19,7 @@ from kvtrace.ledger.model import Engine, Run
 from kvtrace.merge.asked import Asked, RunIds, read_ids
 from kvtrace.merge.clocks import Clocks, clocks
 from kvtrace.merge.compare import added, numbers
+from kvtrace.merge.hosts import Group, groups, put_together
 from kvtrace.merge.join import Result, join
 from kvtrace.merge.model import SCHEMA, Alone, EngineOf, Joined, Merged, RunOf, Sums
 from kvtrace.merge.model import End as EndOf
@@ -26,7 +27,7 @@ from kvtrace.merge.sides import Side, sides
 from kvtrace.report.running import still_running
 from kvtrace.story.locate import traced_directory
 from kvtrace.terms import Grade
-from kvtrace.words import plural
+from kvtrace.words import duration, listed, plural
 
 
 @dataclass
@@ -37,11 +38,12 @@ class Answer:
     requests: list[Joined | Alone] = field(default_factory=list)
 
 
-def merge(paths: Sequence[str], error_ns: int) -> Answer:
+def merge(paths: Sequence[str], error_ns: int, place: Path) -> Answer:
     """The runs at `paths`, joined; paths in the answer are as given.
 
     Args:
         error_ns: by how much wall clocks of two hosts may be off.
+        place: an empty directory. Runs that hold parts of one engine are put together there.
 
     Raises:
         KvtraceError: no runs, one of them twice, or one that cannot be read.
@@ -49,6 +51,11 @@ def merge(paths: Sequence[str], error_ns: int) -> Answer:
     folders = _folders(paths)
     found = [read_ids(number, folder) for number, folder in enumerate(folders)]
     _none_twice(folders, found)
+    grouped = groups(found)
+    notes: list[str] = []
+    if grouped:
+        folders, notes = _grouped(grouped, folders, found, place)
+        found = [read_ids(number, folder) for number, folder in enumerate(folders)]
     placed = clocks(
         (
             (number, spool, header)
@@ -58,17 +65,36 @@ def merge(paths: Sequence[str], error_ns: int) -> Answer:
         error_ns,
     )
     engines = _engines(found, placed)
-    if len(engines) < 2:
-        raise KvtraceError(
-            f"{plural(len(engines), 'engine')} in all of this", ", ".join(map(str, folders)),
-            "merge needs the runs of two engines or more",
-        )  # fmt: skip
+    if len(engines) < 2 and not grouped:
+        where, what = ", ".join(map(str, folders)), "merge needs the runs of two engines or more"
+        raise KvtraceError(f"{plural(len(engines), 'engine')} in all of this", where, what)
     requests = [one for ids in found for one in ids.requests]
     at = {(one.run, one.tag): number for number, one in enumerate(engines)}
     for one in requests:
         one.engine = at.get((one.run, one.tag), -1)
-    result = join(requests, engines, placed)
-    return _told(folders, found, engines, placed, requests, result)
+    answer = _told(folders, found, engines, placed, requests, join(requests, engines, placed))
+    return replace(answer, merged=replace(answer.merged, notes=(*notes, *answer.merged.notes)))
+
+
+def _grouped(
+    grouped: Sequence[Group], folders: Sequence[Path], found: Sequence[RunIds], place: Path
+) -> tuple[list[Path], list[str]]:
+    """The runs, those that hold parts of one engine as one, in its first one's place; and notes on these."""
+    instead: dict[int, Path | None] = {}
+    notes = []
+    for number, group in enumerate(grouped, 1):
+        together = put_together(group, folders, found, place / f"joined-{number}")
+        instead |= {**dict.fromkeys(group.runs, None), group.runs[0]: together}
+        names = [folders[run].resolve().name for run in group.runs]
+        moved = [
+            f"times of {name} were moved by {duration(abs(shift) / 1e9)}"
+            for name, shift in zip(names, group.shifts, strict=True)
+            if shift
+        ]
+        how = f"; {', '.join(moved)}, by the engine's steps" if moved else ""
+        notes.append(f"{listed(names)} hold parts of one engine and are {together.name}{how}")
+    kept = [instead.get(run, folder) for run, folder in enumerate(folders)]
+    return [folder for folder in kept if folder is not None], notes
 
 
 def _folders(paths: Sequence[str]) -> list[Path]:
@@ -258,10 +284,6 @@ def _notes(
     kvtraces = sorted({version for run in runs for version in run.kvtrace})
     if len(kvtraces) > 1:
         yield f"the runs were recorded by different versions of kvtrace: {', '.join(kvtraces)}"
-    tags = Counter(engine.tag for engine in engines)
-    for tag, times in tags.items():
-        if times > 1:
-            yield f"{times} runs hold parts of one engine (tag {tag}): its numbers are of the ranks in each"
     for engine in engines:
         if engine.missing:
             ranks = plural(engine.missing, "rank")

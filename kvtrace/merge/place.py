@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,23 +21,47 @@ _MOST_HEAD = 1 << 24
 _MOST_LINE = 1 << 16
 
 
-def write(answer: Answer, output: Path | None) -> Path:
-    """Writes a merge into a new directory, ``reports/<YYYYmmdd-HHMMSS>-merged`` without another one.
+@contextmanager
+def new_directory(output: Path | None) -> Iterator[Path]:
+    """A new directory, ``reports/<YYYYmmdd-HHMMSS>-merged`` without another one. Where the block raises,
+    nothing is left of it.
 
     Raises:
-        KvtraceError: it is there and not empty, or cannot be written.
+        KvtraceError: it is there and not empty, or cannot be made.
     """
     place = output or Path("reports") / f"{time.strftime('%Y%m%d-%H%M%S')}-merged"
+    made = not os.path.lexists(place)
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         if any(place.iterdir()):
-            raise KvtraceError(
-                "not empty", place, "a run is never written over: choose another one with -o DIR"
-            )
-        base = os.path.realpath(place)
-        runs = tuple(
-            replace(run, path=os.path.relpath(os.path.realpath(run.path), base)) for run in answer.merged.runs
-        )
+            told = "nothing is written over: choose another directory with -o DIR"
+            raise KvtraceError("not empty", place, told)
+    except OSError as error:
+        raise KvtraceError("cannot write", place, error.strerror or str(error)) from None
+    try:
+        yield place
+    except BaseException:
+        for entry in place.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+        if made:
+            place.rmdir()
+        raise
+
+
+def write(answer: Answer, place: Path) -> None:
+    """Writes a merge into its directory.
+
+    Raises:
+        KvtraceError: it cannot be written.
+    """
+    base = os.path.realpath(place)
+    runs = tuple(
+        replace(run, path=os.path.relpath(os.path.realpath(run.path), base)) for run in answer.merged.runs
+    )
+    try:
         with open(place / REQUESTS_FILE, "w", encoding="ascii") as file:
             for row in answer.requests:
                 file.write(json.dumps(row.to_json(), separators=(",", ":")) + "\n")
@@ -46,7 +72,6 @@ def write(answer: Answer, output: Path | None) -> Path:
         os.replace(part, place / MERGED_FILE)
     except OSError as error:
         raise KvtraceError("cannot write", place, error.strerror or str(error)) from None
-    return place
 
 
 def load(folder: Path) -> Merged:

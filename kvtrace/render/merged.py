@@ -59,7 +59,9 @@ def merged_page(merged: Merged, where: str) -> Page:
     notes = [clean(note) for note in merged.notes]
     notes += [clean(f"{run.name}: {note}") for run in merged.runs for note in run.notes[:4]]
     page += [Heading("Limits"), Bullets(notes)] if notes else []
-    return [*page, Command(f"kvtrace requests {where}")] if merged.sums.joined else page
+    if merged.sums.joined:
+        return [*page, Command(f"kvtrace requests {where}")]
+    return [*page, Command(f"kvtrace explain {where}/joined-1")] if len(merged.engines) == 1 else page
 
 
 def _facts(merged: Merged) -> list[str]:
@@ -71,6 +73,8 @@ def _facts(merged: Merged) -> list[str]:
 
 def _headline(merged: Merged) -> str:
     sums = merged.sums
+    if len(merged.engines) == 1:
+        return "One engine, of which several runs hold parts: its report is that of the run made of them."
     if not sums.joined:
         return "No request of one engine could be joined with one of another."
     joined = plural(sums.joined, "joined request")

@@ -23,6 +23,7 @@ from kvtrace.trace import blocks, facts
 from kvtrace.trace import format as fmt
 from kvtrace.trace.format import Fact, Kind
 from kvtrace.trace.rows import code, kind
+from kvtrace.trace.shifts import shift_of
 from kvtrace.words import plural
 
 Records = blocks.Records
@@ -92,8 +93,15 @@ class Spool:
         try:
             with open_regular(self.path) as file:
                 self._read_header(file)
+            self._shift = shift_of(self.path)
         except OSError as error:
             raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
+        except SpoolError:
+            raise
+        except KvtraceError as error:
+            raise SpoolError(str(error)) from None
+        if self._shift is not None:
+            self.header = self._shift.header(self.header)
 
     def _read_header(self, file: BinaryIO) -> None:
         try:
@@ -136,7 +144,7 @@ class Spool:
                     good, stop = self._digest(table)
                     if len(good):
                         self._read(records=self._info.records + len(good))
-                        yield good
+                        yield good if self._shift is None else self._shift.records(good)
                     if stop:
                         break
         except OSError as error:
@@ -250,7 +258,7 @@ class Spool:
             raise _Damage("a fact is not readable") from None
         if not isinstance(value, dict):
             raise _Damage("a fact is not an object")
-        self.facts.append((fact, t, value))
+        self.facts.append((fact, t + (self._shift.ns if self._shift else 0), value))
 
     def documents(self) -> Documents:
         """The facts read so far, typed."""

@@ -37,8 +37,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> list[Pat
     return [place / role for role in ROLES]
 
 
-def test_what_was_sent_received_and_computed_again(runs: list[Path]) -> None:
-    answer = merge([str(run) for run in runs], 10**8)
+def test_what_was_sent_received_and_computed_again(runs: list[Path], tmp_path: Path) -> None:
+    answer = merge([str(run) for run in runs], 10**8, tmp_path)
     whole, evicted = answer.requests
     assert isinstance(whole, Joined) and isinstance(evicted, Joined)
     assert [(one.how, one.key) for one in (whole, evicted)] == [("returned", "remote_request_id")] * 2

@@ -61,7 +61,7 @@ def test_two_hosts_with_clocks_of_their_own(tmp_path: Path, host: Host) -> None:
     two = host("host-two", tmp_path / "two", "kv_consumer", True)
     assert one["interfaces"] == two["interfaces"] == ["lo"], "networks of their own"
     assert one["boot"] != two["boot"] and two["t"] - one["t"] > CLOCK * 10**9
-    answer = merge([str(tmp_path / "two"), str(tmp_path / "one")], 10**8)
+    answer = merge([str(tmp_path / "two"), str(tmp_path / "one")], 10**8, tmp_path)
     (row,) = answer.requests
     assert isinstance(row, Joined) and (row.there.id, row.here.id, row.again) == ("p-1", "d-1", 128)
     assert [run.hosts for run in answer.merged.runs] == [("host-two",), ("host-one",)]
@@ -73,7 +73,7 @@ def test_two_hosts_with_clocks_of_their_own(tmp_path: Path, host: Host) -> None:
 def test_two_host_names_on_one_kernel_have_one_clock(tmp_path: Path, host: Host) -> None:
     host("host-one", tmp_path / "one", "kv_producer", False)
     host("host-two", tmp_path / "two", "kv_consumer", False)
-    answer = merge([str(tmp_path / "one"), str(tmp_path / "two")], 10**8)
+    answer = merge([str(tmp_path / "one"), str(tmp_path / "two")], 10**8, tmp_path)
     (row,) = answer.requests
     assert isinstance(row, Joined) and row.sure and row.after_ns > 0
     assert [clock.hosts for clock in answer.merged.clocks] == [("host-one", "host-two")]

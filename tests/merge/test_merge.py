@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,14 +20,15 @@ from kvtrace.merge import join
 from kvtrace.merge.build import Answer
 from kvtrace.merge.build import merge as merge_runs
 from kvtrace.merge.model import Alone, Joined
-from kvtrace.merge.place import load, requests, write
+from kvtrace.merge.place import load, new_directory, requests, write
 
 Shell = Callable[..., tuple[int, str, str]]
 IDS = {"remote_request_id": "p-1", "remote_engine_id": "engine-p"}
 
 
 def merge(*runs: Path, error_ms: int = 100) -> Answer:
-    return merge_runs([str(run) for run in runs], error_ms * 10**6)
+    with TemporaryDirectory() as place:
+        return merge_runs([str(run) for run in runs], error_ms * 10**6, Path(place))
 
 
 def joined(answer: Answer) -> list[Joined]:
@@ -252,7 +254,8 @@ def test_nothing_is_written_over(tmp_path: Path, shell: Shell) -> None:
 def test_it_is_read_as_it_was_written_and_moves_with_its_runs(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     answer = merge(*handed_over(runs))
-    write(answer, runs / "m")
+    with new_directory(runs / "m") as place:
+        write(answer, place)
     moved = runs.rename(tmp_path / "elsewhere")
     merged = load(moved / "m")
     assert [Path(run.path) for run in merged.runs] == [moved / "prefill", moved / "decode"]

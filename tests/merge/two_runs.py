@@ -9,7 +9,8 @@ from typing import Any
 
 from synth import Entry, Policy, Prompt, Sim, SpoolFile
 
-from kvtrace.trace.format import Fact
+from kvtrace.trace.format import Fact, Kind
+from kvtrace.trace.rows import ROWS, kind
 
 SECOND = 10**9
 
@@ -106,3 +107,17 @@ def handed_over(place: Path, here: Host | None = None, early: int = 0) -> tuple[
     decode.brought("d-1", ids, ["do_remote_prefill"])
     decode.loads("d-1", 600, 384)
     return there.write(), decode.write()
+
+
+class Moved(SpoolFile):
+    """A spool on another host's clock: its times are less by ``by``."""
+
+    by = 0
+
+    def add(self, head: int, *words: int) -> None:
+        fields = ROWS[Kind(kind(head))]._fields
+        moved = [
+            word - self.by if word and name in ("t", "t0", "t1") else word
+            for name, word in zip(fields[1:], words, strict=False)
+        ]
+        super().add(head, *moved, *words[len(moved) :])
