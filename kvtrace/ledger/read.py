@@ -122,7 +122,8 @@ def _books(
         unfinished={save.request: save.unfinished for save in async_saves},
         swallowed=reported.swallowed(scans), given_away=reported.given_away(scans),
     )  # fmt: skip
-    followed = with_contents(loaded, contents, engines)
+    caught = reported.caught_in_loading(evidence.swallowed)
+    followed = with_contents(loaded, contents, engines, requests, caught)
     saves = assign(requests, engines, evidence, followed, watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
     run = Run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -145,6 +146,7 @@ def caught_in(worker: Worker, swallowed: Sequence[Swallowed], of: Sequence[hooks
 
 
 _BACKGROUND = ("thread", "executor", "asyncio")
+_LOAD_HOOKS = frozenset(hook.name for hook in hooks.LOADING)
 _SAVING = frozenset((*(hook.name for hook in hooks.SAVING), *_BACKGROUND))
 
 
@@ -164,6 +166,20 @@ def caught_in_saving(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
             and (not fact.step or fact.step >> STEP_SHIFT == worker.engine)
         )
     )
+
+
+def caught_in_loading(swallowed: Sequence[Swallowed]) -> dict[int, list[str]]:
+    """Step -> what a connector caught itself where it loads, its work in the background included; without
+    that after which the same call went on to do its work."""
+    found: dict[int, list[str]] = defaultdict(list)
+    for fact in swallowed:
+        asked = fact.asked_by if fact.hook in _BACKGROUND else fact.hook
+        if asked in _LOAD_HOOKS and not fact.broad and not fact.went_on and fact.type not in HARMLESS:
+            whose = f"{fact.hook} for {asked}" if fact.hook in _BACKGROUND else asked
+            line = f"{whose} raised and caught {fact.type}: {fact.message[:160]} (at {fact.where})"
+            for step in dict.fromkeys(step for step, _ in fact.places):
+                found[step].append(line)
+    return dict(found)
 
 
 def logs(scans: Sequence[SpoolScan]) -> list[LogLine]:

@@ -18,7 +18,7 @@ from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.requests import Chunk as Computed
 from kvtrace.ledger.requests import Request
 from kvtrace.terms import LOADED, SAVED, Grade
-from kvtrace.trace.format import Flag
+from kvtrace.trace.format import Fact, Flag
 
 BLOCK, LAYERS = 32, 2
 A, B = (11, 12, 13, 14), (11, 12, 23, 24)
@@ -181,6 +181,44 @@ def test_what_holds_its_tokens_kv_was_written_though_nobody_saw_it(tmp_path: Pat
     assert ends[LoadEnd.NOT_WRITTEN] == BLOCK * LAYERS
 
 
+@pytest.mark.parametrize(
+    ("prints", "lost"),
+    [([ZEROES, ZEROES, 7, 9], 2), ([ZEROES, 8, ZEROES, 9], 2), ([8, 7, 6, 9], 0)],
+)
+def test_loaded_blocks_of_zeroes_were_never_written(tmp_path: Path, prints: list[int], lost: int) -> None:
+    run = Cache(tmp_path, kv_blocks=64).loads("a", prints).run()
+    assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN, 0) == lost * BLOCK * LAYERS
+    if lost:
+        assert diagnose(run).findings[0].id == "load-not-injected"
+
+
+def test_a_model_that_computes_zeroes_may_load_them(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, kv_blocks=64)
+    run = cache.computes("a", [ZEROES, ZEROES, 6, 5], B).loads("b", [ZEROES, ZEROES, ZEROES, 9]).run()
+    assert not run.loads.accounts.get(LoadEnd.NOT_WRITTEN)
+
+
+@pytest.mark.parametrize(
+    ("more", "end"),
+    [
+        ({"hook": "thread", "asked_by": "start_load_kv"}, LoadEnd.FAILED),
+        ({"hook": "wait_for_layer_load"}, LoadEnd.FAILED),
+        ({"hook": "thread", "asked_by": "save_kv_layer"}, LoadEnd.NOT_WRITTEN),
+        ({"hook": "thread", "asked_by": "start_load_kv", "went_on": True}, LoadEnd.NOT_WRITTEN),
+        ({"hook": "start_load_kv", "type": "FileNotFoundError"}, LoadEnd.NOT_WRITTEN),
+    ],
+)
+def test_a_load_that_caught_an_exception_and_brought_nothing_failed(
+    tmp_path: Path, more: dict[str, object], end: LoadEnd
+) -> None:
+    cache = Cache(tmp_path, kv_blocks=64).loads("a", [ZEROES, ZEROES, ZEROES, 9])
+    fact = {"type": "OSError", "message": "gone", "where": "c.py:1 in pull", "step": cache.sim.step_id}
+    cache.sim.workers[0].fact(Fact.SWALLOWED, {**fact, **more})
+    run = cache.run()
+    assert run.loads.accounts.get(end) == 3 * BLOCK * LAYERS
+    assert ("OSError: gone" in " ".join(run.load_rows[0].reasons[end])) == (end is LoadEnd.FAILED)
+
+
 def test_what_was_seen_to_be_written_is_wrong_itself(tmp_path: Path) -> None:
     assert lost(_into_the_same_blocks(tmp_path, [8, 7, 6, 9], writes=True)) > 0
 
@@ -221,8 +259,12 @@ def test_a_model_of_one_layer_is_not_judged(tmp_path: Path) -> None:
 
 
 def test_zeroes_are_nobody_s(tmp_path: Path) -> None:
-    run = Cache(tmp_path).loads("b", [ZEROES, ZEROES, ZEROES, 9]).run()
+    """Where it was seen that they were written, they are no other tokens' KV."""
+    cache = Cache(tmp_path, kv_blocks=64).loads("b", [ZEROES, ZEROES, ZEROES, 9])
+    cache.sim.write_kv("b", 0, 3 * BLOCK)
+    run = cache.run()
     assert unsure(run, 3)
+    assert not run.loads.accounts.get(LoadEnd.NOT_WRITTEN)
 
 
 def test_engines_of_another_shape_are_not_compared(tmp_path: Path) -> None:

@@ -13,10 +13,15 @@ CAUSE = Cause(
     id="load-failed",
     severity=FAULT,
     ledger=LOADS,
-    meaning="The connector reported blocks or requests that it could not load, or its load hook raised.",
+    meaning=(
+        "The connector reported blocks or requests that it could not load, its load hook raised, or it "
+        "caught an exception there and what it was to load is not in the KV cache."
+    ),
     seen_as=(
         "get_block_ids_with_load_errors, failed transfers, exceptions of start_load_kv and "
-        "wait_for_layer_load. Blocks are counted, at most up to what was accepted."
+        "wait_for_layer_load. Blocks are counted, at most up to what was accepted. Or an exception that the "
+        "connector caught where it loads, its threads included, while no write was seen and the fingerprints "
+        "of these blocks say that their KV is not there."
     ),
     remedy=(
         "Fix what the connector's log names. kv_load_failure_policy sets what happens to the request: "
@@ -55,7 +60,7 @@ def rule(case: Case) -> Results:
         case,
         CAUSE,
         f"Loading failed for {plural(tokens, 'token')} of {of_all(len(failed), len(accepted), 'load')}: "
-        "the connector reported it, or its hook raised.",
+        "the connector reported it, its hook raised, or an exception was caught there.",
         evidence=evidence,
         headline=f"loading failed for {plural(len(failed), 'request')}",
     )

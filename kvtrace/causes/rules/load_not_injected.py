@@ -20,8 +20,8 @@ CAUSE = Cause(
         "connector. Hooks that leave the writing to threads or native code are not judged by that. Or the "
         "load read the very slots that it was to fill, in whatever thread, wrote none of them, and has no "
         "way to write that can't be followed: what it filled is a copy. Or, by the fingerprints, whoever was "
-        "to write: the blocks hold what the same blocks of the cache held for other positions before, and no "
-        "write was seen."
+        "to write: the blocks hold zeroes, or what the same blocks of the cache held for other positions "
+        "before, and no write was seen."
     ),
     remedy=(
         "Look at start_load_kv for early returns: the forward context's attn_metadata is None in a step "

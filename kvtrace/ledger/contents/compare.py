@@ -19,10 +19,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
-from kvtrace.ledger.contents.residue import Places, remaining, untouched
+from kvtrace.ledger.contents.residue import Places, left_alone, remaining, untouched
 from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.requests import Request
 
@@ -31,12 +31,14 @@ _MOST_SAID = 3
 
 @dataclass(frozen=True)
 class Wrong:
-    """Tokens [start, end) with loaded KV that is not what they compute to. ``pairs``: a bit each."""
+    """Tokens [start, end) with loaded KV that is not what they compute to. ``pairs``: a bit each. ``left``:
+    it is what stood there before, nothing was loaded."""
 
     start: int
     end: int
     pairs: int
     why: str
+    left: bool = False
 
 
 Proved = tuple[int, tuple[Interval, ...]]
@@ -51,13 +53,13 @@ class Contents:
         proved: positions whose load gave back what they compute to, and those that a later request got back
             so from the connector.
         blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared".
-        untouched: requests whose load wrote nothing: what is wrong is what stood there before.
+        written: requests into whose slots something was seen to be written.
     """
 
     wrong: Mapping[int, Sequence[Wrong]] = field(default_factory=dict)
     proved: Mapping[int, Sequence[Proved]] = field(default_factory=dict)
     blocks: Mapping[str, int] = field(default_factory=dict)
-    untouched: frozenset[int] = frozenset()
+    written: frozenset[int] = frozenset()
 
 
 EQUAL, WRONG, NOT_COMPARED = "equal", "wrong", "not compared"
@@ -83,6 +85,7 @@ def compare(
     proved: dict[tuple[int, int], list[Interval]] = defaultdict(list)
     blocks: Counter[str] = Counter()
     stood = remaining(workers, places) if places is not None else set()
+    alone = left_alone(workers, places, written) if places is not None else {}
     for shape, alike in shapes.items():
         judge = _Judge(shape, alike, requests, prefixes)
         for pairs, block in judge.loaded():
@@ -90,14 +93,15 @@ def compare(
             if savers and block.row not in written and (pairs, block) in stood:
                 blocks[NOT_COMPARED] += 1
                 continue
-            why = None if savers else judge.wrong(block)
+            why = None if savers else judge.wrong(block) or alone.get((pairs, block))
             blocks[EQUAL if savers else WRONG if why else NOT_COMPARED] += 1
             for row in (block.row, *savers) if savers else ():
                 proved[row, pairs if row == block.row else judge.pairs_of(row)].append(
                     (block.start, block.end)
                 )
             if why:
-                wrong[block.row].append(Wrong(block.start, block.end, pairs, why))
+                left = (pairs, block) in alone
+                wrong[block.row].append(Wrong(block.start, block.end, pairs, why, left))
     by_row: dict[int, list[Proved]] = defaultdict(list)
     for (row, pairs), intervals in proved.items():
         by_row[row].append((pairs, tuple(union(intervals))))
@@ -106,8 +110,9 @@ def compare(
         for row, found in wrong.items()
         if row not in written and row not in by_row
     }
-    left = untouched(workers, suspects, places) if places is not None and suspects else frozenset()
-    return Contents(wrong, by_row, blocks, left)
+    for row in untouched(workers, suspects, places) if places is not None and suspects else ():
+        wrong[row] = [replace(one, left=True) for one in wrong[row]]
+    return Contents(wrong, by_row, blocks, frozenset(written))
 
 
 class _Prefixes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
 from kvtrace.ledger.loads.model import LoadOf, Part, Place
 from kvtrace.ledger.model import Engine
+from kvtrace.ledger.requests import Request
 
 _MAX_PLACES = 256
 _NOT_THERE = frozenset({LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY})
@@ -18,9 +19,21 @@ _NOT_THERE = frozenset({LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY})
 _LEFT = "no write was seen, and their blocks hold what the same blocks held before"
 
 
-def with_contents(loads: Sequence[LoadOf], contents: Contents, engines: Sequence[Engine]) -> list[LoadOf]:
+def with_contents(
+    loads: Sequence[LoadOf],
+    contents: Contents,
+    engines: Sequence[Engine],
+    requests: Sequence[Request],
+    caught: Mapping[int, Sequence[str]],
+) -> list[LoadOf]:
     """The loads, with the tokens whose KV is wrong, and how many are proved. What was lost for another reason
-    stays so: what a load does not write is not looked at."""
+    stays so: what a load does not write is not looked at.
+
+    Args:
+        requests: all of them, by row.
+        caught: step -> exceptions that work for its loads caught. Where no write was seen and the KV is not
+            what it should be, the load failed by these.
+    """
     by_tag = {engine.tag: engine for engine in engines}
     found = []
     for load in loads:
@@ -28,15 +41,23 @@ def with_contents(loads: Sequence[LoadOf], contents: Contents, engines: Sequence
         wrong = () if load.lost else contents.wrong.get(load.request, ())
         proved = contents.proved.get(load.request, ())
         judged = load.accepted and (wrong or proved)
-        ended = LoadEnd.NOT_WRITTEN if load.request in contents.untouched else LoadEnd.WRONG
-        found.append(_judged(load, by_tag[load.engine], wrong, proved, ended) if judged else load)
+        failed = [] if load.request in contents.written else _caught(load, requests[load.request], caught)
+        found.append(_judged(load, by_tag[load.engine], wrong, proved, failed) if judged else load)
     return found
 
 
+def _caught(load: LoadOf, request: Request, caught: Mapping[int, Sequence[str]]) -> list[str]:
+    """The exceptions that work for this load may have caught, of the steps in which it can have run."""
+    until = request.chunks[0].step if request.chunks and load.asynchronous else load.step
+    return list(
+        dict.fromkeys(line for step in sorted(caught) if load.step <= step <= until for line in caught[step])
+    )
+
+
 def _judged(
-    load: LoadOf, engine: Engine, wrong: Sequence[Wrong], proved: Sequence[Proved], bad_end: LoadEnd
+    load: LoadOf, engine: Engine, wrong: Sequence[Wrong], proved: Sequence[Proved], failed: Sequence[str]
 ) -> LoadOf:
-    """``bad_end``: how the tokens of ``wrong`` ended."""
+    """``failed``: by what exceptions the load failed where its KV is not what it should be."""
     accepted = (load.local, load.local + load.accepted)
     every = (1 << engine.pairs) - 1
     apart = [*(one.pairs for one in wrong), *(pairs for pairs, _ in proved)]
@@ -47,7 +68,15 @@ def _judged(
     for parts, pairs in _classes(load.lost, every, apart):
         here = [one for one in wrong if one.pairs & pairs and not _met(parts, (one.start, one.end))]
         said += here
-        bad = intersect([accepted], union((one.start, one.end) for one in here))
+        of_end: dict[LoadEnd, list[Interval]] = defaultdict(list)
+        for one in here:
+            of_end[_end(one, failed)].append((one.start, one.end))
+        ended_so = [
+            (low, high, end)
+            for end, parts_of in of_end.items()
+            for low, high in intersect([accepted], union(parts_of))
+        ]
+        bad = union((low, high) for low, high, _ in ended_so)
         good = [part for bits, intervals in proved if bits & pairs for part in intervals]
         good = intersect([accepted], subtract(union(good), bad))
         n = pairs.bit_count()
@@ -62,22 +91,29 @@ def _judged(
                 kept.append((low, high, ended))
             ends[ended] -= (end - start - length(left)) * n
             ends[LoadEnd.LOADED] += (end - start - length(left)) * n
-        ends[LoadEnd.LOADED] -= length(bad) * n
-        ends[bad_end] += length(bad) * n
-        now = tuple(sorted([*kept, *((low, high, bad_end) for low, high in bad)]))
+        for low, high, end in ended_so:
+            ends[LoadEnd.LOADED] -= (high - low) * n
+            ends[end] += (high - low) * n
+        now = tuple(sorted([*kept, *ended_so]))
         sure += length(subtract(good, union((low, high) for low, high, _ in now))) * n
         if now:
             lost[now] = lost.get(now, 0) | pairs
     more_reasons, more_places = dict(load.reasons), dict(load.places)
-    if said:
-        more_reasons[bad_end] = tuple(reasons(said) if bad_end is LoadEnd.WRONG else [_LEFT, *reasons(said)])
-        more_places[bad_end] = _places(engine, said)
+    before = {LoadEnd.NOT_WRITTEN: [_LEFT], LoadEnd.FAILED: failed}
+    for end in dict.fromkeys(_end(one, failed) for one in said):
+        whose = [one for one in said if _end(one, failed) is end]
+        more_reasons[end] = (*before.get(end, ()), *reasons(whose))
+        more_places[end] = _places(engine, whose)
     return replace(
         load, ends={end: n for end, n in ends.items() if n}, lost=lost, proved=sure,
-        untouched=bad_end is LoadEnd.NOT_WRITTEN,
+        untouched=any(_end(one, failed) is LoadEnd.NOT_WRITTEN for one in said),
         reasons={end: why for end, why in more_reasons.items() if ends[end]},
         places={end: where for end, where in more_places.items() if ends[end]},
     )  # fmt: skip
+
+
+def _end(one: Wrong, failed: Sequence[str]) -> LoadEnd:
+    return LoadEnd.FAILED if failed else LoadEnd.NOT_WRITTEN if one.left else LoadEnd.WRONG
 
 
 def _met(parts: Iterable[Part], block: Interval) -> bool:

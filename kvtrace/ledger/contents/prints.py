@@ -56,6 +56,7 @@ class Printed:
     Attributes:
         pairs: of the engine, a bit each: the group's layers on that worker.
         group: its number.
+        whole: every block of a prompt stays in use: of full attention.
     """
 
     shape: Shape
@@ -63,6 +64,7 @@ class Printed:
     pairs: int
     blocks: Sequence[Block]
     group: int = 0
+    whole: bool = False
 
 
 def printed(
@@ -84,9 +86,16 @@ def printed(
             blocks = _blocks(engine, by_name[worker.spool], by_id, requests, load_of)
             for group, of_group in blocks.items():
                 shape, pairs = _shape(engine, worker, group)
-                found.append(Printed(shape, engine.tag, pairs << first, of_group, group))
+                found.append(
+                    Printed(shape, engine.tag, pairs << first, of_group, group, _whole(engine, group))
+                )
             first += len(worker.kv_layers)
     return found
+
+
+def _whole(engine: Engine, group: int) -> bool:
+    kind = engine.facts.kv_groups[group].kind
+    return any(word in kind for word in ("FullAttention", "MLAAttention"))
 
 
 def _shape(engine: Engine, worker: Worker, group: int) -> tuple[Shape, int]:

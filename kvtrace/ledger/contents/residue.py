@@ -39,6 +39,39 @@ class Places:
         return 0
 
 
+def left_alone(
+    printed: Sequence[Printed], places: Places, written: Collection[int]
+) -> dict[tuple[int, Block], str]:
+    """Loaded blocks, with the pairs of their workers, that nothing was written into, and what shows it: they
+    hold zeroes, as a KV cache does before it is used, or what the same block of the cache held for other
+    positions.
+
+    Args:
+        written: rows of the requests into whose slots something was seen to be written: left out.
+    """
+    found: dict[tuple[int, Block], str] = {}
+    for one in printed:
+        if not one.whole:
+            continue  # what lies outside of a window need not be loaded
+        zeroes = any(block.value == ZEROES and block.origin is Origin.COMPUTED for block in one.blocks)
+        size = max(1, one.shape.block_size)
+        held: dict[tuple[int, int], set[int]] = defaultdict(set)
+        for block in sorted(one.blocks, key=lambda block: block.step):
+            at = places.block(block.row, one.group, block.start // size, block.step), block.value
+            before = held.get(at, set())
+            if block.origin is Origin.LOADED and block.row not in written:
+                what = f"tokens {block.start}-{block.end} hold"
+                if block.value == ZEROES and not zeroes:
+                    found[one.pairs, block] = f"{what} nothing but zeroes"
+                elif before and block.start not in before:
+                    found[one.pairs, block] = (
+                        f"{what} what their block held for the tokens from {min(before)} on"
+                    )
+            if at[0] and block.value != ZEROES:
+                held[at].add(block.start)
+    return found
+
+
 def untouched(
     printed: Sequence[Printed], suspects: Mapping[int, Collection[int]], places: Places
 ) -> frozenset[int]:
