@@ -3,6 +3,8 @@
 
     python scripts/kills.py [--seed N] [--count M] [--only NAME] [--jobs K] [--keep DIR] [--page FILE]
 
+With the DIR of an earlier call the runs that it made are kept, and the rest is made.
+
 A run is one engine that is killed, signalled, or loses its disk or its run directory, under requests, when
 its connector has made a number of calls that the seed draws. Checked each time: the exit code and the
 processes left (as of an untraced run that is cut short in the same way: one is made of each setup and kind),
@@ -17,6 +19,7 @@ Exit codes: 0 all as it must be, 1 not, 2 usage. The last line of the output is 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
@@ -39,7 +42,7 @@ for folder in (ROOT, ROOT / "scripts", ROOT / "tests"):
 
 from killing.engines import Engine, Place, Setup  # noqa: E402
 from killing.judge import problems  # noqa: E402
-from killing.kinds import FAMILY, KINDS, PAIR, SCRIPT, SERVER, cut_short  # noqa: E402
+from killing.kinds import FAMILY, KINDS, PAIR, SCRIPT, SERVER, SETUPS, cut_short  # noqa: E402
 from killing.twins import Twins  # noqa: E402
 from tiny_model import make_tiny_model  # noqa: E402
 from vllm_env import CACHE, vllm_env  # noqa: E402
@@ -101,14 +104,32 @@ class Runs:
         self.model = make_tiny_model(CACHE / "tiny-model")
         self.results: list[tuple[Go, list[str], float]] = []
         self.answers: dict[int, list[int]] = {}
+        self._done = folder / "results.jsonl"
         self.twins = Twins(lambda name: self._place(f"untraced/{name}"))
 
     def untraced(self) -> None:
         """All answers, to the end, from an engine without kvtrace."""
+        whole = self.folder / "untraced" / "whole"
+        shutil.rmtree(whole, ignore_errors=True)
         with Engine(SCRIPT, self._place("untraced/whole"), 0, traced=False) as engine:
             if engine.wait():
                 raise SystemExit(f"kills: the untraced engine failed: {engine.tail()}")
             self.answers = dict(engine.given())
+
+    def resume(self) -> None:
+        """What an earlier call with the same folder has made."""
+        if self._done.is_file():
+            for line in self._done.read_text(encoding="utf-8").splitlines():
+                row = json.loads(line)
+                setup = replace(SETUPS[row["setup"]], forks=row["forks"])
+                go = Go(setup, tuple(row["kinds"]), row["seed"])
+                self.results.append((go, row["found"], row["seconds"]))
+                self.twins.load(setup, row["twins"])
+
+    def left_to_do(self, goes: list[Go]) -> list[Go]:
+        """Those that were not made yet."""
+        done = {(go.setup.name, go.kinds, go.seed) for go, _, _ in self.results}
+        return [go for go in goes if (go.setup.name, go.kinds, go.seed) not in done]
 
     def _place(self, name: str) -> Place:
         return Place(self.folder / name, self.model, vllm_env())
@@ -129,6 +150,12 @@ class Runs:
     def add(self, result: tuple[Go, list[str], float]) -> None:
         go, found, seconds = result
         self.results.append(result)
+        row = {
+            "setup": go.setup.name, "forks": go.setup.forks, "kinds": go.kinds, "seed": go.seed,
+            "found": found, "seconds": seconds, "twins": self.twins.stored(go.setup, go.kinds),
+        }  # fmt: skip
+        with self._done.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
         state = "; ".join(found) or "ok"
         print(f"{go.setup.name:7} {' '.join(go.kinds):60} {seconds:5.0f} s  {state}", flush=True)
 
@@ -155,13 +182,11 @@ def page(runs: Runs, args: argparse.Namespace) -> str:
         for kind in go.kinds:
             tried[go.setup.name, kind] += 1
             bad[go.setup.name, kind] += bool(found)
-    only = f" --only {args.only}" if args.only else ""
     vllm = version("vllm")
     lines = [
         "# Runs of a real vLLM that were cut short",
         "",
-        f"Made by `scripts/kills.py --seed {args.seed} --count {args.count}{only}`",
-        f"on vLLM {vllm}, CPU: {total} runs, {failed} failed. The connector saves to files and keeps",
+        f"Made by `scripts/kills.py --seed {args.seed}` on vLLM {vllm}, CPU: {total} runs, {failed} failed. The connector saves to files and keeps",
         "an fsynced log of its own; each run was cut short after a number of its calls that the",
         "seed draws. Checked each time: exit code and processes left (as of the untraced runs below), tokens",
         "the same as untraced, at most one step lost and none invented, saved tokens against the connector's",
@@ -198,18 +223,20 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=40, help="runs [40]")
     parser.add_argument("--only", default="", choices=["", *WHAT, *KINDS, "kill"], metavar="NAME")
     parser.add_argument("--jobs", type=int, default=1, help="engines at once [1]")
-    parser.add_argument("--keep", type=Path, help="a new folder for the runs; those that fail stay there")
+    parser.add_argument("--keep", type=Path, help="a folder for the runs; those that fail stay there")
     parser.add_argument("--page", type=Path, help="where the results go as Markdown, after each go")
     args = parser.parse_args()
     # A job in the background of a shell ignores Ctrl-C, and so would the engines.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="kills-", dir=CACHE) as scratch:
         runs = Runs((args.keep or Path(scratch)).resolve())
+        runs.resume()
+        goes = runs.left_to_do(plan(args.seed, args.count, args.only))
         runs.untraced()
         with ThreadPoolExecutor(args.jobs) as pool:
-            for done in as_completed(
-                [pool.submit(runs.make, go) for go in plan(args.seed, args.count, args.only)]
-            ):
+            # An engine in one process starts in a third of a server's time: what is stopped has made more.
+            quick = sorted(goes, key=lambda go: go.setup.server)
+            for done in as_completed([pool.submit(runs.make, go) for go in quick]):
                 runs.add(done.result())
                 if args.page:
                     args.page.write_text(page(runs, args), encoding="utf-8")

@@ -29,26 +29,31 @@ SETTLED = 60
 
 
 @dataclass
-class Seen:
-    """What was seen of one command. ``ends``: exit code of each fork; ``left``: what outlived it, of an
-    untraced one all, of a traced one what no untraced one leaves; ``live``: what ``explain`` said while it
-    still ran; ``kinds``: how it was cut short, fork by fork."""
+class End:
+    """How one command ended. ``kinds``: how it was cut short, fork by fork; ``ends``: exit code of each fork;
+    ``left``: what outlived it, of an untraced one all, of a traced one what no untraced one leaves."""
 
     setup: Setup
     kinds: tuple[str, ...]
-    place: Place
     code: int = 0
-    given: list[tuple[int, list[int]]] = field(default_factory=list)
     ends: dict[int, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
-    live: str = ""
-    problems: list[str] = field(default_factory=list)
 
     def codes(self) -> list[tuple[str, int]]:
         """(kind, exit code) of what was cut short: the command, or each fork that ended."""
         if self.setup.forks:
             return [(self.kinds[fork], code) for fork, code in self.ends.items()]
         return [(self.kinds[0], self.code)]
+
+
+@dataclass
+class Seen(End):
+    """What was seen of one command. ``live``: what ``explain`` said while it still ran."""
+
+    place: Place = field(kw_only=True)
+    given: list[tuple[int, list[int]]] = field(default_factory=list)
+    live: str = ""
+    problems: list[str] = field(default_factory=list)
 
 
 def _killed(what: str) -> Callable[[Engine, random.Random], None]:
@@ -146,7 +151,7 @@ def cut_short(
 ) -> Seen:
     """Start the command, cut it short, and say what was seen. ``kinds``: one; of forks one each.
     ``may_leave``: the processes that an untraced run cut short in this way leaves."""
-    seen = Seen(setup, kinds, place)
+    seen = Seen(setup, kinds, place=place)
     rng = random.Random(f"{seed} {setup.name} {kinds}")
     with _file_system(place, traced and "disk-full" in kinds), Engine(setup, place, seed, traced) as engine:
         try:

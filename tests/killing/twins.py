@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from killing.engines import NotReached, Place, Setup
-from killing.kinds import FORKED, KINDS, Seen, cut_short
+from killing.kinds import FORKED, KINDS, End, Seen, cut_short
 
 Ends = dict[str, set[int]]
 """Kind of end -> exit codes, as a shell says them; of a fork as ``os.waitstatus_to_exitcode`` does."""
@@ -22,10 +23,10 @@ class Twins:
 
     def __init__(self, place: Callable[[str], Place]) -> None:
         self._place = place
-        self._seen: dict[tuple[str, str], list[Seen]] = {}
+        self._seen: dict[tuple[str, str], list[End]] = {}
         self._lock = threading.Lock()
 
-    def of(self, setup: Setup, kinds: tuple[str, ...], seed: int) -> list[Seen]:
+    def of(self, setup: Setup, kinds: tuple[str, ...], seed: int) -> list[End]:
         """The untraced runs so far of a kind (one at least); of a family those of all its kinds."""
         with self._lock:
             return self._seen.get(_key(setup, kinds)) or [self._another(setup, kinds, seed)]
@@ -40,6 +41,24 @@ class Twins:
                 twins = self._seen[_key(seen.setup, seen.kinds)]
         return found
 
+    def stored(self, setup: Setup, kinds: tuple[str, ...]) -> list[dict[str, Any]]:
+        """The untraced runs of a kind so far, as :meth:`load` takes them back; plain JSON."""
+        return [
+            {"forks": one.setup.forks}
+            | {name: getattr(one, name) for name in ("kinds", "code", "ends", "left")}
+            for one in self._seen.get(_key(setup, kinds), [])
+        ]
+
+    def load(self, setup: Setup, rows: list[dict[str, Any]]) -> None:
+        """What :meth:`stored` gave of a setup, through JSON."""
+        found = []
+        for row in rows:
+            ends = {int(fork): code for fork, code in row["ends"].items()}
+            forked, kinds = replace(setup, forks=row["forks"]), tuple(row["kinds"])
+            found.append(End(forked, kinds, row["code"], ends, row["left"]))
+        if found:
+            self._seen[_key(found[0].setup, found[0].kinds)] = found
+
     def seen(self) -> list[tuple[str, str, set[str], list[str]]]:
         """(setup, kind, exit codes, processes left by the first) of each kind so far."""
         found = []
@@ -49,7 +68,7 @@ class Twins:
             found.append((setup, kind or "each", told, sorted(twins[0].left)))
         return found
 
-    def _another(self, setup: Setup, kinds: tuple[str, ...], seed: int) -> Seen:
+    def _another(self, setup: Setup, kinds: tuple[str, ...], seed: int) -> End:
         key = _key(setup, kinds)
         number = len(self._seen.get(key, [])) + 1
         if setup.forks:
@@ -68,7 +87,7 @@ def _key(setup: Setup, kinds: tuple[str, ...]) -> tuple[str, str]:
     return setup.name, "goes on" if KINDS[kinds[0]].survives else kinds[0]
 
 
-def _codes(seen: Seen, twins: list[Seen]) -> Ends:
+def _codes(seen: Seen, twins: Sequence[End]) -> Ends:
     found: Ends = {}
     for twin in twins:
         for kind, code in twin.codes():
