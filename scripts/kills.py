@@ -186,9 +186,10 @@ def page(runs: Runs, args: argparse.Namespace) -> str:
     lines = [
         "# Runs of a real vLLM that were cut short",
         "",
-        f"Made by `scripts/kills.py --seed {args.seed}` on vLLM {vllm}, CPU: {total} runs, {failed} failed. The connector saves to files and keeps",
-        "an fsynced log of its own; each run was cut short after a number of its calls that the",
-        "seed draws. Checked each time: exit code and processes left (as of the untraced runs below), tokens",
+        f"Made by `scripts/kills.py --seed {args.seed}` on vLLM {vllm}, CPU: {total} runs, {failed} failed.",
+        "The connector saves to files and keeps an fsynced log of its own; each run was cut short after a",
+        "number of its calls that the seed draws. Checked each time: exit code and processes left (as of the",
+        "untraced runs below), tokens",
         "the same as untraced, at most one step lost and none invented, saved tokens against the connector's",
         "log, and what `explain` says.",
         "",
