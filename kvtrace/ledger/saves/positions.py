@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.intervals import Interval, covers, intersect, subtract, union
@@ -30,6 +31,9 @@ class Segment:
     outcome: Outcome
     chunk: int
     part: int = -1
+
+
+_FATE = attrgetter("outcome", "chunk", "part")
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,8 @@ def merged(segments: Iterable[Segment]) -> list[Segment]:
     found: list[Segment] = []
     for one in segments:
         last = found[-1] if found else None
-        if last and one == replace(last, start=one.start, end=one.end) and last.end == one.start:
-            found[-1] = replace(last, end=one.end)
+        if last and last.end == one.start and _FATE(last) == _FATE(one):
+            found[-1] = Segment(last.start, one.end, last.outcome, last.chunk, last.part)
         else:
             found.append(one)
     return found
