@@ -88,6 +88,7 @@ def test_a_request_that_had_not_ended_is_no_fault_of_the_connector(tmp_path: Pat
     assert not [one for one in report["findings"] if one["severity"] == "fault"]
     assert report["limits"]["notes"][0].startswith("1 of 2 requests had not ended when the recording did")
     assert "1 of 2 requests had not ended" in brief_text(report, Screen())
+    assert report["verdict"].startswith("96 of 112 prompt tokens") and "of 16 it is not" in report["verdict"]
     sim.finish("b", 48, status="FINISHED_ABORTED")
     report = report_of(sim)
     assert "not-observed" not in report["ledger"]["saves"]["accounts"]

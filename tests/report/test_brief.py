@@ -67,6 +67,16 @@ def test_every_recorded_kind_of_finding_fits_one_screen(path: Path) -> None:
     assert lines[-1].startswith("Next  kvtrace ") and "ruled out" in lines[-2]
 
 
+def test_only_a_process_of_vllm_without_a_trace_is_called_so() -> None:
+    report = recorded(ROOT / "reports" / "vllm-0.32.0-cpu" / "flagship.json")
+    text = " ".join(shown(report).split())
+    assert "traced: front, engine core, worker 0, worker 1" in text and "not traced" not in text
+    worker = next(one for one in report["run"]["processes"] if one["name"] == "worker 1")
+    worker["agent"] = False
+    text = " ".join(shown(report).split())
+    assert f"not traced: worker 1 (pid {worker['pid']})" in text
+
+
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_the_head_says_how_attention_is_reached(path: Path) -> None:
     report = recorded(path)
