@@ -211,6 +211,7 @@ def test_what_a_request_computes_on_wrongly_loaded_kv_may_be_called_saved(tmp_pa
     filled.requests[0].cached = unit
     after = established(filled, plan).requests[0]
     assert before.claimable == before.at_rest == after.at_rest == after.expected - unit
+    assert before.taken == before.expected, "another one put its KV in the place of this one's"
     assert after.claimable == after.taken == after.expected
 
 

@@ -246,7 +246,7 @@ def establish(plan: Plan, outcome: Outcome, readers: Sequence[Reader]) -> Truth:
                 expected if saves else 0,
                 int(right.sum()) if saves else 0,
                 claimable if saves else 0,
-                (max(claimable, expected) if takes_all(plan) else claimable) if saves else 0,
+                (max(claimable, expected) if takes_all(plan, request) else claimable) if saves else 0,
                 reference.is_answer(request.prompt, request.answer),
             )
         )
@@ -256,11 +256,16 @@ def establish(plan: Plan, outcome: Outcome, readers: Sequence[Reader]) -> Truth:
     return truth
 
 
-def takes_all(plan: Plan) -> bool:
-    """Whether everything that is offered is taken from the KV cache, whatever is in the store in the end.
+def takes_all(plan: Plan, request: Request) -> bool:
+    """Whether everything of a request that is offered is taken from the KV cache, whatever is in the store in
+    the end.
 
-    Where the exception of one record also ends the copies of those after it, how many is not known.
+    Where the exception of one record also ends the copies of those after it, how many is not known. A fault
+    of the loads leaves the saves of a request that loads nothing as they are: a later one that computes on
+    wrongly loaded KV may put its own in their place.
     """
+    if plan.planted is not None and plan.planted.effect == "answers" and not request.cached:
+        return True
     cut_short = plan.fault == "put-swallowed-in-thread" and plan.place == "held"
     return plan.fault in TAKES_ALL and not cut_short
 
