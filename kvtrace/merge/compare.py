@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvtrace.merge.model import Joined, Sums
+from kvtrace.merge.model import LOADED_AND_LOST, NEVER_ASKED, NOT_ACCEPTED, NOT_OFFERED, Joined, Sums
 from kvtrace.merge.sides import LOCAL, LOST, PARTLY, RECEIVED, SENT, UNSEEN, Side, Stretch
 
 
@@ -17,6 +17,7 @@ def numbers(there: Side, here: Side) -> dict[str, Any]:
     found: Counter[str] = Counter()
     sent: Counter[str] = Counter()
     received: Counter[str] = Counter()
+    why: Counter[str] = Counter()
     for start, end, one, two in _both(there.stretches, here.stretches, prompt):
         size = end - start
         if one.word == SENT:
@@ -31,9 +32,21 @@ def numbers(there: Side, here: Side) -> dict[str, Any]:
             ("unsent", two.word == RECEIVED and one.word not in (SENT, PARTLY)),
         ):  # fmt: skip
             found[name] += size if holds else 0
-        found["last"] += int(again and end == here.prompt)
+        last = int(again and end == here.prompt)
+        found["last"] += last
+        if again:
+            why.update(_why_again(here, start, end - last))
     counts = {"offered": here.offered, "accepted": here.accepted, "prompt": prompt, **found}
-    return {**counts, "sent_by": dict(sent), "received_by": dict(received)}
+    return {**counts, "sent_by": dict(sent), "received_by": dict(received), "again_by": dict(+why)}
+
+
+def _why_again(here: Side, start: int, end: int) -> dict[str, int]:
+    """Why positions that had been sent were computed here: how many were not offered, ..."""
+    if here.offered < 0:
+        return {NEVER_ASKED: end - start}
+    accepted = min(max(start, here.start + here.accepted), end)
+    offered = min(max(accepted, here.start + here.offered), end)
+    return {LOADED_AND_LOST: accepted - start, NOT_ACCEPTED: offered - accepted, NOT_OFFERED: end - offered}
 
 
 def _both(
@@ -60,4 +73,5 @@ def added(sums: Sums, one: Joined) -> Sums:
         **total,
         sent_by=dict(Counter(sums.sent_by) + Counter(one.sent_by)),
         received_by=dict(Counter(sums.received_by) + Counter(one.received_by)),
+        again_by=dict(Counter(sums.again_by) + Counter(one.again_by)),
     )

@@ -87,6 +87,7 @@ class Sums(Document):
     unsent: int = 0
     sent_by: Mapping[str, int] = field(default_factory=dict)
     received_by: Mapping[str, int] = field(default_factory=dict)
+    again_by: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def sent(self) -> int:
@@ -141,6 +142,7 @@ class Joined(Document):
         offered, accepted: what the connector here offered, and what was taken.
         received_by: grade -> positions that were loaded here; ``lost``: accepted, and not loaded.
         local: in the prefix cache here. ``here``: computed here; ``again``: of these, sent there.
+        again_by: why -> of these: what the connector here did not offer, ...; without ``last``.
         last: 1 where the prompt's last token is among those again: vLLM always computes that one.
         unsent: received here, and not seen to be sent there.
         after_ns: from the arrival there to that here.
@@ -164,6 +166,7 @@ class Joined(Document):
     lost: int = 0
     local: int = 0
     again: int = 0
+    again_by: Mapping[str, int] = field(default_factory=dict)
     last: int = 0
     unsent: int = 0
     computed_here: int = 0
@@ -186,6 +189,12 @@ class Alone(Document):
     alone: End = field(default_factory=End)
     why: str = ""
 
+
+NEVER_ASKED = "the connector here was not asked"
+NOT_OFFERED = "the connector here did not offer them"
+NOT_ACCEPTED = "the scheduler here did not accept them"
+LOADED_AND_LOST = "accepted here, and then computed"
+"""Why tokens that had been sent were computed again."""
 
 RETURNED, NAMED, TRANSFER, SHARED = "returned", "named", "transfer", "shared"
 HOW: Mapping[str, str] = {

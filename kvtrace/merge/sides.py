@@ -30,12 +30,14 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Side:
-    """One request in one engine."""
+    """One request in one engine. ``start``: positions in its prefix cache when the connector was asked;
+    ``offered`` (-1: never asked), ``accepted``: how many more the connector offered, and were taken."""
 
     prompt: int
     stretches: tuple[Stretch, ...]
     offered: int = -1
     accepted: int = 0
+    start: int = 0
 
 
 def sides(run: Run) -> dict[int, Side]:
@@ -52,7 +54,8 @@ def sides(run: Run) -> dict[int, Side]:
         load, prompt = loads.get(row), int(prompts[row])
         stretches = tuple(_stretches(of_request, prompt, pairs.get(engines[row], 0)))
         answer = -1 if load is None or load.answer is None else load.answer
-        found[row] = Side(prompt, stretches, answer, load.accepted if load else 0)
+        taken = (load.accepted, load.local) if load else (0, 0)
+        found[row] = Side(prompt, stretches, answer, *taken)
     return found
 
 

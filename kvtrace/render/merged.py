@@ -100,7 +100,7 @@ def _way(way: Sums | Joined, title: str) -> Table:
         ("accepted and not received", way.lost, ""),
         ("in the prefix cache here", way.local, ""),
         ("computed here", way.computed_here, ""),
-        ("of these, sent there", way.again, _last(way.last)),
+        ("of these, sent there", way.again, _again(way)),
     )
     bad = {"accepted and not received"} | ({"of these, sent there"} if way.again > way.last else set())
     always = ("computed there", "sent there", "received and used here", "of these, sent there")
@@ -112,8 +112,10 @@ def _way(way: Sums | Joined, title: str) -> Table:
     return Table((Column("tokens"), Column("", True), Column()), rows, title, head=False)
 
 
-def _last(last: int) -> str:
-    return f"{count(last)} of them {_LAST}" if last else ""
+def _again(way: Sums | Joined) -> str:
+    """Why tokens that had been sent were computed again."""
+    parts = [f"{count(number)}: {clean(why, 60)}" for why, number in way.again_by.items()]
+    return "; ".join([*parts, f"{count(way.last)}: {_LAST}"] if way.last else parts)
 
 
 def _grades(by: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from synth import Prompt
+from synth import Chunk, Prompt
 from two_runs import SECOND, Engine, Host, handed_over, pair
 
 from kvtrace.merge import join
@@ -50,6 +50,7 @@ def test_a_request_is_told_across_both_engines(tmp_path: Path) -> None:
         600, 600, {"declared": 512}, {"declared": 384},
     )  # fmt: skip
     assert (one.offered, one.accepted, one.computed_here, one.again, one.last) == (384, 384, 216, 128, 0)
+    assert one.again_by == {"the connector here did not offer them": 128} == answer.merged.sums.again_by
     assert reasons(answer) == {} and answer.merged.joins == {"returned": 1}
     sums = answer.merged.sums
     assert (sums.joined, sums.sent, sums.received, sums.again) == (1, 512, 384, 128)
@@ -65,7 +66,23 @@ def test_the_last_token_that_vllm_always_computes_is_told_apart(tmp_path: Path) 
     here.brought("d-1", IDS)
     here.loads("d-1", 600, 599)
     (one,) = joined(merge(there.write(), here.write()))
-    assert (one.again, one.last) == (one.sent - 599, 1)
+    assert (one.again, one.last, one.again_by) == (one.sent - 599, 1, {})
+
+
+def test_why_tokens_were_computed_again(tmp_path: Path) -> None:
+    there, here = pair(tmp_path)
+    there.computes("p-1", 600, 512)
+    there.returned("p-1", IDS)
+    here.sim.arrive(Prompt("d-1", 600))
+    here.brought("d-1", IDS)
+    here.sim.lookup("d-1", 0, 448, 256)
+    here.sim.step([Chunk("d-1", 256, 344, first=True)], prompts={"d-1": 600})
+    here.sim.finish("d-1", 600)
+    (one,) = joined(merge(there.write(), here.write()))
+    assert one.again_by == {
+        "the scheduler here did not accept them": 192,
+        "the connector here did not offer them": 64,
+    }
 
 
 def simple(place: Path, brought: dict[str, str], there_brought: dict[str, str] | None = None) -> Answer:
