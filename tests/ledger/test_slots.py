@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synth import WATCHED, Chunk, Prompt, Sim
+from synth import WATCHED, Chunk, Entry, Prompt, Sim
 
 from kvtrace.ledger.requests import collect
 from kvtrace.ledger.run_file import read_run_file
@@ -19,6 +19,8 @@ from kvtrace.trace.reader import spool_paths
 
 FIRST, RESUMED, SHARED = int(Flag.FIRST), int(Flag.FIRST | Flag.RESUMED), int(Flag.SHARED)
 STORE, LOAD = int(Flag.STORE), int(Flag.LOAD)
+
+Parts = tuple[tuple[int, int], ...]
 
 
 def cache(tmp_path: Path, **more: object) -> Sim:
@@ -367,6 +369,45 @@ def test_background_work_that_comes_after_its_block_was_given_away(tmp_path: Pat
     found = owners(sim)
     assert list(found) == ["b"]
     assert [touch.positions for touch in found["b"]] == [((0, 4),)]
+
+
+def given_again(sim: Sim, entry: Entry) -> dict[str, list[tuple[Parts, Parts]]]:
+    """Of a, whose first 4 of 8 tokens were stored, and of b, which gets the block of the others: positions
+    that a thread read of the block before b's forward, those that were computed and those that were not."""
+    sim.give("a", [5, 6], flags=FIRST)
+    sim.arrive(Prompt("a", 8))
+    sim.step([Chunk("a", 0, 8, first=True)], [Entry("a", 4, start=0)], prompts={"a": 8})
+    sim.finish("a", 8)
+    sim.give("b", [6], flags=FIRST)
+    sim.arrive(Prompt("b", 4))
+    step = sim.step([Chunk("b", 0, 4, first=True)], [entry], prompts={"b": 4})
+    sim.touch({0: range(24, 28)}, hook="", step=step, t=sim.hook_t[0, step, "start_load_kv", ""])
+    return {ids: [(one.positions, one.stale) for one in touched] for ids, touched in owners(sim).items()}
+
+
+def test_background_work_before_the_forward_reads_for_whom_the_metadata_names(tmp_path: Path) -> None:
+    assert given_again(cache(tmp_path), Entry("b", 4, start=0)) == {"b": [((), ((0, 4),))]}
+
+
+def test_background_work_before_the_forward_reads_for_the_former_holder_where_nothing_else_is_named(
+    tmp_path: Path,
+) -> None:
+    assert given_again(cache(tmp_path), Entry("a", 4, start=4)) == {"a": [(((4, 8),), ())]}
+
+
+def test_a_hook_that_reads_blocks_that_never_held_a_token_reads_for_the_new_holder(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    sim.give("a", [5], flags=FIRST)
+    compute(sim, "a", 0, 4)
+    sim.touch({0: range(20, 24)}, hook="start_load_kv")
+    sim.finish("a", 4)
+    sim.give("b", [5], flags=FIRST)
+    compute(sim, "b", 0, 4)
+    sim.touch({0: range(20, 24)}, hook="start_load_kv")
+    assert {ids: [(one.positions, one.stale) for one in reads] for ids, reads in owners(sim).items()} == {
+        "a": [((), ((0, 4),))],
+        "b": [((), ((0, 4),))],
+    }
 
 
 def test_slots_that_hold_nobodys_tokens(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from functools import cached_property
 from typing import NamedTuple
 
-from kvtrace.ledger.intervals import Interval, intersect, length, union
+from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request, owner, rows_by_id
 from kvtrace.ledger.saves.rest import AtRest, Fate, Why
@@ -211,6 +211,12 @@ class _Resolver:
         self._skew: dict[tuple[int, int], bool] = {}
         self._seen: dict[int, list[Interval]] = {}
         """Column -> slots that were read in this step."""
+        self._taken: dict[tuple[int, int], list[Interval]] = {}
+        """(row of a request, column) -> positions that work in the background read in earlier steps."""
+        self._taking: list[tuple[int, int, tuple[Interval, ...]]] = []
+        self._ahead: set[int] = set()
+        """Codes of hooks in which blocks were read that had never held a token of anybody: they read, before
+        the forward, for those who were given the blocks in that step."""
         self._unknown: set[tuple[int, int]] = set()
         self._none: set[tuple[int, int]] = set()
         self._background_t = self._background_step = 0
@@ -238,6 +244,7 @@ class _Resolver:
                 self._tables.until(step)
                 self._owned.clear()
                 self._seen.clear()
+                self._take()
             self._add(record, column, step)
         return Slots(
             reads=self._without_races(self._by_request(_Use.READ)),
@@ -255,6 +262,12 @@ class _Resolver:
             last_background_t=self._background_t,
             last_background_step=self._background_step,
         )
+
+    def _take(self) -> None:
+        for row, column, positions in self._taking:
+            known = self._taken.get((row, column), [])
+            self._taken[row, column] = union([*known, *positions])
+        self._taking.clear()
 
     def _add(self, record: rows.SlotsTouched, column: int, step: int) -> None:
         marks, code = rows.flags(record.head), rows.code(record.head)
@@ -277,7 +290,9 @@ class _Resolver:
         whole = self._set(record.slot_set).full
         how = _How(
             background,
-            code == hooks.SAVE_LAYER.code or self._of_new_holders(whole, column, step, after),
+            code == hooks.SAVE_LAYER.code
+            or self._of_new_holders(whole, column, step, after)
+            or (code in self._ahead and self._is_new(whole, column, after)),
             (background or code in _LOADING) and record.t < self._touches.used_at(step, column),
         )
         if read and outer:
@@ -290,6 +305,8 @@ class _Resolver:
             for part in self._rest.split(record.call, record.layer, whole):
                 owned = self._owners(part.slots, column, step, after, how)
                 for row, positions, stale in owned.requests:
+                    if background:
+                        self._taking.append((row, column, positions))
                     self._races |= background and not after and bool(stale) and not positions
                     # Of blocks that were read beyond their tokens the connector rightly leaves the rest out.
                     trimmed = part.why == Why.CUT and (stale or owned.nobodys or owned.early)
@@ -361,6 +378,8 @@ class _Resolver:
         owned = self._owners(slots.full, column, step, after, how)
         if slots.slots and slots.slots == owned.loading:
             return
+        if slots.slots and slots.slots == owned.early:
+            self._ahead.add(rows.code(record.head))
         if rows.flags(record.head) & Flag.SHARED:
             # Both layers have a record: of the blocks of its own group each counts.
             self._amounts[step, column] += slots.slots - owned.nobodys - owned.loading
@@ -402,15 +421,21 @@ class _Resolver:
             return False
         return not set.intersection(*({one.row for one in known} for known, _ in held))
 
+    def _is_new(self, runs: tuple[Interval, ...], column: int, after: bool) -> bool:
+        """Whether all blocks of a read were given out in this step, and nothing is computed into them yet."""
+        group = self._group[column]
+        blocks = _blocks(runs, self._sizes[group])
+        return all(self._holders(group, block, after)[1] for block, _, _ in blocks)
+
     def _owners(self, slots: tuple[Interval, ...], column: int, step: int, after: bool, how: _How) -> _Owned:
-        key = _SetKey(slots, self._group[column], after, how)
+        key = _SetKey(slots, self._group[column], after, how, column if how.background else 0)
         known = self._owned.get(key)
         if known is None:
             known = self._owned[key] = self._resolve(key, step)
         return known
 
     def _resolve(self, key: _SetKey, step: int) -> _Owned:
-        slots, group, after, (background, own, filling) = key
+        slots, group, after, (background, own, filling), column = key
         size = self._sizes[group]
         computed: dict[int, list[Interval]] = defaultdict(list)
         stale: dict[int, list[Interval]] = defaultdict(list)
@@ -421,6 +446,10 @@ class _Resolver:
             empty = True
             if not background and any(self._named(holder.row, step) for holder in holders):
                 former = ()  # the step's metadata names the new holder: it is that one's that is wanted
+            if background and any(self._named_at(holder, step, (low, high), size) for holder in holders):
+                # It may come late as well, for a former one of which these slots are yet to be read.
+                former = self._that_named(former, low, high, size)
+                former = tuple(one for one in former if not self._is_taken(one, column, (low, high), size))
             if own and holders:
                 former = ()  # a hook that saves this step's KV of the layer
             fill = (
@@ -462,6 +491,19 @@ class _Resolver:
     def _named(self, row: int, step: int) -> bool:
         """Whether the metadata of a step names a store of a request."""
         return any(one.step == step and one.slots > 0 for one in self._requests[row].entries)
+
+    def _named_at(self, holder: Holder, step: int, slots: Interval, size: int) -> bool:
+        """Whether the metadata of a step names a store of these slots of a holder's block."""
+        start = holder.place * size
+        return any(
+            one.step == step and one.start < start + slots[1] and start + slots[0] < one.start + one.slots
+            for one in self._requests[holder.row].entries
+        )
+
+    def _is_taken(self, holder: Holder, column: int, slots: Interval, size: int) -> bool:
+        """Whether these slots of a holder's block were read in a layer in an earlier step."""
+        positions = [(holder.place * size + slots[0], holder.place * size + slots[1])]
+        return not subtract(positions, self._taken.get((holder.row, column), []))
 
     def _loaded_into(self, holders: tuple[Holder, ...], low: int, high: int, size: int) -> bool:
         """Whether slots of a block are to come from the connector, for those who were given it."""
@@ -604,12 +646,13 @@ class _How(NamedTuple):
 
 
 class _SetKey(NamedTuple):
-    """``after``: the layer had been computed."""
+    """``after``: the layer had been computed; ``column``: of it, in the background, 0 elsewhere."""
 
     slots: tuple[Interval, ...]
     group: int
     after: bool
     how: _How
+    column: int
 
 
 _Key = tuple[
