@@ -329,6 +329,28 @@ def test_first_chunk_only(tmp_path: Path) -> None:
     assert diagnosis.findings[0].severity == "fault"
 
 
+@pytest.mark.parametrize(
+    ("first", "again", "found"),
+    [(128, False, "first-chunk-only"), (128, True, None), (64, False, "metadata-has-no-store")],
+    ids=["the first unit, once", "each unit", "less than there was: a limit"],
+)
+def test_the_first_chunks_that_fill_a_unit(
+    tmp_path: Path, first: int, again: bool, found: str | None
+) -> None:
+    """Chunks of 100 tokens, and units of 128: the second chunk fills the first one."""
+
+    def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        before, here = start // 128 * 128, end // 128 * 128
+        if here == before or (before and not again):
+            return []
+        return [Entry(prompt.id, first if not again else here - before, prompt.length, start=before)]
+
+    sim = Sim(tmp_path, batched=100, ints={"unit": 128})
+    sim.serve(prompts([440, 384, 512]), Policy(store))
+    faults = [one.id for one in analyse(sim).findings if one.severity == "fault"]
+    assert faults == ([found] if found else [])
+
+
 def test_all_chunks_are_healthy(tmp_path: Path) -> None:
     sim = Sim(tmp_path, batched=128, ints={"_block_size": 32})
     sim.serve(prompts([416, 320, 192]), Rounding(32).policy())

@@ -8,6 +8,8 @@ from kvtrace.causes.case import Case, Request, shared_before, stored_before
 from kvtrace.words import of_all
 
 ABORTED = "FINISHED_ABORTED"
+_LEAST_OFFERED = 2
+"""Chunked prompts that tell how a connector offers."""
 
 
 def held(case: Case, request: Request) -> int:
@@ -25,6 +27,36 @@ def first_chunk_alone(request: Request) -> bool:
         and request.stored_end > 0
         and all(entry.step <= request.chunk_step for entry in request.entries)
     )
+
+
+def offered_once(case: Case, request: Request) -> bool:
+    """Several chunks, and one offer, of the first unit that they filled, before the last of them. So do all
+    chunked prompts of its engine that were offered, and one of them would have filled another unit."""
+    tag = request.engine
+    return _one_early_offer(request) and case.once(
+        ("offered once", tag), lambda: _all_offered_once(case, tag)
+    )
+
+
+def _one_early_offer(request: Request) -> bool:
+    stores = [entry for entry in request.entries if entry.slots > 0]
+    early = all(entry.available < request.prompt for entry in stores)
+    return request.chunks >= 2 and request.stored_end > 0 and early and len({e.step for e in stores}) == 1
+
+
+def _all_offered_once(case: Case, tag: int) -> bool:
+    unit = case.units.get(tag)
+    offered = [r for r in case.of_engine(tag) if r.chunks >= 2 and r.stored_end > 0]
+    if unit is None or len(offered) < _LEAST_OFFERED or not all(map(_one_early_offer, offered)):
+        return False
+    # More than one unit at once, or less than there was, is a limit on what is stored of a prompt.
+    first = all(r.stored_end <= unit.value or first_chunk_alone(r) for r in offered)
+    limited = any(
+        min(unit.aligned(r.prompt), e.available // unit.value * unit.value) > r.stored_end
+        for r in case.of_engine(tag)
+        for e in r.entries
+    )
+    return first and not limited and any(unit.aligned(r.prompt) > r.stored_end for r in offered)
 
 
 def nothing_else_explains(case: Case, request: Request) -> bool:

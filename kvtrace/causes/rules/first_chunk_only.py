@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtrace.causes.case import Request
-from kvtrace.causes.evidence.prompts import first_chunk_alone, held
+from kvtrace.causes.evidence.prompts import first_chunk_alone, held, offered_once
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.terms import Grade
 from kvtrace.words import count, of_all, plural
@@ -13,8 +15,14 @@ CAUSE = Cause(
     stage=Stage.SCHEDULE,
     severity=FAULT,
     ledger=SAVES,
-    meaning="Chunked prefill: the connector offers the first scheduled chunk of a prompt and no later one.",
-    seen_as="Prefill chunks of a request against the store entries in its steps.",
+    meaning=(
+        "Chunked prefill: the connector offers the first scheduled chunk of a prompt, or the first chunks "
+        "that fill its unit, and no later one."
+    ),
+    seen_as=(
+        "Prefill chunks of a request against the store entries in its steps. Where the offer is not in the "
+        "first chunk's step: one offer for each chunked prompt, of its first unit, before its last chunk."
+    ),
     remedy=(
         "Offer later chunks too: in build_connector_meta, scheduled_cached_reqs of prompts still in "
         "prefill. Until then raise --max-num-batched-tokens above the longest prompt: longer steps, and "
@@ -32,7 +40,7 @@ def _left_after_first(case: Case, request: Request) -> bool:
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     request = case.requests[piece.request]
-    if piece.phase == "decode" or not first_chunk_alone(request):
+    if piece.phase == "decode" or not (first_chunk_alone(request) or offered_once(case, request)):
         return []
     if piece.grade >= Grade.READ and (request.grade or Grade.PROVED) < Grade.READ:
         return []  # of the first chunk the metadata alone speaks, and it is read wrongly
@@ -52,13 +60,12 @@ def rule(case: Case) -> Results:
         chunked = [r for r in case.of_engine(engine.tag) if r.chunks >= 2]
         name = engine.connector.cls if engine.connector else "The connector"
         affected = of_all(len(rows), len(chunked), "chunked prompt")
+        what = "first chunk" if all(map(first_chunk_alone, rows)) else "first chunks"
         yield case.finding(
             CAUSE,
-            f"{name} stores the first chunk of a prompt only: {affected} lost all later chunks.",
+            f"{name} stores the {what} of a prompt only: {affected} lost all later chunks.",
             evidence=[
-                f"{plural(sum(r.chunks for r in rows), 'prefill chunk')} of {plural(len(rows), 'prompt')}: "
-                f"store entries in the {plural(len(rows), 'first one')}, 0 in the "
-                f"{count(sum(r.chunks - 1 for r in rows))} later ones",
+                _offers(rows),
                 f"a step computes at most {engine.facts.max_num_batched_tokens or 0} tokens "
                 "(--max-num-batched-tokens)",
             ],
@@ -67,11 +74,11 @@ def rule(case: Case) -> Results:
                     r.id,
                     r.chunk_step,
                     f"{count(r.prompt)} prompt tokens in {r.chunks} chunks, a store of "
-                    f"{count(r.stored_end)} tokens in the first chunk's step, none after",
+                    f"{count(r.stored_end)} tokens in {_where(r)}, none after",
                 )
                 for r in rows[:3]
             ],
-            headline=f"{affected} had only the first chunk stored",
+            headline=f"{affected} had only the {what} stored",
         )
         return
     chunked = [r for r in case.requests if r.chunks >= 2]
@@ -89,3 +96,16 @@ def rule(case: Case) -> Results:
         )
     elif case.requests and not chunked:
         yield CAUSE.ruled_out(f"each of {plural(len(case.requests), 'prompt')} was computed in one chunk")
+
+
+def _offers(rows: Sequence[Request]) -> str:
+    """In which of the chunks' steps these prompts were offered."""
+    chunks = f"{plural(sum(r.chunks for r in rows), 'prefill chunk')} of {plural(len(rows), 'prompt')}"
+    if all(map(first_chunk_alone, rows)):
+        later = count(sum(r.chunks - 1 for r in rows))
+        return f"{chunks}: store entries in the {plural(len(rows), 'first one')}, 0 in the {later} later ones"
+    return f"{chunks}: each prompt was offered in one step, before its last chunk, and in none after it"
+
+
+def _where(request: Request) -> str:
+    return "the first chunk's step" if first_chunk_alone(request) else "the step of one of the first chunks"
