@@ -374,6 +374,7 @@ class _Reader:
         self._open: dict[str, _Draft] = {}
         self.drafts: list[_Draft] = []
         self.unreadable: list[int] = []
+        self._unsized: set[int] = set()
         self.negative_answers: list[tuple[str, int, int]] = []
 
     def read(self) -> None:
@@ -397,6 +398,8 @@ class _Reader:
         for draft in self.drafts:
             if not draft.engine and tags:
                 draft.engine = max(tags)
+            # Beside an entry that does not say how much, the size of its neighbours is a guess.
+            draft.stores = [entry for entry in draft.stores if entry.step not in self._unsized]
 
     def _draft(self, name_id: int, step: int, t: int) -> _Draft:
         """The request that a record speaks of, as far as it was read."""
@@ -451,6 +454,8 @@ class _Reader:
             marks & Flag.STORE and (not row.request or max(row.slots, row.tokens) < 0)
         ):
             self.unreadable.append(row.step)
+            if row.request and not marks & Flag.UNREADABLE:
+                self._unsized.add(row.step)
         elif marks & Flag.STORE:
             self._draft(row.request, row.step, row.t).store(row)
         if marks & Flag.LOAD and row.request:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synth import Chunk, Entry, Fate, Sim
+from synth import Chunk, Entry, Fate, Prompt, Sim
 from test_rules import analyse, ids, prompts, tokens
 
+from kvtrace.ledger import read_run
 from kvtrace.trace.format import Fact
 
 LOST = "not-saved:metadata-has-no-store"
@@ -125,3 +126,20 @@ def test_blocks_that_are_named_before_their_tokens_are_computed_are_no_loss(tmp_
     diagnosis = analyse(sim)
     assert "metadata-has-no-store" not in ids(diagnosis)
     assert diagnosis.saves.accounts["not-observed"] == (12 + 24 + 16) * 2
+
+
+def test_beside_an_entry_without_a_size_no_size_counts(tmp_path: Path) -> None:
+    """A reader that does not understand one entry of a list guesses at the others."""
+    sim = Sim(tmp_path)
+    names = ("a", "b")
+    for n, name in enumerate(names):
+        sim.arrive(Prompt(name, 64, digest=n + 1))
+        sim.lookup(name, 0, 0, 0)
+    entries = [Entry("a", 64, -1, 32), Entry("b", -1, -1, -1)]
+    sim.step([Chunk(name, 0, 64, first=True) for name in names], entries, prompts=dict.fromkeys(names, 64))
+    sim.finish("a", 64)
+    sim.finish("b", 64)
+    sim.write()
+    run = read_run(tmp_path)
+    assert run.entries.empty
+    assert set(run.base["outcome"]) == {"not-observed"}
