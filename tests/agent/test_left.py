@@ -22,7 +22,7 @@ from kvtrace.agent.connector import traced  # noqa: E402
 from kvtrace.agent.left import databases, paths, sockets  # noqa: E402
 from kvtrace.agent.left.keys import Held, Keys  # noqa: E402
 from kvtrace.agent.left.pieces import POOL, Op  # noqa: E402
-from kvtrace.agent.left.unpack import Unpacker  # noqa: E402
+from kvtrace.agent.left.unpack import WORTH, Unpacker  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.agent.watch.call import FIRST_CALLS  # noqa: E402
@@ -44,6 +44,7 @@ def kv():
     CACHES.__init__()
     POOL.__init__()
     paths.PLACES.__init__()
+    WORTH.forget()
     return torch.randn(BLOCKS, BLOCK, 8)
 
 
@@ -403,7 +404,25 @@ def test_kv_that_is_compressed_is_found_in_a_database(trace, kv, tmp_path):
     assert set(still) == {"1"}
 
 
+def test_streams_are_left_alone_where_nothing_is_ever_found_in_them():
+    WORTH.forget()
+    packed = zlib.compress(os.urandom(2000))
+    looked = [len(Unpacker().streams(packed)) for _ in range(100)]
+    assert looked == [1] * 64 + [0] * 36
+    WORTH.forget()
+    WORTH.found()
+    assert all(Unpacker().streams(packed) for _ in range(100))
+    WORTH.forget()
+
+
+def test_what_comes_out_of_many_streams_is_bounded():
+    WORTH.forget()
+    packed = b"".join(zlib.compress(bytes(4 << 20)) for _ in range(9))
+    assert sum(len(one.data) for one in Unpacker().streams(packed)) == 16 << 20
+
+
 def test_a_stream_that_never_ends_and_what_only_looks_like_one():
+    WORTH.forget()
     unpacker = Unpacker()
     bomb = zlib.compress(bytes(64 << 20))
     assert sum(len(one.data) for one in unpacker.streams(bomb)) == 16 << 20

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
 from test_rules import analyse, ids, prompts, ruled_out, tokens
 
 from kvtrace.causes import Diagnosis
+from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger import read_run
 from kvtrace.trace.format import Fact, Flag
 
@@ -394,6 +397,19 @@ def test_a_worker_that_decides_and_takes_nothing(tmp_path: Path) -> None:
     assert ids(diagnosis) == ["stored-nothing"]
     assert tokens(diagnosis) == {"not-saved:stored-nothing": 100}
     assert "decided on the worker" in finding(diagnosis, "stored-nothing")
+
+
+@pytest.mark.parametrize(
+    ("read", "saved", "idle"), [(set(), 0, [3]), ({9}, 0, [3]), ({9}, 32, []), ({4}, 32, [3]), ({3}, 0, [])]
+)
+def test_a_worker_that_reads_after_the_last_step_took_something(
+    read: set[int], saved: int, idle: list[int]
+) -> None:
+    """A whole prompt is stored when its request is over: that its own steps read nothing says nothing."""
+    request = SimpleNamespace(saved=saved, last_step=5)
+    engine = SimpleNamespace(watched_steps={3})
+    case = SimpleNamespace(engines={"e": engine}, requests={0: request}, read_steps=frozenset(read))
+    assert idle_steps(cast(Case, case), cast(Piece, SimpleNamespace(engine="e", request=0, step=3))) == idle
 
 
 def test_a_worker_that_decides_has_a_unit_too(tmp_path: Path) -> None:

@@ -206,6 +206,23 @@ def test_zeros_behind_a_record_that_is_cut_are_no_kv() -> None:
     assert books.fates() == [(Fate.NOT_AT_REST, Why.CUT)] * 3
 
 
+@pytest.mark.parametrize(("in_place", "still", "fate"), [
+    (-1, "0", Fate.READ), (-1, "1", Fate.NEVER_LEFT), (1 << 20, "0", Fate.NEVER_LEFT),
+])  # fmt: skip
+def test_what_is_not_found_may_have_been_overwritten_at_once_where_a_ring_wraps(
+    in_place: int, still: str, fate: Fate
+) -> None:
+    books = Books()
+    for call in (1, 2, 3):
+        books.read(call, call)
+    books.left(Way.FILE, "/store/ring", in_place)
+    for call, stands in ((1, still), (3, "1")):
+        books.found(call, call + 1, Form.VERBATIM, "/store/ring")
+        books.piece(call, "/store/ring", stands)
+    books.file("/store/ring")
+    assert books.fates()[1] == (fate, Why.NONE)
+
+
 @pytest.mark.parametrize(
     ("missing", "fates"),
     [

@@ -355,7 +355,8 @@ class Left:
                 break
             self._looked += len(stream.data)
             hits = self._hits(stream.data)
-            WORTH.tell(bool(hits))
+            if hits:
+                WORTH.found()
             begin, stays = self._unpacked, bool(stream.packed) and way in (Way.FILE, Way.SQLITE)
             self._unpacked += len(stream.data) + LENGTH
             packed = first + stream.place, stream.packed

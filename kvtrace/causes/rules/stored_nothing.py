@@ -33,6 +33,8 @@ def idle_steps(case: Case, piece: Piece) -> list[int]:
     steps = [step for step in unread if piece.step == step or piece.step < step <= last]
     if not piece.step or case.read_steps.intersection((piece.step, *steps)):
         return []
+    if case.requests[piece.request].saved and any(step > last for step in case.read_steps):
+        return []  # it is read after its last step
     return steps
 
 

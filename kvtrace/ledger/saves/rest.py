@@ -513,12 +513,23 @@ class _Judge:
         later, slowest = self._pace()
         if self._is_cut_off(row, later):
             return Fate.NOT_AT_REST, Why.CUT, ""
+        if self._wraps:
+            return Fate.READ, Why.NONE, ""  # it may have stood where the next record stands now
         waited = self._trace.last_t - row.t
         if row.t > max(self._committed.values(), default=row.t):
             return Fate.NOT_AT_REST, Why.UNCOMMITTED, next(iter(self._committed))
         if row.t < later or waited > _PATIENCE * slowest + _MARGIN_NS:
             return Fate.NEVER_LEFT, Why.NONE, ""
         return Fate.READ, Why.NONE, ""
+
+    @cached_property
+    def _wraps(self) -> bool:
+        """Whether KV took the place of other KV in a file that is written in place: one call may write
+        several records there, one over the other, and is looked at when it is over."""
+        ways = {self._name(one.target): rows.code(one.head) for one in self._left if one.bytes < 0}
+        in_place = {target for target, way in ways.items() if way != Way.SQLITE}
+        every = [one for said in self._found.values() for one in said if one.target in in_place]
+        return any(one.form in _WHOLE and GONE in one.pieces for one in every)
 
     def _not_held(self) -> _Judged | None:
         """What was dropped of the KV of a store in memory; None where that can't be said: what was loaded may
