@@ -44,6 +44,8 @@ def _explain(words: list[str]) -> bool:
     options = [word for word in words if word.startswith("-")]
     if len(paths) != 1 or not os.path.isfile(paths[0]) or not {"--no-color", *_DETAIL}.issuperset(options):
         return False
+    if os.path.basename(paths[0]) == "merged.json":  # no report: kvtrace.merge reads it
+        return False
     from kvtrace.cli.screen import screen
     from kvtrace.render.explained import explained_text
     from kvtrace.report.read import read_report

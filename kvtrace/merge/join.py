@@ -70,8 +70,8 @@ class _Join:
         self._engine_ids = {one.id for one in engines if one.id}
         self._result = Result()
         self._returned = self._index(lambda one: _of_requests(one.returned).values())
-        self._own = self._index(lambda one: (one.id, one.client))
-        self._brought = self._index(lambda one: _of_requests(one.brought).values())
+        self._own = self._index(lambda one: [ident for ident in (one.id, one.client) if not ident.isdigit()])
+        self._brought = self._index(lambda one: _of_transfers(one.brought).values())
 
     def _index(self, ids: Callable[[Asked], Iterable[str]]) -> Mapping[str, list[int]]:
         found: dict[str, list[int]] = defaultdict(list)
@@ -105,7 +105,9 @@ class _Join:
         why = NO_ID
         for key, value in named.items():
             for how, index in ((RETURNED, self._returned), (NAMED, self._own), (TRANSFER, self._brought)):
-                there = [at for at in index.get(value, ()) if self._may_send(at, here, how, key)]
+                if how == TRANSFER and key not in _of_transfers(one.brought):
+                    continue
+                there = [at for at in index.get(value, ()) if self._may_send(at, here, how)]
                 fitting = [at for at in there if self._is_of(at, whose)]
                 if len(fitting) == 1:
                     if how == RETURNED and self._too_early(fitting[0], one):
@@ -121,7 +123,7 @@ class _Join:
             return NO_ENGINE
         return why
 
-    def _may_send(self, there: int, here: int, how: str, key: str) -> bool:
+    def _may_send(self, there: int, here: int, how: str) -> bool:
         one, two = self._all[there], self._all[here]
         if one.engine == two.engine or self._engines[one.engine].role == _CONSUMER:
             return False
@@ -130,7 +132,10 @@ class _Join:
         return how != TRANSFER or self._first(there, here) == there
 
     def _first(self, one: int, two: int) -> int | None:
-        """Which of two requests with the same id computes for the other one; None: that cannot be told."""
+        """Which of two requests with the same id computes for the other one; None: that cannot be told, or
+        both load from a third one."""
+        if all(_LOADS in self._all[at].asks for at in (one, two)):
+            return None
         for at, other in ((one, two), (two, one)):
             sends, loads = self._all[at], self._all[other]
             if _SENDS in sends.asks and _SENDS not in loads.asks:
@@ -183,7 +188,7 @@ class _Join:
             there = None if reason else self._first(*members)
             if there is not None:
                 here = next(at for at in members if at != there)
-                if self._may_send(there, here, SHARED, ""):
+                if self._may_send(there, here, SHARED):
                     self._result.found.append(Found(there, here, SHARED, "request id", ident))
                     continue
             for at in members:
@@ -196,3 +201,9 @@ def _of_engines(ids: Mapping[str, str]) -> dict[str, str]:
 
 def _of_requests(ids: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in ids.items() if not key.endswith("engine_id")}
+
+
+def _of_transfers(ids: Mapping[str, str]) -> dict[str, str]:
+    """Without the ids of another's request, which several requests may bring."""
+    found = _of_requests(ids)
+    return {key: value for key, value in found.items() if not key.rpartition(".")[2].startswith("remote_")}

@@ -92,6 +92,7 @@ def simple(place: Path, brought: dict[str, str], there_brought: dict[str, str] |
         there.sim.arrive(Prompt("p-1", 64))
         there.brought("p-1", there_brought, ["do_remote_decode"])
     there.computes("p-1", 64, 64)
+    there.client("0", "p-1")
     here.sim.arrive(Prompt("d-1", 64))
     here.brought("d-1", brought)
     here.loads("d-1", 64, 32)
@@ -119,12 +120,28 @@ def test_the_id_of_a_transfer_that_both_brought_joins(tmp_path: Path, mine: str,
         ({"remote_request_id": "p-9"}, join.NOT_HERE),
         ({"remote_request_id": "p-1", "remote_engine_id": "another"}, join.NO_ENGINE),
         ({"remote_engine_id": "engine-p"}, join.NO_ID),
+        ({"req_id": "0"}, join.NOT_HERE),
     ],
 )
 def test_what_no_id_joins_stays_alone_and_says_why(tmp_path: Path, brought: dict[str, str], why: str) -> None:
     answer = simple(tmp_path, brought)
     assert joined(answer) == [] and reasons(answer)["d-1"] == why
     assert answer.merged.sums.joined == 0 and sum(answer.merged.alone.values()) == 2
+
+
+@pytest.mark.parametrize("ids", [{"remote_request_id": "elsewhere"}, {"transfer_id": "x-1"}])
+def test_two_that_load_from_a_third_are_not_joined_with_each_other(
+    tmp_path: Path, ids: dict[str, str]
+) -> None:
+    one, two = pair(tmp_path)
+    for engine, ident in ((one, "d-1"), (two, "d-2")):
+        engine.role = "kv_both"
+        engine.__post_init__()
+        engine.sim.arrive(Prompt(ident, 64))
+        engine.brought(ident, ids, ["do_remote_prefill"])
+        engine.loads(ident, 64, 32)
+    answer = merge(one.write(), two.write())
+    assert joined(answer) == [] and set(reasons(answer).values()) == {join.NOT_HERE}
 
 
 def test_an_equal_prompt_is_no_evidence(tmp_path: Path) -> None:
@@ -285,6 +302,7 @@ def test_explain_requests_and_why_take_it(tmp_path: Path, shell: Shell) -> None:
     assert shell("merge", *handed_over(tmp_path), "-o", place)[0] == 0
     code, out, err = shell("explain", place)
     assert (code, err) == (0, "") and "128 were sent and yet computed again" in " ".join(out.split())
+    assert shell("explain", place / "merged.json") == (code, out, err)
     code, out, _ = shell("requests", place)
     assert code == 0 and "1:p-1" in out and "2:d-1" in out
     for wanted in ("p-1", "d-1", "2:d-1", "d"):
