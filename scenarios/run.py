@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import gc
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -104,11 +105,39 @@ def run_outside(scenario: Scenario, output: Output, model: str, trace: bool) -> 
     command += ["--store", str(output.store(name)), "--outcome", str(output.outcome(name))]
     if trace:
         kvtrace = [sys.executable, "-m", "kvtrace", "run", "-o", str(output.run(name)), "--name", name]
+        if scenario.stuck_after is not None:
+            kvtrace += ["--stuck-after", str(scenario.stuck_after)]
         command = [*kvtrace, "--", *command]
     began = time.monotonic()
-    code = subprocess.run(command, env=environment, check=False).returncode
+    if not trace or scenario.stuck_after is None:
+        code = subprocess.run(command, env=environment, check=False).returncode
+    else:
+        with subprocess.Popen(command, env=environment) as run:
+            code = _end_what_hangs(run, output.run(name), scenario.stuck_in)
+        drive.write_outcome(output.outcome(name), [], output.store(name), time.monotonic() - began)
     say(f"{name}: {'ran' if code == 0 else f'exit code {code}'} ({time.monotonic() - began:.1f} s)")
     return code == 0
+
+
+def _end_what_hangs(run: subprocess.Popen[bytes], run_dir: Path, function: str) -> int:
+    """Kill the process that kvtrace has seen to stand in this function; 0 where that ended the run."""
+    from kvtrace.ledger.stuck_file import read_stuck_file
+
+    while run.poll() is None:
+        looks = [
+            look
+            for look in read_stuck_file(run_dir)[0].looks
+            if look.stood and any(_is_in(function, thread.frames) for thread in look.threads)
+        ]
+        if looks:
+            os.kill(looks[-1].pid, signal.SIGKILL)
+            return 0 if run.wait() == 128 + signal.SIGKILL else 1
+        time.sleep(0.2)
+    return 1
+
+
+def _is_in(function: str, frames: Any) -> bool:
+    return any(frame.function.rpartition(".")[2] == function for frame in frames)
 
 
 def check(scenarios: list[Scenario], output: Output) -> int:
@@ -212,6 +241,8 @@ def main() -> int:
     except ScenarioError as error:
         print(f"run.py: {error}", file=sys.stderr)
         return 2
+    if args.no_trace:  # nobody would see what hangs, and end it
+        scenarios = [scenario for scenario in scenarios if scenario.stuck_after is None]
     output = Output(args.out.resolve())
     taken = [s.name for s in scenarios if output.run(s.name).exists() or output.store(s.name).exists()]
     if taken:
@@ -221,8 +252,8 @@ def main() -> int:
     _use_clone_environment()
     model = str(args.model.resolve() if args.model else _tiny_model())
     trace = not args.no_trace
-    failed = [s.name for s in scenarios if not s.one_process and not run_outside(s, output, model, trace)]
-    here = [s for s in scenarios if s.one_process]
+    failed = [s.name for s in scenarios if not s.shares_process and not run_outside(s, output, model, trace)]
+    here = [s for s in scenarios if s.shares_process]
     if here:
         failed += run_here(here, output, model, trace)
     if failed:

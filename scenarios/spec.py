@@ -13,8 +13,10 @@ A scenario is ``scenarios/<name>.toml``:
   times, own}``: prompts of one seed share their beginning, up to the last ``own`` tokens), ``together``
   (all submitted at once, or one after another), ``max_tokens``, ``repeat``, ``prompt_logprobs``,
   ``abort_after`` (seconds until the client gives up), or ``abort_steps`` (engine steps until then)
-  with ``aborted_at`` (tokens computed by then), ``idle_steps`` (engine steps after each batch)
+  with ``aborted_at`` (tokens computed by then), ``idle_steps`` (engine steps after each batch), ``hangs``
 - ``raises``: type of the exception that ends the engine, where one does
+- ``stuck_after``, ``stuck_in``: its engine hangs in that function; ``kvtrace run --stuck-after`` so many
+  seconds looks where, and then the process is killed
 - ``[expect]``: see :class:`Expect`
 """
 
@@ -59,6 +61,8 @@ class Round:
     """Engine steps after each batch with nothing to compute: what finished is told to the workers."""
     aborted_at: int = 0
     """Tokens that have KV by then, all requests together."""
+    hangs: bool = False
+    """Its step never ends: nothing of it is in the trace of its process."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,13 @@ class Scenario:
     rounds: list[Round]
     expect: Expect
     raises: str | None = None
+    stuck_after: float | None = None
+    stuck_in: str = ""
+
+    @property
+    def shares_process(self) -> bool:
+        """Whether it may run in one process with others, engine after engine."""
+        return self.one_process and self.stuck_after is None
 
     def engine_args(self, model: str, store: Path) -> dict[str, Any]:
         """Keyword arguments for ``LLM(...)``; the store is where the connector writes."""
@@ -130,7 +141,11 @@ class Scenario:
     def total_tokens(self) -> int:
         """Tokens whose KV the engine computes or reuses: the last token of an answer has none, and a
         request that is given up before it ran has none at all."""
-        rounds = [part for part in self.rounds if part.abort_after is None and part.abort_steps is None]
+        rounds = [
+            part
+            for part in self.rounds
+            if part.abort_after is None and part.abort_steps is None and not part.hangs
+        ]
         whole = sum(len(p) + part.max_tokens - 1 for part in rounds for p in part.prompts)
         return whole + sum(part.aborted_at for part in self.rounds)
 
@@ -165,6 +180,8 @@ def load(name: str) -> Scenario:
             rounds=_rounds(data["round"], seed=name),
             expect=Expect(**{"first": None, **expect}),
             raises=data.get("raises"),
+            stuck_after=data.get("stuck_after"),
+            stuck_in=data.get("stuck_in", ""),
         )
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise ScenarioError(f"{path.name}: {type(error).__name__}: {error}") from error
@@ -196,6 +213,7 @@ def _rounds(entries: list[dict[str, Any]], seed: str) -> list[Round]:
                     abort_steps=entry.get("abort_steps"),
                     aborted_at=entry.get("aborted_at", 0),
                     idle_steps=entry.get("idle_steps", 0),
+                    hangs=entry.get("hangs", False),
                 )
             )
     return rounds

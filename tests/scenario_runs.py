@@ -33,7 +33,7 @@ class Runs:
         """Runs the scenario (one-process ones all at once) unless it ran, and reads its outcome."""
         path = self.out / "_outcome" / f"{scenario.name}.json"
         if scenario.name not in self.logs:
-            if scenario.one_process:
+            if scenario.shares_process:
                 names = one_process_names()
                 # one core each: these engines compute with one thread
                 with ThreadPoolExecutor() as pool:
@@ -55,4 +55,4 @@ class Runs:
 
 
 def one_process_names() -> tuple[str, ...]:
-    return tuple(name for name in spec.names() if spec.load(name).one_process)
+    return tuple(name for name in spec.names() if spec.load(name).shares_process)

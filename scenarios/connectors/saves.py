@@ -5,6 +5,7 @@ Each class differs from :class:`chunk_store.ChunkStore` in one place; nothing he
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from http.client import HTTPConnection
@@ -181,6 +182,23 @@ class SlowStore(ChunkStore):
 
     def wait_for_save(self) -> None:
         time.sleep(self.step_delay)
+
+
+class SilentPeerStore(ChunkStore):
+    """Waits without a limit for a peer to confirm each step's saves; after ``answers`` of them none comes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.answers = int(self._kv_transfer_config.get_from_extra_config("answers", 0))
+        self.here, self.peer = socket.socketpair()
+
+    def wait_for_save(self) -> None:
+        if not self._get_connector_metadata().requests:
+            return
+        if self.answers > 0:
+            self.answers -= 1
+            self.peer.send(b"1")
+        self.here.recv(1)
 
 
 class CollidingStore(ChunkStore):

@@ -19,7 +19,6 @@ CAUSE = Cause(
         "Give what the hook waits for a time limit, and report what did not come in time as failed: "
         "get_block_ids_with_load_errors for loads, get_finished for saves."
     ),
-    live=False,
 )
 
 

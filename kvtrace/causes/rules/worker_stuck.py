@@ -18,7 +18,6 @@ CAUSE = Cause(
         "Look at the call that it waits in. Where that is a collective operation, another rank did not get "
         "there: look at what that one waits for."
     ),
-    live=False,
 )
 
 
