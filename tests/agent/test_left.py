@@ -12,6 +12,7 @@ import sys
 import threading
 import zlib
 from multiprocessing import shared_memory
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -581,14 +582,14 @@ def test_files_that_the_scheduler_s_side_removes(trace, kv, tmp_path):
 
     class Removing(fakes.KVConnectorBase_V1):
         def request_finished(self, request, block_ids):
-            (tmp_path / request).unlink()
+            (tmp_path / request.request_id).unlink()
             return False, None
 
     connector = Removing()
     traced(connector, Role.SCHEDULER, "Removing")
     for number in range(FIRST_CALLS + 2):
         (tmp_path / f"{number}").write_bytes(b"x")
-        connector.request_finished(f"{number}", [])
+        connector.request_finished(SimpleNamespace(request_id=f"{number}"), [])
     assert [row[:2] for row in left(trace)] == [(None, f"{number}") for number in range(FIRST_CALLS + 2)]
 
 
