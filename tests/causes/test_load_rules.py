@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from kvtrace.causes.cause import LOADS
 from kvtrace.causes.model import Finding
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import read_run
+from kvtrace.terms import Grade
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Flag, Kind, Role, pack_head
 
@@ -143,6 +145,20 @@ def test_written_files_settle_a_save_at_once(tmp_path: Path) -> None:
         sim.effect(0, step, 0, 128, size=4096, files=1)
         sim.finish(f"r{i}", 129)
     assert of_loads(analyse(sim)) == ["key-mismatch"]
+
+
+@pytest.mark.parametrize(("stored_again", "found"), [(0, ["key-mismatch"]), (128, [])])
+def test_what_left_and_is_not_stored_again_is_known_to_the_store_alone(
+    tmp_path: Path, stored_again: int, found: list[str]
+) -> None:
+    """How far a prompt was kept is not seen position by position, and another one was saved in between: it
+    may have been evicted, unless the connector itself does not store it again."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 161, 129], [128, 160, stored_again], [0, 0, 0])
+    sim.write()
+    run = read_run(sim.dir)
+    seen = diagnose(replace(run, base=run.base.assign(grade=int(Grade.WRITTEN))))
+    assert [one for one in of_loads(seen) if one == "key-mismatch"] == found
 
 
 # ------------------------------------------------------------------- both books, one finding

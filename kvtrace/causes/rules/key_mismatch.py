@@ -76,9 +76,9 @@ def rule(case: Case) -> Results:
     )
 
 
-def _never_found(case: Case) -> list[tuple[LoadOf, Request]]:
-    """Lookups that found nothing of a prompt that the run had kept, each with the request that kept it; in
-    engines in which no lookup ever found anything.
+def _never_found(case: Case) -> list[tuple[LoadOf, Request, int]]:
+    """Lookups that found nothing of a prompt that the run had kept, each with the request that kept it and
+    how many of its tokens; in engines in which no lookup ever found anything.
 
     Only where the save was surely done: it was seen leaving the process, or the connector itself does not
     store the same tokens again.
@@ -100,7 +100,12 @@ def _never_found(case: Case) -> list[tuple[LoadOf, Request]]:
         end = bisect_left(over, row.step, key=lambda r: r.last_step)
         by = next((over[at] for at in range(end - 1, -1, -1) if (over[at].taken or 0) > row.local), None)
         if by is not None:
-            found.append((row, by))
+            found.append((row, by, by.taken or 0))
+        elif row.saved_before > row.local and (known or not row.others_between):
+            # How far it was kept is not seen, and what the ledger calls saved was seen leaving.
+            earlier = case.requests[row.saved_by_row]
+            if (earlier.grade or Grade.DECLARED) >= Grade.WRITTEN:
+                found.append((row, earlier, row.saved_before))
     return found
 
 
@@ -116,15 +121,15 @@ def _kept(case: Case, key: tuple[int, int], known: bool) -> list[Request]:
     return sorted(kept, key=lambda r: r.last_step)
 
 
-def _unfound(case: Case, never: list[tuple[LoadOf, Request]]) -> Finding:
-    first, by = never[0]
-    tokens = float(sum((by.taken or 0) - row.local for row, by in never))
+def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
+    first, by, kept = never[0]
+    tokens = float(sum(kept - row.local for row, _, kept in never))
     total = case.run.loads.total_tokens
     asked = [row for row in case.run.load_rows if row.answer is not None]
     shared = [row for row in asked if row.shared and not row.answer]
-    again = [row for row, _ in never if not case.requests[row.request].saved]
+    again = [row for row, _, _ in never if not case.requests[row.request].saved]
     evidence = [
-        f"step {first.step & STEP_MASK}: {count(by.taken or 0)} of these {count(first.prompt)} tokens had "
+        f"step {first.step & STEP_MASK}: {count(kept)} of these {count(first.prompt)} tokens had "
         f"been saved for {by.id}, and the lookup answered 0",
         f"no lookup of this run ever found anything ({plural(len(asked), 'lookup')}, {count(len(shared))} of "
         "prompts that begin like an earlier one)",
@@ -134,7 +139,7 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request]]) -> Finding:
             f"{plural(len(again), 'request')} with the same tokens got no store again: what stores knows "
             "them, and what looks up does not"
         )
-    names = listed(c.cls for row, _ in never if (c := case.engines[row.engine].connector))
+    names = listed(c.cls for row, _, _ in never if (c := case.engines[row.engine].connector))
     return loads.finding(
         case,
         CAUSE,
@@ -143,11 +148,11 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request]]) -> Finding:
         tokens=tokens,
         share=min(1.0, tokens / total) if total else 0.0,
         requests=len(never),
-        grade=min((by.grade for _, by in never if by.grade is not None), default=None),
+        grade=min((by.grade for _, by, _ in never if by.grade is not None), default=None),
         evidence=evidence,
         events=[
-            Event(row.id, row.step, f"{count(by.taken or 0)} tokens saved by {by.id}; lookup 0")
-            for row, by in never[:3]
+            Event(row.id, row.step, f"{count(kept)} tokens saved by {by.id}; lookup 0")
+            for row, by, kept in never[:3]
         ],
         headline="what was saved is never found by a lookup",
     )
