@@ -109,8 +109,6 @@ class Runs:
 
     def untraced(self) -> None:
         """All answers, to the end, from an engine without kvtrace."""
-        whole = self.folder / "untraced" / "whole"
-        shutil.rmtree(whole, ignore_errors=True)
         with Engine(SCRIPT, self._place("untraced/whole"), 0, traced=False) as engine:
             if engine.wait():
                 raise SystemExit(f"kills: the untraced engine failed: {engine.tail()}")
@@ -132,6 +130,7 @@ class Runs:
         return [go for go in goes if (go.setup.name, go.kinds, go.seed) not in done]
 
     def _place(self, name: str) -> Place:
+        shutil.rmtree(self.folder / name, ignore_errors=True)  # of a call that was stopped
         return Place(self.folder / name, self.model, vllm_env())
 
     def make(self, go: Go) -> tuple[Go, list[str], float]:
