@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,21 +65,21 @@ def _follow(watch: Watch, every: float, colours: bool) -> None:
     from kvtrace.cli.terminal_screen import drawn, size, taken_over
     from kvtrace.render.live import picture
 
-    notice, until = "", 0.0
+    notice, pictures = "", 0
     with taken_over() as keys:
         while True:
             look = watch.look()
             if look.settled:
                 return
-            if time.monotonic() < until:
-                look = replace(look, notice=notice)
+            if pictures:
+                look, pictures = replace(look, notice=notice), pictures - 1
             sys.stdout.write(drawn(picture(look, *size()), colours))
             sys.stdout.flush()
             asked = keys.asked(every)
             if asked == "end":
                 raise KeyboardInterrupt
             if asked == "stacks":
-                notice, until = _ask_for_stacks(watch.run_dir), time.monotonic() + _NOTICE_SECONDS
+                notice, pictures = _ask_for_stacks(watch.run_dir), max(1, round(_NOTICE_SECONDS / every))
 
 
 def _ask_for_stacks(run_dir: Path) -> str:

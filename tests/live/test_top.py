@@ -140,10 +140,10 @@ def test_no_run_is_one_clear_line(tmp_path: Path, shell: Shell) -> None:
     assert err.startswith("kvtrace: no such run directory: ") and err.count("\n") == 1
 
 
-def on_a_terminal(folder: Path, *typed: bytes) -> tuple[int, str]:
-    """kvtrace top on a terminal on which these keys are pressed, one a picture, once it is there: its exit
-    code and what it showed."""
-    keys = list(typed)
+def on_a_terminal(folder: Path, *typed: tuple[bytes, bytes]) -> tuple[int, str]:
+    """kvtrace top on a terminal: its exit code and what it showed. ``typed``: what is waited for on the
+    screen, and the key that is pressed then."""
+    waiting = list(typed)
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm"}
     process = subprocess.Popen(
@@ -155,8 +155,8 @@ def on_a_terminal(folder: Path, *typed: bytes) -> tuple[int, str]:
     try:
         while data := os.read(ours, 65536):
             shown += data
-            if keys and TAKEN_OVER in shown and b"\x1b[J" in data:
-                os.write(ours, keys.pop(0))
+            if waiting and waiting[0][0] in shown:
+                os.write(ours, waiting.pop(0)[1])
     except OSError:  # the other end is closed
         pass
     code = process.wait()
@@ -175,7 +175,7 @@ def one_process(tmp_path: Path) -> None:
 
 def test_q_ends_it_with_0_and_leaves_the_last_picture(tmp_path: Path) -> None:
     one_process(tmp_path)
-    code, shown = on_a_terminal(tmp_path, b"q")
+    code, shown = on_a_terminal(tmp_path, (TAKEN_OVER, b"q"))
     assert code == 0
     assert "\x1b[?1049h" in shown and shown.rstrip().endswith("\x1b[?1049l")
     assert "running" in shown and "q ends" in shown
@@ -183,13 +183,13 @@ def test_q_ends_it_with_0_and_leaves_the_last_picture(tmp_path: Path) -> None:
 
 def test_s_asks_kvtrace_run_for_the_stacks(tmp_path: Path) -> None:
     one_process(tmp_path)
-    code, shown = on_a_terminal(tmp_path, b"s", b"q")
+    code, shown = on_a_terminal(tmp_path, (TAKEN_OVER, b"s"), (b"has the stacks", b"q"))
     assert code == 0 and "stuck.json has the stacks" in shown
     assert (tmp_path / ASK_FILE).is_file()
 
 
 def test_a_run_that_has_ended_shows_its_last_picture(run: Path) -> None:
-    code, shown = on_a_terminal(run, b"")
+    code, shown = on_a_terminal(run)
     assert code == 0
     last = shown.rpartition("\x1b[?1049l")[2]
     assert "ended" in last and "Findings" in last
