@@ -429,6 +429,15 @@ def test_a_database_that_is_too_small_for_what_was_written_in_its_transaction(
     assert books.fates() == [fate]
 
 
+@pytest.mark.parametrize(("whole", "fate"), [(0, Fate.ALTERED), (9, Fate.READ)])
+def test_a_piece_with_zeros_beside_many_whole_ones_was_on_its_way(whole: int, fate: Fate) -> None:
+    books = Books()
+    for call in range(1, whole + 2):
+        books.read(call, 10 * call)
+        books.found(call, 10 * call + 1, Form.VERBATIM if call <= whole else Form.ZEROED, "/kv.bin")
+    assert books.fates()[-1][0] == fate
+
+
 def test_what_was_written_in_a_transaction_that_was_never_seen_to_end() -> None:
     books = Books()
     books.read(1, 10)

@@ -161,6 +161,7 @@ _ORDER = (
 """Of several records about the same KV the first of these counts."""
 _WHOLE = (Form.VERBATIM, Form.TURNED)
 """Byte for byte, all of it."""
+_SPOILED = (Form.ALTERED, Form.ZEROED)
 _LEAST_TURNED = 2
 _SHARE_TURNED = 4
 """So many times as often as in order: each is in order, or none, but for KV that stands there twice."""
@@ -382,11 +383,23 @@ class _Judge:
             return Fate.READ, Why.NONE  # a copy on its way to where nobody sees it
         if self._cuts and one.form == Form.ZEROED:
             return Fate.NOT_AT_REST, Why.CUT  # zeros stand where a record ends too early
-        if one.form in (Form.ALTERED, Form.ZEROED):
+        if one.form in _SPOILED and not self._spoils:
+            return Fate.READ, Why.NONE  # looked at while it was copied
+        if one.form in _SPOILED:
             return Fate.ALTERED, Why.ZEROED if one.form == Form.ZEROED else Why.ROUNDED
         if one.form == Form.CUT and self._cuts:
             return Fate.NOT_AT_REST, Why.CUT
         return Fate.READ, Why.NONE
+
+    @cached_property
+    def _spoils(self) -> bool:
+        """Whether some layer's KV is altered as a rule: what alters KV does so with all that it stores, and a
+        few pieces beside many whole ones were seen on their way."""
+        altered, found = Counter[int](), Counter[int]()
+        for (_, layer), said in self._found.items():
+            found[layer] += len(said)
+            altered[layer] += sum(one.form in _SPOILED for one in said)
+        return any(n >= _SHARE_CUT * found[layer] for layer, n in altered.items() if n)
 
     @cached_property
     def _turned(self) -> bool:
