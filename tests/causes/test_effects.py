@@ -193,6 +193,24 @@ def test_exceptions_in_a_thread_of_a_connector_that_works_out_of_sight(
     assert "in one of its threads" in finding(diagnosis, "exception-swallowed")
 
 
+@pytest.mark.parametrize(
+    ("count", "went_on", "severity"), [(2, False, "fault"), (1, False, "note"), (2, True, "note")]
+)
+def test_exceptions_that_end_work_of_which_nothing_was_seen_to_be_saved(
+    tmp_path: Path, count: int, went_on: bool, severity: str
+) -> None:
+    """Nobody logged them: they count where they came about as often as requests and ended their work."""
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128, 192]), Rounding(32).policy(), measure=lambda *_: 0)
+    sim.effect(0, sim.tag << 32 | 1, None, -1, hook="wait_for_save")
+    caught = {**SWALLOWED, "hook": "thread", "layer": None, "step": 0, "count": count, "observed_calls": 0,
+              "logged": False, "asked_by": "wait_for_save", "went_on": went_on}  # fmt: skip
+    sim.workers[0].fact(Fact.SWALLOWED, caught)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"not-observed": 384}
+    assert finding(diagnosis, "exception-swallowed").startswith(severity)
+
+
 def test_less_than_a_block_is_rounding(tmp_path: Path) -> None:
     sim = sim_of(tmp_path, ints={})
     policy = Policy(lambda p, i, start, end, last: [Entry(p.id, end - start, -1, start)])

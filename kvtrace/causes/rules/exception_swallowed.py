@@ -25,7 +25,7 @@ from kvtrace.causes.rule import (
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger.model import Swallowed
 from kvtrace.ledger.reported import ALL_SAID, HARMLESS
-from kvtrace.terms import NOT_OBSERVED, Grade
+from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(
@@ -42,7 +42,8 @@ CAUSE = Cause(
         "read fewer slots than their metadata names (of exceptions that ordinary control flow raises only "
         "those that a handler for any exception took, as often as calls lost slots). Or such an exception "
         "ended a piece of work that saves, in a hook or in the background, and nothing shows that what was "
-        "read for it came to rest. A note where the same call went on."
+        "read for it came to rest; where no token was seen to be saved, as often as there were requests. A "
+        "note where the same call went on."
     ),
     remedy="Fix the connector at the place named here.",
     save_ends=(SaveEnd.CAUGHT,),
@@ -224,7 +225,7 @@ def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
 def _caught(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Exceptions were caught, and no token is known to be lost by them."""
     loud = [f for f in facts if f.logged and f.hook in SAVE_HOOKS and not case.run.trust.caught_agreed]
-    loud += _in_threads(case, facts)
+    loud += [fact for fact in _where_nothing_is_seen(case, facts) if fact not in loud]
     shown = loud or facts
     return case.finding(
         CAUSE,
@@ -245,14 +246,21 @@ def _cost(case: Case, loud: bool) -> str:
     return "what it saved then was not seen." if loud else "no save is known to be lost by it."
 
 
-def _in_threads(case: Case, facts: Sequence[Swallowed]) -> list[Swallowed]:
-    """Of the connector's own threads: where no save could be measured, and they caught exceptions about as
-    often as there were requests. Once in a while is no sign of lost saves."""
+def _where_nothing_is_seen(case: Case, facts: Sequence[Swallowed]) -> list[Swallowed]:
+    """Where no token was seen to be saved, those that came about as often as there were requests: logged ones
+    of the connector's own threads, and those that ended work that saves. Once in a while is no sign of lost
+    saves."""
     base = case.run.base
     unseen = base[base["outcome"] == NOT_OBSERVED]["request"].nunique() if len(base) else 0
     if not unseen or case.run.trust.agreed:
         return []
-    return [f for f in facts if f.hook == "thread" and f.logged and f.count * 2 >= unseen]
+    nothing = not (base["outcome"] == SAVED).any()
+    return [
+        fact
+        for fact in facts
+        if fact.count * 2 >= unseen
+        and ((fact.hook == "thread" and fact.logged) or (nothing and _ends_a_save(fact)))
+    ]
 
 
 def _events(facts: Sequence[Swallowed]) -> list[Event]:
