@@ -168,6 +168,23 @@ def caught_in_saving(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
     )
 
 
+def caught_in_opening(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
+    """Files that were not there, as a worker's connector found in hooks that save, and did no more then."""
+    names = {hook.name for hook in hooks.SAVING}
+    return Caught(
+        tuple(
+            fact
+            for fact in swallowed
+            if fact.spool == worker.spool
+            and fact.type == "FileNotFoundError"
+            and fact.hook in names
+            and not fact.broad
+            and fact.went_on is False
+            and (not fact.step or fact.step >> STEP_SHIFT == worker.engine)
+        )
+    )
+
+
 def caught_in_loading(swallowed: Sequence[Swallowed]) -> dict[int, list[str]]:
     """Step -> what a connector caught itself where it loads, its work in the background included; without
     that after which the same call went on to do its work."""

@@ -124,7 +124,7 @@ def test_run_json(here: Path) -> None:
     assert record["plugins"]["VLLM_PLUGINS"] == "a,kvtrace"
     assert set(record) == {
         *("schema", "name", "command", "cwd", "started_wall_ns", "ended_wall_ns", "exit_code", "signal"),
-        *("host", "kvtrace", "python", "plugins", "processes", "notes", "spools", "crc32"),
+        *("host", "kvtrace", "python", "plugins", "processes", "notes", "spools", "crc32", "profiles"),
     }
     (row,) = record["processes"]
     assert set(row) == {"pid", "ppid", "name", "command", "vllm"}

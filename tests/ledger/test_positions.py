@@ -12,7 +12,7 @@ from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.terms import Grade
-from kvtrace.trace.format import Flag
+from kvtrace.trace.format import Fact, Flag
 
 LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
 BLOCK = 16
@@ -99,6 +99,28 @@ def test_tokens_that_the_hook_read_are_saved(tmp_path: Path) -> None:
     sim.read("a", 0, 64)
     sim.finish("a", 64)
     assert alike(sim) == {(0, 64): SAVED}
+
+
+@pytest.mark.parametrize(
+    ("files", "size", "went_on", "fate"),
+    [(1, 0, False, "CAUGHT READ"), (0, 0, False, SAVED), (1, 9000, False, SAVED), (1, 0, True, SAVED)],
+    ids=["its folder is missing", "opened nothing", "wrote something", "went on"],
+)
+def test_a_file_that_was_not_there_when_it_was_to_be_written(
+    tmp_path: Path, files: int, size: int, went_on: bool, fate: str
+) -> None:
+    """By that exception code finds out what is there; not where it opens to write and then writes nothing."""
+    sim = cache(tmp_path)
+    step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64)
+    for layer in range(2):
+        sim.effect(0, step, layer, 64, files=files, size=size)
+        place = {"hook": "save_kv_layer", "layer": sim.layer_names[layer], "step": step, "connector": 71}
+        how = {"count": 2, "observed_calls": 2, "logged": False, "went_on": went_on}
+        what = {"type": "FileNotFoundError", "message": "", "where": "store.py:7 in put"}
+        sim.workers[0].fact(Fact.SWALLOWED, {**place, **how, **what})
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): fate}
 
 
 @pytest.mark.parametrize(("also", "fate"), [(False, "NOTHING_READ READ"), (True, SAVED)])

@@ -133,6 +133,12 @@ def rule(case: Case) -> Results:
         yield _unsaved(case, lost)
     elif telling:
         yield _caught(case, telling)
+    elif watched and not facts and case.run.swallowed:
+        caught = listed(dict.fromkeys(fact.type for fact in case.run.swallowed))
+        yield CAUSE.not_observed(
+            f"{caught} was caught; code finds out by it whether something is there, and no save is known to "
+            "be lost by it"
+        )
     elif watched and not facts and watched == trust.calls:
         yield CAUSE.ruled_out(f"no exception was raised and caught in all {plural(watched, 'store call')}")
     elif watched and not facts:

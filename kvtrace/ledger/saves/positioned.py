@@ -17,7 +17,7 @@ import numpy as np
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract
 from kvtrace.ledger.model import Swallowed, Trust
-from kvtrace.ledger.reported import Caught, caught_in, caught_in_saving
+from kvtrace.ledger.reported import Caught, caught_in, caught_in_opening, caught_in_saving
 from kvtrace.ledger.saves.calls import LEAST_BYTES, At, WorkerCalls
 from kvtrace.ledger.saves.measured import WHOLE
 from kvtrace.ledger.saves.misplaced import read_elsewhere, read_shifted
@@ -71,7 +71,8 @@ class PositionCalls(WorkerCalls):
             self._doubt_inexact(row)
         self._settle_caught(caught)
         self.void |= self.ends == SaveEnd.RAISED
-        return trust + self._judge_unwritten(caught.sure)
+        trust += self._judge_unwritten(caught.sure)
+        return trust + self._judge_unopened(caught_in_opening(self.worker, swallowed))
 
     def at_rest(self, at: At) -> bool:
         row, column = at
@@ -177,6 +178,21 @@ class PositionCalls(WorkerCalls):
         for at in raised:
             self.lose(at, SaveEnd.CAUGHT)
         return Trust(agreed=-len(raised), unwritten=len(raised), caught_agreed=still - len(raised))
+
+    def _judge_unopened(self, missing: Caught) -> Trust:
+        """Calls that read all, opened files to write to, whose folder was not there, and wrote nothing."""
+        layers = len(self.worker.kv_layers)
+        more = missing.layer_calls(layers) > missing.known_calls(layers)
+        vain = [at for at in sorted(self.agreed) if self._opened_in_vain(at)] if missing.facts else []
+        known = [at for at in vain if self._at(missing, at)]
+        lost = (vain if more else known) if known else []
+        for at in lost:
+            self.lose(at, SaveEnd.CAUGHT)
+        return Trust(agreed=-len(lost), unwritten=len(lost))
+
+    def _opened_in_vain(self, at: At) -> bool:
+        cells = self.table.steps.get(self._step(at), {}).values()
+        return any(one.files > 0 for one in cells) and not any(one.bytes > 0 for one in cells)
 
     def _misread(self, at: At, requests: Sequence[int]) -> None:
         """Of these requests other slots were read: those of theirs that were, stand for other tokens."""
