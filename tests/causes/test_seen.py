@@ -82,6 +82,15 @@ def test_stores_that_may_not_be_all_give_a_unit_only_if_they_leave_different_tai
     assert found is not None and found.kind == "block_size"
 
 
+def test_where_two_units_give_every_store_the_rest_of_a_loaded_prompt_may_be_less_than_the_larger(
+    tmp_path: Path,
+) -> None:
+    engine = run_of(tmp_path, span=64).engines[0]
+    unit = infer_unit(engine, [sample(207, 192), sample(223, 192)], [])
+    assert unit is not None and {unit.value, *unit.larger, *unit.also} >= {32, 64}
+    assert unit.surely_aligned(177) == 128
+
+
 def test_what_was_kept_of_a_prompt() -> None:
     whole = (0, 128, 2, 1)
     assert _kept([], 128, 2, True) == Kept(128)

@@ -81,6 +81,7 @@ class Unit:
     attributes: tuple[str, ...]  # the connector's integers with this value
     both_fit: bool = False  # kept_back 0 and 1 both give every store of the run, and neither is known
     also: tuple[int, ...] = ()  # smaller block sizes that give every store as well
+    larger: tuple[int, ...] = ()  # larger numbers with a name that give every store as well
 
     @property
     def rounding(self) -> str:
@@ -93,6 +94,10 @@ class Unit:
     def aligned(self, tokens: int) -> int:
         """What of ``tokens`` positions fills units."""
         return max(0, tokens - self.kept_back) // self.value * self.value
+
+    def surely_aligned(self, tokens: int) -> int:
+        """The same, whichever of the numbers that give every store is the unit."""
+        return min(max(0, tokens - self.kept_back) // one * one for one in (self.value, *self.larger))
 
 
 @dataclass
@@ -192,7 +197,9 @@ def _infer(
     if chosen is None:
         return None
     smaller = tuple(fit.value for fit in fits if fit.block and fit.value < chosen.value)
-    return replace(_named(chosen, engine, command), also=smaller if stores else ())
+    larger = tuple(fit.value for fit in fits if fit.value > chosen.value)
+    named = _named(chosen, engine, command)
+    return replace(named, also=smaller, larger=larger) if stores else named
 
 
 def _unnamed(kept: Sequence[Sample], silent: Sequence[Sample]) -> Unit | None:

@@ -50,7 +50,9 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
             return []
         aligned = request.computed // unit.value * unit.value
     else:
-        aligned = unit.aligned(request.prompt)
+        # What was loaded or reused tells nothing of the unit, and the rest may be less than the larger one.
+        no_store = request.local + request.external > 0 and not (request.entries or request.saved)
+        aligned = (unit.surely_aligned if no_store else unit.aligned)(request.prompt)
         reached = engine.decode_entries and request.stored_end >= request.prompt
         if reached and request.taken != aligned:
             return []

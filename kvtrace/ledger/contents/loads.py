@@ -16,7 +16,10 @@ from kvtrace.ledger.requests import Request
 _MAX_PLACES = 256
 _NOT_THERE = frozenset({LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY})
 """Ends that say that nothing was written: it was, where the content is there all the same."""
-_LEFT = "no write was seen, and their blocks hold what the same blocks held before"
+_LEFT = (
+    "no write was seen, and their blocks hold what the same blocks held before: nothing was written, "
+    "or it came too late"
+)
 
 
 def with_contents(
