@@ -163,6 +163,7 @@ class Swallowed:
             _spool = AGENT.recorder
             _seen.clear()
             _observed.clear()
+            _latest.clear()
         calls = (self._hook, self._index)
         _observed[calls] = _observed.get(calls, 0) + 1
 
