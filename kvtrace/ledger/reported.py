@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -130,17 +130,19 @@ class Caught:
         return self if self.layer_calls(layers) >= lost else self.sure
 
 
+def _of_worker(worker: Worker, swallowed: Sequence[Swallowed]) -> Iterator[Swallowed]:
+    """The exceptions of one worker's process, those of another engine in it left out."""
+    for fact in swallowed:
+        if fact.spool == worker.spool and (not fact.step or fact.step >> STEP_SHIFT == worker.engine):
+            yield fact
+
+
 def caught_in(worker: Worker, swallowed: Sequence[Swallowed], of: Sequence[hooks.Hook]) -> Caught:
     """The handled exceptions in these hooks of one worker, harmless ones left out."""
     names = {hook.name for hook in of}
     return Caught(
         tuple(
-            fact
-            for fact in swallowed
-            if fact.spool == worker.spool
-            and fact.type not in HARMLESS
-            and fact.hook in names
-            and (not fact.step or fact.step >> STEP_SHIFT == worker.engine)
+            fact for fact in _of_worker(worker, swallowed) if fact.type not in HARMLESS and fact.hook in names
         )
     )
 
@@ -156,14 +158,12 @@ def caught_in_saving(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
     return Caught(
         tuple(
             fact
-            for fact in swallowed
-            if fact.spool == worker.spool
-            and fact.hook in _SAVING
+            for fact in _of_worker(worker, swallowed)
+            if fact.hook in _SAVING
             and not fact.broad
             and (not fact.asked_by or fact.asked_by in _SAVING)
             and fact.went_on is not True
             and (fact.type not in HARMLESS or (fact.type == "TimeoutError" and fact.went_on is False))
-            and (not fact.step or fact.step >> STEP_SHIFT == worker.engine)
         )
     )
 
@@ -174,13 +174,11 @@ def caught_in_opening(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
     return Caught(
         tuple(
             fact
-            for fact in swallowed
-            if fact.spool == worker.spool
-            and fact.type == "FileNotFoundError"
+            for fact in _of_worker(worker, swallowed)
+            if fact.type == "FileNotFoundError"
             and fact.hook in names
             and not fact.broad
             and fact.went_on is False
-            and (not fact.step or fact.step >> STEP_SHIFT == worker.engine)
         )
     )
 

@@ -69,8 +69,23 @@ class RunOf(Document):
     notes: tuple[str, ...] = ()
 
 
+class _ByGrade(Document):
+    """What has tokens by grade, those that were sent and those that were received."""
+
+    sent_by: Mapping[str, int]
+    received_by: Mapping[str, int]
+
+    @property
+    def sent(self) -> int:
+        return sum(self.sent_by.values())
+
+    @property
+    def received(self) -> int:
+        return sum(self.received_by.values())
+
+
 @dataclass(frozen=True)
-class Sums(Document):
+class Sums(_ByGrade):
     """Over all joined requests; as in :class:`Joined`."""
 
     joined: int = 0
@@ -88,14 +103,6 @@ class Sums(Document):
     sent_by: Mapping[str, int] = field(default_factory=dict)
     received_by: Mapping[str, int] = field(default_factory=dict)
     again_by: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def sent(self) -> int:
-        return sum(self.sent_by.values())
-
-    @property
-    def received(self) -> int:
-        return sum(self.received_by.values())
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ class End(Document):
 
 
 @dataclass(frozen=True)
-class Joined(Document):
+class Joined(_ByGrade):
     """A request that one engine (``there``) computed for another one (``here``).
 
     Attributes:
@@ -172,14 +179,6 @@ class Joined(Document):
     computed_here: int = 0
     after_ns: int = 0
     sure: bool = True
-
-    @property
-    def sent(self) -> int:
-        return sum(self.sent_by.values())
-
-    @property
-    def received(self) -> int:
-        return sum(self.received_by.values())
 
 
 @dataclass(frozen=True)

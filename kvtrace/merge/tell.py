@@ -134,7 +134,7 @@ def _fitting(merged: Merged, ends: Sequence[End], wanted: str) -> list[End]:
     """The requests that an id means: exactly, else by its beginning.
 
     Raises:
-        KvtraceError: none.
+        KvtraceError: it means none.
     """
     for fits in (
         [end for end in ends if wanted in (end.id, end.client, f"{end.id}#{end.number + 1}")],

@@ -93,11 +93,14 @@ class Unit:
 
     def aligned(self, tokens: int) -> int:
         """What of ``tokens`` positions fills units."""
-        return max(0, tokens - self.kept_back) // self.value * self.value
+        return self._in_units_of(self.value, tokens)
 
     def surely_aligned(self, tokens: int) -> int:
         """The same, whichever of the numbers that give every store is the unit."""
-        return min(max(0, tokens - self.kept_back) // one * one for one in (self.value, *self.larger))
+        return min(self._in_units_of(value, tokens) for value in (self.value, *self.larger))
+
+    def _in_units_of(self, value: int, tokens: int) -> int:
+        return max(0, tokens - self.kept_back) // value * value
 
 
 @dataclass

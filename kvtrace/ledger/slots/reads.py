@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
 from kvtrace.ledger.model import Engine, Worker
-from kvtrace.ledger.requests import Request, owner, rows_by_id
+from kvtrace.ledger.requests import Request, StoreEntry, owner, rows_by_id
 from kvtrace.ledger.saves.rest import AtRest, Fate, Why
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.late import LateReads
@@ -494,11 +494,14 @@ class _Resolver:
 
     def _named_at(self, holder: Holder, step: int, slots: Interval, size: int) -> bool:
         """Whether the metadata of a step names a store of these slots of a holder's block."""
+        return any(one.step == step for one in self._naming(holder, slots, size))
+
+    def _naming(self, holder: Holder, slots: Interval, size: int) -> Iterator[StoreEntry]:
+        """Store entries of any step that name some of these slots of a holder's block."""
         start = holder.place * size
-        return any(
-            one.step == step and one.start < start + slots[1] and start + slots[0] < one.start + one.slots
-            for one in self._requests[holder.row].entries
-        )
+        for one in self._requests[holder.row].entries:
+            if one.start < start + slots[1] and start + slots[0] < one.start + one.slots:
+                yield one
 
     def _is_taken(self, holder: Holder, column: int, slots: Interval, size: int) -> bool:
         """Whether these slots of a holder's block were read in a layer in an earlier step."""
@@ -532,13 +535,7 @@ class _Resolver:
     def _that_named(self, former: tuple[Holder, ...], low: int, high: int, size: int) -> tuple[Holder, ...]:
         """Of the former holders of a block those of which a store of these slots was ever named."""
         return tuple(
-            holder
-            for holder in former
-            if any(
-                entry.start < holder.place * size + high
-                and holder.place * size + low < entry.start + entry.slots
-                for entry in self._requests[holder.row].entries
-            )
+            holder for holder in former if next(self._naming(holder, (low, high), size), None) is not None
         )
 
     def _until(self, holder: Holder, step: int, after: bool) -> int:
