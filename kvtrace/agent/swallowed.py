@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from types import FrameType
 from typing import Any, NamedTuple
 
 from kvtrace.agent import handlers, logs, owners
@@ -49,10 +50,11 @@ class About(NamedTuple):
 
 
 class Caught(NamedTuple):
-    """One exception; as in :class:`kvtrace.trace.facts.Swallowed`."""
+    """One exception; as in :class:`kvtrace.trace.facts.Swallowed`. ``t``: as in :class:`Raised`."""
 
     error: BaseException
     where: str
+    t: int
     logged: bool = False
     went_on: bool | None = None
     ended: bool | None = None
@@ -77,7 +79,7 @@ class Swallowed:
         self._logged = 0
         self._began = 0
         self._told: dict[int, Raised] = {}
-        self._gone: set[int] = set()
+        self._gone: dict[int, BaseException] = {}
 
     def start(self) -> bool:
         self._logged = logs.emitted()
@@ -100,7 +102,8 @@ class Swallowed:
 
     def said_elsewhere(self, error: BaseException) -> None:
         """Another fact speaks of it."""
-        self._gone.add(id(error))
+        if len(self._gone) < _MAX_TOLD:
+            self._gone[id(error)] = error
 
     def report(self, escaped: BaseException | None, about: About) -> None:
         """Write the facts, after ``stop``, or between two pieces of work.
@@ -121,7 +124,7 @@ class Swallowed:
             self._write(caught, about)
         if ended is not None:
             where = _place(ended, self._owner, True) or where_raised(ended)
-            self._write(Caught(ended, where, ended=True), about)
+            self._write(Caught(ended, where, clock(), ended=True), about)
         self._gone.clear()
         self._began = clock()
 
@@ -129,10 +132,10 @@ class Swallowed:
         """What was raised and caught since the last report, and what was logged."""
         told, self._told = self._told, {}
         raised = {id(one.error): one for one in self.raises.take()}
-        left_out = self._gone | {id(error) for error in _with_causes(escaped)}
+        left_out = {*self._gone, *(id(error) for error in _with_causes(escaped))}
         for one in raised.values():
             left_out.update(id(cause) for cause in _with_causes(one.error.__cause__))
-        found: list[tuple[Caught, int]] = []
+        found: list[Caught] = []
         for key, one in (raised | told).items():
             if key in left_out or isinstance(one.error, _IGNORED):
                 continue
@@ -144,11 +147,10 @@ class Swallowed:
                 where = _broad_place(one.error, self._owner)
                 broad = where is not None or None
             if where is not None:
-                found.append((Caught(one.error, where, key in told, broad=broad), one.t))
-        last = {(type(caught.error), caught.where): t for caught, t in found}
+                found.append(Caught(one.error, where, one.t, key in told, broad=broad))
+        last = {(type(caught.error), caught.where): caught.t for caught in found}
         timed = [
-            caught._replace(went_on=self._went_on(last[type(caught.error), caught.where]))
-            for caught, _ in found
+            caught._replace(went_on=self._went_on(last[type(caught.error), caught.where])) for caught in found
         ]
         return [caught for caught in timed if not (caught.broad and caught.went_on)]
 
@@ -171,7 +173,7 @@ class Swallowed:
         error = caught.error
         name = type(error).__name__
         inside = _innermost(error)
-        if _same_again(error, name, inside, self._hook):
+        if _same_again(caught, name, inside, self._hook):
             return
         key = (self._hook, self._index, name, caught.where)
         count = _seen.get(key, 0) + 1
@@ -200,17 +202,51 @@ class Swallowed:
         AGENT.fact(fact, self._role)
 
 
-_latest: dict[int, tuple[str, str, str]] = {}
+class _Known(NamedTuple):
+    """An exception that was written at ``t``. ``handed``: it had come from another stack by then."""
+
+    name: str
+    inside: str
+    hook: str
+    t: int
+    handed: bool
+    ended: bool
+    logged: bool
 
 
-def _same_again(error: BaseException, name: str, inside: str, hook: str) -> bool:
-    """Whether this very exception was written already, by other work that it went through."""
+_latest: dict[int, _Known] = {}
+
+
+def _same_again(caught: Caught, name: str, inside: str, hook: str) -> bool:
+    """Whether this very exception was written already, by other work that it went through.
+
+    Its id says so only while it lives, and nothing may keep it alive for us. So it must have been held here
+    when the other was written, or one of the two came from another stack, as out of a future."""
+    error = caught.error
+    now = _Known(name, inside, hook, clock(), _handed(error), bool(caught.ended), caught.logged)
     known = _latest.get(id(error))
-    if known is not None and known[:2] == (name, inside) and known[2] != hook:
-        return True
-    _latest[id(error)] = (name, inside, hook)
+    if known is not None and known[:2] == now[:2] and known.hook != hook:
+        asked = (known.ended or now.ended) and (known.logged or now.logged)
+        if caught.t <= known.t or known.handed or now.handed or asked:
+            return True
+    _latest[id(error)] = now
     while len(_latest) > _MAX_LATEST:
         _latest.pop(next(iter(_latest)), None)
+    return False
+
+
+def _handed(error: BaseException) -> bool:
+    """Whether it was raised again outside of the calls in which it was raised first."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        frame: FrameType | None = trace.tb_next.tb_frame
+        if frame is not trace.tb_frame:  # else: raised again where it was caught
+            frame = trace.tb_next.tb_frame.f_back
+        while frame is not None and frame is not trace.tb_frame and is_ours(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not trace.tb_frame:
+            return True
+        trace = trace.tb_next
     return False
 
 

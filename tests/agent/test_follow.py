@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import functools
+import logging
 import queue
 import socket
 import subprocess
@@ -23,6 +24,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.logs import install as install_logs  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.swallowed import install_thread_hook  # noqa: E402
 from kvtrace.agent.watch import follow  # noqa: E402
@@ -363,6 +365,24 @@ def test_a_future_that_is_asked_in_the_hook_is_one_exception(
     step(connector, caches, 2)
     pool.shutdown()
     assert len(swallowed(trace)) == 1
+
+
+def test_a_future_s_exception_that_the_hook_logs_or_raises_again_is_one_exception(
+    trace: Any, caches: dict[str, Any], pool: Any
+) -> None:
+    def how(connector: Any, job: Any) -> None:
+        error = pool.submit(connector.fail).exception()
+        try:
+            raise error
+        except ConnectionRefusedError:
+            logging.getLogger("nobody.configured.this").warning("lost", exc_info=True)
+
+    install_logs()
+    connector = made(caches, how)
+    for number in (2, 3, 4):
+        step(connector, caches, number)
+    pool.shutdown()
+    assert [number for _, number, *_ in swallowed(trace)] == [2, 3, 4]
 
 
 def test_exceptions_that_a_thread_handles_itself(trace: Any, caches: dict[str, Any]) -> None:

@@ -197,6 +197,25 @@ def test_repeats_are_counted_over_the_observed_calls(trace):
     assert (last["count"], last["observed_calls"]) == (3, 5)
 
 
+def test_exceptions_of_one_line_in_two_hooks_are_written_for_both(trace):
+    """The second mostly gets the address of the first, which is gone by then."""
+
+    class Both(Careful):
+        def wait_for_save(self):
+            return self.how(self)
+
+    connector = Both(quietly)
+    traced(connector, Role.WORKER, "Both")
+    for number in range(1, 5):
+        AGENT.worker.step = number
+        connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(range(4))))
+        connector.save_kv_layer("layer.0", None, None)
+        connector.wait_for_save()
+        connector.clear_connector_metadata()
+    last = {fact["hook"]: fact["count"] for fact in trace.facts(Fact.SWALLOWED)}
+    assert last == {"save_kv_layer": 4, "wait_for_save": 4}
+
+
 def test_scheduler_hooks_are_observed_too(trace):
     class Lookup(fakes.KVConnectorBase_V1):
         def get_num_new_matched_tokens(self, request, num_computed_tokens):
