@@ -138,7 +138,7 @@ class Runs:
         place = self._place(f"{go.seed}-{go.setup.name}-{go.kinds[0]}")
         try:
             twin = self.twins.of(go.setup, go.kinds, go.seed)[0]
-            seen = cut_short(go.setup, go.kinds, place, go.seed, may_leave=twin.left)
+            seen = cut_short(go.setup, go.kinds, place, go.seed, twin=twin)
             found = problems(seen, self.answers, self.twins.ends(seen, go.seed))
         except Exception as error:
             found = [f"{type(error).__name__}: {error}"]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,8 @@ KVTRACE = [sys.executable, "-m", "kvtrace"]
 CLIENTS = 3
 PATIENCE = 900
 """Seconds after which a condition is given up: nothing is concluded from a time."""
+ENDING = 120
+"""Seconds after which an untraced command that was cut short counts as one that does not end."""
 
 FRONT, CORE, WORKER, LAUNCHER, OTHER = "front", "core", "worker", "launcher", "other"
 _TITLES = (("VLLM::EngineCore", CORE), ("VLLM::Worker", WORKER), ("multiprocessing.resource_tracker", OTHER))
@@ -89,6 +91,8 @@ class Engine:
         self._front = 0
         self._lock = threading.Lock()
         self._clients: list[threading.Thread] = []
+        self._open: set[socket.socket] = set()
+        self._dropped = False
         prefix = [*KVTRACE, "run", "-o", str(place.run), "--"] if traced else []
         env = place.env | {
             "PYTHONPATH": str(HERE.parent),
@@ -190,17 +194,43 @@ class Engine:
         }  # fmt: skip
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         try:
-            connection.request(
-                "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
-            )
-            answer = connection.getresponse()
-            got: list[int] = []
-            while line := answer.readline():
-                if line.startswith(b"data: {"):
-                    got += json.loads(line[6:])["choices"][0]["token_ids"] or []
-                    self.answers[index] = list(got)
+            connection.connect()
+            with self._opened(connection.sock):
+                connection.request(
+                    "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+                )
+                answer = connection.getresponse()
+                got: list[int] = []
+                while line := answer.readline():
+                    if line.startswith(b"data: {"):
+                        got += json.loads(line[6:])["choices"][0]["token_ids"] or []
+                        self.answers[index] = list(got)
         finally:
             connection.close()
+
+    @contextlib.contextmanager
+    def _opened(self, connection: socket.socket) -> Iterator[None]:
+        """While a client holds it: :meth:`drop` can end it."""
+        with self._lock:
+            if self._dropped:
+                raise ConnectionAbortedError
+            self._open.add(connection)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+
+    def drop(self) -> None:
+        """The clients go away, in the middle of their answers: whoever stops a server has no use for them.
+
+        A server that shuts down waits for its answers, and those of an engine that has ended never come."""
+        with self._lock:
+            self._dropped = True
+            self.todo.clear()
+            for connection in self._open:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def said(self, what: str) -> dict[tuple[int, ...], list[int]]:
         """Whole lines of a script that begin with this word: {the first numbers: the others}."""
@@ -225,10 +255,7 @@ class Engine:
         """Wait until every prompt is answered."""
         if not self.setup.server:
             until(lambda: len(self.given()) >= PROMPTS, "every prompt is answered")
-        for client in self._clients:
-            client.join(PATIENCE)
-            if client.is_alive():
-                raise NotReached("the requests were not all answered")
+        until(lambda: not any(client.is_alive() for client in self._clients), "every request is answered")
 
     # ---- its end ----
 
@@ -237,12 +264,13 @@ class Engine:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signum)
 
-    def wait(self) -> int:
-        """The exit code of what was started; -N where signal N ended it."""
-        until(lambda: self.process.poll() is not None, "the command has ended")
-        for client in self._clients:
-            client.join(PATIENCE)
-        return int(self.process.returncode)
+    def wait(self, seconds: float = PATIENCE) -> int | None:
+        """The exit code of what was started, -N where signal N ended it; None: it has not ended by then."""
+        with contextlib.suppress(NotReached):
+            until(lambda: self.process.poll() is not None, "the command has ended", seconds)
+        self.drop()
+        until(lambda: not any(client.is_alive() for client in self._clients), "the clients have gone")
+        return self.process.returncode
 
     def tail(self) -> str:
         return " | ".join(self.place.output.read_text(errors="replace").splitlines()[-5:])[-600:]
@@ -253,10 +281,15 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.drop()
+        until(self._is_gone, "all is killed")
+
+    def _is_gone(self) -> bool:
+        """Kills what lives: the group, then what is left of the session."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.kill(list(self.processes()), signal.SIGKILL)
-        self.process.wait()
+        return self.process.poll() is not None and not self.processes()
 
 
 def _stat(entry: Path) -> list[str]:

@@ -44,6 +44,11 @@ class Recorded:
     open: set[str] = field(default_factory=set)
 
 
+def said(code: int | None) -> str:
+    """An end in words."""
+    return f"exit code {code}" if code is not None else "does not end"
+
+
 def read_log(path: Path) -> Log:
     """Whole lines of a connector's log."""
     log = Log()
@@ -97,7 +102,8 @@ def _of_the_outside(seen: Seen, answers: dict[int, list[int]], ends: Ends) -> It
         yield f"exit code {seen.code}, forks {seen.ends}"
     for kind, code in codes:
         if code not in ends.get(kind, set()):
-            yield f"{kind}: exit code {code}, untraced {sorted(ends.get(kind, set()))}"
+            untraced = ", ".join(sorted(said(one) for one in ends.get(kind, set())))
+            yield f"{kind}: {said(code)}, untraced {untraced or 'not seen'}"
     if seen.left:
         yield f"left behind: {', '.join(seen.left)}"
     for prompt, tokens in seen.given:
@@ -106,9 +112,9 @@ def _of_the_outside(seen: Seen, answers: dict[int, list[int]], ends: Ends) -> It
 
 
 def _without_a_directory(seen: Seen) -> Iterator[str]:
-    said = explain(seen.place)
-    if not said.startswith("exit code 2: ") or "Traceback" in said:
-        yield f"explain of a directory that was deleted: {said}"
+    text = explain(seen.place)
+    if not text.startswith("exit code 2: ") or "Traceback" in text:
+        yield f"explain of a directory that was deleted: {text}"
     output = seen.place.output.read_text(errors="replace")
     if "was deleted" not in output or "loaded no plugin" in output:
         yield "run does not say that its directory was deleted"
@@ -125,14 +131,16 @@ def _of_the_recording(seen: Seen) -> Iterator[str]:
     for finding in report["findings"]:
         if finding["severity"] == "fault":
             yield f"a fault that is none: {finding['id']}: {finding['title']}"
-    said = explain(seen.place)
-    if said.startswith("exit code"):
-        yield f"explain: {said[:300]}"
+    text = explain(seen.place)
+    if text.startswith("exit code"):
+        yield f"explain: {text[:300]}"
     expected = [_WORDS[kind] for kind in seen.kinds if kind in _WORDS]
+    if seen.code is None:  # kvtrace, too, was killed in the end
+        expected.append(_WORDS["launcher"])
     if any(spool.open for spool in spools.values()):
         expected.append(_ENDED)
     for words in expected:
-        if not re.search(words, said):
+        if not re.search(words, text):
             yield f"explain does not say {words!r}"
     if "launcher" in seen.kinds and not re.search(_WORDS["launcher"], seen.live):
         yield f"explain of the run that still goes on: {seen.live[:300]}"

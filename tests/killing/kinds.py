@@ -9,10 +9,23 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from killing.engines import CORE, FRONT, KVTRACE, LAUNCHER, WORKER, Engine, NotReached, Place, Setup, until
+from killing.engines import (
+    CORE,
+    ENDING,
+    FRONT,
+    KVTRACE,
+    LAUNCHER,
+    PATIENCE,
+    WORKER,
+    Engine,
+    NotReached,
+    Place,
+    Setup,
+    until,
+)
 
 DISK_BYTES = 8 << 20
 """Size of the file system that a run fills up: what a run of the tiny model writes fits in it."""
@@ -30,16 +43,17 @@ SETTLED = 60
 
 @dataclass
 class End:
-    """How one command ended. ``kinds``: how it was cut short, fork by fork; ``ends``: exit code of each fork;
-    ``left``: what outlived it, of an untraced one all, of a traced one what no untraced one leaves."""
+    """How one command ended. ``kinds``: how it was cut short, fork by fork; ``code``: as a shell says it,
+    None where the command did not end; ``ends``: exit code of each fork; ``left``: what outlived it, of an
+    untraced one all, of a traced one what no untraced one leaves."""
 
     setup: Setup
     kinds: tuple[str, ...]
-    code: int = 0
+    code: int | None = 0
     ends: dict[int, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
 
-    def codes(self) -> list[tuple[str, int]]:
+    def codes(self) -> list[tuple[str, int | None]]:
         """(kind, exit code) of what was cut short: the command, or each fork that ended."""
         if self.setup.forks:
             return [(self.kinds[fork], code) for fork, code in self.ends.items()]
@@ -114,11 +128,13 @@ def _delete(engine: Engine, rng: random.Random) -> None:
 @dataclass(frozen=True)
 class Kind:
     """``survives``: the engine does, and is ended afterwards. Untraced nothing is done to it then: what is
-    killed, filled or deleted is kvtrace's. ``setups``: the names of those in which it happens."""
+    killed, filled or deleted is kvtrace's. ``setups``: the names of those in which it happens. ``drops``: the
+    clients go away with it."""
 
     do: Callable[[Engine, random.Random], None]
     setups: tuple[str, ...]
     survives: bool = False
+    drops: bool = False
 
 
 _ALL = ("server", "pair", "script")
@@ -127,9 +143,9 @@ KINDS: dict[str, Kind] = {
     "core": Kind(_killed(CORE), ("server", "pair")),
     "worker": Kind(_killed(WORKER), ("server", "pair")),
     "all": Kind(_all, _ALL),
-    "term": Kind(_signalled(signal.SIGTERM), _ALL),
-    "int": Kind(_signalled(signal.SIGINT), _ALL),
-    "int-twice": Kind(_signalled(signal.SIGINT, 2), _ALL),
+    "term": Kind(_signalled(signal.SIGTERM), _ALL, drops=True),
+    "int": Kind(_signalled(signal.SIGINT), _ALL, drops=True),
+    "int-twice": Kind(_signalled(signal.SIGINT, 2), _ALL, drops=True),
     "launcher": Kind(_launcher, _ALL, survives=True),
     "disk-full": Kind(_fill, _ALL, survives=True),
     "deleted": Kind(_delete, _ALL, survives=True),
@@ -147,10 +163,10 @@ def cut_short(
     place: Place,
     seed: int,
     traced: bool = True,
-    may_leave: Iterable[str] = (),
+    twin: End | None = None,
 ) -> Seen:
     """Start the command, cut it short, and say what was seen. ``kinds``: one; of forks one each.
-    ``may_leave``: the processes that an untraced run cut short in this way leaves."""
+    ``twin``: an untraced run that was cut short in this way: what it leaves may be left."""
     seen = Seen(setup, kinds, place=place)
     rng = random.Random(f"{seed} {setup.name} {kinds}")
     with _file_system(place, traced and "disk-full" in kinds), Engine(setup, place, seed, traced) as engine:
@@ -160,10 +176,9 @@ def cut_short(
                 _forks(engine, kinds, rng)
             else:
                 _one(engine, kinds[0], rng, seen)
-            seen.code = engine.wait()
-            if seen.code < 0:
-                seen.code = 128 - seen.code
-            _leave(engine, seen, Counter(may_leave))
+            code = engine.wait(_patience(kinds, traced, twin))
+            seen.code = 128 - code if code is not None and code < 0 else code
+            _leave(engine, seen, Counter(twin.left if twin else ()))
         except NotReached as error:
             seen.problems.append(str(error))
         seen.given = engine.given()
@@ -175,12 +190,24 @@ def cut_short(
     return seen
 
 
+def _patience(kinds: tuple[str, ...], traced: bool, twin: End | None) -> float:
+    """Seconds in which the command must end: a traced one has five times as long as untraced ones, which
+    need not end at all."""
+    if kinds[0] in KINDS and not KINDS[kinds[0]].survives:
+        if not traced or (twin and twin.code is None):
+            return ENDING
+        return 5 * ENDING
+    return PATIENCE
+
+
 def _one(engine: Engine, name: str, rng: random.Random, seen: Seen) -> None:
     kind = KINDS[name]
     at = rng.randint(_FROM, _TO)
     until(lambda: engine.calls() >= at, f"the connector made {at} calls")
     if engine.traced or not kind.survives:
         kind.do(engine, rng)
+    if kind.drops:
+        engine.drop()
     if kind.survives:
         if engine.traced and name == "launcher":
             seen.live = explain(engine.place)
@@ -217,6 +244,7 @@ def explain(place: Place) -> str:
         cwd=place.folder,
         capture_output=True,
         text=True,
+        timeout=PATIENCE,
     )
     code = f"exit code {done.returncode}: {done.stderr}" if done.returncode else ""
     return " ".join(f"{code} {done.stdout}".split())

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from killing.engines import NotReached, Place, Setup
+from killing.engines import ENDING, NotReached, Place, Setup
 from killing.kinds import FORKED, KINDS, End, Seen, cut_short
 
-Ends = dict[str, set[int]]
-"""Kind of end -> exit codes, as a shell says them; of a fork as ``os.waitstatus_to_exitcode`` does."""
+Ends = dict[str, set[int | None]]
+"""Kind of end -> exit codes, as a shell says them (None: it did not end); of a fork as
+``os.waitstatus_to_exitcode`` does."""
 
 MOST = 4
 """Untraced runs of one kind at most: what a second Ctrl-C meets is a matter of milliseconds."""
@@ -64,7 +65,7 @@ class Twins:
         found = []
         for (setup, kind), twins in sorted(self._seen.items()):
             codes = {(one, code) for twin in twins for one, code in twin.codes()}
-            told = {f"{one}: {code}" if not kind else str(code) for one, code in codes}
+            told = {f"{one}: {code}" if not kind else _said(code) for one, code in codes}
             found.append((setup, kind or "each", told, sorted(twins[0].left)))
         return found
 
@@ -79,6 +80,10 @@ class Twins:
             raise NotReached(f"the untraced run: {'; '.join(twin.problems)}")
         self._seen.setdefault(key, []).append(twin)  # only now: seen() may be asked meanwhile
         return twin
+
+
+def _said(code: int | None) -> str:
+    return str(code) if code is not None else f"has not ended after {ENDING} s"
 
 
 def _key(setup: Setup, kinds: tuple[str, ...]) -> tuple[str, str]:
