@@ -41,6 +41,8 @@ def work(report: Any) -> dict[str, bool | None]:
 def test_work_that_was_seen_is_guarded_though_no_metadata_names_it(tmp_path: Path) -> None:
     good = traced(tmp_path / "good")
     assert good["ledger"]["saves"]["accounts"]["saved"] > 0
+    (note,) = [stage["note"] for stage in good["stages"] if stage["name"] == "hook"]
+    assert note == "save_kv_layer called in 6 layer-steps, in 6 with work", "as the ledger of the same run"
     rows = work(good)
     assert rows["save_kv_layer"] is True
     assert {name for name in rows if rows[name] is None} == (COPYING | OF_METADATA) - {"save_kv_layer"}

@@ -1,0 +1,47 @@
+"""The sentence that a person reads first: no "all" and no "none" beside what is not observed."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from kvtrace.causes.pipeline import Prompts
+from kvtrace.causes.verdict import _tokens
+from kvtrace.terms import Grade, Stage
+
+EVERY = [
+    (proved, read, declared, lost, unseen)
+    for proved, read, declared, lost, unseen in itertools.product(
+        (0, 1088), (0, 16), (0, 48), (0, 24), (0, 40)
+    )
+    if proved + read + declared + lost + unseen
+]
+
+
+def said(proved: float, read: float, declared: float, lost: float, unseen: float) -> str:
+    saved = {Grade.PROVED: proved, Grade.READ: read, Grade.DECLARED: declared}
+    prompts = Prompts(saved, {Stage.HOOK: lost} if lost else {}, 0, unseen)
+    return _tokens(prompts, "the reason", False)
+
+
+@pytest.mark.parametrize("numbers", EVERY)
+def test_every_number_is_said_and_all_and_none_only_of_all(numbers: tuple[int, ...]) -> None:
+    proved, read, declared, lost, unseen = numbers
+    saved, text = proved + read + declared, said(*numbers)
+    kinds = sum(map(bool, (proved, read, declared)))
+    assert text.startswith("All ") == (kinds == 1 and not lost and not unseen), text
+    assert text.startswith("None ") == (not saved and not unseen), text
+    plain = text.replace("\N{NO-BREAK SPACE}", " ").replace("1 088", "1088")
+    if unseen and (saved or lost):
+        assert "of 40 it is not observed" in plain, text
+    elif unseen:
+        assert plain.startswith("It is not observed whether the 40 prompt tokens"), text
+    if saved and lost:
+        assert f"; {lost} were not saved" in plain, text
+
+
+def test_what_the_forum_s_user_read() -> None:
+    """1 128 prompt tokens, 1 088 of them saved and 40 not observed, were "All prompt KV"."""
+    text = said(1088, 0, 0, 0, 40)
+    assert text.startswith("1 088 of 1 128 prompt tokens computed here (96.5 %) were stored; of 40 it is not")
