@@ -154,6 +154,12 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
             Event(row.id, row.step, f"{count(kept)} tokens saved by {by.id}; lookup 0")
             for row, by, kept in never[:3]
         ],
+        # No key was compared: the lookup may as well find the entry and decline it.
+        remedy=[
+            f"Look at what get_num_new_matched_tokens of {names} finds of such a prompt, and at all that "
+            "makes it answer 0 nevertheless; its own log may say which.",
+            CAUSE.remedy,
+        ],
         headline="what was saved is never found by a lookup",
     )
 
