@@ -29,12 +29,18 @@ def middle(bucket: int) -> float:
 
 
 class Histograms:
-    """One histogram per small integer code."""
+    """One histogram per small integer code. Only those that occur take memory: a run of hundreds of spools
+    has some for each."""
 
     def __init__(self, codes: int) -> None:
         self._codes = codes
-        self._counts: NDArray[np.int64] = np.zeros((codes, BUCKETS), dtype=np.int64)
+        self._counts: dict[int, NDArray[np.int64]] = {}
         self.totals = [0] * codes
+
+    def _of(self, code: int) -> NDArray[np.int64]:
+        if code not in self._counts:
+            self._counts[code] = np.zeros(BUCKETS, dtype=np.int64)
+        return self._counts[code]
 
     def add(self, code: NDArray[np.int64], t0: NDArray[np.int64], t1: NDArray[np.int64]) -> None:
         """Calls with their code and host times; codes out of range are left out."""
@@ -45,14 +51,15 @@ class Histograms:
             return
         # A corrupt record can hold any pair of times: the difference is bounded, not trusted.
         spans = np.clip(t1.astype(np.float64) - t0.astype(np.float64), 0, 2.0**62).astype(np.int64)
-        flat = np.bincount(code * BUCKETS + buckets(spans), minlength=self._codes * BUCKETS)
-        self._counts += flat.reshape(self._codes, BUCKETS)
         for i in np.unique(code).tolist():
-            self.totals[i] += int(spans[code == i].sum(dtype=np.float64))
+            of_code = spans[code == i]
+            self._of(i)[:] += np.bincount(buckets(of_code), minlength=BUCKETS)
+            self.totals[i] += int(of_code.sum(dtype=np.float64))
 
     def merge(self, other: Histograms) -> None:
         """Add another one of the same codes."""
-        self._counts += other._counts
+        for code, counts in other._counts.items():
+            self._of(code)[:] += counts
         self.totals = [here + more for here, more in zip(self.totals, other.totals, strict=True)]
 
     def add_summed(self, code: int, count: int, total: int, low: int, high: int) -> None:
@@ -64,18 +71,18 @@ class Histograms:
         middle_ns = max(0, total - sum(ends)) // rest if rest else 0
         for value, n in ((low, 1), (high, 1 if count > 1 else 0), (middle_ns, rest)):
             if n:
-                self._counts[code, int(buckets(np.array([max(0, value)]))[0])] += n
+                self._of(code)[int(buckets(np.array([max(0, value)]))[0])] += n
         self.totals[code] += max(0, total)
 
     def count(self, code: int) -> int:
-        return int(self._counts[code].sum())
+        return int(self._counts[code].sum()) if code in self._counts else 0
 
     def quantile(self, code: int, q: float) -> int:
         """The q-quantile (ns) of a code's durations; 0 where there are none."""
-        counts = self._counts[code]
-        total = int(counts.sum())
+        total = self.count(code)
         if not total:
             return 0
+        counts = self._counts[code]
         rank = min(total - 1, int(q * total))
         bucket = int(np.searchsorted(np.cumsum(counts), rank, side="right"))
         return round(middle(bucket))

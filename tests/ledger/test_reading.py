@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -287,6 +288,21 @@ def test_quantiles_are_within_two_percent() -> None:
         assert abs(time_of.quantile(1, q) - exact) / exact < 0.02
     assert time_of.count(1) == len(values) and time_of.totals[1] == int(values.sum())
     assert time_of.quantile(0, 0.5) == 0
+
+
+def test_of_many_spools_each_takes_memory_for_what_it_holds(tmp_path: Path) -> None:
+    """A run of 300 took 700 MiB: histograms of every hook, most of them of none of its calls."""
+    sim = Sim(tmp_path, layers=2, tp=39)
+    sim.serve([Prompt("a", 64, digest=1)], Rounding(32).policy())
+    sim.write()
+    tracemalloc.start()
+    try:
+        run = read_run(tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(run.processes) == 40
+    assert peak < 40 * (1 << 19), f"{peak >> 20} MiB"
 
 
 def test_a_million_hooks_take_seconds(tmp_path: Path) -> None:
