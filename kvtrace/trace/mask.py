@@ -23,7 +23,7 @@ _STRONG = (
     "password", "passwd", "passphrase", "passcode", "secret", "credential", "authorization", "apikey",
     "accesskey", "privatekey", "accountkey", "signingkey", "encryptionkey", "masterkey", "sharedkey",
     "storagekey", "sessionkey", "authkey", "licensekey", "clientkey", "bearer", "jwt",
-    "connectionstring", "connstr",
+    "connectionstring", "connstr", "webhook",
 )
 """In a name without its separators: the value is a secret."""
 _TOKEN_KINDS = {"api", "hf", "auth", "access", "refresh", "bearer", "secret", "session"}
@@ -34,6 +34,7 @@ _NO_SECRET_TOKENS = {
 """``<word>_token`` that is a piece of text or a unit, not a key."""
 _LAST = {
     "auth", "salt", "cookie", "pw", "creds", "cred", "sk", "ak", "pat", "sig", "signature", "sid", "sessid",
+    "dsn",
 }
 """As a name's last word: the value is a secret, unless it is a number."""
 _LAST_STRONG = {"pin", "otp", "totp", "psk"}
@@ -51,7 +52,7 @@ _PASS_OF = {
 _NO_PASS = {"bypass", "compass", "encompass", "overpass", "underpass", "surpass", "trespass"}
 # fmt: on
 _HINT = re.compile(
-    r"(?i)pass|pw|secret|token|key|cred|auth|salt|cookie|jwt|bearer|conn|sess|sid|sig|psk|otp|pin|pat|ak|sk"
+    r"(?i)pass|pw|secret|token|key|cred|auth|salt|cookie|jwt|bearer|conn|sess|sid|sig|psk|otp|pin|pat|ak|sk|dsn|webhook"
 )
 """What every name with a strength has in it: names without it are not looked at more closely."""
 _MAX_DEPTH = 64

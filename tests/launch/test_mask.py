@@ -97,7 +97,7 @@ def test_names() -> None:
         "api-key API_KEY apiKey HF_TOKEN hfToken password dbPassword client_secret Authorization db_pwd salt"
     )
     secret += " pw pwd redis_pw dbpass userpass creds ak sk key ssh_key s3_key kms_key psk pin otp pat"
-    secret += " session_id signature sig connection_string"
+    secret += " session_id signature sig connection_string dsn sentry_dsn webhook webhookUrl"
     harmless = "max_tokens num_tokens tokenizer tokenizer_mode eos_token_id bos_token PWD author keyfile"
     harmless += " cache_key block_key bypass forward_pass pin_memory path skip task design step signature_len"
     assert set(mask_mapping(dict.fromkeys(secret.split(), "value")).values()) == {MASK}
