@@ -92,7 +92,7 @@ def loaded(sim: Sim, *layers: int) -> Diagnosis:
 
 def test_a_load_that_missed_a_layer_rules_out_neither_a_part_nor_a_late_one(tmp_path: Path) -> None:
     whole, part = loaded(Sim(tmp_path / "whole"), 0, 1), loaded(Sim(tmp_path / "part"), 0)
-    for ident in ("loaded-partly", "load-after-use"):
+    for ident in ("loaded-partly", "load-after-use", "load-not-injected"):
         assert ident in ruled_out(whole)
         assert ident not in ruled_out(part)
 
@@ -125,6 +125,38 @@ def test_prompts_left_out_for_no_known_reason_may_have_been_taken_for_stored(
     left = run("left", 128)
     assert [finding.id for finding in left.findings] == ["metadata-has-no-store"]
     assert "false-already-stored" not in ruled_out(left)
+
+
+@pytest.mark.parametrize("ident", ["exception-swallowed", "false-already-stored", "save-lost"])
+def test_tokens_lost_for_another_reason_leave_open_what_may_stand_behind_it(
+    tmp_path: Path, ident: str
+) -> None:
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128, 192]), Rounding(32).policy(),
+              measure=lambda n, rank, layer, slots: slots - 32)  # fmt: skip
+    diagnosis = analyse(sim)
+    assert [finding.id for finding in diagnosis.findings] == ["slots-short"]
+    assert ident not in ruled_out(diagnosis)
+
+
+def test_prompts_that_were_not_stored_rule_out_no_unit(tmp_path: Path) -> None:
+    def run(name: str, *lengths: int) -> Diagnosis:
+        sim = sim_of(tmp_path, name)
+        sim.serve(prompts(list(lengths)), Rounding(32).policy())
+        return analyse(sim)
+
+    assert "below-save-granularity" in ruled_out(run("whole", 64, 96))
+    assert "below-save-granularity" not in ruled_out(run("rest", 64, 100))
+
+
+@pytest.mark.parametrize(
+    ("slow", "other"), [("wait_for_save", "hook-slow"), ("save_kv_layer", "save-blocks-step")]
+)
+def test_one_slow_hook_leaves_open_that_the_others_are(tmp_path: Path, slow: str, other: str) -> None:
+    sim = Sim(tmp_path / "run", ints={"unit": 32})
+    sim.slow = {slow: 50_000_000}
+    sim.serve(prompts([64] * 5), Rounding(32).policy())
+    assert other not in ruled_out(analyse(sim))
 
 
 def test_asynchronous_saves_that_came_back_may_still_have_lost_what_they_read(tmp_path: Path) -> None:

@@ -49,8 +49,18 @@ def slow_hooks(case: Case, cause: Cause, hooks: Iterable[str], remedy: str) -> R
         if most >= _SHARE:
             what = f"{hook} takes {percent(most, 1)} of the step"
             yield cause.not_observed(f"{what}, but less than 1 s in all: too short a run to call it slow")
-        else:
+        elif not _any_large(case):
             yield cause.ruled_out(f"{hook} takes {percent(most, 1)} of the step at most (host clock)")
+
+
+def _any_large(case: Case) -> bool:
+    """Whether any hook takes a large part of a rank's steps: then none of the notes on speed is ruled out."""
+    return any(
+        ns >= _SHARE * worker.exec_ns
+        for worker in case.run.workers()
+        if worker.steps and worker.exec_ns
+        for ns in worker.hook_ns.values()
+    )
 
 
 def _per_step(worker: Worker, nanoseconds: int) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from kvtrace.causes.case import Request, after_empty
+from kvtrace.causes.evidence.accounted import all_accounted
 from kvtrace.causes.evidence.paths import short_path
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
@@ -81,6 +82,9 @@ def rule(case: Case) -> Results:
     if known:
         tag, unit = known[0]
         stored = sum(bool(request.stored_end) for request in case.of_engine(tag))
+        whole = all(unit.aligned(request.prompt) == request.prompt for request in case.of_engine(tag))
+        if not stored or not (whole or all_accounted(case)):
+            return  # why the rest of a prompt was lost may be hidden by what lost the prompt
         also = f", and of {listed(map(str, unit.also))} (the block size) just as well" if unit.also else ""
         verb = "fills" if stored == 1 else "fill"
         yield CAUSE.ruled_out(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.case import Request
+from kvtrace.causes.evidence.accounted import all_accounted
 from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
 from kvtrace.causes.evidence.logs import exception_line, logs_in, place
 from kvtrace.causes.model import Finding
@@ -139,13 +140,12 @@ def rule(case: Case) -> Results:
             f"{caught} was caught; code finds out by it whether something is there, and no save is known to "
             "be lost by it"
         )
-    elif watched and not facts and watched == trust.calls:
+    elif watched and not facts and watched == trust.calls and all_accounted(case):
         yield CAUSE.ruled_out(f"no exception was raised and caught in all {plural(watched, 'store call')}")
     elif watched and not facts:
-        yield CAUSE.not_observed(
-            f"no exception was seen in the {plural(watched, 'store call')} that were watched, of "
-            f"{count(trust.calls)}"
-        )
+        some = f" that were watched, of {count(trust.calls)}" if watched < trust.calls else ""
+        rest = "" if some else "; not all tokens of the run are accounted for"
+        yield CAUSE.not_observed(f"no exception was seen in {plural(watched, 'store call')}{some}{rest}")
 
 
 def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:

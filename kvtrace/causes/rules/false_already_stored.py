@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Request, after_empty, shared_before, stored_before
+from kvtrace.causes.evidence.accounted import all_accounted
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
@@ -60,10 +61,10 @@ def by_its_head(case: Case, request: Request) -> bool:
     if not _left_out(case, request):
         return False
     tag = request.engine
-    return case.once(("all left out by their head", tag), lambda: _all_left_out(case, tag))
+    return case.once(("all left out by their head", tag), lambda: _all_accounted_out(case, tag))
 
 
-def _all_left_out(case: Case, tag: int) -> bool:
+def _all_accounted_out(case: Case, tag: int) -> bool:
     return all(_left_out(case, r) for r in case.of_engine(tag) if r.shared and r.shared < r.prompt)
 
 
@@ -107,12 +108,16 @@ def rule(case: Case) -> Results:
         yield _of_heads(case, heads)
     elif victims:
         yield _finding(case, victims)
-    elif any(e.unreadable_steps for e in case.run.engines) or "metadata-has-no-store" in case.assigned:
-        return  # what was left out may have been taken for stored
-    elif case.empty_before:
-        yield CAUSE.ruled_out("prompts were offered with 0 slots, and no other one was left out after them")
-    elif any(r.entries for r in case.requests):
-        yield CAUSE.ruled_out("no prompt was offered with 0 slots: nothing was stored under an empty key")
+    elif all_accounted(case) and not any(_empty_key(case, request) for request in case.requests):
+        yield CAUSE.ruled_out(
+            f"nothing of {plural(len(case.requests), 'prompt')} that fills a unit was left out"
+        )
+
+
+def _empty_key(case: Case, request: Request) -> bool:
+    """Whether it may have been taken for a prompt that was rounded to nothing before it, as it was below the
+    unit itself."""
+    return not request.saved and after_empty(case, request)
 
 
 def _of_heads(case: Case, victims: list[Request]) -> Finding:

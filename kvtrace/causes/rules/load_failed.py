@@ -40,7 +40,7 @@ def rule(case: Case) -> Results:
             fact.hook in (*LOAD_HOOKS, *BACKGROUND) and fact.type not in HARMLESS
             for fact in case.run.swallowed
         )
-        if accepted and not caught:
+        if accepted and not caught and all(loads.came(case, row) for row in accepted):
             yield CAUSE.ruled_out(
                 "no block was reported as not loaded, and no load hook raised "
                 f"({plural(len(accepted), 'load')})"

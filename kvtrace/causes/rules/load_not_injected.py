@@ -48,12 +48,12 @@ def rule(case: Case) -> Results:
         )
         return
     measured = [row for row in accepted if row.measured]
-    if measured and len(measured) == len(accepted):
+    if measured and all(row.measured and loads.came(case, row) for row in accepted):
         yield CAUSE.ruled_out(
             f"the load hooks wrote the slots of {of_all(len(measured), len(accepted), 'load')} "
             f"({count(sum(row.accepted for row in measured))} tokens, measured in every layer)"
         )
-    elif accepted:
+    elif len(measured) < len(accepted):
         yield CAUSE.not_observed(
             f"what was written into the layers was not seen for "
             f"{of_all(len(accepted) - len(measured), len(accepted), 'load')}: threads, native code, or not "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import spoiled
+from kvtrace.causes.evidence.accounted import all_left
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
-from kvtrace.terms import Grade
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -77,7 +77,7 @@ def rule(case: Case) -> Results:
             events=case.events(CAUSE, "handed over to an asynchronous save that failed"),
             headline="saves failed after they had been handed over",
         )
-    elif case.requests and all(r.saved and (r.grade or 0) >= Grade.WRITTEN for r in case.requests):
+    elif case.requests and all(r.saved for r in case.requests) and all_left(case):
         yield CAUSE.ruled_out(
             f"something of all {plural(len(case.requests), 'prompt')} was saved, and all of that was seen to "
             "leave the process"
