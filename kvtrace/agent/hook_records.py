@@ -245,6 +245,8 @@ def _alloc(child: bool, times: Times, connector: Any, result: Any, request: Any,
     AGENT.add(rows.Allocation(head, *times, step, ident, external=external, blocks=UNKNOWN))
     if not child:
         AGENT.scheduler.allocated.append(request.request_id)
+        if external:
+            AGENT.scheduler.loading.add(request.request_id)
         READER.admissions.allocated(request.request_id, external, step)
     return 0, 0, external, 1, 0
 

@@ -18,6 +18,7 @@ from kvtrace.agent.block_tables import BlockTables
 from kvtrace.agent.metadata import read_tables
 from kvtrace.agent.metadata.recording import READER
 from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.watch.prompts import LOADED_ATTRIBUTE
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Kind, Role, pack_head
 
@@ -116,6 +117,12 @@ def _after_schedule(self: Any, t0: int, output: Any, *args: Any) -> None:
             state.prefilling[req_id] = request.num_prompt_tokens
     prompts = bool(state.prefilling) and _chunks(self, state, scheduled, t1, thread)
     setattr(output, PROMPT_ATTRIBUTE, prompts)
+    loading = AGENT.scheduler.loading
+    if loading and new:
+        loaded = [one.req_id for one in output.scheduled_new_reqs if one.req_id in loading]
+        if loaded:
+            setattr(output, LOADED_ATTRIBUTE, loaded)
+            loading.difference_update(loaded)
     state.tables.scheduled(self, output, AGENT.scheduler.allocated, state.step, t1)
 
 
@@ -196,6 +203,7 @@ def _after_invalid_blocks(self: Any, t0: int, result: Any, *args: Any) -> None:
 
 def _before_free(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) -> None:
     req_id = request.request_id
+    AGENT.scheduler.loading.discard(req_id)
     output = int(request.num_output_tokens)
     computed = int(request.num_computed_tokens)
     if output:

@@ -44,6 +44,8 @@ class SchedulerState:
         """The Scheduler whose ``schedule`` runs, or ran last."""
         self.allocated: list[str] = []
         """Requests for which the connector was told of an allocation since it began."""
+        self.loading: set[str] = set()
+        """Requests for which it loads, and that were not scheduled yet."""
 
 
 class WorkerState:

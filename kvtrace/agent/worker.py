@@ -107,6 +107,7 @@ def _wrap_execute(cls: Any) -> None:
         try:
             step = getattr(scheduler_output, STEP_ATTRIBUTE, 0)
             _begin_of_step(step)
+            PRINTS.begins(scheduler_output, step)
             worker.declared = getattr(scheduler_output, DECLARED_ATTRIBUTE, None)
             graphs.step_begins(self, step)
             tokens = scheduler_output.total_num_scheduled_tokens

@@ -19,6 +19,7 @@ from kvtrace.agent.left import held
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.watch import call
+from kvtrace.agent.watch.prints import PRINTS
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
 
@@ -127,6 +128,7 @@ def _looked(wrapper: Callable[..., Any], site: Site, connector: Any = None) -> C
             frames.step_out(error)
             raise
         finally:
+            PRINTS.ends()
             held.look(its, site.index)
 
     frames.WRAPPERS[shutdown.__code__] = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,17 @@ REQUEST_KINDS = frozenset(
     }
 )  # fmt: skip
 """Records that speak of one request."""
+_KEPT = {
+    "effects": Kind.EFFECT,
+    "blocks": Kind.BLOCKS,
+    "slots": Kind.SLOTS,
+    "left": Kind.LEFT,
+    "found": Kind.FOUND,
+    "pieces": Kind.PIECE,
+    "prints": Kind.PRINTS,
+    "reprints": Kind.REPRINTS,
+}
+"""Field of SpoolScan -> the kind of records that it holds."""
 _OF_A_CONNECTOR = (Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.OPEN, Kind.DONE)
 """... and, in their detail, of a connector inside another one: what that one said or was told."""
 _IS_OF_REQUEST = np.isin(np.arange(256), list(REQUEST_KINDS))
@@ -68,6 +79,7 @@ class SpoolScan:
     found: Records  # (n, 8): FOUND, in file order
     pieces: Records  # (n, 8): PIECE, in file order
     prints: Records  # (n, 8): PRINTS, in file order
+    reprints: Records  # (n, 8): REPRINTS, in file order
     device: DeviceTally
     of_all_slots: Records | None = None
     """``slots`` with those of other connectors; None: the same."""
@@ -129,25 +141,13 @@ def scan(path: Path) -> SpoolScan:
     """
     spool = Spool(path)
     requests: list[Records] = []
-    effects: list[Records] = []
-    blocks: list[Records] = []
-    slots: list[Records] = []
-    left: list[Records] = []
-    found: list[Records] = []
-    pieces: list[Records] = []
-    prints: list[Records] = []
+    kept: dict[str, list[Records]] = {name: [] for name in _KEPT}
     schedules, executions, unreadable, device = _Schedules(), _Executions(), _Unreadable(), DeviceTally()
     readers: tuple[tuple[Kind, Callable[[Records], None]], ...] = (
         (Kind.STEP, schedules.add),
         (Kind.EXEC, executions.add),
         (Kind.HOOK, unreadable.add),
-        (Kind.EFFECT, effects.append),
-        (Kind.BLOCKS, blocks.append),
-        (Kind.SLOTS, slots.append),
-        (Kind.LEFT, left.append),
-        (Kind.FOUND, found.append),
-        (Kind.PIECE, pieces.append),
-        (Kind.PRINTS, prints.append),
+        *((kind, kept[name].append) for name, kind in _KEPT.items()),
         (Kind.DEVICE, device.add_calls),
         (Kind.TIMED, device.add_steps),
     )
@@ -161,6 +161,7 @@ def scan(path: Path) -> SpoolScan:
         if len(part):
             requests.append(part)
     everyone = _joined(requests)
+    tables: dict[str, Any] = {name: _joined(parts) for name, parts in kept.items()}
     return SpoolScan(
         path=path,
         names=spool.names,
@@ -172,14 +173,8 @@ def scan(path: Path) -> SpoolScan:
         scheduled=schedules.found,
         executed=executions.result(),
         unreadable=unreadable.result(),
-        effects=_joined(effects),
-        blocks=_joined(blocks),
-        slots=_joined(slots),
-        left=_joined(left),
-        found=_joined(found),
-        pieces=_joined(pieces),
-        prints=_joined(prints),
         device=device,
+        **tables,
     )
 
 

@@ -79,6 +79,7 @@ class Kind(IntEnum):
     PRINTS = 28
     PART = 29
     SEAL = 30
+    REPRINTS = 31
 
 
 class Role(IntEnum):

@@ -493,11 +493,26 @@ class BlockPrints(NamedTuple):
     print3: Word
 
 
+class BlockPrintsAgain(NamedTuple):
+    """As PRINTS, of loaded blocks that held what they had held before: what they hold after ``step``, which
+    is later than their first use. The request may be over by then; a block that was given to another since
+    says nothing of it."""
+
+    head: Word
+    request: Word
+    step: Word
+    first: Word
+    print0: Word
+    print1: Word
+    print2: Word
+    print3: Word
+
+
 Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
     | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | LeftProcess | KvFound | Piece
-    | BlockPrints | Parts
+    | BlockPrints | BlockPrintsAgain | Parts
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
 
@@ -529,6 +544,7 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.FOUND: KvFound,
     Kind.PIECE: Piece,
     Kind.PRINTS: BlockPrints,
+    Kind.REPRINTS: BlockPrintsAgain,
     Kind.PART: Parts,
     Kind.TRAILER: Trailer,
     Kind.SEAL: Seal,

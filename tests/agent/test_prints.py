@@ -12,7 +12,7 @@ from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch import prints as prints_module
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.prints import Prints
-from kvtrace.agent.watch.prompts import Filled, Prompts
+from kvtrace.agent.watch.prompts import LOADED_ATTRIBUTE, Filled, Prompts
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT, Flag
 
@@ -188,6 +188,100 @@ def test_the_kv_as_it_stands_when_the_step_is_over_counts(trace: Any) -> None:
     (late,) = read(trace)
     engine.step([1])
     assert read(trace) == [late]
+
+
+# --- looked at again --------------------------------------------------------------------------------
+
+
+def load(engine: Engine, req_id: str, blocks: list[int], step: int, writes: bool = False) -> None:
+    """All but the last block of a request come from the connector, or ought to; the last one is computed."""
+    AGENT.worker.step, AGENT.worker.watched = step, int(Flag.STORE)
+    given = new(req_id, len(blocks) * SIZE, blocks, computed=(len(blocks) - 1) * SIZE)
+    scheduled = output({req_id: SIZE}, given)
+    setattr(scheduled, LOADED_ATTRIBUTE, [req_id])
+    engine.prints.begins(scheduled, step)
+    for tensor in engine.layers.values():
+        tensor[blocks[-1]] += 1
+        if writes:
+            tensor[blocks[:-1]] += 1
+    engine.prints.plan(engine.wrapper, scheduled)
+    engine.prints.take()
+
+
+def steps(engine: Engine, first: int, last: int, **more: Any) -> None:
+    """Decode steps; ``more`` of the last one: its new requests, or those that are over."""
+    for step in range(first, last + 1):
+        one = output({}, *(more.get("admitted", ()) if step == last else ()))
+        one.finished_req_ids = more.get("finished", set()) if step == last else set()
+        AGENT.worker.step, AGENT.worker.watched = step, 0
+        engine.prints.begins(one, step)
+        engine.prints.plan(engine.wrapper, one)
+        engine.prints.take()
+
+
+def again(trace: Any) -> list[tuple[int, list[int]]]:
+    """(step, prints) of all REPRINTS, without the engine's tag."""
+    _, table = trace.read()
+    found = []
+    for row in zip(*rows.of_kind(rows.BlockPrintsAgain, table), strict=True):
+        one = rows.BlockPrintsAgain._make(int(word) for word in row)
+        found.append((one.step - STEP, [value for value in one[4:] if value]))
+    return found
+
+
+def test_a_load_that_left_its_blocks_as_they_were_is_looked_at_again(trace: Any) -> None:
+    engine = Engine()
+    engine.step([1, 2, 3])
+    before = read(trace)
+    load(engine, "b", [1, 2, 4], STEP + 1)
+    steps(engine, STEP + 2, STEP + 7)
+    engine.layers["layer.1"][2] += 1  # now it comes
+    steps(engine, STEP + 8, STEP + 9)
+    looks = again(trace)
+    assert [step for step, _ in looks] == [2, 4, 8]
+    assert [prints == before[:2] for _, prints in looks] == [True, True, False]
+
+
+def test_a_load_that_wrote_is_not_looked_at_again(trace: Any) -> None:
+    engine = Engine()
+    engine.step([1, 2, 3])
+    load(engine, "b", [1, 2, 4], STEP + 1, writes=True)
+    steps(engine, STEP + 2, STEP + 9)
+    engine.prints.ends()
+    assert again(trace) == []
+
+
+def test_blocks_that_were_reused_without_a_load_are_not_looked_at_again(trace: Any) -> None:
+    engine = Engine()
+    engine.step([1, 2, 3])
+    AGENT.worker.step = STEP + 1
+    engine.prints.plan(engine.wrapper, output({"b": SIZE}, new("b", 12, [1, 2, 4], computed=8)))
+    engine.prints.take()
+    steps(engine, STEP + 2, STEP + 4)
+    assert again(trace) == []
+
+
+def test_it_is_looked_at_as_the_request_ends_and_the_blocks_go_and_the_connector_stops(trace: Any) -> None:
+    engine = Engine()
+    engine.step([1, 2, 3])
+    load(engine, "b", [1, 2, 4], STEP + 1)
+    load(engine, "c", [3, 5], STEP + 2)
+    del engine.prints._again.waiting[0].filled.blocks[2:]
+    steps(engine, STEP + 3, STEP + 6, finished={"b"})
+    steps(engine, STEP + 7, STEP + 7, admitted=[new("d", 4, [2])])
+    engine.prints.ends()
+    looks = [(step, len(prints)) for step, prints in again(trace)]
+    # b: after 2, 4 steps; before 6, where it ends; before 7, where block 2 goes. c: after 3, 5, at the end
+    assert sorted(looks) == [(2, 2), (3, 1), (4, 2), (5, 1), (5, 2), (6, 2), (7, 1)]
+
+
+def test_looking_again_keeps_to_the_budget(trace: Any) -> None:
+    engine = Engine()
+    engine.step([1, 2, 3])
+    load(engine, "b", [1, 2, 4], STEP + 1)
+    engine.prints._account.spent(prints_module.CREDIT * 2)
+    steps(engine, STEP + 2, STEP + 9)
+    assert again(trace) == []
 
 
 # --- never in the way -------------------------------------------------------------------------------

@@ -666,6 +666,12 @@ def fingerprints(row: rows.BlockPrints, seen: Context) -> None:
     assert rows.detail(row.head) == 3
 
 
+@case(Kind.REPRINTS, lambda: prints._write(STEP, [Filled("req", 3, 5, [8])], [12], Kind.REPRINTS))
+def fingerprints_once_more(row: rows.BlockPrintsAgain, seen: Context) -> None:
+    assert seen.names[row.request] == "req" and row.step == STEP and row.first == 5
+    assert (row.print0, row.print1, row.print2, row.print3) == (6, 0, 0, 0) and rows.detail(row.head) == 3
+
+
 @case(Kind.OPEN, lambda: on_scheduler().request_finished(request(), [9]))
 def a_transfer_s_begin(row: rows.TransferBegun, seen: Context) -> None:
     assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP

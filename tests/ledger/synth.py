@@ -547,11 +547,17 @@ class Sim:
         self.read(request, start, end, **{"hook": "start_load_kv", "flags": int(Flag.LOAD), **more})
 
     def prints(
-        self, request: str, values: Sequence[int], first: int = 0, rank: int = 0, group: int = 0
+        self,
+        request: str,
+        values: Sequence[int],
+        first: int = 0,
+        rank: int = 0,
+        group: int = 0,
+        kind: Kind = Kind.PRINTS,
     ) -> None:
         """Fingerprints of a request's blocks from place ``first`` on, at the end of the latest step."""
         w = self.workers[rank]
-        head = pack_head(Kind.PRINTS, Role.WORKER, detail=group)
+        head = pack_head(kind, Role.WORKER, detail=group)
         for at in range(0, len(values), 4):
             four = (*values[at : at + 4], 0, 0, 0)[:4]
             w.add(*rows.BlockPrints(head, w.name(request), self.step_id, first + at, *four))

@@ -18,7 +18,7 @@ from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.requests import Chunk as Computed
 from kvtrace.ledger.requests import Request
 from kvtrace.terms import LOADED, SAVED, Grade
-from kvtrace.trace.format import Fact, Flag
+from kvtrace.trace.format import Fact, Flag, Kind
 
 BLOCK, LAYERS = 32, 2
 A, B = (11, 12, 13, 14), (11, 12, 23, 24)
@@ -217,6 +217,75 @@ def test_a_load_that_caught_an_exception_and_brought_nothing_failed(
     run = cache.run()
     assert run.loads.accounts.get(end) == 3 * BLOCK * LAYERS
     assert ("OSError: gone" in " ".join(run.load_rows[0].reasons[end])) == (end is LoadEnd.FAILED)
+
+
+# --- looked at again ------------------------------------------------------------------------------------
+
+
+def _looked_at(
+    cache: Cache, then: list[int], given: bool = False, request: str = "b", steps: int = 2
+) -> Cache:
+    """Two steps later the request's blocks hold this. ``given``: they are another one's by then."""
+    for _ in range(steps):
+        cache.sim.step()
+    if given:
+        cache.sim.give("z", [21, 22, 23, 24], flags=int(Flag.FIRST))
+        cache.computes("z", [15, 16, 17, 18], B)
+    cache.sim.prints(request, then, kind=Kind.REPRINTS)
+    return cache
+
+
+def _nothing_yet(tmp_path: Path, request: str = "b", blocks: tuple[int, ...] = (21, 22, 23, 24)) -> Cache:
+    cache = Cache(tmp_path, kv_blocks=64)
+    cache.sim.give(request, list(blocks), flags=int(Flag.FIRST))
+    return cache.loads(request, [ZEROES, ZEROES, ZEROES, 9])
+
+
+def test_a_block_that_changes_after_its_use_was_loaded_too_late(tmp_path: Path) -> None:
+    run = _looked_at(_nothing_yet(tmp_path), [5, 6, 7]).run()
+    assert run.loads.accounts.get(LoadEnd.USED_BEFORE) == 3 * BLOCK * LAYERS
+    (fault,) = (one for one in diagnose(run).findings if one.tokens)
+    assert fault.id == "load-after-use" and fault.tokens == 3 * BLOCK
+    assert any("2 steps later they hold other KV" in line for line in fault.evidence)
+
+
+def test_a_block_that_stays_as_it_was_says_for_how_long(tmp_path: Path) -> None:
+    run = _looked_at(_nothing_yet(tmp_path), [ZEROES, ZEROES, ZEROES]).run()
+    assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN) == 3 * BLOCK * LAYERS
+    first = diagnose(run).findings[0]
+    assert first.id == "load-not-injected"
+    assert any("2 steps later they still do" in line for line in first.evidence)
+
+
+def test_a_block_that_was_given_to_another_request_since_says_nothing(tmp_path: Path) -> None:
+    run = _looked_at(_nothing_yet(tmp_path), [5, 6, 7], given=True).run()
+    assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN) == 3 * BLOCK * LAYERS
+
+
+def test_a_block_that_is_computed_after_all_says_nothing(tmp_path: Path) -> None:
+    cache = _nothing_yet(tmp_path)
+    cache.sim.step([Chunk("b", 0, 128)], prompts={"b": 128})
+    run = _looked_at(cache, [5, 6, 7]).run()
+    assert not run.loads.accounts.get(LoadEnd.USED_BEFORE)
+
+
+def test_a_change_in_a_block_that_was_loaded_right_changes_nothing(tmp_path: Path) -> None:
+    cache = Cache(tmp_path, kv_blocks=64).computes("a", [5, 6, 7, 8])
+    cache.sim.give("b", [21, 22, 23, 24], flags=int(Flag.FIRST))
+    run = _looked_at(cache.loads("b", [5, 6, 7, 9]), [15, 16, 17]).run()
+    assert run.compared == {"equal": 3} and not run.loads.accounts.get(LoadEnd.USED_BEFORE)
+
+
+@pytest.mark.parametrize(("steps", "late"), [(1, 6), (4, 3)])
+def test_a_load_that_was_not_looked_at_for_as_long_as_late_ones_take(
+    tmp_path: Path, steps: int, late: int
+) -> None:
+    cache = _looked_at(_nothing_yet(tmp_path), [5, 6, 7], steps=3)
+    cache.sim.give("c", [31, 32, 33, 34], flags=int(Flag.FIRST))
+    cache.loads("c", [ZEROES, ZEROES, ZEROES, 9])
+    run = _looked_at(cache, [ZEROES] * 3, request="c", steps=steps).run()
+    assert run.loads.accounts[LoadEnd.USED_BEFORE] == late * BLOCK * LAYERS
+    assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN, 0) == (6 - late) * BLOCK * LAYERS
 
 
 def test_what_was_seen_to_be_written_is_wrong_itself(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ are kept. It is one number for thousands, and none of them can be got back from 
 KV lies. On a device that is put behind the step's own work, the numbers are copied aside and read in a later
 step: nothing is waited for, and nothing is done while a CUDA graph is captured.
 
+Loaded blocks that hold what they held before are hashed again later (``again.py``): REPRINTS records.
+
 It costs several times a copy of these blocks, and has an account of its own beside the watch's. What it does
 not allow is left out, and what was not printed is compared with nothing.
 """
@@ -16,15 +18,16 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvtrace.agent import describe, graphs
 from kvtrace.agent.budget import Sampler
 from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.watch.again import Again
 from kvtrace.agent.watch.caches import CACHES
-from kvtrace.agent.watch.prompts import Filled, Prompts
+from kvtrace.agent.watch.prompts import LOADED_ATTRIBUTE, Filled, Prompts
 from kvtrace.agent.watch.tensors import OWN, tensors
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
 from kvtrace.trace.rows import BlockPrints
@@ -54,12 +57,21 @@ class _Layer(NamedTuple):
     factor: int
 
 
+class _Planned(NamedTuple):
+    """What is hashed at the end of a step. ``tensors``: the layers'. ``loaded``: requests for which the
+    connector loads -> leading tokens that the step did not compute; None: it is hashed once more."""
+
+    step: int
+    filled: list[Filled]
+    tensors: Mapping[_Layer, Any]
+    loaded: Mapping[str, int] | None
+
+
 @dataclass
 class _Waiting:
     """Fingerprints on their way from a device."""
 
-    step: int
-    filled: list[Filled]
+    planned: _Planned
     sums: Any
     event: Any
 
@@ -71,7 +83,8 @@ class Prints:
         self._groups: list[list[_Layer]] = []
         self._sizes: list[int] = []
         self._prompts = Prompts()
-        self._planned: tuple[int, Any, list[Filled]] | None = None
+        self._planned: tuple[int, Any, list[Filled], dict[str, int]] | None = None
+        self._again = Again()
         self._waiting: deque[_Waiting] = deque()
         self._weights: dict[tuple[Any, int], Any] = {}
         self._account = Sampler("sampled", 0.0)
@@ -83,6 +96,7 @@ class Prints:
         """The worker's KV cache is made, and CACHES knows it."""
         self._groups, self._sizes, self._prompts, self._planned = [], [], Prompts(), None
         self._waiting.clear()
+        self._again = Again()
         self._weights.clear()
         config = AGENT.config
         parallel = describe.get(wrapper, "vllm_config.parallel_config")
@@ -123,60 +137,93 @@ class Prints:
             AGENT.failed("fingerprints")
             return
         if filled:
-            self._planned = worker.step, wrapper, filled
+            self._planned = worker.step, wrapper, filled, _loaded(output)
 
     def drop(self) -> None:
         """The end of the step was not seen: its blocks may have been given out again."""
         self._planned = None
 
+    def begins(self, output: Any, step: int) -> None:
+        """A step begins."""
+        if self._again.waiting and step:
+            self._look_again(lambda: self._again.leaving(output))
+            self._again.step = step
+
+    def ends(self) -> None:
+        """The connector was shut down."""
+        if self._again.waiting:
+            self._look_again(self._again.rest, last=True)
+
     def take(self) -> None:
         """Hash what was planned; write what has come from the device since."""
         planned, self._planned = self._planned, None
-        if planned is None and not self._waiting:
-            return
+        if planned is not None or self._waiting:
+            self._safely(lambda: self._of_step(planned))
+        if self._again.waiting and any(one.due <= self._again.step for one in self._again.waiting):
+            self._look_again(self._again.due)
+
+    def passed(self, busy: int) -> None:
+        """A step took ``busy`` ns of host time."""
+        self._account.passed(busy)
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        """Never raises."""
         before, OWN.busy = OWN.busy, True
         try:
             if self._capturing is not None and self._capturing():
                 return
             torch = sys.modules["torch"]
             with torch._C.DisableTorchFunction(), torch.inference_mode():
-                self._settle()
-                if planned is not None:
-                    self._take(torch, *planned)
+                work()
         except Exception:
             self._sizes = []
             self._waiting.clear()
+            self._again = Again()
             AGENT.failed("fingerprints")
         finally:
             OWN.busy = before
 
-    def passed(self, busy: int) -> None:
-        """A step took ``busy`` ns of host time."""
-        self._account.passed(busy)
+    def _of_step(self, planned: tuple[int, Any, list[Filled], dict[str, int]] | None) -> None:
+        self._settle()
+        if planned is None:
+            return
+        step, wrapper, filled, loaded = planned
+        found = _tensors(wrapper, self._groups)
+        if found is not None:
+            self._take(_Planned(step, sorted(filled, key=_group), found, loaded))
 
-    def _take(self, torch: Any, step: int, wrapper: Any, filled: list[Filled]) -> None:
-        began = clock()
+    def _look_again(self, which: Callable[[], list[Filled]], last: bool = False) -> None:
+        """``last``: nothing will ask for what is still on its way from a device then."""
+
+        def look() -> None:
+            filled = sorted(which(), key=_group)
+            found = {layer: CACHES.tensor(layer.name) for layers in self._groups for layer in layers}
+            if not filled or any(tensor is None for tensor in found.values()):
+                return
+            if not last or all(tensor.device.type == "cpu" for tensor in found.values()):
+                self._take(_Planned(self._again.step, filled, found, None))
+
+        self._safely(look)
+
+    def _take(self, planned: _Planned) -> None:
+        began, torch, filled = clock(), sys.modules["torch"], planned.filled
         of_block = [sum(layer.nbytes for layer in layers) for layers in self._groups]
         nbytes = sum(len(one.blocks) * of_block[one.group] for one in filled)
         if not self._account.holds(nbytes * self._rate):
-            return
-        found = _tensors(wrapper, self._groups)
-        if found is None:
             return
         sums = []
         for group, layers in enumerate(self._groups):
             blocks = [block for one in filled if one.group == group for block in one.blocks]
             if blocks:
-                sums.append(self._sums(torch, [(layer, found[layer]) for layer in layers], blocks))
-        filled = sorted(filled, key=lambda one: one.group)  # as the sums; stable
+                sums.append(self._sums(torch, [(layer, planned.tensors[layer]) for layer in layers], blocks))
         whole = sums[0] if len(sums) == 1 else torch.cat(sums)
         if whole.device.type == "cpu":
-            _write(step, filled, whole.tolist())
+            self._came(planned, whole.tolist())
         else:
             aside = whole.to("cpu", non_blocking=True)
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(whole.device))
-            self._waiting.append(_Waiting(step, filled, aside, event))
+            self._waiting.append(_Waiting(planned._replace(tensors={}), aside, event))
             if len(self._waiting) > _MOST_WAITING:
                 self._waiting.popleft()
         cost = clock() - began
@@ -188,7 +235,15 @@ class Prints:
     def _settle(self) -> None:
         while self._waiting and self._waiting[0].event.query():
             one = self._waiting.popleft()
-            _write(one.step, one.filled, one.sums.tolist())
+            self._came(one.planned, one.sums.tolist())
+
+    def _came(self, planned: _Planned, sums: Sequence[int]) -> None:
+        if planned.loaded is None:
+            _write(planned.step, planned.filled, sums, Kind.REPRINTS)
+            return
+        prints = _write(planned.step, planned.filled, sums)
+        self._again.printed(planned.step, planned.filled, prints, planned.loaded, self._sizes)
+        self._again.step = max(self._again.step, planned.step)
 
     # --- the hash -------------------------------------------------------------------------
 
@@ -271,8 +326,24 @@ def _tensors(wrapper: Any, layers: Sequence[Sequence[_Layer]]) -> dict[_Layer, A
     return found
 
 
-def _write(step: int, filled: Sequence[Filled], sums: Sequence[int]) -> None:
+def _group(filled: Filled) -> int:
+    return filled.group
+
+
+def _loaded(output: Any) -> dict[str, int]:
+    """Requests of a step for which the connector loads -> leading tokens that the step does not compute."""
+    loaded = getattr(output, LOADED_ATTRIBUTE, ())
+    return {
+        new.req_id: new.num_computed_tokens
+        for new in (output.scheduled_new_reqs if loaded else ())
+        if new.req_id in loaded
+    }
+
+
+def _write(step: int, filled: Sequence[Filled], sums: Sequence[int], kind: Kind = Kind.PRINTS) -> list[int]:
+    """The fingerprints, as they are written."""
     at = 0
+    every: list[int] = []
     for one in filled:
         own = sums[at : at + len(one.blocks)]
         at += len(one.blocks)
@@ -281,8 +352,10 @@ def _write(step: int, filled: Sequence[Filled], sums: Sequence[int]) -> None:
             0 if block == _NULL else (value & _MASK) >> 1 or 1
             for block, value in zip(one.blocks, own, strict=True)
         ]
-        head = pack_head(Kind.PRINTS, Role.WORKER, detail=one.group)
+        every += prints
+        head = pack_head(kind, Role.WORKER, detail=one.group)
         with AGENT.passing_request(one.request) as ident:
             for place in range(0, len(prints), _A_RECORD):
                 four = (*prints[place : place + _A_RECORD], 0, 0, 0)[:_A_RECORD]
                 AGENT.add(BlockPrints(head, ident, step, one.first + place, *four))
+    return every

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 from kvtrace.agent.block_tables import groups_of, resumed_of
 
+LOADED_ATTRIBUTE = "_kvtrace_loaded"
+"""Of a SchedulerOutput: the requests that it admits for which the connector loads, if any."""
 _MOST_REQUESTS = 4096
 
 

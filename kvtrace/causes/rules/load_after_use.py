@@ -16,7 +16,9 @@ CAUSE = Cause(
         "before wait_for_layer_load of its layer was called; the layer was not waited for, as others of "
         "the step were; its slots were written only after that, by work that was asked for in that step; or "
         "it ran in a FULL graph, which waits for nothing, under a connector that loads layer by layer (this "
-        "last one is not yet seen live)."
+        "last one is not yet seen live). Or, by the fingerprints, whoever was to write: when attention used "
+        "the blocks they held what they had held before, and some steps later, while they were given to "
+        "nobody else, other KV."
     ),
     remedy=(
         "Load all layers in start_load_kv where a layer does not pass vLLM's attention op. With graphs, "
@@ -31,11 +33,12 @@ def rule(case: Case) -> Results:
     sync = [row for row in loads.accepted(case) if not row.asynchronous]
     early = loads.affected(case, CAUSE)
     if early:
+        every = len(sync) + sum(row.asynchronous for row in early)
         yield loads.finding(
             case,
             CAUSE,
             f"Attention ran over {plural(loads.tokens(case, early, CAUSE), 'token')} before their KV was "
-            f"waited for ({of_all(len(early), len(sync), 'load')}).",
+            f"waited for ({of_all(len(early), every, 'load')}).",
             evidence=loads.reasons_and_places(early, CAUSE),
             headline="attention ran before the loaded KV was there",
         )

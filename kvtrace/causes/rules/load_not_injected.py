@@ -21,7 +21,8 @@ CAUSE = Cause(
         "load read the very slots that it was to fill, in whatever thread, wrote none of them, and has no "
         "way to write that can't be followed: what it filled is a copy. Or, by the fingerprints, whoever was "
         "to write: the blocks hold zeroes, or what the same blocks of the cache held for other positions "
-        "before, and no write was seen."
+        "before, no write was seen, and they still held it when they were looked at some steps later, where "
+        "that could be done."
     ),
     remedy=(
         "Look at start_load_kv for early returns: the forward context's attn_metadata is None in a step "

@@ -21,10 +21,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kvtrace.ledger.contents.later import Later, held_later
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
 from kvtrace.ledger.contents.residue import Places, left_alone, remaining, untouched
 from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.requests import Request
+from kvtrace.words import plural
 
 _MOST_SAID = 3
 
@@ -32,13 +34,14 @@ _MOST_SAID = 3
 @dataclass(frozen=True)
 class Wrong:
     """Tokens [start, end) with loaded KV that is not what they compute to. ``pairs``: a bit each. ``left``:
-    it is what stood there before, nothing was loaded."""
+    it is what stood there before, nothing was loaded. ``late``: it is that, and was written after its use."""
 
     start: int
     end: int
     pairs: int
     why: str
     left: bool = False
+    late: bool = False
 
 
 Proved = tuple[int, tuple[Interval, ...]]
@@ -112,7 +115,43 @@ def compare(
     }
     for row in untouched(workers, suspects, places) if places is not None and suspects else ():
         wrong[row] = [replace(one, left=True) for one in wrong[row]]
+    if places is not None:
+        _look_later(wrong, held_later(workers, places), requests)
     return Contents(wrong, by_row, blocks, frozenset(written))
+
+
+def _look_later(
+    wrong: dict[int, list[Wrong]], later: Mapping[tuple[int, int, int], Later], requests: Sequence[Request]
+) -> None:
+    """Tell those that were written too late from those that were not. Where the loads of an engine are seen
+    to come too late, one whose blocks could be looked at for less long than that takes is no other."""
+    longest: dict[int, int] = {}
+    for (_, row, _), then in later.items():
+        if then.changed and any(one.left for one in wrong.get(row, ())):
+            engine = requests[row].engine
+            longest[engine] = max(longest.get(engine, 0), then.steps)
+    for row, found in wrong.items():
+        most = longest.get(requests[row].engine, -1)
+        for at, one in enumerate(found):
+            held = later.get((one.pairs, row, one.start), _NOT_LOOKED_AT)
+            if one.left and (held is not _NOT_LOOKED_AT or most >= 0):
+                late = held.changed or held.steps < most
+                why = f"{one.why}, when attention used them; {_said(held, most)}"
+                found[at] = replace(one, why=why, left=not late, late=late)
+
+
+_NOT_LOOKED_AT = Later(False, -1)
+
+
+def _said(then: Later, most: int) -> str:
+    """``most``: steps after which other loads of the engine came, at the most; -1: none did."""
+    if then.changed:
+        return f"{then.after} they hold other KV"
+    seen = "they were not looked at again" if then.steps < 0 else f"{then.after} they still do"
+    others = (
+        f", and after that could not be looked at; other loads came {plural(most, 'step')} after their use"
+    )
+    return seen + (others if then.steps < most else "")
 
 
 class _Prefixes:

@@ -20,6 +20,9 @@ _LEFT = (
     "no write was seen, and their blocks hold what the same blocks held before: nothing was written, "
     "or it came too late"
 )
+_LATE = (
+    "when attention used them their blocks held what they had held before; what was loaded was written later"
+)
 
 
 def with_contents(
@@ -102,7 +105,7 @@ def _judged(
         if now:
             lost[now] = lost.get(now, 0) | pairs
     more_reasons, more_places = dict(load.reasons), dict(load.places)
-    before = {LoadEnd.NOT_WRITTEN: [_LEFT], LoadEnd.FAILED: failed}
+    before = {LoadEnd.NOT_WRITTEN: [_LEFT], LoadEnd.FAILED: failed, LoadEnd.USED_BEFORE: [_LATE]}
     for end in dict.fromkeys(_end(one, failed) for one in said):
         whose = [one for one in said if _end(one, failed) is end]
         more_reasons[end] = (*before.get(end, ()), *reasons(whose))
@@ -116,6 +119,8 @@ def _judged(
 
 
 def _end(one: Wrong, failed: Sequence[str]) -> LoadEnd:
+    if one.late:
+        return LoadEnd.USED_BEFORE
     return LoadEnd.FAILED if failed else LoadEnd.NOT_WRITTEN if one.left else LoadEnd.WRONG
 
 

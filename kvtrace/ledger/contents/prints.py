@@ -1,4 +1,4 @@
-"""PRINTS records as blocks of requests: which tokens, and where their KV came from."""
+"""PRINTS and REPRINTS records as blocks of requests: which tokens, and where their KV came from."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT
+from kvtrace.trace.reader import Records
 
 ZEROES = 1
 """The fingerprint of a block of zeroes: it says nothing about whose it is."""
@@ -57,6 +58,7 @@ class Printed:
         pairs: of the engine, a bit each: the group's layers on that worker.
         group: its number.
         whole: every block of a prompt stays in use: of full attention.
+        later: loaded blocks as they stood some time after their first use, in the order of their steps.
     """
 
     shape: Shape
@@ -65,6 +67,7 @@ class Printed:
     blocks: Sequence[Block]
     group: int = 0
     whole: bool = False
+    later: Sequence[Block] = ()
 
 
 def printed(
@@ -83,12 +86,13 @@ def printed(
     for engine in engines:
         first = 0
         for worker in engine.workers:
-            blocks = _blocks(engine, by_name[worker.spool], by_id, requests, load_of)
+            scan = by_name[worker.spool]
+            blocks = _blocks(engine, scan, scan.prints, by_id, requests, load_of)
+            again = _blocks(engine, scan, scan.reprints, by_id, requests, load_of)
             for group, of_group in blocks.items():
                 shape, pairs = _shape(engine, worker, group)
-                found.append(
-                    Printed(shape, engine.tag, pairs << first, of_group, group, _whole(engine, group))
-                )
+                whole, later = _whole(engine, group), again.get(group, ())
+                found.append(Printed(shape, engine.tag, pairs << first, of_group, group, whole, later))
             first += len(worker.kv_layers)
     return found
 
@@ -110,13 +114,14 @@ def _shape(engine: Engine, worker: Worker, group: int) -> tuple[Shape, int]:
 def _blocks(
     engine: Engine,
     scan: SpoolScan,
+    records: Records,
     by_id: Mapping[tuple[int, str], Sequence[int]],
     requests: Sequence[Request],
     loads: Mapping[int, LoadOf],
 ) -> dict[int, list[Block]]:
-    """By KV cache group."""
+    """By KV cache group. ``records``: PRINTS, or REPRINTS, which have the same columns."""
     found: dict[int, list[Block]] = defaultdict(list)
-    for words in scan.prints.tolist():
+    for words in records.tolist():
         record = rows.BlockPrints._make(words)
         group = rows.detail(record.head)
         name = scan.names.get(record.request, "")

@@ -7,6 +7,7 @@ position of another prompt is no sign: a load under a wrong key may put it back 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -27,9 +28,14 @@ class Places:
 
     def __init__(self, given: Iterable[Given]) -> None:
         self._runs: dict[tuple[int, int], list[Run]] = defaultdict(list)
+        self._of_group: dict[int, list[Run]] = defaultdict(list)
         for one in given:
             record: rows.BlocksGiven = one.record
-            self._runs[one.row, record.group].append((record.step, record.first, record.block, record.count))
+            run = record.step, record.first, record.block, record.count
+            self._runs[one.row, record.group].append(run)
+            self._of_group[record.group].append(run)
+        for runs in self._of_group.values():
+            runs.sort()
 
     def block(self, row: int, group: int, place: int, step: int) -> int:
         """At the end of ``step``; 0 where that is not known."""
@@ -37,6 +43,15 @@ class Places:
             if since <= step and first <= place < first + abs(count):
                 return block + (place - first if count > 0 else first - place)
         return 0
+
+    def given_again(self, block: int, group: int, since: int, until: int) -> bool:
+        """Whether a block was given to anyone in a step after ``since``, up to ``until``."""
+        runs = self._of_group.get(group, [])
+        first, last = (bisect_left(runs, (step + 1,)) for step in (since, until))
+        return any(
+            min(own, own + count + 1) <= block <= max(own, own + count - 1)
+            for _, _, own, count in runs[first:last]
+        )
 
 
 def left_alone(

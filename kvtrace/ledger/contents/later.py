@@ -1,0 +1,49 @@
+"""Loaded blocks that held, when attention used them, what they had held before: what they held later.
+
+Nobody computes what was loaded. So what changes in such a block after its use was written by the load, too
+late, as long as the block was given to nobody else. What stays as it is says so for as long as it was
+looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kvtrace.ledger.contents.prints import Origin, Printed
+from kvtrace.ledger.contents.residue import Places
+from kvtrace.words import plural
+
+
+class Later(NamedTuple):
+    """``changed``: it holds other KV than when it was used. ``steps``: how much later that was seen first;
+    where it did not change, how long it was looked at."""
+
+    changed: bool
+    steps: int
+
+    @property
+    def after(self) -> str:
+        """That time, in words."""
+        return f"{plural(self.steps, 'step')} later" if self.steps else "later in that step"
+
+
+def held_later(printed: Sequence[Printed], places: Places) -> Mapping[tuple[int, int, int], Later]:
+    """(pairs, row, begin) -> what is known of it, of each loaded block that was looked at again."""
+    found: dict[tuple[int, int, int], Later] = {}
+    for one in printed:
+        if not one.later:
+            continue
+        used = {(b.row, b.start): b for b in one.blocks if b.origin is Origin.LOADED}
+        size = max(1, one.shape.block_size)
+        for block in one.later:
+            first = used.get((block.row, block.start))
+            if first is None or block.origin is not Origin.LOADED or block.step < first.step:
+                continue
+            at = places.block(block.row, one.group, block.start // size, first.step)
+            if at and not places.given_again(at, one.group, first.step, block.step):
+                key = one.pairs, block.row, block.start
+                before = found.get(key)
+                if before is None or not before.changed:
+                    found[key] = Later(block.value != first.value, block.step - first.step)
+    return found
