@@ -39,9 +39,16 @@ from vllm_env import CACHE, vllm_env  # noqa: E402
 
 from kvtrace.report.build import build_report  # noqa: E402
 
-PACKAGES = ("kvblockd==0.1.0", "vllm-kvblockd==0.1.0", "semblend-vllm-connector==0.2.8", "blake3", "xxhash")
+PACKAGES = (
+    "kvblockd==0.1.0", "vllm-kvblockd==0.1.0", "semblend-vllm-connector==0.2.8", "blake3", "xxhash",
+    # LMCache, and what it imports on its way to a store in files
+    "lmcache==0.5.6", "aiofile", "caio", "aiofiles", "sortedcontainers", "nvtx", "redis",
+    "nixl==1.5.1", "nixl-cu12==1.5.1",
+)  # fmt: skip
 BLOCK = 32
 LAYERS = 4
+BYTES = LAYERS * 2 * 128 * 4
+"""Of a token's KV: layers x (K and V) x (heads x size) x float32."""
 
 ENGINE: dict[str, Any] = {
     "block_size": BLOCK, "max_model_len": 2304, "max_num_seqs": 16, "enforce_eager": True,
@@ -77,6 +84,7 @@ class Case:
     Attributes:
         first: ids that are right as the first finding; empty: there must be no fault.
         limit: what is found works as built: there must be no fault beside it.
+        script: the workload, in scripts/real.
         truth: (case, its folder, all requests' tokens) -> Truth.
         about: what is true of the run, in words.
     """
@@ -94,6 +102,7 @@ class Case:
     env: dict[str, str] = field(default_factory=dict)
     server: str = ""
     limit: bool = False
+    script: str = "work.py"
 
     @property
     def ranks(self) -> int:
@@ -172,10 +181,18 @@ def vua_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth:
     return Truth(total, f"rows of its {len(files)} files ({empty} of them empty), by prefix")
 
 
-def _rows(file: Path) -> int:
+def _shape(file: Path) -> list[int]:
     with file.open("rb") as opened:
         header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    return int(next(iter(header.values()))["shape"][1])
+    return [int(size) for size in next(iter(header.values()))["shape"]]
+
+
+def _rows(file: Path) -> int:
+    return _shape(file)[1]
+
+
+def _first(file: Path) -> int:
+    return _shape(file)[0]
 
 
 def kvblockd_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth:
@@ -186,6 +203,9 @@ def kvblockd_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth
     return Truth(len(blobs) * BLOCK, f"{len(blobs)} blobs in the server, a block of {BLOCK} tokens each")
 
 
+DECLINED = "materialization_rejected_no_safe_plan"
+
+
 def semblend_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth:
     """A folder for each request that it captured, a file for each layer in it."""
     captured = [path for path in (folder / "store").iterdir() if path.is_dir()]
@@ -193,7 +213,32 @@ def semblend_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth
     for path in captured:
         files = list(path.glob("*.safetensors"))
         counts.append(min(map(_rows, files)) if len(files) == LAYERS else 0)
-    return Truth(sum(counts), f"rows of the files of {len(captured)} captured prompts")
+    how = f"rows of the files of {len(captured)} captured prompts"
+    audit = folder / "store.audit"
+    said = audit.read_text(encoding="utf-8").splitlines() if audit.exists() else []
+    declined = [one["reason"] for one in map(json.loads, said) if one["event"] == DECLINED]
+    return Truth(sum(counts), how + (f"; declined in its audit file: {', '.join(declined)}" if said else ""))
+
+
+def example_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth:
+    """A folder for each prompt, under the hash of its whole blocks; a file for each layer in it."""
+    folders = [path for path in (folder / "store").iterdir() if path.is_dir()]
+    counts = []
+    for path in folders:
+        files = list(path.glob("*.safetensors"))
+        counts.append(min(_first(file) for file in files) if len(files) == LAYERS else 0)
+    return Truth(sum(counts), f"rows of the files of {len(folders)} prompts")
+
+
+def nothing_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth:
+    return Truth(0, "it has no store")
+
+
+def lmcache_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth:
+    """A file for each chunk, of all layers, without a header."""
+    files = [path for path in (folder / "store").rglob("*") if path.is_file()]
+    size = sum(path.stat().st_size for path in files)
+    return Truth(size // BYTES, f"{size:,} bytes in {len(files)} files, {BYTES:,} a token")
 
 
 def offload_truth(case: Case, folder: Path, requests: list[list[int]]) -> Truth:
@@ -222,8 +267,15 @@ SEMBLEND: dict[str, Any] = {
 }  # fmt: skip
 
 
+EXAMPLE: dict[str, Any] = {
+    "connector": "ExampleConnector", "module": "", "truth": example_truth,
+    "extra": {"shared_storage_path": "@PLACE@"},
+}  # fmt: skip
+OFFLOADING = {"spec_name": "HostSpec", "spec_module_path": "offloading_here", "cpu_bytes_to_use": 64 << 20}
+
+
 def cases() -> list[Case]:
-    return [*_vua_cases(), *_others()]
+    return [*_vua_cases(), *_others(), *_of_vllm(), *_lmcache_cases(), *_nixl_cases()]
 
 
 def _vua_cases() -> list[Case]:
@@ -269,15 +321,83 @@ def _others() -> list[Case]:
              first=frozenset({"metadata-has-no-store", "connector-disabled-itself"}),
              rounds=[Round(prompts("long", 600, 700))], extra={"kv_storage_path": "@PLACE@"}, **SEMBLEND),
         Case("semblend-exact", "semblend-vllm-connector 0.2.8, mode exact_prefix",
-             "prompts are captured, and loaded where a later one begins like them",
+             "prompts are captured; the lookup finds the one with the same tokens, and declines it "
+             "(no_block_refs): nothing is ever loaded",
+             first=frozenset({"key-mismatch"}),
              rounds=[Round(prompts("long", 600, 700)), Round(prompts("long", 600))],
-             extra={"kv_storage_path": "@PLACE@", "mode": "exact_prefix", "min_prompt_tokens": 128},
+             extra={"kv_storage_path": "@PLACE@", "mode": "exact_prefix", "min_prompt_tokens": 128,
+                    "audit_path": "@PLACE@.audit"},
              **SEMBLEND),
         Case("offload", "vLLM's SimpleCPUOffloadConnector, its device copy replaced",
              "every full block is stored in host memory, by another thread",
              connector="OffloadHere", module="offload_here", truth=offload_truth,
              rounds=[Round(few), Round(few[:2])], engine={"enable_prefix_caching": True},
              extra={"cpu_bytes_to_use": 64 << 20, "count_file": "@COUNT@"}),
+    ]  # fmt: skip
+
+
+def _of_vllm() -> list[Case]:
+    few = prompts("few", 300, 130, 500, 96)
+    children = [
+        {"kv_connector": "ExampleConnector", "kv_role": "kv_both",
+         "kv_connector_extra_config": EXAMPLE["extra"]},
+        {"kv_connector": "OffloadingConnector", "kv_role": "kv_both",
+         "kv_connector_extra_config": {**OFFLOADING, "count_file": "@COUNT@"}},
+    ]  # fmt: skip
+    return [
+        Case("example", "vLLM's ExampleConnector",
+             "every whole block before a prompt's last token is stored, and loaded again",
+             first=GRANULARITY, limit=True, rounds=[Round(few), Round(few[:2])], **EXAMPLE),
+        Case("example-in-one-step", "vLLM's ExampleConnector, several prompts in one step",
+             "every whole block before a prompt's last token is stored",
+             first=GRANULARITY, limit=True, rounds=[Round(few, together=True)], **EXAMPLE),
+        Case("example-chunked", "vLLM's ExampleConnector, prompts above the chunk of 256",
+             "of a prompt that comes in chunks the first one is stored",
+             first=frozenset({"first-chunk-only"}), rounds=[Round(prompts("chunked", 700, 500, 130))],
+             engine={"max_num_batched_tokens": 256}, **EXAMPLE),
+        Case("offloading", "vLLM's OffloadingConnector, its device copy replaced",
+             "every full block is stored in host memory, by address, and loaded again",
+             connector="OffloadingConnector", module="", truth=offload_truth,
+             first=GRANULARITY, limit=True, rounds=[Round(few), Round(few[:2])],
+             extra={**OFFLOADING, "count_file": "@COUNT@"}),
+        Case("multi", "vLLM's MultiConnector of ExampleConnector and OffloadingConnector",
+             "both store every full block, the first one without the block of a prompt's last token",
+             connector="MultiConnector", module="", truth=offload_truth,
+             first=GRANULARITY, limit=True, rounds=[Round(few), Round(few[:2])],
+             extra={"connectors": children}),
+        Case("decode-bench", "vLLM's DecodeBenchConnector",
+             "it fills the cache of every prompt with a constant, and stores nothing by design",
+             connector="DecodeBenchConnector", module="", truth=nothing_truth, rounds=[Round(few)]),
+    ]  # fmt: skip
+
+
+def _lmcache_cases() -> list[Case]:
+    few = prompts("few", 300, 130, 500, 96)
+    files = {
+        "lmcache.chunk_size": 64, "lmcache.local_cpu": False, "lmcache.max_local_cpu_size": 0.25,
+        "lmcache.local_disk": "@PLACE@", "lmcache.max_local_disk_size": 1,
+    }  # fmt: skip
+    lmcache: dict[str, Any] = {
+        "connector": "LMCacheHere", "module": "lmcache_here", "truth": lmcache_truth, "extra": files,
+        "env": {"LMCACHE_TRACK_USAGE": "false", "PYTHONHASHSEED": "0"}, "limit": True,
+        "first": GRANULARITY,
+    }  # fmt: skip
+    return [
+        Case("lmcache", "LMCache 0.5.6, its device copy replaced, chunks of 64 in files",
+             "whole chunks are stored, and loaded again",
+             rounds=[Round(few), Round(few[:2])], **lmcache),
+        Case("lmcache-in-one-step", "LMCache 0.5.6, the same, several prompts in one step",
+             "whole chunks are stored", rounds=[Round(few, together=True)],
+             **{**lmcache, "engine": {"max_num_batched_tokens": 512}}),
+    ]  # fmt: skip
+
+
+def _nixl_cases() -> list[Case]:
+    return [
+        Case("nixl", "NIXL 1.5.1, vLLM's NixlConnector between two engines, by UCX on this machine",
+             "the first engine computes each prompt, the second one fetches its KV; nothing is stored",
+             connector="NixlConnector", module="", truth=nothing_truth, script="pair.py",
+             rounds=[Round(prompts("few", 300, 130, 500, 96), max_tokens=4)]),
     ]  # fmt: skip
 
 
@@ -337,11 +457,10 @@ class Runs:
                 server.communicate()
 
     def _trace(self, case: Case, folder: Path, place: str) -> None:
-        words = {"@PLACE@": place, "@COUNT@": str(folder / "count.json")}
-        extra = {name: words.get(str(value), value) for name, value in case.extra.items()}
+        extra = _filled(case.extra, {"@PLACE@": place, "@COUNT@": str(folder / "count.json")})
         transfer = {
-            "kv_connector": case.connector, "kv_connector_module_path": case.module, "kv_role": "kv_both",
-            "kv_connector_extra_config": extra,
+            "kv_connector": case.connector, "kv_role": "kv_both", "kv_connector_extra_config": extra,
+            **({"kv_connector_module_path": case.module} if case.module else {}),
         }  # fmt: skip
         spec = {
             "llm": {**ENGINE, **case.engine, "model": str(self.model), "kv_transfer_config": transfer},
@@ -353,10 +472,10 @@ class Runs:
         env["PATH"] = os.pathsep.join([str(self.python.parent), env["PATH"]])
         modules = [str(HERE), *([str(self.vua / "src")] if self.vua else [])]
         env["PYTHONPATH"] = os.pathsep.join([*modules, env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        if case.ranks == 1:
+        if case.ranks == 1 and case.script == "work.py":
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         command = [str(self.python), "-m", "kvtrace", "run", "-o", str(folder / "trace"), "--name", case.name]
-        command += ["--", str(self.python), str(HERE / "work.py"), str(folder / "spec.json")]
+        command += ["--", str(self.python), str(HERE / case.script), str(folder / "spec.json")]
         with (folder / "log").open("w") as log:
             subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT, check=False, timeout=540)
 
@@ -384,6 +503,17 @@ class Runs:
         result.faults = len(faults)
         counting = everything if case.limit or not case.first else faults
         result.first = ([*faults, *counting] or ["none"])[0]
+
+
+def _filled(value: Any, words: dict[str, str]) -> Any:
+    """An option with the places of this run in it."""
+    if isinstance(value, dict):
+        return {name: _filled(one, words) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_filled(one, words) for one in value]
+    for word, place in words.items() if isinstance(value, str) else ():
+        value = value.replace(word, place)
+    return value
 
 
 def _call(command: list[str]) -> None:

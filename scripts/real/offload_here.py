@@ -8,40 +8,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from no_device import Torch
 from vllm.distributed.kv_transfer.kv_connector.v1 import simple_cpu_offload_connector as connector
 from vllm.v1.simple_kv_offload import copy_backend, worker
-
-
-class Stream:
-    """A stream of a device that computes in order and at once."""
-
-    def __init__(self, priority: int = 0) -> None:
-        self.priority = priority
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        return 0, 0
-
-    def wait_event(self, event: Any) -> None:
-        return
-
-    def synchronize(self) -> None:
-        return
-
-
-class Event:
-    def record(self, stream: Any = None) -> None:
-        return
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return
 
 
 def _pairs(source: dict[str, Any], target: dict[str, Any], *_: Any, **__: Any) -> list[tuple[Any, Any]]:
@@ -53,17 +25,7 @@ def _copy(source: list[int], target: list[int], pairs: list[tuple[Any, Any]]) ->
         here[torch.tensor(target)] = there[torch.tensor(source)]
 
 
-class _Torch(ModuleType):
-    """torch as its worker sees it: streams and events are those above, all else is torch's own."""
-
-    cuda = SimpleNamespace(Stream=Stream, current_stream=lambda *_: Stream())
-    Event = Event
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
-copy_backend.torch = worker.torch = _Torch("torch")
+copy_backend.torch = worker.torch = Torch("torch")
 copy_backend.build_params = _pairs
 copy_backend.copy_blocks = _copy
 copy_backend.current_platform.set_device = lambda *_: None
