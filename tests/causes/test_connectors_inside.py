@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from synth import Chunk, Entry, Several, Sim
+from synth import Chunk, Entry, Prompt, Several, Sim
+from test_load_rules import the, words
 from test_rules import analyse, ids, prompts, ruled_out, tokens
 
 from kvtrace.causes import Diagnosis
@@ -68,6 +69,23 @@ def test_healthy_ones_with_units_of_their_own_have_no_fault(tmp_path: Path) -> N
     assert tokens(of(diagnosis, "Far")) == {"saved": 256, "not-saved:below-save-granularity": 36}
     assert [one.connector for one in diagnosis.findings] == ["Far", "Near"]
     assert "metadata-has-no-store" not in ids(diagnosis)
+
+
+def test_what_another_one_loads_is_not_held_back_by_the_scheduler(tmp_path: Path) -> None:
+    """Both offer the same tokens, and the first one's are taken: no request had its offer left for its
+    options."""
+    sim = Several(tmp_path / "run", ["First", "Second"], kv_blocks=64)
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 96, 96)
+    sim.lookup("a", 0, 96, 96, connector=sim.inner["First"][0])
+    sim.lookup("a", 0, 96, 0, connector=sim.inner["Second"][0])
+    sim.step([Chunk("a", 96, 32, first=True)], prompts={"a": 128})
+    sim.finish("a", 128)
+    diagnosis = analyse(sim)
+    finding = the(diagnosis, "lookup-clamped")
+    assert (finding.connector, finding.severity) == ("Second", "note")
+    assert "Another connector loaded 96 of 96 tokens" in finding.title
+    assert "prompt_logprobs" not in words(finding)
 
 
 def test_a_dead_one_beside_a_good_one_comes_first_and_is_not_ruled_out(tmp_path: Path) -> None:

@@ -320,17 +320,18 @@ class Sim:
             s.add(*rows.Parts(pack_head(Kind.PART, Role.SCHEDULER), req, 0, self.block, *four))
 
     def lookup(
-        self, request: str, local: int, answer: int | None, accepted: int | None, flags: int = 0
-    ) -> None:
+        self, request: str, local: int, answer: int | None, accepted: int | None, flags: int = 0,
+        connector: int = 0,
+    ) -> None:  # fmt: skip
         """In the step that is about to be scheduled."""
         s, step = self.scheduler, self.tag << fmt.STEP_SHIFT | (self.n + 1)
         value = fmt.NONE_ANSWER if answer is None else answer
         req = s.name(request)
         self._asked.add(request)
-        head = pack_head(Kind.LOOKUP, Role.SCHEDULER, flags=flags)
+        head = pack_head(Kind.LOOKUP, Role.SCHEDULER, detail=connector, flags=flags)
         s.add(*rows.Lookup(head, self.clock(), self.clock(), step, req, local=local, external=value))
         if accepted is not None:
-            head = pack_head(Kind.ALLOC, Role.SCHEDULER)
+            head = pack_head(Kind.ALLOC, Role.SCHEDULER, detail=connector)
             s.add(*rows.Allocation(head, self.clock(), self.clock(), step, req, external=accepted, blocks=1))
 
     def preempt(self, request: str, computed: int = 0) -> None:

@@ -6,7 +6,15 @@ from collections import defaultdict
 
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
-from kvtrace.ledger.loads.model import FULL_HIT, NO_BLOCKS, ROUNDED, SKIPS_CACHE, SUB_BLOCK, LoadOf
+from kvtrace.ledger.loads.model import (
+    FROM_ANOTHER,
+    FULL_HIT,
+    NO_BLOCKS,
+    ROUNDED,
+    SKIPS_CACHE,
+    SUB_BLOCK,
+    LoadOf,
+)
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -28,6 +36,7 @@ _WHY = {
     FULL_HIT: "kept back the last token of a whole prompt: it is computed again for its logits",
     ROUNDED: "rounded down to a whole block",
     SUB_BLOCK: "took nothing: the offer ends inside a block, and the GPU's own prefix cache reaches further",
+    FROM_ANOTHER: "took none of an offer: another connector inside the same one loaded these tokens",
     NO_BLOCKS: "found no free KV blocks for the request until it left",
 }
 _REMEDY = {
@@ -36,6 +45,7 @@ _REMEDY = {
     FULL_HIT: "Nothing to do: one token of a prompt is always computed.",
     ROUNDED: "Offer whole blocks.",
     SUB_BLOCK: "Nothing to do: the GPU's own prefix cache reaches further.",
+    FROM_ANOTHER: "Nothing to do: of several connectors that have the tokens one loads them.",
     NO_BLOCKS: "Give the KV cache more memory (--gpu-memory-utilization, --kv-cache-memory-bytes), or run "
     "fewer sequences at once (--max-num-seqs), which lowers throughput.",
 }
@@ -66,12 +76,15 @@ def rule(case: Case) -> Results:
         f"{first.id}: offered {count(first.offered)}, accepted {count(first.accepted)} of "
         f"{count(first.prompt)} prompt tokens ({count(first.local)} local)"
     )
-    harmless = set(by_reason) <= {FULL_HIT, SUB_BLOCK}
+    harmless = set(by_reason) <= {FULL_HIT, SUB_BLOCK, FROM_ANOTHER}
+    amount, of = f"{count(tokens)} of {plural(offered_tokens, 'token')}", plural(len(left), "request")
+    said = f"The scheduler left {amount} that the connector offered ({of})."
+    if set(by_reason) == {FROM_ANOTHER}:
+        said = f"Another connector loaded {amount} that this one offered as well ({of})."
     yield loads.finding(
         case,
         CAUSE,
-        f"The scheduler left {count(tokens)} of {plural(offered_tokens, 'token')} that the connector "
-        f"offered ({plural(len(left), 'request')}).",
+        said,
         evidence=evidence,
         remedy=[_REMEDY[reason] for reason in by_reason if reason in _REMEDY]
         or ["Compare the lookup and update_state_after_alloc of the requests named here."],

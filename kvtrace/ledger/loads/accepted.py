@@ -9,6 +9,7 @@ from functools import cached_property
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, subtract, union
 from kvtrace.ledger.loads.model import (
+    FROM_ANOTHER,
     FULL_HIT,
     NO_BLOCKS,
     ROUNDED,
@@ -83,7 +84,7 @@ def until_accepted(row: int, request: Request, engine: Engine) -> tuple[LoadOf, 
     left = request.prompt - local
     load = replace(
         load,
-        clamp=_clamp(load, request.block or engine.block_size) if kept_back else "",
+        clamp=_clamp(load, request, engine) if kept_back else "",
         ends=_ends(
             engine,
             (LoadEnd.LOCAL_HIT, local),
@@ -141,9 +142,13 @@ def _accepted(load: LoadOf, request: Request, taken: int) -> int:
     return accepted
 
 
-def _clamp(load: LoadOf, block: int) -> str:
-    """Why vLLM's scheduler takes less than it was offered."""
+def _clamp(load: LoadOf, request: Request, engine: Engine) -> str:
+    """Why vLLM's scheduler takes less than it was offered; or, of connectors inside another one, that one."""
+    block = request.block or engine.block_size
     if load.accepted == 0:
+        inside = engine.connector is not None and engine.connector.parent is not None
+        if inside and request.chunks and request.chunks[0].start > load.local:
+            return FROM_ANOTHER
         if load.offered < block and load.local % block:
             return SUB_BLOCK
         return SKIPS_CACHE if load.offered > 1 else FULL_HIT if load.local + 1 == load.prompt else UNEXPLAINED

@@ -14,8 +14,8 @@ Place = tuple[int, str]
 """Rank and layer."""
 
 # Why the scheduler took fewer tokens than the connector offered.
-SKIPS_CACHE, FULL_HIT, ROUNDED, SUB_BLOCK, NO_BLOCKS, UNEXPLAINED = (
-    "skips-cache", "full-hit", "rounded", "sub-block", "no-blocks", "unexplained",
+SKIPS_CACHE, FULL_HIT, ROUNDED, SUB_BLOCK, NO_BLOCKS, FROM_ANOTHER, UNEXPLAINED = (
+    "skips-cache", "full-hit", "rounded", "sub-block", "no-blocks", "from-another", "unexplained",
 )  # fmt: skip
 
 
