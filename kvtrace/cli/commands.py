@@ -9,6 +9,7 @@ from kvtrace.cli.baseline import baseline
 from kvtrace.cli.check import check
 from kvtrace.cli.diff import diff
 from kvtrace.cli.docs import docs
+from kvtrace.cli.doctor import doctor
 from kvtrace.cli.examples import epilog
 from kvtrace.cli.explain import explain
 from kvtrace.cli.export import export
@@ -48,6 +49,7 @@ def _root(
 
 _RUN_CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 app.command("run", context_settings=_RUN_CONTEXT, epilog=epilog("run"))(run)
+app.command("doctor", context_settings=_RUN_CONTEXT, epilog=epilog("doctor"))(doctor)
 app.command("explain", epilog=epilog("explain"))(explain)
 app.command("requests", epilog=epilog("requests"))(requests)
 app.command("why", epilog=epilog("why"))(why)

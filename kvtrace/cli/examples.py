@@ -16,6 +16,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "kvtrace run --metadata-adapter mine.kv:kv_entries -- vllm serve MODEL",
         "kvtrace run --stuck-after 60 -- vllm serve MODEL",
     ),
+    "doctor": (
+        "kvtrace doctor -- vllm serve MODEL --kv-transfer-config '{...}'",
+        "kvtrace doctor --connector mine.kv:MyConnector",
+        "kvtrace doctor --format json -- vllm serve MODEL | jq .lines",
+    ),
     "explain": (
         "kvtrace explain reports/RUN",
         "kvtrace explain -v reports/RUN/report.json | less",

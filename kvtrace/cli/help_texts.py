@@ -18,6 +18,7 @@ Options:
 
 Commands:
   run       Run a vLLM command traced, then make the report.
+  doctor    Say before a run what it will trace, and what it will not save.
   explain   Explain why KV blocks were saved and loaded, or were not.
   requests  List the requests of a run, worst first.
   why       Show what happened to one request, and to each of its tokens.
@@ -91,6 +92,35 @@ Options:
     kvtrace run -o traces/r1 --name nightly -- python bench.py
     kvtrace run --metadata-adapter mine.kv:kv_entries -- vllm serve MODEL
     kvtrace run --stuck-after 60 -- vllm serve MODEL
+""",
+    "doctor": """\
+Usage: kvtrace doctor [OPTIONS] [[--] COMMAND...]...
+
+  Say before a run what it will trace, and what it will not save.
+
+  Versions, hooks, the connector's class, its configuration and its store: ok,
+  warning, problem or not known, each with a remedy. No engine is started, no
+  connector is made. Exit codes: 0 no problem, 1 a problem, 2 usage.
+
+Arguments:
+  [--] COMMAND... <list[str]>  The command that kvtrace run would get; it is
+                               not run.
+
+Options:
+  --connector MODULE:CLASS     Check this connector's class; COMMAND may be
+                               left out.
+  --timeout SECONDS            How long importing vLLM, the connector, or
+                               making vLLM's configuration may take, each.
+                               [default: 180.0; 1<=x<=3600]
+  --format text|markdown|json  text (for a terminal), markdown (for an issue),
+                               json (for programs).  [default: text]
+  --no-color                   No colour (also: NO_COLOR=1).
+  -h, --help                   Show this message and exit.
+
+  Examples:
+    kvtrace doctor -- vllm serve MODEL --kv-transfer-config '{...}'
+    kvtrace doctor --connector mine.kv:MyConnector
+    kvtrace doctor --format json -- vllm serve MODEL | jq .lines
 """,
     "explain": """\
 Usage: kvtrace explain [OPTIONS] {PATH}

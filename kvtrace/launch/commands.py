@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Sequence
 
 TITLE = "VLLM::"
 """vLLM renames its processes: ``VLLM::EngineCore``, ``VLLM::Worker_TP0``, ..."""
@@ -26,17 +27,27 @@ def is_vllm(argv: list[str]) -> bool:
         return True
     if not is_python(argv):
         return False
+    module, rest = module_of(argv)
+    return (
+        (module + ".").startswith("vllm.") if module else bool(rest) and os.path.basename(rest[0]) == "vllm"
+    )
+
+
+def module_of(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Of a Python's command line: the module of ``-m`` and the words after it; else "" and the words from
+    the script on, [] where there is none (``-c``)."""
     rest = iter(argv[1:])
     for word in rest:
         if module := _MODULE.match(word):
-            return ((module.group(1) or next(rest, "")) + ".").startswith("vllm.")
+            name = module.group(1) or next(rest, "")
+            return name, list(rest)
         if word == "-c":
-            return False
+            break
         if word in _OPTIONS_WITH_VALUE:
             next(rest, "")
         elif not word.startswith("-"):
-            return os.path.basename(word) == "vllm"
-    return False
+            return "", [word, *rest]
+    return "", []
 
 
 def ignores_pythonpath(argv: list[str]) -> bool:

@@ -48,11 +48,12 @@ def runs_in_our_environment(program: str, command: Sequence[str], environ: Mappi
     """True where the command surely is vLLM in this environment's Python, with kvtrace installed."""
     if os.path.basename(program) != "vllm" and not is_vllm([os.path.basename(program), *command[1:]]):
         return False
-    python = _interpreter(program, environ)
+    python = interpreter_of(program, environ)
     return python is not None and _is_ours(python) and _installed()
 
 
-def _interpreter(program: str, environ: Mapping[str, str]) -> Path | None:
+def interpreter_of(program: str, environ: Mapping[str, str]) -> Path | None:
+    """The Python that a program is, or that its first line names; None where that is not certain."""
     path = Path(os.path.abspath(program))
     if is_python([path.name]) and not _is_script(path):
         return path

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.cli import check, diff, docs, explain, requests, scenario, why
+from kvtrace.cli import check, diff, docs, doctor, explain, requests, scenario, why
 from kvtrace.cli.writing import write_file
 from kvtrace.render.formats import Format
 from kvtrace.render.page import Screen
@@ -31,6 +31,7 @@ TABLES: dict[str, Sequence[Format[Any]]] = {
     "check": check.FORMATS,
     "diff": diff.FORMATS,
     "docs": docs.FORMATS,
+    "doctor": doctor.FORMATS,
     "scenario list": scenario.FORMATS,
 }
 REQUIRED = {"why": ["--request", "r"]}
@@ -56,7 +57,9 @@ def test_help_and_choice_come_from_the_rows(shell: Shell, verb: str) -> None:
 @pytest.mark.parametrize("verb", TABLES)
 @pytest.mark.parametrize("name", ["nonsense", "TEXT", "", "tex", "\x1b[2J"])
 def test_a_name_without_a_row_is_a_usage_error(shell: Shell, report: Path, verb: str, name: str) -> None:
-    paths = {"diff": [str(report)] * 2, "docs": [], "scenario list": []}.get(verb, [str(report)])
+    paths = {"diff": [str(report)] * 2, "docs": [], "doctor": [], "scenario list": []}.get(
+        verb, [str(report)]
+    )
     code, out, err = shell(*verb.split(), *paths, *REQUIRED.get(verb, []), "--format", name)
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert ", ".join(one.name for one in TABLES[verb]) in err and "\x1b" not in err

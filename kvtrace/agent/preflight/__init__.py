@@ -1,0 +1,1 @@
+"""What ``kvtrace doctor`` looks at in the user's Python: vLLM, the command line, the connector's class."""

@@ -1,0 +1,168 @@
+"""The class that vLLM would make a connector of, found in vLLM's own way, and what its code says."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from kvtrace.agent import config_source
+from kvtrace.agent.connector_facts import does_nothing, resolves
+from kvtrace.agent.preflight import signatures, sources
+from kvtrace.agent.preflight.facts import Asked, Class, Keys
+
+_BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+_MOST_CHILDREN = 8
+_MOST = 60
+
+
+class Found:
+    """A class with its facts, or the reason why there is none."""
+
+    def __init__(self, cls: type | None, facts: Class, extra: dict[str, Any]) -> None:
+        self.cls, self.facts, self.extra = cls, facts, extra
+
+
+def connectors(asked: Asked, transfer: dict[str, Any] | None) -> list[Found]:
+    """The connector that is asked for, then the children of a MultiConnector; [] where none is configured."""
+    given = transfer or {}
+    extra = given.get("kv_connector_extra_config") or {}
+    if asked.connector:
+        return [_found(asked.connector.partition(":")[2], lambda: _named(asked.connector), given, extra)]
+    if not given.get("kv_connector"):
+        return []
+    first = _found(str(given["kv_connector"]), lambda: _by_vllm(given), given, extra)
+    return [first, *_children(first, given, extra)]
+
+
+def _children(first: Found, given: dict[str, Any], extra: dict[str, Any]) -> Iterator[Found]:
+    children = extra.get("connectors") if isinstance(extra, dict) else None
+    if first.facts.name != "MultiConnector" or not isinstance(children, (list, tuple)):
+        return
+    for child in children[:_MOST_CHILDREN]:
+        if isinstance(child, dict) and child.get("kv_connector"):
+            inner = {"kv_role": given.get("kv_role"), **child}
+            own = child.get("kv_connector_extra_config") or {}
+            yield _found(
+                str(child["kv_connector"]),
+                lambda inner=inner: _by_vllm(inner),
+                inner,
+                own,
+                True,
+            )
+
+
+def _named(text: str) -> type:
+    module, _, name = text.partition(":")
+    value: Any = importlib.import_module(module)
+    for part in name.split("."):
+        value = getattr(value, part)
+    if not isinstance(value, type):
+        raise TypeError(f"{text} is no class")
+    return value
+
+
+def _by_vllm(given: dict[str, Any]) -> type:
+    """As vLLM's own factory finds it, with vLLM's own errors."""
+    from vllm.config import KVTransferConfig
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    made: type = KVConnectorFactory.get_connector_class(KVTransferConfig(**given))
+    return made
+
+
+def _found(configured: str, load: Any, given: dict[str, Any], extra: Any, child: bool = False) -> Found:
+    extra = extra if isinstance(extra, dict) else {}
+    common: dict[str, Any] = {"child": child, "role": given.get("kv_role"), "extra": _plain(extra)}
+    try:
+        cls = load()
+    except (Exception, SystemExit) as error:
+        text = f"{type(error).__name__}: {error}"[:600]
+        return Found(None, Class(configured, text, where(error), **common), extra)
+    try:
+        base = getattr(importlib.import_module(_BASE), "KVConnectorBase_V1")  # noqa: B009
+    except (ImportError, AttributeError):
+        return Found(cls, Class(configured, name=cls.__name__, module=cls.__module__, **common), extra)
+    own = {name: value for name, value in signatures.own_methods(cls, base).items() if hasattr(base, name)}
+    public = [name for name in own if not name.startswith("_")]
+    facts = Class(
+        configured,
+        name=cls.__name__,
+        module=cls.__module__,
+        file=str(getattr(sys.modules.get(cls.__module__), "__file__", None) or ""),
+        resolves=resolves(cls, given.get("kv_connector_module_path"), given.get("kv_connector")),
+        based=issubclass(cls, base),
+        abstract=tuple(sorted(getattr(cls, "__abstractmethods__", ()))),
+        overrides=tuple(public),
+        idle=tuple(name for name in public if does_nothing(getattr(cls, name, None))),
+        elsewhere=signatures.elsewhere(cls, base),
+        signatures=tuple(signatures.signatures(cls, base)),
+        like=tuple(_like(cls, base)),
+        piecewise=_piecewise(cls, extra),
+        hma=_hma(cls),
+        **common,
+    )
+    return Found(cls, facts, extra)
+
+
+def _like(cls: type, base: type) -> list[tuple[str, str]]:
+    try:
+        used = sources.uses(sources.of_class(cls))
+    except (sources.Unknown, SyntaxError, ValueError, RecursionError):
+        return []  # whether something else calls it is not known
+    return list(signatures.named_like(cls, base, used))
+
+
+def _piecewise(cls: Any, extra: dict[str, Any]) -> bool | None:
+    try:
+        return bool(cls.requires_piecewise_for_cudagraph(dict(extra)))
+    except Exception:
+        return None
+
+
+def _hma(cls: type) -> bool | None:
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
+    except ImportError:
+        return None
+    return bool(supports_hma(cls))
+
+
+def keys(found: Found) -> Keys:
+    """Which of the keys that it is given its source asks for."""
+    given = tuple(key for key in found.extra if isinstance(key, str))[:_MOST]
+    if found.cls is None or not given:
+        return Keys(given, known=not given)
+    try:
+        texts = sources.of_class(found.cls)
+        asked = config_source.keys_named(list(texts.values()))
+    except (sources.Unknown, config_source.Hidden, SyntaxError, ValueError, RecursionError):
+        return Keys(given, known=False)
+    unread = {key for key in given if key not in asked}
+    if unread:
+        folder = os.path.dirname(str(getattr(sys.modules.get("vllm"), "__file__", "")))
+        unread -= sources.literal_in_vllm(folder, unread)
+    return Keys(
+        given, True, tuple(key for key in given if key in unread), tuple(sorted(asked - set(given)))[:_MOST]
+    )
+
+
+def where(error: BaseException) -> str:
+    """The last line outside of vLLM and Python's own files that an exception went through."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = frame.filename.replace("\\", "/")
+        if not ("/vllm/" in file or "/kvtrace/" in file or "importlib" in file or file.startswith("<")):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """JSON of a configuration; what is no JSON becomes its type's name."""
+    if isinstance(value, dict) and depth < 6:
+        return {str(key): _plain(one, depth + 1) for key, one in list(value.items())[:_MOST]}
+    if isinstance(value, (list, tuple)) and depth < 6:
+        return [_plain(one, depth + 1) for one in value[:_MOST]]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else type(value).__name__

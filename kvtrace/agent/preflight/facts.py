@@ -1,0 +1,157 @@
+"""What a look at the user's vLLM and connector finds out before a run: plain values, for ``kvtrace doctor``.
+
+Made in a process of the user's Python, handed over as JSON. A value that could not be had is None, or the
+step that would have had it did not end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+PYTHON, IMPORT, PLUGINS, PARSE, CONNECTOR, KEYS, ENGINE = STEPS = (
+    "python",
+    "vllm",
+    "plugins",
+    "parse",
+    "connector",
+    "keys",
+    "engine",
+)
+"""In the order in which they are done; each says as it begins and as it ends."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the process is to look at.
+
+    Attributes:
+        connector: ``module:Class``, or "".
+        kind: of command line: ``serve``, ``api-server``; "" where vLLM's parser is not for it.
+        words: for vLLM's parser.
+        transfer: the KV transfer configuration where vLLM's parser does not say; None where none is known.
+        path0: where the command's Python looks for modules first.
+    """
+
+    connector: str = ""
+    kind: str = ""
+    words: tuple[str, ...] = ()
+    transfer: dict[str, Any] | None = None
+    path0: str = ""
+
+
+@dataclass(frozen=True)
+class Python:
+    """The command's Python and what is installed there, without an import."""
+
+    version: str
+    executable: str
+    vllm: str | None = None
+    torch: str | None = None
+    folder: str | None = None
+    """Of the package vllm."""
+    plugins: tuple[str, ...] = ()
+    """Names of all general plugins of vLLM that are installed."""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What vLLM's own parser made of the command line.
+
+    ``refused``: its last line where it ended the program; ``transfer``: the KV transfer configuration, None
+    where none was given.
+    """
+
+    refused: str = ""
+    transfer: dict[str, Any] | None = None
+    tried: bool = True
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A hook that the connector has of its own.
+
+    ``given``, ``takes``: parameters of vLLM's and of the connector's, without self; ``fits``: whether a call
+    as vLLM's base class has it can be made.
+    """
+
+    name: str
+    given: tuple[str, ...]
+    takes: tuple[str, ...]
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Class:
+    """A connector's class, not made into an instance.
+
+    Attributes:
+        configured: name by which it is asked for.
+        error: why there is none, "" where there is one; ``where``: the connector's own line in that.
+        resolves: whether that name in the configured module is this class.
+        based: whether it is a KVConnectorBase_V1.
+        abstract: methods that it must have and has not.
+        overrides: hooks of the installed vLLM that it has of its own.
+        idle: those of them that do nothing, by their byte code.
+        elsewhere: hooks of other versions that it has, which the installed vLLM never calls.
+        like: (a method that is no hook, the hook that it is named like).
+        piecewise: its answer to requires_piecewise_for_cudagraph; None where there is none.
+        hma: whether it declares support of the hybrid KV cache manager.
+        parent: whether it is a child of a MultiConnector.
+    """
+
+    configured: str
+    error: str = ""
+    where: str = ""
+    name: str = ""
+    module: str = ""
+    file: str = ""
+    resolves: bool | None = None
+    based: bool = True
+    abstract: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    elsewhere: tuple[str, ...] = ()
+    signatures: tuple[Signature, ...] = ()
+    like: tuple[tuple[str, str], ...] = ()
+    piecewise: bool | None = None
+    hma: bool | None = None
+    child: bool = False
+    role: str | None = None
+    extra: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Keys of a connector's extra configuration. ``known``: whether its source says which it asks for."""
+
+    given: tuple[str, ...]
+    known: bool
+    unread: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Engine:
+    """vLLM's configuration as it would start with, made without a model's weights and without a device."""
+
+    block_size: int | None = None
+    set_by_user: bool | None = None
+    context_parallel: int = 1
+    several_groups: bool | None = None
+    """Whether the model has layers of several kinds, whose blocks may differ in size."""
+    graph_mode: str | None = None
+    max_num_batched_tokens: int | None = None
+    connector: str | None = None
+    role: str | None = None
+
+
+def read(cls: type[T], value: dict[str, Any]) -> T:
+    """A row of a class above from its JSON; fields that are not known here are left out."""
+    known = {field.name for field in fields(cls)}  # type: ignore[arg-type]
+    return cls(**{name: _tuples(one) for name, one in value.items() if name in known})
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,220 @@
+"""The checks of ``kvtrace doctor``: pure functions from the facts to lines. A check that cannot know says so;
+what would stop or lose nothing for sure is no problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from kvtrace.agent.preflight import facts
+from kvtrace.doctor.answer import Answer, Level, Line
+from kvtrace.doctor.child import Step
+from kvtrace.doctor.class_checks import CLASS_CHECKS
+from kvtrace.doctor.gather import Facts
+from kvtrace.doctor.place_checks import store, stuck
+from kvtrace.doctor.vllm_sources import parse_version
+from kvtrace.launch.environment import PLUGINS_VARIABLE
+from kvtrace.launch.interpreter import ENTRY_POINT_NAME
+from kvtrace.trace.mask import mask_text
+from kvtrace.versions import NEWEST, OLDEST
+from kvtrace.words import listed
+
+Check = Callable[[Facts], Iterator[Line]]
+OK, WARNING, PROBLEM, NOT_KNOWN = Level.OK, Level.WARNING, Level.PROBLEM, Level.NOT_KNOWN
+_OLDEST_PYTHON = (3, 10)
+
+
+def answer(found: Facts) -> Answer:
+    """Every check's lines, in the order of :data:`CHECKS`, without secrets."""
+    lines = tuple(_masked(line) for check in CHECKS for line in check(found))
+    return Answer(lines, tuple(_row(one) for one in found.classes))
+
+
+def _masked(line: Line) -> Line:
+    return replace(line, text=mask_text(line.text), remedy=mask_text(line.remedy))
+
+
+def _row(one: facts.Class) -> dict[str, object]:
+    names = ("configured", "name", "module", "file", "abstract", "overrides", "idle", "elsewhere")
+    return {name: getattr(one, name) for name in names} | {"piecewise": one.piecewise, "hma": one.hma}
+
+
+# --- the Python and vLLM ---------------------------------------------------------------------------
+
+
+def python(found: Facts) -> Iterator[Line]:
+    step = found.steps.get(facts.PYTHON)
+    if found.command.python is None:
+        yield Line(
+            "python", NOT_KNOWN, f"which Python {found.command.program} starts does not show in it",
+            "give the command that it runs in the end: kvtrace doctor -- vllm serve MODEL ...",
+        )  # fmt: skip
+    elif found.python is None:
+        why = f": {step.error}" if step is not None and step.error else ""
+        yield Line(
+            "python", WARNING, f"{found.command.python} could not be asked{why}",
+            f"see whether {found.command.python} starts",
+        )  # fmt: skip
+    else:
+        version = found.python.version
+        if parse_version(version) < _OLDEST_PYTHON:
+            yield Line(
+                "python", PROBLEM, f"Python {version}: kvtrace's agent needs 3.10 or newer",
+                "run vLLM in a newer Python",
+            )  # fmt: skip
+        else:
+            yield Line("python", OK, f"Python {version}, {found.python.executable}")
+
+
+def versions(found: Facts) -> Iterator[Line]:
+    if found.python is None:
+        return
+    step = found.steps.get(facts.IMPORT, Step(""))
+    if found.python.folder is None and step.state != "done":
+        level = PROBLEM if found.command.kind else NOT_KNOWN
+        yield Line(
+            "vllm", level, f"no vLLM is installed in {found.python.executable}",
+            "give the command of your vLLM: kvtrace doctor -- vllm serve MODEL ...",
+        )  # fmt: skip
+        return
+    vllm, torch = found.vllm or "(of no known version)", found.python.torch or "not installed"
+    what = f"vLLM {vllm}, torch {torch}, kvtrace {found.kvtrace}"
+    version = parse_version(found.vllm)
+    if step.state in ("raised", "died"):
+        yield Line("vllm", PROBLEM, f"{what}: importing vllm fails: {step.error}", "mend the installation")
+    elif step.state == "hung":
+        yield Line(
+            "vllm", NOT_KNOWN, f"{what}: importing vllm took too long", "give more time: --timeout 600"
+        )
+    elif len(version) < 2:
+        yield Line("vllm", NOT_KNOWN, f"{what}: a version that kvtrace cannot compare with its own tables")
+    elif not parse_version(OLDEST) <= version <= parse_version(NEWEST):
+        yield Line(
+            "vllm", WARNING, f"{what}: kvtrace's tables cover {OLDEST} to {NEWEST}",
+            "see the lines on targets" if version > parse_version(NEWEST) else "use a newer vLLM",
+        )  # fmt: skip
+    else:
+        yield Line("vllm", OK, f"{what}; covered: {OLDEST} to {NEWEST}")
+
+
+def targets(found: Facts) -> Iterator[Line]:
+    if found.python is None or not found.vllm:
+        return
+    if found.targets is None:
+        yield Line(
+            "targets", NOT_KNOWN, "vLLM's sources could not be read, so neither could the hooks' places"
+        )
+        return
+    due = [one for one in found.targets if one.hooked and one.expected]
+    missing = [one for one in due if one.problems]
+    read = [one for one in found.targets if not one.hooked and one.expected and one.problems]
+    for one in missing:
+        yield Line(
+            "targets", WARNING, f"{one.id} will not be hooked: {'; '.join(one.problems)}",
+            "what it would have shown is not observed; see docs/concepts.md",
+        )  # fmt: skip
+    if read:
+        yield Line(
+            "targets", WARNING, f"names that kvtrace reads are not there: {listed(one.id for one in read)}",
+            "what they tell is not observed; a newer kvtrace may know this vLLM",
+        )  # fmt: skip
+    if due and not missing and not read:
+        yield Line("targets", OK, f"{len(due)} of {len(due)} places that kvtrace hooks are in this vLLM")
+
+
+def way_in(found: Facts) -> Iterator[Line]:
+    if found.command.python is None:
+        return
+    allowed = found.command.environ.get(PLUGINS_VARIABLE)
+    plugins = found.python.plugins if found.python else ()
+    others = [name for name in plugins if name != ENTRY_POINT_NAME]
+    if found.command.isolated:
+        inside = ENTRY_POINT_NAME in plugins
+        yield Line(
+            "way in", WARNING, "this Python ignores PYTHONPATH (-I or -E), by which kvtrace comes in first"
+            + ("; its plugin for vLLM comes later" if inside else ""),
+            "leave out -I and -E, or install kvtrace in that Python",
+        )  # fmt: skip
+    elif allowed is None:
+        yield Line("way in", OK, f"{PLUGINS_VARIABLE} is not set: vLLM loads every plugin, kvtrace's too")
+    else:
+        left_out = [name for name in others if name not in allowed.split(",")]
+        rest = f"; it keeps out {listed(left_out)}" if left_out else ""
+        yield Line(
+            "way in", OK, f"{PLUGINS_VARIABLE}={allowed}: kvtrace run adds {ENTRY_POINT_NAME} to it{rest}"
+        )
+    step = found.steps.get(facts.PLUGINS)
+    if step is not None and step.state != "done":
+        how = {"hung": "did not end", "died": f"ended the process ({step.error})"}.get(step.state, step.error)
+        yield Line("way in", WARNING, f"loading vLLM's plugins: {how}", "see which plugin it is")
+
+
+# --- the command line ------------------------------------------------------------------------------
+
+
+def command(found: Facts) -> Iterator[Line]:
+    words = found.command.words
+    if not words:
+        return
+    parsed = found.parsed
+    if not found.command.kind:
+        seen = "; --kv-transfer-config was read from its words" if found.command.transfer else ""
+        yield Line(
+            "command", NOT_KNOWN,
+            f"{words[0]}: how it configures vLLM shows only when it runs{seen}",
+            "" if seen else "check the class alone: kvtrace doctor --connector module:Class -- COMMAND",
+        )  # fmt: skip
+    elif parsed is not None and parsed.refused:
+        yield Line(
+            "command", PROBLEM, f"vLLM's own parser refuses it: {parsed.refused}", "mend the command line"
+        )
+    elif parsed is not None:
+        yield Line("command", OK, "read with vLLM's own parser")
+    elif facts.PARSE in found.steps:
+        step = found.steps[facts.PARSE]
+        yield Line(
+            "command", NOT_KNOWN, f"vLLM's own parser could not be asked ({step.error or step.state}): what "
+            "follows is from the words alone",
+        )  # fmt: skip
+
+
+def configuration(found: Facts) -> Iterator[Line]:
+    """Whether vLLM accepts the whole of it, and what it makes of graphs and blocks."""
+    step = found.steps.get(facts.ENGINE)
+    if step is None or not found.command.kind:
+        return
+    if step.state == "raised":
+        yield Line(
+            "engine", WARNING, f"vLLM's configuration could not be made here: {step.error}",
+            "started here, the run would end in the same way",
+        )  # fmt: skip
+    elif step.state == "hung":
+        yield Line("engine", NOT_KNOWN, "making vLLM's configuration took too long (a download?)")
+    elif step.state == "died":
+        yield Line("engine", WARNING, f"making vLLM's configuration ended the process: {step.error}")
+
+
+def blocks(found: Facts) -> Iterator[Line]:
+    engine = found.engine
+    if engine is None or not engine.block_size:
+        if found.command.words and found.python is not None:
+            yield Line("blocks", NOT_KNOWN, "the block size shows only when the engine starts")
+        return
+    size = engine.block_size * engine.context_parallel
+    text = f"{size} tokens"
+    if engine.context_parallel > 1:
+        text += f" ({engine.block_size} x {engine.context_parallel} for context parallelism)"
+    if engine.several_groups:
+        yield Line(
+            "blocks", NOT_KNOWN,
+            f"{text} configured; this model has layers of several kinds, whose groups may have blocks of "
+            "other sizes: that shows only when the engine starts",
+        )  # fmt: skip
+    else:
+        later = "" if engine.set_by_user else "; the attention backend may still choose another"
+        yield Line("blocks", OK, f"{text} a block{later}")
+
+
+CHECKS: tuple[Check, ...] = (
+    python, versions, targets, way_in, command, configuration, *CLASS_CHECKS, blocks, store, stuck,
+)  # fmt: skip

@@ -1,0 +1,150 @@
+"""All that ``kvtrace doctor`` finds out, before anything is said of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kvtrace.agent import targets
+from kvtrace.agent.preflight import facts
+from kvtrace.agent.preflight.facts import Asked, Class, Engine, Keys, Parsed, Python
+from kvtrace.doctor import child, places, spy, vllm_sources
+from kvtrace.doctor.child import Step
+from kvtrace.doctor.command import Command, of_this_python, read_command
+from kvtrace.doctor.places import Seen
+from kvtrace.launch.errors import LaunchError, reason
+
+
+@dataclass(frozen=True)
+class Target:
+    """A row of the agent's tables against vLLM's sources. ``hooked``: else it is only read."""
+
+    id: str
+    expected: bool
+    problems: tuple[str, ...]
+    hooked: bool
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found out.
+
+    Attributes:
+        command: as it was taken apart; its ``words`` are () where none was given.
+        connector: ``module:Class`` as asked for, "" where none was.
+        steps: of the look inside of the command's Python; {} where there was none.
+        targets: None where vLLM's sources are not known.
+        spy: as :func:`kvtrace.doctor.spy.may_look`.
+    """
+
+    command: Command
+    connector: str = ""
+    kvtrace: str = ""
+    steps: Mapping[str, Step] = field(default_factory=dict)
+    targets: tuple[Target, ...] | None = None
+    places: tuple[tuple[str, Seen], ...] = ()
+    """(class of the connector whose configuration names it, what is there)"""
+    spy: str | None = None
+
+    def fact(self, step: str) -> dict[str, Any]:
+        one = self.steps.get(step)
+        return one.facts if one is not None and one.state == "done" else {}
+
+    @property
+    def python(self) -> Python | None:
+        found = self.fact(facts.PYTHON)
+        return facts.read(Python, found) if found else None
+
+    @property
+    def vllm(self) -> str:
+        """Its version, as far as it can be told; "" where there is none."""
+        return str(self.fact(facts.IMPORT).get("version") or (self.python and self.python.vllm) or "")
+
+    @property
+    def parsed(self) -> Parsed | None:
+        found = self.fact(facts.PARSE)
+        return facts.read(Parsed, found) if found else None
+
+    @property
+    def classes(self) -> list[Class]:
+        rows = self.fact(facts.CONNECTOR).get("classes", ())
+        return [_class(row) for row in rows]
+
+    @property
+    def keys(self) -> list[Keys]:
+        return [facts.read(Keys, row) for row in self.fact(facts.KEYS).get("keys", ())]
+
+    @property
+    def engine(self) -> Engine | None:
+        found = self.fact(facts.ENGINE)
+        return facts.read(Engine, found) if found else None
+
+
+def _class(row: dict[str, Any]) -> Class:
+    signatures = tuple(facts.read(facts.Signature, one) for one in row.get("signatures", ()))
+    return replace(facts.read(Class, row), signatures=signatures, extra=row.get("extra"))
+
+
+def gather(
+    words: Sequence[str],
+    connector: str,
+    environ: Mapping[str, str],
+    seconds: float,
+    give_up: child.GiveUp | None = None,
+) -> Facts:
+    """Everything, for a command line (may be empty) or a connector's class.
+
+    Args:
+        connector: ``module:Class``, or "".
+        seconds: how long each step of the look at vLLM may take.
+
+    Raises:
+        LaunchError: there is no such program, or no place for temporary files.
+    """
+    command = read_command(words, environ) if words else of_this_python(environ, sys.executable)
+    steps: Mapping[str, Step] = {}
+    if command.python is not None:
+        asked = Asked(connector, command.kind, command.parsed, command.transfer, command.path0)
+        wait = give_up or (lambda step, taken: taken > seconds + 2)
+        try:
+            steps = child.look(command.python, command.environ, asked, wait, seconds)
+        except OSError as error:
+            raise LaunchError("cannot look at the command's Python", command.python, reason(error)) from error
+    found = Facts(command, connector, importlib.metadata.version("kvtrace"), steps)
+    return Facts(
+        command, connector, found.kvtrace, steps, _targets(found), tuple(_places(found)), spy.may_look()
+    )
+
+
+def _targets(found: Facts) -> tuple[Target, ...] | None:
+    folder = found.python.folder if found.python else None
+    version = vllm_sources.parse_version(found.vllm)
+    if folder is None or not version:
+        return None
+    try:
+        read = vllm_sources.open_sources(Path(os.path.dirname(folder)))
+        rows = vllm_sources.check(read, version)
+    except (vllm_sources.NoVllm, OSError, SyntaxError, ValueError):
+        return None
+    return tuple(
+        Target(row.target.id, row.expected, row.problems, isinstance(row.target, targets.Target))
+        for row in rows
+    )
+
+
+def _places(found: Facts) -> list[tuple[str, Seen]]:
+    """Those of each connector's configuration; of the command line's words where no class was found."""
+    named = [(one.name or one.configured, one.extra or {}) for one in found.classes]
+    if not named and found.command.transfer:
+        extra = found.command.transfer.get("kv_connector_extra_config")
+        named = [
+            (str(found.command.transfer.get("kv_connector", "")), extra if isinstance(extra, dict) else {})
+        ]
+    owners = [(name, place) for name, extra in named for place in places.places(extra)]
+    seen = places.look([place for _, place in owners])
+    return [(name, one) for (name, _), one in zip(owners, seen, strict=True)]

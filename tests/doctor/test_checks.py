@@ -1,0 +1,357 @@
+"""Each check on facts that are as they should be, and on facts that are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+
+from kvtrace.agent.preflight import facts
+from kvtrace.agent.preflight.facts import Class, Engine, Keys, Parsed, Python, Signature
+from kvtrace.doctor import checks, class_checks, place_checks
+from kvtrace.doctor.answer import Answer, Level, Line
+from kvtrace.doctor.child import Step
+from kvtrace.doctor.command import Command
+from kvtrace.doctor.gather import Facts, Target
+from kvtrace.doctor.places import Place, Seen
+from kvtrace.launch.spy import FORBIDDEN, MISSING
+from kvtrace.render.doctor import doctor_page
+from kvtrace.render.markdown import markdown
+from kvtrace.render.page import Screen
+from kvtrace.render.terminal import terminal
+
+OK, WARNING, PROBLEM, NOT_KNOWN = Level.OK, Level.WARNING, Level.PROBLEM, Level.NOT_KNOWN
+HOOKS = ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "build_connector_meta")
+COMMAND = Command(("vllm", "serve", "M"), {}, "/bin/vllm", "/bin/python", "/bin", "serve", ("serve", "M"))
+PYTHON = Python("3.11.7", "/bin/python", "0.32.0", "2.9.0", "/site/vllm", ("kvtrace", "other"))
+CLASS = Class(
+    "Mine",
+    name="Mine",
+    module="mine.kv",
+    file="/mine/kv.py",
+    overrides=HOOKS,
+    idle=("wait_for_layer_load",),
+    signatures=(Signature("wait_for_save", (), (), True),),
+    piecewise=False,
+    hma=False,
+    role="kv_both",
+    extra={},
+)
+ENGINE = Engine(16, True, 1, False, "NONE", 8192, "Mine", "kv_both")
+
+
+def facts_with(
+    python: Python = PYTHON,
+    classes: tuple[Class, ...] = (CLASS,),
+    keys: tuple[Keys, ...] = (Keys(("root",), True),),
+    engine: Engine = ENGINE,
+    parsed: Parsed | None = None,
+    steps: dict[str, Step] | None = None,
+    **others: Any,
+) -> Facts:
+    """What a look at a healthy connector found, with some of it replaced; through JSON, as it comes."""
+    found = {
+        facts.PYTHON: asdict(python),
+        facts.IMPORT: {"version": python.vllm},
+        facts.PLUGINS: {},
+        facts.PARSE: asdict(parsed or Parsed(transfer={"kv_connector": "Mine"})),
+        facts.CONNECTOR: {"classes": [asdict(one) for one in classes]},
+        facts.KEYS: {"keys": [asdict(one) for one in keys]},
+        facts.ENGINE: asdict(engine),
+    }
+    whole = {name: Step("done", json.loads(json.dumps(one))) for name, one in found.items()}
+    targets = (Target("scheduler", True, (), True), Target("older", False, ("no module x",), True))
+    given: dict[str, Any] = {"targets": targets, "spy": "", "kvtrace": "0.1.0", **others}
+    return Facts(given.pop("command", COMMAND), steps={**whole, **(steps or {})}, **given)
+
+
+Check = Callable[[Facts], Iterator[Line]]
+
+
+def levels(check: Check, found: Facts) -> list[Level]:
+    return [line.level for line in check(found)]
+
+
+def test_a_healthy_run_is_all_ok() -> None:
+    """What cannot be known before a run is the only thing that is not."""
+    answer = checks.answer(facts_with())
+    assert {line.level for line in answer.lines} == {OK, NOT_KNOWN} and not answer.failed
+    assert [line.check for line in answer.lines if line.level is NOT_KNOWN] == ["least prompt", "store"]
+    assert all(line.text and not line.remedy for line in answer.lines if line.level is OK)
+
+
+def without(*names: str) -> dict[str, Step]:
+    return {name: Step("") for name in names}
+
+
+RAISED, HUNG = Step("raised", error="ValueError: no"), Step("hung", where="/mine/kv.py:7")
+DIED = Step("died", error="signal SIGSEGV")
+Case = tuple[Check, Facts, Level, str]
+CASES: dict[str, Case] = {
+    "no certain Python": (
+        checks.python,
+        facts_with(command=replace(COMMAND, python=None)),
+        NOT_KNOWN,
+        "/bin/vllm",
+    ),
+    "Python does not start": (checks.python, facts_with(steps={facts.PYTHON: DIED}), WARNING, "SIGSEGV"),
+    "Python is too old": (
+        checks.python,
+        facts_with(python=replace(PYTHON, version="3.9.2")),
+        PROBLEM,
+        "3.10",
+    ),
+    "vLLM is not there": (
+        checks.versions,
+        facts_with(python=replace(PYTHON, vllm=None, folder=None), steps={facts.IMPORT: RAISED}),
+        PROBLEM,
+        "no vLLM",
+    ),
+    "vLLM is not in kvtrace's Python": (
+        checks.versions,
+        facts_with(
+            python=replace(PYTHON, vllm=None, folder=None),
+            steps={facts.IMPORT: RAISED},
+            command=replace(COMMAND, kind="", words=()),
+        ),
+        NOT_KNOWN,
+        "no vLLM",
+    ),
+    "vLLM raises at import": (checks.versions, facts_with(steps={facts.IMPORT: RAISED}), PROBLEM, "no"),
+    "vLLM's import takes long": (checks.versions, facts_with(steps={facts.IMPORT: HUNG}), NOT_KNOWN, "long"),
+    "vLLM is newer": (checks.versions, facts_with(python=replace(PYTHON, vllm="9.0.0")), WARNING, "9.0.0"),
+    "vLLM is older": (checks.versions, facts_with(python=replace(PYTHON, vllm="0.7.0")), WARNING, "0.7.0"),
+    "vLLM has no number": (checks.versions, facts_with(python=replace(PYTHON, vllm="dev")), NOT_KNOWN, "dev"),
+    "a target is missing": (
+        checks.targets,
+        facts_with(targets=(Target("scheduler", True, ("no Scheduler",), True),)),
+        WARNING,
+        "no Scheduler",
+    ),
+    "a name is missing": (
+        checks.targets,
+        facts_with(targets=(Target("request", True, ("no x",), False),)),
+        WARNING,
+        "request",
+    ),
+    "no sources": (checks.targets, facts_with(targets=None), NOT_KNOWN, "sources"),
+    "python -I": (checks.way_in, facts_with(command=replace(COMMAND, isolated=True)), WARNING, "-I"),
+    "a plugin raises": (checks.way_in, facts_with(steps={facts.PLUGINS: RAISED}), WARNING, "ValueError"),
+    "a script": (
+        checks.command,
+        facts_with(command=replace(COMMAND, kind="", words=("python", "x.py"))),
+        NOT_KNOWN,
+        "only when it runs",
+    ),
+    "refused": (checks.command, facts_with(parsed=Parsed(refused="unrecognized --nope")), PROBLEM, "--nope"),
+    "no parser": (checks.command, facts_with(steps={facts.PARSE: RAISED}), NOT_KNOWN, "words alone"),
+    "vLLM refuses": (checks.configuration, facts_with(steps={facts.ENGINE: RAISED}), WARNING, "ValueError"),
+    "a download": (checks.configuration, facts_with(steps={facts.ENGINE: HUNG}), NOT_KNOWN, "too long"),
+    "configuration crashes": (
+        checks.configuration,
+        facts_with(steps={facts.ENGINE: DIED}),
+        WARNING,
+        "SIGSEGV",
+    ),
+    "several groups": (
+        checks.blocks,
+        facts_with(engine=replace(ENGINE, several_groups=True)),
+        NOT_KNOWN,
+        "several kinds",
+    ),
+    "no block size": (checks.blocks, facts_with(steps={facts.ENGINE: RAISED}), NOT_KNOWN, "engine starts"),
+    "import hangs": (class_checks.found_class, facts_with(steps={facts.CONNECTOR: HUNG}), WARNING, "kv.py:7"),
+    "import crashes": (
+        class_checks.found_class,
+        facts_with(steps={facts.CONNECTOR: DIED}),
+        PROBLEM,
+        "SIGSEGV",
+    ),
+    "look fails": (
+        class_checks.found_class,
+        facts_with(steps={facts.CONNECTOR: RAISED}),
+        NOT_KNOWN,
+        "failed",
+    ),
+    "none configured": (class_checks.found_class, facts_with(classes=()), WARNING, "no KV connector"),
+    "import raises": (
+        class_checks.found_class,
+        facts_with(classes=(Class("Mine", "ImportError: x", "/mine/kv.py:3"),)),
+        PROBLEM,
+        "/mine/kv.py:3",
+    ),
+    "another base": (
+        class_checks.found_class,
+        facts_with(classes=(replace(CLASS, based=False),)),
+        PROBLEM,
+        "KVConnectorBase",
+    ),
+    "another class of that name": (
+        class_checks.found_class,
+        facts_with(classes=(replace(CLASS, resolves=False),)),
+        WARNING,
+        "mine.kv.Mine",
+    ),
+    "abstract": (
+        class_checks.whole,
+        facts_with(classes=(replace(CLASS, abstract=("wait_for_save",)),)),
+        PROBLEM,
+        "wait_for_save",
+    ),
+    "old parameters": (
+        class_checks.overridden,
+        facts_with(classes=(replace(CLASS, signatures=(Signature("f", ("a", "b"), ("a",), False),)),)),
+        PROBLEM,
+        "Mine.f(a)",
+    ),
+    "a parameter means something else": (
+        class_checks.overridden,
+        facts_with(
+            classes=(
+                replace(
+                    CLASS,
+                    signatures=(
+                        Signature(
+                            "handle_preemptions", ("kv_connector_metadata",), ("preempted_req_ids",), True
+                        ),
+                    ),
+                ),
+            )
+        ),
+        WARNING,
+        "0.19.1",
+    ),
+    "named like a hook": (
+        class_checks.overridden,
+        facts_with(classes=(replace(CLASS, like=(("wait_for_saves", "wait_for_save"),)),)),
+        WARNING,
+        "wait_for_saves",
+    ),
+    "full graphs": (
+        class_checks.graphs,
+        facts_with(engine=replace(ENGINE, graph_mode="FULL_AND_PIECEWISE")),
+        WARNING,
+        "Mine.save_kv_layer",
+    ),
+    "no graph mode": (
+        class_checks.graphs,
+        facts_with(steps={facts.ENGINE: RAISED}),
+        NOT_KNOWN,
+        "engine starts",
+    ),
+    "an unread key": (
+        class_checks.config_keys,
+        facts_with(keys=(Keys(("rot",), True, ("rot",), ("root",)),)),
+        WARNING,
+        "'rot'",
+    ),
+    "keys unknown": (
+        class_checks.config_keys,
+        facts_with(keys=(Keys(("root",), False),)),
+        NOT_KNOWN,
+        "source",
+    ),
+    "py-spy is missing": (place_checks.stuck, facts_with(spy=MISSING), WARNING, "not installed"),
+    "py-spy is forbidden": (place_checks.stuck, facts_with(spy=FORBIDDEN), WARNING, "may not look"),
+    "py-spy says something else": (place_checks.stuck, facts_with(spy="py-spy: odd"), NOT_KNOWN, "odd"),
+    "py-spy gave no answer": (place_checks.stuck, facts_with(spy=None), NOT_KNOWN, "whether"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_not_as_it_should_be_has_its_line(case: str) -> None:
+    check, found, level, text = CASES[case]
+    lines = [line for line in check(found) if line.level is not OK]
+    assert [line.level for line in lines] == [level]
+    assert text in lines[0].text
+    assert OK in levels(check, facts_with()) or check is class_checks.whole or check is checks.configuration
+    if level is PROBLEM:
+        assert lines[0].remedy and checks.answer(found).failed
+
+
+def test_what_may_be_meant_so_is_no_fault() -> None:
+    fine = (
+        replace(CLASS, elsewhere=("register_cross_layers_kv_cache",)),
+        replace(CLASS, idle=("save_kv_layer", "wait_for_save", "wait_for_layer_load")),
+        replace(CLASS, role="kv_consumer"),
+        replace(CLASS, signatures=(Signature("handle_preemptions", ("m",), ("preempted_req_ids",), True),),
+                idle=("handle_preemptions",)),
+        replace(CLASS, name="MultiConnector"),
+    )  # fmt: skip
+    for one in fine:
+        for check in class_checks.CLASS_CHECKS:
+            assert not {WARNING, PROBLEM} & set(levels(check, facts_with(classes=(one,))))
+
+
+def test_full_graphs_lose_nothing_of_a_connector_without_work_in_layers() -> None:
+    full = replace(ENGINE, graph_mode="FULL_AND_PIECEWISE")
+    for one in (replace(CLASS, piecewise=True), replace(CLASS, idle=HOOKS), replace(CLASS, piecewise=None)):
+        assert levels(class_checks.graphs, facts_with(engine=full, classes=(one,))) == [OK]
+
+
+def test_plugins_that_are_kept_out_are_named() -> None:
+    (line,) = checks.way_in(facts_with(command=replace(COMMAND, environ={"VLLM_PLUGINS": "mine"})))
+    assert line.level is OK and "kvtrace run adds kvtrace" in line.text and "keeps out other" in line.text
+
+
+def test_the_least_prompt_of_vllms_own_example() -> None:
+    own = replace(CLASS, name="ExampleConnector", module="vllm.x.example_connector")
+    engine = replace(ENGINE, context_parallel=2)
+    (line,) = class_checks.smallest(facts_with(classes=(own,), engine=engine))
+    assert line.level is OK and "whole blocks of 32" in line.text and "below 33 tokens" in line.text
+    mine = replace(own, module="mine.kv")
+    assert levels(class_checks.smallest, facts_with(classes=(mine,))) == [NOT_KNOWN]
+
+
+PATH = Place("path", "/store")
+STATES: list[tuple[Seen, Level, Level]] = [
+    (Seen(PATH, "directory", free=1 << 40, writable=True), OK, OK),
+    (Seen(PATH, "directory", free=1 << 20, writable=True), WARNING, WARNING),
+    (Seen(PATH, "directory", free=1 << 40, writable=False), WARNING, PROBLEM),
+    (Seen(PATH, "absent", "/", 1 << 40, True), OK, OK),
+    (Seen(PATH, "refused", "/", 1 << 40, False), WARNING, PROBLEM),
+    (Seen(PATH, "blocked", "/store"), WARNING, PROBLEM),
+    (Seen(PATH, "file", writable=False), OK, PROBLEM),
+    (Seen(PATH, "hung"), WARNING, WARNING),
+    (Seen(Place("peer", host="h", port=1), "open"), OK, OK),
+    (Seen(Place("peer", host="h", port=1), "closed", "refused"), WARNING, WARNING),
+]
+
+
+@pytest.mark.parametrize(("seen", "level", "sure"), STATES)
+def test_a_path_is_a_problem_only_where_it_is_surely_the_store(seen: Seen, level: Level, sure: Level) -> None:
+    assert levels(place_checks.store, facts_with(places=(("Mine", seen),))) == [level]
+    example = replace(CLASS, name="ExampleConnector")
+    place = replace(seen.place, key="shared_storage_path" if seen.place.path else "peer")
+    found = facts_with(classes=(example,), places=(("ExampleConnector", replace(seen, place=place)),))
+    assert levels(place_checks.store, found) == [sure]
+
+
+def test_who_only_loads_need_not_write() -> None:
+    seen = Seen(PATH, "directory", free=1 << 40, writable=False)
+    reader = replace(CLASS, role="kv_consumer")
+    assert levels(place_checks.store, facts_with(classes=(reader,), places=(("Mine", seen),))) == [OK]
+
+
+def test_a_path_that_is_no_place_says_nothing() -> None:
+    seen = Seen(Place("prefix", "/v1/kv"), "blocked", "/v1")
+    assert levels(place_checks.store, facts_with(places=(("Mine", seen),))) == [NOT_KNOWN]
+
+
+def test_the_page_says_every_line_in_every_format() -> None:
+    bad = "a\x1b[2J"
+    lines = (
+        Line("hooks", PROBLEM, bad, "mend it"),
+        Line("store", WARNING, "full"),
+        Line("x", NOT_KNOWN, "y"),
+    )
+    answer = Answer((*lines, Line("vllm", OK, "fine")))
+    for text in (terminal(doctor_page(answer), Screen()), markdown(doctor_page(answer))):
+        assert "\x1b" not in text and "1 problem, 1 warning." in text
+        assert all(word in text for word in ("PROBLEM", "warning", "not known", "ok", "mend it", "full"))
+    document = answer.document()
+    assert document["schema"] == "kvtrace.doctor/1" and document["problem"] == 1
+    assert document["lines"][0] == {"check": "hooks", "level": "problem", "text": bad, "remedy": "mend it"}
