@@ -106,3 +106,8 @@ def listed(items: Iterable[str], most: int = 4) -> str:
 def capital(text: str) -> str:
     """With a capital letter, as a title begins."""
     return text[:1].upper() + text[1:]
+
+
+def sentence(text: str) -> str:
+    """With a capital letter where it begins with a word, and not with a name as it is typed (``kv_role``)."""
+    return capital(text) if text.partition(" ")[0].rstrip(",:").isalpha() else text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrace.words import capital, count, duration, listed, of_all, percent, plural, size
+from kvtrace.words import capital, count, duration, listed, of_all, percent, plural, sentence, size
 
 
 def test_counts_and_nouns() -> None:
@@ -33,3 +33,9 @@ def test_durations_and_sizes() -> None:
         "0 s", "1.0 µs", "12 ms", "9.9 s", "61 s", "2 h 1 min",
     ]  # fmt: skip
     assert (size(0), size(1023), size(1536), size(1 << 50)) == ("0 B", "1023 B", "1.5 KiB", "1 024 TiB")
+
+
+def test_a_sentence_begins_with_a_capital_and_a_name_stays_as_it_is_typed() -> None:
+    assert sentence("lower --block-size") == "Lower --block-size" and sentence("look, then go")[:1] == "L"
+    for name in ("kv_role is unset", "get_finished must name it", '"unit" is not read', "--block-size 16"):
+        assert sentence(name) == name

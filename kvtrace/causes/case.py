@@ -22,6 +22,7 @@ from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Run
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace.facts import Limit
+from kvtrace.words import sentence
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -231,6 +232,7 @@ class Case:
             "grade": min(assigned.grades, default=None) if assigned else None,
             **given,
         }
+        values["remedy"] = [one if one.startswith("or ") else sentence(one) for one in values["remedy"]]
         docs = f"docs/causes/{cause.id}.md"
         return Finding(cause.id, stage=cause.stage, title=title, versions=cause.versions, docs=docs, **values)
 

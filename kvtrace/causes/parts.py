@@ -86,6 +86,13 @@ def _in(name: str, text: str) -> str:
     return f"in {name}: {text}" if name else text
 
 
+def _titled(name: str, title: str) -> str:
+    if not name or title.startswith(name):
+        return title
+    first = title.partition(" ")[0]
+    return f"{name}: {title[:1].lower() + title[1:] if first in ('The', 'This', 'What') else title}"
+
+
 def _findings(parts: Parts) -> list[Finding]:
     """The findings about tokens, with the connector's name; what all of them say alike is said once."""
     said = _each(
@@ -95,7 +102,7 @@ def _findings(parts: Parts) -> list[Finding]:
         replace(
             one,
             connector=name,
-            title=f"{name}: {one.title}" if name and not one.title.startswith(name) else one.title,
+            title=_titled(name, one.title),
             headline=f"in {name}, {one.headline}" if name and one.headline else one.headline,
         )
         for name, one in said

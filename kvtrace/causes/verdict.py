@@ -90,14 +90,14 @@ def _tokens(prompts: Prompts, why: str, reused: bool) -> str:
         return f"All {tokens} were {words}{note}{'; ' + why if why else ''}."
     if not saved and lost < _LEAST:
         return f"It is not observed whether the {tokens} were saved{'; ' + why if why else ''}."
-    parts = [f"{count(n)} were {words}{note}" for n, words, note in saved]
+    parts = [f"{_were(n)} {words}{note}" for n, words, note in saved]
     if saved:
         n, words, note = saved[0]
         parts[0] = f"{count(n)} of {tokens} ({percent(n, whole)}) were {words}{note}"
     if prompts.unseen >= _LEAST:
         parts.append(f"of {count(prompts.unseen)} it is not observed")
     if lost >= _LEAST:
-        parts.append(f"{count(lost)} were not saved{_by_metadata(prompts, lost)}{_because(why)}")
+        parts.append(f"{_were(lost)} not saved{_by_metadata(prompts, lost)}{_because(why)}")
     elif why:
         parts.append(why)
     return ("" if saved else f"Of {tokens}, ") + "; ".join(parts) + "."
@@ -108,7 +108,12 @@ def _by_metadata(prompts: Prompts, lost: float) -> str:
     if prompts.declared < _LEAST:
         return ""
     which = "" if prompts.declared > lost - _LEAST else f"{count(prompts.declared)} of them "
-    return f" ({which}by its metadata alone)"
+    return f" ({which}going by the connector's metadata alone)"
+
+
+def _were(tokens: float) -> str:
+    number = count(tokens)
+    return f"{number} {'was' if number == '1' else 'were'}"
 
 
 def _because(why: str) -> str:

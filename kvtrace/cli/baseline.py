@@ -24,9 +24,11 @@ def baseline(
     from kvtrace.cli.writing import write_file
     from kvtrace.gate.contract import baseline_text, make_baseline
     from kvtrace.gate.limits import limits_of
+    from kvtrace.merge.one_run import one_run
     from kvtrace.render.contract import contract_lines
     from kvtrace.report.read import read_report
 
+    one_run(path, "baseline")
     report = read_report(path)
     contract = make_baseline(report, path)
     write_file(output, baseline_text(contract), force)

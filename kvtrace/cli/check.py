@@ -76,8 +76,10 @@ def check(
     from kvtrace.gate.judge import judge
     from kvtrace.gate.read import read_baseline
     from kvtrace.gate.rules import Rules, from_options, merged
+    from kvtrace.merge.one_run import one_run
     from kvtrace.report.read import read_report
 
+    one_run(path, "check")
     options = from_options(minimum or (), min_saved_tokens, forbid or (), allow or (), tolerance, baseline)
     if config is not None and no_config:
         raise KvtraceError("--config and --no-config exclude each other")

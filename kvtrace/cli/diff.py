@@ -23,6 +23,9 @@ def diff(
     Settings, targets, coverage, ledgers, findings.
     """
     from kvtrace.gate.diff import difference
+    from kvtrace.merge.one_run import one_run
     from kvtrace.report.read import read_report
 
+    for path in (a, b):
+        one_run(path, "diff")
     emit(format.draw(difference(read_report(a), read_report(b), a, b), screen(no_color)))

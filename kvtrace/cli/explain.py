@@ -64,7 +64,7 @@ def explain(
     from kvtrace.merge.where import merged_directory
 
     if (merged := merged_directory(path)) is not None:
-        explain_merged(merged, format.name, no_color)
+        explain_merged(merged, format.name, output, force, no_color)
         return
     from kvtrace.report.read import read_report
     from kvtrace.story.locate import traced_directory

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
+from kvtrace.cli.output import NO_COLOR, emit, emit_to, format_option, screen
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.merged import merged_page
-from kvtrace.render.page import Page
+from kvtrace.render.page import Page, Screen
 
 if TYPE_CHECKING:
     from kvtrace.merge.model import Merged
@@ -61,19 +61,24 @@ def merge(
     emit(format.draw(Answer(answer.merged, str(place)), screen(no_color)))
 
 
-def explain_merged(folder: Path, name: str, no_color: bool) -> None:
-    """What ``explain`` says of a merged directory.
+def explain_merged(folder: Path, name: str, output: Path | None, force: bool, no_color: bool) -> None:
+    """What ``explain`` says of a merged directory, to a file where `output` names one.
 
     Args:
         name: of the format: text, markdown or json.
 
     Raises:
-        KvtraceError: it cannot be read, or there is no such page of it.
+        KvtraceError: it cannot be read, or there is no such page of it; or the file is there already.
     """
-    from kvtrace.errors import KvtraceError
+    from kvtrace.merge.one_run import one_run
     from kvtrace.merge.place import load
 
     format = next((one for one in FORMATS if one.name == name), None)
     if format is None:
-        raise KvtraceError(f"merged runs have no {name} page", folder, "explain each of its runs")
-    emit(format.draw(Answer(load(folder), str(folder)), screen(no_color)))
+        one_run(folder, f"a page of {name}")
+        return
+    answer = Answer(load(folder), str(folder))
+    if output is None:
+        emit(format.draw(answer, screen(no_color)))
+    else:
+        emit_to(output, format.draw(answer, Screen()), force)

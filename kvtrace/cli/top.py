@@ -36,7 +36,10 @@ def top(
     where all processes stand.
     """
     from kvtrace.live.watch import Watch, find_run
+    from kvtrace.merge.one_run import one_run
 
+    if run is not None:
+        one_run(run, "top")
     watch = Watch(find_run(run))
     if not once and sys.stdout.isatty():
         try:

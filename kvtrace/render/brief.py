@@ -47,6 +47,7 @@ class _Room(NamedTuple):
         most: characters of a title or a remedy; a longer one is shown up to the end of a sentence.
         titles: of all findings; else only of the first.
         gaps: empty lines between findings; ``ledger_gap``: before the ledger.
+        seen: the first evidence of a fault that stands first.
     """
 
     findings: int = MAX_FINDINGS
@@ -56,10 +57,13 @@ class _Room(NamedTuple):
     titles: bool = True
     gaps: bool = True
     ledger_gap: bool = True
+    seen: bool = False
 
 
 _TIGHT = _Room(gaps=False, ledger_gap=False, most=1, remedies="first", titles=False)
 _ROOMS = (
+    _Room(seen=True),
+    _Room(seen=True, gaps=False),
     _Room(),
     _Room(gaps=False),
     _Room(gaps=False, ledger_gap=False),
@@ -210,6 +214,8 @@ def _finding(one: Finding, at: int, room: _Room) -> Page:
     ]
     if room.titles or at == 0:
         page.append(Paragraph(_sentences(clean(one["title"]), room.most), indent=True))
+    if room.seen and fault and at == 0 and one["evidence"] and len(one["evidence"][0]) <= room.most:
+        page.append(Labelled("Seen", [clean(one["evidence"][0])], 8))
     wanted = {"all": True, "faults": fault or at == 0, "first": at == 0}
     if one["remedy"] and wanted.get(room.remedies):
         shown = _sentences(clean(one["remedy"][0]), room.most)

@@ -347,6 +347,33 @@ def test_what_a_merge_has_not_is_one_line(tmp_path: Path, shell: Shell) -> None:
         assert (code, out) == (2, "") and err.startswith("kvtrace: ") and err.count("\n") == 1, words
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "m"), ("baseline", "m"), ("diff", "m", "prefill"), ("diff", "prefill", "m"),
+        ("top", "m", "--once"), ("metrics", "m", "--once"), ("explain", "m", "--format", "html"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_verb_of_one_run_names_the_runs_to_give(
+    tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shell("merge", *handed_over(tmp_path), "-o", "m")
+    code, out, err = shell(*words)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert "is of one run: m: give it each of them: prefill, decode" in err
+
+
+def test_a_merge_is_explained_to_a_file(tmp_path: Path, shell: Shell) -> None:
+    place, file = tmp_path / "m", tmp_path / "both.md"
+    shell("merge", *handed_over(tmp_path), "-o", place)
+    words = ("explain", place, "--format", "markdown", "-o", file)
+    assert shell(*words) == (0, "", "") and "sent and yet computed again" in file.read_text()
+    code, _, err = shell(*words)
+    assert code == 2 and "there already" in err
+
+
 def test_a_run_that_is_gone_leaves_the_rest_told(tmp_path: Path, shell: Shell) -> None:
     place = tmp_path / "m"
     shell("merge", *handed_over(tmp_path), "-o", place)

@@ -102,6 +102,17 @@ def test_no_remedy_is_cut_within_a_sentence(path: Path) -> None:
         assert whole.startswith(said[1]) and (whole == said[1] or said[1].endswith("."))
 
 
+def test_what_was_seen_of_the_first_fault_stands_there_where_it_fits_whole() -> None:
+    report = recorded(ROOT / "reports" / "vllm-0.32.0-cpu" / "hook-raised.json")
+    text = " ".join(shown(report).split())
+    seen = " ".join(report["findings"][0]["evidence"][0].split())
+    assert f"Seen {seen} Remedy" in text and "Disk quota exceeded" in seen
+    report["findings"][0]["evidence"][0] = "long " * 60
+    assert "Seen" not in shown(report)
+    healthy = recorded(ROOT / "reports" / "vllm-0.32.0-cpu" / "healthy-unit.json")
+    assert "Seen" not in shown(healthy)
+
+
 def many(number: int) -> Report:
     report: Any = sample()
     one = report["findings"][0]

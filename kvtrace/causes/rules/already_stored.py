@@ -76,5 +76,5 @@ def rule(case: Case) -> Results:
         headline=f"{plural(len(whole), 'prompt')} that the connector holds already "
         f"{'was' if len(whole) == 1 else 'were'} computed again"
         if whole
-        else "the rest are tokens that a hit in the connector's store leaves to compute",
+        else "the connector's store holds them already (what a hit leaves to compute)",
     )

@@ -46,7 +46,7 @@ CAUSE = Cause(
         "read for it came to rest; where no token was seen to be saved, as often as there were requests. A "
         "note where the same call went on."
     ),
-    remedy="Fix the connector at the place named here.",
+    remedy="Fix the connector where it catches the exception; the evidence names the place.",
     save_ends=(SaveEnd.CAUGHT,),
 )
 _SAVE_PATH = (*SAVE_HOOKS, "get_finished")

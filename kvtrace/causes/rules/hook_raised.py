@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS, START_HOOKS
 from kvtrace.causes.rule import (
     FAULT,
@@ -17,6 +19,7 @@ from kvtrace.causes.rule import (
     Stage,
     Turn,
 )
+from kvtrace.ledger.model import HookException
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(
@@ -26,7 +29,7 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="A connector hook raised.",
     seen_as="The exception's type, message and place.",
-    remedy="Fix the connector at the place named here.",
+    remedy="Fix the connector where the hook raised; the evidence names the place.",
     save_ends=(SaveEnd.RAISED,),
 )
 _AT_START = (*START_HOOKS, "__init__")
@@ -50,6 +53,11 @@ def claim_spoiled(case: Case, piece: Piece, left: list[Interval]) -> list[Interv
 
 
 CLAIMS = {Turn.STEP: claim, Turn.SPOILED: claim_spoiled}
+
+
+def _remedy(raised: Sequence[HookException]) -> list[str]:
+    places = listed(dict.fromkeys(one.where for one in raised if one.where), 2)
+    return [f"Fix the connector at {places}." if places else CAUSE.remedy]
 
 
 def rule(case: Case) -> Results:
@@ -77,6 +85,7 @@ def rule(case: Case) -> Results:
             evidence=evidence,
             events=events,
             headline=f"{hooks} raised {kinds}",
+            remedy=_remedy(raised),
         )
         return
     if case.affected(CAUSE):

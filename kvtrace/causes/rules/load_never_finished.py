@@ -17,8 +17,8 @@ CAUSE = Cause(
         "ends."
     ),
     remedy=(
-        "Look at get_finished on the ranks named here: every rank must report the request, also when its "
-        "load failed (then together with get_block_ids_with_load_errors)."
+        "Look at get_finished: every rank must report the request, also when its load failed (then together "
+        "with get_block_ids_with_load_errors)."
     ),
     load_ends=(LoadEnd.NOT_FINISHED,),
 )

@@ -87,7 +87,7 @@ def rule(case: Case) -> Results:
         said,
         evidence=evidence,
         remedy=[_REMEDY[reason] for reason in by_reason if reason in _REMEDY]
-        or ["Compare the lookup and update_state_after_alloc of the requests named here."],
+        or ["Compare the lookup and update_state_after_alloc of these requests (kvtrace why)."],
         headline=f"{plural(tokens, 'offered token')} not taken by the scheduler",
         severity=NOTE if harmless else CAUSE.severity,
     )

@@ -16,7 +16,7 @@ CAUSE = Cause(
         "are done, or 60 s went by, or 5 s after some ranks were done. What the end of the trace cuts off "
         "is pending."
     ),
-    remedy="Look at get_finished on the rank named here.",
+    remedy="Look at get_finished: every rank must report the request, also when its transfer failed.",
     save_ends=(SaveEnd.NOT_FINISHED,),
 )
 

@@ -19,8 +19,8 @@ CAUSE = Cause(
         "sent was answered with an error."
     ),
     remedy=(
-        "Look at the exception or the answer named in the evidence; let a failed put be seen: "
-        "raise it, count it, or report the blocks."
+        "Look at the exception, or at what the store answered; let a failed put be seen: raise it, "
+        "count it, or report the blocks."
     ),
     save_ends=(SaveEnd.PUT_FAILED,),
 )
@@ -33,8 +33,8 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"The store did not take the KV of {plural(len(hit), 'request')}: it was read, and the put "
             "failed.",
-            evidence=spoiled.where(case, CAUSE)
-            + spoiled.caught_there(case, CAUSE)
+            evidence=spoiled.caught_there(case, CAUSE)
+            + spoiled.where(case, CAUSE)
             + logs_in(case, (*SAVE_HOOKS, "thread", "executor", "asyncio")),
             events=case.events(CAUSE, "read from the KV cache, and the put failed"),
             headline="the store did not take the KV",
