@@ -484,6 +484,19 @@ def test_what_never_left_in_several_layers_is_no_matter_of_matching(lost: list[i
     assert often_lost({0: some, 1: rest}) == often
 
 
+@pytest.mark.parametrize(
+    ("other", "steps", "often"),
+    [(Fate.PROVED, 3, True), (Fate.PROVED, 2, False), (Fate.NEVER_LEFT, 3, False), (Fate.READ, 3, False)],
+    ids=["of no other one", "in two steps", "once of another one", "of another one it is not known"],
+)
+def test_a_layer_of_which_nothing_ever_left_is_no_matter_of_matching(
+    other: Fate, steps: int, often: bool
+) -> None:
+    lost = [Touch(step, 1, 1, ((0, 32),), fate=Fate.NEVER_LEFT) for step in range(steps)]
+    rest = [Touch(step, 1, 0b1110, ((0, 320),), fate=Fate.PROVED) for step in range(1, 10)]
+    assert often_lost({0: lost, 1: [*rest, Touch(0, 1, 0b10, ((0, 32),), fate=other)]}) == often
+
+
 def test_amounts_and_examples() -> None:
     books = Books()
     for call in range(1, 9):

@@ -39,11 +39,12 @@ def left_in_part(touches: Sequence[Touch]) -> dict[int, list[Interval]]:
 
 _SHARE_LOST = 0.2
 _LEAST_LAYERS = 2
+_LEAST_STEPS = 3
 
 
 def often_lost(reads: Mapping[int, Sequence[Touch]]) -> bool:
-    """Whether so much of what a worker read never left, in several layers, that pieces which were not found
-    again don't explain it: then each layer's loss stands for itself.
+    """Whether so much of what a worker read never left, in several layers or always the same ones, that
+    pieces which were not found again don't explain it: then each layer's loss stands for itself.
 
     Args:
         reads: by the request's row.
@@ -54,7 +55,24 @@ def often_lost(reads: Mapping[int, Sequence[Touch]]) -> bool:
         total += amount
         if touch.fate == Fate.NEVER_LEFT:
             lost, layers = lost + amount, layers | touch.columns
-    return layers.bit_count() >= _LEAST_LAYERS and lost >= _SHARE_LOST * total
+    several = layers.bit_count() >= _LEAST_LAYERS and lost >= _SHARE_LOST * total
+    return several or _always_the_same(reads)
+
+
+def _always_the_same(reads: Mapping[int, Sequence[Touch]]) -> bool:
+    """Whether of some layers nothing ever left, in several steps, and of each other one all did: one piece
+    may be missed, not every one of a layer beside none of the others."""
+    fates: dict[int, set[Fate]] = defaultdict(set)
+    steps: dict[int, set[int]] = defaultdict(set)
+    for touch in (touch for touches in reads.values() for touch in touches):
+        for layer in range(touch.columns.bit_length()):
+            if touch.columns >> layer & 1:
+                fates[layer].add(touch.fate)
+                steps[layer].add(touch.step)
+    gone = {layer for layer, said in fates.items() if said == {Fate.NEVER_LEFT}}
+    others = {fate for layer, said in fates.items() if layer not in gone for fate in said}
+    seen = others and others.isdisjoint((Fate.NEVER_LEFT, Fate.READ))
+    return bool(seen) and any(len(steps[layer]) >= _LEAST_STEPS for layer in gone)
 
 
 def _in_several(layers: Sequence[list[Interval]]) -> list[Interval]:
