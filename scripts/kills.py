@@ -106,6 +106,7 @@ class Runs:
         self.answers: dict[int, list[int]] = {}
         self._done = folder / "results.jsonl"
         self.twins = Twins(lambda name: self._place(f"untraced/{name}"))
+        self.resumed = False
 
     def untraced(self) -> None:
         """All answers, to the end, from an engine without kvtrace."""
@@ -122,6 +123,7 @@ class Runs:
                 setup = replace(SETUPS[row["setup"]], forks=row["forks"])
                 go = Go(setup, tuple(row["kinds"]), row["seed"])
                 self.results.append((go, row["found"], row["seconds"]))
+                self.resumed = True
                 self.twins.load(setup, row["twins"])
 
     def left_to_do(self, goes: list[Go]) -> list[Go]:
@@ -182,15 +184,17 @@ def page(runs: Runs, args: argparse.Namespace) -> str:
             tried[go.setup.name, kind] += 1
             bad[go.setup.name, kind] += bool(found)
     vllm = version("vllm")
+    several = ["Made in several calls, not all of them with the newest kvtrace."] if runs.resumed else []
     lines = [
         "# Runs of a real vLLM that were cut short",
         "",
         f"Made by `scripts/kills.py --seed {args.seed}` on vLLM {vllm}, CPU: {total} runs, {failed} failed.",
         "The connector saves to files and keeps an fsynced log of its own; each run was cut short after a",
         "number of its calls that the seed draws. Checked each time: exit code and processes left (as of the",
-        "untraced runs below), tokens",
-        "the same as untraced, at most one step lost and none invented, saved tokens against the connector's",
-        "log, and what `explain` says.",
+        "untraced runs below), tokens the same as untraced, at most one step lost and none invented, saved",
+        "tokens against the connector's log, and what `explain` says. Who stops a server with a signal takes",
+        "its clients away with it.",
+        *several,
         "",
         "| setup | cut short by | runs | failed |",
         "|---|---|---:|---:|",
@@ -217,6 +221,11 @@ def page(runs: Runs, args: argparse.Namespace) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_page(runs: Runs, args: argparse.Namespace) -> None:
+    if args.page:
+        args.page.write_text(page(runs, args), encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
@@ -232,14 +241,15 @@ def main() -> int:
         runs = Runs((args.keep or Path(scratch)).resolve())
         runs.resume()
         goes = runs.left_to_do(plan(args.seed, args.count, args.only))
-        runs.untraced()
+        if goes:
+            runs.untraced()
         with ThreadPoolExecutor(args.jobs) as pool:
             # An engine in one process starts in a third of a server's time: what is stopped has made more.
             quick = sorted(goes, key=lambda go: go.setup.server)
             for done in as_completed([pool.submit(runs.make, go) for go in quick]):
                 runs.add(done.result())
-                if args.page:
-                    args.page.write_text(page(runs, args), encoding="utf-8")
+                write_page(runs, args)
+        write_page(runs, args)
     total, failed = runs.score()
     print(f"kills: runs={total} failed={failed} goes={len(runs.results)}")
     return int(failed > 0)
