@@ -319,6 +319,8 @@ class Trust:
     shared: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
     """Step, layer and ranks that wrote one file; the first few."""
     shared_files: int = 0
+    files_apart: int = 0
+    """Times that a file of one layer was written, by one rank alone."""
     overwritten: tuple[tuple[str, str, int, str], ...] = ()
     """Request, the request that wrote its file anew, step and layer of that; the first few."""
     overwritten_calls: int = 0

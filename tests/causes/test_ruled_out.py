@@ -13,7 +13,7 @@ from test_rules import analyse, prompts, ruled_out
 from kvtrace.causes import Diagnosis
 from kvtrace.trace.format import Fact
 
-OF_CALLS = ("stored-nothing", "slots-short", "exception-swallowed", "ranks-share-store")
+OF_CALLS = ("stored-nothing", "slots-short", "exception-swallowed")
 
 
 def not_observed(diagnosis: Diagnosis) -> dict[str, str]:
@@ -28,6 +28,19 @@ def test_store_calls_rule_out_only_where_all_of_them_were_measured(tmp_path: Pat
                measure=lambda n, rank, layer, slots: slots if n == 1 else None)  # fmt: skip
     assert ident in ruled_out(analyse(whole))
     assert ident not in ruled_out(analyse(part))
+
+
+def test_ranks_whose_files_nobody_saw_may_share_them(tmp_path: Path) -> None:
+    def run(name: str, files: bool) -> Diagnosis:
+        sim = sim_of(tmp_path, name, tp=2)
+        sim.serve(prompts([64]), Rounding(32).policy())
+        for rank, layer in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            target = 10 * rank + layer + 1 if files else 0
+            sim.effect(rank, sim.tag << 32 | 1, layer, 64, size=9999 * files, files=int(files), target=target)
+        return analyse(sim)
+
+    assert "ranks-share-store" in ruled_out(run("seen", files=True))
+    assert "ranks-share-store" not in ruled_out(run("unseen", files=False))
 
 
 def test_what_was_not_measured_of_some_calls_is_said(tmp_path: Path) -> None:

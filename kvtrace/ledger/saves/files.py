@@ -18,20 +18,20 @@ def shared_files(calls: Sequence[WorkerCalls]) -> tuple[Trust, bool]:
     Returns what was found, and whether every step with files of several ranks showed it.
     """
     trust = Trust()
-    shared = apart = False
+    shared, apart = False, 0
     common = [_common(one.table) for one in calls]
     for row, step in enumerate(calls[0].stores.steps.tolist() if calls else ()):
         for (_, layer), writers in _writers(calls, common, row, step).items():
             workers = {worker for _, worker, _ in writers}
             if len(workers) < 2:
-                apart = True
+                apart += 1
                 continue
             shared = True
             ranks = tuple(sorted({calls[worker].worker.rank for worker in workers}))
             trust += Trust(shared=((step, layer, ranks),), shared_files=1)
             for _, worker, column in sorted(writers)[:-1]:
                 calls[worker].lose((row, column), SaveEnd.OVERWRITTEN_BY_RANK)
-    return trust, shared and not apart
+    return trust + Trust(files_apart=apart), shared and not apart
 
 
 def _writers(
