@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from kvtrace.report.read import read_report
+from kvtrace.terms import SAVED
+from kvtrace.words import sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 import reference_reports as reference
@@ -49,6 +51,23 @@ def test_a_reference_report_is_valid_small_and_nameless(version: str, name: str)
     assert (
         reference.normalise(json.loads(text))["findings"] == report["findings"]
     )  # nothing left to normalise
+
+
+@pytest.mark.parametrize("name", sorted(LATEST))
+def test_a_reference_report_says_what_todays_kvtrace_says(name: str) -> None:
+    """As far as a report tells without its run: the words of each request, its findings, how their remedies begin."""
+    from kvtrace.causes.registry import CATALOGUE
+
+    report = LATEST[name]
+    for row in report["requests"]["rows"]:
+        whole = row["not_saved"] == 0 and not row["not_observed"]
+        word, _, kept = row["verdict"].rpartition("-")
+        if kept == SAVED and word in ("", "partly", "prompt"):
+            assert whole == (word == ""), row
+    for finding in report["findings"]:
+        cause = CATALOGUE[finding["id"]]
+        assert finding["versions"] == cause.versions and finding["stage"] == cause.stage
+        assert all(one == sentence(one) or one.startswith("or ") for one in finding["remedy"])
 
 
 @pytest.mark.parametrize("name", sorted(set(names()) & set(LATEST)))

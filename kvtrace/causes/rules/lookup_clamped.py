@@ -78,7 +78,7 @@ def rule(case: Case) -> Results:
     )
     harmless = set(by_reason) <= {FULL_HIT, SUB_BLOCK, FROM_ANOTHER}
     amount, of = f"{count(tokens)} of {plural(offered_tokens, 'token')}", plural(len(left), "request")
-    said = f"The scheduler left {amount} that the connector offered ({of})."
+    said = f"The scheduler did not take {amount} that the connector offered ({of})."
     if set(by_reason) == {FROM_ANOTHER}:
         said = f"Another connector loaded {amount} that this one offered as well ({of})."
     yield loads.finding(
