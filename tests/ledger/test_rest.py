@@ -104,6 +104,43 @@ class Books:
         return found
 
 
+@pytest.mark.parametrize(("still", "fate"), [("?", Fate.READ), ("1", Fate.PROVED)])
+def test_what_cannot_be_read_back_where_other_kv_took_the_place_of_some_is_not_known_to_rest(
+    still: str, fate: Fate
+) -> None:
+    books = Books()
+    for call, stands in ((1, "0"), (2, still)):
+        books.read(call, call)
+        books.found(call, call, Form.VERBATIM, f"/store/{call}")
+        books.piece(call, f"/store/{call}", stands)
+        books.file(f"/store/{call}")
+    assert books.fates()[1][0] == fate
+
+
+@pytest.mark.parametrize(("still", "fate"), [("0", Fate.READ), ("1", Fate.WRITTEN)])
+def test_a_temporary_file_that_was_renamed_since_may_have_been_replaced(still: str, fate: Fate) -> None:
+    books = Books()
+    books.read(1, 1)
+    books.found(1, 1, Form.VERBATIM, "/store/a.bin.77.part")
+    books.piece(1, "/store/a.bin.77.part", still)
+    books.file("/store/a.bin.77.part", exists=False)
+    assert books.fates() == [(fate, Why.NONE)]
+
+
+@pytest.mark.parametrize(("layers", "fate"), [(1, Fate.READ), (2, Fate.WRITTEN)])
+def test_the_only_layer_that_ever_left_may_lie_in_records_that_are_not_whole(layers: int, fate: Fate) -> None:
+    """Records of several layers have one file, those of one layer a file each."""
+    books = Books()
+    for call in (1, 2, 3):
+        for number in range(3):
+            books.read(call, 10 * call, layer=f"layer.{number}")
+        for number in range(3 - layers, 3):
+            books.found(call, 10 * call + 2, Form.VERBATIM, f"/{call}.{number}", layer=f"layer.{number}")
+    rest = books.result()
+    fates = [rest.split(1, books.name(f"layer.{number}"), ALL)[0].fate for number in range(3)]
+    assert fates[0] == Fate.NEVER_LEFT and fates[2] == fate
+
+
 def test_nothing_is_said_of_a_store_that_cannot_be_seen() -> None:
     books = Books()
     books.read(1, 10)

@@ -326,6 +326,7 @@ class _Judge:
                 self._add(key, one.slots, *self._fate(one), one.target)
         self._rest_of_reads()
         self._records_of_several_layers()
+        self._without_a_layer()
         self._held_in_part()
         amounts: Counter[tuple[Fate, Why]] = Counter()
         examples: dict[tuple[Fate, Why], dict[str, None]] = defaultdict(dict)
@@ -415,8 +416,11 @@ class _Judge:
             return Fate.WRITTEN, Why.NONE
         if not file.exists:
             # Without a removal by the connector somebody else may have cleaned up.
-            gone = one.target in self._removed
-            return (Fate.LOST_LATER, Why.REMOVED) if gone else (Fate.WRITTEN, Why.NONE)
+            if one.target in self._removed:
+                return Fate.LOST_LATER, Why.REMOVED
+            # Where a file with such a name went is not known: other KV may have its place by now.
+            moved = _is_temporary(one.target) and (GONE in one.pieces or not one.pieces)
+            return (Fate.READ if moved else Fate.WRITTEN), Why.NONE
         if GONE in one.pieces and STILL in one.pieces and one.target in self._databases:
             return Fate.READ, Why.NONE  # one of them stood in another row
         rolled_back = one.t > self._closed.get(one.target, one.t)
@@ -424,12 +428,19 @@ class _Judge:
             return Fate.NOT_AT_REST, Why.UNCOMMITTED
         if GONE in one.pieces:
             return (Fate.NOT_AT_REST, Why.UNCOMMITTED) if rolled_back else (Fate.LOST_LATER, Why.OVERWRITTEN)
-        if _TEMPORARY.search(one.target.rsplit("/", 1)[-1]):
+        if _is_temporary(one.target):
             return Fate.NOT_AT_REST, Why.TEMPORARY
         if STILL in one.pieces:
             return Fate.PROVED, Why.NONE
-        # Of what a database holds nobody sees that it is deleted.
-        return (Fate.READ if one.target in self._databases else Fate.WRITTEN), Why.NONE
+        # Of what a database holds nobody sees that it is deleted; and other KV may have taken its place.
+        unknown = one.target in self._databases or self._replaces
+        return (Fate.READ if unknown else Fate.WRITTEN), Why.NONE
+
+    @cached_property
+    def _replaces(self) -> bool:
+        """Whether other bytes were put in the place of KV in files."""
+        every = (one for said in self._found.values() for one in said)
+        return any(GONE in one.pieces and one.target not in self._databases for one in every)
 
     def _too_small(self, file: RestingFile) -> bool:
         """Whether a database holds less in all than what was found in it while a transaction was open."""
@@ -487,6 +498,24 @@ class _Judge:
                 whole = not gone or subtract(list(part.slots), gone)
                 if part.fate in (Fate.WRITTEN, Fate.PROVED) and not whole:
                     parts[at] = part._replace(fate=Fate.NEVER_LEFT, why=Why.NOT_WHOLE)
+
+    def _without_a_layer(self) -> None:
+        """Where all that was read of some layers was never found, and a record holds several layers or no
+        more than one was ever found, no record may be whole: what else was found of them is READ."""
+        layers: dict[str, set[int]] = defaultdict(set)
+        left: dict[int, bool] = {}
+        for (_, layer), parts in self._parts.items():
+            left[layer] = left.get(layer, False) or any(part.fate != Fate.NEVER_LEFT for part in parts)
+            for part in parts:
+                if part.target:
+                    layers[part.target].add(layer)
+        most = max((len(one) for one in layers.values()), default=0)
+        if all(left.values()) or (most < _STACKED and len(set().union(*layers.values())) > 1):
+            return
+        for parts in self._parts.values():
+            for at, part in enumerate(parts):
+                if part.fate in (Fate.WRITTEN, Fate.PROVED):
+                    parts[at] = part._replace(fate=Fate.READ, why=Why.NONE)
 
     def _held_in_part(self) -> None:
         """What is held in memory of one layer, and not of another that was read in the same step, may be in
@@ -659,6 +688,10 @@ class _Judge:
             if is_open or name in self._committed:
                 return Fate.NOT_AT_REST, Why.UNCOMMITTED, name
         return None
+
+
+def _is_temporary(path: str) -> bool:
+    return bool(_TEMPORARY.search(path.rsplit("/", 1)[-1]))
 
 
 def _is_read(words: Sequence[int]) -> bool:
