@@ -638,6 +638,42 @@ def test_blocks_that_are_read_beyond_the_right_ones_take_nothing_away(tmp_path: 
     assert alike(sim) == {(0, 32): SAVED, (32, 64): NOT_OFFERED}
 
 
+@pytest.mark.parametrize(
+    ("prompts", "first", "fate"),
+    [
+        # as long as a unit of four blocks makes them, and one block too far behind
+        ({"a": 120, "b": 180}, BLOCK, "MISPLACED READ"),
+        ({"a": 120, "b": 180}, 1, UNSEEN),
+        ({"a": 120, "b": 180}, 0, SAVED),
+        ({"a": 120}, BLOCK, SAVED),
+    ],
+    ids=["a-block-late", "a-slot-late", "from-the-start", "one-alone"],
+)
+def test_requests_that_are_read_without_their_beginning(
+    tmp_path: Path, prompts: dict[str, int], first: int, fate: str
+) -> None:
+    """A prefix is found again by its beginning: what several of them stand for without it is not known."""
+    sim = cache(tmp_path)
+    for name, tokens in prompts.items():
+        prefill(sim, name, 0, tokens, unreadable=True)
+        sim.read(name, first, first + tokens // 64 * 64)
+        sim.finish(name, tokens)
+    for name in prompts:
+        fates = alike(sim, name).items()
+        assert {now for (start, end), now in fates if start < first + 64 and end > first} == {fate}
+
+
+def test_a_null_block_that_is_read_in_place_of_first_blocks(tmp_path: Path) -> None:
+    """Places in the table, taken for block numbers: 0 is nobody's."""
+    sim = cache(tmp_path)
+    for name in ("a", "b"):
+        prefill(sim, name, 0, 64, unreadable=True)
+        sim.read(name, BLOCK, 64)
+        sim.touch({layer: range(BLOCK) for layer in range(2)})
+        sim.finish(name, 64)
+    assert alike(sim, "a") == alike(sim, "b") == {(0, 64): "MISPLACED READ"}
+
+
 def test_the_null_block_pads(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, unreadable=True)

@@ -224,6 +224,14 @@ class Engine:
         """(layer, request, position): what was read, without what the prefix cache gave."""
         return {one for one in self.cache.saved if one[2] >= self.local.get(one[1], 0)}
 
+    @property
+    def headless(self) -> bool:
+        """Whether several requests were read without their beginning in some layer: for which tokens that
+        stands is not known."""
+        of = [{one[1] for one in self.cache.saved if one[0] == layer} for layer in (0, 1)]
+        heads = [{one[1] for one in self.cache.saved if one[0] == layer and not one[2]} for layer in (0, 1)]
+        return any(len(read - begun) > 1 for read, begun in zip(of, heads, strict=True))
+
 
 def saved(sim: Sim, local: dict[str, int]) -> tuple[set[tuple[int, str, int]], bool]:
     """What the ledger says that was seen to be read; and whether it says that some of it was read in the
@@ -253,7 +261,7 @@ def test_where_all_steps_are_watched_the_saved_tokens_are_those_that_were_read(d
         engine.run()
         found, misplaced = saved(engine.sim, engine.local)
         assert found <= engine.truth()
-        assert misplaced or engine.races or found == engine.truth()
+        assert misplaced or engine.races or engine.headless or found == engine.truth()
 
 
 @SETTINGS

@@ -19,6 +19,7 @@ import numpy as np
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Chunk, Request
+from kvtrace.ledger.saves.headless import headless
 from kvtrace.ledger.saves.stores import positions
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.slots.reads import Slots, covered, in_layer
@@ -35,10 +36,13 @@ class Instead:
         steps: -> the layers, a bit each, whose reads in that step stand for other tokens.
         holes: (step, row of a request, layer) -> positions that the step computed and in whose place others
             were read.
+        doubted: layers, a bit each, in which requests were read without their beginning: for which tokens
+            that stands is not known.
     """
 
     steps: Mapping[int, int] = field(default_factory=dict)
     holes: Mapping[tuple[int, int, int], Sequence[Interval]] = field(default_factory=dict)
+    doubted: int = 0
 
 
 def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engine) -> Instead:
@@ -55,16 +59,33 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
             computing[chunk.step].append((row, chunk))
     steps: dict[int, int] = defaultdict(int)
     holes: dict[tuple[int, int, int], list[Interval]] = {}
-    begun = _Begun(requests)
+    begun, doubted = _Begun(requests), 0
     for column in range(len(watched.worker.kv_layers) if len(engine.facts.kv_groups) < 2 else 0):
         read = [step for step, layer in slots.amounts if layer == column and step in computing]
+        layer = _Layer(slots, begun, column, size)
+        late = headless(watched, requests, column, size, layer.shared)
+        doubted |= bool(late.rows) << column
         useless = {step for step in read if _useless(slots, requests, step, column) >= size}
         twice = {step for step in read if _twice_in_a_call(watched, (step, column)) >= size}
-        if not useless | twice:
+        null = {step for step in read if slots.null.get((step, column), 0) >= size and _keeps_all(engine)}
+        if late.shifted:
+            useless |= set(read)
+        if not useless | twice | null:
             continue
-        layer = _Layer(slots, begun, column, size)
         odd = {step: found for step in read if (found := layer.left_out(computing[step], True))}
+        odd |= {
+            step: found
+            for step in computing.keys() - read
+            if watched.settled(np.array([step]))[0]
+            and (found := layer.left_out(layer.begun(computing[step]), True))
+        }
         useless |= {step for step in twice & odd.keys() if _in_place(watched, (step, column), odd[step])}
+        if (
+            len(null) > 1
+            and null & odd.keys()
+            and all(layer.left_out(computing[step], False) for step in null)
+        ):
+            useless |= null
         if not useless:
             continue
         ends = {step: found for step in useless if (found := layer.left_out(computing[step], False))}
@@ -75,7 +96,14 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
     for step in computing if len(engine.facts.kv_groups) < 2 else ():
         for at, parts in _other_layers(watched, step).items():
             holes.setdefault(at, parts)
-    return Instead(dict(steps), holes)
+    return Instead(dict(steps), holes, doubted)
+
+
+def _keeps_all(engine: Engine) -> bool:
+    """Whether the block tables keep all blocks: a window puts the null block in the place of those that it
+    has left."""
+    kinds = [group.kind for group in engine.facts.kv_groups]
+    return bool(kinds) and all("FullAttention" in kind or "MLA" in kind for kind in kinds)
 
 
 def _other_layers(watched: Watched, step: int) -> dict[tuple[int, int, int], list[Interval]]:
@@ -154,8 +182,12 @@ class _Layer:
     """What was read of requests in one layer, at whatever time."""
 
     def __init__(self, slots: Slots, begun: _Begun, column: int, size: int) -> None:
-        self._slots, self._requests, self._begun = slots, begun.requests, begun
+        self._slots, self._requests, self._first = slots, begun.requests, begun
         self._column, self._size = column, size
+
+    def begun(self, chunks: Iterable[tuple[int, Chunk]]) -> list[tuple[int, Chunk]]:
+        """Those of requests of which anything was read."""
+        return [one for one in chunks if in_layer(self._slots.reads.get(one[0], ()), self._column)]
 
     def left_out(self, chunks: Iterable[tuple[int, Chunk]], odd: bool) -> Holes:
         """Whole blocks that chunks completed and that were never read.
@@ -179,16 +211,16 @@ class _Layer:
             return []
         # Of what the metadata names it is known already whether other slots were read instead.
         named = [positions(request, one) for one in request.entries if not one.implied]
-        shared = (0, self._shared(row, chunk.step))
+        shared = (0, self.shared(row, chunk.step))
         known = union([*read, *named, *request.reused, *request.external, shared])
         return [part for part in subtract([(low, high)], known) if part[1] - part[0] >= size]
 
-    def _shared(self, row: int, step: int) -> int:
+    def shared(self, row: int, step: int) -> int:
         """Leading positions of a request that an earlier one has too, or that the connector has."""
         request = self._requests[row]
         lookup = request.looked_up
         shared = lookup.local + max(0, lookup.answer or 0) if lookup else 0
         for digest, tokens in request.prefixes.items():
-            if tokens > shared and self._begun.by_another(digest, row, step):
+            if tokens > shared and self._first.by_another(digest, row, step):
                 shared = tokens
         return shared

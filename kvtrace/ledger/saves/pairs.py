@@ -22,7 +22,7 @@ from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.saves.stores import named_in, stores_of
 from kvtrace.ledger.saves.watched import Watched
-from kvtrace.ledger.slots.reads import Slots, Touch, cut_steps, kept
+from kvtrace.ledger.slots.reads import Slots, Touch, covered, cut_steps, kept
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
 from kvtrace.terms import Grade
 
@@ -177,7 +177,7 @@ def _reads(
     for one in workers:
         caught = caught_in_saving(one.worker, swallowed)
         instead = read_instead(one, requests, engine)
-        for row, read in [*_missed(instead), *_too_late(one.slots)]:
+        for row, read in [*_missed(instead), *_too_late(one.slots), *_doubted(one.slots, instead, requests)]:
             found[row].append(replace(read, pairs=read.pairs << first))
         often = often_lost(one.slots.reads)
         for row, touches in one.slots.reads.items():
@@ -206,6 +206,13 @@ def _missed(instead: Instead) -> Iterator[tuple[int, Read]]:
         yield row, Read(step, 1 << column, tuple(parts), (), SaveEnd.MISPLACED, Grade.READ)
 
 
+def _doubted(slots: Slots, instead: Instead, requests: Mapping[int, Request]) -> Iterator[tuple[int, Read]]:
+    """(row of a request, what was not read of its prompt), where what was read may stand for it."""
+    for row, touches in slots.reads.items() if instead.doubted and not instead.steps else ():
+        left = subtract([(0, requests[row].prompt)], covered(touches))
+        yield row, Read(0, instead.doubted, tuple(left), (), SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
+
+
 def _too_late(slots: Slots) -> Iterator[tuple[int, Read]]:
     """(row of a request, its positions that were read after their blocks went to another one)."""
     for row, reads in slots.late.items():
@@ -217,14 +224,17 @@ def _stood_for(read: Read, instead: Instead) -> Iterator[Read]:
     """A read of a worker that was seen to read other slots than those of its tokens: what it read in such a
     step stands for other tokens, and for which it read in others is not known. That the metadata names them
     proves nothing: it may name the wrong ones itself."""
-    if not instead.steps or read.end > SaveEnd.SAVED:
+    unknown = read.pairs if instead.steps else read.pairs & instead.doubted
+    if not unknown or read.end > SaveEnd.SAVED:
         yield read
         return
     wrong = read.pairs & instead.steps.get(read.step, 0)
     if wrong:
         yield replace(read, pairs=wrong, end=SaveEnd.MISPLACED, grade=Grade.READ)
-    if read.pairs & ~wrong:
-        yield replace(read, pairs=read.pairs & ~wrong, end=SaveEnd.NOT_OBSERVED, grade=Grade.NOT_OBSERVED)
+    if unknown & ~wrong:
+        yield replace(read, pairs=unknown & ~wrong, end=SaveEnd.NOT_OBSERVED, grade=Grade.NOT_OBSERVED)
+    if read.pairs & ~unknown & ~wrong:
+        yield replace(read, pairs=read.pairs & ~unknown & ~wrong)
 
 
 def _fates(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterator[Read]:

@@ -77,6 +77,7 @@ class Slots:
             read in that step already.
         blank: the same of slots of blocks that no request holds, the null block left out (it pads);
             nothing of a layer that shares its bytes with another one.
+        null: the same of slots of the null block.
         again: the same of slots that had been read in that step already.
         skewed: (step, column) in which all that was read are whole numbers of blocks, and none begins with a
             block.
@@ -92,6 +93,7 @@ class Slots:
     amounts: Mapping[tuple[int, int], int] = field(default_factory=dict)
     useless: Mapping[tuple[int, int], int] = field(default_factory=dict)
     blank: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    null: Mapping[tuple[int, int], int] = field(default_factory=dict)
     again: Mapping[tuple[int, int], int] = field(default_factory=dict)
     skewed: frozenset[tuple[int, int]] = frozenset()
     tables: Mapping[int, int] = field(default_factory=dict)
@@ -207,6 +209,7 @@ class _Resolver:
         self._amounts: dict[tuple[int, int], int] = defaultdict(int)
         self._useless: dict[tuple[int, int], int] = defaultdict(int)
         self._blank: dict[tuple[int, int], int] = defaultdict(int)
+        self._null: dict[tuple[int, int], int] = defaultdict(int)
         self._again: dict[tuple[int, int], int] = defaultdict(int)
         self._skew: dict[tuple[int, int], bool] = {}
         self._seen: dict[int, list[Interval]] = {}
@@ -254,6 +257,7 @@ class _Resolver:
             amounts=dict(self._amounts),
             useless=dict(self._useless),
             blank=dict(self._blank),
+            null={at: amount for at, amount in self._null.items() if amount},
             again=dict(self._again),
             skewed=frozenset(at for at, skewed in self._skew.items() if skewed),
             tables=_known_tables(self._given, self._sizes),
@@ -389,6 +393,7 @@ class _Resolver:
         self._amounts[step, column] += slots.slots - owned.loading
         self._useless[step, column] += owned.nobodys + owned.early + again
         self._blank[step, column] += owned.nobodys - owned.null
+        self._null[step, column] += owned.null
         self._again[step, column] += again
 
     def _read_again(self, column: int, slots: SlotSet) -> int:
