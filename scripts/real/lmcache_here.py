@@ -59,3 +59,7 @@ class LMCacheHere(LMCacheConnectorV1):  # type: ignore[misc]
 
         copies.CreateGPUConnector = lambda config, metadata, *_, **__: HostCopies(metadata)
         super().__init__(*args, **kwargs)
+
+    def shutdown(self) -> None:
+        """vLLM's class does not pass it on: LMCache's threads would keep a process with the engine in it."""
+        self._lmcache_engine.shutdown()

@@ -244,6 +244,27 @@ def test_role_does_not_save(tmp_path: Path, role: str, found: bool) -> None:
         assert diagnosis.findings[0].severity == "limit"
 
 
+@pytest.mark.parametrize(
+    ("empty", "taken", "found"),
+    [
+        (("save_kv_layer", "wait_for_save"), 63, True),
+        (("save_kv_layer",), 63, False),
+        (("save_kv_layer", "wait_for_save"), 0, False),
+    ],
+)
+def test_a_connector_that_is_made_to_load_alone(
+    tmp_path: Path, empty: tuple[str, ...], taken: int, found: bool
+) -> None:
+    """vLLM's DecodeBenchConnector, a pull connector under kv_both: no fault that it stores nothing. One that
+    has a hook that saves, or that never loads either, is not excused by this."""
+    sim = Sim(tmp_path, noop=empty)
+    sim.serve(prompts([64]), Policy(nothing, match=lambda prompt, local: taken))
+    diagnosis = analyse(sim)
+    assert ("role-does-not-save" in ids(diagnosis)) == found
+    if found:
+        assert "metadata-has-no-store" not in ids(diagnosis)
+
+
 def test_a_consumer_that_saves_all_the_same(tmp_path: Path) -> None:
     sim = Sim(tmp_path, role="kv_consumer", ints={"u": 32})
     sim.serve(prompts([64, 128]), Rounding(32).policy())

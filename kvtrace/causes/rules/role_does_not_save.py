@@ -1,9 +1,10 @@
-"""role-does-not-save: kv_consumer, and no store in any metadata."""
+"""role-does-not-save: kv_consumer, or no hook that saves, and no store in any metadata."""
 
 from __future__ import annotations
 
+from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
-from kvtrace.ledger.model import Engine
+from kvtrace.ledger.model import Connector, Engine
 from kvtrace.words import count, listed
 
 CAUSE = Cause(
@@ -11,28 +12,56 @@ CAUSE = Cause(
     stage=Stage.WIRING,
     severity=LIMIT,
     ledger=SAVES,
-    meaning="Under this role the connector only reads: kv_consumer, or a rank that it leaves out.",
-    seen_as="kv_role, and no store entry in any metadata of the run.",
+    meaning=(
+        "Under this role the connector only reads: kv_consumer, or a rank that it leaves out. Or it is made "
+        "to load alone."
+    ),
+    seen_as=(
+        "kv_role, and no store entry in any metadata of the run. Or the same of a connector that loads: its "
+        "save_kv_layer and wait_for_save are empty, and it has no get_finished."
+    ),
     remedy='If this engine should save, set "kv_role" to "kv_both" or "kv_producer".',
     about_calls=False,
 )
 
 
-def only_reads(engine: Engine) -> bool:
-    return engine.role == "kv_consumer" and engine.store_entries == 0 and engine.unknown_steps == 0
+def only_reads(case: Case, engine: Engine) -> bool:
+    if engine.store_entries or engine.unknown_steps:
+        return False
+    return engine.role == "kv_consumer" or engine.tag in case.once("loads alone", lambda: _loads_alone(case))
+
+
+def _loads_alone(case: Case) -> frozenset[int]:
+    """Tags of engines whose connector loads, and has no hook on its workers that could save."""
+    return frozenset(
+        engine.tag
+        for engine in {
+            row.engine: case.engines[row.engine] for row in case.run.load_rows if row.accepted
+        }.values()
+        if engine.workers and all(_saves_nowhere(worker.connector) for worker in engine.workers)
+    )
+
+
+def _saves_nowhere(connector: Connector | None) -> bool:
+    if connector is None or "get_finished" in connector.overrides:
+        return False
+    return {"save_kv_layer", "wait_for_save"} <= set(connector.noop)
 
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    return left if only_reads(case.engines[piece.engine]) else []
+    return left if only_reads(case, case.engines[piece.engine]) else []
 
 
 CLAIMS = {Turn.ENGINE: claim}
 
 
 def rule(case: Case) -> Results:
-    reading = [engine for engine in case.run.engines if only_reads(engine) and engine.requests]
+    reading = [engine for engine in case.run.engines if only_reads(case, engine) and engine.requests]
     if reading and case.tokens(CAUSE) > 0:
         steps = sum(engine.steps for engine in reading)
+        if any(engine.role != "kv_consumer" for engine in reading):
+            yield _made_to_load(case, reading, steps)
+            return
         yield case.finding(
             CAUSE,
             "kv_role is kv_consumer, and under this role the connector stores nothing.",
@@ -50,3 +79,18 @@ def rule(case: Case) -> Results:
         yield CAUSE.ruled_out(f"kv_role is {listed(roles)}, and the metadata holds store entries")
     elif configured and "kv_consumer" not in roles:
         yield CAUSE.ruled_out(f"kv_role is {listed(roles)}")
+
+
+def _made_to_load(case: Case, reading: list[Engine], steps: int) -> Finding:
+    names = listed(engine.connector.cls for engine in reading if engine.connector)
+    return case.finding(
+        CAUSE,
+        f"{names} loads, and has nothing that saves.",
+        evidence=[
+            "its save_kv_layer and wait_for_save are empty, and it has no get_finished",
+            f"0 store entries in the metadata of {count(steps)} steps",
+        ],
+        events=case.events(CAUSE),
+        headline=f"{names} is made to load alone",
+        remedy=["If this engine should save, give it a connector that does (MultiConnector holds both)."],
+    )
