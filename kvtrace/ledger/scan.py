@@ -39,6 +39,7 @@ _KEPT = {
     "pieces": Kind.PIECE,
     "prints": Kind.PRINTS,
     "reprints": Kind.REPRINTS,
+    "stayed": Kind.STAYED,
 }
 """Field of SpoolScan -> the kind of records that it holds."""
 _OF_A_CONNECTOR = (Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.OPEN, Kind.DONE)
@@ -80,6 +81,7 @@ class SpoolScan:
     pieces: Records  # (n, 8): PIECE, in file order
     prints: Records  # (n, 8): PRINTS, in file order
     reprints: Records  # (n, 8): REPRINTS, in file order
+    stayed: Records  # (n, 8): STAYED, in file order
     device: DeviceTally
     of_all_slots: Records | None = None
     """``slots`` with those of other connectors; None: the same."""

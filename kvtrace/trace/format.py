@@ -80,6 +80,7 @@ class Kind(IntEnum):
     PART = 29
     SEAL = 30
     REPRINTS = 31
+    STAYED = 32
 
 
 class Role(IntEnum):

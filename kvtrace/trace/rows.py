@@ -508,11 +508,26 @@ class BlockPrintsAgain(NamedTuple):
     print3: Word
 
 
+class LayerStayed(NamedTuple):
+    """Of so many loaded blocks from place ``first`` of a request's table on (KV cache group: detail) this
+    layer holds after ``step`` what it held when PRINTS last spoke of them, or (``zeroes``: 1) nothing but
+    zeroes; some other layer of each of them does not."""
+
+    head: Word
+    request: Word
+    step: Word
+    layer: Word
+    first: Word
+    blocks: Word
+    zeroes: Word
+    spare7: Word = 0
+
+
 Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
     | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | LeftProcess | KvFound | Piece
-    | BlockPrints | BlockPrintsAgain | Parts
+    | BlockPrints | BlockPrintsAgain | LayerStayed | Parts
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
 
@@ -545,6 +560,7 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.PIECE: Piece,
     Kind.PRINTS: BlockPrints,
     Kind.REPRINTS: BlockPrintsAgain,
+    Kind.STAYED: LayerStayed,
     Kind.PART: Parts,
     Kind.TRAILER: Trailer,
     Kind.SEAL: Seal,

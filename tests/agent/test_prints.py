@@ -193,16 +193,19 @@ def test_the_kv_as_it_stands_when_the_step_is_over_counts(trace: Any) -> None:
 # --- looked at again --------------------------------------------------------------------------------
 
 
-def load(engine: Engine, req_id: str, blocks: list[int], step: int, writes: bool = False) -> None:
-    """All but the last block of a request come from the connector, or ought to; the last one is computed."""
+def load(
+    engine: Engine, req_id: str, blocks: list[int], step: int, writes: bool = False, but: str = ""
+) -> None:
+    """All but the last block of a request come from the connector, or ought to; the last one is computed.
+    ``but``: a layer that is left out."""
     AGENT.worker.step, AGENT.worker.watched = step, int(Flag.STORE)
     given = new(req_id, len(blocks) * SIZE, blocks, computed=(len(blocks) - 1) * SIZE)
     scheduled = output({req_id: SIZE}, given)
     setattr(scheduled, LOADED_ATTRIBUTE, [req_id])
     engine.prints.begins(scheduled, step)
-    for tensor in engine.layers.values():
+    for name, tensor in engine.layers.items():
         tensor[blocks[-1]] += 1
-        if writes:
+        if writes and name != but:
             tensor[blocks[:-1]] += 1
     engine.prints.plan(engine.wrapper, scheduled)
     engine.prints.take()
@@ -273,6 +276,22 @@ def test_it_is_looked_at_as_the_request_ends_and_the_blocks_go_and_the_connector
     looks = [(step, len(prints)) for step, prints in again(trace)]
     # b: after 2, 4 steps; before 6, where it ends; before 7, where block 2 goes. c: after 3, 5, at the end
     assert sorted(looks) == [(2, 2), (3, 1), (4, 2), (5, 1), (5, 2), (6, 2), (7, 1)]
+
+
+def test_a_layer_that_a_load_left_out_is_named_with_its_blocks(trace: Any) -> None:
+    engine = Engine()
+    engine.layers["layer.1"][3:6] = 0
+    engine.step([1, 2])
+    load(engine, "b", [1, 2, 3, 4, 6], STEP + 1, writes=True, but="layer.1")
+    steps(engine, STEP + 2, STEP + 2)
+    spool, table = trace.read()
+    found = [
+        rows.LayerStayed._make(int(word) for word in row)
+        for row in zip(*rows.of_kind(rows.LayerStayed, table), strict=True)
+    ]
+    assert {spool.names[one.layer] for one in found} == {"layer.1"}
+    assert [(one.first, one.blocks, one.zeroes) for one in found] == [(0, 2, 0), (2, 2, 1)]
+    assert [step for step, _ in again(trace)] == [2]
 
 
 def test_looking_again_keeps_to_the_budget(trace: Any) -> None:

@@ -672,6 +672,19 @@ def fingerprints_once_more(row: rows.BlockPrintsAgain, seen: Context) -> None:
     assert (row.print0, row.print1, row.print2, row.print3) == (6, 0, 0, 0) and rows.detail(row.head) == 3
 
 
+def a_layer_left_out() -> None:
+    made, layers = prints.Prints(), [SimpleNamespace(name=f"layer.{i}") for i in range(2)]
+    made._groups, made._sizes = [layers], [4]
+    admitted = prints._Planned(STEP, [Filled("req", 0, 0, [8, 9])], {}, {"req": 8})
+    made._came(admitted, [[12, 0], [14, 0]])
+
+
+@case(Kind.STAYED, a_layer_left_out)
+def a_layer_that_stayed(row: rows.LayerStayed, seen: Context) -> None:
+    assert seen.names[row.request] == "req" and row.step == STEP and seen.names[row.layer] == "layer.1"
+    assert (row.first, row.blocks, row.zeroes) == (0, 2, 1) and spares(row) == [0]
+
+
 @case(Kind.OPEN, lambda: on_scheduler().request_finished(request(), [9]))
 def a_transfer_s_begin(row: rows.TransferBegun, seen: Context) -> None:
     assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP

@@ -7,7 +7,8 @@ are kept. It is one number for thousands, and none of them can be got back from 
 KV lies. On a device that is put behind the step's own work, the numbers are copied aside and read in a later
 step: nothing is waited for, and nothing is done while a CUDA graph is captured.
 
-Loaded blocks that hold what they held before are hashed again later (``again.py``): REPRINTS records.
+Loaded blocks that hold what they held before are hashed again later (``again.py``): REPRINTS records. Where
+some of their layers do, and others not, STAYED records say which.
 
 It costs several times a copy of these blocks, and has an account of its own beside the watch's. What it does
 not allow is left out, and what was not printed is compared with nothing.
@@ -30,7 +31,7 @@ from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.prompts import LOADED_ATTRIBUTE, Filled, Prompts
 from kvtrace.agent.watch.tensors import OWN, tensors
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
-from kvtrace.trace.rows import BlockPrints
+from kvtrace.trace.rows import BlockPrints, LayerStayed
 
 CREDIT = 2_000_000_000
 """ns of host time that fingerprints may take before they have to keep to the budget."""
@@ -216,18 +217,18 @@ class Prints:
             blocks = [block for one in filled if one.group == group for block in one.blocks]
             if blocks:
                 sums.append(self._sums(torch, [(layer, planned.tensors[layer]) for layer in layers], blocks))
-        whole = sums[0] if len(sums) == 1 else torch.cat(sums)
-        if whole.device.type == "cpu":
-            self._came(planned, whole.tolist())
+        device = sums[0].device
+        if device.type == "cpu":
+            self._came(planned, [block for of_group in sums for block in of_group.tolist()])
         else:
-            aside = whole.to("cpu", non_blocking=True)
+            aside = [of_group.to("cpu", non_blocking=True) for of_group in sums]
             event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(whole.device))
+            event.record(torch.cuda.current_stream(device))
             self._waiting.append(_Waiting(planned._replace(tensors={}), aside, event))
             if len(self._waiting) > _MOST_WAITING:
                 self._waiting.popleft()
         cost = clock() - began
-        if whole.device.type != "cpu":
+        if device.type != "cpu":
             cost = max(cost, round(nbytes * _DEVICE_RATE))
         self._rate = cost / nbytes if not self._rate else self._rate + (cost / nbytes - self._rate) / 4
         self._account.spent(cost)
@@ -235,26 +236,33 @@ class Prints:
     def _settle(self) -> None:
         while self._waiting and self._waiting[0].event.query():
             one = self._waiting.popleft()
-            self._came(one.planned, one.sums.tolist())
+            self._came(one.planned, [block for of_group in one.sums for block in of_group.tolist()])
 
-    def _came(self, planned: _Planned, sums: Sequence[int]) -> None:
+    def _came(self, planned: _Planned, sums: Sequence[Sequence[int]]) -> None:
+        """``sums``: of each block, one a layer."""
+        step, filled = planned.step, planned.filled
+        totals = [sum(of_block) for of_block in sums]
         if planned.loaded is None:
-            _write(planned.step, planned.filled, sums, Kind.REPRINTS)
+            _write(step, filled, totals, Kind.REPRINTS)
             return
-        prints = _write(planned.step, planned.filled, sums)
-        self._again.printed(planned.step, planned.filled, prints, planned.loaded, self._sizes)
-        self._again.step = max(self._again.step, planned.step)
+        _write(step, filled, totals)
+        for one in self._again.printed(step, filled, sums, planned.loaded, self._sizes):
+            head = pack_head(Kind.STAYED, Role.WORKER, detail=one.group)
+            layer = AGENT.id(self._groups[one.group][one.layer].name)
+            with AGENT.passing_request(one.request) as ident:
+                AGENT.add(LayerStayed(head, ident, step, layer, one.first, one.blocks, int(one.zeroes)))
+        self._again.step = max(self._again.step, step)
 
     # --- the hash -------------------------------------------------------------------------
 
     def _sums(self, torch: Any, layers: Sequence[tuple[_Layer, Any]], blocks: list[int]) -> Any:
-        """int64 of shape (blocks,)."""
+        """int64 of shape (blocks, layers)."""
         device = layers[0][1].device
         ids = torch.tensor(blocks, dtype=torch.int64)
         if device.type != "cpu":
             ids = ids.pin_memory().to(device, non_blocking=True)
-        total = torch.zeros(len(blocks), dtype=torch.int64, device=device)
-        for layer, tensor in layers:
+        sums = torch.zeros((len(blocks), len(layers)), dtype=torch.int64, device=device)
+        for column, (layer, tensor) in enumerate(layers):
             weights = self._weights_of(tensor, layer.nbytes)
             whole = tensor.view(_INTEGERS[tensor.element_size()](torch))
             at_once = max(1, _GATHERED[device.type] // layer.nbytes)
@@ -266,8 +274,8 @@ class Prints:
                     some = (some[:, None] * layer.split + own).reshape(-1)
                 words = whole.index_select(layer.dim, some).movedim(layer.dim, 0).reshape(count, -1)
                 words = words.view(_INTEGERS[_word(layer.nbytes)](torch))
-                total[at : at + count] += (words * weights).sum(1) * layer.factor
-        return total
+                sums[at : at + count, column] = (words * weights).sum(1) * layer.factor
+        return sums
 
     def _weights_of(self, tensor: Any, nbytes: int) -> Any:
         """Secret odd factors for the words of a block, the same in every process of the run."""
@@ -340,10 +348,8 @@ def _loaded(output: Any) -> dict[str, int]:
     }
 
 
-def _write(step: int, filled: Sequence[Filled], sums: Sequence[int], kind: Kind = Kind.PRINTS) -> list[int]:
-    """The fingerprints, as they are written."""
+def _write(step: int, filled: Sequence[Filled], sums: Sequence[int], kind: Kind = Kind.PRINTS) -> None:
     at = 0
-    every: list[int] = []
     for one in filled:
         own = sums[at : at + len(one.blocks)]
         at += len(one.blocks)
@@ -352,10 +358,8 @@ def _write(step: int, filled: Sequence[Filled], sums: Sequence[int], kind: Kind 
             0 if block == _NULL else (value & _MASK) >> 1 or 1
             for block, value in zip(one.blocks, own, strict=True)
         ]
-        every += prints
         head = pack_head(kind, Role.WORKER, detail=one.group)
         with AGENT.passing_request(one.request) as ident:
             for place in range(0, len(prints), _A_RECORD):
                 four = (*prints[place : place + _A_RECORD], 0, 0, 0)[:_A_RECORD]
                 AGENT.add(BlockPrints(head, ident, step, one.first + place, *four))
-    return every

@@ -11,7 +11,8 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=LOADS,
     meaning=(
-        "Accepted, and no layer was written: attention ran over KV that was not there. The answer is "
+        "Accepted, and not written into the layers, or into some: attention ran over KV that was not there. "
+        "The answer is "
         "wrong, and no error says so."
     ),
     seen_as=(
@@ -22,7 +23,8 @@ CAUSE = Cause(
         "way to write that can't be followed: what it filled is a copy. Or, by the fingerprints, whoever was "
         "to write: the blocks hold zeroes, or what the same blocks of the cache held for other positions "
         "before, no write was seen, and they still held it when they were looked at some steps later, where "
-        "that could be done."
+        "that could be done. Or, likewise, some layers of the blocks do, and a layer below them does not, "
+        "though the block had other tokens before: that layer was left out."
     ),
     remedy=(
         "Look at start_load_kv for early returns: the forward context's attn_metadata is None in a step "

@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvtrace.ledger.contents.later import Later, held_later
+from kvtrace.ledger.contents.layers import left_out
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
 from kvtrace.ledger.contents.residue import Places, left_alone, remaining, untouched
 from kvtrace.ledger.intervals import Interval, union
@@ -42,6 +43,8 @@ class Wrong:
     why: str
     left: bool = False
     late: bool = False
+    of: int = 0
+    """The pairs of the whole block, where ``pairs`` are some of them."""
 
 
 Proved = tuple[int, tuple[Interval, ...]]
@@ -89,6 +92,7 @@ def compare(
     blocks: Counter[str] = Counter()
     stood = remaining(workers, places) if places is not None else set()
     alone = left_alone(workers, places, written) if places is not None else {}
+    partly = left_out(workers, places, prefixes.digest, written) if places is not None else {}
     for shape, alike in shapes.items():
         judge = _Judge(shape, alike, requests, prefixes)
         for pairs, block in judge.loaded():
@@ -97,12 +101,16 @@ def compare(
                 blocks[NOT_COMPARED] += 1
                 continue
             why = None if savers else judge.wrong(block) or alone.get((pairs, block))
-            blocks[EQUAL if savers else WRONG if why else NOT_COMPARED] += 1
+            some = None if savers else partly.get((pairs, block))
+            blocks[EQUAL if savers else WRONG if why or some else NOT_COMPARED] += 1
             for row in (block.row, *savers) if savers else ():
                 proved[row, pairs if row == block.row else judge.pairs_of(row)].append(
                     (block.start, block.end)
                 )
-            if why:
+            if some:
+                found = Wrong(block.start, block.end, some.pairs, some.why, left=True, of=pairs)
+                wrong[block.row].append(found)
+            elif why:
                 left = (pairs, block) in alone
                 wrong[block.row].append(Wrong(block.start, block.end, pairs, why, left))
     by_row: dict[int, list[Proved]] = defaultdict(list)
@@ -133,7 +141,7 @@ def _look_later(
     for row, found in wrong.items():
         most = longest.get(requests[row].engine, -1)
         for at, one in enumerate(found):
-            held = later.get((one.pairs, row, one.start), _NOT_LOOKED_AT)
+            held = later.get((one.of or one.pairs, row, one.start), _NOT_LOOKED_AT)
             if one.left and (held is not _NOT_LOOKED_AT or most >= 0):
                 late = held.changed or held.steps < most
                 why = f"{one.why}, when attention used them; {_said(held, most)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
 
@@ -19,6 +19,10 @@ from kvtrace.trace.reader import Records
 
 ZEROES = 1
 """The fingerprint of a block of zeroes: it says nothing about whose it is."""
+
+
+_MOST_BLOCKS = 1 << 20
+"""Of one record: more is damage."""
 
 
 class Origin(Enum):
@@ -68,6 +72,9 @@ class Printed:
     group: int = 0
     whole: bool = False
     later: Sequence[Block] = ()
+    stayed: Mapping[tuple[int, int, int], Mapping[bool, int]] = field(default_factory=dict)
+    """(row, begin, step) of a loaded block -> of its layers, a bit each, those that hold nothing but zeroes
+    (True), and those that hold what they held before (False), where other layers do not."""
 
 
 def printed(
@@ -92,7 +99,9 @@ def printed(
             for group, of_group in blocks.items():
                 shape, pairs = _shape(engine, worker, group)
                 whole, later = _whole(engine, group), again.get(group, ())
-                found.append(Printed(shape, engine.tag, pairs << first, of_group, group, whole, later))
+                stayed = _stayed(engine, scan, group, worker, by_id, requests)
+                moved = {key: {how: bits << first for how, bits in of.items()} for key, of in stayed.items()}
+                found.append(Printed(shape, engine.tag, pairs << first, of_group, group, whole, later, moved))
             first += len(worker.kv_layers)
     return found
 
@@ -136,6 +145,29 @@ def _blocks(
                 found[group].append(Block(row, start, end, record.step, value, origin))
     for blocks in found.values():
         blocks.sort(key=lambda block: block.step)
+    return found
+
+
+def _stayed(
+    engine: Engine,
+    scan: SpoolScan,
+    group: int,
+    worker: Worker,
+    by_id: Mapping[tuple[int, str], Sequence[int]],
+    requests: Sequence[Request],
+) -> dict[tuple[int, int, int], dict[bool, int]]:
+    """As Printed.stayed, of one KV cache group; the worker's layers are the bits from 0 on."""
+    found: dict[tuple[int, int, int], dict[bool, int]] = defaultdict(lambda: {False: 0, True: 0})
+    number = {name: at for at, name in enumerate(worker.kv_layers)}
+    size = engine.facts.kv_groups[group].block_size or 0
+    for words in scan.stayed.tolist():
+        record = rows.LayerStayed._make(words)
+        row = _row(by_id.get((engine.tag, scan.names.get(record.request, "")), ()), requests, record.step)
+        layer = number.get(scan.names.get(record.layer, ""))
+        if row is None or layer is None or rows.detail(record.head) != group:
+            continue
+        for place in range(record.first, record.first + min(record.blocks, _MOST_BLOCKS)):
+            found[row, place * size, record.step][bool(record.zeroes)] |= 1 << layer
     return found
 
 
