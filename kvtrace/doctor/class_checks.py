@@ -190,10 +190,14 @@ def _layer_work(found: Facts) -> list[tuple[Class, str]]:
 def smallest(found: Facts) -> Iterator[Line]:
     """The shortest prompt of which anything is stored."""
     for one in _there(found):
-        if one.name == _MULTI or not found.command.words:
+        if one.name == _MULTI:
             continue
         size = _size(found.engine)
-        if one.name in _LEAST and one.module.startswith("vllm.") and size:
+        if one.batched:
+            yield _batched(one, found.engine)
+        elif not found.command.words:
+            continue
+        elif one.name in _LEAST and one.module.startswith("vllm.") and size:
             least = size + _LEAST[one.name]
             text = f"{one.name} stores whole blocks of {size}: nothing of prompts below {least} tokens"
             yield Line("least prompt", OK, text)
@@ -202,6 +206,17 @@ def smallest(found: Facts) -> Iterator[Line]:
                 "least prompt", NOT_KNOWN, f"in which unit {_name(one)} stores shows only in a run",
                 "kvtrace run, then explain: below-save-granularity names the unit",
             )  # fmt: skip
+
+
+def _batched(one: Class, engine: Engine | None) -> Line:
+    limit = engine.max_num_batched_tokens if engine else None
+    where = f"{_name(one)} rounds down to multiples of max_num_batched_tokens at {listed(one.batched)}"
+    remedy = "round to a unit of the connector's own; see kvtrace docs below-save-granularity"
+    if limit is None:
+        text = f"{where}; how many these are shows with the command"
+        return Line("least prompt", NOT_KNOWN, text, remedy)
+    text = f"{where}: where these are a prompt's, nothing of prompts below {limit} tokens is stored"
+    return Line("least prompt", WARNING, text, remedy)
 
 
 def _size(engine: Engine | None) -> int:

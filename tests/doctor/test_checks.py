@@ -236,6 +236,18 @@ CASES: dict[str, Case] = {
         WARNING,
         "Mine.save_kv_layer",
     ),
+    "rounds to the batch": (
+        class_checks.smallest,
+        facts_with(classes=(replace(CLASS, batched=("mine.kv:7",)),)),
+        WARNING,
+        "at mine.kv:7: where these are a prompt's, nothing of prompts below 8192 tokens",
+    ),
+    "rounds to a batch that is not known": (
+        class_checks.smallest,
+        facts_with(classes=(replace(CLASS, batched=("mine.kv:7",)),), steps={facts.ENGINE: RAISED}),
+        NOT_KNOWN,
+        "mine.kv:7",
+    ),
     "no graph mode": (
         class_checks.graphs,
         facts_with(steps={facts.ENGINE: RAISED}),
@@ -267,7 +279,11 @@ def test_what_is_not_as_it_should_be_has_its_line(case: str) -> None:
     lines = [line for line in check(found) if line.level is not OK]
     assert [line.level for line in lines] == [level]
     assert text in lines[0].text
-    assert OK in levels(check, facts_with()) or check is class_checks.whole or check is checks.configuration
+    assert (
+        OK in levels(check, facts_with())
+        or check in (class_checks.whole, class_checks.smallest)
+        or check is checks.configuration
+    )
     if level is PROBLEM:
         assert lines[0].remedy and checks.answer(found).failed
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvtrace.agent import config_source
 from kvtrace.agent.connector_facts import does_nothing, resolves
-from kvtrace.agent.preflight import signatures, sources
+from kvtrace.agent.preflight import rounding, signatures, sources
 from kvtrace.agent.preflight.facts import Asked, Class, Keys
 
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
@@ -100,20 +100,23 @@ def _found(configured: str, load: Any, given: dict[str, Any], extra: Any, child:
         idle=tuple(name for name in public if does_nothing(getattr(cls, name, None))),
         elsewhere=signatures.elsewhere(cls, base),
         signatures=tuple(signatures.signatures(cls, base)),
-        like=tuple(_like(cls, base)),
         piecewise=_piecewise(cls, extra),
         hma=_hma(cls),
+        **_of_source(cls, base),
         **common,
     )
     return Found(cls, facts, extra)
 
 
-def _like(cls: type, base: type) -> list[tuple[str, str]]:
+def _of_source(cls: type, base: type) -> dict[str, Any]:
+    """What its source says beside the class; nothing where that cannot all be read."""
     try:
-        used = sources.uses(sources.of_class(cls))
+        texts = sources.of_class(cls)
+        used = sources.uses(texts)  # whether something else calls a method
+        like = tuple(signatures.named_like(cls, base, used))
+        return {"like": like, "batched": tuple(rounding.to_batched_tokens(texts))}
     except (sources.Unknown, SyntaxError, ValueError, RecursionError):
-        return []  # whether something else calls it is not known
-    return list(signatures.named_like(cls, base, used))
+        return {}
 
 
 def _piecewise(cls: Any, extra: dict[str, Any]) -> bool | None:

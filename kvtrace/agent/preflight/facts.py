@@ -98,7 +98,9 @@ class Class:
         like: (a method that is no hook, the hook that it is named like).
         piecewise: its answer to requires_piecewise_for_cudagraph; None where there is none.
         hma: whether it declares support of the hybrid KV cache manager.
-        parent: whether it is a child of a MultiConnector.
+        batched: where its source rounds down to max_num_batched_tokens: module:line.
+        child: whether it is one of a MultiConnector.
+        role, extra: of its configuration.
     """
 
     configured: str
@@ -117,6 +119,7 @@ class Class:
     like: tuple[tuple[str, str], ...] = ()
     piecewise: bool | None = None
     hma: bool | None = None
+    batched: tuple[str, ...] = ()
     child: bool = False
     role: str | None = None
     extra: dict[str, Any] | None = None
