@@ -1,24 +1,21 @@
-"""One engine of two, which hand requests over in a file as a proxy would; exit code 0.
+"""One engine of two, asked line by line, as a proxy asks; exit code 0.
 
-python prefill_decode.py kv_producer|kv_consumer MODEL STORE HANDED_OVER
+python prefill_decode.py kv_producer|kv_consumer MODEL STORE
 
-What the producer stored of its second prompt is gone when it ends.
+A line of stdin is ``{"prompt": [token id, ...], "params": kv_transfer_params}``; each is answered by a line
+of stdout: ANSWER and the kv_transfer_params that came back. It ends where stdin ends.
 """
 
 import json
-import random
-import shutil
 import sys
-from pathlib import Path
 
 from vllm import LLM, SamplingParams
 
-LENGTHS = (600, 200)
+ANSWER = "prefill_decode: "
 
 
 def main() -> None:
-    role, model, store, handed_over = sys.argv[1:]
-    Path(store).mkdir(exist_ok=True)
+    role, model, store = sys.argv[1:]
     engine = LLM(
         model=model,
         enforce_eager=True,
@@ -34,26 +31,17 @@ def main() -> None:
             "kv_connector_extra_config": {"shared_storage_path": store},
         },
     )
-    rng = random.Random(1)
-    prompts = [[rng.randrange(10, 500) for _ in range(length)] for length in LENGTHS]
-    params = [{"do_remote_decode": True}] * len(prompts)
-    if role == "kv_consumer":
-        params = json.loads(Path(handed_over).read_text())
-    returned = []
-    for prompt, given in zip(prompts, params, strict=True):
-        before = set(Path(store).iterdir())
+    for line in sys.stdin:
+        asked = json.loads(line)
         sampling = SamplingParams(
             temperature=0,
             max_tokens=1 if role == "kv_producer" else 4,
             ignore_eos=True,
-            extra_args={"kv_transfer_params": given},
+            extra_args={"kv_transfer_params": asked["params"]},
         )
-        (output,) = engine.generate([{"prompt_token_ids": prompt}], sampling, use_tqdm=False)
-        returned.append(output.kv_transfer_params)
-    if role == "kv_producer":
-        Path(handed_over).write_text(json.dumps(returned))
-        for folder in set(Path(store).iterdir()) - before:
-            shutil.rmtree(folder)
+        prompt = {"prompt_token_ids": asked["prompt"]}
+        (output,) = engine.generate([prompt], sampling, use_tqdm=False)
+        print(f"\n{ANSWER}{json.dumps(output.kv_transfer_params)}", flush=True)
 
 
 if __name__ == "__main__":

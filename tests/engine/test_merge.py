@@ -1,12 +1,16 @@
-"""On two real engines: a request that one computes and the other one loads is told across both."""
+"""On two real engines that are there at once: what one computes the other one loads is told across both."""
 
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,22 +22,75 @@ from .server import KVTRACE
 pytestmark = pytest.mark.engine
 SCRIPT = Path(__file__).with_name("prefill_decode.py")
 ROLES = ("kv_producer", "kv_consumer")
+LENGTHS = (600, 200)
+ANSWER = "prefill_decode: "
+
+
+class Engine:
+    """A traced engine that answers one request after the other."""
+
+    def __init__(self, place: Path, role: str, model: Path, env: dict[str, str]) -> None:
+        self._errors = place / f"{role}.log"
+        words = [role, str(model), str(place / "store")]
+        with open(self._errors, "w", encoding="utf-8") as errors:
+            self._process = subprocess.Popen(
+                [*KVTRACE, "run", "-o", str(place / role), "--", sys.executable, str(SCRIPT), *words],
+                env=env, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+            )  # fmt: skip
+
+    def ask(self, prompt: list[int], params: Any) -> Any:
+        """The kv_transfer_params that come back."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps({"prompt": prompt, "params": params}) + "\n")
+        self._process.stdin.flush()
+        for line in self._process.stdout:
+            if line.startswith(ANSWER):
+                return json.loads(line.removeprefix(ANSWER))
+        raise AssertionError(self._errors.read_text()[-3000:])
+
+    def kill(self) -> None:
+        """Where it has not ended by itself."""
+        assert self._process.stdin
+        self._process.stdin.close()  # ends what run has started, too
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        self._process.communicate()  # closes stdin
+        assert self._process.returncode == 0, self._errors.read_text()[-3000:]
+
+
+@contextmanager
+def engine(place: Path, role: str, model: Path, env: dict[str, str]) -> Iterator[Engine]:
+    started = Engine(place, role, model, env)
+    try:
+        yield started
+        started.end()
+    finally:
+        started.kill()
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> list[Path]:
-    """The runs of the engine that computes and, after it, of the one that loads."""
+    """The runs of an engine that computes and one that loads, both there from the first request to the last.
+    What the second request stored is gone when the other engine asks for it."""
     from vllm_env import vllm_env
 
     place = tmp_path_factory.mktemp("merge")
     env = vllm_env() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    for role in ROLES:
-        words = [role, str(tiny_model), str(place / "store"), str(place / "handed-over.json")]
-        done = subprocess.run(
-            [*KVTRACE, "run", "-o", str(place / role), "--", sys.executable, str(SCRIPT), *words],
-            env=env, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
+    store = place / "store"
+    store.mkdir()
+    rng = random.Random(1)
+    with ExitStack() as stack:
+        computes, loads = (stack.enter_context(engine(place, role, tiny_model, env)) for role in ROLES)
+        for number, length in enumerate(LENGTHS):
+            prompt = [rng.randrange(10, 500) for _ in range(length)]
+            before = set(store.iterdir())
+            handed_over = computes.ask(prompt, {"do_remote_decode": True})
+            if number:
+                for folder in set(store.iterdir()) - before:
+                    shutil.rmtree(folder)
+            loads.ask(prompt, handed_over)
     return [place / role for role in ROLES]
 
 
@@ -43,6 +100,9 @@ def test_what_was_sent_received_and_computed_again(runs: list[Path], tmp_path: P
     assert isinstance(whole, Joined) and isinstance(evicted, Joined)
     assert [(one.how, one.key) for one in (whole, evicted)] == [("returned", "remote_request_id")] * 2
     assert [end.prompt for end in (whole.there, whole.here, evicted.there)] == [600, 600, 200]
+    # both were there at once: each request here came after the one there and before the next one there
+    order = [whole.there, whole.here, evicted.there, evicted.here]
+    assert [end.at_ns for end in order] == sorted(end.at_ns for end in order)
     assert len(answer.merged.clocks) == 1 and whole.sure and whole.after_ns > 0
     # ExampleConnector stores whole blocks of 32 of all tokens but the last
     assert (whole.computed, whole.sent, whole.received, whole.computed_here) == (600, 576, 576, 24)
