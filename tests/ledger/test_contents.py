@@ -44,9 +44,11 @@ class Cache:
         self.sim.prints(request, prints)
         return self
 
-    def loads(self, request: str, prints: list[int], tokens: tuple[int, ...] = A, blocks: int = 3) -> Cache:
-        """The first blocks come from the connector, the rest is computed."""
-        length, taken = len(tokens) * BLOCK, blocks * BLOCK
+    def loads(
+        self, request: str, prints: list[int], tokens: tuple[int, ...] = A, blocks: int = 3, more: int = 0
+    ) -> Cache:
+        """The first blocks come from the connector, and ``more`` tokens of the next; the rest is computed."""
+        length, taken = len(tokens) * BLOCK, blocks * BLOCK + more
         self.sim.arrive(Prompt(request, length, digest=tokens[-1], prefixes=tokens))
         self.sim.lookup(request, 0, taken, taken)
         self.sim.step([Chunk(request, taken, length - taken, first=True)], prompts={request: length})
@@ -179,6 +181,18 @@ def test_what_holds_its_tokens_kv_was_written_though_nobody_saw_it(tmp_path: Pat
     ends = run.load_rows[-1].ends
     assert ends[LoadEnd.LOADED] == 2 * BLOCK * LAYERS
     assert ends[LoadEnd.NOT_WRITTEN] == BLOCK * LAYERS
+
+
+def test_of_a_begun_block_behind_those_that_were_written_unseen_nothing_is_said(tmp_path: Path) -> None:
+    """NIXL's first load waits for a handshake, and is written in a step that is not watched: all whole blocks
+    hold their tokens' KV, and the last one, which is begun, has no fingerprint."""
+    cache = Cache(tmp_path, kv_blocks=64)
+    cache.computes("a", [8, 7, 6, 5]).loads("b", [8, 7, 6, 9], more=11)
+    cache.sim.read("b", 0, 3 * BLOCK + 11, hook="start_load_kv")
+    ends = cache.run().load_rows[-1].ends
+    assert ends[LoadEnd.LOADED] == 3 * BLOCK * LAYERS
+    assert ends[LoadEnd.NOT_OBSERVED] == 11 * LAYERS
+    assert LoadEnd.NOT_WRITTEN not in ends
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ AT_REST = {
     "multi": 992,
     "decode-bench": 0,
     "lmcache-in-one-step": 896,
+    "nixl": 0,
 }
 
 

@@ -93,9 +93,12 @@ def _judged(
                 left = subtract(subtract(left, bad), good)
             elif ended in _NOT_THERE:
                 left = subtract(left, good)
+            seen = ended not in _NOT_THERE or not _unseen(left, end - start, engine.block_size)
+            still = ended if seen else LoadEnd.NOT_OBSERVED
             for low, high in left:
-                kept.append((low, high, ended))
-            ends[ended] -= (end - start - length(left)) * n
+                kept.append((low, high, still))
+            ends[ended] -= (end - start) * n
+            ends[still] += length(left) * n
             ends[LoadEnd.LOADED] += (end - start - length(left)) * n
         for low, high, end in ended_so:
             ends[LoadEnd.LOADED] -= (high - low) * n
@@ -116,6 +119,12 @@ def _judged(
         reasons={end: why for end, why in more_reasons.items() if ends[end]},
         places={end: where for end, where in more_places.items() if ends[end]},
     )  # fmt: skip
+
+
+def _unseen(left: Sequence[Interval], tokens: int, block: int) -> bool:
+    """Whether what no write was seen for was written unseen: the content of its whole blocks is there, and
+    the begun one that is ``left`` has no fingerprint that could say so."""
+    return length(left) < tokens and all(high - low < block for low, high in left)
 
 
 def _end(one: Wrong, failed: Sequence[str]) -> LoadEnd:
