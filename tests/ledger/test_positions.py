@@ -383,6 +383,20 @@ def test_some_layers_only_without_metadata(tmp_path: Path) -> None:
     assert by_pair(sim) == [{(0, 64): SAVED}, {(0, 64): "NOTHING_READ READ"}]
 
 
+@pytest.mark.parametrize(("unknown", "second"), [(0, "NOTHING_READ READ"), (1, "not-observed NOT_OBSERVED")])
+@pytest.mark.parametrize("named", [True, False], ids=["with metadata", "without"])
+def test_a_layer_of_which_nothing_was_ever_read_beside_others_of_which_not_all_is_known(
+    tmp_path: Path, named: bool, unknown: int, second: str
+) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)] if named else [])
+    sim.read("a", 0, 64, layers=[0])
+    sim.workers[0].names["0+1"] = 0  # which slots is not known
+    sim.touch({unknown: [0]})
+    sim.finish("a", 64)
+    assert by_pair(sim) == [{(0, 64): SAVED}, {(0, 64): second}]
+
+
 def test_each_rank_answers_for_its_own_part(tmp_path: Path) -> None:
     sim = cache(tmp_path, tp=2)
     witness(sim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.evidence import spoiled
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.model import Finding
@@ -75,8 +76,9 @@ def _finding(case: Case) -> Finding:
         headline = "the save hook ran with store entries and read no KV slot"
         title = f"The save hook ran with store entries and read no KV slot in {plural(trust.nothing, 'call')}"
     else:
-        headline = "the save hooks ran and read no KV slot"
-        title = "The save hooks ran and read no KV slot"
+        of = " of some layers" if _of_some_layers(case) else ""
+        headline = f"the save hooks ran and read no KV slot{of}"
+        title = f"The save hooks ran and read no KV slot{of}"
     return case.finding(
         CAUSE,
         f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
@@ -92,9 +94,15 @@ def _finding(case: Case) -> Finding:
     )
 
 
+def _of_some_layers(case: Case) -> bool:
+    """Whether all that was lost so was lost in a part of the layers and ranks."""
+    pieces = [piece for piece, _, _ in spoiled.pieces_of(case, CAUSE)]
+    return all(piece.pairs < case.engines[piece.engine].pairs for piece in pieces)
+
+
 def _evidence(case: Case) -> list[str]:
     trust = case.run.trust
-    evidence = []
+    evidence = spoiled.where(case, CAUSE) if _of_some_layers(case) else []
     if trust.nothing:
         others = f", {count(trust.agreed)} all that the metadata names" if trust.agreed else ""
         evidence.append(

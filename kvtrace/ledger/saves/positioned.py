@@ -240,13 +240,26 @@ class PositionCalls(WorkerCalls):
         step = self._step(at)
         if (step, at[1]) in self._slots.none:
             return True  # it picked what to read, and picked nothing
-        if not self._settled[at[0]]:
+        if not self._settled[at[0]] and not self._passed_over(at):
             return False
         if (step, at[1]) in self._slots.unknown or self._copies_later:
             return False
         # Work in the background may still have been to come when the trace ended: it is taken up in order.
         slots = self._slots
         return not slots.last_background_t or slots.last_background_step >= step or at[0] < self._latest_read
+
+    def _passed_over(self, at: At) -> bool:
+        """Whether a step was watched in which other layers were read, and of this one nothing in the whole
+        run, in whatever way: what is not known of the others' reads says nothing of it."""
+        step, others = self._step(at), range(len(self.worker.kv_layers))
+        read = any(self._slots.amounts.get((step, other), 0) > 0 for other in others)
+        return bool(self._calls_watched[at[0]]) and read and at[1] not in self._touched
+
+    @cached_property
+    def _touched(self) -> frozenset[int]:
+        """The layers of which it was seen that anything was read, known slots or not."""
+        slots = self._slots
+        return frozenset(column for _, column in (*slots.amounts, *slots.unknown))
 
     @cached_property
     def _copies_later(self) -> bool:
