@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim
+from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim
 from test_effects import all_of, sim_of
 from test_load_rules import ASYNC, LOAD
 from test_rules import analyse, prompts, ruled_out
@@ -108,6 +108,24 @@ def test_a_load_that_missed_a_layer_rules_out_neither_a_part_nor_a_late_one(tmp_
     for ident in ("loaded-partly", "load-after-use", "load-not-injected"):
         assert ident in ruled_out(whole)
         assert ident not in ruled_out(part)
+
+
+def test_where_no_attention_body_was_seen_no_late_load_is_ruled_out(tmp_path: Path) -> None:
+    sim = Sim(tmp_path / "run")
+    sim.arrive(Prompt("a", 128, digest=1))
+    sim.lookup("a", 0, 96, 96)
+    step = sim.step(
+        [Chunk("a", 96, 32, first=True)],
+        [Entry("a", 128, 128, 0)],
+        prompts={"a": 128},
+        fate=Fate(dead_pairs=frozenset({(0, 0), (0, 1)})),
+    )
+    sim.finish("a", 128)
+    for layer in range(2):
+        sim.effect(0, step, layer, 96, hook="start_load_kv", flags=LOAD)
+    diagnosis = analyse(sim)
+    assert "load-after-use" not in ruled_out(diagnosis)
+    assert "when attention began was not seen" in not_observed(diagnosis)["load-after-use"]
 
 
 @pytest.mark.parametrize("hook", ["start_load_kv", "thread"])

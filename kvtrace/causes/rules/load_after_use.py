@@ -42,7 +42,7 @@ def rule(case: Case) -> Results:
             evidence=loads.reasons_and_places(early, CAUSE),
             headline="attention ran before the loaded KV was there",
         )
-    elif sync and all(row.measured and loads.came(case, row) for row in sync):
+    elif sync and all(row.measured and row.begun and loads.came(case, row) for row in sync):
         yield CAUSE.ruled_out(
             f"in the steps of {plural(len(sync), 'load')} no attention body began before its load hook, and "
             "the slots were written there"
@@ -50,4 +50,8 @@ def rule(case: Case) -> Results:
     elif unseen := [row for row in sync if not row.measured]:
         yield CAUSE.not_observed(
             f"when the loaded KV was written was not seen for {of_all(len(unseen), len(sync), 'load')}"
+        )
+    elif unseen := [row for row in sync if not row.begun]:
+        yield CAUSE.not_observed(
+            f"when attention began was not seen in the steps of {of_all(len(unseen), len(sync), 'load')}"
         )

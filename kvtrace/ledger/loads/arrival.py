@@ -84,7 +84,7 @@ class Arrival:
         if place is not None and len(places) < _MAX_PLACES:
             places.append(place)
 
-    def result(self, measured: bool, waited_ns: int) -> LoadOf:
+    def result(self, measured: bool, waited_ns: int, begun: bool = False) -> LoadOf:
         return replace(
             self._load,
             ends={end: n for end, n in self._ends.items() if n},
@@ -93,4 +93,5 @@ class Arrival:
             places={end: tuple(places) for end, places in self._places.items() if places},
             measured=measured,
             waited_ns=waited_ns,
+            begun=begun,
         )

@@ -43,6 +43,7 @@ class LoadOf:
     shared: int = 0  # leading tokens that an earlier prompt of this run begins with
     untouched: bool = False  # its blocks were seen to hold what they held before
     measured: bool = False  # the slots written were watched in each pair
+    begun: bool = False  # when its attention began was seen in each pair, in the step of the load
     ends: Mapping[LoadEnd, int] = field(default_factory=dict)  # token-layers; they sum to prompt x pairs
     lost: Mapping[tuple[Part, ...], int] = field(default_factory=dict)
     """Accepted positions that did not come, or of which that is not known -> the pairs that fared so, a bit

@@ -72,6 +72,7 @@ def load_synchronously(accepted: Accepted, engine: Engine, seen: Seen, failed: F
         arrival.because(LoadEnd.FAILED, failed.reason)
     step, whole = accepted.load.step, [accepted.positions]
     first, ready, watched = 0, 0, bool(engine.workers)
+    begun = watched
     for worker in engine.workers:
         pairs = bits(first, len(worker.kv_layers))
         loads = seen.found.workers.get(worker.key)
@@ -80,17 +81,18 @@ def load_synchronously(accepted: Accepted, engine: Engine, seen: Seen, failed: F
         if loads is None or at < 0 or (ended is not None and not _raised(loads, at)):
             # Also what lies past the steps that are looked at in detail: taken as declared.
             arrival.put(parts(ended, whole) if ended is not None else [], pairs)
-            watched = False
+            watched = begun = False
         else:
             ready = max(ready, int(loads.started_t[at]))
             in_step = _InStep(accepted, worker, loads, at, seen)
             watched &= in_step.put(arrival, failed, first)
+            begun &= in_step.begun
         first += len(worker.kv_layers)
     if engine.pairs > first:  # pairs of no known worker
         arrival.put(parts(LoadEnd.NOT_OBSERVED, whole), bits(first, engine.pairs - first))
-        watched = False
+        watched = begun = False
     asked = accepted.t
-    return arrival.result(watched, ready - asked if asked and ready > asked else -1)
+    return arrival.result(watched, ready - asked if asked and ready > asked else -1, begun)
 
 
 def _not_looked_at(worker: Worker, seen: Seen, step: int) -> LoadEnd | None:
@@ -135,6 +137,11 @@ class _InStep:
         self._wait_raised: list[bool] = loads.having(at, PairBit.WAIT_RAISED).tolist()
         self._op_t: list[int] = loads.op_t[at].tolist()
         self._wait_t: list[int] = loads.wait_t[at].tolist()
+
+    @property
+    def begun(self) -> bool:
+        """Whether it was seen when the attention of each layer began."""
+        return NEVER not in self._op_t
 
     def put(self, arrival: Arrival, failed: Failed, first: int) -> bool:
         """Adds what became of the load in each KV layer; ``first``: number of the worker's first pair.
