@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synth import WATCHED, Chunk, Entry, Prompt, Sim
+from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.ledger.requests import collect
 from kvtrace.ledger.run_file import read_run_file
@@ -14,7 +14,7 @@ from kvtrace.ledger.slots.reads import Slots, Touch, given_blocks, slots_of
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.trace import touches
 from kvtrace.ledger.topology import topology
-from kvtrace.trace.format import Flag
+from kvtrace.trace.format import Fact, Flag
 from kvtrace.trace.reader import spool_paths
 
 FIRST, RESUMED, SHARED = int(Flag.FIRST), int(Flag.FIRST | Flag.RESUMED), int(Flag.SHARED)
@@ -280,6 +280,22 @@ def test_the_forward_is_told_layer_by_layer(tmp_path: Path) -> None:
     assert [(touch.columns, touch.positions, touch.stale) for touch in found] == [
         (1, ((0, 4),), ()), (2, (), ((0, 4),)),
     ]  # fmt: skip
+
+
+def test_where_no_body_can_be_seen_the_wait_for_a_layer_tells_when_it_is_computed(tmp_path: Path) -> None:
+    sim = cache(tmp_path, layers=2)
+    sim.workers[0].fact(Fact.TARGET, {"id": "attention-decorator", "status": "late"})
+    unseen = Fate(dead_pairs=frozenset({(0, 0), (0, 1)}))
+    sim.arrive(Prompt("a", 4))
+    step = sim.step([Chunk("a", 0, 4, first=True)], prompts={"a": 4}, fate=unseen)
+    for layer in sim.layer_names:
+        sim.hook(0, "wait_for_layer_load", step, layer)
+        sim.hook(0, "save_kv_layer", step, layer)
+    sim.read("a", 0, 4, t=sim.hook_t[0, step, "bind_connector_metadata", ""], hook="bind_connector_metadata")
+    sim.read("a", 0, 4, t=sim.hook_t[0, step, "save_kv_layer", sim.layer_names[0]])
+    early, in_time = owners(sim)["a"]
+    assert (early.columns, early.positions, early.stale) == (3, (), ((0, 4),))
+    assert (in_time.columns, in_time.positions, in_time.stale) == (1, ((0, 4),), ())
 
 
 def test_a_block_that_is_given_out_holds_its_former_holders_tokens_until_the_forward(tmp_path: Path) -> None:

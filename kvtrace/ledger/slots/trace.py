@@ -10,9 +10,9 @@ import numpy as np
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, locate
-from kvtrace.trace import ops, rows
+from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Flag, Kind
-from kvtrace.trace.reader import Records, Spool
+from kvtrace.trace.reader import Spool
 
 _UPDATES = [op.code for op in ops.UPDATES]
 NEVER = (1 << 62) - 1
@@ -28,7 +28,8 @@ class Touches:
         names: of the spool.
         column: the worker's KV layer, by number.
         during: the last step that had begun by then.
-        computed_t: (step, column) -> when the layer's first op body of that step began, NEVER.
+        computed_t: (step, column) -> when the layer's first op body of that step began, NEVER. Where vLLM's
+            attention came before the agent, and no body is seen: when the layer was waited for.
         used_t: the same of its attention alone: a body that only writes the KV of new tokens reads none.
     """
 
@@ -98,18 +99,28 @@ def _bodies(scan: SpoolScan, worker: Worker, columns: Mapping[str, int], steps: 
     for chunk in spool.chunks():
         head = chunk[:, 0]
         bodies = chunk[(rows.kind(head) == Kind.OP) & ((rows.flags(head) & Flag.CAPTURE) == 0)]
+        waits = chunk[(rows.kind(head) == Kind.HOOK) & (rows.code(head) == hooks.WAIT_LAYER.code)]
+        of_layer = {i: columns[n] for i, n in spool.names.items() if n in columns}
         if len(bodies):
-            of_layer = {i: columns[n] for i, n in spool.names.items() if n in columns}
-            _add_bodies(found[0], bodies, steps, of_layer)
-            _add_bodies(found[1], bodies[~np.isin(rows.code(bodies[:, 0]), _UPDATES)], steps, of_layer)
+            call = rows.columns(rows.OpCall, bodies)
+            reads = ~np.isin(rows.code(call.head), _UPDATES)
+            _add(found[0], call.step, call.layer, call.t0, steps, of_layer)
+            _add(found[1], call.step[reads], call.layer[reads], call.t0[reads], steps, of_layer)
+        elif worker.ops_late and len(waits):
+            # vLLM's attention waits for the load of its layer, and then begins.
+            wait = rows.columns(rows.HookCall, waits)
+            _add(found[0], wait.step, wait.layer, wait.t0, steps, of_layer)
+            _add(found[1], wait.step, wait.layer, wait.t1, steps, of_layer)
     return found[0], found[1]
 
 
-def _add_bodies(found: Array, bodies: Records, steps: Array, of_layer: Mapping[int, int]) -> None:
-    call = rows.columns(rows.OpCall, bodies)
-    at, inside = locate(steps, call.step)
-    column: Array = np.full(len(call.layer), -1, np.int64)
-    for ident in np.unique(call.layer).tolist():
-        column[call.layer == ident] = of_layer.get(ident, -1)
+def _add(
+    found: Array, step: Array, layer: Array, t: Array, steps: Array, of_layer: Mapping[int, int]
+) -> None:
+    """The earliest of these times of each step and layer."""
+    at, inside = locate(steps, step)
+    column: Array = np.full(len(layer), -1, np.int64)
+    for ident in np.unique(layer).tolist():
+        column[layer == ident] = of_layer.get(ident, -1)
     inside &= column >= 0
-    np.minimum.at(found, (at[inside], column[inside]), call.t0[inside])
+    np.minimum.at(found, (at[inside], column[inside]), t[inside])
