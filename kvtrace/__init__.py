@@ -8,6 +8,9 @@ CONFIG_VARIABLE = "KVTRACE_CONFIG"
 """The environment variable with the agent's configuration (``kvtrace.trace.config``). Its name stands here,
 where reading it costs no further import: the agent is inert in every process where it is not set."""
 
+ENTRY_POINT_GROUP = "vllm.general_plugins"
+"""Entry points that vLLM calls in each of its processes."""
+
 TYPE_CHECKING = False  # typing's, without importing it
 if TYPE_CHECKING:
     from kvtrace.export.frames import load as load

@@ -16,10 +16,10 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kvtrace import ENTRY_POINT_GROUP
 from kvtrace.launch.commands import is_python, is_vllm
 from kvtrace.launch.errors import LaunchError
 
-ENTRY_POINT_GROUP = "vllm.general_plugins"
 ENTRY_POINT_NAME = "kvtrace"
 
 

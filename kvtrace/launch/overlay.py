@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 import kvtrace
-from kvtrace.launch.interpreter import ENTRY_POINT_GROUP, ENTRY_POINT_NAME
+from kvtrace.launch.interpreter import ENTRY_POINT_NAME
 from kvtrace.launch.private import require_private
 
 _FOLDERS = ("agent", "trace")
@@ -87,7 +87,7 @@ def _copy_agent(where: Path) -> None:
         f"Metadata-Version: 2.1\nName: kvtrace\nVersion: {kvtrace.__version__}\n", encoding="ascii"
     )
     (info / "entry_points.txt").write_text(
-        f"[{ENTRY_POINT_GROUP}]\n{ENTRY_POINT_NAME} = {_TARGET}\n", encoding="ascii"
+        f"[{kvtrace.ENTRY_POINT_GROUP}]\n{ENTRY_POINT_NAME} = {_TARGET}\n", encoding="ascii"
     )
 
 
