@@ -818,6 +818,21 @@ def test_a_read_that_comes_late_and_in_time_is_saved(tmp_path: Path) -> None:
     assert alike(sim, "a") == {(0, 32): SAVED, (32, 48): NOT_OFFERED}
 
 
+def test_what_was_read_in_time_and_again_steps_later_is_no_late_copy(tmp_path: Path) -> None:
+    """In its step b's metadata names b; what was read is a's, which had been read when it was due."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 64)
+    sim.step([], tokens=0)
+    sim.step([], tokens=0)
+    prefill(sim, "b", 0, 64, [entry("b", 0, 64)])
+    sim.read("a", 0, 64)
+    sim.finish("a", 64)
+    sim.finish("b", 64)
+    assert alike(sim, "a") == {(0, 64): SAVED}
+    assert alike(sim, "b") == {(0, 64): "MISPLACED READ"}
+
+
 def test_a_unit_that_was_read_in_pieces_is_not_late_when_others_have_its_blocks(tmp_path: Path) -> None:
     """Less is read than the metadata names, in time; later another request's tokens are read in the same
     blocks, for itself."""

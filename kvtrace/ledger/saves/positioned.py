@@ -25,7 +25,7 @@ from kvtrace.ledger.saves.pipeline import Ends
 from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
-from kvtrace.ledger.slots.reads import covered, in_layer
+from kvtrace.ledger.slots.reads import Touch, covered, in_layer
 from kvtrace.ledger.steps import locate
 from kvtrace.terms import Grade
 from kvtrace.trace import hooks
@@ -263,14 +263,17 @@ class PositionCalls(WorkerCalls):
 
     @cached_property
     def _copies_later(self) -> bool:
-        """Whether a hook was seen to read what the metadata of two or more steps before had named: of the
-        steps behind a watched one only the next is known to be watched as well."""
+        """Whether a hook was seen to read, for the first time, what the metadata of two or more steps before
+        had named: of the steps behind a watched one only the next is known to be watched as well."""
         for request, at in self.stores.rows_of.items():
             steps = self.stores.steps[at].tolist()
-            for touch in self._slots.reads.get(request, ()):
+            touches = self._slots.reads.get(request, ())
+            for touch in touches:
                 row = bisect_right(steps, touch.step) - 1
-                late = row >= 0 and touch.step >= steps[row] + 2 and not touch.background
-                if late and intersect(list(touch.positions), self.stores.named[at[row]][request]):
+                if row < 0 or touch.step < steps[row] + 2 or touch.background:
+                    continue
+                late = intersect(list(touch.positions), self.stores.named[at[row]][request])
+                if late and subtract(late, _read_before(touch, touches)):
                     return True
         return False
 
@@ -320,3 +323,10 @@ class PositionCalls(WorkerCalls):
 
     def doubt(self) -> Trust:
         return Trust()
+
+
+def _read_before(touch: Touch, touches: Sequence[Touch]) -> list[Interval]:
+    """Positions of the same request that earlier steps had read in all layers of a read."""
+    return covered(
+        one for one in touches if one.step < touch.step and one.columns & touch.columns == touch.columns
+    )
