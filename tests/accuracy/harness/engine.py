@@ -228,7 +228,7 @@ def run(
 def _stop(llm: Any) -> None:
     """Ends an engine so that the next one in this process starts clean."""
     from vllm.distributed import cleanup_dist_env_and_memory
-    from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
+    from vllm.distributed.kv_transfer import kv_transfer_state
 
     try:
         if llm is not None:
@@ -236,9 +236,13 @@ def _stop(llm: Any) -> None:
     finally:
         del llm
         gc.collect()
-        # a worker that failed half way leaves its connector behind, and the next would reuse it
-        ensure_kv_transfer_shutdown()
-        cleanup_dist_env_and_memory()
+        # a worker that failed half way leaves its connector behind, and so does a connector whose shutdown
+        # raises: the next engine would reuse it
+        try:
+            kv_transfer_state.ensure_kv_transfer_shutdown()
+        finally:
+            kv_transfer_state._KV_CONNECTOR_AGENT = None
+            cleanup_dist_env_and_memory()
 
 
 class _Recovered(logging.Handler):

@@ -69,11 +69,14 @@ class Runs:
         return self.out / name_of(seed, fault) / "trace"
 
     def _configure(self, first: Path) -> None:
-        """The agent reads this when vLLM loads it, and is told of each later run directory."""
+        """As ``kvtrace run`` does it: the agent waits for vLLM, since the truth of a consumer's run imports
+        parts of it before the engine does. It is told of each later run directory."""
         from kvtrace import CONFIG_VARIABLE
+        from kvtrace.agent.bootstrap import wait_for_vllm
         from kvtrace.trace.config import AgentConfig, new_salt
 
         os.environ[CONFIG_VARIABLE] = AgentConfig(first, new_salt(), "accuracy", LIMIT_BYTES).to_text()
+        wait_for_vllm()
 
     def all(self) -> None:
         from harness.reference import Reference
