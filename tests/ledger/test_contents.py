@@ -206,6 +206,15 @@ def test_loaded_blocks_of_zeroes_were_never_written(tmp_path: Path, prints: list
         assert diagnose(run).findings[0].id == "load-not-injected"
 
 
+def test_of_a_load_that_brought_its_first_block_the_others_are_a_part(tmp_path: Path) -> None:
+    """A lookup that promises more than is stored."""
+    run = Cache(tmp_path, kv_blocks=64).computes("a", [8, 7, 6, 5]).loads("b", [8, ZEROES, ZEROES, 9]).run()
+    ends = run.load_rows[-1].ends
+    assert ends[LoadEnd.LOADED] == BLOCK * LAYERS and ends[LoadEnd.PARTLY] == 2 * BLOCK * LAYERS
+    fault = diagnose(run).findings[0]
+    assert (fault.id, fault.tokens, fault.grade) == ("loaded-partly", 2 * BLOCK, Grade.PROVED)
+
+
 def test_a_model_that_computes_zeroes_may_load_them(tmp_path: Path) -> None:
     cache = Cache(tmp_path, kv_blocks=64)
     run = cache.computes("a", [ZEROES, ZEROES, 6, 5], B).loads("b", [ZEROES, ZEROES, ZEROES, 9]).run()

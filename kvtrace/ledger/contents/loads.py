@@ -69,22 +69,23 @@ def _judged(
     apart = [*(one.pairs for one in wrong), *(pairs for pairs, _ in proved)]
     ends: Counter[LoadEnd] = Counter(load.ends)
     lost: dict[tuple[Part, ...], int] = {}
-    said: list[Wrong] = []
+    said: dict[LoadEnd, list[Wrong]] = defaultdict(list)
     sure = 0
     for parts, pairs in _classes(load.lost, every, apart):
         here = [one for one in wrong if one.pairs & pairs and not _met(parts, (one.start, one.end))]
-        said += here
-        of_end: dict[LoadEnd, list[Interval]] = defaultdict(list)
-        for one in here:
-            of_end[_end(one, failed)].append((one.start, one.end))
-        ended_so = [
-            (low, high, end)
-            for end, parts_of in of_end.items()
-            for low, high in intersect([accepted], union(parts_of))
-        ]
-        bad = union((low, high) for low, high, _ in ended_so)
+        bad = intersect([accepted], union((one.start, one.end) for one in here))
         good = [part for bits, intervals in proved if bits & pairs for part in intervals]
         good = intersect([accepted], subtract(union(good), bad))
+        of_end: dict[LoadEnd, list[Interval]] = defaultdict(list)
+        for one in here:
+            came_to = _end(one, failed, bool(good))
+            said[came_to].append(one)
+            of_end[came_to].append((one.start, one.end))
+        ended_so = [
+            (low, high, came_to)
+            for came_to, parts_of in of_end.items()
+            for low, high in intersect([accepted], union(parts_of))
+        ]
         n = pairs.bit_count()
         kept: list[Part] = []
         for start, end, ended in parts:
@@ -100,22 +101,24 @@ def _judged(
             ends[ended] -= (end - start) * n
             ends[still] += length(left) * n
             ends[LoadEnd.LOADED] += (end - start - length(left)) * n
-        for low, high, end in ended_so:
+        for low, high, came_to in ended_so:
             ends[LoadEnd.LOADED] -= (high - low) * n
-            ends[end] += (high - low) * n
+            ends[came_to] += (high - low) * n
         now = tuple(sorted([*kept, *ended_so]))
         sure += length(subtract(good, union((low, high) for low, high, _ in now))) * n
         if now:
             lost[now] = lost.get(now, 0) | pairs
     more_reasons, more_places = dict(load.reasons), dict(load.places)
-    before = {LoadEnd.NOT_WRITTEN: [_LEFT], LoadEnd.FAILED: failed, LoadEnd.USED_BEFORE: [_LATE]}
-    for end in dict.fromkeys(_end(one, failed) for one in said):
-        whose = [one for one in said if _end(one, failed) is end]
-        more_reasons[end] = (*before.get(end, ()), *reasons(whose))
-        more_places[end] = _places(engine, whose)
+    before = {
+        LoadEnd.NOT_WRITTEN: [_LEFT], LoadEnd.PARTLY: [_LEFT],
+        LoadEnd.FAILED: failed, LoadEnd.USED_BEFORE: [_LATE],
+    }  # fmt: skip
+    for came_to, whose in said.items():
+        more_reasons[came_to] = (*before.get(came_to, ()), *reasons(whose))
+        more_places[came_to] = _places(engine, whose)
     return replace(
         load, ends={end: n for end, n in ends.items() if n}, lost=lost, proved=sure,
-        untouched=any(_end(one, failed) is LoadEnd.NOT_WRITTEN for one in said),
+        untouched=not said.keys().isdisjoint(_NOT_THERE),
         reasons={end: why for end, why in more_reasons.items() if ends[end]},
         places={end: where for end, where in more_places.items() if ends[end]},
     )  # fmt: skip
@@ -127,10 +130,13 @@ def _unseen(left: Sequence[Interval], tokens: int, block: int) -> bool:
     return length(left) < tokens and all(high - low < block for low, high in left)
 
 
-def _end(one: Wrong, failed: Sequence[str]) -> LoadEnd:
+def _end(one: Wrong, failed: Sequence[str], partly: bool) -> LoadEnd:
+    """``partly``: other tokens of the load came."""
     if one.late:
         return LoadEnd.USED_BEFORE
-    return LoadEnd.FAILED if failed else LoadEnd.NOT_WRITTEN if one.left else LoadEnd.WRONG
+    if failed or not one.left:
+        return LoadEnd.FAILED if failed else LoadEnd.WRONG
+    return LoadEnd.PARTLY if partly else LoadEnd.NOT_WRITTEN
 
 
 def _met(parts: Iterable[Part], block: Interval) -> bool:
