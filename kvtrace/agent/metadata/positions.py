@@ -226,7 +226,8 @@ def _settle(given: _Given, cut: Interval | None, hull: Interval | None, facts: F
     place = 0  # the how manieth of such parts it is
     if cut is not None and cut[0] < cut[1]:
         known = _Again((*cut, cut[1] - cut[0]), facts.size)
-        again = {0} | known.end(Name()) | known.count(Name())  # a beginning said again could be a count
+        again = {0} | known.end(Name())  # a beginning said again could be a count
+        again |= {value for value in known.count(Name()) if not _may_end(value, cut, facts)}
         place = 0 if cut[0] % (cut[1] - cut[0]) else cut[0] // (cut[1] - cut[0])
     for name, value in given.doubts:
         if cut is not None and value >= cut[1] and words.read(name).fact:
@@ -234,6 +235,11 @@ def _settle(given: _Given, cut: Interval | None, hull: Interval | None, facts: F
         is_place = value == place and not words.read(name).count
         if value not in again and not is_place and (0 < value <= most or not most):
             raise Unclear(name or "a number")
+
+
+def _may_end(value: int, cut: Interval, facts: Facts) -> bool:
+    """Whether a count said again could be an earlier end just as well, in tokens or in blocks."""
+    return any(cut[0] < at < cut[1] for at in (value, value * facts.size))
 
 
 def _hits(given: _Given, hits: list[int], facts: Facts) -> None:
