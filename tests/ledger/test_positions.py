@@ -818,6 +818,18 @@ def test_a_read_that_comes_late_and_in_time_is_saved(tmp_path: Path) -> None:
     assert alike(sim, "a") == {(0, 32): SAVED, (32, 48): NOT_OFFERED}
 
 
+def test_of_a_step_after_which_a_read_is_unknown_nothing_is_called_left_out(tmp_path: Path) -> None:
+    """Each hook copies a step late; of one copy it is not known which slots it read."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.step([], tokens=0)
+    sim.read("a", 0, 32, hook="get_finished")
+    sim.workers[0].names["0+1"] = 0  # which slots is not known
+    sim.touch({0: [0], 1: [0]}, hook="get_finished")
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 32): SAVED, (32, 64): UNSEEN}
+
+
 def test_what_was_read_in_time_and_again_steps_later_is_no_late_copy(tmp_path: Path) -> None:
     """In its step b's metadata names b; what was read is a's, which had been read when it was due."""
     sim = cache(tmp_path)

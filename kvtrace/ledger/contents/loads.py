@@ -24,6 +24,9 @@ _LATE = (
     "when attention used them their blocks held what they had held before; what was loaded was written later"
 )
 
+_BEFORE = {LoadEnd.NOT_WRITTEN: [_LEFT], LoadEnd.PARTLY: [_LEFT], LoadEnd.USED_BEFORE: [_LATE]}
+"""What is said before the contents themselves."""
+
 
 def with_contents(
     loads: Sequence[LoadOf],
@@ -76,16 +79,16 @@ def _judged(
         bad = intersect([accepted], union((one.start, one.end) for one in here))
         good = [part for bits, intervals in proved if bits & pairs for part in intervals]
         good = intersect([accepted], subtract(union(good), bad))
-        of_end: dict[LoadEnd, list[Interval]] = defaultdict(list)
+        of_end: dict[LoadEnd, list[Wrong]] = defaultdict(list)
         for one in here:
-            came_to = _end(one, failed, bool(good))
-            said[came_to].append(one)
-            of_end[came_to].append((one.start, one.end))
+            of_end[_end(one, failed, bool(good))].append(one)
         ended_so = [
             (low, high, came_to)
-            for came_to, parts_of in of_end.items()
-            for low, high in intersect([accepted], union(parts_of))
+            for came_to, whose in of_end.items()
+            for low, high in intersect([accepted], union((one.start, one.end) for one in whose))
         ]
+        for came_to, whose in of_end.items():
+            said[came_to] += whose
         n = pairs.bit_count()
         kept: list[Part] = []
         for start, end, ended in parts:
@@ -109,10 +112,7 @@ def _judged(
         if now:
             lost[now] = lost.get(now, 0) | pairs
     more_reasons, more_places = dict(load.reasons), dict(load.places)
-    before = {
-        LoadEnd.NOT_WRITTEN: [_LEFT], LoadEnd.PARTLY: [_LEFT],
-        LoadEnd.FAILED: failed, LoadEnd.USED_BEFORE: [_LATE],
-    }  # fmt: skip
+    before = {**_BEFORE, LoadEnd.FAILED: failed}
     for came_to, whose in said.items():
         more_reasons[came_to] = (*before.get(came_to, ()), *reasons(whose))
         more_places[came_to] = _places(engine, whose)

@@ -242,11 +242,22 @@ class PositionCalls(WorkerCalls):
             return True  # it picked what to read, and picked nothing
         if not self._settled[at[0]] and not self._passed_over(at):
             return False
-        if (step, at[1]) in self._slots.unknown or self._copies_later:
+        if (step, at[1]) in self._slots.unknown or self._copies_later or self._hidden_among(at):
             return False
         # Work in the background may still have been to come when the trace ended: it is taken up in order.
         slots = self._slots
         return not slots.last_background_t or slots.last_background_step >= step or at[0] < self._latest_read
+
+    def _hidden_among(self, at: At) -> bool:
+        """Whether, in a later step in which a part of a step's tokens was read, it is not known which other
+        slots were."""
+        later = {
+            touch.step
+            for request, parts in self.stores.named[at[0]].items()
+            for touch in in_layer(self._slots.reads.get(request, ()), at[1])
+            if touch.step > self._step(at) and intersect(list(touch.positions), parts)
+        }
+        return any((step, at[1]) in self._slots.unknown for step in later)
 
     def _passed_over(self, at: At) -> bool:
         """Whether a step was watched in which other layers were read, and of this one nothing in the whole
