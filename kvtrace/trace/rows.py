@@ -493,19 +493,10 @@ class BlockPrints(NamedTuple):
     print3: Word
 
 
-class BlockPrintsAgain(NamedTuple):
+class BlockPrintsAgain(BlockPrints):
     """As PRINTS, of loaded blocks that held what they had held before: what they hold after ``step``, which
     is later than their first use. The request may be over by then; a block that was given to another since
     says nothing of it."""
-
-    head: Word
-    request: Word
-    step: Word
-    first: Word
-    print0: Word
-    print1: Word
-    print2: Word
-    print3: Word
 
 
 class LayerStayed(NamedTuple):

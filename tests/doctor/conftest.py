@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from stand_in import write_sources
 
 BASE = """
 from abc import ABC, abstractmethod
@@ -65,13 +66,4 @@ SOURCES = {
 @pytest.fixture
 def vllm(tmp_path: Path) -> Path:
     """The folder that the stand-in for vLLM lies in; connectors go beside it."""
-    folder = tmp_path / "site"
-    for name, text in SOURCES.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        for parent in path.parents:
-            if parent == folder:
-                break
-            (parent / "__init__.py").touch()
-    return folder
+    return write_sources(tmp_path / "site", SOURCES)

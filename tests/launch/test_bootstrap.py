@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stand_in import write_sources
 
 from kvtrace.launch.environment import child_environment
 from kvtrace.launch.overlay import make_overlay
@@ -30,16 +31,7 @@ SOURCES = {
 
 @pytest.fixture
 def vllm(tmp_path: Path) -> Path:
-    folder = tmp_path / "site"
-    for name, text in SOURCES.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        for parent in path.parents:
-            if parent == folder:
-                break
-            (parent / "__init__.py").touch()
-    return folder
+    return write_sources(tmp_path / "site", SOURCES)
 
 
 def python(tmp_path: Path, code: str, *options: str, path: str = "", traced: bool = True) -> str:

@@ -122,7 +122,7 @@ def _of_source(cls: type, base: type) -> dict[str, Any]:
 def _piecewise(cls: Any, extra: dict[str, Any]) -> bool | None:
     try:
         return bool(cls.requires_piecewise_for_cudagraph(dict(extra)))
-    except Exception:
+    except Exception:  # the connector's own code: then it is not known
         return None
 
 

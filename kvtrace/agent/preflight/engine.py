@@ -87,5 +87,5 @@ def _several_groups(model: Any) -> bool | None:
             return True
         kinds = set(getattr(model.hf_text_config, "layer_types", None) or ())
         return len(kinds) > 1 or bool(getattr(model, "is_interleaved", False))
-    except Exception:
+    except Exception:  # a model's configuration may lack or compute any of these: then it is not known
         return None

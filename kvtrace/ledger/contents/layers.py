@@ -44,7 +44,7 @@ def left_out(
         for block in sorted(one.blocks, key=lambda block: block.step):
             at = places.block(block.row, one.group, block.start // size, block.step)
             if block.origin is Origin.LOADED and block.row not in written:
-                left = _left_out(one, block, at and _of_others(before.get(at), block, digest))
+                left = _left_out(one, block, bool(at) and _of_others(before.get(at), block, digest))
                 if left is not None:
                     found[one.pairs, block] = left
             if at:
@@ -52,7 +52,7 @@ def left_out(
     return found
 
 
-def _left_out(one: Printed, block: Block, of_others: bool | int) -> LeftOut | None:
+def _left_out(one: Printed, block: Block, of_others: bool) -> LeftOut | None:
     """``of_others``: what the block held before was other tokens'."""
     stayed = one.stayed.get((block.row, block.start, block.step), {})
     every = sum(stayed.values())
