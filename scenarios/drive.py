@@ -62,10 +62,10 @@ def work(llm: Any, scenario: Scenario) -> list[list[int]]:
         )
         prompts = [{"prompt_token_ids": prompt} for prompt in part.prompts]
         if part.abort_after is not None:
-            answers.extend(_give_up(llm, prompts, params, part.abort_after))
+            answers.extend(give_up(llm, prompts, params, part.abort_after))
             continue
         if part.abort_steps is not None:
-            answers.extend(_leave(llm, prompts, params, part.abort_steps))
+            answers.extend(leave(llm, prompts, params, part.abort_steps))
             continue
         batches = [prompts] if part.together else [[prompt] for prompt in prompts]
         for batch in batches:
@@ -76,7 +76,7 @@ def work(llm: Any, scenario: Scenario) -> list[list[int]]:
     return answers
 
 
-def _give_up(llm: Any, prompts: list[Any], params: Any, seconds: float) -> list[list[int]]:
+def give_up(llm: Any, prompts: list[Any], params: Any, seconds: float) -> list[list[int]]:
     """Aborts after some seconds what has no answer by then: an empty answer each."""
     engine = llm.llm_engine
     answers: dict[str, list[int]] = {}
@@ -94,7 +94,7 @@ def _give_up(llm: Any, prompts: list[Any], params: Any, seconds: float) -> list[
     return list(answers.values())
 
 
-def _leave(llm: Any, prompts: list[Any], params: Any, steps: int) -> list[list[int]]:
+def leave(llm: Any, prompts: list[Any], params: Any, steps: int) -> list[list[int]]:
     """Aborts all requests after some engine steps; returns what was answered by then."""
     engine = llm.llm_engine
     answers: dict[str, list[int]] = {}
@@ -112,11 +112,16 @@ def _leave(llm: Any, prompts: list[Any], params: Any, steps: int) -> list[list[i
 
 def stop(llm: Any) -> None:
     """Ends an engine so that the next one in this process starts clean."""
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    clean()
+
+
+def clean() -> None:
+    """What an engine of this process leaves behind, also one that did not start."""
     from vllm.distributed import cleanup_dist_env_and_memory
     from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
 
-    llm.llm_engine.engine_core.shutdown()
-    del llm
     gc.collect()
     # a worker that failed half way leaves its connector behind, and the next would reuse it
     ensure_kv_transfer_shutdown()

@@ -67,10 +67,10 @@ def run_here(scenarios: list[Scenario], output: Output, model: str, trace: bool)
         run_dir = output.run(name)
         if trace and i > 0:
             run_dir.mkdir(mode=0o700)
-            _retarget(str(run_dir))
+            retarget(str(run_dir))
         began = time.time_ns()
         error = None
-        with _environment(scenario.env), _one_collection():
+        with more_environment(scenario.env), one_collection():
             try:
                 llm = drive.start(scenario, model, output.store(name))
                 try:
@@ -89,9 +89,9 @@ def run_here(scenarios: list[Scenario], output: Output, model: str, trace: bool)
                     traceback.print_exc()
                     failed.append(name)
         if trace:
-            _retarget(None)
+            retarget(None)
             write_run(run_dir, name, began, exit_code=1 if error else 0, notes=[NOTE])
-            _write_rest(run_dir)
+            write_rest(run_dir)
         say(f"{name}: {error or 'ran'} ({(time.time_ns() - began) / 1e9:.1f} s)")
     return failed
 
@@ -178,22 +178,23 @@ def _tiny_model() -> Path:
     return path
 
 
-def _retarget(run_dir: str | None) -> None:
-    from kvtrace.agent.plugin import retarget
+def retarget(run_dir: str | None) -> None:
+    """The agent of this process goes on recording there, or stops."""
+    from kvtrace.agent import plugin
 
-    retarget(run_dir)
+    plugin.retarget(run_dir)
 
 
-def _write_rest(run_dir: Path) -> None:
+def write_rest(run_dir: Path) -> None:
     """What lies in the files that the run wrote: `kvtrace run` looks when its child has ended."""
     from kvtrace.agent.state import AGENT
-    from kvtrace.launch.rest import write_rest
+    from kvtrace.launch import rest
 
-    write_rest(run_dir, AGENT.config.salt if AGENT.config is not None else None)
+    rest.write_rest(run_dir, AGENT.config.salt if AGENT.config is not None else None)
 
 
 @contextlib.contextmanager
-def _one_collection() -> Iterator[None]:
+def one_collection() -> Iterator[None]:
     """vLLM collects garbage nine times in an engine's life, a third of a second each with all of it
     imported: most of what a small scenario took. Once, when the engine is gone, is enough here."""
     collect = gc.collect
@@ -205,7 +206,7 @@ def _one_collection() -> Iterator[None]:
         gc.collect()
 
 
-class _environment:
+class more_environment:
     """os.environ with some variables more, for a while."""
 
     def __init__(self, more: dict[str, str]) -> None:

@@ -1,0 +1,1 @@
+"""The matrix's rows, and what runs, judges and shows them (``scripts/matrix.py``)."""

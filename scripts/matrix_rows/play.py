@@ -1,0 +1,117 @@
+"""A row's workload as any user's script would run it: ``python play.py SPEC.json``. Knows nothing of kvtrace.
+
+SPEC: ``engines`` (keyword arguments of ``LLM(...)`` of each), ``acts`` (what is done, in order: ``do`` names
+a function of :data:`ACTS`), ``store`` (folder), ``outcome`` (file that gets the answers: the tokens of each
+sequence, in the order in which they were asked for, and the error that ended the run).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SCENARIOS = Path(__file__).resolve().parents[2] / "scenarios"
+if str(SCENARIOS) not in sys.path:
+    sys.path.insert(0, str(SCENARIOS))
+
+import drive  # noqa: E402
+
+Answers = list[list[int]]
+
+
+def generate(llm: Any, act: dict[str, Any]) -> Answers:
+    """``prompts``, ``together`` (or one after another), ``params`` (of the sampling), and by prompt
+    ``salts`` and ``priorities``."""
+    salts = act.get("salts") or [None] * len(act["prompts"])
+    prompts = [
+        {"prompt_token_ids": prompt, **({"cache_salt": salt} if salt else {})}
+        for prompt, salt in zip(act["prompts"], salts, strict=True)
+    ]
+    more = {"priority": act["priorities"]} if "priorities" in act else {}
+    if act.get("together", True):
+        return _tokens(llm.generate(prompts, sampling(act), use_tqdm=False, **more))
+    return [
+        one for prompt in prompts for one in _tokens(llm.generate([prompt], sampling(act), use_tqdm=False))
+    ]
+
+
+def sampling(act: dict[str, Any]) -> Any:
+    from vllm import SamplingParams
+
+    fixed = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+    return SamplingParams(**{**fixed, **act.get("params", {})})
+
+
+def _tokens(outputs: list[Any]) -> Answers:
+    return [list(sequence.token_ids) for output in outputs for sequence in output.outputs]
+
+
+def leave(llm: Any, act: dict[str, Any]) -> Answers:
+    """All requests are aborted after ``steps`` engine steps."""
+    prompts = [{"prompt_token_ids": prompt} for prompt in act["prompts"]]
+    return drive.leave(llm, prompts, sampling(act), act["steps"])
+
+
+ACTS: dict[str, Callable[[Any, dict[str, Any]], Answers]] = {
+    "generate": generate,
+    "leave": leave,
+}
+
+
+def start(spec: dict[str, Any]) -> list[Any]:
+    from vllm import LLM
+
+    Path(spec["store"]).mkdir(parents=True, exist_ok=True)
+    return [LLM(**options, disable_log_stats=True) for options in spec["engines"]]
+
+
+def work(engines: list[Any], spec: dict[str, Any]) -> Answers:
+    """Each act on its engine (``engine``: the first one)."""
+    answers: Answers = []
+    for act in spec["acts"]:
+        answers += ACTS[act["do"]](engines[act.get("engine", 0)], act)
+    return answers
+
+
+def play(spec: dict[str, Any], stop: Callable[[Any], None]) -> str:
+    """Runs a workload and writes its outcome. Returns the error that ended it, or ""."""
+    began = time.monotonic()
+    answers: Answers = []
+    engines: list[Any] = []
+    error = ""
+    try:
+        engines = start(spec)
+        answers = work(engines, spec)
+    except Exception as caught:
+        traceback.print_exc()
+        error = f"{type(caught).__name__}: {caught}"
+    while engines:
+        stop(engines.pop())
+    write(spec, answers, error, time.monotonic() - began)
+    return error
+
+
+def write(spec: dict[str, Any], answers: Answers, error: str, seconds: float) -> None:
+    """The outcome: that of scenarios, and the error."""
+    path = Path(spec["outcome"])
+    drive.write_outcome(path, answers, Path(spec["store"]), seconds)
+    outcome = {**json.loads(path.read_text(encoding="utf-8")), "error": error}
+    path.write_text(json.dumps(outcome), encoding="utf-8")
+
+
+def main() -> int:
+    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    drive.prepare_environment()
+    if rank := os.environ.get("RANK"):  # one of several scripts, a rank each
+        spec["outcome"] += f".{rank}" if rank != "0" else ""
+    return 1 if play(spec, lambda llm: llm.llm_engine.engine_core.shutdown()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
