@@ -20,7 +20,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kvtrace.agent.connector import traced  # noqa: E402
-from kvtrace.agent.left import databases, paths, sockets  # noqa: E402
+from kvtrace.agent.left import databases, leaving, paths, sockets  # noqa: E402
 from kvtrace.agent.left.keys import Held, Keys  # noqa: E402
 from kvtrace.agent.left.pieces import POOL, Op  # noqa: E402
 from kvtrace.agent.left.unpack import WORTH, Unpacker  # noqa: E402
@@ -364,6 +364,34 @@ def test_kv_that_is_compressed_is_found_in_files_and_still_there_at_the_end(trac
     (tmp_path / "log").write_bytes(os.urandom(os.path.getsize(tmp_path / "log")))
     (still,) = look(trace.run_dir, AGENT.config.salt).pieces.values()
     assert set(still) == {"0"}
+
+
+@pytest.mark.parametrize("pack", PACKING)
+def test_kv_that_another_thread_packs_is_found_when_a_call_ends_amid_its_file(trace, kv, tmp_path, pack):
+    """The rest of a stream has no begin of its own: it goes on where the last look at its file ended."""
+    handles = []
+
+    def how(step, layer):
+        if step == 1:
+            packed = pack(bytes(2000) + data_of(pick(layer)))
+            handles.append((tmp_path / "a").open("ab", buffering=0))
+            handles.extend((packed[:-40], packed[-40:]))
+        handles[0].write(handles[step])
+
+    saves(kv, how, steps=2)
+    handles[0].close()
+    assert [row[0] for row in found(trace)] == [Form.CUT, Form.VERBATIM]
+
+
+def test_few_files_are_kept_whose_stream_goes_on(trace, kv, tmp_path):
+    def how(step, layer):
+        for number in range(50):
+            (tmp_path / f"{number}").write_bytes(zlib.compress(bytes(2000) + data_of(pick(layer)))[:-40])
+
+    saves(kv, how)
+    assert len(leaving._packing) == leaving._MOST_PACKING
+    open_ones = [place for place in paths.PLACES._places.values() if place.packed]
+    assert open_ones == leaving._packing
 
 
 def test_kv_that_is_compressed_and_cut_is_cut(trace, kv, tmp_path):

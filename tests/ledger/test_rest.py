@@ -329,6 +329,25 @@ def test_records_whose_last_layers_are_never_found_are_cut(found: set[tuple[int,
     assert last.fate == fate
 
 
+@pytest.mark.parametrize(
+    ("other", "fate"),
+    [(Form.PARTLY, Fate.READ), (Form.CUT, Fate.READ), (Form.VERBATIM, Fate.NEVER_LEFT)],
+)
+def test_nothing_is_missing_of_a_call_whose_other_layers_were_found_in_part_only(
+    other: Form, fate: Fate
+) -> None:
+    """A file was looked at while it was written: what comes next in it was not there yet."""
+    books = Books()
+    for call in (1, 2, 3, 4):
+        for layer in ("first", "second"):
+            books.read(call, 10 * call, layer=layer)
+            if call != 2:
+                books.found(call, 10 * call + 1, Form.VERBATIM, f"/store/{call}", layer=layer)
+    books.found(2, 21, other, "/store/2", layer="first")
+    books.left(Way.FILE, "/store/2", 1 << 20)
+    assert books.fates()[3] == (fate, Why.NONE)
+
+
 def test_what_may_still_be_on_its_way_is_not_missing() -> None:
     books = Books()
     books.read(1, 10)

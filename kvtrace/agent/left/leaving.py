@@ -50,6 +50,9 @@ _MASK = (1 << 63) - 1
 _Block = tuple[str, int, int]
 _UNPACKED = 1 << 48
 """Where what was compressed stands, beside the places of a file: no two streams overlap there."""
+_MOST_PACKING = 32
+_packing: list[Place] = []
+"""Files whose last compressed stream went on when they were last seen."""
 _MOST_VALUES = 1 << 16
 _values: set[int] = set()
 """Of databases: those that were looked into."""
@@ -74,6 +77,7 @@ def begins() -> None:
         WORTH.forget()
         _in_databases.clear()
         _values.clear()
+        _packing.clear()
 
 
 class Peer:
@@ -459,7 +463,7 @@ class Left:
         path, way = wrote.place.path, wrote.place.way
         found = self._look(data, path, way, first)
         if not found:
-            found = self._look_into(Unpacker().streams(data), path, way, first)
+            found = self._look_into(_streams(wrote, data[wrote.first - first :]), path, way, wrote.first)
         return bool(found), True
 
     def _in_database(self, wrote: Wrote) -> tuple[bool, bool]:
@@ -603,6 +607,22 @@ class Left:
             head = pack_head(Kind.PIECE, Role.WORKER, 0, op.connector, 0, AGENT.thread())
             name = _target(finding.target)
             AGENT.add(Piece(head, t, op.call, AGENT.id(op.layer), name, place, len(data), digest & _MASK))
+
+
+def _streams(wrote: Wrote, data: bytes) -> list[Stream]:
+    """What the compressed streams hold that stand in the bytes by which a file grew, or go on there: another
+    thread may still write them when a call is over."""
+    read, unpacker = wrote.place.packed or (0, Unpacker())
+    if read != wrote.first:
+        unpacker = Unpacker()
+    streams = unpacker.streams(data)
+    wrote.place.packed = (wrote.size, unpacker) if unpacker.open else None
+    if unpacker.open and wrote.place not in _packing:
+        _packing.append(wrote.place)
+        for place in _packing[:-_MOST_PACKING]:
+            place.packed = None
+        del _packing[:-_MOST_PACKING]
+    return streams
 
 
 def _searching() -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from kvtrace.agent.imports import when_imported
+from kvtrace.agent.left.unpack import Unpacker
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch.origin import HERE, origin_here
 from kvtrace.trace.format import SPOOL_DIR, Way
@@ -36,7 +37,7 @@ class Place:
     """One file. ``size``: in bytes, as it was last seen. ``in_place``: not written from its begin. ``stays``:
     it is written to by a handle that stays open, for all that is known."""
 
-    __slots__ = ("changed", "errors", "in_place", "looks", "path", "size", "stays", "way")
+    __slots__ = ("changed", "errors", "in_place", "looks", "packed", "path", "size", "stays", "way")
 
     def __init__(self, path: str, way: Way, size: int) -> None:
         self.path, self.way, self.size = path, way, size
@@ -47,6 +48,8 @@ class Place:
         self.looks = 0
         self.errors = 0
         """As its last record says."""
+        self.packed: tuple[int, Unpacker] | None = None
+        """A compressed stream that went on when the file was last seen, and until where it was read."""
 
     @property
     def mapped(self) -> bool:
@@ -111,6 +114,7 @@ class Places:
             known.in_place |= size > 0
         known.stays = not anew or not in_call
         known.looks = known.changed = 0
+        known.packed = None
         self._keep(known)
         return known
 

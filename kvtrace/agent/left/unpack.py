@@ -47,6 +47,11 @@ class Unpacker:
         self._room = 0
         self._tail = b""
 
+    @property
+    def open(self) -> bool:
+        """Whether a stream goes on behind the bytes that came."""
+        return self._stream is not None
+
     def streams(self, data: bytes) -> list[Stream]:
         """What is held by the streams in ``data``, each as far as it goes."""
         found: list[Stream] = []

@@ -557,12 +557,22 @@ class _Judge:
             return Fate.NOT_AT_REST, Why.CUT, ""
         if self._wraps:
             return Fate.READ, Why.NONE, ""  # it may have stood where the next record stands now
+        if row.call in self._in_part:
+            return Fate.READ, Why.NONE, ""  # what it wrote was not seen in full
         waited = self._trace.last_t - row.t
         if row.t > max(self._committed.values(), default=row.t):
             return Fate.NOT_AT_REST, Why.UNCOMMITTED, next(iter(self._committed))
         if row.t < later or waited > _PATIENCE * slowest + _MARGIN_NS:
             return Fate.NEVER_LEFT, Why.NONE, ""
         return Fate.READ, Why.NONE, ""
+
+    @cached_property
+    def _in_part(self) -> frozenset[int]:
+        """Calls of which some layer's KV was found in part only, and where that is no cut: it was looked at
+        before it was whole, or packed in a way that hides some. Nobody knows what else they wrote."""
+        in_part = (Form.PARTLY,) if self._cuts else (Form.PARTLY, Form.CUT)
+        forms = {key: min((one.form for one in said), key=_ORDER.index) for key, said in self._found.items()}
+        return frozenset(call for (call, _), form in forms.items() if form in in_part)
 
     @cached_property
     def _wraps(self) -> bool:
