@@ -7,13 +7,14 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv/bin
 
 # The reports and the docs are data: nothing here writes outside .venv, .cache and reports.
-.PHONY: help demo test test-fast lint format bootstrap clean
+.PHONY: help demo test test-fast test-matrix lint format bootstrap clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       a real vLLM, traced under traffic, and the explanation of the run"
 	@echo "make test       lint, types and every test, those on a real vLLM engine included"
 	@echo "make test-fast  every test that needs no engine"
+	@echo "make test-matrix  kvtrace on six versions of vLLM, each in an environment of its own, removed after (an hour)"
 	@echo "make lint       ruff and mypy;  make format: let ruff rewrite the files"
 	@echo "make clean      remove .venv and .cache (reports stay)"
 	@echo "PYTHON=...      the Python 3.11 to build .venv from (now: $(or $(PYTHON),none found))"
@@ -32,6 +33,9 @@ test: lint
 
 test-fast: bootstrap
 	$(VENV)/python -m pytest -m "not engine" -n 2
+
+test-matrix: bootstrap
+	$(VENV)/python scripts/version_matrix.py
 
 lint: bootstrap
 	$(VENV)/ruff check .

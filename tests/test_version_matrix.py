@@ -1,0 +1,143 @@
+"""The table of vLLM versions: what a row says, and that the page is of what was measured. No engine."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import bootstrap
+import pytest
+import spec
+import version_matrix as versions
+
+RAN = versions.Row("healthy-example", "ran", "ran", True, "48/48", True)
+FAULT = replace(RAN, name="key-mismatch", first="key-mismatch")
+
+
+def column(
+    *rows: versions.Row, said: str = "4 passed", passed: bool = True, note: str = ""
+) -> versions.Column:
+    return versions.Column("0.31.0", "2.13.0", note, "abc", "2026-11-22", rows, said, passed)
+
+
+def text_of(*columns: versions.Column) -> str:
+    return "\n".join(versions.section(columns))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        replace(RAN, equal=False),
+        replace(RAN, equal=None, traced="exit code 1"),
+        replace(RAN, balanced=False),
+        replace(RAN, first="save-lost", wrong=("a healthy run with faults",)),
+    ],
+    ids=["tokens differ", "does not run traced", "ledgers do not balance", "says something else"],
+)
+def test_a_row_is_wrong_where_anything_is_not_as_untraced_or_as_the_scenario_says(row: versions.Row) -> None:
+    assert RAN.right and column(RAN).right
+    assert not row.right and not column(RAN, row).right
+    assert "**wrong**" in text_of(column(row))
+
+
+def test_what_vllm_itself_does_not_run_is_not_kvtraces_fault_and_is_said() -> None:
+    row = versions.Row("healthy-example", "TypeError: no such argument", "TypeError: no such argument")
+    assert row.right
+    text = text_of(column(row))
+    assert "| `healthy-example` | does not run |" in text and "| 0 of 0 |" in text
+    assert "0.31.0, `healthy-example`: vLLM itself, untraced: TypeError: no such argument" in text
+
+
+def test_a_version_is_wrong_where_its_command_line_tests_fail() -> None:
+    assert not column(RAN, said="1 failed, 3 passed", passed=False).right
+    assert "1 failed, 3 passed" in text_of(column(RAN, said="1 failed, 3 passed", passed=False))
+
+
+def test_the_page_counts_healthy_and_planted_ones_apart_and_names_what_was_wrong() -> None:
+    wrong = replace(FAULT, hooks="40/48", wrong=("no finding; expected key-mismatch",))
+    text = text_of(column(RAN, wrong))
+    assert "| 1 of 1 | 0 of 1 | 88 of 96 | 4 passed |" in text
+    assert "0.31.0, `key-mismatch`: no finding; expected key-mismatch" in text
+    assert text.startswith("## Versions of vLLM\n")
+
+
+def test_an_environment_of_another_kind_is_a_column_of_its_own_that_says_so() -> None:
+    other = column(FAULT, note="CUDA build of torch, on the CPU")
+    columns = versions.with_column([column(RAN)], other)
+    assert [one.note for one in columns] == ["", "CUDA build of torch, on the CPU"]
+    assert versions.with_column(columns, column(FAULT))[0].rows == (FAULT,) or len(columns) == 2
+    text = text_of(*columns)
+    assert "| 0.31.0 [1] |" in text and "[1] CUDA build of torch, on the CPU." in text
+    assert "| `healthy-example` | right | not run |" in text
+
+
+def test_a_newer_measurement_replaces_the_older_one_and_leaves_what_it_did_not_look_at() -> None:
+    old = column(RAN, replace(FAULT, equal=False))
+    new = versions.with_rows(old, [FAULT])
+    assert new.rows == (RAN, FAULT) and new.command_line == "4 passed"
+    older, newer = replace(old, vllm="0.9.2"), replace(old, vllm="0.10.0")
+    assert versions.with_column([older, old], newer) == [old, newer, older], "newest first, as numbers"
+    assert versions.with_column([old], new) == [new]
+
+
+def test_what_was_measured_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "matrix" / "versions.json"
+    assert versions.read_columns(path) == []
+    one = column(RAN, replace(FAULT, wrong=("y", "z")))
+    versions.write_columns(path, [one])
+    assert versions.read_columns(path) == [one]
+
+
+def test_how_a_scenario_ended_is_its_own_line_not_that_of_another() -> None:
+    said = "scenarios: a: RuntimeError: no memory (3.1 s)\nscenarios: b: ran (1.0 s)\n"
+    assert versions.how_it_ended("a", said) == "RuntimeError: no memory (3.1 s)"
+    assert versions.how_it_ended("c", "Traceback\nImportError: no torch\n") == "ImportError: no torch"
+    assert versions.how_it_ended("c", "") == "no message"
+
+
+def test_the_scenarios_of_the_table_are_there_healthy_ones_and_faults() -> None:
+    first = [spec.load(name).expect.first for name in versions.SCENARIOS]
+    assert first.count(None) >= 5 and len(set(first)) >= 8
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(bootstrap.Unreachable("no network"), 3), (bootstrap.Failed("no space"), 2)],
+    ids=["no network", "no space"],
+)
+def test_an_environment_that_cannot_be_made_gets_one_line_and_says_whether_it_is_the_network(
+    error: Exception,
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(versions, "make_environment", fail)
+    monkeypatch.setattr(sys, "argv", ["x", "--only", "0.27.1", "--work", str(tmp_path), "--out", str(out)])
+    assert versions.main() == code
+    assert capsys.readouterr().err.splitlines()[-1] == f"matrix: {error}"
+    assert not out.exists() and not (tmp_path / "0.27.1").exists()
+
+
+def test_a_python_without_vllm_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = tmp_path / "python"
+    bare.write_text("#!/bin/sh\nexit 1\n")
+    bare.chmod(0o755)
+    monkeypatch.setattr(sys, "argv", ["x", "--python", str(bare), "--work", str(tmp_path)])
+    assert versions.main() == 2
+    assert capsys.readouterr().err == f"matrix: {bare} has no vLLM, torch and kvtrace\n"
+
+
+def test_the_committed_page_has_the_committed_measurement() -> None:
+    columns = versions.read_columns(versions.RESULTS)
+    page = (versions.ROOT / "reports" / "matrix.md").read_text(encoding="utf-8")
+    assert "\n".join(versions.section(columns)) in page
+    assert json.loads(versions.RESULTS.read_text(encoding="utf-8"))["schema"] == "kvtrace.versions/1"
