@@ -57,10 +57,10 @@ class Run:
         """Its folder, new, with the spec in it."""
         shutil.rmtree(self.folder, ignore_errors=True)
         (self.folder / "store").mkdir(parents=True)
-        store = str(self.folder / "store")
+        store, weights = str(self.folder / "store"), str(model(self.row.model))
         spec = {
-            "engines": self.row.engine_args(self.kind, str(model(self.row.model)), store),
-            "acts": self.row.acts,
+            "engines": self.row.engine_args(self.kind, weights, store),
+            "acts": self.row.acts_of(weights),
             "store": store,
             "outcome": str(self.folder / "outcome.json"),
         }
@@ -88,12 +88,14 @@ class Run:
         kvtrace = [sys.executable, "-m", "kvtrace", "run", "-o", str(self.trace), "--name", self.name, "--"]
         before = kvtrace if self.traced else []
         if self.row.how == "serve":
-            return [sys.executable, str(HERE / "serve.py"), spec, *before]
+            return [sys.executable, "-m", "matrix_rows.serve", spec, *before]
+        if self.row.how == "stream":
+            return [*before, sys.executable, "-m", "matrix_rows.stream", spec]
         if self.row.how == "torchrun":
             ranks = str(self.row.engine.get("tensor_parallel_size", 1))
             starter = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks]
-            return [*before, *starter, str(HERE / "play.py"), spec]
-        return [*before, sys.executable, str(HERE / "play.py"), spec]
+            return [*before, *starter, "-m", "matrix_rows.play", spec]
+        return [*before, sys.executable, "-m", "matrix_rows.play", spec]
 
     def environment(self) -> dict[str, str]:
         env = {**environment(), **self.row.env}

@@ -30,6 +30,7 @@ HOW = {
     "one": "one process",
     "many": "several processes",
     "serve": "`vllm serve`",
+    "stream": "several processes, asynchronous engine",
     "torchrun": "`torchrun`",
 }
 

@@ -1,8 +1,9 @@
-"""A row's workload as any user's script would run it: ``python play.py SPEC.json``. Knows nothing of kvtrace.
+"""A row's workload as any user's script would run it: ``python -m matrix_rows.play SPEC.json``.
 
-SPEC: ``engines`` (keyword arguments of ``LLM(...)`` of each), ``acts`` (what is done, in order: ``do`` names
-a function of :data:`ACTS`), ``store`` (folder), ``outcome`` (file that gets the answers: the tokens of each
-sequence, in the order in which they were asked for, and the error that ended the run).
+Knows nothing of kvtrace. SPEC: ``engines`` (keyword arguments of ``LLM(...)`` of each), ``acts`` (what is
+done, in order: ``do`` names a function of acts.py), ``store`` (folder), ``outcome`` (file that gets the
+answers: the tokens of each sequence, in the order in which they were asked for, and the error that ended the
+run).
 """
 
 from __future__ import annotations
@@ -22,46 +23,7 @@ if str(SCENARIOS) not in sys.path:
 
 import drive  # noqa: E402
 
-Answers = list[list[int]]
-
-
-def generate(llm: Any, act: dict[str, Any]) -> Answers:
-    """``prompts``, ``together`` (or one after another), ``params`` (of the sampling), and by prompt
-    ``salts`` and ``priorities``."""
-    salts = act.get("salts") or [None] * len(act["prompts"])
-    prompts = [
-        {"prompt_token_ids": prompt, **({"cache_salt": salt} if salt else {})}
-        for prompt, salt in zip(act["prompts"], salts, strict=True)
-    ]
-    more = {"priority": act["priorities"]} if "priorities" in act else {}
-    if act.get("together", True):
-        return _tokens(llm.generate(prompts, sampling(act), use_tqdm=False, **more))
-    return [
-        one for prompt in prompts for one in _tokens(llm.generate([prompt], sampling(act), use_tqdm=False))
-    ]
-
-
-def sampling(act: dict[str, Any]) -> Any:
-    from vllm import SamplingParams
-
-    fixed = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
-    return SamplingParams(**{**fixed, **act.get("params", {})})
-
-
-def _tokens(outputs: list[Any]) -> Answers:
-    return [list(sequence.token_ids) for output in outputs for sequence in output.outputs]
-
-
-def leave(llm: Any, act: dict[str, Any]) -> Answers:
-    """All requests are aborted after ``steps`` engine steps."""
-    prompts = [{"prompt_token_ids": prompt} for prompt in act["prompts"]]
-    return drive.leave(llm, prompts, sampling(act), act["steps"])
-
-
-ACTS: dict[str, Callable[[Any, dict[str, Any]], Answers]] = {
-    "generate": generate,
-    "leave": leave,
-}
+from matrix_rows.acts import ACTS, Answers  # noqa: E402
 
 
 def start(spec: dict[str, Any]) -> list[Any]:

@@ -26,12 +26,18 @@ def loaded(report: Report, trace: Path) -> str:
     return f"{count:g} tokens loaded" if count else ""
 
 
+def aborted(report: Report, trace: Path) -> str:
+    left = [row for row in report["requests"]["rows"] if row["status"] == "FINISHED_ABORTED"]
+    return f"{len(left)} requests aborted" if left else ""
+
+
 def preempted(report: Report, trace: Path) -> str:
     count = int(read_run(trace).requests["preemptions"].sum())
     return f"{count} preemptions" if count else ""
 
 
 PROOFS: dict[str, Callable[[Report, Path], str]] = {
+    "aborted": aborted,
     "engines": engines,
     "loaded": loaded,
     "preempted": preempted,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +12,11 @@ from spec import ENGINE
 STORE = "@STORE@"
 """Stands in options for the folder of the run's store."""
 
+MODEL = "@MODEL@"
+"""Stands in arguments of the engine for the folder of the row's model."""
+
 Act = dict[str, Any]
-"""One thing that the workload does: ``do`` names a function of play.py, the rest are its arguments."""
+"""One thing that the workload does: ``do`` names a function of acts.py, the rest are its arguments."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Connector:
         config = {
             "kv_connector": self.name,
             "kv_role": role or self.role,
-            "kv_connector_extra_config": _filled(self.extra, store),
+            "kv_connector_extra_config": filled(self.extra, {STORE: store}),
         }
         return {**config, **({"kv_connector_module_path": self.module} if self.module else {})}
 
@@ -61,12 +65,13 @@ class Row:
     Attributes:
         name: for ``--only`` and the folders of its runs.
         title: what is different from the plain engine, in words.
-        acts: the workload; see play.py.
+        acts: the workload; see acts.py.
         engine: arguments of ``LLM(...)`` (of ``vllm serve``: as options), on top of those of scenarios.
         engines: of each of several engines in one script its own arguments; ``role`` among them is the
             connector's. None: one engine.
         how: ``one`` (engine in the process of the script), ``many`` (vLLM's own processes), ``serve``
-            (``vllm serve``), ``torchrun`` (each rank a script, with the engine in it).
+            (``vllm serve``), ``stream`` (``many``, prompts in parts), ``torchrun`` (each rank a script, with
+            the engine in it).
         alone: of ``one``: not after another engine in the same process.
         model: a name of weights.py.
         healthy, planted: the connectors of its two kinds of runs.
@@ -96,6 +101,10 @@ class Row:
         """Whether its engines may run one after another with those of other rows."""
         return self.how == "one" and not self.alone
 
+    def acts_of(self, model: str) -> list[Act]:
+        """Its workload, with the folder of its model in it."""
+        return list(filled(list(self.acts), {MODEL: model}))
+
     def connector(self, kind: str) -> Connector:
         return self.healthy if kind == "healthy" else self.planted
 
@@ -105,13 +114,12 @@ class Row:
         found = []
         for own in self.engines or ({},):
             role = str(own.get("role", ""))
-            found.append(
-                {
-                    **ENGINE, **self.engine, **connector.engine,
-                    **{name: value for name, value in own.items() if name != "role"},
-                    "model": model, "kv_transfer_config": connector.options(store, role),
-                }
-            )  # fmt: skip
+            args = {
+                **ENGINE, **self.engine, **connector.engine,
+                **{name: value for name, value in own.items() if name != "role"},
+                "model": model, "kv_transfer_config": connector.options(store, role),
+            }  # fmt: skip
+            found.append(filled(args, {MODEL: model}))
         return found
 
 
@@ -127,9 +135,12 @@ def generate(seed: str, *lengths: int, max_tokens: int = 1, **more: Any) -> Act:
     return {"do": "generate", "prompts": prompts(seed, *lengths), "params": params, **more}
 
 
-def _filled(value: Any, store: str) -> Any:
+def filled(value: Any, words: Mapping[str, str]) -> Any:
+    """A value of options with some words in its texts replaced."""
     if isinstance(value, dict):
-        return {name: _filled(one, store) for name, one in value.items()}
+        return {name: filled(one, words) for name, one in value.items()}
     if isinstance(value, list):
-        return [_filled(one, store) for one in value]
-    return value.replace(STORE, store) if isinstance(value, str) else value
+        return [filled(one, words) for one in value]
+    for word, text in words.items() if isinstance(value, str) else ():
+        value = value.replace(word, text)
+    return value

@@ -1,7 +1,7 @@
-"""A row's workload over HTTP: ``python serve.py SPEC.json [PREFIX...]``. Knows nothing of kvtrace.
+"""A row's workload over HTTP: ``python -m matrix_rows.serve SPEC.json [PREFIX...]``.
 
-SPEC as for play.py, of one engine and acts that generate; its arguments become options of ``vllm serve``,
-which is started behind PREFIX, and ended by SIGTERM.
+Knows nothing of kvtrace. SPEC as for play.py, of one engine and acts that generate; its arguments become
+options of ``vllm serve``, which is started behind PREFIX, and ended by SIGTERM.
 """
 
 from __future__ import annotations
@@ -17,10 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-if __package__:
-    from matrix_rows import play
-else:
-    import play
+from matrix_rows import play
 
 READY_SECONDS = 400
 

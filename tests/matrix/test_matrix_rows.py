@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from matrix_rows import play, proofs, serve, tables, weights
+from matrix_rows import acts, proofs, serve, tables, weights
 from matrix_rows.measure import root_error
+from matrix_rows.page import HOW
 from matrix_rows.row import CHUNKS, SHORT, STORE, Row, generate, multi, prompts
 
 ROWS = [row for rows in tables.SECTIONS.values() for row in rows]
@@ -18,10 +19,10 @@ def test_every_row_has_a_name_of_its_own() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 def test_what_a_row_names_is_there(row: Row) -> None:
-    assert row.how in ("one", "many", "serve", "torchrun")
+    assert row.how in HOW
     assert row.model in weights.MAKERS
     assert set(row.shows) <= set(proofs.PROOFS)
-    assert {act["do"] for act in row.acts} <= set(play.ACTS)
+    assert {act["do"] for act in row.acts} <= set(acts.ACTS)
     assert not row.healthy.first and row.planted.first
     json.dumps([row.acts, row.engine_args("healthy", "model", "store")])
 
