@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvtrace.trace import hooks
 from matrix_rows.row import Connector, Row
 
 Report = Mapping[str, Any]
 Outcome = Mapping[str, Any]
+DUE = frozenset(hook.name for hook in hooks.TABLE if hook.always_due)
+"""Hooks that every step, or every layer of one, must call; the others come when there is need."""
 RESTING = ("proved", "written")
 """Grades that say that it came to rest."""
 
@@ -74,7 +77,7 @@ def of_kind(row: Row, connector: Connector, untraced: Outcome, traced: Outcome, 
 
 
 def _take_hooks(found: Of, report: Report) -> None:
-    rows = [one for one in report["coverage"]["summary"] if one["eligible"]]
+    rows = [one for one in report["coverage"]["summary"] if one["eligible"] and one["hook"] in DUE]
     found.seen = sum(one["fired"] for one in rows)
     found.due = sum(one["eligible"] for one in rows)
     found.missing = [

@@ -106,6 +106,7 @@ class Fate:
     twice: bool = False  # every layer runs twice, as with micro-batches
     padded: int = 0  # tokens that the model ran, padding included
     after_clear: frozenset[int] = frozenset()  # layers that run after the metadata was cleared (draft model)
+    finish_hook: str = "get_finished"  # how the worker asks which transfers are done
 
 
 HEALTHY = Fate()
@@ -475,7 +476,7 @@ class Sim:
                                   int(Flag.RAISED) if raised else 0)  # fmt: skip
         if bound:
             self.hook(rank, "wait_for_save", step, "", slots, len(entries))
-            self.hook(rank, "get_finished", step)
+            self.hook(rank, fate.finish_hook, step)
             self.hook(rank, "clear_connector_metadata", step)
         for i in sorted(fate.after_clear):
             self.body(rank, step, self.layer_names[i])

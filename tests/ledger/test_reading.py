@@ -71,6 +71,18 @@ def test_coverage_counts_layer_steps_once(tmp_path: Path) -> None:
     assert (worker.steps, worker.no_forward_steps) == (2, 1)
 
 
+def test_a_connector_that_answers_for_its_children_owes_no_get_finished(tmp_path: Path) -> None:
+    """MultiConnector's own get_transfer_results asks its children; where nothing asked, that is a gap."""
+    own, none = tmp_path / "own", tmp_path / "none"
+    for folder, hook in ((own, "get_transfer_results"), (none, "handle_preemptions")):
+        sim = Sim(folder)
+        sim.step([], tokens=8, fate=Fate(finish_hook=hook))
+        sim.write()
+    assert "get_finished" not in set(read_run(own).hooks["hook"])
+    rows = read_run(none).hooks.set_index("hook")
+    assert (rows.loc["get_finished"]["eligible"], rows.loc["get_finished"]["fired"]) == (1, 0)
+
+
 def test_coverage_is_the_same_in_small_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sim = Sim(tmp_path, tp=2, layers=3)
     sim.serve([Prompt(f"r{i}", 100 + i, digest=i, output=3) for i in range(5)], Rounding(32).policy(),

@@ -97,6 +97,9 @@ def _hook_rows(worker: Worker, counts: Counts) -> Rows:
         for hook in hooks.WORKER_DUE
         for layer in (worker.kv_layers if hook.layered else ("",))
     }
+    if (hooks.TRANSFER_RESULTS.name, "") in counts:
+        # it is what vLLM calls: one of the connector's own (MultiConnector's) need not ask the other
+        due.discard((hooks.GET_FINISHED.name, ""))
     found = {**dict.fromkeys(due, (0, 0, 0)), **counts}
     codes = {hook.name: hook.code for hook in hooks.TABLE}
     return [
