@@ -64,6 +64,7 @@ class Request:
     chunks: int
     chunk_step: int
     first_end: int  # position where the first chunk ended
+    most: int  # tokens of its largest chunk
     first_step: int
     digest: int
     prefix: int
@@ -346,6 +347,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
             row=row, id=r.id, engine=r.engine, prompt=r.prompt, computed=r.computed, local=r.local,
             external=r.external, offered=r.offered, chunks=r.chunks, chunk_step=r.chunk_step,
             first_end=r.local + r.external + (r.chunk_tokens[0] if r.chunk_tokens else 0),
+            most=max(r.chunk_tokens, default=0),
             first_step=r.first_step, digest=r.digest, prefix=r.prefix, block=r.block, status=r.status,
             last_step=r.last_step, preemptions=r.preemptions, preempt_step=r.preempt_step, saved=int(r.saved),
         )

@@ -13,7 +13,10 @@ from kvtrace.words import percent
 _SHARE = 0.25
 """Of the workers' execute_model time; below that a hook is not called slow."""
 _LEAST_NS = 10**9
-"""In the whole run: what takes less time than this is nobody's problem."""
+"""In the whole run: what takes less time than this is nobody's problem, unless the run is short and little
+else was done in it:"""
+_MOST_OF_IT, _LEAST_A_STEP = 0.75, 5 * 10**7
+"""... at least this share of the steps' time, and so many ns of a step, on average."""
 
 
 def slow_hooks(case: Case, cause: Cause, hooks: Iterable[str], remedy: str) -> Results:
@@ -28,7 +31,7 @@ def slow_hooks(case: Case, cause: Cause, hooks: Iterable[str], remedy: str) -> R
         for worker in case.run.workers()
         if worker.steps and hook in worker.hook_ns
     ]
-    slow = [one for one in seen if one[0] >= _SHARE and one[2].hook_ns[one[1]] >= _LEAST_NS]
+    slow = [one for one in seen if _is_slow(*one)]
     slow.sort(key=lambda one: -one[0])
     if slow:
         part, hook, worker = slow[0]
@@ -51,6 +54,12 @@ def slow_hooks(case: Case, cause: Cause, hooks: Iterable[str], remedy: str) -> R
             yield cause.not_observed(f"{what}, but less than 1 s in all: too short a run to call it slow")
         elif not _any_large(case):
             yield cause.ruled_out(f"{hook} takes {percent(most, 1)} of the step at most (host clock)")
+
+
+def _is_slow(share: float, hook: str, worker: Worker) -> bool:
+    took = worker.hook_ns[hook]
+    every_step = share >= _MOST_OF_IT and took >= _LEAST_A_STEP * worker.steps
+    return share >= _SHARE and (took >= _LEAST_NS or every_step)
 
 
 def _any_large(case: Case) -> bool:

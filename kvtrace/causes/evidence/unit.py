@@ -23,7 +23,7 @@ _MOST_BLOCKS = 64
 _LEAST_UNNAMED = 16
 """Tokens of a unit that no number names, at least."""
 
-_UNIT_NAME = re.compile(r"unit|chunk|granul|segment|stripe", re.IGNORECASE)
+_UNIT_NAME = re.compile(r"unit|chunk|grain|granul|segment|stripe", re.IGNORECASE)
 """Names that a connector gives to the unit it stores in; among several numbers that fit, these win."""
 _LEAST_NAME = re.compile(r"(^|_|\.)(min|minimum|least|threshold|align|round|page|portion)", re.IGNORECASE)
 """Names of a number below which nothing is stored."""
@@ -136,7 +136,13 @@ class _Candidate:
         window) may be larger than every prompt, and equal to one of the engine's by chance."""
         names = (*self.extra, *self.attributes)
         like_batched = self.batched and any(_BATCHED_NAME.search(name) for name in names)
-        return self.block or self.named or like_batched or any(_LEAST_NAME.search(name) for name in names)
+        named = self.named or any(_LEAST_NAME.search(name) for name in names)
+        return self.block or named or like_batched or self.in_both_ways
+
+    @property
+    def in_both_ways(self) -> bool:
+        """Whether the connector holds it as a number of tokens and, beside that, as a number of blocks."""
+        return bool(self.times) and bool(self.extra or self.attributes)
 
 
 def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]) -> Unit | None:
@@ -165,6 +171,21 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     if not (decided or silent) and _agree(unsure):
         return _infer(engine, unsure, (), command)
     return _infer(engine, decided, silent, command)
+
+
+def unit_above_chunks(engine: Engine, largest: int, longest: int, command: Sequence[str]) -> Unit | None:
+    """Where nothing was ever stored, though prompts fill it: the one number that may be the connector's unit
+    and is more than any step computed of a prompt.
+
+    Args:
+        largest: tokens of the largest chunk of a prompt; ``longest``: of the longest prompt.
+    """
+    if engine.connector is None:
+        return None
+    fits = [one for one in _candidates(engine) if one.value > largest and one.related and one.may_be_unit]
+    if len(fits) != 1 or fits[0].block or fits[0].value > longest:
+        return None
+    return _named(fits[0], engine, command)
 
 
 def _agree(unsure: Sequence[Sample]) -> bool:

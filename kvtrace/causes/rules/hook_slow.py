@@ -11,7 +11,8 @@ CAUSE = Cause(
     severity=NOTE,
     meaning="A hook takes a large share of the step.",
     seen_as=(
-        "Host time of the hook, by rank: a quarter of execute_model or more, and at least 1 s in the run."
+        "Host time of the hook, by rank: a quarter of execute_model or more, and at least 1 s in the run; or "
+        "three quarters, and 50 ms of a step on average."
     ),
     remedy="Move the work out of the step, to a separate thread or stream.",
     timed=True,
