@@ -584,6 +584,30 @@ def test_the_block_after_the_right_one_where_no_metadata_names_any(tmp_path: Pat
     assert alike(sim, "w") == {(0, 32): UNSEEN}
 
 
+@pytest.mark.parametrize("shift", [1, 5])
+def test_slots_that_are_shifted_where_no_metadata_names_any(tmp_path: Path, shift: int) -> None:
+    """Of two prompts whole blocks are read that begin within blocks: no unit leaves out a block's first slot.
+    What was read stands for the slots before it."""
+    sim = cache(tmp_path)
+    for request, length in (("a", 64), ("b", 40)):
+        prefill(sim, request, 0, length, unreadable=True)
+        slots = sim.slots(request, 0, length // BLOCK * BLOCK)
+        sim.touch({layer: [slot + shift for slot in slots] for layer in range(2)})
+        sim.finish(request, length)
+    assert alike(sim, "a") == {(0, 64): "MISPLACED READ"}
+    assert alike(sim, "b")[0, 32 + shift] == "MISPLACED READ"
+
+
+def test_one_prompt_alone_that_is_read_from_within_a_block_says_nothing(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    witness(sim)
+    prefill(sim, "a", 0, 64, unreadable=True)
+    sim.touch({layer: [slot + 1 for slot in sim.slots("a", 0, 48)] for layer in range(2)})
+    sim.finish("a", 64)
+    assert not [fate for fate in alike(sim).values() if "MISPLACED" in fate]
+    assert alike(sim, "w") == {(0, 32): SAVED}
+
+
 def test_another_requests_slots_where_no_metadata_names_any(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     for request in "ab":

@@ -8,7 +8,7 @@ the store may have had its beginning before this run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,10 +25,13 @@ class Headless:
     """Attributes:
     rows: the requests; none where they are less than two.
     shifted: what was read of them is as long as a unit makes a store, and ends where no unit lets one end.
+    within: of all of them whole blocks were read that begin within blocks, and some of these slots were
+        another request's, or nobody's: (row, step) -> the blocks in whose place that stands.
     """
 
     rows: tuple[int, ...] = ()
     shifted: bool = False
+    within: Mapping[tuple[int, int], list[Interval]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class _Due:
     """A request whose beginning was to be read: what the first step that read anything of it read."""
 
     row: int
+    step: int
     prompt: int
     read: tuple[Interval, ...]
     headless: bool
@@ -67,7 +71,8 @@ def headless(
     many = 2 * len(found) >= len(due) or any(one.within for one in found)
     if len(found) < _LEAST or not many:
         return Headless()
-    return Headless(tuple(one.row for one in found), _shifted(found, size))
+    within = {(one.row, one.step): _whole_blocks(one, size) for one in found} if _within(found, size) else {}
+    return Headless(tuple(one.row for one in found), _shifted(found, size), within)
 
 
 def _due(watched: Watched, row: int, request: Request, column: int, size: int) -> _Due | None:
@@ -85,12 +90,25 @@ def _due(watched: Watched, row: int, request: Request, column: int, size: int) -
         return None
     read = _all_of(touch for touch in begun if touch.step == step)
     within = (step, column) in watched.slots.skewed and bool(read[0][0] % size)
-    return _Due(row, request.prompt, tuple(read), not covers(covered(begun), 0), within)
+    return _Due(row, step, request.prompt, tuple(read), not covers(covered(begun), 0), within)
 
 
 def _all_of(touches: Iterable[Touch]) -> list[Interval]:
     """What was read, computed by then or not."""
     return union(part for touch in touches for part in (*touch.positions, *touch.stale))
+
+
+def _within(found: list[_Due], size: int) -> bool:
+    """Whether of each whole blocks were read that begin within blocks, and of one of them some of these slots
+    were another's: not its tokens were counted from a later one on, but its slots."""
+    return all(one.within for one in found) and any(length(list(one.read)) % size for one in found)
+
+
+def _whole_blocks(one: _Due, size: int) -> list[Interval]:
+    """The blocks of which slots were read, without a last one of which no more was read than the first one
+    lacks."""
+    lack = one.read[0][0] % size
+    return union((start // size * size, (end - lack) // size * size) for start, end in one.read)
 
 
 def _shifted(found: list[_Due], size: int) -> bool:

@@ -65,6 +65,9 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
         layer = _Layer(slots, begun, column, size)
         late = headless(watched, requests, column, size, layer.shared)
         doubted |= bool(late.rows) << column
+        for (row, step), parts in late.within.items():
+            steps[step] |= 1 << column
+            holes[step, row, column] = parts
         useless = {step for step in read if _useless(slots, requests, step, column) >= size}
         twice = {step for step in read if _twice_in_a_call(watched, (step, column)) >= size}
         null = {step for step in read if slots.null.get((step, column), 0) >= size and _keeps_all(engine)}
