@@ -263,12 +263,14 @@ class HookException(documents.HookException):
 class Swallowed(documents.Swallowed):
     """``step``, ``layer``, ``asked_by``: of the first one. ``logged``: whether the connector also logged a
     warning in such a call; ``ended``: whether one of them ended a job; ``went_on``: False where one of their
-    calls did no more."""
+    calls did no more; ``in_vain``: a file was not there, and as many were opened to write that were not there
+    afterwards, and none that was."""
 
     layer: str = ""
     pid: int = -1
     spool: str = ""
     places: tuple[tuple[int, str], ...] = ()  # (step, layer) of the first ones
+    in_vain: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from kvtrace.ledger.model import ConfigKeys, HookException, LogLine, Swallowed, Target, WatchLimits, Worker
 from kvtrace.ledger.scan import SpoolScan
-from kvtrace.trace import facts, hooks
-from kvtrace.trace.format import STEP_SHIFT
+from kvtrace.trace import facts, hooks, rows
+from kvtrace.trace.format import STEP_SHIFT, Way
 
 HARMLESS = frozenset(
     {"FileExistsError", "FileNotFoundError", "TimeoutError", "BlockingIOError", "InterruptedError"}
@@ -82,7 +82,25 @@ def swallowed(scans: Sequence[SpoolScan]) -> list[Swallowed]:
                 went_on=row.went_on if first.went_on is None else first.went_on and row.went_on is not False,
                 places=(*first.places, (row.step, row.layer))[:_MAX_PLACES],
             )
-    return sorted(found.values(), key=lambda row: (row.pid, row.step, row.hook, row.layer, row.type))
+    vain = {scan.name: _opened_in_vain(scan) for scan in scans}
+    told = [replace(row, in_vain=_in_vain(row, vain[row.spool])) for row in found.values()]
+    return sorted(told, key=lambda row: (row.pid, row.step, row.hook, row.layer, row.type))
+
+
+def _opened_in_vain(scan: SpoolScan) -> int:
+    """Files that were opened to write and not there when their call was over, nor under another name; 0 where
+    any file was."""
+    files = [
+        row for row in map(rows.LeftProcess._make, scan.left.tolist()) if rows.code(row.head) == Way.FILE
+    ]
+    return len(files) if all(row.errors and not row.bytes for row in files) else 0
+
+
+def _in_vain(fact: Swallowed, opened: int) -> bool:
+    """Whether it was by these files that it was caught, and not by looking for one."""
+    saving = fact.asked_by if fact.hook in _BACKGROUND else fact.hook
+    missing = fact.type == "FileNotFoundError" and saving in _SAVE_HOOKS and not fact.broad
+    return missing and fact.went_on is False and 0 < fact.count <= opened
 
 
 ALL_SAID = 16

@@ -118,6 +118,8 @@ def swallowed(**more: object) -> Swallowed:
         ({}, "fault"),
         ({"went_on": True}, "note"),  # a lookup that missed
         ({"type": "FileExistsError"}, None),
+        ({"type": "FileNotFoundError", "went_on": False}, None),  # by which code finds out what is there
+        ({"type": "FileNotFoundError", "went_on": False, "in_vain": True}, "fault"),
         ({"type": "KeyError", "message": "'x'"}, "note"),  # by which code may find out
         ({"type": "KeyError", "message": "'x'", "ended": True}, "fault"),
         ({"type": "Empty", "ended": True, "message": ""}, "note"),

@@ -15,13 +15,15 @@ from kvtrace.causes import diagnose
 from kvtrace.causes.outcomes import named
 from kvtrace.ledger import RunError, read_run
 from kvtrace.ledger.timing import Histograms
-from kvtrace.trace import hooks, ops
+from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import (
     DETAIL_IS_OP,
+    Fact,
     Kind,
     Role,
     Skip,
     Stop,
+    Way,
     pack_head,
 )
 
@@ -48,6 +50,33 @@ def test_one_bad_spool_does_not_take_the_others(tmp_path: Path) -> None:
     assert len(run.requests) == 1
     assert any("zz.kvt" in note for note in run.notes)
     assert any("run.json" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    ("files", "went_on", "found"),
+    [
+        ([(0, 1), (0, 1)], False, True),
+        ([(0, 1), (0, 1)], True, False),  # the same work went on
+        ([(0, 1), (900, 0)], False, False),  # files were made: it looked for one
+        ([(0, 1), (900, 1)], False, False),  # ... and took another name
+        ([(0, 1)], False, False),
+        ([], False, False),
+    ],
+)
+def test_a_file_that_is_not_there_was_to_be_written_where_none_ever_was(
+    tmp_path: Path, files: list[tuple[int, int]], went_on: bool, found: bool
+) -> None:
+    sim = Sim(tmp_path)
+    sim.serve([Prompt("a", 64)], Rounding(32).policy())
+    for at, (size, missing) in enumerate(files):
+        target = sim.workers[0].name(f"/store/{at}.part")
+        head = pack_head(Kind.LEFT, Role.WORKER, Way.FILE)
+        sim.workers[0].add(*rows.LeftProcess(head, 0, at, 0, target, size, 1, missing))
+    fact = {"hook": "thread", "step": sim.tag << 32 | 1, "connector": 71, "type": "FileNotFoundError",
+            "asked_by": "wait_for_save", "count": 2, "went_on": went_on, "where": "s.py:1"}  # fmt: skip
+    sim.workers[0].fact(Fact.SWALLOWED, fact)
+    sim.write()
+    assert [one.in_vain for one in read_run(tmp_path).swallowed] == [found]
 
 
 def test_coverage_counts_layer_steps_once(tmp_path: Path) -> None:

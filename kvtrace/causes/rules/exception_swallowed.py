@@ -51,7 +51,7 @@ CAUSE = Cause(
 )
 _SAVE_PATH = (*SAVE_HOOKS, "get_finished")
 _FINDS_OUT = frozenset({"FileExistsError", "FileNotFoundError"})
-"""By these code finds out whether something is there, wherever it stands."""
+"""By these code finds out whether something is there; but for files that it opens to write."""
 _DROPS = frozenset({"Full", "QueueFull"})
 """A queue did not take what it was given."""
 _ENDS_A_LOOP = frozenset(
@@ -119,7 +119,10 @@ def rule(case: Case) -> Results:
     facts = [
         fact
         for fact in case.run.swallowed
-        if fact.type not in HARMLESS or fact.logged or (fact.type not in _FINDS_OUT and fact.went_on is False)
+        if fact.type not in HARMLESS
+        or fact.logged
+        or fact.in_vain
+        or (fact.type not in _FINDS_OUT and fact.went_on is False)
     ]
     facts.sort(key=lambda fact: (fact.hook not in SAVE_HOOKS, -fact.count))
     trust = case.run.trust
@@ -185,8 +188,10 @@ def _lost_work(case: Case, fact: Swallowed) -> bool:
 def _ends_a_save(fact: Swallowed) -> bool:
     """Whether an exception ended a piece of work that saves."""
     saving = (fact.asked_by or SAVE_HOOKS[0]) if fact.hook in BACKGROUND else fact.hook
-    if saving not in _SAVE_PATH or fact.went_on or fact.broad or fact.type in _FINDS_OUT:
+    if saving not in _SAVE_PATH or fact.went_on or fact.broad:
         return False
+    if fact.type in _FINDS_OUT:
+        return fact.in_vain
     if fact.ended or fact.went_on is False:
         return fact.type not in _ENDS_A_LOOP
     # Of work in the background it is not known whether it went on.
