@@ -213,6 +213,27 @@ def test_decode_tokens_that_were_read(tmp_path: Path) -> None:
     assert alike(sim) == {(0, 32): SAVED, (32, 34): UNSEEN}
 
 
+@pytest.mark.parametrize(
+    ("prompt_unreadable", "decode_unreadable", "fate"),
+    [(True, False, NOT_OFFERED_DECLARED), (True, True, UNSEEN), (False, False, UNSEEN)],
+    ids=["its metadata speaks", "of decode steps too", "the worker decides"],
+)
+def test_decode_tokens_where_metadata_that_is_not_understood_says_what_is_stored(
+    tmp_path: Path, prompt_unreadable: bool, decode_unreadable: bool, fate: str
+) -> None:
+    """No decode step is watched. What is read is read in steps alone whose metadata can't be read: that says
+    it, and where no decode step has such, nothing is stored there."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 32, unreadable=prompt_unreadable)
+    sim.read("a", 0, 32)
+    sim.grow("a", 36)
+    sim.watching = 0
+    for _ in range(4):
+        sim.step([], tokens=1, unreadable=decode_unreadable)
+    sim.finish("a", 36, 5)
+    assert alike(sim) == {(0, 32): SAVED, (32, 36): fate}
+
+
 def test_what_the_prefix_cache_gave_is_a_local_hit_though_it_was_read(tmp_path: Path) -> None:
     sim = cache(tmp_path, prefix_caching=True)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)])

@@ -43,11 +43,12 @@ def seen(
     decides = _worker_decides(entries, unreadable)
     doubtful = np.union1d(unread, computing) if decides else unread
     settled = settled_steps(workers, doubtful).sorted
+    told = bool(entries) and not decides and not len(np.setdiff1d(unread, computing))
     return Implied(
         entries=entries,
         unknown=frozenset(np.setdiff1d(doubtful, settled).tolist()),
         watched=frozenset(np.intersect1d(unread, settled).tolist()),
-        decode_stored=_decode(requests, engine, workers, entries, computing),
+        decode_stored=_decode(requests, engine, workers, entries, computing, told),
     )
 
 
@@ -84,11 +85,17 @@ def _decode(
     workers: Sequence[Watched],
     entries: Entries,
     computing: Array,
+    told: bool,
 ) -> dict[int, bool]:
-    """Whether decode tokens were seen to be read, where any decode step was watched."""
+    """Whether decode tokens were seen to be read, where any decode step was watched, or none needs to be.
+
+    Args:
+        told: metadata that can't be read says what is stored, and no decode step has such.
+    """
     steps = np.unique(np.concatenate([np.empty(0, np.int64), *(one.ran.steps for one in workers)]))
     decode = np.setdiff1d(of_engine(steps, engine.tag), computing)
-    if not len(settled_steps(workers, decode).sorted):
+    settled = len(settled_steps(workers, decode).sorted) > 0
+    if not settled and not told:
         return {}
     stored = any(
         entry.start + entry.slots > requests[row].prompt for row, found in entries.items() for entry in found
