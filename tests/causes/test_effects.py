@@ -752,7 +752,7 @@ def test_a_large_share_of_a_short_run_is_neither_slow_nor_ruled_out(tmp_path: Pa
 
 def test_a_hook_that_is_most_of_every_step_is_slow_in_a_short_run_too(tmp_path: Path) -> None:
     sim = Sim(tmp_path, ints={"unit": 32})
-    sim.slow = {"wait_for_save": 90_000_000}
+    sim.slow = {"wait_for_save": 150_000_000}
     sim.serve(prompts([64] * 5), Rounding(32).policy())
     assert ids(analyse(sim)) == ["save-blocks-step"]
 

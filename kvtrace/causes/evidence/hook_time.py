@@ -15,8 +15,8 @@ _SHARE = 0.25
 _LEAST_NS = 10**9
 """In the whole run: what takes less time than this is nobody's problem, unless the run is short and little
 else was done in it:"""
-_MOST_OF_IT, _LEAST_A_STEP = 0.75, 5 * 10**7
-"""... at least this share of the steps' time, and so many ns of a step, on average."""
+_MOST_OF_IT, _LEAST_OF_IT_NS = 0.9, 25 * 10**7
+"""... at least this share of the steps' time, and so many ns in the run."""
 
 
 def slow_hooks(case: Case, cause: Cause, hooks: Iterable[str], remedy: str) -> Results:
@@ -58,8 +58,8 @@ def slow_hooks(case: Case, cause: Cause, hooks: Iterable[str], remedy: str) -> R
 
 def _is_slow(share: float, hook: str, worker: Worker) -> bool:
     took = worker.hook_ns[hook]
-    every_step = share >= _MOST_OF_IT and took >= _LEAST_A_STEP * worker.steps
-    return share >= _SHARE and (took >= _LEAST_NS or every_step)
+    little_else = share >= _MOST_OF_IT and took >= _LEAST_OF_IT_NS
+    return share >= _SHARE and (took >= _LEAST_NS or little_else)
 
 
 def _any_large(case: Case) -> bool:

@@ -12,7 +12,7 @@ CAUSE = Cause(
     meaning="A hook takes a large share of the step.",
     seen_as=(
         "Host time of the hook, by rank: a quarter of execute_model or more, and at least 1 s in the run; or "
-        "three quarters, and 50 ms of a step on average."
+        "nine tenths, and 0.25 s."
     ),
     remedy="Move the work out of the step, to a separate thread or stream.",
     timed=True,

@@ -13,7 +13,7 @@ CAUSE = Cause(
     meaning="Nothing is lost, but wait_for_save takes a large share of the step.",
     seen_as=(
         "Host time of wait_for_save: a quarter of execute_model or more, and at least 1 s in the run; or "
-        "three quarters, and 50 ms of a step on average."
+        "nine tenths, and 0.25 s."
     ),
     remedy="Save asynchronously, or fewer tokens at once.",
     timed=True,
