@@ -593,6 +593,35 @@ def test_a_request_that_the_step_does_not_name(tmp_path: Path) -> None:
     assert alike(sim, "w") == {(0, 64): SAVED}
 
 
+def test_a_request_whose_slots_are_read_in_the_place_of_another_s_is_not_saved_by_that(
+    tmp_path: Path,
+) -> None:
+    """What is at rest of it is under the other one's name."""
+    sim = cache(tmp_path)
+    prefill(sim, "w", 0, 64)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("w", 0, 64)
+    for request in ("a", "w"):
+        sim.finish(request, 64)
+    assert alike(sim) == {(0, 64): "MISPLACED READ"}
+    assert alike(sim, "w") == {(0, 64): NOT_OFFERED}
+
+
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_part_that_is_read_by_a_worker_that_reads_other_slots(tmp_path: Path, elsewhere: bool) -> None:
+    """Places in the table, taken for block numbers, name some of a request's own blocks by chance."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.touch({layer: range(800, 864) for layer in range(2)}) if elsewhere else sim.read("a", 0, 64)
+    prefill(sim, "b", 0, 64, [entry("b", 0, 64)])
+    sim.read("b", 32, 64)
+    for request in ("a", "b"):
+        sim.finish(request, 64)
+    assert alike(sim) == {(0, 64): "MISPLACED READ" if elsewhere else SAVED}
+    fates = {(0, 64): UNSEEN} if elsewhere else {(0, 32): "PART_READ READ", (32, 64): SAVED}
+    assert alike(sim, "b") == fates
+
+
 def test_the_block_after_the_right_one_where_no_metadata_names_any(tmp_path: Path) -> None:
     """A block that is nobody's is read, and the first one is not: what else was read stands for other tokens,
     and of the rest of the run that is not known."""

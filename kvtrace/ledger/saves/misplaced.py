@@ -35,17 +35,26 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
 def _due(slots: Slots, stores: Stores, row: int, column: int) -> int:
     """Tokens of requests that a step does not name, read in it in a layer for the first time since an earlier
     step named them: the work of a thread, or of a hook that copies a step later."""
-    step, found = int(stores.steps[row]), 0
-    for request in slots.read_in.get(step, frozenset()) - stores.named[row].keys():
-        named = [
-            part for at in stores.rows_of.get(request, ()) if at < row for part in stores.named[at][request]
-        ]
-        if named:
-            touches = in_layer(slots.reads[request], column)
-            before = covered(one for one in touches if one.step < step)
-            now = covered(one for one in touches if one.step == step)
-            found += length(intersect(now, subtract(union(named), before)))
-    return found
+    unnamed = slots.read_in.get(int(stores.steps[row]), frozenset()) - stores.named[row].keys()
+    return sum(_due_of(slots, stores, row, column, request) for request in unnamed)
+
+
+def _due_of(slots: Slots, stores: Stores, row: int, column: int, request: int) -> int:
+    step = int(stores.steps[row])
+    named = [part for at in stores.rows_of.get(request, ()) if at < row for part in stores.named[at][request]]
+    if not named:
+        return 0
+    touches = in_layer(slots.reads[request], column)
+    before = covered(one for one in touches if one.step < step)
+    now = covered(one for one in touches if one.step == step)
+    return length(intersect(now, subtract(union(named), before)))
+
+
+def strangers(slots: Slots, stores: Stores, at: At) -> list[int]:
+    """Requests that a step does not name and whose slots it read in a layer, none of which was due."""
+    row, column = at
+    unnamed = slots.read_in.get(int(stores.steps[row]), frozenset()) - stores.named[row].keys()
+    return [request for request in unnamed if not _due_of(slots, stores, row, column, request)]
 
 
 def read_shifted(slots: Slots, stores: Stores, at: At, block: int) -> bool:

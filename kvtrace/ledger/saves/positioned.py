@@ -20,7 +20,7 @@ from kvtrace.ledger.model import Swallowed, Trust
 from kvtrace.ledger.reported import Caught, caught_in, caught_in_opening, caught_in_saving
 from kvtrace.ledger.saves.calls import LEAST_BYTES, At, WorkerCalls
 from kvtrace.ledger.saves.measured import WHOLE
-from kvtrace.ledger.saves.misplaced import read_elsewhere, read_shifted
+from kvtrace.ledger.saves.misplaced import read_elsewhere, read_shifted, strangers
 from kvtrace.ledger.saves.pipeline import Ends
 from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.saves.stores import Stores
@@ -108,7 +108,8 @@ class PositionCalls(WorkerCalls):
             call = _Call(total, sum(tokens), rounded, (elsewhere and not rounded) or shifted)
             trust += self._judge_call(at, call, caught)
             if self.ends[at] == SaveEnd.MISPLACED:
-                self._misread(at, [request for request, parts in left[column].items() if parts])
+                own = [request for request, parts in left[column].items() if parts]
+                self._misread(at, [*own, *strangers(self._slots, self.stores, at)])
             self._judge_seen(at)
         return trust
 
@@ -147,8 +148,8 @@ class PositionCalls(WorkerCalls):
 
     def _doubt_inexact(self, row: int) -> None:
         """Of a worker that read other slots than those of its tokens: where a step's calls read a part of
-        what it names and not all of it, the rest of which other calls read, what they stand for is not known.
-        """
+        what it names and not all of it, whether other calls read the rest or none, what they stand for is not
+        known."""
         step = int(self.stores.steps[row])
         for column in range(len(self.worker.kv_layers)):
             odd = []
@@ -157,7 +158,7 @@ class PositionCalls(WorkerCalls):
                 now = covered(one for one in touches if one.step == step)
                 if now and subtract(parts, now):
                     odd.append(request)
-            if odd and self.ends[row, column] == SaveEnd.SAVED:
+            if odd and self.ends[row, column] in (SaveEnd.SAVED, SaveEnd.PART_READ):
                 self._misread((row, column), odd)
                 self.ends[row, column] = SaveEnd.NOT_OBSERVED
                 self.grades[row, column] = Grade.NOT_OBSERVED
