@@ -236,6 +236,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="default: the tiny model of scripts/tiny_model.py")
     parser.add_argument("--check", action="store_true", help="compare the reports with what is expected")
     parser.add_argument("--no-trace", action="store_true", help="run without kvtrace")
+    parser.add_argument("--apart", action="store_true", help="each in processes of its own, by `kvtrace run`")
     args = parser.parse_args()
     try:
         scenarios = [load(name) for name in args.names or names()]
@@ -253,8 +254,8 @@ def main() -> int:
     _use_clone_environment()
     model = str(args.model.resolve() if args.model else _tiny_model())
     trace = not args.no_trace
-    failed = [s.name for s in scenarios if not s.shares_process and not run_outside(s, output, model, trace)]
-    here = [s for s in scenarios if s.shares_process]
+    here = [s for s in scenarios if s.shares_process and not args.apart]
+    failed = [s.name for s in scenarios if s not in here and not run_outside(s, output, model, trace)]
     if here:
         failed += run_here(here, output, model, trace)
     if failed:

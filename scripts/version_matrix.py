@@ -12,7 +12,8 @@ came of it goes into reports/matrix/versions.json, a version at a time, and from
 goes there, and no page is written.
 
 --python measures the vLLM of an environment that is there, which must hold kvtrace of this clone and its
-tools (pip install -e CLONE[dev]); --note says on the page what is special about it.
+tools (pip install -e CLONE[dev]); --note says on the page what is special about it. --apart runs each
+scenario under `kvtrace run`: for a vLLM whose CPU worker is always a process of its own (before 0.27).
 
 Exit codes: 0 every row is as it must be, 1 not, 2 an environment cannot be made or used, 3 no network for it.
 """
@@ -199,8 +200,12 @@ def look(python: Path) -> tuple[str, str]:
 # --- the scenarios --------------------------------------------------------------------------------
 
 
-def run_scenarios(place: Place, names: Sequence[str], work: Path) -> tuple[Row, ...]:
-    """Each scenario untraced and traced, side by side, and what its report says."""
+def run_scenarios(place: Place, names: Sequence[str], work: Path, apart: bool) -> tuple[Row, ...]:
+    """Each scenario untraced and traced, side by side, and what its report says.
+
+    Args:
+        apart: whether each runs in processes of its own, not engine after engine in one.
+    """
     model = place.cache / "tiny-model"  # made there: transformers writes it as that version reads it
     environment = place.environment()
     made = subprocess.run(
@@ -214,7 +219,7 @@ def run_scenarios(place: Place, names: Sequence[str], work: Path) -> tuple[Row, 
         runs = {}
         for kind, more in (("untraced", ["--no-trace"]), ("traced", [])):
             command = [str(place.python), str(ROOT / "scenarios" / "run.py"), *names, *more]
-            command += ["--out", str(out[kind]), "--model", str(model)]
+            command += ["--out", str(out[kind]), "--model", str(model), *(["--apart"] if apart else [])]
             runs[kind] = subprocess.Popen(
                 command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
             )
@@ -334,20 +339,19 @@ def section(columns: Sequence[Column]) -> list[str]:
         "must: first finding, what is ruled out, numbers. Command line: `vllm serve` over HTTP and a script,",
         f"under `kvtrace run` and without (`{TESTS}`).",
         "",
-        "| vLLM | torch | healthy right | faults right | hooks seen of due | command line | measured |",
-        "| --- | --- | --- | --- | ---: | --- | --- |",
+        "| vLLM | torch | healthy right | hooks seen of due | faults right | hooks seen of due "
+        "| command line | measured |",
+        "| --- | --- | --- | ---: | --- | ---: | --- | --- |",
     ]
     for one in columns:
         ran = [row for row in one.rows if row.ran]
-        healthy, faults = (
-            f"{sum(row.right for row in part)} of {len(part)}"
-            for part in ([r for r in ran if not is_fault(r)], [r for r in ran if is_fault(r)])
-        )
-        seen, due = (sum(int(row.hooks.split("/")[at]) for row in ran if row.hooks) for at in (0, 1))
-        lines.append(
-            f"| {one.vllm}{mark(columns, one)} | {one.torch} | {healthy} | {faults} | {seen:,} of {due:,} "
-            f"| {one.command_line} | {one.day} |"
-        )
+        cells = [one.vllm + mark(columns, one), one.torch]
+        cells += counts([row for row in ran if not is_fault(row)]) + counts([r for r in ran if is_fault(r)])
+        lines.append(f"| {' | '.join([*cells, one.command_line, one.day])} |")
+    lines += [
+        "",
+        "One fault is a layer whose hooks are not called: these are the ones that were due and not seen.",
+    ]
     notes = [f"{mark(columns, one).strip()} {one.note}." for one in columns if one.note]
     if notes:
         lines += ["", *notes]
@@ -366,6 +370,13 @@ def section(columns: Sequence[Column]) -> list[str]:
     if notes:
         lines += ["", "### What was not right, or does not run on that build", "", *notes]
     return lines
+
+
+def counts(rows: Sequence[Row]) -> list[str]:
+    """Cells: how many are right, and hook calls seen of those due."""
+    hooks = [tuple(map(int, row.hooks.split("/"))) for row in rows if row.hooks]
+    seen, due = (sum(pair[at] for pair in hooks) for at in (0, 1))
+    return [f"{sum(row.right for row in rows)} of {len(rows)}", f"{seen:,} of {due:,}"]
 
 
 def is_fault(row: Row) -> bool:
@@ -414,7 +425,7 @@ def measure(column: Column, place: Place, args: argparse.Namespace) -> Column:
     """The parts that are asked for, of one version."""
     if "scenarios" in args.part:
         say(f"{column.vllm}: {len(args.scenarios)} scenarios, untraced and traced")
-        column = with_rows(column, run_scenarios(place, args.scenarios, args.work))
+        column = with_rows(column, run_scenarios(place, args.scenarios, args.work, args.apart))
     if "command-line" in args.part:
         say(f"{column.vllm}: {TESTS}")
         said, passed = run_tests(place)
@@ -452,6 +463,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--note", default="", help="what is special about the environment of --python")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART")
     parser.add_argument("--scenarios", nargs="+", default=[*SCENARIOS], metavar="NAME")
+    parser.add_argument("--apart", action="store_true", help="scenarios in processes of their own")
     parser.add_argument("--work", type=lambda text: Path(text).resolve(), default=CACHE / "matrix")
     parser.add_argument("--out", type=lambda text: Path(text).resolve(), default=RESULTS, metavar="FILE")
     return parser.parse_args()
