@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from kvtrace.agent.site import INDEX_ATTRIBUTE
-from kvtrace.trace.facts import Engine, KvGroup, KvTransfer, Worker
+from kvtrace.trace.facts import NOT_OF_TOKENS, Engine, KvGroup, KvTransfer, Worker
 from kvtrace.trace.mask import mask_mapping, mask_text
 
 
@@ -99,6 +99,24 @@ def kv_groups(kv_cache_config: Any) -> tuple[KvGroup, ...]:
     return tuple(groups)
 
 
+def not_of_tokens(kv_cache_config: Any) -> dict[str, str]:
+    """Layers in the KV cache that keep no KV of a request's tokens, and what they keep (NOT_OF_TOKENS)."""
+    found: dict[str, str] = {}
+    for group in getattr(kv_cache_config, "kv_cache_groups", None) or ():
+        spec = getattr(group, "kv_cache_spec", None)
+        of_layer = getattr(spec, "kv_cache_specs", None)  # a group of several kinds of the same size
+        for name in map(str, getattr(group, "layer_names", ())):
+            own = of_layer.get(name, spec) if isinstance(of_layer, dict) else spec
+            kept = next((NOT_OF_TOKENS[kind] for kind in _kinds(own) if kind in NOT_OF_TOKENS), None)
+            if kept is not None:
+                found[name] = kept
+    return found
+
+
+def _kinds(spec: Any) -> list[str]:
+    return [cls.__name__ for cls in type(spec).__mro__]
+
+
 def engine(scheduler: Any, tag: int) -> Engine:
     """One Scheduler instance, of that tag, and the engine it schedules for."""
     config = scheduler.vllm_config
@@ -145,7 +163,9 @@ def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> Worker:
     """
     inner = getattr(wrapper, "worker", None)
     config = getattr(wrapper, "vllm_config", None)
-    layers = tuple(name for group in kv_groups(kv_cache_config) for name in group.layers)
+    others = not_of_tokens(kv_cache_config)
+    every = tuple(name for group in kv_groups(kv_cache_config) for name in group.layers)
+    layers = tuple(name for name in every if name not in others)
     context = get(config, "compilation_config.static_forward_context", {})
     known = {name: context[name] for name in layers if name in context}
     state = sys.modules.get("vllm.distributed.kv_transfer.kv_transfer_state")
@@ -161,6 +181,7 @@ def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> Worker:
         runner_class=_qualified(getattr(inner, "model_runner", None)),
         device=str(getattr(inner, "device", "")) or None,
         kv_layers=layers,
+        other_layers=others,
         direct_call={
             name: bool(layer.use_direct_call)
             for name, layer in known.items()

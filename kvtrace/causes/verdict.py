@@ -58,6 +58,8 @@ def _saves(case: Case, findings: list[Finding]) -> str:
         return f"No engine was seen in this run{_because(why)}."
     if not case.requests:
         return f"No request reached an engine in this run{_because(why)}."
+    if all(engine.keeps_no_kv for engine in case.run.engines):
+        return f"{capital(case.run.engines[0].why_no_kv)}."
     return _tokens(prompt_tokens(case), why, bool(case.run.total and not case.assigned))
 
 

@@ -235,7 +235,39 @@ class Engine:
 
     @property
     def block_size(self) -> int:
-        return self.facts.block_size or 0
+        """Tokens in a block of layers that keep KV of tokens; the least where groups differ. A scheduler of
+        several groups plans with a size that all of theirs divide; a state's block has none in tokens."""
+        known = [group.block_size for group in self.token_groups if group.block_size]
+        several = len(self.facts.kv_groups) > 1
+        return min(known) if several and known else self.facts.block_size or 0
+
+    @property
+    def token_groups(self) -> tuple[documents.KvGroup, ...]:
+        """KV cache groups whose layers keep KV of tokens."""
+        groups = self.facts.kv_groups
+        return tuple(group for group in groups if group.kind not in documents.NOT_OF_TOKENS)
+
+    @property
+    def keeps_no_kv(self) -> bool:
+        """Whether no layer of its workers keeps KV of tokens: of encoders, and of models of states alone."""
+        told = self.facts.known and bool(self.workers) and not self.token_groups
+        return told and all(worker.facts.worker_class and not worker.kv_layers for worker in self.workers)
+
+    @property
+    def why_no_kv(self) -> str:
+        """What there is in place of KV of tokens, where no layer keeps any."""
+        if "state" in self.other_layers.values():
+            return (
+                "no layer of this model keeps KV of tokens, only a state a request: nothing of it is counted"
+            )
+        return (
+            "no layer of this model keeps KV of tokens: there is nothing that a connector could save or load"
+        )
+
+    @property
+    def other_layers(self) -> dict[str, str]:
+        """Layers in the KV cache, over all ranks, that keep no KV of tokens, and what they keep."""
+        return {layer: kept for worker in self.workers for layer, kept in worker.facts.other_layers.items()}
 
     @property
     def layers(self) -> int:

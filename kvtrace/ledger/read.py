@@ -3,7 +3,8 @@ are joined. Each of them gives values that nobody changes."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -44,7 +45,7 @@ from kvtrace.trace import rows
 from kvtrace.trace.facts import WatchLimits
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, without_copies
-from kvtrace.words import count
+from kvtrace.words import count, plural
 
 _CHUNKS_SHOWN = 16
 _Files: TypeAlias = tuple[RunFile, RestFile]
@@ -104,7 +105,7 @@ def _books(
     parts: Sequence[_Books] = (),
 ) -> _Books:  # fmt: skip
     """The stages of reading, one after the other."""
-    found = collect(scans, who.tags)
+    found = _with_kv(collect(scans, who.tags), who.engines)
     executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
     measured = measure(scans, who.workers)
     watched = _watched(scans, who.engines, found.requests, measured, executed, files[1])
@@ -156,6 +157,15 @@ def _books(
         async_saves=async_saves,
     )
     return _Books(_with_facts(run, scans), requests, saves.ways)
+
+
+def _with_kv(found: Requests, engines: Sequence[Engine]) -> Requests:
+    """The requests; those of a model that keeps no KV of tokens have nothing to save, look up or load."""
+    without = {engine.tag for engine in engines if engine.keeps_no_kv}
+    if not without:
+        return found
+    requests = tuple(one.without_kv() if one.engine in without else one for one in found.requests)
+    return replace(found, requests=requests)
 
 
 def _places(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> Places:
@@ -348,7 +358,10 @@ def _notes(found: Requests, engines: Sequence[Engine]) -> list[str]:
             f"(first: {answer} for request {ident} in step {step & STEP_MASK}): counted as 0"
         )
     for engine in engines:
-        if not engine.pairs_known:
+        notes += _other_layers(engine)
+        if engine.keeps_no_kv:
+            notes.append(engine.why_no_kv)
+        elif not engine.pairs_known:
             notes.append(
                 "no worker of one engine reported its KV layers: "
                 "its tokens are counted on assumed (layer, rank) pairs"
@@ -357,6 +370,21 @@ def _notes(found: Requests, engines: Sequence[Engine]) -> list[str]:
             seen = f"{len(engine.workers)} of {engine.facts.ranks} workers of one engine"
             notes.append(f"{seen} were seen: the ledgers hold those only")
     return notes
+
+
+_KEPT = {
+    "state": "a state of fixed size for each request (Mamba, linear attention) and no KV of tokens, and vLLM "
+    "calls no save hook for it: not in these ledgers; whether a connector saved the states is not observed",
+    "encoder": "KV of the encoder's output (cross attention), none of prompt tokens: not in these ledgers",
+}
+
+
+def _other_layers(engine: Engine) -> Iterator[str]:
+    """What is said of layers in the KV cache that keep no KV of tokens."""
+    counts = Counter(engine.other_layers.values())
+    for kept, said in _KEPT.items():
+        if n := counts[kept]:
+            yield f"{plural(n, 'layer')} {'keeps' if n == 1 else 'keep'} {said}"
 
 
 def _request_table(

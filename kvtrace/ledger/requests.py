@@ -124,6 +124,12 @@ class Request:
     parts: Sequence[int] = ()  # keyed digests of the first, the second, ... ``stride`` tokens alone
     stride: int = 0
 
+    def without_kv(self) -> Request:
+        """The request in a model that keeps no KV of tokens."""
+        return replace(
+            self, computed=0, lookups=(), chunks=(), entries=(), load_entries=(), reused=(), external=()
+        )
+
     @property
     def looked_up(self) -> Lookup | None:
         """The lookup that counted: the last one with an answer before the request first ran."""

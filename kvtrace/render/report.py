@@ -171,10 +171,33 @@ def way_facts(engine: Engine) -> list[str]:
     return facts
 
 
+_KEPT = {
+    "tokens": "",
+    "state": "a state a request",
+    "encoder": "KV of the encoder's output",
+    "none": "no KV",
+}
+
+
+def _groups(engine: Engine) -> str:
+    """The KV cache groups where they are not all alike, "" where they are."""
+    groups = engine.get("kv_groups", [])
+    if len(groups) < 2 and all(group["keeps"] == "tokens" for group in groups):
+        return ""
+    said = []
+    for group in groups:
+        size = f"block {group['block_size']}" if group["block_size"] and group["keeps"] == "tokens" else ""
+        kept = ", ".join(filter(None, (size, _KEPT[group["keeps"]])))
+        said.append(f"{plural(group['layers'], 'layer')} {clean(group['kind'], 40)} ({kept})")
+    return "KV cache groups: " + ", ".join(said)
+
+
 def _engine_facts(report: Report, engine: Engine) -> list[str]:
     facts = [*connector_facts(report, engine), *parallel_facts(engine)]
     facts.append(plural(engine["kv_layers"], "KV layer"))
-    if engine["block_size"]:
+    if groups := _groups(engine):
+        facts.append(groups)
+    elif engine["block_size"]:
         facts.append(f"block {engine['block_size']}")
     if engine["prefix_caching"] is not None:
         facts.append(f"prefix caching {'on' if engine['prefix_caching'] else 'off'}")

@@ -25,7 +25,7 @@ from kvtrace.report.digest import seal
 from kvtrace.report.running import still_running
 from kvtrace.report.shape import row, text, whole
 from kvtrace.report.validate import schema_problem
-from kvtrace.trace.facts import Engine, Header, KvTransfer
+from kvtrace.trace.facts import NOT_OF_TOKENS, Engine, Header, KvGroup, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
 _TRUSTS, _ROLES = get_args(model.Trust), get_args(model.Role)
@@ -160,8 +160,27 @@ def _engine(one: ledger_model.Engine) -> model.Engine:
         attention=[name for name, _ in backends.most_common()],
         runner=runners.pop() if len(runners) == 1 else "",
         graphs_asked=asked_for(one), graphs_used=" and ".join(filter(None, modes)),
-        direct_calls=sum(direct) if direct else None,
+        direct_calls=sum(direct) if direct else None, block_size=one.block_size or None,
+        kv_groups=_kv_groups(one),
     )  # fmt: skip
+
+
+def _kv_groups(one: ledger_model.Engine) -> list[model.KvGroups]:
+    """Groups of one kind and block size together, in vLLM's order."""
+    alike: dict[tuple[str, int | None], list[KvGroup]] = {}
+    for group in one.facts.kv_groups:
+        alike.setdefault((group.kind, group.block_size), []).append(group)
+    rows: list[model.KvGroups] = [
+        {
+            "kind": kind,
+            "keeps": NOT_OF_TOKENS.get(kind, "tokens"),
+            "block_size": size,
+            "groups": len(groups),
+            "layers": sum(len(group.layers) for group in groups),
+        }
+        for (kind, size), groups in alike.items()
+    ]
+    return rows[: model.MAX_KV_GROUPS]
 
 
 def _connector(one: ledger_model.Engine) -> model.Connector | None:

@@ -23,6 +23,7 @@ MAX_PROCESSES = 4096
 MAX_TARGETS = 4096
 MAX_GRAPH_ROWS = 256
 MAX_CONNECTORS = 64
+MAX_KV_GROUPS = 64
 STAGE_NAMES = tuple(stage.label for stage in StageName)
 
 _MOST = 2**63 - 1
@@ -36,6 +37,7 @@ Ratio = Annotated[float, Bounds(0, 1e18), Digits(6)]
 Severity = Literal["fault", "limit", "note"]
 Role = Literal["front", "scheduler", "worker", "other"]
 Trust = Literal["measured", "declared", "mixed", "unknown", "none"]
+Kept = Literal["tokens", "state", "encoder", "none"]
 
 
 class Process(TypedDict):
@@ -63,6 +65,19 @@ Connector = TypedDict(
 )
 
 
+class KvGroups(TypedDict):
+    """KV cache groups of one kind and block size"""
+
+    kind: Annotated[str, "class of their spec in vLLM"]
+    keeps: Annotated[
+        Kept,
+        "what its layers keep: KV of tokens, a state a request, KV of the encoder's output, nothing",
+    ]
+    block_size: Annotated[Count | None, "tokens per block"]
+    groups: Annotated[Count, "how many groups"]
+    layers: Annotated[Count, "layers in all of them"]
+
+
 class _LaterEngine(TypedDict, total=False):
     """Fields of an engine that the first reports of this schema did not have"""
 
@@ -76,6 +91,7 @@ class _LaterEngine(TypedDict, total=False):
         "(layer, rank) pairs whose attention is called directly (use_direct_call), past the dispatcher; null "
         "where unknown",
     ]
+    kv_groups: Annotated[list[KvGroups], Most(MAX_KV_GROUPS), "its KV cache groups; empty where unknown"]
 
 
 class Engine(_LaterEngine):

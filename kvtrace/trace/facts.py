@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, ClassVar, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from kvtrace.trace import format as fmt
 
@@ -80,6 +80,17 @@ class Target(Document):
     versions: str = ""
 
 
+NOT_OF_TOKENS: Mapping[str, Literal["state", "encoder", "none"]] = {
+    "MambaSpec": "state",
+    "CircularBufferSpec": "state",
+    "CrossAttentionSpec": "encoder",
+    "EncoderOnlyAttentionSpec": "none",
+}
+"""Specs (classes of vLLM's ``v1/kv_cache_interface.py``) of layers that keep no KV of a request's tokens, and
+what they keep instead: a state of fixed size a request (Mamba, linear attention, the ring of a compressor),
+KV of the encoder's output (cross attention), nothing at all."""
+
+
 @dataclass(frozen=True)
 class KvGroup(Document):
     """One KV cache group: the kind of its spec, tokens in a block, names of its layers."""
@@ -146,7 +157,9 @@ class Engine(Document):
 
 @dataclass(frozen=True)
 class Worker(Document):
-    """One worker, once its KV cache exists. ``connector``: index of the connector in its process."""
+    """One worker, once its KV cache exists. ``connector``: index of the connector in its process;
+    ``kv_layers``: layers that keep KV of tokens; ``other_layers``: those in the KV cache that keep something
+    else, with what (a value of NOT_OF_TOKENS)."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.WORKER
 
@@ -165,6 +178,7 @@ class Worker(Document):
     backends: Mapping[str, str] = field(default_factory=dict)
     connector_live: bool | None = None
     connector: int | None = None
+    other_layers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

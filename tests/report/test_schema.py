@@ -34,7 +34,8 @@ KNOWN = {
 }  # fmt: skip
 LATER = {"report": ("connectors", "graphs", "device", "digest"),
          "RunFacts": ("running", "profiles"), "Ledger": ("grades",),
-         "Engine": ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls"),
+         "Engine": ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls",
+                    "kv_groups"),
          "Finding": ("connector", "grade"), "RequestRow": ("grade", "not_observed"),
          "Requests": ("unended",)}  # fmt: skip
 """Added to the schema after its first reports: optional, so that those stay valid."""

@@ -76,7 +76,7 @@ KEYS = {
     facts.KvTransfer: "connector role module_path engine_id extra",
     facts.KvGroup: "kind block_size layers",
     facts.Worker: "tag ordinal rank local_rank tp_rank pp_rank dp_rank worker_class runner_class device "
-    "kv_layers direct_call backends connector_live connector",
+    "kv_layers direct_call backends connector_live connector other_layers",
     facts.Connector: "ordinal role parent configured class module file ok error_type error where proxy noop "
     "overrides ints engine_tag resolves requires_piecewise",
     facts.EngineArgs: "given",

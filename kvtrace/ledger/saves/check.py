@@ -85,7 +85,7 @@ def check(
 
 def _replicated(engine: Engine) -> bool:
     """Whether every rank holds the same KV (MLA): one of them saves for all."""
-    groups = engine.facts.kv_groups
+    groups = engine.token_groups
     return bool(groups) and all("MLA" in group.kind for group in groups)
 
 
