@@ -187,6 +187,8 @@ class Form(IntEnum):
     """Sent before, and its key was deleted since."""
     TURNED = 11
     """Byte for byte, and a slot's last head stands before its first."""
+    COVERED = 12
+    """Sent before, and other KV was sent behind the same first bytes since, which may be its key."""
 
 
 class Dispatch(IntEnum):

@@ -491,6 +491,32 @@ def test_kv_whose_key_is_put_again_or_deleted(trace, kv, heads, moved, answer, g
     assert said == [(form, "8+4,20+4") for form in gone]
 
 
+@pytest.mark.parametrize(
+    ("heads", "moved", "gone"),
+    [
+        (b"key-of-1 key-of-2 key-of-1", 8, ["8+4,20+4"]),
+        (b"key-of-1 key-of-1 key-of-2", 8, ["8+4,20+4"]),
+        (b"key-of-1 key-of-2 key-of-3", 8, []),
+        (b"key-of-1 key-of-1 key-of-1", 8, []),
+        (b"key-of-1 key-of-2 key-of-1", 0, []),
+        (b"a b a", 8, []),
+    ],
+    ids=["again", "before another one", "others", "all alike", "the same KV", "too short"],
+)
+def test_kv_that_is_sent_behind_the_same_first_bytes_may_have_been_replaced(trace, kv, heads, moved, gone):
+    """Of a protocol that is not known: what stands before the KV may be its key, where it differs."""
+    names = heads.split()
+    port = serving([len(name) + 256 for name in names], b"\0\0\0\0\1")
+
+    def how(step, layer):
+        with socket.create_connection(("127.0.0.1", port)) as link:
+            link.sendall(names[step - 1] + data_of(pick(layer, (SLOTS + moved * (step - 1)) % (4 * BLOCKS))))
+            assert link.recv(100)
+
+    saves(kv, how, steps=3)
+    assert [slots for form, slots, _ in found(trace) if form == Form.COVERED] == gone
+
+
 def operation(*pieces):
     op = Op(0, 0, "layer")
     op.pieces.extend(pieces)

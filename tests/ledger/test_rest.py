@@ -212,6 +212,15 @@ def test_an_answer_that_came_better_later_counts() -> None:
     assert books.fates() == [(Fate.WRITTEN, Why.NONE)]
 
 
+def test_kv_that_may_have_been_replaced_is_not_known_to_be_written() -> None:
+    books = Books()
+    for call in (1, 2):
+        books.read(call, 10 * call)
+        books.found(call, 10 * call + 1, Form.VERBATIM, "tcp host:1")
+    books.found(1, 30, Form.COVERED, "tcp host:1")
+    assert books.fates() == [(Fate.READ, Why.NONE), (Fate.WRITTEN, Why.NONE)]
+
+
 @pytest.mark.parametrize(("partly", "fate"), [(0, Fate.NOT_AT_REST), (1, Fate.READ)])
 def test_cut_is_said_where_pieces_are_missing_at_the_end_only(partly: int, fate: Fate) -> None:
     books = Books()

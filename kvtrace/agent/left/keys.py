@@ -3,7 +3,10 @@
 HTTP (``PUT /key``), Memcached (``set key``), Redis (``SET key``) and plain text like these. What is put under
 a key takes the place of what stood there, and what is deleted is gone: then the KV that had been found in the
 message before is not at rest any more. Where the same KV stands under another key, or has been found in a
-file, nothing is said. Messages of other protocols have no key here, and nothing follows from them.
+file, nothing is said.
+
+Of other protocols the key is not known. Where the bytes before the KV are the same in two messages, and such
+bytes differ else, the second may have taken the place of the first: that is all that is said.
 
 A piece of what was read may stand in a message for other KV by chance: a first layer computes the same for
 the same token in another place. Where all pieces of an operation stood in one message, that is where it is.
@@ -19,6 +22,11 @@ from typing import NamedTuple
 from kvtrace.agent.left.pieces import Op
 
 _MOST_KEYS = 8192
+_MOST_LENGTHS = 256
+_LEAST_HEAD = 8
+"""Bytes in which a key may stand."""
+_BEHIND = b"\0"
+"""No key begins so."""
 _LINE = re.compile(rb"(PUT|SET|DEL|DELETE)[ \t]+(\S{1,1024})", re.IGNORECASE)
 _REDIS = re.compile(rb"\*\d+\r\n\$\d+\r\n(SET|DEL|UNLINK)\r\n\$\d+\r\n([^\r\n]{1,1024})\r\n", re.IGNORECASE)
 _PUTS = {b"PUT", b"SET"}
@@ -39,14 +47,44 @@ def asked(data: bytes) -> tuple[bool, bytes] | None:
     return None if found is None else (found[1].upper() in _PUTS, found[2])
 
 
+class _Heads:
+    """Of messages to one peer, as long before their KV as each other. ``gone``: the operations whose KV was
+    sent behind a head that came again with other KV."""
+
+    __slots__ = ("differ", "first", "gone")
+
+    def __init__(self, first: bytes) -> None:
+        self.first = first
+        self.differ = False
+        self.gone: list[Op] = []
+
+
 class Keys:
     """Of this process. Threads share it; each of its changes is one step of the interpreter."""
 
     def __init__(self) -> None:
         self._ops: OrderedDict[Key, Sequence[Held]] = OrderedDict()
 
+        self._heads: dict[tuple[str, int], _Heads] = {}
+
     def forget(self) -> None:
         self._ops.clear()
+        self._heads.clear()
+
+    def put_behind(self, peer: str, head: bytes, held: Sequence[Held]) -> list[Op]:
+        """KV was put by a message whose first bytes are ``head``; the operations whose KV it, or an earlier
+        message, may have replaced. Heads that are all alike name nothing."""
+        if len(head) < _LEAST_HEAD or not held:
+            return []
+        if len(self._heads) > _MOST_LENGTHS:
+            self._heads.clear()
+        heads = self._heads.setdefault((peer, len(head)), _Heads(head))
+        heads.differ |= head != heads.first
+        heads.gone = [*heads.gone, *self.put((peer, _BEHIND + head), held)][-_MOST_KEYS:]
+        if not heads.differ:
+            return []
+        gone, heads.gone = heads.gone, []
+        return gone
 
     def put(self, key: Key, held: Sequence[Held]) -> list[Op]:
         """KV was put under a key; the operations whose KV it replaced."""

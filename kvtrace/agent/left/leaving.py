@@ -89,6 +89,8 @@ class Peer:
         "bytes",
         "calls",
         "errors",
+        "first",
+        "head",
         "name",
         "since",
         "tail",
@@ -105,12 +107,16 @@ class Peer:
         self.unseen = False
         self.waiting: list[Hit] = []
         self.asked: tuple[bool, bytes] | None = None
+        self.head = b""
+        """The first bytes since its last answer."""
+        self.first: int | None = None
+        """Bytes since then before the first of the KV that was found."""
 
     def over(self) -> bool:
         """What went out was answered, or nothing more comes; whether it may have been a save."""
         save = bool(self.waiting) or self.since >= _LEAST_SAVE
         self.calls += save
-        self.waiting, self.since = [], 0
+        self.waiting, self.since, self.first = [], 0, None
         return save
 
     def held(self) -> list[Held]:
@@ -283,7 +289,9 @@ class Left:
         view = memoryview(data).cast("B")
         view = view if sent is None else view[:sent]
         if not peer.since:
-            peer.asked = asked(bytes(view[:_MOST_KEY]))
+            peer.head = bytes(view[:_MOST_KEY])
+            peer.asked = asked(peer.head)
+        before = peer.since - len(peer.tail)
         peer.bytes += len(view)
         peer.since += len(view)
         if _searching():
@@ -294,6 +302,8 @@ class Left:
                 first = self._sent - len(peer.tail)
                 data = peer.tail + bytes(view)
                 hits = self._look(data, peer.name, Way.SOCKET, first)
+                if hits and peer.first is None:
+                    peer.first = before + min(hit.offset for hit in hits)
                 if not hits:
                     streams = peer.unpacker.streams(data[len(peer.tail) :])
                     hits = self._look_into(streams, peer.name, Way.SOCKET)
@@ -315,6 +325,10 @@ class Left:
     def _done(self, peer: Peer) -> None:
         """What went out was answered: what it put or deleted under a key."""
         if peer.asked is None:
+            head = peer.head[: peer.first or 0]
+            if len(head) == peer.first:
+                for op in KEYS.put_behind(peer.name, head, peer.held()):
+                    self._write_found(op, Form.COVERED, clock(), peer.name, self.call)
             return
         puts, key = peer.asked
         name, peer.asked = (peer.name, key), None

@@ -154,8 +154,8 @@ _PATIENCE = 10
 _TEMPORARY = re.compile(r"\.(?:part|partial|tmp|temp|incomplete)(?:[.\-_][\w\-]*)?$|^\.?tmp[\w\-]*$")
 _NO_STORE = re.compile(r"lock|\.pid$|\.log$|marker|ready|keep|touch|-journal$|-wal$|-shm$", re.IGNORECASE)
 _ORDER = (
-    Form.DELETED, Form.REPLACED, Form.VERBATIM, Form.TURNED, Form.CAST, Form.ALTERED, Form.ZEROED,
-    Form.REFUSED, Form.CUT,
+    Form.DELETED, Form.REPLACED, Form.COVERED, Form.VERBATIM, Form.TURNED, Form.CAST, Form.ALTERED,
+    Form.ZEROED, Form.REFUSED, Form.CUT,
     Form.PARTLY, Form.GIVEN_UP,
 )  # fmt: skip
 """Of several records about the same KV the first of these counts."""
