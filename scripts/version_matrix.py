@@ -15,7 +15,8 @@ goes there, and no page is written.
 tools (pip install -e CLONE[dev]); --note says on the page what is special about it. --apart runs each
 scenario under `kvtrace run`: for a vLLM whose CPU worker is always a process of its own (before 0.27).
 
-Exit codes: 0 every row is as it must be, 1 not, 2 an environment cannot be made or used, 3 no network for it.
+Exit codes: 0 every row is as it must be, 1 not, 2 usage, or an environment cannot be made or used, 3 no
+network for one, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -442,6 +443,8 @@ def version(text: str, args: argparse.Namespace) -> Column:
     known = [one for one in read_columns(args.out) if (one.vllm, one.note) == (text, "")]
     try:
         place = Place(path / "bin" / "python", path / "cache")
+        if args.part != ["removal"] and not place.python.exists():
+            raise bootstrap.Failed(f"no environment of {text} in {args.work}: --part environment makes it")
         return measure(known[0] if known else Column(text, VERSIONS[text]), place, args)
     finally:
         if "removal" in args.part:
@@ -474,6 +477,8 @@ def main() -> int:
     args.work.mkdir(parents=True, exist_ok=True)
     right = True
     try:
+        for name in args.scenarios:
+            spec.load(name)
         for one in [""] if args.python else args.only:
             column = another(args) if args.python else version(one, args)
             if {"scenarios", "command-line"}.isdisjoint(args.part):
@@ -485,9 +490,12 @@ def main() -> int:
             for line in [f"{row.name}: {text}" for row in column.rows for text in why(row)]:
                 say(f"    {line}")
             right = right and column.right
-    except bootstrap.Failed as error:
+    except (bootstrap.Failed, spec.ScenarioError) as error:
         say(str(error))
         return 3 if isinstance(error, bootstrap.Unreachable) else 2
+    except KeyboardInterrupt:
+        say("interrupted; what was measured until then is kept")
+        return 130
     return 0 if right else 1
 
 

@@ -136,6 +136,28 @@ def test_a_python_without_vllm_is_refused_in_one_line(
     assert capsys.readouterr().err == f"matrix: {bare} has no vLLM, torch and kvtrace\n"
 
 
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--part", "scenarios"], "no environment of 0.27.1 in "),
+        (["--scenarios", "no-such"], "no-such"),
+    ],
+    ids=["no environment", "no scenario"],
+)
+def test_what_is_not_there_is_said_in_one_line(
+    more: list[str],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    argv = ["x", "--only", "0.27.1", "--work", str(tmp_path), "--out", str(tmp_path / "out.json"), *more]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert versions.main() == 2
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
+
+
 def test_the_committed_page_has_the_committed_measurement() -> None:
     columns = versions.read_columns(versions.RESULTS)
     page = (versions.ROOT / "reports" / "matrix.md").read_text(encoding="utf-8")
