@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """kvtrace on every way to run vLLM's CPU build: topologies, kinds of requests, models.
 
-    python scripts/matrix.py [--only NAME ...] [--section NAME] [--out DIR] [--again]
+    python scripts/matrix.py [--only NAME ...] [--section NAME] [--kind healthy|planted] [--out DIR] [--again]
     python scripts/matrix.py --list | --page
 
 Each row (scripts/matrix_rows) runs healthy and with a planted fault, untraced and traced. What came of it
 goes into reports/matrix/SECTION.json, a row at a time; reports/matrix.md is written from all files there.
-``--out``: folder of the runs, kept (default: .cache/matrix-runs, of a row the newest). ``--again``: no
-engine; the recorded runs are explained anew. ``--page``: nothing but the page.
+``--out``: folder of the runs, kept (default: .cache/matrix-runs, of a row the newest). ``--kind``:
+of a long row one half, and the other one in another call. ``--again``: no engine; the recorded runs are
+explained anew. ``--page``: nothing but the page.
 
 Exit codes: 0 every row asked for is right, or does not run on this build; 1 not; 2 usage.
 """
@@ -90,12 +91,15 @@ def _versions() -> list[str]:
     return version_matrix.section(version_matrix.read_columns(file))
 
 
-def run(asked: list[tuple[str, Row]], out: Path, again: bool) -> int:
+def run(asked: list[tuple[str, Row]], args: argparse.Namespace) -> int:
     """Measures rows and keeps what came of them; returns how many are wrong."""
     sections = {row.name: section for section, row in asked}
     rows: Iterable[Row] = [row for _, row in asked]
-    wrong = 0
-    for row in rows if again else measure.run_all(rows, out, say):
+    out, wrong = args.out.resolve(), 0
+    for row in rows if args.again else measure.run_all(rows, out, say, args.kind):
+        if (args.again or len(args.kind) < len(measure.KINDS)) and not measure.is_whole(row, out):
+            say(f"{row.name}: not all of its runs are there")
+            continue
         kept = judge(row, out)
         keep(sections[row.name], kept)
         wrong += bool(kept["wrong"])
@@ -115,6 +119,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--section", choices=sorted(tables.SECTIONS))
     parser.add_argument("--out", type=Path, default=CACHE / "matrix-runs", help="folder of the runs")
     parser.add_argument("--again", action="store_true", help="no engine: explain the runs there anew")
+    parser.add_argument("--kind", nargs="*", choices=measure.KINDS, default=measure.KINDS, help="of its runs")
     parser.add_argument("--list", action="store_true", help="the rows")
     parser.add_argument("--page", action="store_true", help="write the page, nothing else")
     return parser.parse_args()
@@ -135,7 +140,7 @@ def main() -> int:
         write_page()
         return 0
     args.out.mkdir(parents=True, exist_ok=True)
-    return 1 if run(asked, args.out.resolve(), args.again) else 0
+    return 1 if run(asked, args) else 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,20 +180,20 @@ def _job(one: Run) -> dict[str, Any]:
     return {"spec": str(one.folder / "spec.json"), "trace": trace, "name": one.name, "env": one.row.env}
 
 
-def run_all(rows: Iterable[Row], out: Path, say: Any) -> Iterable[Row]:
+def run_all(rows: Iterable[Row], out: Path, say: Any, kinds: Sequence[str] = KINDS) -> Iterable[Row]:
     """Runs all rows; yields each when its runs are done. What does not run untraced is not run traced."""
     rows = list(rows)
     for name in sorted({row.model for row in rows}):
         make_model(name)
     shared = [row for row in rows if row.shares_process]
     if shared:
-        run_together([Run(row, kind, False, out) for row in shared for kind in KINDS])
-        runs = [Run(row, kind, True, out) for row in shared for kind in KINDS]
+        run_together([Run(row, kind, False, out) for row in shared for kind in kinds])
+        runs = [Run(row, kind, True, out) for row in shared for kind in kinds]
         run_together([one for one in runs if _ran_untraced(one)])
         yield from shared
     for row in rows:
         if not row.shares_process:
-            for kind in KINDS:
+            for kind in kinds:
                 for traced in (False, True):
                     one = Run(row, kind, traced, out)
                     if traced and not _ran_untraced(one):
@@ -203,6 +203,13 @@ def run_all(rows: Iterable[Row], out: Path, say: Any) -> Iterable[Row]:
                 if not _ran_untraced(one):
                     break
             yield row
+
+
+def is_whole(row: Row, out: Path) -> bool:
+    """Whether all runs of a row are there, or its healthy one did not run untraced."""
+    runs = [Run(row, kind, traced, out) for kind in KINDS for traced in (False, True)]
+    there = [(one.folder / "outcome.json").exists() for one in runs]
+    return all(there) or (there[0] and not _ran_untraced(runs[0]))
 
 
 def _ran_untraced(one: Run) -> bool:
