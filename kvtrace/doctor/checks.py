@@ -204,7 +204,29 @@ def blocks(found: Facts) -> Iterator[Line]:
     text = f"{size} tokens"
     if engine.context_parallel > 1:
         text += f" ({engine.block_size} x {engine.context_parallel} for context parallelism)"
-    if engine.several_groups:
+    connector = engine.connector
+    if engine.encoder and connector:
+        yield Line(
+            "blocks", PROBLEM, "vLLM starts no encoder with a decoder together with a KV connector",
+            "serve this model without --kv-transfer-config",
+        )  # fmt: skip
+    elif engine.states and connector and engine.one_group:
+        yield Line(
+            "blocks", PROBLEM,
+            f"this model has layers that keep a state (Mamba, linear attention), and {connector} does not "
+            "support the hybrid KV cache manager: vLLM refuses to start",
+            "a connector that is a SupportsHMA, with request_finished_all_groups",
+        )  # fmt: skip
+    elif engine.states and engine.attention_block:
+        yield Line(
+            "blocks", OK,
+            f"{engine.attention_block * engine.context_parallel} tokens a block of attention layers; the "
+            "others keep one state a request, for which vLLM calls no save hook",
+        )  # fmt: skip
+    elif engine.several_groups and engine.one_group:
+        later = "" if engine.set_by_user else "; the attention backend may still choose another"
+        yield Line("blocks", OK, f"{text} a block: all layers are in one KV cache group{later}")
+    elif engine.several_groups:
         yield Line(
             "blocks", NOT_KNOWN,
             f"{text} configured; this model has layers of several kinds, whose groups may have blocks of "

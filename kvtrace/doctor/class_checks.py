@@ -220,7 +220,11 @@ def _batched(one: Class, engine: Engine | None) -> Line:
 
 
 def _size(engine: Engine | None) -> int:
-    if engine is None or engine.several_groups or not engine.block_size:
+    if engine is None or not engine.block_size:
+        return 0
+    if engine.states:
+        return 0 if engine.one_group else (engine.attention_block or 0) * engine.context_parallel
+    if engine.several_groups and not engine.one_group:
         return 0
     return engine.block_size * engine.context_parallel
 

@@ -41,6 +41,7 @@ CLASS = Class(
     extra={},
 )
 ENGINE = Engine(16, True, 1, False, "NONE", 8192, "Mine", "kv_both")
+HYBRID = replace(ENGINE, several_groups=True, states=True, one_group=False, attention_block=48)
 
 
 def facts_with(
@@ -161,6 +162,24 @@ CASES: dict[str, Case] = {
         facts_with(engine=replace(ENGINE, several_groups=True)),
         NOT_KNOWN,
         "several kinds",
+    ),
+    "a state, and a connector of one group": (
+        checks.blocks,
+        facts_with(engine=replace(HYBRID, one_group=True)),
+        PROBLEM,
+        "refuses to start",
+    ),
+    "a state, its blocks not known": (
+        checks.blocks,
+        facts_with(engine=replace(HYBRID, attention_block=None)),
+        NOT_KNOWN,
+        "several kinds",
+    ),
+    "an encoder with a decoder": (
+        checks.blocks,
+        facts_with(engine=replace(HYBRID, states=False, encoder=True)),
+        PROBLEM,
+        "encoder with a decoder",
     ),
     "no block size": (checks.blocks, facts_with(steps={facts.ENGINE: RAISED}), NOT_KNOWN, "engine starts"),
     "import hangs": (class_checks.found_class, facts_with(steps={facts.CONNECTOR: HUNG}), WARNING, "kv.py:7"),
@@ -320,6 +339,21 @@ def test_the_least_prompt_of_vllms_own_example() -> None:
     assert line.level is OK and "whole blocks of 32" in line.text and "below 33 tokens" in line.text
     mine = replace(own, module="mine.kv")
     assert levels(class_checks.smallest, facts_with(classes=(mine,))) == [NOT_KNOWN]
+
+
+def test_the_blocks_of_a_model_with_states_are_those_of_its_attention_layers() -> None:
+    (line,) = checks.blocks(facts_with(engine=replace(HYBRID, context_parallel=2)))
+    assert line.level is OK and "96 tokens a block of attention layers" in line.text
+    own = replace(CLASS, name="ExampleConnector", module="vllm.x.example_connector")
+    (line,) = class_checks.smallest(facts_with(classes=(own,), engine=HYBRID))
+    assert "below 49 tokens" in line.text
+    refused = replace(HYBRID, one_group=True)
+    assert levels(class_checks.smallest, facts_with(classes=(own,), engine=refused)) == [NOT_KNOWN]
+
+
+def test_without_the_hybrid_manager_layers_of_several_kinds_are_one_group() -> None:
+    (line,) = checks.blocks(facts_with(engine=replace(ENGINE, several_groups=True, one_group=True)))
+    assert line.level is OK and "16 tokens a block: all layers are in one KV cache group" in line.text
 
 
 PATH = Place("path", "/store")

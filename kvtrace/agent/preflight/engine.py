@@ -69,7 +69,12 @@ def configuration(arguments: Any) -> Engine:
     product = 1
     for size in sizes:
         product *= size
+    states = bool(getattr(model, "is_hybrid", False))
     return Engine(
+        states=states,
+        encoder=bool(getattr(model, "is_encoder_decoder", False)),
+        one_group=getattr(config.scheduler_config, "disable_hybrid_kv_cache_manager", None),
+        attention_block=_attention_block(config) if states else None,
         block_size=cache.block_size,
         set_by_user=getattr(cache, "user_specified_block_size", None),
         context_parallel=product,
@@ -79,6 +84,34 @@ def configuration(arguments: Any) -> Engine:
         connector=getattr(transfer, "kv_connector", None),
         role=getattr(transfer, "kv_role", None),
     )
+
+
+def _attention_block(config: Any) -> int | None:
+    """Tokens in a block of the attention layers of a model with states: vLLM makes it so large that a block
+    holds no less than a state. Its platform says how large, from the configuration and the backend."""
+    from vllm.config import set_current_vllm_config
+    from vllm.platforms import current_platform
+
+    cache, model = config.cache_config, config.model_config
+    before = {name: getattr(cache, name, None) for name in _OF_BLOCKS}
+    try:
+        from vllm.v1.attention.selector import get_attn_backend
+
+        with set_current_vllm_config(config):
+            backend = get_attn_backend(
+                model.get_head_size(), model.dtype, cache.cache_dtype, use_mla=model.use_mla
+            )
+        current_platform._align_hybrid_block_size(config, backend)
+        return int(cache.block_size)
+    except Exception:  # not in every version, and not without the device in every one
+        return None
+    finally:
+        for name, value in before.items():
+            if hasattr(cache, name):
+                setattr(cache, name, value)
+
+
+_OF_BLOCKS = ("block_size", "mamba_block_size", "mamba_page_size_padded")
 
 
 def _several_groups(model: Any) -> bool | None:

@@ -148,6 +148,14 @@ class Engine:
     max_num_batched_tokens: int | None = None
     connector: str | None = None
     role: str | None = None
+    states: bool = False
+    """Whether some of its layers keep a state a request (Mamba, linear attention)."""
+    encoder: bool = False
+    """Whether it is an encoder with a decoder: cross attention."""
+    one_group: bool | None = None
+    """Whether vLLM's hybrid KV cache manager is off: all layers are in one group, or vLLM refuses."""
+    attention_block: int | None = None
+    """Of a model with states: tokens in a block of its attention layers; None where that is not known."""
 
 
 def read(cls: type[T], value: dict[str, Any]) -> T:
