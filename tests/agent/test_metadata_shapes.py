@@ -667,3 +667,29 @@ def test_work_is_bounded():
     assert not declared(Meta(plan=deep)).readable
     many = Meta(saves=[record(rid=A, blocks=[111])] * 10_000)
     assert not declared(many).readable
+
+
+@pytest.mark.parametrize("name", ["rng", "block_range", "span"])
+def test_an_empty_range_beside_a_table_means_nothing_of_it(name: str):
+    """A prompt that was rounded to nothing, in the metadata all the same."""
+    item = record(session=A, prompt=[], block_table=[111, 112, 113], **{name: range(0)})
+    found = declared(Meta(saves=(item,)))
+    assert found.readable
+    assert [(one.req_id, int(one.direction), one.slots) for one in found.entries] == [(A, STORE, 0)]
+
+
+@pytest.mark.parametrize("name", ["zork", "holes"])
+def test_an_empty_range_whose_name_says_nothing_leaves_open_how_much_is_meant(name: str):
+    item = record(session=A, block_table=[111, 112, 113], **{name: range(0)})
+    assert not_understood(Meta(saves=(item,))) == [(f"saves[].{name}", "an empty range")]
+
+
+@pytest.mark.parametrize("inner", [False, True])
+def test_one_block_beside_more_of_the_request_s_may_be_either(inner: bool):
+    """Neither name says which: the one block of the entry, or all that the request has."""
+    more = {"qqd": [111, 112]}
+    item = SimpleNamespace(kkd=[111], **({"wwd": SimpleNamespace(**more)} if inner else more))
+    assert not_understood(Meta(saves={A: item}))
+    named = SimpleNamespace(kkd=[111], block_ids=[111, 112])
+    assert said(Meta(saves={A: named})) == [(A, STORE, 0, 32)]
+    assert said(Meta(saves={A: SimpleNamespace(kkd=[3], qqd=[111, 112])})) == [(A, STORE, 0, 32)]

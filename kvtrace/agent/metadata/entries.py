@@ -275,6 +275,8 @@ class Resolver:
                 return _Found(unclear=listed)
             sure.append((listed, fits[0]))
         places = [one for one in sure if one[1].unit != TOKEN]
+        if (either := _either(places, weak)) is not None:
+            return _Found(unclear=either)
         places = places or [one for one in weak if one[1].unit != TOKEN]
         tokens = [one for one in (*sure, *weak) if one[1].unit == TOKEN and not words.read(one[0].name).fact]
         tokens = tokens or ([] if places else [one for one in sure if one[1].unit == TOKEN])
@@ -636,6 +638,19 @@ def _is_weak(listed: Listed, reading: Reading) -> bool:
     if reading.unit == BLOCK and count <= _TELLING:
         count = sum(1 for one in lists for value in one.whole() if value)  # 0 is nobody's block
     return count < 2 or (reading.unit == TOKEN and count < _TELLING)
+
+
+def _either(places: list[tuple[Listed, Reading]], weak: list[tuple[Listed, Reading]]) -> Listed | None:
+    """One block of those that stand beside it, where no name says which of the two is meant: it may be the
+    entry's own, and the others all that the request has."""
+    if any(words.read(listed.name).unit for listed, _ in places):
+        return None
+    for listed, way in weak:
+        for _, other in places:
+            within = other.hull[0] <= way.hull[0] and way.hull[1] <= other.hull[1]
+            if way.unit == other.unit == BLOCK and within and way.ranges != other.ranges:
+                return listed
+    return None
 
 
 def _agree(one: Reading, other: Reading) -> bool:

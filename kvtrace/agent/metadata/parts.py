@@ -411,6 +411,9 @@ class Walk:
         word = words.read(label)
         if kind is Kind.LIST and not len(value):
             self.spoke = True
+            if isinstance(value, range) and not (word.foreign or context.foreign):
+                self._nothing(part, name, label, value, context)
+                return True
             names_kv = word.unit in ("slot", "block", "token") and not word.no_kv
             if names_kv or (not name and part.context.ids):
                 _put(part, name).empty = not (word.foreign or context.foreign)
@@ -442,6 +445,13 @@ class Walk:
         _put(part, name).lists.append(Listed(label, context.way(name), value, numbers, inner))
         part.tables = part.tables or word.table
         return True
+
+    def _nothing(self, part: Part, name: str, label: str, value: range, context: Context) -> None:
+        """An empty range: of what stands beside it none is meant, if its name says that it is that."""
+        if words.read(label).span:
+            _put(part, name).spans.append((label, (value.start, value.start)))
+        else:
+            part.each = part.each or Problem(context.way(name), "an empty range")
 
     def _pair(self, value: Any, numbers: Integers, word: words.Name) -> Interval | None:
         """Positions as a pair (from, to): by its name, or as a tuple of two ends of blocks, in tokens."""
