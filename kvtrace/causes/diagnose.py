@@ -95,6 +95,10 @@ _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 """Notes that ask for nothing."""
 
 
+_WITHOUT_TOKENS = frozenset({"connector-failed-to-start", "hook-raised", "hook-stuck", "worker-stuck"})
+"""What weighs whatever it cost."""
+
+
 def _before_unexplained(findings: list[Finding]) -> None:
     """Put a fault in the configuration before what nothing explains: it has no tokens of its own, and may be
     why there is no store."""
@@ -106,9 +110,9 @@ def _before_unexplained(findings: list[Finding]) -> None:
 
 
 def _weighs(finding: Finding) -> bool:
-    """Whether tokens were lost by it; a hook that raised ended the step of all tokens in it, and one that
-    hangs keeps all that are still to come."""
-    return finding.tokens > 0 or finding.id in ("hook-raised", "hook-stuck", "worker-stuck")
+    """Whether tokens were lost by it; a hook that raised ended the step of all tokens in it, one that hangs
+    keeps all that are still to come, and where no connector started there never were any."""
+    return finding.tokens > 0 or finding.id in _WITHOUT_TOKENS
 
 
 def _order(finding: Finding, roots: bool) -> tuple[int, bool, bool, bool, float, int, str]:

@@ -225,6 +225,15 @@ def test_connector_failed_to_start(tmp_path: Path) -> None:
     assert "No module named 'x'" in diagnosis.findings[0].evidence[0]
 
 
+def test_a_connector_that_did_not_start_comes_before_a_hook_that_raised(tmp_path: Path) -> None:
+    """What another engine's connector raised in the same process lost nothing here."""
+    failed = {"ok": False, "error_type": "KeyError", "error": "'x'"}
+    sim = Sim(tmp_path, created=False, live=False, connector_facts=failed)
+    raised = {"hook": "shutdown", "type": "RuntimeError", "message": "no", "where": "c.py:3 in f", "step": 0}
+    sim.workers[0].fact(Fact.EXCEPTION, raised)
+    assert ids(analyse(sim))[:2] == ["connector-failed-to-start", "hook-raised"]
+
+
 def test_registration_that_raises(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
     sim.workers[0].fact(Fact.EXCEPTION, {"hook": "register_kv_caches", "type": "ValueError", "message": "no",

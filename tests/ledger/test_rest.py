@@ -419,6 +419,19 @@ def test_empty_files(files: dict[str, int], fate: tuple[Fate, Why]) -> None:
     assert books.fates() == [fate]
 
 
+@pytest.mark.parametrize(("size", "fate"), [(448, Fate.NOT_AT_REST), (4096, Fate.READ), (None, Fate.READ)])
+def test_an_index_that_is_written_in_place_beside_an_empty_file(size: int | None, fate: Fate) -> None:
+    """Where it is too small for what any call read, no KV stands in it."""
+    books = Books()
+    books.read(1, 1)
+    books.left(Way.FILE, "/store/data")
+    books.left(Way.FILE, "/store/index", 32)
+    books.left(Way.FILE, "/store/index", -1)
+    books.file("/store/data", size=0)
+    books.file("/store/index", size=size)
+    assert [one for one, _ in books.fates()] == [fate]
+
+
 def test_a_server_that_is_not_there_or_refuses_all() -> None:
     books = Books()
     books.read(1, 10)

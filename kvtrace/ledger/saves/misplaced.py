@@ -29,7 +29,28 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
         if foreign > 0:
             foreign -= _due(slots, stores, row, column)
         other += useless + max(0, foreign) + max(0, again)
-    return other >= missing
+    return other >= missing or _one_for_all(watched, stores, row)
+
+
+def _one_for_all(watched: Watched, stores: Stores, row: int) -> bool:
+    """Whether of all requests that a step names one alone was read, in every layer as often as there are
+    requests: for each of them."""
+    step, slots = int(stores.steps[row]), watched.slots
+    cells = watched.table.steps.get(step, {})
+    named = stores.named[row]
+    whose = set()
+    for column in range(len(watched.worker.kv_layers)):
+        read = {request: length(_read_in(slots, request, column, step)) for request in named}
+        mine = [request for request, amount in read.items() if amount]
+        if len(mine) != 1:
+            return False
+        whose.add(mine[0])
+        amount = slots.amounts.get((step, column), 0)
+        again = slots.again.get((step, column), 0)
+        again += max(0, cells[column].slots - amount) if column in cells else 0
+        if again != (len(named) - 1) * read[mine[0]]:
+            return False
+    return len(named) > 1 and len(whose) == 1
 
 
 def _due(slots: Slots, stores: Stores, row: int, column: int) -> int:

@@ -663,13 +663,24 @@ class _Judge:
         refused = self._refused()
         if refused is not None:
             return lambda row: refused
-        in_place = any(one.bytes < 0 and rows.code(one.head) != Way.SQLITE for one in self._left)
+        in_place = any(
+            one.bytes < 0 and rows.code(one.head) != Way.SQLITE and not self._is_tiny(one.target)
+            for one in self._left
+        )
         if in_place or not read or not self._left or left >= read * _LEAST_BYTES:
             return None
         if any(one.size is not None and one.size >= read * _LEAST_BYTES for one in self._files.values()):
             return None
         found = self._unreachable() or self._empty() or self._uncommitted()
         return None if found is None else lambda row: found
+
+    def _is_tiny(self, target: int) -> bool:
+        """Whether a file is too small for what any call read."""
+        file = self._files.get(self._name(target))
+        least = min(
+            (words[5] for words in self._trace.slots.tolist() if _is_read(words) and words[5] > 0), default=0
+        )
+        return file is not None and file.size is not None and file.size < least * _LEAST_BYTES
 
     def _unreachable(self) -> _Verdict | None:
         peers = [one for one in self._left if rows.code(one.head) == Way.SOCKET]
