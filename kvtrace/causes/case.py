@@ -353,12 +353,15 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
         )
         for row, r in enumerate(rows(run.requests))
     ]  # fmt: skip
+    guessed = {p.request for p in rows(run.pieces) if p.phase != "decode" and p.grade < Grade.READ}
     for b in rows(run.base):
-        # What is generated hides no store of the prompt, unless a step's metadata could not be read.
+        # What is generated hides no store of the prompt, unless a step's metadata could not be read and of
+        # the prompt more is not known.
         request = requests[b.request]
         if b.outcome == SAVED and b.amount:
             request.grade = min(Grade(b.grade), request.grade or Grade.PROVED)
-        if b.outcome == NOT_OBSERVED and (b.prompt or _unread(engines.get(b.engine))):
+        hides = b.request in guessed and _unread(engines.get(b.engine))
+        if b.outcome == NOT_OBSERVED and (b.prompt or hides):
             request.unseen = True
     for save in run.async_saves:
         requests[save.request].handed_over = True

@@ -147,17 +147,24 @@ def test_written_files_settle_a_save_at_once(tmp_path: Path) -> None:
     assert of_loads(analyse(sim)) == ["key-mismatch"]
 
 
-@pytest.mark.parametrize(("stored_again", "found"), [(0, ["key-mismatch"]), (128, [])])
+@pytest.mark.parametrize(
+    ("stored_again", "grade", "found"),
+    [
+        (0, Grade.WRITTEN, ["key-mismatch"]),
+        (128, Grade.WRITTEN, []),
+        (128, Grade.PROVED, ["key-mismatch"]),  # it stands there when the run is over
+    ],
+)
 def test_what_left_and_is_not_stored_again_is_known_to_the_store_alone(
-    tmp_path: Path, stored_again: int, found: list[str]
+    tmp_path: Path, stored_again: int, grade: Grade, found: list[str]
 ) -> None:
     """How far a prompt was kept is not seen position by position, and another one was saved in between: it
-    may have been evicted, unless the connector itself does not store it again."""
+    may have been evicted, unless the connector itself does not store it again, or it was there to the end."""
     sim = Sim(tmp_path, ints={"unit": 32})
     again(sim, [129, 161, 129], [128, 160, stored_again], [0, 0, 0])
     sim.write()
     run = read_run(sim.dir)
-    seen = diagnose(replace(run, base=run.base.assign(grade=int(Grade.WRITTEN))))
+    seen = diagnose(replace(run, base=run.base.assign(grade=int(grade))))
     assert [one for one in of_loads(seen) if one == "key-mismatch"] == found
     if found:  # no key was compared: the lookup may find the entry, and decline it
         assert "get_num_new_matched_tokens of ChunkStore" in the(seen, "key-mismatch").remedy[0]

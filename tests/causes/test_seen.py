@@ -159,6 +159,26 @@ def test_prompts_left_out_for_their_first_tokens(tmp_path: Path) -> None:
     assert "are others after 32 tokens" in first.title
 
 
+@pytest.mark.parametrize(("grade", "found"), [(Grade.READ, ["false-already-stored"]), (Grade.DECLARED, [])])
+def test_generated_tokens_that_are_not_observed_hide_nothing_of_a_prompt_that_is(
+    tmp_path: Path, grade: Grade, found: list[str]
+) -> None:
+    """A step's metadata was not understood; of the prompts it is seen all the same that nobody read them."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt("a", 128, digest=1, prefixes=(7, 8, 9))], Rounding(32).policy())
+    rest = [Prompt(f"r{n}", 128, digest=n, prefixes=(7, n * 10, n * 100)) for n in (2, 3)]
+    sim.serve(rest, Rounding(4096).policy())
+    sim.write()
+    run = read_run(tmp_path)
+    base = run.base.assign(grade=int(Grade.READ))
+    row = base.iloc[:1].assign(outcome="not-observed", amount=2, prompt=0, grade=0)
+    base = pd.concat([base, *(row.assign(request=request) for request in range(3))])
+    engine = replace(run.engines[0], unreadable_steps=1)
+    pieces = run.pieces.assign(grade=int(grade))
+    diagnosis = diagnose(replace(run, base=base, pieces=pieces, engines=(engine,), total=run.total + 6))
+    assert [one.id for one in diagnosis.findings if one.severity == "fault"] == found
+
+
 def stores(*ranges: tuple[int, int]) -> Policy:
     return Policy(lambda p, i, start, end, last: [Entry(p.id, b - a, -1, a) for a, b in ranges])
 

@@ -101,10 +101,12 @@ def _never_found(case: Case) -> list[tuple[LoadOf, Request, int]]:
         by = next((over[at] for at in range(end - 1, -1, -1) if (over[at].taken or 0) > row.local), None)
         if by is not None:
             found.append((row, by, by.taken or 0))
-        elif row.saved_before > row.local and (known or not row.others_between):
+        elif row.saved_before > row.local:
             # How far it was kept is not seen, and what the ledger calls saved was seen leaving.
             earlier = case.requests[row.saved_by_row]
-            if (earlier.grade or Grade.DECLARED) >= Grade.WRITTEN:
+            grade = earlier.grade or Grade.DECLARED
+            there = grade >= Grade.PROVED and earlier.last_step < row.step  # to the end: nothing dropped it
+            if grade >= Grade.WRITTEN and (known or there or not row.others_between):
                 found.append((row, earlier, row.saved_before))
     return found
 
