@@ -575,6 +575,15 @@ def test_a_layer_of_which_nothing_ever_left_is_no_matter_of_matching(
     assert often_lost({0: lost, 1: [*rest, Touch(0, 1, 0b10, ((0, 32),), fate=other)]}) == often
 
 
+@pytest.mark.parametrize(("step", "often"), [(12, True), (8, False)])
+def test_what_was_read_in_the_newest_step_may_still_be_on_its_way(step: int, often: bool) -> None:
+    """Of another layer it is not known whether it left: it speaks against a layer that never did only where
+    more was read since."""
+    lost = [Touch(one, 1, 1, ((0, 32),), fate=Fate.NEVER_LEFT) for one in range(3)]
+    rest = [Touch(one, 1, 0b1110, ((0, 320),), fate=Fate.PROVED) for one in range(1, 10)]
+    assert often_lost({0: lost, 1: [*rest, Touch(step, 1, 0b10, ((0, 32),), fate=Fate.READ)]}) == often
+
+
 def test_amounts_and_examples() -> None:
     books = Books()
     for call in range(1, 9):

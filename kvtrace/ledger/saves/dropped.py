@@ -64,7 +64,11 @@ def _always_the_same(reads: Mapping[int, Sequence[Touch]]) -> bool:
     may be missed, not every one of a layer beside none of the others."""
     fates: dict[int, set[Fate]] = defaultdict(set)
     steps: dict[int, set[int]] = defaultdict(set)
-    for touch in (touch for touches in reads.values() for touch in touches):
+    every = [touch for touches in reads.values() for touch in touches]
+    newest = max((touch.step for touch in every), default=0)
+    for touch in every:
+        if touch.step == newest and touch.fate == Fate.READ:
+            continue  # it may still be on its way
         for layer in range(touch.columns.bit_length()):
             if touch.columns >> layer & 1:
                 fates[layer].add(touch.fate)
