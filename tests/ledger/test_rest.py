@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvtrace.ledger.intervals import Interval, length, subtract, union
 from kvtrace.ledger.rest_file import RestFile, RestingFile
-from kvtrace.ledger.saves.dropped import left_in_part, often_lost, split
+from kvtrace.ledger.saves.dropped import cut_records, left_in_part, often_lost, split
 from kvtrace.ledger.saves.files import overwritten_files
 from kvtrace.ledger.saves.measured import Cell
 from kvtrace.ledger.saves.positioned import PositionCalls
@@ -582,6 +582,44 @@ def test_what_was_read_in_the_newest_step_may_still_be_on_its_way(step: int, oft
     lost = [Touch(one, 1, 1, ((0, 32),), fate=Fate.NEVER_LEFT) for one in range(3)]
     rest = [Touch(one, 1, 0b1110, ((0, 320),), fate=Fate.PROVED) for one in range(1, 10)]
     assert often_lost({0: lost, 1: [*rest, Touch(step, 1, 0b10, ((0, 32),), fate=Fate.READ)]}) == often
+
+
+def first_parts(
+    head: int, unit: int, requests: int = 2, last: Fate = Fate.NEVER_LEFT
+) -> dict[int, list[Touch]]:
+    """Of each unit of two requests the first tokens are at rest, in three layers."""
+    units = [(row, unit * number) for row in range(requests) for number in range(2)]
+    reads: dict[int, list[Touch]] = {row: [] for row in range(requests)}
+    for row, low in units:
+        reads[row].append(Touch(1, 1, 0b111, ((low, low + head),), fate=Fate.PROVED))
+        fate = last if (row, low) == units[-1] else Fate.NEVER_LEFT
+        reads[row].append(Touch(1, 1, 0b111, ((low + head, low + unit),), fate=fate))
+    return reads
+
+
+@pytest.mark.parametrize(
+    ("reads", "unit", "cut"),
+    [
+        (first_parts(32, 128), 128, True),
+        (first_parts(32, 128), 64, True),
+        (first_parts(32, 128, last=Fate.READ), 128, True),
+        (first_parts(32, 128), 32, False),
+        (first_parts(32, 128), 0, False),
+        (first_parts(32, 128, requests=1), 128, False),
+        (first_parts(32, 128, last=Fate.PROVED), 128, False),
+        ({**first_parts(32, 128), 2: [Touch(1, 1, 0b111, ((0, 128),), fate=Fate.NEVER_LEFT)]}, 128, False),
+        ({**first_parts(32, 128), 2: first_parts(64, 128)[0]}, 128, False),
+    ],
+    ids=[
+        "of each record", "two of the metadata's units in a record", "the last one on its way", "by the unit",
+        "a unit is not known", "of one request", "once whole", "once nothing", "once more",
+    ],
+)  # fmt: skip
+def test_records_of_which_the_same_first_part_left_are_cut(
+    reads: dict[int, list[Touch]], unit: int, cut: bool
+) -> None:
+    """Whole units that never left are another matter: something held them on their way."""
+    assert cut_records(reads, unit) == cut
 
 
 def test_amounts_and_examples() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -57,6 +58,44 @@ def often_lost(reads: Mapping[int, Sequence[Touch]]) -> bool:
             lost, layers = lost + amount, layers | touch.columns
     several = layers.bit_count() >= _LEAST_LAYERS and lost >= _SHARE_LOST * total
     return several or _always_the_same(reads)
+
+
+_LEAST_CUT = 3
+
+
+def cut_records(reads: Mapping[int, Sequence[Touch]], unit: int) -> bool:
+    """Whether of all that a worker read the same first part left, again and again, and nothing of the rest,
+    and that part ends within what the metadata treats as one: then each record is cut. What is dropped on its
+    way to the store is dropped by the unit, or anywhere.
+
+    Args:
+        reads: by the request's row.
+        unit: tokens; all that the metadata names begins and ends at multiples of it. 0 where that is unknown.
+    """
+    found = [
+        (row, *_left_and_lost([touch for touch in touches if touch.columns >> layer & 1]))
+        for row, touches in reads.items()
+        for layer in range(max((touch.columns.bit_length() for touch in touches), default=0))
+    ]
+    size = math.gcd(*(low for _, left, _, _ in found for low, _ in left))
+    heads = {high - low for _, left, _, _ in found for low, high in left}
+    if not unit or not size or size % unit or len(heads) != 1 or not (head := heads.pop()) % unit:
+        return False
+    cut: Counter[int] = Counter()
+    for row, left, lost, read in found:
+        if subtract(read, [(low, low + size) for low, _ in left]):
+            return False
+        cut[row] += sum(
+            intersect(lost, [(low + head, low + size)]) == [(low + head, low + size)] for low, _ in left
+        )
+    return len(+cut) > 1 and cut.total() >= _LEAST_CUT
+
+
+def _left_and_lost(touches: Sequence[Touch]) -> tuple[list[Interval], list[Interval], list[Interval]]:
+    """Positions of a request in a layer: what left, what never did, all that was read."""
+    lost = [part for one in touches if one.fate == Fate.NEVER_LEFT for part in one.positions]
+    left = [part for one in touches if one.fate not in (Fate.NEVER_LEFT, Fate.READ) for part in one.positions]
+    return union(left), union(lost), union(part for one in touches for part in one.positions)
 
 
 def _always_the_same(reads: Mapping[int, Sequence[Touch]]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.reported import Caught, caught_in_saving
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.check import check
-from kvtrace.ledger.saves.dropped import left_in_part, often_lost, split
+from kvtrace.ledger.saves.dropped import cut_records, left_in_part, often_lost, split
 from kvtrace.ledger.saves.instead import Instead, read_instead
 from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.rest import Fate
@@ -172,7 +173,7 @@ def _reads(
 ) -> dict[int, tuple[Read, ...]]:
     """What all workers read, by the request's row; pairs in the order of the workers."""
     found: dict[int, list[Read]] = defaultdict(list)
-    shared = _shared(requests)
+    shared, unit = _shared(requests), _unit(requests)
     first = 0
     for one in workers:
         caught = caught_in_saving(one.worker, swallowed)
@@ -180,6 +181,7 @@ def _reads(
         for row, read in [*_missed(instead), *_too_late(one.slots), *_doubted(one.slots, instead, requests)]:
             found[row].append(replace(read, pairs=read.pairs << first))
         often = often_lost(one.slots.reads)
+        dropped = Fate.NOT_AT_REST if cut_records(one.slots.reads, unit) else Fate.NEVER_LEFT
         for row, touches in one.slots.reads.items():
             left, cut = {} if often else left_in_part(touches), cut_steps(touches)
             for touch in touches:
@@ -190,6 +192,9 @@ def _reads(
                 ]
                 if seen[0].fate == Fate.NEVER_LEFT and touch.step in left:
                     seen = split(touch, intersect(left[touch.step], named))
+                seen = [
+                    replace(some, fate=dropped) if some.fate == Fate.NEVER_LEFT else some for some in seen
+                ]
                 for part in (
                     part for some in seen for part in _fates(some, one.worker, caught, shared.get(row, 0))
                 ):
@@ -198,6 +203,14 @@ def _reads(
                         found[row].append(replace(stood, pairs=stood.pairs << first))
         first += len(one.worker.kv_layers)
     return {row: tuple(reads) for row, reads in found.items()}
+
+
+def _unit(requests: Mapping[int, Request]) -> int:
+    """Tokens of which all that the metadata names is a multiple; 0 where it names nothing."""
+    entries = [
+        entry for one in requests.values() for entry in one.entries if entry.slots > 0 and not entry.implied
+    ]
+    return math.gcd(*(bound for one in entries for bound in (one.start, one.start + one.slots)))
 
 
 def _missed(instead: Instead) -> Iterator[tuple[int, Read]]:
