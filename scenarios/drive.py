@@ -147,14 +147,18 @@ def write_outcome(path: Path, answers: list[list[int]], store: Path, seconds: fl
 
 
 def _rows(path: Path) -> int:
-    """Tokens in one file of a store: the first dimension of its tensor."""
+    """Tokens in one file of a store: the first dimension of its tensor. A state is none of tokens."""
+    if path.suffix not in (".npy", ".safetensors"):
+        return 0
     if path.suffix == ".npy":
         import numpy
 
         return int(numpy.load(path, mmap_mode="r").shape[0])
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return sum(entry["shape"][0] for name, entry in header.items() if name != "__metadata__")
+    return sum(
+        entry["shape"][0] for name, entry in header.items() if not name.startswith(("__metadata__", "state"))
+    )
 
 
 def main() -> int:

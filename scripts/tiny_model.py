@@ -15,9 +15,11 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-RECIPE = {
+RECIPE: dict[str, Any] = {
     "version": 1,
     "seed": 20261120,
     "vocab": 512,
@@ -45,9 +47,9 @@ def words() -> list[str]:
     ]
 
 
-def is_made(path: Path) -> bool:
+def is_made(path: Path, recipe: Mapping[str, Any] = RECIPE) -> bool:
     try:
-        return bool(json.loads((path / DONE).read_text(encoding="utf-8")) == RECIPE)
+        return bool(json.loads((path / DONE).read_text(encoding="utf-8")) == recipe)
     except (OSError, ValueError):
         return False
 
@@ -57,8 +59,17 @@ def make_tiny_model(path: Path | str) -> Path:
 
     An older model of this script is replaced; any other non-empty folder is a ``FileExistsError``.
     """
-    path = Path(path)
-    if is_made(path):
+
+    def write(folder: Path) -> None:
+        write_tokenizer(folder)
+        _write_weights(folder)
+
+    return make_folder(Path(path), RECIPE, write)
+
+
+def make_folder(path: Path, recipe: Mapping[str, Any], write: Callable[[Path], None]) -> Path:
+    """As make_tiny_model: the folder of that recipe, which ``write`` fills."""
+    if is_made(path, recipe):
         return path
     if path.exists() and any(path.iterdir()) and not (path / DONE).exists():
         raise FileExistsError(f"{path} is there and was not made by tiny_model.py; name another folder")
@@ -67,21 +78,20 @@ def make_tiny_model(path: Path | str) -> Path:
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir()
     try:
-        _write_tokenizer(half)
-        _write_weights(half)
-        (half / DONE).write_text(json.dumps(RECIPE, indent=1) + "\n", encoding="utf-8")
-        if not is_made(path):  # another process may have been faster
+        write(half)
+        (half / DONE).write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
+        if not is_made(path, recipe):  # another process may have been faster
             shutil.rmtree(path, ignore_errors=True)
             half.rename(path)
     except OSError:
-        if not is_made(path):
+        if not is_made(path, recipe):
             raise
     finally:
         shutil.rmtree(half, ignore_errors=True)
     return path
 
 
-def _write_tokenizer(path: Path) -> None:
+def write_tokenizer(path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,7 +1,54 @@
-"""Rows: tiny models of other architectures, with random weights."""
+"""Rows: tiny models of other architectures, with random weights (scripts/tiny_models.py)."""
 
 from __future__ import annotations
 
-from matrix_rows.row import Row
+from typing import Any
 
-ROWS: tuple[Row, ...] = ()
+from matrix_rows.row import STORE, Act, Connector, Row, prompts
+
+FIRST = prompts("models", 300, 200, 50)
+LATER = [FIRST[0] + prompts("models go on", 40)[0], FIRST[1] + prompts("models go on", 20)[0]]
+"""Two of them go on: what was stored is loaded."""
+
+
+def _asked(some: list[list[int]]) -> Act:
+    return {"do": "generate", "prompts": some, "params": {"max_tokens": 6}, "together": False}
+
+
+ACTS = (_asked(FIRST), _asked(LATER))
+CHUNKED: dict[str, Any] = {"max_num_batched_tokens": 128}
+
+
+def _group_store(name: str, *first: str) -> Connector:
+    return Connector(name, "group_store", extra={"path": STORE}, first=frozenset(first))
+
+
+WHOLE = _group_store("GroupStore")
+FIRST_CHUNK = _group_store("FirstChunkGroupStore", "first-chunk-only")
+FIRST_GROUP = _group_store("FirstGroupStore", "kv-misplaced")
+"""Takes the block ids of the first group for the layers of all."""
+
+
+def _row(name: str, title: str, planted: Connector = FIRST_CHUNK, **more: Any) -> Row:
+    engine = {**CHUNKED, **more.pop("engine", {})}
+    shows = more.pop("shows", ("loaded",))
+    more.setdefault("model", name)
+    return Row(name, title, more.pop("acts", ACTS), engine=engine, shows=shows, healthy=WHOLE,
+               planted=planted, **more)  # fmt: skip
+
+
+ROWS: tuple[Row, ...] = (
+    _row("gqa", "Dense, grouped queries (Llama)", model="tiny"),
+    _row("kv-fp8", "KV cache quantised to fp8 (Llama)", model="tiny", engine={"kv_cache_dtype": "fp8"}),
+    _row("mixtral", "Mixture of experts (Mixtral)"),
+    _row("qwen2-moe", "Mixture of experts with a shared one (Qwen2-MoE)"),
+    _row("deepseek-v2", "MLA (DeepSeek-V2)"),
+    _row("deepseek-v3", "MLA with V3's router (DeepSeek-V3)"),
+    _row("gemma3", "Sliding window and full attention (Gemma-3)", FIRST_GROUP),
+    _row("gpt-oss", "Sliding window and full attention, with sinks (GPT-OSS)", FIRST_GROUP),
+    _row("gemma3n", "Layers that share a KV cache (Gemma-3n)", FIRST_GROUP),
+    _row("granite-hybrid", "Mamba2 and attention (Granite-4)", FIRST_GROUP),
+    _row("bamba", "Mamba2 and attention (Bamba)", FIRST_GROUP),
+    _row("jamba", "Mamba1 and attention (Jamba)", FIRST_GROUP),
+    _row("qwen3-next", "Linear and full attention (Qwen3-Next)", FIRST_GROUP),
+)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import tiny_model
+import tiny_models
 
 
 def make_lora(path: Path) -> None:
@@ -63,6 +65,7 @@ MAKERS: dict[str, Callable[[Path], object]] = {
     "eagle": make_eagle,
     "lora": make_lora,
     "tiny": tiny_model.make_tiny_model,
+    **{name: partial(tiny_models.make_tiny, name) for name in tiny_models.KINDS},
 }
 
 
