@@ -283,11 +283,15 @@ class FirstChunkGroupStore(GroupStore):
             super()._offer(metadata, live, computed, scheduled)
 
 
-class OneGroupStore(GroupStore):
-    """Saves the layers of the first group and no others: the prompt is taken for stored nevertheless."""
+class ShortGroupStore(GroupStore):
+    """Takes the first half of each piece's slots for the whole."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        if self.group_of[layer_name] == 0:
-            super().save_kv_layer(layer_name, kv_layer, attn_metadata, **kwargs)
+        for piece in self.plan():
+            if piece.is_store:
+                middle = (piece.start + piece.end) // 2
+                slots = self._slots(piece, layer_name)[piece.start : middle]
+                rows = self._take(kv_layer, slots[slots >= 0])
+                self._write(piece, layer_name, f"{piece.start}-{middle}", {"kv": rows})

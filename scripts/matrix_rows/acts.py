@@ -102,10 +102,30 @@ def sleep(llm: Any, act: Act) -> Answers:
     return []
 
 
+def embed(llm: Any, act: Act) -> Answers:
+    """``prompts`` as the vectors that a pooling model makes of them, in thousandths; one after another."""
+    outputs = []
+    for prompt in act["prompts"]:
+        outputs += llm.encode([{"prompt_token_ids": prompt}], pooling_task="embed", use_tqdm=False)
+    return [[round(1000 * float(number)) for number in output.outputs.data] for output in outputs]
+
+
+def hear(llm: Any, act: Act) -> Answers:
+    """``prompts`` of a decoder, each with ``seconds`` of noise for its encoder; the same each time."""
+    import numpy
+
+    noise = numpy.random.default_rng(20261122).standard_normal(16000 * act["seconds"]).astype("float32")
+    audio = {"prompt": "", "multi_modal_data": {"audio": (noise, 16000)}}
+    asked = [{"encoder_prompt": audio, "decoder_prompt": {"prompt_token_ids": one}} for one in act["prompts"]]
+    return _ask(llm, {**act, "together": False}, asked)
+
+
 ACTS: dict[str, Callable[[Any, Act], Answers]] = {
     "beam": beam,
     "embeds": embeds,
     "generate": generate,
+    "embed": embed,
+    "hear": hear,
     "give up": give_up,
     "idle": idle,
     "leave": leave,

@@ -25,6 +25,7 @@ def _group_store(name: str, *first: str) -> Connector:
 
 WHOLE = _group_store("GroupStore")
 FIRST_CHUNK = _group_store("FirstChunkGroupStore", "first-chunk-only")
+SHORT = _group_store("ShortGroupStore", "slots-short")
 FIRST_GROUP = _group_store("FirstGroupStore", "kv-misplaced")
 """Takes the block ids of the first group for the layers of all."""
 
@@ -37,13 +38,20 @@ def _row(name: str, title: str, planted: Connector = FIRST_CHUNK, **more: Any) -
                planted=planted, **more)  # fmt: skip
 
 
+MLA: dict[str, Any] = {"block_size": 16}
+"""The block of its kernel; it computes each prompt in one chunk."""
+
+POOLED = ({"do": "embed", "prompts": FIRST}, {"do": "embed", "prompts": LATER})
+HEARD = ({"do": "hear", "prompts": [one[:40] for one in FIRST], "params": {"max_tokens": 6}, "seconds": 2},)
+ENCODER: dict[str, Any] = {"runner": "pooling", "max_model_len": 512, "max_num_batched_tokens": 512}
+
 ROWS: tuple[Row, ...] = (
     _row("gqa", "Dense, grouped queries (Llama)", model="tiny"),
     _row("kv-fp8", "KV cache quantised to fp8 (Llama)", model="tiny", engine={"kv_cache_dtype": "fp8"}),
     _row("mixtral", "Mixture of experts (Mixtral)"),
     _row("qwen2-moe", "Mixture of experts with a shared one (Qwen2-MoE)"),
-    _row("deepseek-v2", "MLA (DeepSeek-V2)"),
-    _row("deepseek-v3", "MLA with V3's router (DeepSeek-V3)"),
+    _row("deepseek-v2", "MLA (DeepSeek-V2)", SHORT, engine=MLA),
+    _row("deepseek-v3", "MLA with V3's router (DeepSeek-V3)", SHORT, engine=MLA),
     _row("gemma3", "Sliding window and full attention (Gemma-3)", FIRST_GROUP),
     _row("gpt-oss", "Sliding window and full attention, with sinks (GPT-OSS)", FIRST_GROUP),
     _row("gemma3n", "Layers that share a KV cache (Gemma-3n)", FIRST_GROUP),
@@ -51,4 +59,9 @@ ROWS: tuple[Row, ...] = (
     _row("bamba", "Mamba2 and attention (Bamba)", FIRST_GROUP),
     _row("jamba", "Mamba1 and attention (Jamba)", FIRST_GROUP),
     _row("qwen3-next", "Linear and full attention (Qwen3-Next)", FIRST_GROUP),
-)
+    _row("pooling", "Pooling (Llama as an embedder)", model="tiny", acts=POOLED,
+         engine={"runner": "pooling", "convert": "embed"}),
+    _row("encoder-only", "An encoder alone (BERT)", WHOLE, model="bert", acts=POOLED[:1], engine=ENCODER,
+         shows=(), note="it keeps no KV: there is nothing to save, and no fault to plant"),
+    _row("whisper", "Cross attention (Whisper)", acts=HEARD, engine={"max_model_len": 448}, shows=()),
+)  # fmt: skip
