@@ -91,6 +91,9 @@ what they keep instead: a state of fixed size a request (Mamba, linear attention
 KV of the encoder's output (cross attention), nothing at all."""
 
 
+_WHOLE = ("FullAttention", "MLAAttention", "SinkFullAttention", "HiddenStateCache", "RSWA")
+
+
 @dataclass(frozen=True)
 class KvGroup(Document):
     """One KV cache group: the kind of its spec, tokens in a block, names of its layers."""
@@ -98,6 +101,12 @@ class KvGroup(Document):
     kind: str = ""
     block_size: int | None = None
     layers: tuple[str, ...] = ()
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether a request keeps its blocks in it: a window gives back those that it has left, and the null
+        block stands in their place. Also where the kind is not known."""
+        return not self.kind or any(self.kind.startswith(word) for word in _WHOLE)
 
 
 @dataclass(frozen=True)

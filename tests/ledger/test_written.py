@@ -326,3 +326,50 @@ def test_a_load_in_the_background_in_steps_that_were_not_watched(tmp_path: Path)
     sim.step([], tokens=1)
     scheduled(sim)
     assert alike(sim)[0, 48] == "loaded DECLARED"
+
+
+LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(2)]
+
+
+def windowed(tmp_path: Path, kind: str = "SlidingWindowSpec", left: int = 2) -> Sim:
+    """Of the second layer the first ``left`` blocks of request a are the null block: its window has left
+    them."""
+    kinds = [("FullAttentionSpec", LAYERS[:1]), (kind, LAYERS[1:])]
+    told = [{"kind": kind, "block_size": BLOCK, "layers": layers} for kind, layers in kinds]
+    sim = loading(tmp_path, groups=[(BLOCK, [0]), (BLOCK, [1])], engine_facts={"kv_groups": told})
+    witness(sim)
+    sim.give("a", [40, 41, 42, 43], 0, FIRST)
+    sim.give("a", [*[0] * left, 44, 45, 46, 47][:4], 1, FIRST)
+    load(sim)
+    return sim
+
+
+def test_what_a_window_has_left_is_not_to_be_written(tmp_path: Path) -> None:
+    sim = windowed(tmp_path)
+    sim.write_kv("a", 0, 48, layers=[0])
+    sim.write_kv("a", 32, 48, layers=[1])
+    sim.finish("a", 64)
+    assert arrived(sim) == {"LOADED": 96}
+
+
+def test_a_load_whose_window_has_left_all_of_it_has_nothing_to_write_there(tmp_path: Path) -> None:
+    sim = windowed(tmp_path, left=3)
+    sim.write_kv("a", 0, 48, layers=[0])
+    sim.finish("a", 64)
+    assert arrived(sim) == {"LOADED": 96}
+
+
+def test_what_is_in_a_window_and_not_written_is_missing(tmp_path: Path) -> None:
+    sim = windowed(tmp_path)
+    sim.write_kv("a", 0, 48, layers=[0])
+    sim.finish("a", 64)
+    assert arrived(sim) == {"LOADED": 80, "NOT_WRITTEN": 16}
+
+
+def test_full_attention_has_left_nothing(tmp_path: Path) -> None:
+    """Records of its first blocks are missing: that is no window."""
+    sim = windowed(tmp_path, kind="FullAttentionSpec")
+    sim.write_kv("a", 0, 48, layers=[0])
+    sim.write_kv("a", 32, 48, layers=[1])
+    sim.finish("a", 64)
+    assert arrived(sim) == {"LOADED": 64, "PARTLY": 32}

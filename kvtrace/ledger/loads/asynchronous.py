@@ -121,8 +121,7 @@ def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen,
             place = (worker.rank, layer)
             missing = seen.written.missing(worker, pair, accepted.load.request, (start, good), steps)
             if missing.certain and missing.positions:
-                whole = missing.positions == [(start, good)]
-                ended = LoadEnd.NOT_WRITTEN if whole else LoadEnd.PARTLY
+                ended = LoadEnd.NOT_WRITTEN if missing.whole else LoadEnd.PARTLY
                 ended = LoadEnd.FAILED if failures else ended
                 arrival.put([*parts(ended, missing.positions), *bad], bits(first + pair))
                 read = [READ_ONLY] if missing.read else []

@@ -208,9 +208,8 @@ class _InStep:
             # Its turn to be written never came.
             reason, lost = early, parts(LoadEnd.USED_BEFORE, missing.positions)
         elif missing.certain and missing.positions:
-            whole = missing.positions == [self._accepted.positions]
-            end = LoadEnd.NOT_WRITTEN if whole else LoadEnd.PARTLY
-            some = "none" if whole else "not all"
+            end = LoadEnd.NOT_WRITTEN if missing.whole else LoadEnd.PARTLY
+            some = "none" if missing.whole else "not all"
             complaints = self._seen.found.complaints.get(self._step, ())
             why = [*([READ_ONLY] if missing.read else []), *complaints[:1]]
             reason = "; ".join([f"{some} of the slots of these tokens were written", *why])

@@ -23,12 +23,14 @@ class Missing:
         late: that were written only after the layer's attention had begun, or in a later step.
         certain: a write would have been seen.
         read: what no write covers was read by the load, before it was used.
+        whole: whether that is all that was to be written there.
     """
 
     positions: list[Interval]
     late: list[Interval]
     certain: bool
     read: bool = False
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,21 @@ class Written:
         """
         written = in_layer(self._of(worker).writes.get(row, ()), column)
         touches = [one for one in written if one.step >= min(steps, default=0)]
-        whole = [wanted] if wanted[0] < wanted[1] else []
+        begin = self._due(worker, column, row, wanted)
+        whole = [(begin, wanted[1])] if begin < wanted[1] else []
         there = covered(touches)
         in_time = covered([one for one in touches if not one.late and (one.step <= used or one.given_out)])
         ran = self.executed.get(worker.key, NEVER_RAN)
         left = subtract(whole, there)
         read = self._read_only(worker, column, row, left)
         certain = (self.known(worker) or read) and bool(steps) and all(_in(ran, step) for step in steps)
-        return Missing(left, subtract(subtract(whole, left), in_time), certain, read)
+        late = subtract(subtract(whole, left), in_time)
+        return Missing(left, late, certain, read, left == whole)
+
+    def _due(self, worker: Worker, column: int, row: int, wanted: Interval) -> int:
+        """Where the positions begin that are to be written: a layer with a window has no blocks for what it
+        has left."""
+        return max(wanted[0], self._of(worker).left.get((row, column), 0))
 
     def _read_only(self, worker: Worker, column: int, row: int, left: list[Interval]) -> bool:
         """Whether the load read what it did not write: it can be seen, and it filled something else."""
@@ -82,9 +91,10 @@ class Written:
             touches = self._of(worker).writes.get(row, ())
             for column in range(len(worker.kv_layers)):
                 here = in_layer(touches, column)
-                if subtract([wanted], covered(here)):
+                begin = self._due(worker, column, row, wanted)
+                if begin < wanted[1] and subtract([(begin, wanted[1])], covered(here)):
                     return 0
-                last = max(last, *(one.t for one in here))
+                last = max([last, *(one.t for one in here)])
         return last
 
     def steps_after(self, workers: Sequence[Worker], t: int) -> int:

@@ -105,8 +105,8 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
 def _keeps_all(engine: Engine) -> bool:
     """Whether the block tables keep all blocks: a window puts the null block in the place of those that it
     has left."""
-    kinds = [group.kind for group in engine.token_groups]
-    return bool(kinds) and all("FullAttention" in kind or "MLA" in kind for kind in kinds)
+    groups = engine.token_groups
+    return bool(groups) and all(group.kind and group.keeps_all for group in groups)
 
 
 def _other_layers(watched: Watched, step: int) -> dict[tuple[int, int, int], list[Interval]]:

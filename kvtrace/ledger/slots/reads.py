@@ -82,6 +82,8 @@ class Slots:
         skewed: (step, column) in which all that was read are whole numbers of blocks, and none begins with a
             block.
         tables: row of a request -> positions for which it is known which blocks it held.
+        left: (row of a request, column) -> positions [0, end) that the layer's window had left when the
+            request got its blocks: it got none for them, the null block stands there.
         unknown: (step, column) of which it is known that slots were read, and not which.
         none: (step, column) in which slots were picked to be read, and these were none.
     """
@@ -97,6 +99,7 @@ class Slots:
     again: Mapping[tuple[int, int], int] = field(default_factory=dict)
     skewed: frozenset[tuple[int, int]] = frozenset()
     tables: Mapping[int, int] = field(default_factory=dict)
+    left: Mapping[tuple[int, int], int] = field(default_factory=dict)
     unknown: frozenset[tuple[int, int]] = frozenset()
     none: frozenset[tuple[int, int]] = frozenset()
     last_background_t: int = 0
@@ -196,6 +199,9 @@ class _Resolver:
         sizes = [group.block_size or engine.block_size for group in groups] or [engine.block_size]
         of_layer = {layer: i for i, group in enumerate(groups) for layer in group.layers}
         self._group = [of_layer.get(name, 0) for name in worker.kv_layers]
+        self._windows = {
+            at: size for at, (one, size) in enumerate(zip(groups, sizes, strict=False)) if not one.keeps_all
+        }
         self._sizes = [max(1, size) for size in sizes]
         self._given = given
         self._tables = BlockTables(given, requests, self._sizes)
@@ -261,6 +267,12 @@ class _Resolver:
             again=dict(self._again),
             skewed=frozenset(at for at, skewed in self._skew.items() if skewed),
             tables=_known_tables(self._given, self._sizes),
+            left={
+                (row, column): end
+                for (row, group), end in _left_by_windows(self._given, self._windows).items()
+                for column, own in enumerate(self._group)
+                if own == group
+            },
             unknown=frozenset(self._unknown),
             none=frozenset(self._none - self._unknown - self._amounts.keys()),
             last_background_t=self._background_t,
@@ -606,6 +618,25 @@ def _known_tables(given: Sequence[Given], sizes: Sequence[int]) -> dict[int, int
         row: min(place * size for place, size in zip(ends, sizes, strict=True))
         for row, ends in places.items()
     }
+
+
+def _left_by_windows(given: Sequence[Given], windows: Mapping[int, int]) -> dict[tuple[int, int], int]:
+    """(row of a request, KV cache group) -> end of the positions for which it got no block when it was let
+    in: its window had left them. The null block is in no record; the least of several beginnings counts.
+
+    Args:
+        windows: of each group with a window the tokens of a block.
+    """
+    begun: dict[tuple[int, int, int], int] = {}
+    for one in given:
+        record = one.record
+        if record.group in windows and rows.flags(record.head) & (Flag.FIRST | Flag.RESUMED):
+            key = one.row, record.group, record.step
+            begun[key] = min(begun.get(key, record.first), record.first)
+    found: dict[tuple[int, int], int] = {}
+    for (row, group, _), first in begun.items():
+        found[row, group] = min(found.get((row, group), first), first)
+    return {at: first * windows[at[1]] for at, first in found.items() if first}
 
 
 def cut_steps(touches: Iterable[Touch]) -> set[int]:
