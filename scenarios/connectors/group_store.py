@@ -8,8 +8,9 @@ own KV cache group. A prompt is stored whole, chunk by chunk as it is computed:
 - layers with a state (Mamba, linear attention) get no ``save_kv_layer`` from vLLM. Their state after the
   whole prompt is copied in ``wait_for_save``: one file a layer. It belongs to exactly that length.
 
-A prompt that begins with a stored one gets all of it loaded, tokens and states. Written for vLLM 0.32 (KV
-layers are views of [blocks, heads, block size, 2 x head size], latents of [blocks, block size, latent]).
+A prompt that begins with a stored one gets all of it loaded, tokens and states; of itself it stores what
+comes after, and the name of that one. Written for vLLM 0.32 (KV layers are views of [blocks, heads, block
+size, 2 x head size], latents of [blocks, block size, latent]).
 
 Nothing here knows of kvtrace. Option (``kv_connector_extra_config``): ``path``, the directory of the store.
 """
@@ -33,6 +34,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.kv_cache_interface import AttentionSpec, CrossAttentionSpec, MambaSpec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from vllm.config import VllmConfig
     from vllm.forward_context import ForwardContext
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -57,6 +60,8 @@ class Piece:
     is_store: bool
     last: bool = False
     """The prompt is complete with it."""
+    before: str = ""
+    """Of a store: the key of the stored prompt that it goes on from, "" for none."""
 
 
 @dataclass
@@ -70,6 +75,7 @@ class _Live:
     key: str
     block_ids: tuple[list[int], ...] = ()
     offered: int = 0
+    before: str = ""
 
 
 class GroupStore(KVConnectorBase_V1, SupportsHMA):
@@ -106,13 +112,12 @@ class GroupStore(KVConnectorBase_V1, SupportsHMA):
             if piece.is_store:
                 continue
             for layer_name, cache in self._caches.items():
-                files = self.path / piece.key / layer_name
                 if self._keeps_state(layer_name):
-                    kept = load_file(files / "state.safetensors")
+                    kept = load_file(self.path / piece.key / layer_name / "state.safetensors")
                     for i, tensor in enumerate(self._states(cache)):
                         tensor[self._state_block(piece, layer_name)] = kept[f"state{i}"]
                     continue
-                for file in files.glob("*.safetensors"):
+                for file in self._files(piece.key, layer_name):
                     rows = load_file(file)["kv"]
                     end = int(file.stem.partition("-")[2])
                     at = torch.arange(end - len(rows), end)
@@ -145,7 +150,13 @@ class GroupStore(KVConnectorBase_V1, SupportsHMA):
                     kept = enumerate(self._states(cache))
                     state = {f"state{i}": one[block].clone().contiguous() for i, one in kept}
                     self._write(piece, layer_name, "state", state)
-            (self.path / piece.key / _WHOLE).write_text(str(piece.end), encoding="utf-8")
+            (self.path / piece.key / _WHOLE).write_text(piece.before, encoding="utf-8")
+
+    def _files(self, key: str, layer_name: str) -> Iterator[Path]:
+        """Of a stored prompt, and of those that it goes on from."""
+        while key:
+            yield from (self.path / key / layer_name).glob("*-*.safetensors")
+            key = (self.path / key / _WHOLE).read_text(encoding="utf-8")
 
     def _keeps_state(self, layer_name: str) -> bool:
         return not isinstance(self.groups[self.group_of[layer_name]].kv_cache_spec, AttentionSpec)
@@ -179,7 +190,8 @@ class GroupStore(KVConnectorBase_V1, SupportsHMA):
         return cache[self._index(cache, slots)].detach().cpu().contiguous()
 
     def _put(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
-        cache[self._index(cache, slots)] = rows.to(cache.device)
+        at = self._index(cache, slots)
+        cache[at] = rows.to(cache.device).reshape(cache[at].shape)
 
     def _write(self, piece: Piece, layer_name: str, name: str, tensors: dict[str, torch.Tensor]) -> None:
         folder = self.path / piece.key / layer_name
@@ -227,7 +239,7 @@ class GroupStore(KVConnectorBase_V1, SupportsHMA):
             if req_id in cached.resumed_req_ids:
                 assert given is not None
                 live.block_ids = tuple(list(group) for group in given)
-                live.offered = 0
+                live.before, live.offered = "", 0
             elif given is not None:
                 for have, more in zip(live.block_ids, given, strict=True):
                     have.extend(more)
@@ -242,6 +254,7 @@ class GroupStore(KVConnectorBase_V1, SupportsHMA):
         if load:
             source = key_of(prompt[:computed])
             metadata.pieces.append(self._piece(live, source, computed - load, computed, is_store=False))
+            live.before, live.offered = source, computed
         end = min(computed + scheduled, len(prompt))
         if live.offered < end:
             metadata.pieces.append(self._piece(live, live.key, live.offered, end, is_store=True))
@@ -250,7 +263,8 @@ class GroupStore(KVConnectorBase_V1, SupportsHMA):
     def _piece(self, live: _Live, key: str, start: int, end: int, is_store: bool) -> Piece:
         blocks = tuple(list(group) for group in live.block_ids)
         last = is_store and end == len(live.request.prompt_token_ids or [])
-        return Piece(live.request.request_id, key, start, end, blocks, is_store, last)
+        before = live.before if is_store else ""
+        return Piece(live.request.request_id, key, start, end, blocks, is_store, last, before)
 
     def request_finished(self, request: Request, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._live.pop(request.request_id, None)

@@ -19,14 +19,14 @@ ACTS = (_asked(FIRST), _asked(LATER))
 CHUNKED: dict[str, Any] = {"max_num_batched_tokens": 128}
 
 
-def _group_store(name: str, *first: str) -> Connector:
-    return Connector(name, "group_store", extra={"path": STORE}, first=frozenset(first))
+def _group_store(name: str, *first: str, at_rest: bool = True) -> Connector:
+    return Connector(name, "group_store", extra={"path": STORE}, first=frozenset(first), at_rest=at_rest)
 
 
 WHOLE = _group_store("GroupStore")
 FIRST_CHUNK = _group_store("FirstChunkGroupStore", "first-chunk-only")
 SHORT = _group_store("ShortGroupStore", "slots-short")
-FIRST_GROUP = _group_store("FirstGroupStore", "kv-misplaced")
+FIRST_GROUP = _group_store("FirstGroupStore", "kv-misplaced", at_rest=False)
 """Takes the block ids of the first group for the layers of all."""
 
 
@@ -55,10 +55,10 @@ ROWS: tuple[Row, ...] = (
     _row("gemma3", "Sliding window and full attention (Gemma-3)", FIRST_GROUP),
     _row("gpt-oss", "Sliding window and full attention, with sinks (GPT-OSS)", FIRST_GROUP),
     _row("gemma3n", "Layers that share a KV cache (Gemma-3n)", FIRST_GROUP),
-    _row("granite-hybrid", "Mamba2 and attention (Granite-4)", FIRST_GROUP),
-    _row("bamba", "Mamba2 and attention (Bamba)", FIRST_GROUP),
-    _row("jamba", "Mamba1 and attention (Jamba)", FIRST_GROUP),
-    _row("qwen3-next", "Linear and full attention (Qwen3-Next)", FIRST_GROUP),
+    _row("granite-hybrid", "Mamba2 and attention (Granite-4)"),
+    _row("bamba", "Mamba2 and attention (Bamba)"),
+    _row("jamba", "Mamba1 and attention (Jamba)"),
+    _row("qwen3-next", "Linear and full attention (Qwen3-Next)"),
     _row("pooling", "Pooling (Llama as an embedder)", model="tiny", acts=POOLED,
          engine={"runner": "pooling", "convert": "embed"}),
     _row("encoder-only", "An encoder alone (BERT)", WHOLE, model="bert", acts=POOLED[:1], engine=ENCODER,

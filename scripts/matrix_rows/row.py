@@ -28,6 +28,7 @@ class Connector:
         extra: its options; :data:`STORE` in them becomes the folder of the store.
         first: ids that are right as the first finding; none: it is healthy, there must be no fault.
         engine: arguments of the engine that this connector needs.
+        at_rest: false where its store holds rows of other tokens, which are not to be called saved.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Connector:
     extra: dict[str, Any] = field(default_factory=dict)
     first: frozenset[str] = frozenset()
     engine: dict[str, Any] = field(default_factory=dict)
+    at_rest: bool = True
 
     def options(self, store: str, role: str = "") -> dict[str, Any]:
         """The ``kv_transfer_config``. The role of an engine's own goes before the connector's."""

@@ -70,7 +70,7 @@ def of_kind(row: Row, connector: Connector, untraced: Outcome, traced: Outcome, 
     _take_books(found, report)
     found.first = report["findings"][0]["id"] if report["findings"] else "none"
     found.faults = [finding["id"] for finding in report["findings"] if finding["severity"] == "fault"]
-    if row.at_rest:
+    if row.at_rest and connector.at_rest:
         found.rest = traced["rows"]
     found.wrong += list(_differences(found, connector))
     return found
