@@ -236,8 +236,13 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="default: the tiny model of scripts/tiny_model.py")
     parser.add_argument("--check", action="store_true", help="compare the reports with what is expected")
     parser.add_argument("--no-trace", action="store_true", help="run without kvtrace")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable of vLLM's"
+    )
     parser.add_argument("--apart", action="store_true", help="each in processes of its own, by `kvtrace run`")
     args = parser.parse_args()
+    if not all("=" in pair for pair in args.env):
+        parser.error("--env takes NAME=VALUE")
     try:
         scenarios = [load(name) for name in args.names or names()]
     except ScenarioError as error:
@@ -252,6 +257,7 @@ def main() -> int:
         return 2
     output.out.mkdir(parents=True, exist_ok=True)
     _use_clone_environment()
+    os.environ.update(dict(pair.split("=", 1) for pair in args.env))
     model = str(args.model.resolve() if args.model else _tiny_model())
     trace = not args.no_trace
     here = [s for s in scenarios if s.shares_process and not args.apart]

@@ -201,11 +201,11 @@ def look(python: Path) -> tuple[str, str]:
 # --- the scenarios --------------------------------------------------------------------------------
 
 
-def run_scenarios(place: Place, names: Sequence[str], work: Path, apart: bool) -> tuple[Row, ...]:
+def run_scenarios(place: Place, names: Sequence[str], work: Path, more: Sequence[str]) -> tuple[Row, ...]:
     """Each scenario untraced and traced, side by side, and what its report says.
 
     Args:
-        apart: whether each runs in processes of its own, not engine after engine in one.
+        more: further arguments of scenarios/run.py.
     """
     model = place.cache / "tiny-model"  # made there: transformers writes it as that version reads it
     environment = place.environment()
@@ -218,9 +218,9 @@ def run_scenarios(place: Place, names: Sequence[str], work: Path, apart: bool) -
     with tempfile.TemporaryDirectory(dir=work) as folder:
         out = {"untraced": Path(folder) / "untraced", "traced": Path(folder) / "traced"}
         runs = {}
-        for kind, more in (("untraced", ["--no-trace"]), ("traced", [])):
-            command = [str(place.python), str(ROOT / "scenarios" / "run.py"), *names, *more]
-            command += ["--out", str(out[kind]), "--model", str(model), *(["--apart"] if apart else [])]
+        for kind, trace in (("untraced", ["--no-trace"]), ("traced", [])):
+            command = [str(place.python), str(ROOT / "scenarios" / "run.py"), *names, *trace, *more]
+            command += ["--out", str(out[kind]), "--model", str(model)]
             runs[kind] = subprocess.Popen(
                 command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
             )
@@ -426,7 +426,8 @@ def measure(column: Column, place: Place, args: argparse.Namespace) -> Column:
     """The parts that are asked for, of one version."""
     if "scenarios" in args.part:
         say(f"{column.vllm}: {len(args.scenarios)} scenarios, untraced and traced")
-        column = with_rows(column, run_scenarios(place, args.scenarios, args.work, args.apart))
+        more = [*(["--apart"] if args.apart else []), *(f"--env={pair}" for pair in args.env)]
+        column = with_rows(column, run_scenarios(place, args.scenarios, args.work, more))
     if "command-line" in args.part:
         say(f"{column.vllm}: {TESTS}")
         said, passed = run_tests(place)
@@ -466,6 +467,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--note", default="", help="what is special about the environment of --python")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART")
     parser.add_argument("--scenarios", nargs="+", default=[*SCENARIOS], metavar="NAME")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable of vLLM's"
+    )
     parser.add_argument("--apart", action="store_true", help="scenarios in processes of their own")
     parser.add_argument("--work", type=lambda text: Path(text).resolve(), default=CACHE / "matrix")
     parser.add_argument("--out", type=lambda text: Path(text).resolve(), default=RESULTS, metavar="FILE")

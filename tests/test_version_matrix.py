@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,31 @@ def test_what_is_not_there_is_said_in_one_line(
     assert versions.main() == 2
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
+
+
+def test_a_variable_without_a_value_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    command = [sys.executable, str(versions.ROOT / "scenarios" / "run.py"), "--env", "NAME", "--out"]
+    done = subprocess.run([*command, str(tmp_path / "out")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "--env takes NAME=VALUE" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_asked_of_the_scenarios_reaches_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[list[str]] = []
+
+    def scenarios(place: object, names: object, work: object, more: list[str]) -> tuple[versions.Row, ...]:
+        got.append(more)
+        return (RAN,)
+
+    argv = ["x", "--python", sys.executable, "--work", str(tmp_path), "--out", str(tmp_path / "out.json")]
+    monkeypatch.setattr(
+        sys, "argv", [*argv, "--part", "scenarios", "--apart", "--env", "A=1", "--env", "B=2"]
+    )
+    monkeypatch.setattr(versions, "run_scenarios", scenarios)
+    assert versions.main() == 0
+    assert got == [["--apart", "--env=A=1", "--env=B=2"]]
+    (column,) = versions.read_columns(tmp_path / "out.json")
+    assert column.rows == (RAN,) and column.vllm == bootstrap.VLLM
 
 
 def test_the_committed_page_has_the_committed_measurement() -> None:
