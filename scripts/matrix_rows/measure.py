@@ -150,7 +150,13 @@ def make_model(name: str) -> None:
 
 def root_error(log: str, said: str) -> str:
     """The last error that a process of the run printed, no echo of another's; else what was said."""
-    found = [match[1] for line in log.splitlines() if (match := ERROR.search(line.rstrip()))]
+    lines = [*(line.rstrip() for line in log.splitlines()), ""]
+    found = []
+    for at, line in enumerate(lines):
+        if match := ERROR.search(line):
+            # pydantic says in the next line what was not valid
+            more = lines[at + 1].partition(" [type=")[0] if "validation error for" in line else ""
+            found.append(match[1] + (f": {more.strip()}" if more else ""))
     own = [line for line in found if not any(words in line for words in OF_OTHERS)]
     return (own or [said])[-1][:300]
 

@@ -75,6 +75,11 @@ RuntimeError: Engine core initialization failed. See root cause above.
 """
     assert root_error(log, "RuntimeError: x") == "ValueError: current platform cpu does not support ray."
     assert root_error("nothing", "RuntimeError: x") == "RuntimeError: x"
+    log = """pydantic_core.ValidationError: 1 validation error for X
+  Value error, Failed to import Ray. [type=value_error, input_value=1]
+"""
+    said = "pydantic_core.ValidationError: 1 validation error for X: Value error, Failed to import Ray."
+    assert root_error(log, "RuntimeError: x") == said
 
 
 def test_an_unknown_row_is_named() -> None:
