@@ -53,9 +53,9 @@ def _parallel() -> tuple[Row, ...]:
             engine={**TWO_RANKS, "distributed_executor_backend": "external_launcher"}),
         Row("ray", "Ray, tensor parallel size 2", BOTH, how="many",
             engine={**TWO_RANKS, "distributed_executor_backend": "ray"},
-            note="with Ray installed vLLM refuses its CPU platform (`current platform cpu does not support ray.`, "
-                 "vllm/v1/executor/ray_utils.py). What a Ray worker gets of kvtrace is its environment: tests/"
-                 "launch/test_child_environment.py holds which variables Ray is told to hand on"),
+            note="with Ray installed vLLM refuses its CPU platform (`current platform cpu does not support "
+                 "ray.`, vllm/v1/executor/ray_utils.py). A Ray worker gets kvtrace by its environment: "
+                 "tests/launch/test_child_environment.py holds which variables Ray is told to hand on"),
     )  # fmt: skip
 
 
