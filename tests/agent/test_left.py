@@ -517,6 +517,24 @@ def test_kv_that_is_sent_behind_the_same_first_bytes_may_have_been_replaced(trac
     assert [slots for form, slots, _ in found(trace) if form == Form.COVERED] == gone
 
 
+def test_packed_kv_that_is_sent_behind_the_same_key_and_another_length(trace, kv):
+    packed = [zlib.compress(bytes(2000 * n) + data_of(pick(kv, SLOTS + 8 * (n - 1)))) for n in (1, 2)]
+    heads = [b"P" + len(data).to_bytes(4, "big") + b"one-key" for data in packed]
+    other = b"P" + bytes(4) + b"another"
+    sizes = [len(head) + len(data) for head, data in zip(heads, packed, strict=True)]
+    port = serving([*sizes, len(other) + 256], b"\0\0\0\0\1")
+
+    def how(step, layer):
+        with socket.create_connection(("127.0.0.1", port)) as link:
+            data = data_of(pick(layer, SLOTS + 8 * (step - 1)))
+            link.sendall(heads[step - 1] + packed[step - 1] if step < 3 else other + data)
+            assert link.recv(100)
+
+    saves(kv, how, steps=3)
+    assert len(packed[0]) != len(packed[1])
+    assert [slots for form, slots, _ in found(trace) if form == Form.COVERED] == ["8+4,20+4"]
+
+
 def operation(*pieces):
     op = Op(0, 0, "layer")
     op.pieces.extend(pieces)

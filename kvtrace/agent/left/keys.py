@@ -25,6 +25,8 @@ _MOST_KEYS = 8192
 _MOST_LENGTHS = 256
 _LEAST_HEAD = 8
 """Bytes in which a key may stand."""
+_WIDTHS = 8, 4
+"""Bytes of a length."""
 _BEHIND = b"\0"
 """No key begins so."""
 _LINE = re.compile(rb"(PUT|SET|DEL|DELETE)[ \t]+(\S{1,1024})", re.IGNORECASE)
@@ -45,6 +47,23 @@ def asked(data: bytes) -> tuple[bool, bytes] | None:
     """(whether it puts, else deletes; the key) of a message that begins so; None for any other one."""
     found = _LINE.match(data) or _REDIS.match(data)
     return None if found is None else (found[1].upper() in _PUTS, found[2])
+
+
+def head_of(data: bytes, first: int, size: int) -> bytes:
+    """The bytes of a message before its KV, without the lengths in them: packed KV is as long as it happens
+    to be.
+
+    Args:
+        data: its first bytes.
+        first: where the KV begins.
+        size: of the message.
+    """
+    head = data[:first]
+    for length in (size, size - first):
+        for width in _WIDTHS:
+            for order in ("little", "big"):
+                head = head.replace(length.to_bytes(width, order), bytes(width))
+    return head
 
 
 class _Heads:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvtrace.agent.left import databases, paths, sockets
-from kvtrace.agent.left.keys import KEYS, Held, asked
+from kvtrace.agent.left.keys import KEYS, Held, asked, head_of
 from kvtrace.agent.left.paths import PLACES, Place, Wrote
 from kvtrace.agent.left.pieces import LENGTH, POOL, Hit, Needle, Op, turned
 from kvtrace.agent.left.unpack import WORTH, Stream, Unpacker
@@ -307,6 +307,8 @@ class Left:
                 if not hits:
                     streams = peer.unpacker.streams(data[len(peer.tail) :])
                     hits = self._look_into(streams, peer.name, Way.SOCKET)
+                    if hits and peer.first is None:
+                        peer.first = before + len(peer.tail) + streams[0].place
                 peer.waiting.extend(hits)
         self._sent += len(view) + LENGTH  # one message stands nowhere in the place of another
         # what a piece may begin in; the next bytes may end it
@@ -325,8 +327,8 @@ class Left:
     def _done(self, peer: Peer) -> None:
         """What went out was answered: what it put or deleted under a key."""
         if peer.asked is None:
-            head = peer.head[: peer.first or 0]
-            if len(head) == peer.first:
+            if peer.first is not None and 0 <= peer.first <= len(peer.head):
+                head = head_of(peer.head, peer.first, peer.since)
                 for op in KEYS.put_behind(peer.name, head, peer.held()):
                     self._write_found(op, Form.COVERED, clock(), peer.name, self.call)
             return
