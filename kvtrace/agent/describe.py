@@ -94,6 +94,7 @@ def kv_groups(kv_cache_config: Any) -> tuple[KvGroup, ...]:
                 kind=type(spec).__name__,
                 block_size=plain(getattr(spec, "block_size", None)),
                 layers=tuple(str(name) for name in getattr(group, "layer_names", ())),
+                window=plain(getattr(spec, "sliding_window", None)),
             )
         )
     return tuple(groups)

@@ -96,11 +96,13 @@ _WHOLE = ("FullAttention", "MLAAttention", "SinkFullAttention", "HiddenStateCach
 
 @dataclass(frozen=True)
 class KvGroup(Document):
-    """One KV cache group: the kind of its spec, tokens in a block, names of its layers."""
+    """One KV cache group: the kind of its spec, tokens in a block, names of its layers; ``window``: tokens
+    that a new one attends to, None for all before it."""
 
     kind: str = ""
     block_size: int | None = None
     layers: tuple[str, ...] = ()
+    window: int | None = None
 
     @property
     def keeps_all(self) -> bool:

@@ -74,7 +74,7 @@ KEYS = {
     "chunked_prefill async_scheduling enforce_eager cudagraph_mode compilation_mode scheduler kv_transfer "
     "connector_created connector kv_groups",
     facts.KvTransfer: "connector role module_path engine_id extra",
-    facts.KvGroup: "kind block_size layers",
+    facts.KvGroup: "kind block_size layers window",
     facts.Worker: "tag ordinal rank local_rank tp_rank pp_rank dp_rank worker_class runner_class device "
     "kv_layers direct_call backends connector_live connector other_layers",
     facts.Connector: "ordinal role parent configured class module file ok error_type error where proxy noop "

@@ -20,6 +20,7 @@ from kvtrace.ledger.saves.pipeline import Ends
 from kvtrace.ledger.saves.positioned import PositionCalls
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
+from kvtrace.ledger.saves.windows import windows_of
 from kvtrace.ledger.steps import Array, Mask
 
 
@@ -52,7 +53,7 @@ def check(
         swallowed: exceptions that connectors handled themselves.
     """
     calls = [
-        PositionCalls(one, stores, ends, engine.block_size)
+        PositionCalls(one, stores, ends, engine.block_size, windows_of(engine, one.worker))
         if one.by_position
         else WorkerCalls(one.worker, one.table, stores, ends)
         for one, ends in zip(workers, declared, strict=True)

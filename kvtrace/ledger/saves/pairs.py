@@ -23,6 +23,7 @@ from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.saves.stores import named_in, stores_of
 from kvtrace.ledger.saves.watched import Watched
+from kvtrace.ledger.saves.windows import left_out, windows_of
 from kvtrace.ledger.slots.reads import Slots, Touch, covered, cut_steps, kept
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
 from kvtrace.terms import Grade
@@ -180,6 +181,8 @@ def _reads(
         instead = read_instead(one, requests, engine)
         for row, read in [*_missed(instead), *_too_late(one.slots), *_doubted(one.slots, instead, requests)]:
             found[row].append(replace(read, pairs=read.pairs << first))
+        for row, read in _outside(one, engine):
+            found[row].append(replace(read, pairs=read.pairs << first))
         often = often_lost(one.slots.reads)
         dropped = Fate.NOT_AT_REST if cut_records(one.slots.reads, unit) else Fate.NEVER_LEFT
         for row, touches in one.slots.reads.items():
@@ -224,6 +227,16 @@ def _doubted(slots: Slots, instead: Instead, requests: Mapping[int, Request]) ->
     for row, touches in slots.reads.items() if instead.doubted and not instead.steps else ():
         left = subtract([(0, requests[row].prompt)], covered(touches))
         yield row, Read(0, instead.doubted, tuple(left), (), SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
+
+
+def _outside(watched: Watched, engine: Engine) -> Iterator[tuple[int, Read]]:
+    """(row of a request, what its layers' windows had left and nobody read, where all in them was read)."""
+    windows = windows_of(engine, watched.worker)
+    for row in watched.slots.reads if windows else ():
+        for column in windows:
+            parts = left_out(watched.slots, row, column, windows)
+            if parts:
+                yield row, Read(0, 1 << column, tuple(parts), (), SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
 
 
 def _too_late(slots: Slots) -> Iterator[tuple[int, Read]]:

@@ -8,7 +8,7 @@ else its metadata is all there is.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,6 +25,7 @@ from kvtrace.ledger.saves.pipeline import Ends
 from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
+from kvtrace.ledger.saves.windows import left_out
 from kvtrace.ledger.slots.reads import Touch, covered, in_layer
 from kvtrace.ledger.steps import locate
 from kvtrace.terms import Grade
@@ -48,9 +49,12 @@ class PositionCalls(WorkerCalls):
     """As WorkerCalls; an entry's end is that of its tokens that were not read, ``grades`` say how well that
     is seen. ``kept`` is not used: which tokens were read is known."""
 
-    def __init__(self, watched: Watched, stores: Stores, ends: Ends, block: int) -> None:
+    def __init__(
+        self, watched: Watched, stores: Stores, ends: Ends, block: int, windows: Mapping[int, int]
+    ) -> None:
         super().__init__(watched.worker, watched.table, stores, ends)
         self.block = block
+        self._windows = windows
         self.implied = ends.copy()
         self._failing = False
         self._without_exception: dict[At, SaveEnd] = {}
@@ -89,7 +93,7 @@ class PositionCalls(WorkerCalls):
         named = self.stores.named[row]
         total = sum(map(length, named.values()))
         left = [
-            {request: subtract(parts, self._read(request, column)) for request, parts in named.items()}
+            {request: self._left(request, column, parts) for request, parts in named.items()}
             for column in range(len(self.worker.kv_layers))
         ]
         short = [[length(parts) for parts in one.values()] for one in left]
@@ -112,6 +116,11 @@ class PositionCalls(WorkerCalls):
                 self._misread(at, [*own, *strangers(self._slots, self.stores, at)])
             self._judge_seen(at)
         return trust
+
+    def _left(self, request: int, column: int, parts: list[Interval]) -> list[Interval]:
+        """Of positions that are named: what was not read of them, without what a window has left."""
+        left = subtract(parts, self._read(request, column))
+        return subtract(left, left_out(self._slots, request, column, self._windows)) if left else left
 
     def _settle_caught(self, caught: Caught) -> None:
         """Exceptions that come again and again are known of the first calls alone: where they are as many as
