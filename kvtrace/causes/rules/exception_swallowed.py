@@ -43,8 +43,9 @@ CAUSE = Cause(
         "read fewer slots than their metadata names (of exceptions that ordinary control flow raises only "
         "those that a handler for any exception took, as often as calls lost slots). Or such an exception "
         "ended a piece of work that saves, in a hook or in the background, and nothing shows that what was "
-        "read for it came to rest; where no token was seen to be saved, as often as there were requests. A "
-        "note where the same call went on."
+        "read for it came to rest; where no token was seen to be saved, as often as there were requests. "
+        "That a file is not there is how code finds out what is; it counts where all files that were opened "
+        "to write were not there afterwards. A note where the same call went on."
     ),
     remedy="Fix the connector where it catches the exception; the evidence names the place.",
     save_ends=(SaveEnd.CAUGHT,),

@@ -24,7 +24,8 @@ CAUSE = Cause(
     ),
     seen_as=(
         "A prompt was saved in every layer, all but its last token or tokens; the save was written; "
-        "nothing else was saved since; a request with the same tokens is looked up and gets the answer 0. "
+        "nothing else was saved since, or it stands in its file when the run is over; a "
+        "request with the same tokens is looked up and gets the answer 0. "
         "Or no lookup of the run finds anything, though prompts were saved and left the process, or are not "
         "stored again."
     ),

@@ -20,8 +20,10 @@ CAUSE = Cause(
         "the same calls read slots that it does not name. Where it names none: slots were read that are of "
         "no use (no request's, or read already), and tokens were left out that no unit leaves out: others "
         "behind them were read, or nothing of their request; the null block, which is nobody's, stood for "
-        "first blocks; or reads as long as a unit makes them began too late. What else that worker read is "
-        "then not observed. Or the very blocks of an entry were read once another request had them."
+        "first blocks; or reads as long as a unit makes them began too late; or whole blocks were read from "
+        "within blocks, some of their slots another request's. Or of all requests of a step one was read, "
+        "once for each. What else that worker read is then not observed. "
+        "Or the very blocks of an entry were read once another request had them."
     ),
     remedy=(
         "Compare the blocks and offsets that the hook indexes with the block table of the "
