@@ -409,8 +409,9 @@ def test_a_number_held_as_tokens_and_as_blocks_may_be_the_unit(tmp_path: Path) -
     for ints, found in (
         ({"reach": 384, "many": 12}, "below-save-granularity"),
         ({"reach": 384}, "metadata-has-no-store"),
+        ({"max_model_len": 384, "max_blocks": 12}, "metadata-has-no-store"),  # up to there
     ):
-        sim = Sim(tmp_path / found, batched=2048, ints=ints)
+        sim = Sim(tmp_path / str(len(ints)) / found, batched=2048, ints=ints)
         sim.serve(prompts([105, 286, 353]), Policy(nothing))
         assert ids(analyse(sim)) == [found]
 

@@ -27,6 +27,8 @@ _UNIT_NAME = re.compile(r"unit|chunk|grain|granul|segment|stripe", re.IGNORECASE
 """Names that a connector gives to the unit it stores in; among several numbers that fit, these win."""
 _LEAST_NAME = re.compile(r"(^|_|\.)(min|minimum|least|threshold|align|round|page|portion)", re.IGNORECASE)
 """Names of a number below which nothing is stored."""
+_MOST_NAME = re.compile(r"max|most|limit|capacit|total|pool|budget|window|buffer|len", re.IGNORECASE)
+"""Names of a number up to which there may be something: no unit."""
 _BLOCKS_NAME = re.compile(
     r"(block|page)s?_?(per|each|in)|per_?(unit|chunk|segment)|_(blocks|pages)$", re.IGNORECASE
 )
@@ -141,8 +143,10 @@ class _Candidate:
 
     @property
     def in_both_ways(self) -> bool:
-        """Whether the connector holds it as a number of tokens and, beside that, as a number of blocks."""
-        return bool(self.times) and bool(self.extra or self.attributes)
+        """Whether the connector holds it as a number of tokens and, beside that, as a number of blocks, and
+        calls neither the most that there may be."""
+        names = (*self.extra, *self.attributes)
+        return bool(self.times and names) and not any(map(_MOST_NAME.search, (*names, *self.times)))
 
 
 def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]) -> Unit | None:
