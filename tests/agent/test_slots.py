@@ -3,6 +3,7 @@ the same operation runs, and the numbers that come out (or are gone) say which s
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,7 +54,7 @@ class Cache:
         config = SimpleNamespace(num_blocks=blocks, kv_cache_groups=[group])
         self.caches.configure(config, {})
         for name in self.names:  # as the backend would say it
-            self.caches._hints[name] = (block, slot)
+            self.caches._hints[name] = {len(self.caches.layers[name].shape): (block, slot)}
         # slot of each element, by layer
         self.slot_of = {}
         grid = torch.arange(shape[block]).view([-1 if at == block else 1 for at in range(len(shape))])
@@ -433,6 +434,23 @@ def test_a_layout_with_two_readings_is_none() -> None:
 def test_the_backend_says_which_dimension_is_which(shape: Any, expected: Any) -> None:
     layer = SimpleNamespace(attn_backend=SimpleNamespace(get_kv_cache_shape=shape))
     assert hint_of(layer, 5, 16) == expected
+
+
+def test_a_view_without_the_one_head_is_understood_as_the_registered_tensor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MLA from 0.29 on: four dimensions are registered, the save hook gets three."""
+    monkeypatch.setitem(sys.modules, "vllm.v1.kv_cache_layout", SimpleNamespace())
+    latents = torch.zeros(6, 1, 4, 8)
+    caches = Caches()
+    caches.register({"layer.0": latents})
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=4), layer_names=["layer.0"])
+    caches.configure(SimpleNamespace(num_blocks=6, kv_cache_groups=[group]), {})
+    registered = caches.layout(caches.layers["layer.0"])
+    caches.add("layer.0", latents.squeeze(1))
+    seen_in_a_hook = caches.layout(caches.layers["layer.0"])
+    assert registered is not None and seen_in_a_hook is not None
+    assert registered.slots == seen_in_a_hook.slots == 24
 
 
 def test_layers_of_one_memory_are_told_apart_where_they_can_be() -> None:

@@ -14,6 +14,8 @@ from kvtrace.agent.watch.layout import Hint, Layout, dims_of, hint_of, layout_of
 from kvtrace.agent.watch.tensors import OWN, extent, tensors
 
 _MOST_VIEWS = 4096
+_RANKS = (3, 4)
+"""Numbers of dimensions that a layer's KV tensor may have in a hook beside that of the registered one."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Caches:
         self.address_taken = False
         self._blocks: dict[str, tuple[int, int]] = {}
         """Blocks and block size, as vLLM's KVCacheConfig says."""
-        self._hints: dict[str, Hint] = {}
+        self._hints: dict[str, dict[int, Hint]] = {}
+        """By layer and number of dimensions: a hook may get another view than the one that was registered
+        (MLA's is without the dimension of its one head)."""
         self._tensors: dict[str, Any] = {}
         """Weak references, by layer."""
         self._storages: list[tuple[int, int, list[Layer]]] | None = None
@@ -79,7 +83,8 @@ class Caches:
                 if name not in self.layers:
                     self.add(name, getattr(layer, "kv_cache", None))
                 if name in self.layers and isinstance(size, int):
-                    self._hints[name] = hint_of(layer, len(self.layers[name].shape), size)
+                    ranks = {len(self.layers[name].shape), *_RANKS}
+                    self._hints[name] = {rank: hint_of(layer, rank, size) for rank in ranks}
         for name in set(self.layers) - set(self._blocks) if self._blocks else ():
             del self.layers[name]
         self._changed()
@@ -126,22 +131,23 @@ class Caches:
         blocks, size = self._sizes(layer, block_size)
         if not blocks * size:
             return None
-        return layout_of(
-            layer.shape, layer.strides, layer.itemsize, blocks, size, self._hints.get(layer.name)
-        )
+        return layout_of(layer.shape, layer.strides, layer.itemsize, blocks, size, self._hint(layer))
+
+    def _hint(self, layer: Layer) -> Hint:
+        return self._hints.get(layer.name, {}).get(len(layer.shape))
 
     def block_dim(self, layer: Layer) -> tuple[int, int] | None:
         """The dimension of its tensor that counts blocks, and how many of these a block of vLLM's KV cache
         manager is; None where that is not known."""
         blocks, size = self._sizes(layer, 0)
-        pair = dims_of(layer.shape, blocks, size, self._hints.get(layer.name)) if blocks * size else None
+        pair = dims_of(layer.shape, blocks, size, self._hint(layer)) if blocks * size else None
         return (pair[0], layer.shape[pair[0]] // blocks) if pair is not None else None
 
     def heads(self, layer: Layer) -> tuple[int, int] | None:
         """How many KV heads lie in its tensor, and bytes from one to the next; None where no dimension is
         surely theirs, or there is one head only."""
         blocks, size = self._sizes(layer, 0)
-        hint = self._hints.get(layer.name)
+        hint = self._hint(layer)
         pair = dims_of(layer.shape, blocks, size, hint) if blocks * size else None
         rank = len(layer.shape)
         if pair is None or not (rank == 5 or (rank == 4 and hint == (0, 2))):

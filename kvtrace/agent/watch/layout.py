@@ -151,7 +151,8 @@ def hint_of(layer: Any, rank: int, block_size: int) -> Hint:
     if shape_of is not None:  # up to 0.28
         return _asked(shape_of, block_size)
     if "vllm.v1.kv_cache_layout" in sys.modules:
-        return (0, 2) if rank == 4 else ()  # one logical shape for all: blocks, heads, slots, content
+        # One logical shape for all: blocks, heads, slots, content. MLA leaves its one head out.
+        return {4: (0, 2), 3: (0, 1)}.get(rank, ())
     return None
 
 
