@@ -111,7 +111,7 @@ class GroupStore(KVConnectorBase_V1, SupportsHMA):
         for piece in self.plan():
             if piece.is_store:
                 continue
-            for layer_name, cache in self._caches.items():
+            for layer_name, cache in self._own_caches():
                 if self._keeps_state(layer_name):
                     kept = load_file(self.path / piece.key / layer_name / "state.safetensors")
                     for i, tensor in enumerate(self._states(cache)):
@@ -131,8 +131,8 @@ class GroupStore(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        if isinstance(self.groups[self.group_of[layer_name]].kv_cache_spec, CrossAttentionSpec):
-            return  # of the encoder's output, not of the prompt's tokens
+        if not self._owns(layer_name):
+            return
         for piece in self.plan():
             if piece.is_store:
                 slots = self._slots(piece, layer_name)[piece.start : piece.end]
@@ -144,19 +144,28 @@ class GroupStore(KVConnectorBase_V1, SupportsHMA):
         for piece in self.plan():
             if not (piece.is_store and piece.last):
                 continue
-            for layer_name, cache in self._caches.items():
+            for layer_name, cache in self._own_caches():
                 if self._keeps_state(layer_name):
                     block = self._state_block(piece, layer_name)
                     kept = enumerate(self._states(cache))
                     state = {f"state{i}": one[block].clone().contiguous() for i, one in kept}
                     self._write(piece, layer_name, "state", state)
+            (self.path / piece.key).mkdir(parents=True, exist_ok=True)
             (self.path / piece.key / _WHOLE).write_text(piece.before, encoding="utf-8")
+
+    def _own_caches(self) -> list[tuple[str, Any]]:
+        return [(name, cache) for name, cache in self._caches.items() if self._owns(name)]
 
     def _files(self, key: str, layer_name: str) -> Iterator[Path]:
         """Of a stored prompt, and of those that it goes on from."""
         while key:
             yield from (self.path / key / layer_name).glob("*-*.safetensors")
             key = (self.path / key / _WHOLE).read_text(encoding="utf-8")
+
+    def _owns(self, layer_name: str) -> bool:
+        """Whether it keeps KV of its own tokens, none of another layer or of the encoder's output."""
+        group = self.group_of.get(layer_name)
+        return group is not None and not isinstance(self.groups[group].kv_cache_spec, CrossAttentionSpec)
 
     def _keeps_state(self, layer_name: str) -> bool:
         return not isinstance(self.groups[self.group_of[layer_name]].kv_cache_spec, AttentionSpec)
@@ -303,7 +312,7 @@ class ShortGroupStore(GroupStore):
     def save_kv_layer(
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
-        for piece in self.plan():
+        for piece in self.plan() if self._owns(layer_name) else ():
             if piece.is_store:
                 middle = (piece.start + piece.end) // 2
                 slots = self._slots(piece, layer_name)[piece.start : middle]

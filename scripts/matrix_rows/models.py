@@ -58,10 +58,11 @@ ROWS: tuple[Row, ...] = (
     _row("granite-hybrid", "Mamba2 and attention (Granite-4)"),
     _row("bamba", "Mamba2 and attention (Bamba)"),
     _row("jamba", "Mamba1 and attention (Jamba)"),
-    _row("qwen3-next", "Linear and full attention (Qwen3-Next)"),
+    _row("qwen3-next", "Linear and full attention (Qwen3-Next)", engine={"dtype": "bfloat16"}),
     _row("pooling", "Pooling (Llama as an embedder)", model="tiny", acts=POOLED,
          engine={"runner": "pooling", "convert": "embed"}),
     _row("encoder-only", "An encoder alone (BERT)", WHOLE, model="bert", acts=POOLED[:1], engine=ENCODER,
          shows=(), note="it keeps no KV: there is nothing to save, and no fault to plant"),
-    _row("whisper", "Cross attention (Whisper)", acts=HEARD, engine={"max_model_len": 448}, shows=()),
+    _row("whisper", "Cross attention (Whisper)", acts=HEARD, shows=(),
+         engine={"max_model_len": 448, "max_num_batched_tokens": 2048}),
 )  # fmt: skip
