@@ -194,7 +194,12 @@ class Case:
         found = {}
         for (engine, key), stores in self.stored.items():
             found[engine, key, False] = Earlier(stores)
-            found[engine, key, True] = Earlier(one for one in stores if self.requests[one[2]].saved)
+            # as far as it was kept: of two with the same tokens neither holds what both leave out
+            found[engine, key, True] = Earlier(
+                (step, min(end, _kept(self.requests[row])), row)
+                for step, end, row in stores
+                if self.requests[row].saved
+            )
         return found
 
     @cached_property

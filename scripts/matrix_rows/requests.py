@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from matrix_rows.row import MODEL, UNIT, Connector, Row, generate, prompts
+from matrix_rows.row import CHUNKS, MODEL, STORE, UNIT, Connector, Row, generate, prompts
 
 PLAIN = generate("requests", 64, 160, 96, 256, together=False)
 SOME = (96, 128, 224, 64)
@@ -39,12 +40,12 @@ def _ends() -> tuple[Row, ...]:
         Row("abort-load", "Abort during a load",
             (generate("loads", 128, 256), {**leave, "prompts": prompts("loads", 128, 256)[1:], "steps": 2},
              generate("loads", 128)), shows=("aborted", "loaded"),
-            healthy=SLOW, planted=faulty("LostLoads", "loads", "load-never-finished"),
+            healthy=SLOW, planted=faulty("EarlyReturn", "loads", "load-not-injected"),
             note="healthy: each load takes a second, the client leaves in it"),
         Row("abort-save", "Abort during a save", (
             many, {**leave, "prompts": prompts("left", 128)}, {"do": "idle", "steps": 2}),
             shows=("aborted",), healthy=TOLD,
-            planted=faulty("UnfinishedStore", "saves", "save-never-finished"),
+            planted=replace(faulty("UnfinishedStore", "saves", "save-never-finished"), at_rest=False),
             note="its blocks are held until the connector says that they are stored"),
     )  # fmt: skip
 
@@ -69,7 +70,10 @@ def _kinds() -> tuple[Row, ...]:
             model="lora", engine={"enable_lora": True, "max_lora_rank": 8}),
         Row("prompt-embeds", "Prompts as vectors",
             ({**generate("embeds", *SOME, max_tokens=4), "do": "embeds", "hidden": 128}, PLAIN),
-            engine={"enable_prompt_embeds": True}),
+            engine={"enable_prompt_embeds": True},
+            healthy=Connector("Mute", "strangers", extra={"shelf": STORE}),
+            planted=replace(CHUNKS, first=frozenset({"metadata-has-no-store"})),
+            note="planted: a connector that keys by token ids, of which these prompts have none"),
         Row("cache-salt", "Cache salt", (
             generate("salt", 128, 192, max_tokens=2, salts=["one", "one"]),
             generate("salt", 128, 192, max_tokens=2, salts=["two", "two"])),

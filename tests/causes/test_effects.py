@@ -11,7 +11,7 @@ from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
 from test_rules import analyse, ids, prompts, ruled_out, tokens
 
 from kvtrace.causes import Diagnosis
-from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.case import Case, Piece, make_case, stored_before
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger import read_run
 from kvtrace.trace.format import Fact, Flag
@@ -367,6 +367,25 @@ def test_unread_entries_that_an_earlier_request_had_saved(tmp_path: Path) -> Non
     diagnosis = analyse(sim)
     assert ids(diagnosis) == ["already-stored"]
     assert tokens(diagnosis) == {"saved": 128, "not-saved:already-stored": 128}
+
+
+def test_what_two_of_the_same_prompt_both_leave_out_is_held_by_nobody(tmp_path: Path) -> None:
+    """Two answers to one prompt: each half is short, and the other is no earlier store of the rest."""
+    sim = sim_of(tmp_path, kv_blocks=64)
+    for name in ("r0", "r1"):
+        sim.arrive(Prompt(name, 128, digest=4))
+        sim.lookup(name, 0, 0, 0)
+    chunks = [Chunk(name, 0, 128, first=True) for name in ("r0", "r1")]
+    sim.step(chunks, [Entry("r0", 128), Entry("r1", 128)], prompts={"r0": 128, "r1": 128})
+    for layer in range(sim.layers):
+        sim.effect(0, sim.step_id, layer, 128)
+    for name in ("r0", "r1"):
+        sim.read(name, 0, 64)
+        sim.finish(name, 128)
+    sim.write()
+    case = make_case(read_run(sim.dir))
+    assert [stored_before(case, request) for request in case.requests] == [128, 128]
+    assert [stored_before(case, request, saved=True) for request in case.requests] == [64, 64]
 
 
 def test_replicated_kv_is_saved_by_one_rank(tmp_path: Path) -> None:
