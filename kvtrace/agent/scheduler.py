@@ -165,13 +165,15 @@ def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: 
     prompt = int(request.num_prompt_tokens)
     _steps(self).prefilling[req_id] = prompt
     key = AGENT.config.salt if AGENT.config is not None else b""
+    cache_salt = getattr(request, "cache_salt", None)
+    salt = prefixes.digest_of(str(cache_salt), key) if cache_salt else 0
     key = prefixes.key_of(request, key)
     found = prefixes.digests(request.prompt_token_ids, describe.block_size(self), key)
     head = pack_head(Kind.REQUEST, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
     limit = int(getattr(request, "max_tokens", -1) or -1)
     ident = AGENT.request_id(req_id)
     row = rows.Arrival(
-        head, t0, ident, prompt=prompt, digest=found.prompt, prefix=found.aligned, max_tokens=limit
+        head, t0, ident, salt, prompt=prompt, digest=found.prompt, prefix=found.aligned, max_tokens=limit
     )
     AGENT.add(row)
     handover.came_with(request)

@@ -105,6 +105,7 @@ class Request:
     chunks show."""
     t_first: int
     digest: int = 0
+    salt: int = 0  # keyed digest of its cache salt: equal tokens have other digests under another one
     prefix: int = 0
     block: int = 0
     lookups: tuple[Lookup, ...] = ()
@@ -193,6 +194,7 @@ class _Draft:
     engine: int = 0
     prompt: int = -1
     digest: int = 0
+    salt: int = 0
     prefix: int = 0
     block: int = 0
     lookups: list[Lookup] = field(default_factory=list)
@@ -226,6 +228,7 @@ class _Draft:
     def arrive(self, row: rows.Arrival) -> None:
         if self.prompt < 0 or not self.digest:
             self.prompt, self.digest, self.prefix = max(0, row.prompt), row.digest, row.prefix
+            self.salt = row.salt
 
     def begins_with(self, row: rows.Prefixes) -> None:
         if row.first > 0 and row.stride > 0:
@@ -317,6 +320,7 @@ class _Draft:
             computed=computed,
             t_first=self.t_first,
             digest=self.digest,
+            salt=self.salt,
             prefix=self.prefix,
             block=self.block,
             lookups=tuple(self.lookups),

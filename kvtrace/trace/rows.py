@@ -134,12 +134,13 @@ class Chunk(NamedTuple):
 class Arrival(NamedTuple):
     """A request comes to the scheduler. ``digest``: 63-bit keyed BLAKE2b of the prompt's token ids;
     ``prefix``: the same of the longest block-aligned proper prefix ((n - 1) // block * block tokens), 0
-    where that is empty. The key is the run's and stays in memory."""
+    where that is empty. The key is the run's and stays in memory. ``salt``: keyed digest of the request's
+    cache salt, which makes other digests of equal tokens; 0 none."""
 
     head: Word
     t: Word
     request: Word
-    spare3: Word = 0
+    salt: Word = 0
     prompt: Word = 0
     digest: Word = 0
     prefix: Word = 0

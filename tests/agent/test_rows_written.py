@@ -511,7 +511,7 @@ def a_chunk(row: rows.Chunk, seen: Context) -> None:
 @case(Kind.REQUEST, schedule)
 def an_arrival(row: rows.Arrival, seen: Context) -> None:
     found = prefixes.digests(PROMPT, BLOCK, b"k" * 16)
-    assert seen.now(row.t) and seen.names[row.request] == "req" and spares(row) == [0]
+    assert seen.now(row.t) and seen.names[row.request] == "req" and row.salt == 0
     assert (row.prompt, row.digest, row.prefix, row.max_tokens) == (200, found.prompt, found.aligned, 9)
 
 

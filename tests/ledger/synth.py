@@ -121,6 +121,7 @@ class Prompt:
     output: int = 1
     prefixes: tuple[int, ...] = ()  # of the first, two, ... blocks; at most four
     parts: tuple[int, ...] = ()  # of the first, second, ... block alone; at most four
+    salt: int = 0
 
 
 @dataclass
@@ -311,7 +312,11 @@ class Sim:
         req = s.name(prompt.id)
         head = pack_head(Kind.REQUEST, Role.SCHEDULER)
         digests = {"digest": prompt.digest, "prefix": prompt.prefix}
-        s.add(*rows.Arrival(head, self.clock(), req, prompt=prompt.length, **digests, max_tokens=16))
+        s.add(
+            *rows.Arrival(
+                head, self.clock(), req, prompt.salt, prompt=prompt.length, **digests, max_tokens=16
+            )
+        )
         if prompt.prefixes:
             four = (*prompt.prefixes, 0, 0, 0, 0)[:4]
             head = pack_head(Kind.PREFIX, Role.SCHEDULER)

@@ -45,11 +45,12 @@ class Cache:
         return self
 
     def loads(
-        self, request: str, prints: list[int], tokens: tuple[int, ...] = A, blocks: int = 3, more: int = 0
-    ) -> Cache:
+        self, request: str, prints: list[int], tokens: tuple[int, ...] = A, blocks: int = 3, more: int = 0,
+        salt: int = 0,
+    ) -> Cache:  # fmt: skip
         """The first blocks come from the connector, and ``more`` tokens of the next; the rest is computed."""
         length, taken = len(tokens) * BLOCK, blocks * BLOCK + more
-        self.sim.arrive(Prompt(request, length, digest=tokens[-1], prefixes=tokens))
+        self.sim.arrive(Prompt(request, length, digest=tokens[-1], prefixes=tokens, salt=salt))
         self.sim.lookup(request, 0, taken, taken)
         self.sim.step([Chunk(request, taken, length - taken, first=True)], prompts={request: length})
         self.sim.prints(request, prints)
@@ -122,6 +123,12 @@ def test_kv_of_another_place_is_told_whose_it_is(tmp_path: Path) -> None:
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 5, 7, 8]).run()
     assert lost(run) == BLOCK
     assert why(run) == ("tokens 32-64 hold what tokens 0-32 of the same prompt computed to",)
+
+
+def test_a_prompt_under_another_cache_salt_may_be_the_same_one(tmp_path: Path) -> None:
+    """A salt makes other digests of equal tokens, not other KV: which tokens it is of is not known."""
+    run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 6, 7, 9], (31, 32, 33, 34), salt=3).run()
+    assert lost(run) == 0 and run.compared == {"not compared": 3}
 
 
 def test_kv_of_another_prompt_is_told_whose_it_is(tmp_path: Path) -> None:

@@ -268,6 +268,8 @@ class _Judge:
             own = self._prefixes.digest(one.row, one.end)
             if (one.start, one.end) == (block.start, block.end) and (not own or not digest or own == digest):
                 continue
+            if self._requests[one.row].salt != self._requests[block.row].salt:
+                continue  # equal tokens have other digests there: it may be the same prompt
             same = self._prefixes.digest(one.row, block.end) == digest != 0
             other = f"another prompt ({self._requests[one.row].id})"
             whose = "the same prompt" if one.row == block.row or same else other
