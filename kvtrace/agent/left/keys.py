@@ -23,6 +23,8 @@ from kvtrace.agent.left.pieces import Op
 
 _MOST_KEYS = 8192
 _MOST_LENGTHS = 256
+_MOST_WAITING = 256
+"""Operations of which it is not known yet whether heads tell messages apart."""
 _LEAST_HEAD = 8
 """Bytes in which a key may stand."""
 _WIDTHS = 8, 4
@@ -99,7 +101,7 @@ class Keys:
             self._heads.clear()
         heads = self._heads.setdefault((peer, len(head)), _Heads(head))
         heads.differ |= head != heads.first
-        heads.gone = [*heads.gone, *self.put((peer, _BEHIND + head), held)][-_MOST_KEYS:]
+        heads.gone = [*heads.gone, *self.put((peer, _BEHIND + head), held)][-_MOST_WAITING:]
         if not heads.differ:
             return []
         gone, heads.gone = heads.gone, []
