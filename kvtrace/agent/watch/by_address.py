@@ -284,7 +284,8 @@ class Tensors:
 
 
 def _explained(data: Any, found: list[Found], layouts: list[tuple[Layer, Layout]]) -> bool:
-    """Whether some bytes are of these blocks, but for headers, keys and what is too short for a block."""
+    """Whether some bytes are of these blocks, but for headers, keys and what is too short for a block. Not
+    where they are too short for all of these: what one that was half full held stands in another one, too."""
     if not found:
         return len(data) < _LEAST_BLOCK
     size = 0
@@ -293,6 +294,8 @@ def _explained(data: Any, found: list[Found], layouts: list[tuple[Layer, Layout]
         block = layer.nbytes // layout.dims[layout.block_at].size
         size += int(one.times.sum()) * block
         least = min(least, block)
+    if size > len(data):
+        return False
     rest = len(data) - data.count(_ZEROS) * len(_ZEROS) - size
     # No zeros where a block may be: of which blocks they are can't be said.
     return bool(rest <= _MOST_OTHER + len(data) * _SHARE_OTHER and data.find(bytes(least)) < 0)
