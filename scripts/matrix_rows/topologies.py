@@ -55,7 +55,7 @@ def _parallel() -> tuple[Row, ...]:
             engine={**TWO_RANKS, "distributed_executor_backend": "ray"},
             note="with Ray installed vLLM refuses its CPU platform (`current platform cpu does not support "
                  "ray.`, vllm/v1/executor/ray_utils.py). A Ray worker gets kvtrace by its environment: "
-                 "tests/launch/test_child_environment.py holds which variables Ray is told to hand on"),
+                 "tests/launch/test_child_environment.py holds which variables Ray hands on"),
     )  # fmt: skip
 
 
