@@ -77,7 +77,11 @@ def keep(section: str, kept: dict[str, Any]) -> None:
 
 
 def write_page() -> None:
-    sections = [(tables.TITLES[name], list(read(name).values())) for name in tables.SECTIONS]
+    sections = []
+    for name, rows in tables.SECTIONS.items():
+        kept = read(name)
+        missing = [row.title for row in rows if row.name not in kept]
+        sections.append((tables.TITLES[name], list(kept.values()), missing))
     PAGE.write_text(page(sections, _versions()), encoding="utf-8")
 
 

@@ -35,8 +35,8 @@ HOW = {
 }
 
 
-def section(title: str, rows: Sequence[Kept]) -> list[str]:
-    """The lines of one section."""
+def section(title: str, rows: Sequence[Kept], missing: Sequence[str]) -> list[str]:
+    """The lines of one section. ``missing``: titles of rows without a result."""
     ran = [row for row in rows if not row["cannot"]]
     right = sum(not row["wrong"] for row in ran)
     lines = [
@@ -53,6 +53,7 @@ def section(title: str, rows: Sequence[Kept]) -> list[str]:
     wrong = [f"- {row['title']}: {'; '.join(map(_safe, row['wrong']))}." for row in ran if row["wrong"]]
     lines += ["", "What is wrong:", "", *wrong] if wrong else []
     lines += ["", "Notes:", "", *notes] if notes else []
+    lines += ["", f"Not run yet: {'; '.join(missing)}."] if missing else []
     return [*lines, ""]
 
 
@@ -88,7 +89,7 @@ def _safe(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def page(sections: Sequence[tuple[str, Sequence[Kept]]], more: Sequence[str] = ()) -> str:
-    """The page: sections (title, rows), and lines made elsewhere after them."""
-    lines = [line for title, rows in sections if rows for line in section(title, rows)]
+def page(sections: Sequence[tuple[str, Sequence[Kept], Sequence[str]]], more: Sequence[str] = ()) -> str:
+    """The page: sections (title, rows, titles of rows without a result), and lines made elsewhere."""
+    lines = [line for title, rows, missing in sections if rows for line in section(title, rows, missing)]
     return "\n".join([HEAD, *lines, *more]).rstrip("\n") + "\n"

@@ -71,9 +71,9 @@ def test_a_row_that_does_not_run_untraced_is_no_fault_of_kvtrace() -> None:
     found = of_kind(ROW, CHUNKS, refused, refused, None)
     kept = of_row(ROW, {"healthy": found, "planted": found})
     assert not kept["wrong"] and kept["cannot"] == refused["error"]
-    text = page([("Topologies", [kept])])
+    text = page([("Topologies", [kept], ["Two engines", "Ray"])])
     assert "does not run on this build: ValueError: current platform cpu does not support ray." in text
-    assert "0 of 0 rows are right;** 1 do not run" in text
+    assert "0 of 0 rows are right;** 1 do not run" in text and "Not run yet: Two engines; Ray." in text
 
 
 def test_what_a_row_must_show_and_does_not_is_wrong() -> None:
@@ -86,7 +86,7 @@ def test_what_a_row_must_show_and_does_not_is_wrong() -> None:
 def test_the_page_says_what_is_wrong() -> None:
     right = Of(equal=True, balanced=True, seen=8, due=8, rest=512, grades={"proved": 512})
     wrong = Of(equal=False, balanced=True, seen=8, due=9, first="slots-short", wrong=["tokens differ"])
-    text = page([("Topologies", [of_row(ROW, {"healthy": right, "planted": wrong})])], ["## More"])
+    text = page([("Topologies", [of_row(ROW, {"healthy": right, "planted": wrong})], [])], ["## More"])
     assert (
         "| The plain engine | one process | **no** | 16 / 17 | yes | none | ShortStore: slots-short |" in text
     )
