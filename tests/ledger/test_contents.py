@@ -119,6 +119,17 @@ def test_kv_that_these_tokens_never_computed_to_is_wrong(tmp_path: Path) -> None
     assert why(run) == ("tokens 32-64 are not what they computed to in request a",)
 
 
+@pytest.mark.parametrize(("more", "wrong"), [((), 0), ((15,), 2)], ids=["ends with it", "goes on"])
+def test_a_prompt_s_last_unit_was_offered_to_nobody_whoever_stored_it(
+    tmp_path: Path, more: tuple[int, ...], wrong: int
+) -> None:
+    """Of a prompt its last token is always computed: that the connector gave a unit less than all of it is no
+    word that it had no more. What another engine stored there may have other bits."""
+    cache = Cache(tmp_path).computes("a", [5, 6, 7, 8, 9][: 4 + len(more)], (*A, *more), answer=2 * BLOCK)
+    run = cache.loads("b", [5, 6, 77, 88, 9, 10], (*A, 15, 16), blocks=4).run()
+    assert run.compared.get("wrong", 0) == wrong
+
+
 def test_kv_of_another_place_is_told_whose_it_is(tmp_path: Path) -> None:
     run = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 5, 7, 8]).run()
     assert lost(run) == BLOCK

@@ -17,6 +17,7 @@ of a block is the same whatever comes before it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -297,16 +298,26 @@ class _Judge:
             if request.preemptions or not self._before(row, block):
                 return None  # computed, and not printed
             known.append(row)
-        if not any(_was_not_there(self._requests[row], block.end) for row in known):
+        loaded = self._requests[block.row]
+        if not any(_was_not_there(self._requests[row], block.end, loaded) for row in known):
             return None
         earlier = self._requests[known[0]].id
         return f"tokens {block.start}-{block.end} are not what they computed to in request {earlier}"
 
 
-def _was_not_there(request: Request, end: int) -> bool:
-    """Whether the connector said of a request's tokens that it has less than the first ``end``."""
+def _was_not_there(request: Request, end: int, loaded: Request) -> bool:
+    """Whether the connector said of a request that it has less than its first ``end`` tokens, and would have
+    given them: never all of a prompt, and whole units only, as it did when they were ``loaded``."""
+    offers = [_offered(one) for one in (request, loaded) if one.looked_up and one.looked_up.answer]
+    unit = math.gcd(*offers) or 1
+    offerable = -(-end // unit) * unit < request.prompt
+    return request.looked_up is not None and _offered(request) < end and offerable
+
+
+def _offered(request: Request) -> int:
+    """The first tokens of which the connector said that it has them, or the GPU does."""
     lookup = request.looked_up
-    return lookup is not None and lookup.local + max(0, lookup.answer or 0) < end
+    return lookup.local + max(0, lookup.answer or 0) if lookup else 0
 
 
 def reasons(wrong: Iterable[Wrong]) -> list[str]:
