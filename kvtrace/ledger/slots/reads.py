@@ -480,6 +480,9 @@ class _Resolver:
                 former = tuple(one for one in former if one not in fill)
                 if not former:
                     continue  # a load may read what it writes
+            if filling and not fill and self._filled_for_another_group(group, block, step):
+                loading += high - low
+                continue  # layers of several groups lie on these bytes, and this group's is not meant
             for holder in former:
                 start, until = holder.place * size, self._until(holder, step, after)
                 computed[holder.row].append((start + low, min(start + high, until)))
@@ -547,6 +550,14 @@ class _Resolver:
                 default=step,
             )
             >= step
+        )
+
+    def _filled_for_another_group(self, group: int, block: int, step: int) -> bool:
+        """Whether a load is to fill some of a block for a request that has it in another KV cache group."""
+        return any(
+            self._filled(self._tables.holders(other, block), (0, size), size, step)
+            for other, size in enumerate(self._sizes)
+            if other != group
         )
 
     def _that_named(self, former: tuple[Holder, ...], low: int, high: int, size: int) -> tuple[Holder, ...]:
