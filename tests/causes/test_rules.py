@@ -332,9 +332,16 @@ def test_already_stored_by_a_hit_that_is_loaded(tmp_path: Path) -> None:
     policy = Policy(nothing, match=lambda prompt, local: prompt.length - 1)
     sim.serve([Prompt("a", 128, digest=1), Prompt("b", 64, digest=2)], policy)
     diagnosis = analyse(sim)
-    assert tokens(diagnosis)["loaded"] == 127 + 63
-    assert "metadata-has-no-store" in ids(diagnosis)  # the last token of a hit, and nobody stored it here
+    assert tokens(diagnosis) == {"loaded": 127 + 63, "not-saved:already-stored": 2}
+    assert ids(diagnosis) == ["already-stored"]  # vLLM computes the last token even where the store holds it
     assert diagnosis.loads.accounts["loaded"] == 190 * 2
+
+
+def test_the_last_token_is_not_held_by_a_hit_that_ends_before_it_at_a_block(tmp_path: Path) -> None:
+    """A store in whole blocks answers so, too: of the last token it says nothing."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt("a", 129, digest=1)], Policy(nothing, match=lambda prompt, local: 128))
+    assert "already-stored" not in ids(analyse(sim))
 
 
 def test_a_store_that_begins_after_what_is_held(tmp_path: Path) -> None:

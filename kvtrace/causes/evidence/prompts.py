@@ -17,6 +17,8 @@ def held(case: Case, request: Request) -> int:
     """Leading positions that the connector holds: by an earlier store of the same tokens or of a prompt that
     begins with them, by its own answer at the lookup, or by where its store of this request begins."""
     answered = request.local + request.offered if request.offered > 0 else 0
+    if answered == request.prompt - 1 and request.block and answered % request.block:
+        answered = request.prompt  # vLLM computes one token at least: a store of all of it answers so
     begins = min((e.start for e in request.entries if e.slots > 0), default=0)
     return max(stored_before(case, request), answered, begins, shared_before(case, request))
 
