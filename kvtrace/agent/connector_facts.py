@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dis
 import functools
+import re
 import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from kvtrace.trace.facts import Connector
 from kvtrace.trace.format import Role
 
 _MAX_INTS = 32
+_UNIT_NAME = re.compile(r"UNIT|CHUNK|GRAIN|GRANUL|SEGMENT|STRIPE")
 
 
 def fact_of(connector: Any, role: Role, configured: str | None, parent: int | None, index: int) -> Connector:
@@ -144,7 +146,8 @@ def _first_local(steps: list[dis.Instruction]) -> str:
 
 def _integers(connector: Any) -> dict[str, int]:
     """Integers that can be a storage unit, on the connector and, one object deeper, on what it
-    holds: ``{"_block_size": 128, "_lmcache_engine._lmcache_chunk_size": 256}``."""
+    holds: ``{"_block_size": 128, "_lmcache_engine._lmcache_chunk_size": 256}``;
+    then constants of its module."""
     found = dict(_own_integers(connector))
     held = list(vars(connector).items()) if hasattr(connector, "__dict__") else []
     for name, value in held:
@@ -152,7 +155,20 @@ def _integers(connector: Any) -> dict[str, int]:
             found.update((f"{name}.{inner}", number) for inner, number in _own_integers(value))
         if len(found) >= _MAX_INTS:
             break
+    found.update(_constants(type(connector)))
     return dict(list(found.items())[:_MAX_INTS])
+
+
+def _constants(cls: type) -> list[tuple[str, int]]:
+    """Constants of the module that defines the connector, by names that a unit has: ``("CHUNK_SIZE", 256)``.
+    A module is full of other numbers, so that a name has to speak for each."""
+    module = sys.modules.get(cls.__module__)
+    named = [(name, number) for name, number in vars(module).items()] if module else []
+    return [
+        (name, number)
+        for name, number in named
+        if type(number) is int and 1 < number < 1 << 31 and name.isupper() and _UNIT_NAME.search(name)
+    ]
 
 
 def _own_integers(value: Any) -> list[tuple[str, int]]:

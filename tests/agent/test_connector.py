@@ -254,6 +254,19 @@ def test_a_lookup_with_one_answer_for_all_is_known_from_its_bytecode(name, alike
     assert answers_alike(HandsOn(), name) is alike
 
 
+def test_a_unit_may_be_a_constant_of_the_connectors_module(trace, monkeypatch):
+    for name, value in {
+        "CHUNK_SIZE": 128,
+        "PORT": 8080,
+        "chunk": 64,
+        "CHUNK_NAME": "x",
+        "UNIT_ON": True,
+    }.items():
+        monkeypatch.setattr(fakes, name, value, raising=False)
+    traced(fakes.Storing(), Role.WORKER, "Storing")
+    assert trace.facts(Fact.CONNECTOR)[0]["ints"] == {"_unit": 256, "CHUNK_SIZE": 128}
+
+
 def test_units_are_looked_for_one_object_deeper_but_not_in_vllms_configuration(trace):
     def part(module, **numbers):
         made = type("Part", (), {"__module__": module})()

@@ -12,11 +12,15 @@ from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.loads.trace import NEVER
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Transfer
-from kvtrace.ledger.saves.completion import ASKED, PATIENCE, SHORT_NS
+from kvtrace.ledger.saves.completion import ASKED
 
 _NOT_WRITTEN = "reported as finished, and slots of these tokens were not written"
 NEVER_FINISHED_NS = 5 * 10**9
 """A request that leaves after this long in an open load did not leave for an impatient client's sake."""
+_PATIENCE = 4
+"""How many times as long as a load took an engine may take to hear of its end ..."""
+_SHORT_NS = 10**7
+"""... of one that took so long at least."""
 STILL_OPEN_NS = 60 * 10**9
 """A load that is open for this long when the trace ends will not come any more."""
 
@@ -66,8 +70,8 @@ def _still_open(
 
 def _untold(accepted: Accepted, engine: Engine, seen: Seen, over: int, end: int) -> bool:
     """Whether a load was written in full long before the end, and the steps since asked for it in vain."""
-    took = max(SHORT_NS, over - accepted.allocated_t) if accepted.allocated_t else end
-    return end - over >= PATIENCE * took and seen.written.steps_after(engine.workers, over) >= ASKED
+    took = max(_SHORT_NS, over - accepted.allocated_t) if accepted.allocated_t else end
+    return end - over >= _PATIENCE * took and seen.written.steps_after(engine.workers, over) >= ASKED
 
 
 def _failed(arrival: Arrival, accepted: Accepted, seen: Seen, reports: Sequence[Transfer]) -> int:

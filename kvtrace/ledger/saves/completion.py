@@ -19,9 +19,10 @@ from kvtrace.ledger.saves.watched import Watched
 OVERTAKEN = 3
 """So many saves that began later and are done: this one will not come any more."""
 LONG_NS = 60 * 10**9
-PATIENCE = 4
-"""How many times as long as the longest copy an engine may take to hear of its end."""
-SHORT_NS = 10**7
+AFTER_NS = 2 * 10**8
+"""So long, and once more as long as the longest copy took, an engine may take to hear of a copy's end. On 76
+runs of generated connectors that do tell, it took 0.12 s after a copy of 16 ms, less than the longest copy
+where that took 60 ms or more, and 8 steps that asked."""
 ASKED = 20
 """Steps that asked for finished saves after that."""
 PARTLY_NS = 5 * 10**9
@@ -98,11 +99,11 @@ def _untold(
         last = [max(touch.t for touch in touches) for touches in seen if touches]
         if save.engine not in heard and last and len(last) == len(seen):
             copied[save.row] = (max(0, max(last) - save.opened), max(save.opened, *last))
-    longest = max([SHORT_NS, *(took for took, _ in copied.values())])
+    longest = max((took for took, _ in copied.values()), default=0)
     for save in saves:
         if save.row not in copied:
             continue
-        over = copied[save.row][1] + PATIENCE * longest
+        over = copied[save.row][1] + longest + AFTER_NS
         later = [watched[one.key].ran.began_t for one in workers[save.engine]]
         if all(int((begun > over).sum()) >= ASKED for begun in later):
             found.add(save.row)

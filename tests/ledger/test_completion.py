@@ -1,0 +1,64 @@
+"""Asynchronous saves whose end the engine never heard of: when that is known, and when it may still come."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.saves.completion import ASKED, settle
+
+MS = 10**6
+
+
+def ends(copied_ms: list[int], asked_ms: list[int], heard_ms: int = 0) -> list[SaveEnd]:
+    """Saves that all begin at 1 ms; their copies are over at ``copied_ms`` (0: not seen), steps begin at
+    ``asked_ms``, and the engine hears of the first save's end at ``heard_ms`` (0: never)."""
+    requests: list[Any] = []
+    for at in range(len(copied_ms)):
+        transfers = [SimpleNamespace(store=True, begun=True, t=MS, spool="", failed=False)]
+        if heard_ms and not at:
+            transfers.append(
+                SimpleNamespace(store=True, begun=False, t=heard_ms * MS, spool="", failed=False)
+            )
+        requests.append(SimpleNamespace(engine=0, transfers=transfers))
+    worker = SimpleNamespace(key=(0, "w"), spool="w", rank=0)
+    touches = {row: [SimpleNamespace(t=ms * MS)] for row, ms in enumerate(copied_ms) if ms}
+    began = np.array(asked_ms, dtype=np.int64) * MS
+    watched = SimpleNamespace(slots=SimpleNamespace(reads=touches), ran=SimpleNamespace(began_t=began))
+    last = max([*asked_ms, 1]) * MS
+    engine = SimpleNamespace(tag=0, workers=(worker,), t_last=last)
+    return [save.end for save in settle(requests, [engine], {(0, "w"): watched})]  # type: ignore[list-item, dict-item]
+
+
+LATER = list(range(1000, 1000 + ASKED))
+"""Twenty steps that ask for finished saves, a second after the copies."""
+
+
+def test_copies_that_were_over_long_ago_and_never_told_are_not_finished() -> None:
+    assert ends([20, 30], LATER) == [SaveEnd.NOT_FINISHED] * 2
+
+
+@pytest.mark.parametrize(
+    ("copied", "asked"),
+    [
+        pytest.param([20, 30], LATER[1:], id="too few steps asked"),
+        pytest.param([20, 30], list(range(200, 200 + ASKED)), id="what follows a copy may take 0.2 s"),
+        pytest.param(
+            [500, 30], list(range(1180, 1180 + ASKED))[:ASKED], id="and as long as the longest copy"
+        ),
+    ],
+)
+def test_an_end_that_may_still_be_heard_of_is_pending(copied: list[int], asked: list[int]) -> None:
+    assert ends(copied, asked)[0] == SaveEnd.PENDING
+
+
+def test_a_copy_that_was_not_seen_is_pending() -> None:
+    assert ends([0, 30], LATER) == [SaveEnd.PENDING, SaveEnd.NOT_FINISHED]
+
+
+def test_an_engine_that_hears_of_ends_may_hear_of_the_others() -> None:
+    assert ends([20, 30], LATER, heard_ms=40) == [SaveEnd.SAVED, SaveEnd.PENDING]
