@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -56,10 +58,10 @@ class Copies(fakes.Copying):
                 self.how(self, self.caches["layer.0"], work.slot_mapping)
 
 
-def run(kv, how, steps=1, is_store=True):
+def run(kv, how, steps=1, is_store=True, kind=Copies):
     """``how(number of the step, KV)`` is what the connector does in its hook for saving, or loading."""
     number = [0]
-    connector = Copies(lambda connector, layer, slots: how(number[0], layer))
+    connector = kind(lambda connector, layer, slots: how(number[0], layer))
     traced(connector, Role.WORKER, "Copying")
     connector.register_kv_caches({"layer.0": kv})
     CACHES._blocks["layer.0"] = BLOCKS, BLOCK
@@ -202,6 +204,39 @@ def test_a_thread_that_reads_and_writes(trace, kv, tmp_path):
         run(kv, lambda number, layer: pool.submit(job, layer).result())
     assert reads(trace) == [(1, "28+4", True)]
     assert forms(trace) == [Form.VERBATIM]
+
+
+def test_a_thread_that_loaded_before_says_that_more_may_have_been_read_than_was_found(trace, kv, tmp_path):
+    """One of two blocks that begin alike was sent by it, and one that is like no other."""
+    kv[5, :3], kv[5, 3] = kv[2, :3], 0
+    jobs = queue.Queue()
+
+    def works():
+        while (job := jobs.get()) is not None:
+            job()
+            jobs.task_done()
+
+    def sends(layer):
+        for block in (7, 2):
+            (tmp_path / f"{block}").write_bytes(taken(layer, [block]).tobytes())
+
+    def hands_over(number, layer):
+        jobs.put(lambda: sends(layer))
+        jobs.join()
+
+    class Begins(Copies):
+        """Its thread begins in a hook for loading, and loads first."""
+
+        def start_load_kv(self, forward_context, **kwargs):
+            thread.start()
+            jobs.put(lambda: None)
+            jobs.join()
+
+    thread = threading.Thread(target=works)
+    run(kv, hands_over, kind=Begins)
+    jobs.put(None)
+    thread.join()
+    assert reads(trace, [1]) == [(1, "28+4", True)]
 
 
 def test_memory_that_is_gone_is_not_read(trace, kv):

@@ -231,6 +231,7 @@ class Left:
             return
         found = BY_ADDRESS.look(data, Here() if database else self._here)
         if found is None:
+            self.reader.not_all_held(BY_ADDRESS.given)  # KV of slots that can't be named, perhaps
             return
         self._reads(found)
         before = _in_databases.get(database, {})

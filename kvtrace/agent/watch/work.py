@@ -145,8 +145,9 @@ class Work:
                 self.left = Left(self._index())
                 self._watch.keep = self.left.keep
                 self._watch.gives, self.left.reader = self.left.gives, self._watch
-                if self._saves():
-                    self._watch.looks = self.left.in_tensor
+        if self.left is not None:
+            # A thread may save for one item of its queue, and load for the next one.
+            self._watch.looks = self.left.in_tensor if self._saves() else None
 
     def _pause(self) -> None:
         if self._swallowed is not None:
