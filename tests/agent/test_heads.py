@@ -30,7 +30,8 @@ def known(kv, kind):
     caches = Caches()
     caches.add("layer", kv)
     caches._blocks["layer"] = BLOCKS, SLOTS
-    caches._hints["layer"] = (0, 2) if kind in ("blocks, heads, slots", "one head") else None
+    hint = (0, 2) if kind in ("blocks, heads, slots", "one head") else None
+    caches._hints["layer"] = {kv.dim(): hint}
     return caches, caches.layers["layer"]
 
 
