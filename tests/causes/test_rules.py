@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -579,6 +580,21 @@ def test_agent_not_loaded(tmp_path: Path) -> None:
     broken = diagnose(read_run(tmp_path))
     assert "agent-not-loaded" in ids(broken)
     assert "VLLM::Worker_TP1" in next(f for f in broken.findings if f.id == "agent-not-loaded").title
+
+
+def test_a_rank_of_an_external_launcher_has_one_worker_and_lacks_none(tmp_path: Path) -> None:
+    """Each rank is a process of its own with engine and worker in it, whatever the number of ranks."""
+    sim = Sim(tmp_path, tp=2, ints={"unit": 32})
+    sim.serve(prompts([64]), Rounding(32).policy())
+    sim.write()
+    sim.workers[1].path.unlink()
+    run = read_run(tmp_path)
+    (engine,) = run.engines
+    assert "agent-not-loaded" in ids(diagnose(run))
+    own = next(process.spool for process in run.processes if process.name == engine.process)
+    assert own is not None
+    alone = replace(engine, workers=(replace(engine.workers[0], spool=own),))
+    assert "agent-not-loaded" not in ids(diagnose(replace(run, engines=[alone])))
 
 
 def test_unreadable_metadata_is_not_called_a_loss(tmp_path: Path) -> None:

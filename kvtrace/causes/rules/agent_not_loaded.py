@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.rule import FAULT, Case, Cause, Results, Stage
+from kvtrace.ledger.model import Engine
 from kvtrace.ledger.run_file import ListedProcess
 from kvtrace.words import count, listed
 
@@ -27,7 +28,9 @@ def rule(case: Case) -> Results:
     seen = [process for process in case.run.processes if process.vllm and process.pid not in forks]
     silent = [process for process in seen if not process.agent and process.role in ("scheduler", "worker")]
     short = [
-        (engine, ranks) for engine in case.run.engines if len(engine.workers) < (ranks := engine.facts.ranks)
+        (engine, ranks)
+        for engine in case.run.engines
+        if len(engine.workers) < (ranks := engine.facts.ranks) and not _is_one_of_a_launchers(case, engine)
     ]
     if silent or short:
         evidence = [f"no spool: {process.name}, pid {process.pid}" for process in silent[:4]]
@@ -52,6 +55,13 @@ def rule(case: Case) -> Results:
             f"{len(seen) - len(other)} of {len(seen)} vLLM processes wrote a spool, every engine and worker"
             f"{rest}"
         )
+
+
+def _is_one_of_a_launchers(case: Case, engine: Engine) -> bool:
+    """Whether an engine runs its one worker in its own process. With several ranks it does so under an
+    external launcher alone (vllm/v1/executor/uniproc_executor.py, 0.32.0): each has an engine of its own."""
+    names = {process.spool: process.name for process in case.run.processes}
+    return any(names.get(worker.spool) == engine.process for worker in engine.workers)
 
 
 def _forks_before_exec(processes: Sequence[ListedProcess], traced: set[int]) -> set[int]:
