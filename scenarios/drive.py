@@ -148,7 +148,7 @@ def write_outcome(path: Path, answers: list[list[int]], store: Path, seconds: fl
 
 def _rows(path: Path) -> int:
     """Tokens in one file of a store: the first dimension of its tensor. A state is none of tokens."""
-    if path.suffix not in (".npy", ".safetensors"):
+    if path.suffix not in (".npy", ".safetensors", ".part"):
         return 0
     if path.suffix == ".npy":
         import numpy
