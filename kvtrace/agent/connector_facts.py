@@ -5,18 +5,16 @@ from __future__ import annotations
 import copy
 import dis
 import functools
-import re
 import sys
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from kvtrace.agent.describe import get
 from kvtrace.trace import hooks
-from kvtrace.trace.facts import Connector
+from kvtrace.trace.facts import UNIT_NAME, Connector
 from kvtrace.trace.format import Role
 
 _MAX_INTS = 32
-_UNIT_NAME = re.compile(r"UNIT|CHUNK|GRAIN|GRANUL|SEGMENT|STRIPE")
 
 
 def fact_of(connector: Any, role: Role, configured: str | None, parent: int | None, index: int) -> Connector:
@@ -162,13 +160,8 @@ def _integers(connector: Any) -> dict[str, int]:
 def _constants(cls: type) -> list[tuple[str, int]]:
     """Constants of the module that defines the connector, by names that a unit has: ``("CHUNK_SIZE", 256)``.
     A module is full of other numbers, so that a name has to speak for each."""
-    module = sys.modules.get(cls.__module__)
-    named = [(name, number) for name, number in vars(module).items()] if module else []
-    return [
-        (name, number)
-        for name, number in named
-        if type(number) is int and 1 < number < 1 << 31 and name.isupper() and _UNIT_NAME.search(name)
-    ]
+    numbers = _own_integers(sys.modules.get(cls.__module__))
+    return [(name, number) for name, number in numbers if name.isupper() and UNIT_NAME.search(name)]
 
 
 def _own_integers(value: Any) -> list[tuple[str, int]]:

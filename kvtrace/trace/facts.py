@@ -7,6 +7,7 @@ does not know are left out. Nothing after it looks into a dictionary.
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -190,6 +191,10 @@ class Worker(Document):
     connector_live: bool | None = None
     connector: int | None = None
     other_layers: Mapping[str, str] = field(default_factory=dict)
+
+
+UNIT_NAME = re.compile(r"unit|chunk|grain|granul|segment|stripe", re.IGNORECASE)
+"""Names that a connector gives to the unit it stores in."""
 
 
 @dataclass(frozen=True)

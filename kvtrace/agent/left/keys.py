@@ -85,7 +85,6 @@ class Keys:
 
     def __init__(self) -> None:
         self._ops: OrderedDict[Key, Sequence[Held]] = OrderedDict()
-
         self._heads: dict[tuple[str, int], _Heads] = {}
 
     def forget(self) -> None:

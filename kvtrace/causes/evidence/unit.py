@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvtrace.ledger.model import Engine
+from kvtrace.trace.facts import UNIT_NAME
 
 _MAX_UNIT = 1 << 24
 _MOST_BLOCKS = 64
@@ -23,8 +24,6 @@ _MOST_BLOCKS = 64
 _LEAST_UNNAMED = 16
 """Tokens of a unit that no number names, at least."""
 
-_UNIT_NAME = re.compile(r"unit|chunk|grain|granul|segment|stripe", re.IGNORECASE)
-"""Names that a connector gives to the unit it stores in; among several numbers that fit, these win."""
 _LEAST_NAME = re.compile(r"(^|_|\.)(min|minimum|least|threshold|align|round|page|portion)", re.IGNORECASE)
 """Names of a number below which nothing is stored."""
 _MOST_NAME = re.compile(r"max|most|limit|capacit|total|pool|budget|window|buffer|len", re.IGNORECASE)
@@ -129,8 +128,8 @@ class _Candidate:
 
     @property
     def named(self) -> bool:
-        """Whether the connector calls this number something like a unit."""
-        return any(_UNIT_NAME.search(name) for name in (*self.extra, *self.attributes, *self.times))
+        """Whether the connector calls this number something like a unit: among several that fit, it wins."""
+        return any(UNIT_NAME.search(name) for name in (*self.extra, *self.attributes, *self.times))
 
     @property
     def may_be_unit(self) -> bool:
