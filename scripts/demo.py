@@ -19,7 +19,6 @@ import random
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from pathlib import Path
 
 from tiny_model import make_tiny_model, words
 from vllm_env import CACHE, ROOT, vllm_env
+from vllm_server import free_port
 
 STAGES = 6
 START_DEADLINE = 300.0
@@ -119,12 +119,6 @@ class Traffic:
 
 
 # --- the server -----------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def serve_command(model: Path, port: int, store: Path) -> list[str]:

@@ -26,35 +26,40 @@ import drive  # noqa: E402
 from matrix_rows.acts import ACTS, Answers  # noqa: E402
 
 
-def start(spec: dict[str, Any]) -> list[Any]:
+def read_spec() -> dict[str, Any]:
+    """The spec that the command line names, in a process that is ready for vLLM."""
+    spec: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    drive.prepare_environment()
+    return spec
+
+
+def work(spec: dict[str, Any]) -> Answers:
+    """Each act on its engine (``engine``: the first one)."""
     from vllm import LLM
 
-    Path(spec["store"]).mkdir(parents=True, exist_ok=True)
-    return [LLM(**options, disable_log_stats=True) for options in spec["engines"]]
-
-
-def work(engines: list[Any], spec: dict[str, Any]) -> Answers:
-    """Each act on its engine (``engine``: the first one)."""
     answers: Answers = []
-    for act in spec["acts"]:
-        answers += ACTS[act["do"]](engines[act.get("engine", 0)], act)
+    engines: list[Any] = []
+    try:
+        engines += [LLM(**options, disable_log_stats=True) for options in spec["engines"]]
+        for act in spec["acts"]:
+            answers += ACTS[act["do"]](engines[act.get("engine", 0)], act)
+    finally:
+        while engines:
+            engines.pop().llm_engine.engine_core.shutdown()
     return answers
 
 
-def play(spec: dict[str, Any], stop: Callable[[Any], None]) -> str:
-    """Runs a workload and writes its outcome. Returns the error that ended it, or ""."""
+def record(spec: dict[str, Any], work: Callable[[], Answers]) -> str:
+    """Does the work and writes its outcome. Returns the error that ended it, or ""."""
     began = time.monotonic()
+    Path(spec["store"]).mkdir(parents=True, exist_ok=True)
     answers: Answers = []
-    engines: list[Any] = []
     error = ""
     try:
-        engines = start(spec)
-        answers = work(engines, spec)
+        answers = work()
     except Exception as caught:
         traceback.print_exc()
         error = f"{type(caught).__name__}: {caught}"
-    while engines:
-        stop(engines.pop())
     write(spec, answers, error, time.monotonic() - began)
     return error
 
@@ -68,11 +73,10 @@ def write(spec: dict[str, Any], answers: Answers, error: str, seconds: float) ->
 
 
 def main() -> int:
-    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    drive.prepare_environment()
+    spec = read_spec()
     if rank := os.environ.get("RANK"):  # one of several scripts, a rank each
         spec["outcome"] += f".{rank}" if rank != "0" else ""
-    return 1 if play(spec, lambda llm: llm.llm_engine.engine_core.shutdown()) else 0
+    return 1 if record(spec, lambda: work(spec)) else 0
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ options of ``vllm serve``, which is started behind PREFIX, and ended by SIGTERM.
 
 from __future__ import annotations
 
-import http.client
 import json
 import signal
-import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from vllm_server import VllmServer, free_port
 
 from matrix_rows import play
 
@@ -36,43 +35,13 @@ def options(engine: dict[str, Any]) -> list[str]:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Server:
+class Server(VllmServer):
     def __init__(self, engine: dict[str, Any], prefix: list[str]) -> None:
-        self.port = free_port()
+        port = free_port()
         vllm = str(Path(sys.executable).parent / "vllm")
         command = [*prefix, vllm, "serve", engine["model"], *options(engine)]
-        command += ["--host", "127.0.0.1", "--port", str(self.port), "--shutdown-timeout", "20"]
-        self.process = subprocess.Popen([*command, "--served-model-name", "tiny"])
-
-    def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        try:
-            text = json.dumps(body) if body is not None else None
-            connection.request(method, path, text, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            raw = response.read()
-            return response.status, json.loads(raw) if raw else None
-        finally:
-            connection.close()
-
-    def wait_until_ready(self) -> None:
-        until = time.monotonic() + READY_SECONDS
-        while time.monotonic() < until:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended while starting, exit code {self.process.returncode}")
-            try:
-                if self.call("GET", "/health")[0] == 200:
-                    return
-            except OSError:
-                pass
-            time.sleep(0.2)  # not listening yet: asked again
-        raise RuntimeError(f"the server was not ready in {READY_SECONDS} s")
+        command += ["--host", "127.0.0.1", "--port", str(port), "--shutdown-timeout", "20"]
+        super().__init__(subprocess.Popen([*command, "--served-model-name", "tiny"]), port)
 
     def complete(self, prompt: list[int], act: dict[str, Any]) -> list[int]:
         body = {"model": "tiny", "prompt": prompt, "temperature": 0, "ignore_eos": True,
@@ -88,32 +57,24 @@ class Server:
         self.process.wait(timeout=180)
 
 
-def work(server: Server, spec: dict[str, Any]) -> play.Answers:
+def work(spec: dict[str, Any], prefix: list[str]) -> play.Answers:
+    server = Server(spec["engines"][0], prefix)
     answers: play.Answers = []
-    for act in spec["acts"]:
-        at_once = len(act["prompts"]) if act.get("together", True) else 1
-        with ThreadPoolExecutor(at_once) as pool:
-            asked = [pool.submit(server.complete, prompt, act) for prompt in act["prompts"]]
-            answers += [one.result() for one in asked]
+    try:
+        server.wait_until_ready(READY_SECONDS)
+        for act in spec["acts"]:
+            at_once = len(act["prompts"]) if act.get("together", True) else 1
+            with ThreadPoolExecutor(at_once) as pool:
+                asked = [pool.submit(server.complete, prompt, act) for prompt in act["prompts"]]
+                answers += [one.result() for one in asked]
+    finally:
+        server.stop()
     return answers
 
 
 def main() -> int:
-    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    Path(spec["store"]).mkdir(parents=True, exist_ok=True)
-    play.drive.prepare_environment()
-    began = time.monotonic()
-    server = Server(spec["engines"][0], sys.argv[2:])
-    answers: play.Answers = []
-    error = ""
-    try:
-        server.wait_until_ready()
-        answers = work(server, spec)
-    except Exception as caught:
-        error = f"{type(caught).__name__}: {caught}"
-    server.stop()
-    play.write(spec, answers, error, time.monotonic() - began)
-    return 1 if error else 0
+    spec = play.read_spec()
+    return 1 if play.record(spec, lambda: work(spec, sys.argv[2:])) else 0
 
 
 if __name__ == "__main__":

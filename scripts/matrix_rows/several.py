@@ -32,10 +32,6 @@ def prepare(jobs: list[dict[str, Any]]) -> None:
         os.environ[CONFIG_VARIABLE] = config.to_text()
 
 
-def stop(llm: Any) -> None:
-    llm.llm_engine.engine_core.shutdown()
-
-
 def run(job: dict[str, Any], first: bool) -> None:
     spec = json.loads(Path(job["spec"]).read_text(encoding="utf-8"))
     trace = Path(job["trace"]) if job["trace"] else None
@@ -45,7 +41,7 @@ def run(job: dict[str, Any], first: bool) -> None:
             scenarios.retarget(str(trace))
     began = time.time_ns()
     with scenarios.more_environment(job["env"]), scenarios.one_collection():
-        error = play.play(spec, stop)
+        error = play.record(spec, lambda: play.work(spec))
         drive.clean()
     if trace is not None:
         scenarios.retarget(None)

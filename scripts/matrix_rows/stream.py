@@ -7,11 +7,8 @@ Knows nothing of kvtrace. SPEC as for play.py, of one engine; of each prompt of 
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
-import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 from matrix_rows import play
@@ -60,18 +57,8 @@ async def work(spec: dict[str, Any]) -> play.Answers:
 
 
 def main() -> int:
-    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    Path(spec["store"]).mkdir(parents=True, exist_ok=True)
-    play.drive.prepare_environment()
-    began = time.monotonic()
-    answers: play.Answers = []
-    error = ""
-    try:
-        answers = asyncio.run(work(spec))
-    except Exception as caught:
-        error = f"{type(caught).__name__}: {caught}"
-    play.write(spec, answers, error, time.monotonic() - began)
-    return 1 if error else 0
+    spec = play.read_spec()
+    return 1 if play.record(spec, lambda: asyncio.run(work(spec))) else 0
 
 
 if __name__ == "__main__":

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from vllm_server import VllmServer, free_port
 
 WRAPPER = Path(__file__).parent / "vua_vllm.py"
 KVTRACE = [sys.executable, "-m", "kvtrace"]
 START_SECONDS = 300
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-class Server:
+class Server(VllmServer):
     """``vua-vllm serve`` of the tiny model with ExampleConnector.
 
     Args:
@@ -35,7 +27,7 @@ class Server:
     def __init__(
         self, model: Path, store: Path, env: dict[str, str], log: Path, prefix: Sequence[str]
     ) -> None:
-        self.port = free_port()
+        port = free_port()
         self.log = log
         connector = {
             "kv_connector": "ExampleConnector",
@@ -45,34 +37,18 @@ class Server:
         command = [
             *prefix, sys.executable, str(WRAPPER), "serve", str(model), "--served-model-name", "tiny",
             "--enforce-eager", "--max-model-len", "1024", "--max-num-batched-tokens", "256",
-            "--block-size", "32", "--host", "127.0.0.1", "--port", str(self.port),
+            "--block-size", "32", "--host", "127.0.0.1", "--port", str(port),
             "--kv-transfer-config", json.dumps(connector),
         ]  # fmt: skip
         with log.open("w") as output:
-            self.process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT)
+        super().__init__(process, port)
 
-    def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                break
-            try:
-                if self.call("GET", "/health")[0] == 200:
-                    return
-            except OSError:
-                time.sleep(0.2)  # not listening yet: the condition is asked again
-        raise AssertionError(f"the server did not start:\n{self.log.read_text()[-3000:]}")
-
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+    def wait_until_ready(self, seconds: float = START_SECONDS) -> None:
         try:
-            text = json.dumps(body) if body is not None else None
-            connection.request(method, path, text, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            raw = response.read()
-            return response.status, json.loads(raw) if raw else {}
-        finally:
-            connection.close()
+            super().wait_until_ready(seconds)
+        except RuntimeError as error:
+            raise AssertionError(f"{error}:\n{self.log.read_text()[-3000:]}") from error
 
     def complete(self, prompt: list[int], max_tokens: int = 5) -> tuple[int, dict[str, Any]]:
         return self.call(

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from vllm_env import CACHE
+from vllm_server import free_port
 
 from killing.settings import OUTPUT_TOKENS, PROMPTS, flags, kv_transfer, prompts
 
@@ -87,7 +88,7 @@ class Engine:
         self.todo = prompts(seed)
         self.answers: dict[int, list[int]] = {}
         """Tokens that the client got of each prompt so far."""
-        self.port = _free_port()
+        self.port = free_port()
         self._front = 0
         self._lock = threading.Lock()
         self._clients: list[threading.Thread] = []
@@ -309,9 +310,3 @@ def _session(entry: Path) -> int:
 def _parent(entry: Path) -> int:
     fields = _stat(entry)
     return int(fields[1]) if fields else -1
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
