@@ -120,6 +120,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="where the runs are made, and removed again")
     parser.add_argument("--write", type=Path, help="a file for the table")
     given = parser.parse_args()
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for records in given.records:
         folder = Path(tempfile.mkdtemp(prefix="kvtrace-scale-", dir=given.out))
