@@ -58,6 +58,38 @@ def digests(tokens: Any, block: int, key: bytes) -> Digests:
     return Digests(_number(hasher), prefix, stride, prefixes, parts)
 
 
+class Beginnings:
+    """The digests of the beginnings of a prompt that grows, each token hashed once. The same numbers as
+    :func:`digests` gives; cuts are a block apart, further apart the longer it gets."""
+
+    def __init__(self, block: int, key: bytes) -> None:
+        self._hasher = hashlib.blake2b(key=key, digest_size=8)
+        self._block, self._at, self._cuts = block, 0, 0
+
+    def next(self, tokens: Any) -> list[tuple[int, int]]:
+        """(tokens, digest) of the beginnings that are there now and were not before.
+
+        Args:
+            tokens: all token ids of the prompt.
+        """
+        found: list[tuple[int, int]] = []
+        stride = self._stride()
+        while stride and self._at + stride <= len(tokens):
+            self._hasher.update(array("q", tokens[self._at : self._at + stride]).tobytes())
+            self._at += stride
+            self._cuts += 1
+            found.append((self._at, _number(self._hasher)))
+            stride = self._stride()
+        return found
+
+    def _stride(self) -> int:
+        """So that every cut is a multiple of it."""
+        stride = self._block << self._cuts // MAX_PREFIXES
+        while stride and self._at % stride:
+            stride //= 2
+        return stride
+
+
 def _of_part(data: memoryview, key: bytes) -> int:
     return _number(hashlib.blake2b(data, key=key, digest_size=8, person=b"part"))
 

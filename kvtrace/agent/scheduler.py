@@ -29,13 +29,23 @@ _STATE_ATTRIBUTE = "_kvtrace_state"
 _STEP = pack_head(Kind.STEP, Role.SCHEDULER)
 
 
+class _Session:
+    """A request of streaming input: the length that its prompt had when it was last seen, and its digests."""
+
+    def __init__(self, prompt: int, beginnings: prefixes.Beginnings) -> None:
+        self.prompt, self.beginnings = prompt, beginnings
+
+
 class _Steps:
-    """One Scheduler instance's tag and counter, the requests still in prefill, the block tables."""
+    """One Scheduler instance's tag and counter, the requests still in prefill, the block tables.
+
+    ``sessions``: requests whose prompt comes in parts, and what was seen of it."""
 
     def __init__(self) -> None:
         self.tag = secrets.randbits(29) + 1
         self.step = self.tag << STEP_SHIFT
         self.prefilling: dict[str, int] = {}
+        self.sessions: dict[str, _Session] = {}
         self.tables = BlockTables()
 
 
@@ -115,6 +125,8 @@ def _after_schedule(self: Any, t0: int, output: Any, *args: Any) -> None:
         request = self.requests.get(req_id)
         if request is not None:
             state.prefilling[req_id] = request.num_prompt_tokens
+    if new and state.sessions:
+        _grown(self, state, output, t1)
     prompts = bool(state.prefilling) and _chunks(self, state, scheduled, t1, thread)
     setattr(output, PROMPT_ATTRIBUTE, prompts)
     loading = AGENT.scheduler.loading
@@ -124,6 +136,26 @@ def _after_schedule(self: Any, t0: int, output: Any, *args: Any) -> None:
             setattr(output, LOADED_ATTRIBUTE, loaded)
             loading.difference_update(loaded)
     state.tables.scheduled(self, output, AGENT.scheduler.allocated, state.step, t1)
+
+
+def _grown(self: Any, state: _Steps, output: Any, t: int) -> None:
+    """GROWN records: a session whose next part has come is scheduled as if it were new."""
+    for new in output.scheduled_new_reqs:
+        req_id = new.req_id
+        request = self.requests.get(req_id)
+        session = state.sessions.get(req_id)
+        if session is None or request is None or request.num_prompt_tokens <= session.prompt:
+            continue
+        before, prompt = session.prompt, int(request.num_prompt_tokens)
+        session.prompt = state.prefilling[req_id] = prompt
+        start = max(0, request.num_computed_tokens - output.num_scheduled_tokens[req_id])
+        ident = AGENT.request_id(req_id)
+        head = pack_head(Kind.GROWN, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
+        AGENT.add(rows.Growth(head, t, ident, state.step, start=start, prompt=prompt))
+        head = pack_head(Kind.PREFIX, Role.SCHEDULER)
+        for end, digest in session.beginnings.next(request.prompt_token_ids):
+            if end > before:
+                AGENT.add(rows.Prefixes(head, ident, end, end, digest, 0, 0, 0))
 
 
 def _chunks(self: Any, state: _Steps, scheduled: dict[str, int], t: int, thread: int) -> bool:
@@ -162,13 +194,19 @@ def _chunks(self: Any, state: _Steps, scheduled: dict[str, int], t: int, thread:
 
 def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) -> None:
     req_id = request.request_id
+    if req_id in self.requests:
+        return  # the next part of a session, or its end: the request is that one's
     prompt = int(request.num_prompt_tokens)
-    _steps(self).prefilling[req_id] = prompt
+    state = _steps(self)
+    state.prefilling[req_id] = prompt
     key = AGENT.config.salt if AGENT.config is not None else b""
     cache_salt = getattr(request, "cache_salt", None)
     salt = prefixes.digest_of(str(cache_salt), key) if cache_salt else 0
     key = prefixes.key_of(request, key)
-    found = prefixes.digests(request.prompt_token_ids, describe.block_size(self), key)
+    block = describe.block_size(self)
+    found = prefixes.digests(request.prompt_token_ids, block, key)
+    if getattr(request, "resumable", False):
+        state.sessions[req_id] = _Session(prompt, prefixes.Beginnings(block, key))
     head = pack_head(Kind.REQUEST, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
     limit = int(getattr(request, "max_tokens", -1) or -1)
     ident = AGENT.request_id(req_id)
@@ -225,7 +263,9 @@ def _before_free(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) ->
         preemptions=int(getattr(request, "num_preemptions", 0)),
     )
     AGENT.add(row)
-    _steps(self).prefilling.pop(req_id, None)
+    state = _steps(self)
+    state.prefilling.pop(req_id, None)
+    state.sessions.pop(req_id, None)
     if getattr(self, "connector", None) is not None:
         READER.admissions.freed(req_id, read_tables(self, req_id))
 

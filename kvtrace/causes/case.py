@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -73,6 +73,8 @@ class Request:
     last_step: int = 0
     preemptions: int = 0
     preempt_step: int = 0  # of the last one
+    arrived: int = 0  # the prompt as it arrived, of a streaming session its first part
+    grown_step: int = 0  # of the next part, 0 none
     saved: int = 0  # token-layers
     unseen: bool = False  # what became of a part of it is not observed
     handed_over: bool = False  # its blocks were kept for an asynchronous save
@@ -323,7 +325,7 @@ def make_case(run: Run) -> Case:
     for request in requests:
         by_engine[request.engine].append(request)
     for tag, engine in engines.items():
-        samples = [_sample(case, request) for request in by_engine[tag]]
+        samples = [sample for request in by_engine[tag] for sample in _samples(case, request)]
         case.units[tag] = infer_unit(engine, samples, run.run.command)
     return case
 
@@ -355,6 +357,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
             most=max(r.chunk_tokens, default=0),
             first_step=r.first_step, digest=r.digest, prefix=r.prefix, block=r.block, status=r.status,
             last_step=r.last_step, preemptions=r.preemptions, preempt_step=r.preempt_step, saved=int(r.saved),
+            arrived=r.arrived, grown_step=r.grown_step,
         )
         for row, r in enumerate(rows(run.requests))
     ]  # fmt: skip
@@ -377,7 +380,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
     for load in run.load_rows:
         request = requests[load.request]
         if saved.get(request.engine, request.chunk_step) < request.chunk_step:
-            request.shared = load.shared
+            request.shared = load.alike
     for row, one in kept(run, engines).items():
         if not requests[row].unseen and (requests[row].grade or Grade.PROVED) >= Grade.READ:
             requests[row].taken, requests[row].holes = one.end, one.holes
@@ -386,6 +389,16 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
         if e.slots >= 0:
             requests[e.request].entries.append(Store(e.step, e.slots, e.tokens, e.start, e.available))
     return requests
+
+
+def _samples(case: Case, request: Request) -> list[Sample]:
+    """What a request tells of the unit; a streaming session also by its first part, and by all of it only
+    where something of later parts is offered."""
+    if not request.grown_step:
+        return [_sample(case, request)]
+    first = [entry for entry in request.entries if entry.step < request.grown_step]
+    whole = [_sample(case, request)] if request.stored_end > request.arrived else []
+    return [replace(_sample(case, request), prompt=request.arrived, stores=first, taken=None), *whole]
 
 
 def _sample(case: Case, request: Request) -> Sample:
@@ -461,8 +474,8 @@ def stored_before(case: Case, request: Request, saved: bool = False) -> int:
     """Leading positions that an earlier request with the same tokens had offered for storing; with
     ``saved`` only where something of it was."""
     best = 0
-    aligned = (request.prompt - 1) // request.block * request.block if request.block > 0 else 0
-    for key, limit in ((request.digest, request.prompt), (request.prefix, aligned)):
+    aligned = (request.arrived - 1) // request.block * request.block if request.block > 0 else 0
+    for key, limit in ((request.digest, request.arrived), (request.prefix, aligned)):
         if not key:
             continue
         earlier = case.earlier.get((request.engine, key, saved))

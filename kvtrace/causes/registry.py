@@ -28,6 +28,7 @@ ORDER = (
     "below_save_granularity",
     "already_stored",
     "decode_not_offered",
+    "later_parts_not_offered",
     "preempted_before_save",
     "aborted_before_save",
     "first_chunk_only",

@@ -34,6 +34,7 @@ Names = Mapping[int, str]
 EXPORTED = (
     Kind.HOOK, Kind.OP, Kind.STEP, Kind.CHUNK, Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.PREEMPT,
     Kind.FINISH, Kind.EXEC, Kind.QUIET, Kind.EFFECT, Kind.OPEN, Kind.DONE, Kind.DEVICE, Kind.LEFT,
+    Kind.GROWN,
 )  # fmt: skip
 """Kinds that are events. Others hold digests, slots, block ids and texts."""
 MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL"}
@@ -61,6 +62,7 @@ _NUMBERS: dict[Kind, tuple[str, ...]] = {
     Kind.EFFECT: ("slots", "bytes", "files"),
     Kind.DEVICE: ("device_ns", "before_ns"),
     Kind.LEFT: ("bytes", "errors"),
+    Kind.GROWN: ("start", "prompt"),
 }
 """Columns that are fields of the record under the same name; a negative one is not known."""
 

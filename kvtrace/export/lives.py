@@ -17,7 +17,7 @@ from kvtrace.trace.format import STEP_MASK, Flag, Kind
 Given: TypeAlias = "dict[str, Value | None]"
 _KINDS = (
     Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.CHUNK, Kind.META, Kind.PREEMPT, Kind.OPEN, Kind.DONE,
-    Kind.FINISH,
+    Kind.FINISH, Kind.GROWN,
 )  # fmt: skip
 _OF_ONE_INSIDE = (Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.OPEN, Kind.DONE)
 _TIME = 1  # the word with the time, or the begin, of all of them
@@ -138,6 +138,11 @@ def _arrival(life: Life, record: _Record, given: Given) -> None:
     life.numbers |= {"prompt": record.row.prompt, "max_tokens": record.row.max_tokens}
 
 
+def _growth(life: Life, record: _Record, given: Given) -> None:
+    given |= {"start": record.row.start, "prompt": record.row.prompt}
+    life.moments.append((record.t, "grown", given))
+
+
 def _lookup(life: Life, record: _Record, given: Given) -> None:
     row = record.row
     end = max(record.t, row.t1 + record.shift)
@@ -171,6 +176,7 @@ def _finish(life: Life, record: _Record, given: Given) -> None:
 
 
 _TELL: dict[type[Any], Callable[[Life, _Record, Given], None]] = {
-    rows.Arrival: _arrival, rows.Lookup: _lookup, rows.Allocation: _allocation, rows.Preemption: _preemption,
-    rows.TransferBegun: _transfer, rows.TransferDone: _transfer, rows.Finish: _finish,
+    rows.Arrival: _arrival, rows.Growth: _growth, rows.Lookup: _lookup, rows.Allocation: _allocation,
+    rows.Preemption: _preemption, rows.TransferBegun: _transfer, rows.TransferDone: _transfer,
+    rows.Finish: _finish,
 }  # fmt: skip

@@ -58,13 +58,16 @@ REQUEST_COLUMNS = (
     "id", "client", "engine", "prompt", "computed", "output", "local", "external", "offered", "chunks",
     "chunk_tokens", "first_step", "last_step", "block", "status", "finished", "digest", "prefix",
     "preemptions", "looked_up", "t_first", "chunk_step", "saved", "unsaved", "diverged", "preempt_step",
+    "arrived", "grown_step",
 )  # fmt: skip
 """Run.requests, one row a request in order of arrival. ``id`` is the engine's id, ``client`` the
 client's ("" unknown); ``computed`` counts positions with KV; ``local`` / ``external`` are the positions
 reused from the GPU prefix cache / taken from the connector, ``offered`` what the connector answered
 (>= 0; -1 = never asked); ``chunk_tokens`` is a tuple of at most 16, ``chunk_step`` the step of the first
 chunk (0 none); ``saved`` and ``unsaved`` are token-layers; ``diverged`` says that pairs saved different
-amounts; ``preempt_step`` is the step of the last preemption (0 none); digests are 0 where unknown."""
+amounts; ``preempt_step`` is the step of the last preemption (0 none); ``arrived`` is the prompt as it
+arrived, of a streaming session the first part, and ``grown_step`` the step of the next one (0 none); digests,
+of what arrived, are 0 where unknown."""
 
 BASE_COLUMNS = ("request", "engine", "outcome", "ended", "amount", "prompt", "grade")
 """Run.base: every outcome but NOT_SAVED: request (row in Run.requests), engine, outcome (its name), amount

@@ -326,7 +326,8 @@ def _counted(
         store_entries=len(entries),
         implied_entries=sum(entry.implied for _, entry in entries),
         decode_entries=sum(
-            min(entry.start + entry.slots, entry.available) > request.prompt for request, entry in entries
+            min(entry.start + entry.slots, entry.available) > request.stood(entry.step)[0]
+            for request, entry in entries
         ),
         unreadable_steps=len(unread),
         unknown_steps=sum(step in computing and step not in implied.watched for step in unread),
@@ -402,6 +403,7 @@ def _request_table(
                 r.first_step, r.last_step, r.block, finish.status if finish else "", finish is not None,
                 r.digest, r.prefix, r.preemptions, bool(r.lookups), r.t_first,
                 r.chunks[0].step if r.chunks else 0, of.saved, of.unsaved, of.diverged, r.preempt_step,
+                r.arrived, r.grown[0].step if r.grown else 0,
             )
         )  # fmt: skip
     table: pd.DataFrame = pd.DataFrame(rows, columns=list(REQUEST_COLUMNS))

@@ -48,6 +48,16 @@ class Chunk:
 
 
 @dataclass(frozen=True)
+class Growth:
+    """The next part of a streaming session, from a step on."""
+
+    step: int
+    start: int  # positions that had KV by then
+    before: int  # the prompt until then; what stands between it and ``start`` was generated
+    prompt: int  # the prompt from then on
+
+
+@dataclass(frozen=True)
 class StoreEntry:
     """A store entry of the connector's metadata."""
 
@@ -99,7 +109,7 @@ class Request:
 
     id: str
     engine: int
-    prompt: int
+    prompt: int  # all of it; of a session with what was generated between its parts
     computed: int
     """Positions that ever had KV (computed or reused); where the trace ends before the request, what its
     chunks show."""
@@ -124,6 +134,22 @@ class Request:
     prefixes: Mapping[int, int] = field(default_factory=dict)  # keyed digest of a beginning -> its tokens
     parts: Sequence[int] = ()  # keyed digests of the first, the second, ... ``stride`` tokens alone
     stride: int = 0
+    grown: tuple[Growth, ...] = ()  # of a streaming session, its later parts
+
+    @property
+    def arrived(self) -> int:
+        """The prompt as it arrived: what was looked up, and what the digests are of."""
+        return self.grown[0].before if self.grown else self.prompt
+
+    @property
+    def generated(self) -> list[Interval]:
+        """What was generated between the parts of its prompt."""
+        return [(one.before, one.start) for one in self.grown if one.before < one.start]
+
+    def stood(self, step: int) -> tuple[int, int]:
+        """The prompt as it was after a step, and how far there was KV when it grew next, or in the end."""
+        later = next((one for one in self.grown if one.step > step), None)
+        return (later.before, later.start) if later else (self.prompt, self.computed)
 
     def without_kv(self) -> Request:
         """The request in a model that keeps no KV of tokens."""
@@ -213,6 +239,7 @@ class _Draft:
     prefixes: dict[int, int] = field(default_factory=dict)
     parts: array[int] = field(default_factory=lambda: array("q"))
     stride: int = 0
+    grown: list[Growth] = field(default_factory=list)
     admission: int = 0  # index of the first lookup of this admission
 
     @property
@@ -229,6 +256,11 @@ class _Draft:
         if self.prompt < 0 or not self.digest:
             self.prompt, self.digest, self.prefix = max(0, row.prompt), row.digest, row.prefix
             self.salt = row.salt
+
+    def grow(self, row: rows.Growth) -> None:
+        if row.prompt > self.prompt >= 0:
+            self.grown.append(Growth(row.step, max(0, row.start), self.prompt, row.prompt))
+            self.prompt = row.prompt
 
     def begins_with(self, row: rows.Prefixes) -> None:
         if row.first > 0 and row.stride > 0:
@@ -325,7 +357,7 @@ class _Draft:
             block=self.block,
             lookups=tuple(self.lookups),
             chunks=tuple(self.chunks),
-            entries=tuple(_placed(self.stores, self.chunks, prompt, computed)),
+            entries=tuple(_placed(self, prompt, computed)),
             load_entries=tuple(self.loads),
             reused=tuple(self.reused),
             external=tuple(self.external),
@@ -338,6 +370,7 @@ class _Draft:
             prefixes=self.prefixes,
             parts=self.parts,
             stride=self.stride,
+            grown=tuple(self.grown),
         )
 
     def _computed(self) -> int:
@@ -348,20 +381,22 @@ class _Draft:
         return max(ends)
 
 
-def _placed(
-    stores: Sequence[StoreEntry], chunks: Sequence[Chunk], prompt: int, computed: int
-) -> Iterable[StoreEntry]:
+def _placed(draft: _Draft, prompt: int, computed: int) -> Iterable[StoreEntry]:
     """The store entries with their positions, and with how far the request was by then."""
+    stores = draft.stores
     reach: list[tuple[int, int]] = []  # step, positions computed by its end
-    for chunk in chunks:
+    for chunk in draft.chunks:
         reach.append((chunk.step, max(chunk.end, reach[-1][1] if reach else 0)))
     stored = at = 0
     for entry in stores:
         while at < len(reach) and reach[at][0] <= entry.step:
             at += 1
         available = reach[at - 1][1] if at else 0
-        if at == len(reach) and available >= prompt and (not reach or entry.step > reach[-1][0]):
-            available = computed  # a decode step: how far it got is not recorded
+        grows = next((one for one in draft.grown if one.step > entry.step), None)
+        had, got = (grows.before, grows.start) if grows else (prompt, computed)
+        decodes = at == len(reach) or (grows is not None and reach[at][0] >= grows.step)
+        if decodes and available >= had and (not at or entry.step > reach[at - 1][0]):
+            available = got  # a decode step: how far it got is not recorded
         size = entry.slots if entry.slots >= 0 else max(entry.tokens, -1)
         start = entry.start
         if size >= 0 and start < 0:
@@ -392,6 +427,7 @@ class _Reader:
             Kind.REQUEST: (rows.Arrival, self._arrival),
             Kind.PREFIX: (rows.Prefixes, self._prefixes),
             Kind.PART: (rows.Parts, self._parts),
+            Kind.GROWN: (rows.Growth, self._growth),
             Kind.LOOKUP: (rows.Lookup, self._lookup),
             Kind.ALLOC: (rows.Allocation, self._allocation),
             Kind.CHUNK: (rows.Chunk, self._chunk),
@@ -441,6 +477,9 @@ class _Reader:
         draft = self._open.get(self._scan.names.get(row.request, ""))
         if draft is not None:
             draft.consists_of(row)
+
+    def _growth(self, row: rows.Growth) -> None:
+        self._draft(row.request, row.step, row.t).grow(row)
 
     def _lookup(self, row: rows.Lookup) -> None:
         draft = self._draft(row.request, row.step, row.t0)

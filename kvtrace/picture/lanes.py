@@ -147,6 +147,10 @@ def _arrival(one: Timed) -> _Said:
     return "arrival", f"arrives, {count(one.row.prompt)} prompt tokens"
 
 
+def _growth(one: Timed) -> _Said:
+    return "grown", f"the next part comes, {count(one.row.prompt)} prompt tokens now"
+
+
 def _lookup(one: Timed) -> _Said:
     answer = one.row.external
     if answer == NONE_ANSWER:
@@ -185,6 +189,7 @@ def _finish(one: Timed) -> _Said:
 
 _SAYS: dict[type[Any], Callable[[Timed], _Said]] = {
     rows.Arrival: _arrival,
+    rows.Growth: _growth,
     rows.Lookup: _lookup,
     rows.Allocation: _allocation,
     rows.MetadataEntry: _entry,

@@ -98,7 +98,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Mark:
-    """One moment of a request: arrival, lookup, load, save, save-done, load-done, preempted, finish."""
+    """One moment: arrival, grown, lookup, load, save, save-done, load-done, preempted, finish."""
 
     t: float
     what: str

@@ -228,6 +228,9 @@ def _sentence(moment: Moment) -> str:
     if moment.kind == "arrival":
         limit = f", at most {count(f['max_tokens'])} to generate" if f["max_tokens"] > 0 else ""
         return f"arrived: {plural(f['prompt'], 'prompt token')}{limit}"
+    if moment.kind == "grown":
+        there = plural(f["start"], "token")
+        return f"the next part came: {plural(f['prompt'], 'prompt token')} now, KV for {there} was there"
     if moment.kind == "lookup":
         here = f"{plural(f['local'], 'token')} in the GPU's prefix cache"
         if f["external"] is None:

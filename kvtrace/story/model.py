@@ -84,6 +84,7 @@ class Moment:
     """One thing that happened. ``facts`` are its numbers, by kind:
 
     - arrival: prompt, max_tokens
+    - grown (the next part of a streaming session): prompt, start
     - lookup: local, external (None: the connector asked for patience), asynchronous
     - allocation: external, blocks
     - chunk: number, of, start, end, resumed

@@ -99,6 +99,7 @@ class _Gathered:
             return
         readers: dict[type[Any], Callable[[Any], None]] = {
             rows.Arrival: self._arrival,
+            rows.Growth: self._growth,
             rows.Lookup: self._lookup,
             rows.Allocation: self._allocation,
             rows.Chunk: self._chunk,
@@ -111,6 +112,9 @@ class _Gathered:
 
     def _arrival(self, row: rows.Arrival) -> None:
         self._add("arrival", row.t, 0, prompt=row.prompt, max_tokens=row.max_tokens)
+
+    def _growth(self, row: rows.Growth) -> None:
+        self._add("grown", row.t, row.step, prompt=row.prompt, start=row.start)
 
     def _lookup(self, row: rows.Lookup) -> None:
         external = None if row.external == NONE_ANSWER else row.external

@@ -20,7 +20,7 @@ from kvtrace.trace.reader import Documents, Records, Spool, SpoolError, spool_pa
 from kvtrace.trace.rows import KIND_OF, Row, kind
 
 _OF_REQUESTS = (
-    rows.Arrival, rows.Lookup, rows.Allocation, rows.Chunk, rows.MetadataEntry, rows.Preemption,
+    rows.Arrival, rows.Growth, rows.Lookup, rows.Allocation, rows.Chunk, rows.MetadataEntry, rows.Preemption,
     rows.TransferBegun, rows.TransferDone, rows.Finish,
 )  # fmt: skip
 """They have a field ``request``."""

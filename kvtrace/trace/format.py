@@ -81,6 +81,7 @@ class Kind(IntEnum):
     SEAL = 30
     REPRINTS = 31
     STAYED = 32
+    GROWN = 33
 
 
 class Role(IntEnum):

@@ -147,6 +147,21 @@ class Arrival(NamedTuple):
     max_tokens: Word = UNKNOWN
 
 
+class Growth(NamedTuple):
+    """A streaming session got its next part: the prompt of a live request is ``prompt`` tokens from this step
+    on, of which ``start`` have KV. Of these, what stands behind the prompt as it was before was generated
+    between the parts."""
+
+    head: Word
+    t: Word
+    request: Word
+    step: Word
+    start: Word
+    prompt: Word
+    spare6: Word = 0
+    spare7: Word = 0
+
+
 class Lookup(NamedTuple):
     """``get_num_new_matched_tokens``. ``local``: tokens that the GPU's prefix cache holds, ``external``: the
     connector's answer (NONE_ANSWER where it returned None). detail: as in MetadataEntry."""
@@ -519,7 +534,7 @@ Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
     | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | LeftProcess | KvFound | Piece
-    | BlockPrints | BlockPrintsAgain | LayerStayed | Parts
+    | BlockPrints | BlockPrintsAgain | LayerStayed | Parts | Growth
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
 
@@ -556,6 +571,7 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.PART: Parts,
     Kind.TRAILER: Trailer,
     Kind.SEAL: Seal,
+    Kind.GROWN: Growth,
 }
 KIND_OF: dict[type[Any], Kind] = {row: kind for kind, row in ROWS.items()}
 

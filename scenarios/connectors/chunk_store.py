@@ -209,8 +209,8 @@ class ChunkStore(KVConnectorBase_V1):
         done = computed + scheduled
         prompt = len(request.prompt_token_ids or [])
         whole = prompt // self.unit * self.unit
-        if live.offered is None and done >= whole:
-            # the rounded prompt is complete with this step
+        if done >= whole and (live.offered is None or live.offered < whole):
+            # the rounded prompt is complete with this step, or again: streaming input adds parts to it
             held = self._stored(self._keys(request.all_token_ids, 0, whole)) * self.unit
             live.offered = whole
             if held < whole or (whole == 0 and self.empty_entries):

@@ -97,8 +97,7 @@ def _engine() -> tuple[Row, ...]:
 def _streams() -> tuple[Row, ...]:
     parts = {**generate("streams", 96, 160, max_tokens=3), "part": 64}
     return (
-        Row("streaming-input", "Streaming input: prompts in parts", (parts,), how="stream",
-            note="what a session's later parts add to its prompt is counted as generated tokens"),
+        Row("streaming-input", "Streaming input: prompts in parts", (parts,), how="stream"),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvtrace.agent import scheduler
-from kvtrace.agent.prefixes import MAX_PREFIXES, digests, key_of
+from kvtrace.agent.prefixes import MAX_PREFIXES, Beginnings, digests, key_of
 from kvtrace.trace.format import Kind
 from kvtrace.trace.rows import kind
 
@@ -39,6 +39,16 @@ def test_long_prompts_take_longer_strides_that_meet_those_of_short_ones():
     assert short.prefixes[1::2] == long.prefixes[: len(short.prefixes) // 2]
 
 
+def test_a_prompt_that_grows_has_the_digests_of_one_that_came_at_once() -> None:
+    tokens = list(range(16 * 700))
+    growing = Beginnings(16, KEY)
+    found = [one for end in (5, 40, 40, 47, 48, 16 * 700) for one in growing.next(tokens[:end])]
+    assert found == [(end, direct(tokens[:end])) for end, _ in found]
+    ends = [end for end, _ in found]
+    assert ends[:256] == list(range(16, 16 * 257, 16)) and ends[256:] == list(range(16 * 258, 16 * 701, 32))
+    assert Beginnings(0, KEY).next(tokens) == []
+
+
 def test_a_part_has_the_same_digest_behind_any_beginning():
     tail = list(range(500, 532))
     one, other = digests([1] * 16 + tail, 16, KEY), digests([2] * 32 + tail, 16, KEY)
@@ -58,7 +68,7 @@ def test_a_request_leaves_its_prefixes_in_the_trace(trace):
     request = SimpleNamespace(
         request_id="r", num_prompt_tokens=len(tokens), prompt_token_ids=tokens, max_tokens=1
     )
-    scheduler._before_add_request(SimpleNamespace(block_size=16), 0, request)
+    scheduler._before_add_request(SimpleNamespace(block_size=16, requests={}), 0, request)
     spool, rows = trace.read()
     rows = rows[kind(rows[:, 0]) == Kind.PREFIX].tolist()
     assert [(spool.names[row[1]], row[2], row[3]) for row in rows] == [("r", 16, 16), ("r", 80, 16)]

@@ -205,6 +205,20 @@ def schedule() -> None:
     engine.schedule()
 
 
+def a_session_gets_its_next_part() -> None:
+    """The scheduler goes on with the request that there is, as if it were new: 6 tokens were generated."""
+    engine = new_scheduler()
+    first = SimpleNamespace(**{**vars(request()), "resumable": True})
+    engine.add_request(first)
+    engine.next = output(req=200)
+    engine.next.scheduled_new_reqs = [SimpleNamespace(req_id="req", block_ids=([21],))]
+    engine.schedule()
+    first.num_computed_tokens, first.num_prompt_tokens = 206, 246
+    engine.next = output(req=30)
+    engine.next.scheduled_new_reqs = [SimpleNamespace(req_id="req", block_ids=([21, 22],))]
+    engine.schedule()
+
+
 def preempt_and_finish() -> None:
     engine = new_scheduler()
     engine.add_request(request())
@@ -553,6 +567,18 @@ def a_metadata_entry(row: rows.MetadataEntry, seen: Context) -> None:
     # block 5 is the request's second, and slot 84 its fifth
     assert (row.slots, row.tokens, row.start) == (8, 50, BLOCK + 4) and spares(row) == [0]
     assert rows.flags(row.head) == Flag.STORE
+
+
+@case(Kind.GROWN, a_session_gets_its_next_part)
+def a_growth(row: rows.Growth, seen: Context) -> None:
+    assert seen.now(row.t) and seen.names[row.request] == "req" and row.step == STEP + 1
+    assert (row.start, row.prompt) == (206, 246) and spares(row) == [0, 0]
+
+
+@case(Kind.CHUNK, a_session_gets_its_next_part, number=1)
+def a_chunk_of_a_next_part(row: rows.Chunk, seen: Context) -> None:
+    assert seen.names[row.request] == "req" and row.step == STEP + 1
+    assert (row.start, row.tokens, row.prompt, row.block) == (206, 30, 246, BLOCK)
 
 
 @case(Kind.PREEMPT, preempt_and_finish)

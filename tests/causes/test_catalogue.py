@@ -74,6 +74,7 @@ def test_claims_are_asked_in_this_order() -> None:
             "below-save-granularity",
             "already-stored",
             "decode-not-offered",
+            "later-parts-not-offered",
             "slots-short",
         ],
         Turn.STEP: ["hook-raised", "exception-swallowed"],

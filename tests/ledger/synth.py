@@ -340,6 +340,18 @@ class Sim:
             head = pack_head(Kind.ALLOC, Role.SCHEDULER, detail=connector)
             s.add(*rows.Allocation(head, self.clock(), self.clock(), step, req, external=accepted, blocks=1))
 
+    def prefix(self, request: str, tokens: int, digest: int) -> None:
+        """The digest of a request's first tokens; of what a session's later parts add."""
+        s, head = self.scheduler, pack_head(Kind.PREFIX, Role.SCHEDULER)
+        s.add(*rows.Prefixes(head, s.name(request), tokens, tokens, digest, 0, 0, 0))
+
+    def part(self, request: str, start: int, prompt: int) -> None:
+        """The next part of a session, in the step that is about to be scheduled: its prompt is ``prompt``
+        tokens now, and ``start`` of them have KV."""
+        s, step = self.scheduler, self.tag << fmt.STEP_SHIFT | (self.n + 1)
+        head = pack_head(Kind.GROWN, Role.SCHEDULER)
+        s.add(*rows.Growth(head, self.clock(), s.name(request), step, start=start, prompt=prompt))
+
     def preempt(self, request: str, computed: int = 0) -> None:
         s = self.scheduler
         head = pack_head(Kind.PREEMPT, Role.SCHEDULER)

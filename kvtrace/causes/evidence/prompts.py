@@ -27,6 +27,7 @@ def first_chunk_alone(request: Request) -> bool:
     """Several chunks, and every store entry in the step of the first one."""
     return (
         request.chunks >= 2
+        and not request.grown_step
         and request.stored_end > 0
         and all(entry.step <= request.chunk_step for entry in request.entries)
     )
@@ -44,7 +45,8 @@ def offered_once(case: Case, request: Request) -> bool:
 def _one_early_offer(request: Request) -> bool:
     stores = [entry for entry in request.entries if entry.slots > 0]
     early = all(entry.available < request.prompt for entry in stores)
-    return request.chunks >= 2 and request.stored_end > 0 and early and len({e.step for e in stores}) == 1
+    chunked = request.chunks >= 2 and not request.grown_step
+    return chunked and request.stored_end > 0 and early and len({e.step for e in stores}) == 1
 
 
 def _all_offered_once(case: Case, tag: int) -> bool:

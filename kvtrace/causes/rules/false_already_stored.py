@@ -40,7 +40,7 @@ def taken_for_stored(case: Case, request: Request) -> bool:
     one token more than a unit counts. What the store rounds to nothing too is below the unit: of that this is
     a symptom, and no cause."""
     unit = case.units.get(request.engine)
-    if unit and not unit.aligned(request.prompt):
+    if request.grown_step or (unit and not unit.aligned(request.prompt)):
         return False
     size = unit.value if unit else case.engines[request.engine].block_size
     kept = max(1, unit.kept_back if unit else 1)
@@ -72,7 +72,7 @@ def _left_out(case: Case, request: Request) -> bool:
     unit = case.units.get(request.engine)
     # What is behind the common part must fill a unit, or a block.
     whole = unit.aligned(request.prompt) if unit else request.prompt - max(request.block, 1)
-    other = 0 < request.shared < whole and request.offered <= request.shared
+    other = 0 < request.shared < whole and request.offered <= request.shared and not request.grown_step
     return other and not request.saved and not request.unseen and not stored_before(case, request)
 
 

@@ -66,7 +66,7 @@ def rule(case: Case) -> Results:
         lost = case.assigned[CAUSE.id].requests
         rows.sort(key=lambda r: -lost[r.row])
         engine = case.engines[rows[0].engine]
-        chunked = [r for r in case.of_engine(engine.tag) if r.chunks >= 2]
+        chunked = [r for r in case.of_engine(engine.tag) if r.chunks >= 2 and not r.grown_step]
         name = engine.connector.cls if engine.connector else "The connector"
         affected = of_all(len(rows), len(chunked), "chunked prompt")
         what = "first chunk" if all(map(first_chunk_alone, rows)) else "first chunks"
@@ -90,7 +90,7 @@ def rule(case: Case) -> Results:
             headline=f"{affected} had only the {what} stored",
         )
         return
-    chunked = [r for r in case.requests if r.chunks >= 2]
+    chunked = [r for r in case.requests if r.chunks >= 2 and not r.grown_step]
     wanting = [r for r in chunked if _left_after_first(case, r)]
     later = [r for r in wanting if any(e.step > r.chunk_step for e in r.entries)]
     if later and len(later) == len(wanting):

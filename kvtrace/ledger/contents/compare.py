@@ -177,7 +177,7 @@ class _Prefixes:
             for end, digest in ends.items():
                 self._rows[digest, end].append(row)
             request = requests[row]
-            if not ends or (request.block and min(ends) > request.block):
+            if not ends or request.grown or (request.block and min(ends) > request.block):
                 self._coarse.append(row)
 
     def digest(self, row: int, end: int) -> int:
@@ -310,7 +310,7 @@ def _was_not_there(request: Request, end: int, loaded: Request) -> bool:
     given them: never all of a prompt, and whole units only, as it did when they were ``loaded``."""
     offers = [_offered(one) for one in (request, loaded) if one.looked_up and one.looked_up.answer]
     unit = math.gcd(*offers) or 1
-    offerable = -(-end // unit) * unit < request.prompt
+    offerable = -(-end // unit) * unit < request.arrived
     return request.looked_up is not None and _offered(request) < end and offerable
 
 

@@ -66,11 +66,11 @@ class Accepted:
 
 def until_accepted(row: int, request: Request, engine: Engine) -> tuple[LoadOf, Accepted | None]:
     """One request's load as far as the scheduler decided it; an accepted one is left for the workers."""
-    load = LoadOf(row, request.id, request.engine, request.prompt, 0, looked_up=bool(request.lookups))
+    load = LoadOf(row, request.id, request.engine, request.arrived, 0, looked_up=bool(request.lookups))
     lookup = request.looked_up
     if lookup is None:
         return _without_answer(load, request, engine), None
-    local = min(lookup.local, request.prompt)
+    local = min(lookup.local, load.prompt)
     load = replace(
         load, step=lookup.step, answer=lookup.answer, local=local, asynchronous=lookup.asynchronous
     )
@@ -81,7 +81,7 @@ def until_accepted(row: int, request: Request, engine: Engine) -> tuple[LoadOf, 
         return _not_allocated(load, request, engine), None
     load = replace(load, accepted=_accepted(load, request, taken))
     kept_back = load.offered - load.accepted
-    left = request.prompt - local
+    left = load.prompt - local
     load = replace(
         load,
         clamp=_clamp(load, request, engine) if kept_back else "",

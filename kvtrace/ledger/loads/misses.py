@@ -41,28 +41,26 @@ def explain(
         saved: token-layers saved of each request.
         written: steps whose save hooks were seen to write files.
     """
-    found = [
-        replace(load, shared=shared) for load, shared in zip(loads, _shared(loads, requests), strict=True)
-    ]
+    found = [replace(load, alike=alike) for load, alike in zip(loads, _alike(loads, requests), strict=True)]
     before = _saved_before(found, requests, engines, saved)
     found = [before.get(load.request, load) for load in found]
     missed = _mismatched(before, requests, engines, written)
     return [_missed_saved(load, engines) if load.request in missed else load for load in found]
 
 
-def _shared(loads: Sequence[LoadOf], requests: Sequence[Request]) -> Iterator[int]:
+def _alike(loads: Sequence[LoadOf], requests: Sequence[Request]) -> Iterator[int]:
     """How many leading tokens each prompt has in common with an earlier one."""
     known: dict[int, dict[int, int]] = defaultdict(dict)  # engine -> digest -> tokens
     for load in loads:
         request = requests[load.request]
         beginnings = dict(request.prefixes)
         if request.prefix and request.block > 0:
-            beginnings[request.prefix] = (request.prompt - 1) // request.block * request.block
+            beginnings[request.prefix] = (request.arrived - 1) // request.block * request.block
         if request.digest:
-            beginnings[request.digest] = request.prompt
+            beginnings[request.digest] = request.arrived
         seen = known[load.engine]
         alike = [tokens for digest, tokens in beginnings.items() if seen.get(digest) == tokens]
-        yield min(max(alike, default=0), load.prompt)
+        yield min(max(alike, default=0), request.prompt)
         seen.update(beginnings)
 
 
@@ -79,12 +77,12 @@ def _saved_before(
     for engine, done in saves.items():
         done.sort(key=lambda one: (one.ended, one.row, one.tokens))
         for at, one in enumerate(done):
-            places[(engine, requests[one.row].digest, requests[one.row].prompt)].append(at)
+            places[(engine, requests[one.row].digest, requests[one.row].arrived)].append(at)
     ends = {engine: [one.ended for one in done] for engine, done in saves.items()}
     found = {}
     for load in loads:
         request = requests[load.request]
-        same = places.get((load.engine, request.digest, request.prompt))
+        same = places.get((load.engine, request.digest, request.arrived))
         if load.answer is None or not request.digest or not same:
             continue
         done = saves[load.engine]

@@ -40,7 +40,7 @@ class LoadOf:
     saved_by: str = ""  # id of that request
     saved_by_row: int = -1
     others_between: int = 0  # different prompts saved between that save and this lookup
-    shared: int = 0  # leading tokens that an earlier prompt of this run begins with
+    alike: int = 0  # leading tokens that an earlier prompt of this run begins with, of its later parts too
     untouched: bool = False  # its blocks were seen to hold what they held before
     measured: bool = False  # the slots written were watched in each pair
     begun: bool = False  # when its attention began was seen in each pair, in the step of the load
@@ -61,6 +61,11 @@ class LoadOf:
             return Grade.PROVED
         by_scheduler = end not in (LoadEnd.LOADED, LoadEnd.PARTLY, LoadEnd.NOT_WRITTEN)
         return Grade.READ if by_scheduler or self.measured else Grade.DECLARED
+
+    @property
+    def shared(self) -> int:
+        """Leading tokens of what was looked up that an earlier prompt of this run begins with."""
+        return min(self.alike, self.prompt)
 
     @property
     def offered(self) -> int:

@@ -90,7 +90,7 @@ def _due(watched: Watched, row: int, request: Request, column: int, size: int) -
         return None
     read = _all_of(touch for touch in begun if touch.step == step)
     within = (step, column) in watched.slots.skewed and bool(read[0][0] % size)
-    return _Due(row, step, request.prompt, tuple(read), not covers(covered(begun), 0), within)
+    return _Due(row, step, request.stood(step)[0], tuple(read), not covers(covered(begun), 0), within)
 
 
 def _all_of(touches: Iterable[Touch]) -> list[Interval]:

@@ -145,7 +145,8 @@ class _Steps:
         for kept_back in (0, 1) if block > 0 else ():
             floors = []
             for row, chunk in chunks:
-                whole = max(0, self._requests[row].prompt - kept_back) // block * block
+                prompt, _ = self._requests[row].stood(step)
+                whole = max(0, prompt - kept_back) // block * block
                 floors.append(max(0, min(whole, chunk.end // block * block) - chunk.start))
             if sum(floors) == slots:
                 return floors

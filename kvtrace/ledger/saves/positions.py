@@ -51,7 +51,7 @@ class Reuse:
 
 def reuse_of(request: Request, lost: Mapping[tuple[Part, ...], int]) -> Reuse:
     """What a request reused, by its chunks and the ledger of loads."""
-    chunks = union((chunk.start, chunk.end) for chunk in request.chunks)
+    chunks = union([*((chunk.start, chunk.end) for chunk in request.chunks), *request.generated])
     external = [(a, min(b, request.computed)) for a, b in union(request.external)]
     if not request.preemptions:
         # What was computed after all, without a preemption, was loaded in vain: the load failed.
@@ -137,14 +137,14 @@ class _InPair:
             if read.pairs >> self._pair & 1:
                 if not self._void(read.step):
                     by_end[read.end, read.grade] += read.positions
-                stale += read.stale
+                stale += intersect(list(read.stale), [(0, self._request.stood(read.step)[0])])
         found: dict[tuple[SaveEnd, Grade], list[Interval]] = {}
         left = [(0, self._request.computed)]
         for key in sorted(by_end, key=lambda key: (key[0], -key[1])):
             found[key] = intersect(union(by_end[key]), left)
             left = subtract(left, found[key])
         # Whole blocks are read, however far they are filled: of decode tokens that says nothing.
-        return found, intersect(union(stale), [(0, self._request.prompt)])
+        return found, union(stale)
 
     def _void(self, step: int) -> bool:
         """Whether what was read in a step is not in the store."""
@@ -199,7 +199,7 @@ class _InPair:
         lost = [(a, b) for a, b, _ in self._lost]
         chunks = [(chunk.start, chunk.end) for chunk in request.chunks]
         known = (self._loaded, self._never_came, reuse.local, self._stale, self._early, self._proved)
-        for intervals in (*known, *saved, *failed, lost, chunks):
+        for intervals in (*known, *saved, *failed, lost, chunks, request.generated):
             for interval in intervals:
                 marks.update(interval)
         return sorted(mark for mark in marks if 0 <= mark <= request.computed)
@@ -237,7 +237,7 @@ class _InPair:
             return Outcome(SAVED, grade=Grade.PROVED if covers(self._proved, at) else max(grades))
         if covers(self._way.reuse.local, at):
             return _LOCAL_HIT
-        if chunk < 0 and at < self._request.prompt:
+        if chunk < 0 and at < self._request.prompt and not covers(self._request.generated, at):
             return _NOT_OBSERVED  # no chunk of the trace computed it
         if state == StepState.NOT_REACHED:
             return _PENDING
@@ -277,7 +277,7 @@ def _named_early(request: Request) -> list[Interval]:
     the worker waits for them, or takes them as they are, the metadata does not say."""
     named = union(positions(request, entry) for entry in request.entries)
     early = union(
-        (max(entry.start, entry.available), min(entry.start + entry.slots, request.prompt))
+        (max(entry.start, entry.available), min(entry.start + entry.slots, request.stood(entry.step)[0]))
         for entry in request.entries
         if not entry.implied and entry.start + entry.slots > entry.available
     )

@@ -98,6 +98,8 @@ def _decode(
     if not settled and not told:
         return {}
     stored = any(
-        entry.start + entry.slots > requests[row].prompt for row, found in entries.items() for entry in found
+        entry.start + entry.slots > requests[row].stood(entry.step)[0]
+        for row, found in entries.items()
+        for entry in found
     )
     return {engine.tag: stored}

@@ -153,8 +153,9 @@ def computed_by(request: Request, holder: Holder, step: int, included: bool) -> 
     for chunk in later:
         if chunk.step < step or (included and chunk.step == step):
             end, last = max(end, chunk.end), chunk.step
-    if last and end >= request.prompt:
-        again = [reach + 1 for at, reach in request.preempted if at < last and reach >= request.prompt]
-        end = min(request.computed, max([request.prompt, *again]) + step - last - (not included))
+    prompt, computed = request.stood(last)
+    if last and end >= prompt:
+        again = [reach + 1 for at, reach in request.preempted if at < last and reach >= prompt]
+        end = min(computed, max([prompt, *again]) + step - last - (not included))
         end = min([end, *(max(reach, later[-1].end) for at, reach in request.preempted if at >= last)])
     return end
