@@ -226,6 +226,13 @@ def blocks(found: Facts) -> Iterator[Line]:
     elif engine.several_groups and engine.one_group:
         later = "" if engine.set_by_user else "; the attention backend may still choose another"
         yield Line("blocks", OK, f"{text} a block: all layers are in one KV cache group{later}")
+    elif engine.several_groups and engine.window and engine.same_size:
+        later = "" if engine.set_by_user else " (the attention backend may still choose another)"
+        yield Line(
+            "blocks", OK,
+            f"{text} a block in each KV cache group{later}; layers with a window of {engine.window} tokens "
+            "are in groups of their own, and give back the blocks that it has left: KV is to be saved before",
+        )  # fmt: skip
     elif engine.several_groups:
         yield Line(
             "blocks", NOT_KNOWN,

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator
 
 from kvtrace.agent.preflight import facts
-from kvtrace.agent.preflight.facts import Class, Engine, Signature
+from kvtrace.agent.preflight.facts import Class, Engine, Keys, Rounding, Signature
 from kvtrace.doctor.answer import Level, Line
 from kvtrace.doctor.gather import Facts
 from kvtrace.trace import hooks
@@ -158,8 +158,15 @@ def graphs(found: Facts) -> Iterator[Line]:
     engine, layered = found.engine, _layer_work(found)
     mode = engine.graph_mode if engine else None
     if mode is None:
-        if found.classes and found.command.words:
+        if found.command.words and found.classes:
             yield Line("graphs", NOT_KNOWN, "the graph mode shows only when the engine starts")
+        elif layered:
+            names = listed(f"{_name(one)}.{name}" for one, name in layered)
+            yield Line(
+                "graphs", NOT_KNOWN,
+                f"requires_piecewise_for_cudagraph says that graphs may leave out {names}: the graph mode "
+                "shows with the command",
+            )  # fmt: skip
         return
     if "FULL" not in mode:
         yield Line("graphs", OK, f"graph mode {mode}: every layer's hooks run in Python")
@@ -193,8 +200,12 @@ def smallest(found: Facts) -> Iterator[Line]:
         if one.name == _MULTI:
             continue
         size = _size(found.engine)
-        if one.batched:
-            yield _batched(one, found.engine)
+        batched = [place.where for place in one.rounds if place.by == facts.BATCHED]
+        rounds = sorted({(_unit(place, found.engine), place.by) for place in one.rounds}, key=str)
+        if batched:
+            yield _batched(one, batched, found.engine)
+        elif len(rounds) == 1 and not (one.name in _LEAST and found.command.words):
+            yield _rounded(one, *rounds[0])
         elif not found.command.words:
             continue
         elif one.name in _LEAST and one.module.startswith("vllm.") and size:
@@ -208,9 +219,29 @@ def smallest(found: Facts) -> Iterator[Line]:
             )  # fmt: skip
 
 
-def _batched(one: Class, engine: Engine | None) -> Line:
+def _unit(place: Rounding, engine: Engine | None) -> int | None:
+    return _size(engine) or None if place.by == facts.BLOCK else place.size
+
+
+def _rounded(one: Class, unit: int | None, by: str) -> Line:
+    """All its roundings are to this one unit."""
+    places = listed(place.where for place in one.rounds)
+    said = {"": "", facts.BLOCK: " (the block size)"}.get(by, f" (its key {by!r})")
+    if unit is None:
+        text = (
+            f"{_name(one)} rounds down to whole blocks at {places}; how many tokens these are shows with the"
+        )
+        return Line("least prompt", NOT_KNOWN, f"{text} command")
+    return Line(
+        "least prompt", OK,
+        f"{_name(one)} rounds down to multiples of {unit}{said} at {places}: where these are a prompt's, "
+        f"nothing of prompts below {unit} tokens is stored",
+    )  # fmt: skip
+
+
+def _batched(one: Class, places: list[str], engine: Engine | None) -> Line:
     limit = engine.max_num_batched_tokens if engine else None
-    where = f"{_name(one)} rounds down to multiples of max_num_batched_tokens at {listed(one.batched)}"
+    where = f"{_name(one)} rounds down to multiples of max_num_batched_tokens at {listed(places)}"
     remedy = "round to a unit of the connector's own; see kvtrace docs below-save-granularity"
     if limit is None:
         text = f"{where}; how many these are shows with the command"
@@ -233,6 +264,10 @@ def config_keys(found: Facts) -> Iterator[Line]:
     for one, row in zip(found.classes, found.keys, strict=False):
         if not row.given or one.error:
             continue
+        if one.name == _MULTI and one.module.startswith("vllm."):
+            row = Keys(
+                row.given, True, tuple(key for key in row.given if key != "connectors"), ("connectors",)
+            )
         if not row.known:
             yield Line("config", NOT_KNOWN, f"which keys {_name(one)} asks for does not show in its source")
         elif not row.unread:

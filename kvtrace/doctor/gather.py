@@ -87,7 +87,8 @@ class Facts:
 
 def _class(row: dict[str, Any]) -> Class:
     signatures = tuple(facts.read(facts.Signature, one) for one in row.get("signatures", ()))
-    return replace(facts.read(Class, row), signatures=signatures, extra=row.get("extra"))
+    rounds = tuple(facts.read(facts.Rounding, one) for one in row.get("rounds", ()))
+    return replace(facts.read(Class, row), signatures=signatures, rounds=rounds, extra=row.get("extra"))
 
 
 def gather(

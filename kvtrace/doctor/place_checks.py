@@ -22,7 +22,10 @@ def store(found: Facts) -> Iterator[Line]:
     roles = {one.name or one.configured: one.role for one in found.classes}
     lines = [line for name, seen in found.places for line in _place(name, seen, roles.get(name))]
     if found.classes and not lines:
-        lines = [Line("store", NOT_KNOWN, "its configuration names no path and no host")]
+        text = "its configuration names no path and no host"
+        if not found.command.words and not any(one.extra for one in found.classes):
+            text = "where it stores shows with the command"
+        lines = [Line("store", NOT_KNOWN, text)]
     yield from lines
 
 

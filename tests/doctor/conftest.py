@@ -11,7 +11,8 @@ BASE = """
 from abc import ABC, abstractmethod
 
 class SupportsHMA(ABC):
-    pass
+    @abstractmethod
+    def request_finished_all_groups(self, request, block_ids): pass
 
 class KVConnectorBase_V1(ABC):
     def __init__(self, vllm_config, role, kv_cache_config): pass

@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from kvtrace.agent.preflight import facts
-from kvtrace.agent.preflight.facts import Class, Engine, Keys, Parsed, Python, Signature
+from kvtrace.agent.preflight.facts import (
+    BATCHED,
+    BLOCK,
+    Class,
+    Engine,
+    Keys,
+    Parsed,
+    Python,
+    Rounding,
+    Signature,
+)
 from kvtrace.doctor import checks, class_checks, place_checks
 from kvtrace.doctor.answer import Answer, Level, Line
 from kvtrace.doctor.child import Step
@@ -41,6 +51,8 @@ CLASS = Class(
     extra={},
 )
 ENGINE = Engine(16, True, 1, False, "NONE", 8192, "Mine", "kv_both")
+MULTI = replace(CLASS, name="MultiConnector", module="vllm.multi_connector")
+WINDOWS = replace(ENGINE, several_groups=True, one_group=False, window=512, same_size=True)
 HYBRID = replace(ENGINE, several_groups=True, states=True, one_group=False, attention_block=48)
 
 
@@ -82,6 +94,25 @@ def test_a_healthy_run_is_all_ok() -> None:
     assert {line.level for line in answer.lines} == {OK, NOT_KNOWN} and not answer.failed
     assert [line.check for line in answer.lines if line.level is NOT_KNOWN] == ["least prompt", "store"]
     assert all(line.text and not line.remedy for line in answer.lines if line.level is OK)
+
+
+def test_what_is_known_of_units_windows_and_keys_is_said() -> None:
+    own = Rounding("mine.kv:7", "unit", 64)
+    (line,) = class_checks.smallest(facts_with(classes=(replace(CLASS, rounds=(own,)),)))
+    assert line.level is OK and "multiples of 64 (its key 'unit') at mine.kv:7: where these are" in line.text
+    assert line.text.endswith("nothing of prompts below 64 tokens is stored")
+    blocks = (Rounding("mine.kv:7", BLOCK), Rounding("b:1", BLOCK))
+    (line,) = class_checks.smallest(facts_with(classes=(replace(CLASS, rounds=blocks),)))
+    assert line.level is OK and "multiples of 16 (the block size) at mine.kv:7, b:1:" in line.text
+    (line,) = checks.blocks(facts_with(engine=WINDOWS))
+    assert (
+        line.level is OK
+        and "16 tokens a block in each KV cache group; layers with a window of 512" in line.text
+    )
+    (line,) = class_checks.config_keys(facts_with(classes=(MULTI,), keys=(Keys(("connectors",), False),)))
+    assert line.level is OK
+    (line,) = checks.store(facts_with(command=replace(COMMAND, words=(), kind="")))
+    assert line.level is NOT_KNOWN and "shows with the command" in line.text
 
 
 def without(*names: str) -> dict[str, Step]:
@@ -257,15 +288,51 @@ CASES: dict[str, Case] = {
     ),
     "rounds to the batch": (
         class_checks.smallest,
-        facts_with(classes=(replace(CLASS, batched=("mine.kv:7",)),)),
+        facts_with(classes=(replace(CLASS, rounds=(Rounding("mine.kv:7", BATCHED),)),)),
         WARNING,
         "at mine.kv:7: where these are a prompt's, nothing of prompts below 8192 tokens",
     ),
     "rounds to a batch that is not known": (
         class_checks.smallest,
-        facts_with(classes=(replace(CLASS, batched=("mine.kv:7",)),), steps={facts.ENGINE: RAISED}),
+        facts_with(
+            classes=(replace(CLASS, rounds=(Rounding("mine.kv:7", BATCHED),)),), steps={facts.ENGINE: RAISED}
+        ),
         NOT_KNOWN,
         "mine.kv:7",
+    ),
+    "rounds to blocks of a size that is not known": (
+        class_checks.smallest,
+        facts_with(
+            classes=(replace(CLASS, rounds=(Rounding("mine.kv:7", BLOCK),)),), steps={facts.ENGINE: RAISED}
+        ),
+        NOT_KNOWN,
+        "whole blocks at mine.kv:7",
+    ),
+    "rounds to two units": (
+        class_checks.smallest,
+        facts_with(
+            classes=(replace(CLASS, rounds=(Rounding("mine.kv:7", "unit", 64), Rounding("b:1", "", 32))),)
+        ),
+        NOT_KNOWN,
+        "shows only in a run",
+    ),
+    "a key that a MultiConnector does not know": (
+        class_checks.config_keys,
+        facts_with(classes=(MULTI,), keys=(Keys(("connectors", "path"), False),)),
+        WARNING,
+        "never asks for the key 'path'",
+    ),
+    "work of single layers, without a command": (
+        class_checks.graphs,
+        facts_with(steps={facts.ENGINE: Step("done")}, command=replace(COMMAND, words=(), kind="")),
+        NOT_KNOWN,
+        "graphs may leave out Mine.save_kv_layer",
+    ),
+    "windows, and heads of several sizes": (
+        checks.blocks,
+        facts_with(engine=replace(WINDOWS, same_size=False)),
+        NOT_KNOWN,
+        "groups may have blocks of other sizes",
     ),
     "no graph mode": (
         class_checks.graphs,

@@ -162,6 +162,24 @@ def test_a_method_that_the_connector_uses_itself_is_no_misspelt_hook(vllm: Path)
     assert {line.level for line in lines(look(vllm, source), "hooks")} == {Level.OK}
 
 
+def test_a_misspelt_hook_is_found_where_another_class_below_has_the_hook_itself(vllm: Path) -> None:
+    source = WHOLE.replace("class Mine(", "class Whole(") + (
+        "\nclass Mine(Whole):\n    def save_kv_layr(self, layer_name, kv_layer, attn_metadata): print(1)\n"
+    )
+    (line,) = lines(look(vllm, source), "hooks")
+    assert line.level is Level.WARNING and "Mine.save_kv_layr is no hook" in line.text
+
+
+def test_a_method_of_a_class_beside_the_base_class_is_a_hook(vllm: Path) -> None:
+    source = WHOLE.replace("base import KVConnectorBase_V1", "base import KVConnectorBase_V1, SupportsHMA")
+    source = source.replace("Mine(KVConnectorBase_V1)", "Mine(KVConnectorBase_V1, SupportsHMA)")
+    (line,) = lines(look(vllm, source), "hooks")
+    assert line.level is Level.PROBLEM and "has no request_finished_all_groups" in line.text
+    source += "    def request_finished_all_groups(self, request, block_ids): return False, None\n"
+    (line,) = lines(look(vllm, source), "hooks")
+    assert line.level is Level.OK and "never called" not in line.text
+
+
 def test_what_a_decorator_takes_counts_and_not_what_it_wraps(vllm: Path) -> None:
     source = (
         "import functools\ndef locked(f):\n    @functools.wraps(f)\n"

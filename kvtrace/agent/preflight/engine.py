@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import re
 import sys
 from typing import Any
 
@@ -79,6 +80,8 @@ def configuration(arguments: Any) -> Engine:
         set_by_user=getattr(cache, "user_specified_block_size", None),
         context_parallel=product,
         several_groups=_several_groups(model),
+        window=_window(model),
+        same_size=_same_size(model),
         graph_mode=getattr(mode, "name", None),
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         connector=getattr(transfer, "kv_connector", None),
@@ -111,6 +114,26 @@ def _attention_block(config: Any) -> int | None:
                 setattr(cache, name, value)
 
 
+def _window(model: Any) -> int | None:
+    try:
+        found = model.get_sliding_window()
+    except Exception:  # not in every version
+        return None
+    return found if type(found) is int and found > 0 else None
+
+
+def _same_size(model: Any) -> bool | None:
+    """False where the model's configuration has another number or size of heads for some of its layers."""
+    try:
+        given = model.hf_text_config.to_dict()
+    except Exception:  # a configuration of another kind: then it is not known
+        return None
+    sizes = {name: value for name, value in given.items() if _OF_HEADS.search(name) and value is not None}
+    return set(sizes) <= _FOR_ALL and all(type(value) is int for value in sizes.values())
+
+
+_OF_HEADS = re.compile(r"head_dim|head_size|kv_heads|key_value_heads|kv_channels|lora_rank|v_dim")
+_FOR_ALL = {"head_dim", "num_key_value_heads"}
 _OF_BLOCKS = ("block_size", "mamba_block_size", "mamba_page_size_padded")
 
 

@@ -82,6 +82,24 @@ class Signature:
     fits: bool
 
 
+BATCHED, BLOCK = "max_num_batched_tokens", "block_size"
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A place where the connector's source rounds down to whole units.
+
+    Attributes:
+        where: module:line.
+        by: what says the unit: BATCHED, BLOCK, a key of the connector's configuration; "" its source.
+        size: the unit; None where vLLM's configuration says it.
+    """
+
+    where: str
+    by: str
+    size: int | None = None
+
+
 @dataclass(frozen=True)
 class Class:
     """A connector's class, not made into an instance.
@@ -98,7 +116,7 @@ class Class:
         like: (a method that is no hook, the hook that it is named like).
         piecewise: its answer to requires_piecewise_for_cudagraph; None where there is none.
         hma: whether it declares support of the hybrid KV cache manager.
-        batched: where its source rounds down to max_num_batched_tokens: module:line.
+        rounds: where its source rounds down to whole units.
         child: whether it is one of a MultiConnector.
         role, extra: of its configuration.
     """
@@ -119,7 +137,7 @@ class Class:
     like: tuple[tuple[str, str], ...] = ()
     piecewise: bool | None = None
     hma: bool | None = None
-    batched: tuple[str, ...] = ()
+    rounds: tuple[Rounding, ...] = ()
     child: bool = False
     role: str | None = None
     extra: dict[str, Any] | None = None
@@ -154,6 +172,10 @@ class Engine:
     """Whether it is an encoder with a decoder: cross attention."""
     one_group: bool | None = None
     """Whether vLLM's hybrid KV cache manager is off: all layers are in one group, or vLLM refuses."""
+    window: int | None = None
+    """Tokens of a sliding window, where some of its layers have one."""
+    same_size: bool | None = None
+    """Whether a token's KV is of one size in all its layers, by the model's configuration."""
     attention_block: int | None = None
     """Of a model with states: tokens in a block of its attention layers; None where that is not known."""
 

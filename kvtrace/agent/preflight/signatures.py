@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
@@ -26,11 +27,17 @@ def own_methods(cls: type, base: type) -> dict[str, Any]:
 
 
 def hooks_of(base: type) -> frozenset[str]:
-    """Public methods of vLLM's base class."""
+    """Public methods that vLLM calls: of its base class, and of what stands beside it."""
     return frozenset(
-        name for one in base.__mro__ for name, value in vars(one).items()
+        name for one in (*base.__mro__, *_beside(base)) for name, value in vars(one).items()
         if not name.startswith("_") and _function(value) is not None
     )  # fmt: skip
+
+
+def _beside(base: type) -> list[type]:
+    """What vLLM has beside its base class for connectors to derive from: SupportsHMA and its like."""
+    there = vars(sys.modules.get(base.__module__, base)).items()
+    return [one for name, one in there if name.startswith("Supports") and isinstance(one, type)]
 
 
 def signatures(cls: type, base: type) -> Iterator[Signature]:
@@ -102,17 +109,19 @@ def elsewhere(cls: type, base: type) -> tuple[str, ...]:
 
 
 def named_like(cls: type, base: type, uses: dict[str, int]) -> Iterator[tuple[str, str]]:
-    """(method, hook) of methods that are named almost like a hook that the class has not, and that nothing
-    uses.
+    """(method, hook) of methods that nothing uses and that are named almost like a hook, which the class that
+    they stand in has not.
 
     Args:
         uses: how often each name stands in the connector's source, definitions aside.
     """
-    own = own_methods(cls, base)
-    missing = sorted(hooks_of(base) - own.keys())
-    for name in own:
-        if name.startswith("_") or hasattr(base, name) or name in hooks.BY_NAME or uses.get(name, 1):
+    known = hooks_of(base)
+    for name in own_methods(cls, base):
+        if name.startswith("_") or name in known or hasattr(base, name):
             continue
-        near = difflib.get_close_matches(name, missing, n=1, cutoff=_ALIKE)
+        if name in hooks.BY_NAME or uses.get(name, 1):
+            continue
+        beside = next(vars(one) for one in cls.__mro__ if name in vars(one))
+        near = difflib.get_close_matches(name, sorted(known - beside.keys()), n=1, cutoff=_ALIKE)
         if near:
             yield name, near[0]
