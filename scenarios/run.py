@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,9 @@ def main() -> int:
     parser.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable of vLLM's"
     )
+    parser.add_argument(
+        "--executor", metavar="NAME", help="vLLM's distributed_executor_backend, of those in one process"
+    )
     parser.add_argument("--apart", action="store_true", help="each in processes of its own, by `kvtrace run`")
     args = parser.parse_args()
     if not all("=" in pair for pair in args.env):
@@ -248,6 +252,9 @@ def main() -> int:
     except ScenarioError as error:
         print(f"run.py: {error}", file=sys.stderr)
         return 2
+    if args.executor:
+        more = {"distributed_executor_backend": args.executor}
+        scenarios = [replace(one, engine={**one.engine, **more}) for one in scenarios]
     if args.no_trace:  # nobody would see what hangs, and end it
         scenarios = [scenario for scenario in scenarios if scenario.stuck_after is None]
     output = Output(args.out.resolve())

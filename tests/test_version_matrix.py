@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import bootstrap
+import cuda_stubs
 import pytest
 import spec
 import version_matrix as versions
@@ -72,6 +73,41 @@ def test_an_environment_of_another_kind_is_a_column_of_its_own_that_says_so() ->
     text = text_of(*columns)
     assert "| 0.31.0 [1] |" in text and "[1] CUDA build of torch, on the CPU." in text
     assert "| `healthy-example` | right | not run |" in text
+
+
+def test_columns_with_the_same_note_share_it() -> None:
+    older, oldest = (replace(column(RAN, note="no GPU"), vllm=vllm) for vllm in ("0.20.2", "0.15.1"))
+    text = text_of(column(RAN), older, oldest)
+    assert "| 0.20.2 [1] |" in text and "| 0.15.1 [1] |" in text and text.count("[1] no GPU.") == 1
+
+
+def test_a_library_that_asks_for_cuda_can_be_loaded_without_it(tmp_path: Path) -> None:
+    lib = tmp_path / "lib"
+    (tmp_path / "accelerator").mkdir()
+    (tmp_path / "accelerator" / "__init__.py").write_text(
+        "def synchronize(): raise RuntimeError('no driver')\n"
+    )
+    lib.mkdir()
+    (tmp_path / "cuda.c").write_text("int cudaThing(void){return 7;}\n")
+    (tmp_path / "user.c").write_text("int cudaThing(void); int ask(void){return cudaThing();}\n")
+    shared = ["gcc", "-shared", "-fPIC", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"]
+    subprocess.run([*shared, "-o", lib / "libcuda_x.so", tmp_path / "cuda.c"], check=True)
+    subprocess.run(
+        [*shared, "-o", lib / "libuser.so", tmp_path / "user.c", "-L", lib, "-lcuda_x"], check=True
+    )
+    (lib / "libcuda_x.so").unlink()
+    load = f"import ctypes; print(ctypes.CDLL({str(lib / 'libuser.so')!r}).ask())"
+
+    def ask() -> str:
+        return subprocess.run(
+            [sys.executable, "-c", load], capture_output=True, text=True, check=False
+        ).stdout
+
+    assert ask() == ""
+    assert cuda_stubs.make_stubs(tmp_path) == ["libcuda_x.so"]
+    assert ask() == "1\n", "that is an error of CUDA's"
+    assert "def synchronize(device=None, /)" in (tmp_path / "accelerator" / "__init__.py").read_text()
+    assert cuda_stubs.make_stubs(tmp_path) == [], "nothing is missing any longer"
 
 
 def test_a_newer_measurement_replaces_the_older_one_and_leaves_what_it_did_not_look_at() -> None:

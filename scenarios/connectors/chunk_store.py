@@ -1,8 +1,7 @@
 """A small KV store on disk, as teams write them outside vLLM: whole units only.
 
 Each prompt is rounded down to whole units of ``unit`` tokens; a unit is a directory named by
-the hash of all tokens up to its end, with one file per layer and rank in it. Written for
-vLLM 0.27 and later (KV layers are views of [blocks, heads, block size, 2 x head size]).
+the hash of all tokens up to its end, with one file per layer and rank in it.
 
 Nothing here knows of kvtrace. Options (``kv_connector_extra_config``):
 
@@ -73,6 +72,16 @@ class _Live:
     """Tokens offered for storing so far; None until the prompt's turn has come."""
 
 
+def by_block(kv_layer: Any) -> torch.Tensor:
+    """A view of a layer's KV as [blocks, heads, block size, ...].
+
+    vLLM's CPU builds since 0.27 have it so. Older ones have [2, blocks, heads, block size, head size]; up to
+    0.17 a layer keeps a list, one for each pipeline stage.
+    """
+    kv: torch.Tensor = kv_layer[0] if isinstance(kv_layer, list) else kv_layer
+    return kv.permute(1, 2, 3, 0, 4) if kv.dim() == 5 else kv
+
+
 class ChunkStore(KVConnectorBase_V1):
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
@@ -115,6 +124,7 @@ class ChunkStore(KVConnectorBase_V1):
                 kv_layer = getattr(layer, "kv_cache", None)
                 if kv_layer is None:
                     continue
+                kv_layer = by_block(kv_layer)
                 rows = torch.cat([load_file(self._file(key, layer_name))["kv"] for key in transfer.keys])
                 first = transfer.start % self.unit
                 blocks, offsets = self._where(transfer.slot_mapping, kv_layer)
@@ -130,7 +140,7 @@ class ChunkStore(KVConnectorBase_V1):
             if not transfer.is_store:
                 continue
             blocks, offsets = self._where(transfer.slot_mapping, kv_layer)
-            rows = kv_layer[blocks, :, offsets].detach().cpu()
+            rows = by_block(kv_layer)[blocks, :, offsets].detach().cpu()
             for i, key in enumerate(transfer.keys):
                 part = rows[i * self.unit : (i + 1) * self.unit]
                 self._write(self._file(key, layer_name), part.contiguous())

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from chunk_store import ChunkStore, ChunkStoreMetadata, Transfer
+from chunk_store import ChunkStore, ChunkStoreMetadata, Transfer, by_block
 from safetensors.torch import load_file
 from saves import WaitStore
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
@@ -158,7 +158,7 @@ class LayerwiseLoads(WaitStore):
         return
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        kv_layer = self.caches[layer_name]
+        kv_layer = by_block(self.caches[layer_name])
         for transfer in self.plan().requests:
             if not transfer.is_store:
                 rows = torch.cat([load_file(self._file(key, layer_name))["kv"] for key in transfer.keys])

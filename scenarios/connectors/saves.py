@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from chunk_store import ChunkStore, ChunkStoreMetadata, Transfer, logger
+from chunk_store import ChunkStore, ChunkStoreMetadata, Transfer, by_block, logger
 from safetensors.torch import save_file
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
@@ -33,7 +33,7 @@ class EmptyStore(ChunkStore):
             if not transfer.is_store:
                 continue
             blocks, offsets = self._where(transfer.slot_mapping[transfer.num_tokens :], kv_layer)
-            rows = kv_layer[blocks, :, offsets].detach().cpu()
+            rows = by_block(kv_layer)[blocks, :, offsets].detach().cpu()
             for key in transfer.keys:
                 self._write(self._file(key, layer_name), rows)
 
@@ -49,7 +49,7 @@ class ShortStore(ChunkStore):
                 continue
             half = len(transfer.keys) // 2
             blocks, offsets = self._where(transfer.slot_mapping[: half * self.unit], kv_layer)
-            rows = kv_layer[blocks, :, offsets].detach().cpu()
+            rows = by_block(kv_layer)[blocks, :, offsets].detach().cpu()
             for i, key in enumerate(transfer.keys[:half]):
                 self._write(
                     self._file(key, layer_name), rows[i * self.unit : (i + 1) * self.unit].contiguous()

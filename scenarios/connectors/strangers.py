@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from chunk_store import by_block
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -83,8 +84,8 @@ class Shelf:
 
 
 def rows_of(kv: torch.Tensor, pages: Any, tokens: int) -> torch.Tensor:
-    """The first ``tokens`` rows of some blocks of a [blocks, heads, block size, width] tensor."""
-    picked = kv[torch.as_tensor(np.asarray(pages, dtype=np.int64))]
+    """The first ``tokens`` rows of some blocks of a layer."""
+    picked = by_block(kv)[torch.as_tensor(np.asarray(pages, dtype=np.int64))]
     return picked.transpose(1, 2).flatten(0, 1)[:tokens]
 
 
@@ -314,13 +315,14 @@ class Mute(Stranger):
         self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
     ) -> None:
         bounds = attn_metadata.query_start_loc.tolist()
-        size = kv_layer.shape[2]
+        kv = by_block(kv_layer)
+        size = kv.shape[2]
         for first, last in pairwise(bounds):
             whole = (last - first) // self.portion * self.portion
             if whole:
                 slots = attn_metadata.slot_mapping[first : first + whole]
                 self.served += 1
-                self.shelf.put(f"{self.served}", layer_name, kv_layer[slots // size, :, slots % size])
+                self.shelf.put(f"{self.served}", layer_name, kv[slots // size, :, slots % size])
 
 
 class Outdated(Mute):
