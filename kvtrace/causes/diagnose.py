@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -60,9 +61,8 @@ def _conclude(case: Case, results: Sequence[Result]) -> Diagnosis:
     assert found >= set(case.assigned), f"tokens without a finding: {sorted(set(case.assigned) - found)}"
     not_observed.extend(_blind_spots(case, saves))
     faults = [one for one in findings if one.severity == FAULT]
-    most = max((one.tokens for one in faults if one.id in _SYMPTOMS), default=0.0)
-    roots = any(one.id in _ROOTS and _weighs(one) and one.tokens >= _ROOTS[one.id] * most for one in faults)
-    findings.sort(key=lambda finding: _order(finding, roots))
+    behind = {ident for group in _BEHIND for ident in group.hidden(faults)}
+    findings.sort(key=lambda finding: _order(finding, behind))
     _before_unexplained(findings)
     return Diagnosis(
         verdict=verdict(case, findings),
@@ -76,18 +76,36 @@ def _conclude(case: Case, results: Sequence[Result]) -> Diagnosis:
     )
 
 
-_ROOTS = {
-    "hook-raised": 0.0,
-    "exception-swallowed": 0.0,
-    "store-failed": 0.0,
-    "kv-stale": 0.25,
-    "kv-misplaced": 0.25,
-    "store-lost-later": 0.25,
-}
-"""What was seen to go wrong in the connector's own work, and how many tokens of the greatest symptom it must
-concern to stand behind that."""
-_SYMPTOMS = frozenset({"stored-nothing", "slots-short", "metadata-has-no-store", "save-lost"})
-"""What shows where nothing more is known: behind a root that was seen."""
+class _Behind(NamedTuple):
+    """Symptoms, which show where nothing more is known, and what stands before them where it was seen."""
+
+    symptoms: frozenset[str]
+    roots: Mapping[str, float]
+    """What was seen to go wrong in the connector's own work, and how many tokens of the greatest symptom it
+    must concern to stand before that."""
+
+    def hidden(self, faults: Sequence[Finding]) -> frozenset[str]:
+        """The symptoms, where one of the roots was found, with tokens."""
+        most = max((one.tokens for one in faults if one.id in self.symptoms), default=0.0)
+        found = (one for one in faults if one.id in self.roots and _weighs(one))
+        return self.symptoms if any(one.tokens >= self.roots[one.id] * most for one in found) else frozenset()
+
+
+_BEHIND = (
+    _Behind(
+        frozenset({"stored-nothing", "slots-short", "metadata-has-no-store", "save-lost"}),
+        {
+            "hook-raised": 0.0,
+            "exception-swallowed": 0.0,
+            "store-failed": 0.0,
+            "kv-stale": 0.25,
+            "kv-misplaced": 0.25,
+            "store-lost-later": 0.25,
+        },
+    ),
+    # That a load came too late is seen of some blocks alone: of others that nothing came, or other KV.
+    _Behind(frozenset({"load-not-injected", "kv-load-wrong"}), {"load-after-use": 0.1}),
+)
 _UNEXPLAINED = "metadata-has-no-store"
 _OF_THE_SWITCH = "config-key-unused"
 """A key of the configuration that the connector never reads: as a fault, where nothing was saved."""
@@ -115,14 +133,14 @@ def _weighs(finding: Finding) -> bool:
     return finding.tokens > 0 or finding.id in _WITHOUT_TOKENS
 
 
-def _order(finding: Finding, roots: bool) -> tuple[int, bool, bool, bool, float, int, str]:
+def _order(finding: Finding, behind: Set[str]) -> tuple[int, bool, bool, bool, float, int, str]:
     """Severity first, a cause that was seen before its symptoms, then the tokens explained, then the stage.
 
     Args:
-        roots: whether one of :data:`_ROOTS` was found, with tokens.
+        behind: the symptoms of what was found.
     """
     stage = len(Stage) if finding.stage is None else int(finding.stage)
-    symptom, information = roots and finding.id in _SYMPTOMS, finding.id in _INFORMATION
+    symptom, information = finding.id in behind, finding.id in _INFORMATION
     first = severity_order(finding.severity), information, not _weighs(finding), symptom
     return (*first, -finding.tokens, stage, finding.id)
 

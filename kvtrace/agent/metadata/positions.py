@@ -21,6 +21,8 @@ Ranges = tuple[Interval, ...]
 
 _MAY_END, _MAY_BEGIN = frozenset({"last", "tail", "to"}), frozenset({"head"})
 """Names of numbers that may be positions, and something else just as well."""
+_ENDS_OF = {"to": ("from", "since", "begin", "start"), "tail": ("head",)}
+"""Of these, those that stand beside a beginning of such a name: an interval."""
 _TOKENS = Name(unit="token")
 
 
@@ -121,6 +123,8 @@ def _sort(values: list[Values], hull: Interval | None, base: Ranges, facts: Fact
     given = _Given([], [], [])
     again = _Again.of(hull, base, facts)
     hits: list[int] = []
+    if base and _from_nothing_to_nothing(values):
+        given.ends.append((replace(_TOKENS, end=True), 0))
     for one in values:
         for name, (start, end) in one.spans:
             if (start, end) != hull:
@@ -164,6 +168,12 @@ def _sort(values: list[Values], hull: Interval | None, base: Ranges, facts: Fact
     if given.zero and not given.any() and base:
         raise Unclear("a count of 0")
     return given
+
+
+def _from_nothing_to_nothing(values: list[Values]) -> bool:
+    """Whether an interval from 0 to 0 stands there, in names that are read with care alone."""
+    zero = {name.strip("_").lower() for one in values for name, value in one.numbers if not value}
+    return any(end in zero and zero.intersection(begins) for end, begins in _ENDS_OF.items())
 
 
 def _told(names: frozenset[str], name: str, value: int, facts: Facts) -> int:

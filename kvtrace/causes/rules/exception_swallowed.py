@@ -92,9 +92,15 @@ def claim_spoiled(case: Case, piece: Piece, left: list[Interval]) -> list[Interv
     steps = {piece.step, *(entry.step for entry in entries if entry.slots > 0)}
     for fact in case.run.swallowed:
         at = {step for step, _ in fact.places}
-        if _ends_a_save(fact) and (steps & at or 0 in at):
+        if _ends_a_save(fact) and (steps & at or 0 in at or _goes_on(fact, max(steps))):
             return left
     return []
+
+
+def _goes_on(fact: Swallowed, step: int) -> bool:
+    """Whether it came so often that of later calls it is not known which they were, and the last of those
+    that are known was before the end of a step."""
+    return len(fact.places) >= ALL_SAID and fact.places[ALL_SAID - 1][0] <= step
 
 
 def claim_idle(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
