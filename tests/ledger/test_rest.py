@@ -71,9 +71,9 @@ class Books:
         ids = self.name(layer), self.name(slots), pieces, by, self.name(target)
         self._add(rows.KvFound(head, t * 10**6, call, *ids))
 
-    def piece(self, call: int, target: str, still: str) -> None:
+    def piece(self, call: int, target: str, still: str, offset: int = 0) -> None:
         head = pack_head(Kind.PIECE, Role.WORKER)
-        self._add(rows.Piece(head, 0, call, self.name("layer"), self.name(target), 0, 32, 7))
+        self._add(rows.Piece(head, 0, call, self.name("layer"), self.name(target), offset, 32, 7))
         self.pieces += still
 
     def file(self, path: str, exists: bool = True, size: int | None = 1 << 20) -> None:
@@ -505,6 +505,29 @@ def test_a_database_that_is_too_small_for_what_was_written_in_its_transaction(
     books.file("/kv.sqlite", size=size)
     fate = (Fate.NOT_AT_REST, Why.UNCOMMITTED) if rolled_back else (Fate.READ, Why.NONE)
     assert books.fates() == [fate]
+
+
+@pytest.mark.parametrize(
+    ("ended", "log", "fate"),
+    [(1, False, Fate.NOT_AT_REST), (1, True, Fate.READ), (0, False, Fate.READ)],
+)
+def test_a_database_that_ends_before_the_place_at_which_kv_was_found_was_rolled_back(
+    ended: int, log: bool, fate: Fate
+) -> None:
+    """What was not found in it, or in part, went the same way: nothing was committed after that."""
+    books = Books()
+    books.left(Way.SQLITE, "/kv.sqlite", -1, t=5)
+    books.read(1, 10)
+    books.read(2, 20)
+    books.read(3, 30)
+    books.left(Way.SQLITE, "/kv.sqlite", -1, errors=ended, t=31)
+    books.found(1, 31, Form.VERBATIM, "/kv.sqlite")
+    books.found(2, 31, Form.PARTLY, "/kv.sqlite")
+    books.piece(1, "/kv.sqlite", "?", offset=12_456)
+    books.ended = 32
+    books.file("/kv.sqlite", size=12_288)
+    books.file("/kv.sqlite-wal", exists=log)
+    assert [one for one, _ in books.fates()] == [fate] * 3
 
 
 @pytest.mark.parametrize(("whole", "fate"), [(0, Fate.ALTERED), (9, Fate.READ)])

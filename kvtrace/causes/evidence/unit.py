@@ -32,6 +32,10 @@ _BLOCKS_NAME = re.compile(
     r"(block|page)s?_?(per|each|in)|per_?(unit|chunk|segment)|_(blocks|pages)$", re.IGNORECASE
 )
 """Names of a number of blocks."""
+_STATE_NAME = re.compile(
+    r"(^|_|\.)(left|remain\w*|free|used|pending|in_?flight|retr\w+|threads?|workers?|rank|port)$", re.IGNORECASE
+)
+"""Names of a number that is no number of blocks of a unit: it counts what is left, or something else."""
 _BATCHED_NAME = re.compile(r"batch|token", re.IGNORECASE)
 """Names under which a connector keeps max_num_batched_tokens."""
 
@@ -256,7 +260,8 @@ def _candidates(engine: Engine) -> list[_Candidate]:
     for name, value in ints:
         found[value].attributes += (name,)
     for name, value in (*_integers(engine.extra), *ints):
-        if 1 < value <= _MOST_BLOCKS and value % max(1, engine.block_size):
+        counts = 1 < value <= _MOST_BLOCKS and not _STATE_NAME.search(name)
+        if counts and value % max(1, engine.block_size):
             found[value * engine.block_size].times += (name,)
     others = {name: value for name, value in ints if value != engine.block_size}
     for value, candidate in found.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from kvtrace.causes.case import Request, after_empty, shared_before, stored_before
 from kvtrace.causes.evidence.accounted import all_accounted
 from kvtrace.causes.evidence.unit import Unit
@@ -56,8 +58,9 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
 
 
 def by_its_head(case: Case, request: Request) -> bool:
-    """In no metadata and not read at all, like every prompt of the engine that begins like an earlier one of
-    which something was saved, and is another one after that."""
+    """In no metadata and not read at all, or not as far as anything was kept of earlier prompts, like every
+    prompt of the engine that begins like an earlier one of which something was saved, and is another one after
+    that."""
     if not _left_out(case, request):
         return False
     tag = request.engine
@@ -73,7 +76,16 @@ def _left_out(case: Case, request: Request) -> bool:
     # What is behind the common part must fill a unit, or a block.
     whole = unit.aligned(request.prompt) if unit else request.prompt - max(request.block, 1)
     other = 0 < request.shared < whole and request.offered <= request.shared and not request.grown_step
-    return other and not request.saved and not request.unseen and not stored_before(case, request)
+    none = not request.saved or _behind_all(case, request)
+    return other and none and not request.unseen and not stored_before(case, request)
+
+
+def _behind_all(case: Case, request: Request) -> bool:
+    """Whether of its prompt that alone was kept which stands behind all that was kept of earlier ones."""
+    if request.middle is None:
+        return False
+    steps, most = case.taken_before[request.engine]
+    return request.shared < request.middle[0] == most[bisect_left(steps, request.chunk_step)]
 
 
 def claim_by_head(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:

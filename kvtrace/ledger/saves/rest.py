@@ -233,8 +233,9 @@ class _Judge:
         self._found = self._of_found()
         ways = ((rows.code(one.head), self._name(one.target)) for one in self._left)
         self._databases = {name for way, name in ways if way == Way.SQLITE}
-        self._committed = self._commits()
+        self._reach = self._of_reach()
         self._closed = self._last_closed()
+        self._committed = self._commits()
         self._removed = removals(trace.left, trace.names) | trace.removed
         self._left = [one for one in self._left if not rows.flags(one.head) & Flag.REPLACED]
         heads = [
@@ -250,14 +251,34 @@ class _Judge:
         return self._trace.names.get(ident, "")
 
     def _commits(self) -> dict[str, int]:
-        """Databases whose last transaction was open when the run was over -> until when all was committed."""
+        """Databases whose last transaction was open when the run was over, or was seen to be open last and
+        then rolled back -> until when all was committed."""
         until: dict[str, int] = {}
+        is_open = {self._name(one.target): one.errors > 0 for one in self._left}
         for one in self._left:
             name = self._name(one.target)
             journal = self._files.get(f"{name}-journal")
-            if name in self._databases and journal is not None and journal.exists:
+            if name not in self._databases:
+                continue
+            if (journal is not None and journal.exists) or (is_open[name] and self._ends_before(name)):
                 until[name] = max(until.get(name, 0), 0 if one.errors else one.t)
         return until
+
+    def _of_reach(self) -> dict[str, int]:
+        """Target -> how far into it pieces of KV were found."""
+        reach: dict[str, int] = {}
+        for words in self._trace.pieces.tolist():
+            row = rows.Piece._make(words)
+            name = self._name(row.target)
+            reach[name] = max(reach.get(name, 0), row.offset + row.length)
+        return reach
+
+    def _ends_before(self, name: str) -> bool:
+        """Whether a database ends before the place at which KV was found in it. Beside a write-ahead log that
+        may stand there still."""
+        file, log = self._files.get(name), self._files.get(f"{name}-wal")
+        known = file is not None and file.size is not None and (log is None or log.exists is False)
+        return known and file is not None and (file.size or 0) < self._reach.get(name, 0)
 
     def _last_closed(self) -> dict[str, int]:
         """Databases in which a transaction was seen to be open -> when none was for the last time."""
@@ -368,6 +389,8 @@ class _Judge:
         return 2 * clear > len(partial)
 
     def _fate(self, one: _Found) -> tuple[Fate, Why]:
+        if one.form in (*_WHOLE, Form.PARTLY) and one.t > self._committed.get(one.target, one.t):
+            return Fate.NOT_AT_REST, Why.UNCOMMITTED
         if one.form in _WHOLE:
             fate, why = self._at_the_end(one)
             if not self._turned or fate not in (Fate.WRITTEN, Fate.PROVED):
@@ -409,8 +432,6 @@ class _Judge:
         return forms[Form.TURNED] >= max(_LEAST_TURNED, _SHARE_TURNED * forms[Form.VERBATIM])
 
     def _at_the_end(self, one: _Found) -> tuple[Fate, Why]:
-        if one.t > self._committed.get(one.target, one.t):
-            return Fate.NOT_AT_REST, Why.UNCOMMITTED
         file = self._files.get(one.target)
         if file is None or file.exists is None:
             return Fate.WRITTEN, Why.NONE
@@ -557,11 +578,11 @@ class _Judge:
             return Fate.NOT_AT_REST, Why.CUT, ""
         if self._wraps:
             return Fate.READ, Why.NONE, ""  # it may have stood where the next record stands now
+        if row.t > max(self._committed.values(), default=row.t):
+            return Fate.NOT_AT_REST, Why.UNCOMMITTED, next(iter(self._committed))
         if row.call in self._in_part:
             return Fate.READ, Why.NONE, ""  # what it wrote was not seen in full
         waited = self._trace.last_t - row.t
-        if row.t > max(self._committed.values(), default=row.t):
-            return Fate.NOT_AT_REST, Why.UNCOMMITTED, next(iter(self._committed))
         if row.t < later or waited > _PATIENCE * slowest + _MARGIN_NS:
             return Fate.NEVER_LEFT, Why.NONE, ""
         return Fate.READ, Why.NONE, ""
