@@ -33,7 +33,8 @@ _BLOCKS_NAME = re.compile(
 )
 """Names of a number of blocks."""
 _STATE_NAME = re.compile(
-    r"(^|_|\.)(left|remain\w*|free|used|pending|in_?flight|retr\w+|threads?|workers?|rank|port)$", re.IGNORECASE
+    r"(^|_|\.)(left|remain\w*|free|used|pending|in_?flight|retr\w+|threads?|workers?|rank|port)$",
+    re.IGNORECASE,
 )
 """Names of a number that is no number of blocks of a unit: it counts what is left, or something else."""
 _BATCHED_NAME = re.compile(r"batch|token", re.IGNORECASE)

@@ -59,8 +59,8 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
 
 def by_its_head(case: Case, request: Request) -> bool:
     """In no metadata and not read at all, or not as far as anything was kept of earlier prompts, like every
-    prompt of the engine that begins like an earlier one of which something was saved, and is another one after
-    that."""
+    prompt of the engine that begins like an earlier one of which something was saved, and is another one
+    after that."""
     if not _left_out(case, request):
         return False
     tag = request.engine
