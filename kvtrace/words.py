@@ -103,6 +103,11 @@ def listed(items: Iterable[str], most: int = 4) -> str:
     return ", ".join(unique)
 
 
+def peer(name: str) -> str:
+    """A peer as people name it: ``tcp 10.0.0.2:6379`` -> ``10.0.0.2:6379``."""
+    return name.removeprefix("tcp ")
+
+
 def capital(text: str) -> str:
     """With a capital letter, as a title begins."""
     return text[:1].upper() + text[1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -151,11 +151,13 @@ def _ledger(case: Case) -> Ledger[str]:
     accounts: Counter[str] = Counter()
     tokens: defaultdict[str, float] = defaultdict(float)
     grades: defaultdict[str, Counter[Grade]] = defaultdict(Counter)
-    alike = ["outcome", "ended", "engine", "grade"]
+    sent: Counter[str] = Counter()
+    alike = ["outcome", "ended", "engine", "grade", "sent_to"]
     for row in rows(run.base.groupby(alike, as_index=False)[["amount"]].sum()):
         outcome = kept(row.outcome, row.ended)
         accounts[outcome] += int(row.amount)
         grades[outcome][Grade(row.grade)] += int(row.amount)
+        sent.update({row.sent_to: int(row.amount)} if row.sent_to else {})
         tokens[outcome] += int(row.amount) / max(1, case.engines[row.engine].pairs)
     for ident, assigned in case.assigned.items():
         accounts[not_saved(ident)] += sum(assigned.amounts.values())
@@ -175,11 +177,23 @@ def _ledger(case: Case) -> Ledger[str]:
         tokens={name: tokens[name] for name, amount in accounts.items() if amount},
         total_tokens=case.total_tokens,
         trust=measured.level(seen, run.trust) if connected and run.total else "none",
-        trust_note=measured.note(measured.shown(grades.values())) if connected and run.total else "",
+        trust_note=_trust_note(grades.values(), sent) if connected and run.total else "",
         grades={name: dict(grades[name]) for name, amount in accounts.items() if amount},
+        sent=dict(sent),
     )
     ledger.check()
     return ledger
+
+
+def _trust_note(grades: Iterable[Mapping[Grade, int]], sent: Mapping[str, int]) -> str:
+    """What the grades of the ledger of saves mean, and how much of what is written was only sent."""
+    note = measured.note(measured.shown(grades))
+    if not sent:
+        return note
+    amount = plural(sum(sent.values()), "token-layer")
+    return (
+        f"{note}; {amount} of what is written: sent to {measured.peers(sent)}, {measured.kept_unseen(sent)}"
+    )
 
 
 def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
@@ -259,11 +273,14 @@ def _requests(case: Case) -> pd.DataFrame:
     best: dict[int, tuple[int, str]] = {}
     unseen: Counter[int] = Counter(case.unheard.requests)
     lost: Counter[int] = Counter()
+    sent: Counter[int] = Counter()
     partly: set[int] = set()  # requests of which prompt tokens are not kept
     for row in rows(run.base):
         if row.outcome == NOT_OBSERVED:
             unseen[row.request] += int(row.amount)
             continue
+        if row.sent_to:
+            sent[row.request] += int(row.amount)
         if row.outcome not in KEPT and row.amount:
             partly.add(row.request)
         if row.amount > best.get(row.request, (0, ""))[0]:
@@ -287,6 +304,7 @@ def _requests(case: Case) -> pd.DataFrame:
     table["grade"] = _grades_of_requests(case)
     table["unseen_tokens"] = [unseen[row] / n for row, n in enumerate(pairs)]
     table["saved_tokens"] = [saved / n for saved, n in zip(table["saved"], pairs, strict=True)]
+    table["sent_tokens"] = [sent[row] / n for row, n in enumerate(pairs)]
     table["not_saved_tokens"] = [lost[row] / n for row, n in enumerate(pairs)]
     ordered: pd.DataFrame = table.sort_values("not_saved_tokens", ascending=False, kind="stable").reset_index(
         drop=True

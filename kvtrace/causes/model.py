@@ -106,5 +106,6 @@ class Diagnosis:
     stages: list[StageRow]
     requests: pd.DataFrame
     """Run.requests plus ``verdict`` ("saved", "loaded", "local-hit", a cause id, ...), ``saved_tokens``,
-    ``not_saved_tokens`` and ``unseen_tokens`` (floats), and ``grade`` (of the saved ones), worst first."""
+    ``sent_tokens`` (of these, see ``Ledger.sent``), ``not_saved_tokens`` and ``unseen_tokens`` (floats), and
+    ``grade`` (of the saved ones), worst first."""
     parts: Sequence[tuple[str, Diagnosis]] = ()

@@ -23,6 +23,7 @@ class Prompts:
     or in flight is none of them."""
 
     saved: Mapping[Grade, float]
+    sent: Mapping[str, float]  # peer -> of the saved ones, those that were only seen leaving for it
     lost: Mapping[Stage, float]
     declared: float  # of the lost ones, those of which the metadata alone says so
     unseen: float  # not observed
@@ -35,11 +36,14 @@ class Prompts:
 def prompt_tokens(case: Case) -> Prompts:
     """What became of the prompt tokens that were computed here."""
     saved: Counter[Grade] = Counter()
+    sent: Counter[str] = Counter()
     unseen = 0.0
     for row in rows(case.run.base):
         tokens = row.prompt / max(1, case.engines[row.engine].pairs)
         if row.outcome == SAVED:
             saved[Grade(row.grade)] += tokens
+            if row.sent_to:
+                sent[row.sent_to] += tokens
         elif row.outcome == NOT_OBSERVED:
             unseen += tokens
     lost = dict.fromkeys(Stage, 0.0)
@@ -52,7 +56,7 @@ def prompt_tokens(case: Case) -> Prompts:
         # Other stages are facts of the trace, whatever the metadata says.
         if stage == Stage.SCHEDULE and min(assigned.grades, default=Grade.PROVED) <= Grade.DECLARED:
             declared += tokens
-    return Prompts(saved, lost, declared, unseen + _tokens(case, case.unheard))
+    return Prompts(saved, sent, lost, declared, unseen + _tokens(case, case.unheard))
 
 
 def _tokens(case: Case, assigned: Assigned) -> float:
@@ -103,7 +107,11 @@ def _notes(case: Case, prompts: Prompts) -> dict[Stage, str]:
         implied = sum(engine.implied_entries for engine in configured)
         what = "the metadata names nothing for it" if implied and not work else f"in {count(work)} with work"
         notes[Stage.HOOK] = f"save_kv_layer called in {count(fired)} layer-steps, {what}"
-        parts = (measured.by_grade(prompts.saved), measured.in_calls(run.trust))
+        parts = (
+            measured.by_grade(prompts.saved),
+            measured.sent_to(prompts.sent),
+            measured.in_calls(run.trust),
+        )
         notes[Stage.EFFECT] = "; ".join(filter(None, parts))
     if prompts.unseen >= 0.5:
         first = notes.get(Stage.WIRING)

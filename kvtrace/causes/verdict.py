@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.case import Case
 from kvtrace.causes.cause import LOADS
+from kvtrace.causes.evidence import measured
 from kvtrace.causes.model import Finding
 from kvtrace.causes.pipeline import Prompts, prompt_tokens
 from kvtrace.causes.registry import CATALOGUE
@@ -63,12 +64,22 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     return _tokens(prompt_tokens(case), why, bool(case.run.total and not case.assigned))
 
 
+_AT_REST = (Grade.PROVED, Grade.WRITTEN)
 _AS = (
-    ((Grade.PROVED, Grade.WRITTEN), "stored", ""),
     ((Grade.READ,), "read from the KV cache by the connector", " (their further way was not seen)"),
     ((Grade.DECLARED, Grade.NOT_OBSERVED), "named for saving by the connector's metadata", " alone"),
 )
-"""What saved tokens are called, by how well it is seen that they were."""
+"""What saved tokens are called that were not seen to leave, by how well it is seen that they were."""
+
+
+def _named(prompts: Prompts) -> list[tuple[float, str, str]]:
+    """Saved tokens, what they are called, and a note: the best seen first."""
+    sent = sum(prompts.sent.values())
+    stored = sum(prompts.saved.get(grade, 0.0) for grade in _AT_REST) - sent
+    left = f" ({measured.kept_unseen(prompts.sent).removeprefix('and ')})"
+    found = [(stored, "stored", ""), (sent, f"sent to {measured.peers(prompts.sent)}", left)]
+    found += [(sum(prompts.saved.get(grade, 0.0) for grade in of), words, note) for of, words, note in _AS]
+    return [one for one in found if one[0] >= _LEAST]
 
 
 def _tokens(prompts: Prompts, why: str, reused: bool) -> str:
@@ -79,10 +90,7 @@ def _tokens(prompts: Prompts, why: str, reused: bool) -> str:
         if reused:
             return "No prompt token was computed here that could be saved: all were reused or loaded."
         return f"No prompt KV was computed here{_because(why)}."
-    saved = [
-        (sum(prompts.saved.get(grade, 0.0) for grade in grades), words, note) for grades, words, note in _AS
-    ]
-    saved = [one for one in saved if one[0] >= _LEAST]
+    saved = _named(prompts)
     lost = sum(prompts.lost.values())
     tokens = f"{plural(whole, 'prompt token')} computed here"
     if prompts.unseen < _LEAST and not saved:

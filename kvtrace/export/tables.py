@@ -139,6 +139,7 @@ REQUESTS = Table(
         Column("external", INT, "tokens", "of the prompt, accepted from the connector"),
         Column("chunks", INT, "", "prefill chunks"),
         Column("saved", FLOAT, "tokens", "whose KV was saved"),
+        Column("sent", FLOAT, "tokens", "of those saved, only seen leaving for a peer"),
         Column("not_saved", FLOAT, "tokens", "that were lost on the way"),
         Column("not_observed", FLOAT, "tokens", "of which it is not observed what became of them"),
         Column("verdict", TEXT, "", "saved, loaded, or the cause that explains most"),

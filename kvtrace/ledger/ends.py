@@ -110,11 +110,12 @@ NOT_LOADED = "not-loaded"
 class Outcome:
     """What became of a token: one of :data:`kvtrace.terms.OUTCOMES`, or NOT_SAVED or NOT_LOADED. ``end`` says
     where its way ended: a SaveEnd of NOT_SAVED, a LoadEnd of NOT_LOADED, else None. ``grade``: how well that
-    is seen."""
+    is seen. ``sent_to``: the peer, where of what was saved nothing but its leaving for one was seen."""
 
     name: str
     end: SaveEnd | LoadEnd | None = None
     grade: Grade = Grade.DECLARED
+    sent_to: str = ""
 
     @property
     def code(self) -> int:

@@ -22,7 +22,7 @@ from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.run_file import RunFile
 from kvtrace.ledger.stuck_file import StuckFile
 from kvtrace.ledger.twins import Twin
-from kvtrace.terms import Grade
+from kvtrace.terms import SAVED, Grade
 from kvtrace.trace import facts as documents
 from kvtrace.trace import hooks
 from kvtrace.trace.reader import SpoolInfo
@@ -69,10 +69,11 @@ amounts; ``preempt_step`` is the step of the last preemption (0 none); ``arrived
 arrived, of a streaming session the first part, and ``grown_step`` the step of the next one (0 none); digests,
 of what arrived, are 0 where unknown."""
 
-BASE_COLUMNS = ("request", "engine", "outcome", "ended", "amount", "prompt", "grade")
+BASE_COLUMNS = ("request", "engine", "outcome", "ended", "amount", "prompt", "grade", "sent_to")
 """Run.base: every outcome but NOT_SAVED: request (row in Run.requests), engine, outcome (its name), amount
 (token-layers), prompt (of these, in positions of the prompt); ``ended``: of NOT_LOADED the LoadEnd;
-``grade``: its Grade as an int."""
+``grade``: its Grade as an int; ``sent_to``: the peer, where nothing but its leaving for one was seen, ""
+elsewhere."""
 
 PIECE_COLUMNS = (
     "request", "engine", "start", "end", "pairs", "phase", "chunk", "step", "ended", "live",
@@ -397,6 +398,9 @@ class Ledger(Generic[K]):
     unit: str = UNIT
     grades: Mapping[K, Mapping[Grade, int]] = field(default_factory=dict)
     """Of each account, its token-layers by how well that is seen; they sum to the account."""
+    sent: Mapping[str, int] = field(default_factory=dict)
+    """Peer -> token-layers, of those that are saved with grade WRITTEN, of which it was only seen that they
+    left for it: what it keeps was not seen. All others of that grade came to rest."""
 
     def check(self) -> None:
         """Raises AssertionError where the accounts do not sum to the total."""
@@ -409,6 +413,9 @@ class Ledger(Generic[K]):
             assert seen == self.accounts.get(name, 0), (
                 f"grades of {name}: {seen} of {self.accounts.get(name)}"
             )
+        written = next((of.get(Grade.WRITTEN, 0) for name, of in self.grades.items() if name == SAVED), 0)
+        sent = sum(self.sent.values())
+        assert sent <= written, f"{sent} {self.unit} were sent, of {written} written"
 
 
 @dataclass(frozen=True)

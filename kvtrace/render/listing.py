@@ -64,7 +64,8 @@ def listing_page(listing: Listing, ids: Mapping[str, str] | None = None, spare: 
         base = f" of {count(whole)}" if whole else ""
         client = "" if row["client"] in (None, row["id"]) else clean(row["client"], 40)
         numbers = [count(row[field]) for field in ("prompt", "output", "chunks", "local", "external")]
-        saved, unseen = with_grade(row["saved"], row.get("grade")), count(row.get("not_observed", 0))
+        saved = with_grade(row["saved"], row.get("grade"), row.get("sent", 0))
+        unseen = count(row.get("not_observed", 0))
         numbers += [saved, f"{count(lost)}{base}", unseen]
         name = clean(row["id"] if ids is None else ids[row["id"]], 60)
         table.append((name, client, *numbers, clean(row["verdict"], 60)))

@@ -493,7 +493,7 @@ def _requests(report: Report, whole: bool) -> Page:
     unseen = any(row.get("not_observed") for row in worst)
     rows = []
     for row in worst:
-        saved, lost = with_grade(row["saved"], row.get("grade")), count(row["not_saved"])
+        saved, lost = with_grade(row["saved"], row.get("grade"), row.get("sent", 0)), count(row["not_saved"])
         numbers = [count(row["prompt"]), saved, lost, *([count(row.get("not_observed", 0))] * unseen)]
         rows.append(Row((Code(clean(row["id"], 60)), *numbers, clean(row["verdict"], 60))))
     heads = ["prompt", "saved", "not saved", *(["not observed"] * unseen)]
@@ -502,9 +502,15 @@ def _requests(report: Report, whole: bool) -> Page:
     return [Table(columns, rows, "Requests, worst first")] if rows else []
 
 
-def with_grade(saved: float, grade: str | None) -> str:
-    """``512 read``: tokens that were saved, and how well that is seen."""
-    return f"{count(saved)} {clean(grade, 20)}" if saved and grade else count(saved)
+def with_grade(saved: float, grade: str | None, sent: float = 0) -> str:
+    """``512 written, 128 sent``: tokens that were saved, how well that is seen, and how many of them were
+    only seen leaving for a peer."""
+    if not saved or not grade:
+        return count(saved)
+    said = f"{count(saved)} {clean(grade, 20)}"
+    if not sent:
+        return said
+    return f"{said}, {'all' if sent >= saved else count(sent)} sent"
 
 
 def _timing(report: Report, whole: bool) -> Page:

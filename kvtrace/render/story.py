@@ -26,7 +26,7 @@ from kvtrace.render.report import outcome_label, with_grade
 from kvtrace.story.model import Call, Entry, Moment, Pair, Range, RankStep, Story
 from kvtrace.terms import KEPT, NOT_OBSERVED, PENDING, Stage
 from kvtrace.trace import hooks
-from kvtrace.words import count, duration, plural, size
+from kvtrace.words import count, duration, peer, plural, size
 
 if TYPE_CHECKING:  # the command line imports this file, and shall not load what reads reports
     from kvtrace.story.summary import Summary
@@ -92,9 +92,9 @@ def _sums(summary: Summary) -> str:
         f" ({plural(summary.layers, 'KV layer')} x {plural(summary.ranks, 'rank')})" if summary.layers else ""
     )
     chunks = f", computed in {plural(row['chunks'], 'chunk')}" if row["chunks"] else ""
+    saved = with_grade(row["saved"], row.get("grade"), row.get("sent", 0))
     parts = [
-        f"{with_grade(row['saved'], row.get('grade'))} of {count(left_to_save(row))} tokens that were left "
-        "to save were saved",
+        f"{saved} of {count(left_to_save(row))} tokens that were left to save were saved",
         *([f"{count(row['not_saved'])} not saved"] if row["not_saved"] else []),
         *([f"{count(row['not_observed'])} not observed"] if row.get("not_observed") else []),
         *([f"{count(row['local'])} prompt tokens reused"] if row["local"] else []),
@@ -421,6 +421,8 @@ def _range_row(story: Story, part: Range) -> tuple[str, str, str, str]:
         account += " (not recorded)"
     elif part.grade:
         account += f" · {clean(part.grade, 20)}"
+        if part.sent_to:
+            account += f", sent to {clean(peer(part.sent_to), 80)}, what it keeps was not seen"
     if len(part.pairs) < len(story.pairs):
         account += f" · {_pairs(story, part.pairs)}"
     return (where, count(part.end - part.start), f"{len(part.pairs)}/{len(story.pairs)}", account)

@@ -7,7 +7,7 @@ list is capped, and the result is held against the published schema before anybo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, get_args
@@ -285,7 +285,15 @@ def _ledger(one: ledger_model.Ledger[str]) -> model.Ledger:
         for name, of in one.grades.items()
     }
     trust = one.trust if one.trust in _TRUSTS else "unknown"
-    return row(model.Ledger, one, unit="token-layers", trust=trust, grades=grades)
+    return row(model.Ledger, one, unit="token-layers", trust=trust, grades=grades, sent=_sent(one.sent))
+
+
+def _sent(sent: Mapping[str, int]) -> list[model.Sent]:
+    """The peers that got most first; the last row is for those beyond the cap."""
+    found = sorted(sent.items(), key=lambda one: (-one[1], one[0]))
+    shown = found if len(found) <= model.MAX_PEERS else found[: model.MAX_PEERS - 1]
+    rest = sum(amount for _, amount in found[len(shown) :])
+    return [{"to": to, "amount": amount} for to, amount in [*shown, *([("others", rest)] if rest else [])]]
 
 
 def _finding(one: cause_model.Finding) -> model.Finding:
@@ -327,7 +335,7 @@ def request_rows(table: pd.DataFrame) -> list[model.RequestRow]:
             model.RequestRow, one,
             client=text(one["client"]) or None,
             chunk_tokens=[whole(part) for part in one["chunk_tokens"][: model.MAX_CHUNKS_SHOWN]],
-            saved=one["saved_tokens"], not_saved=one["not_saved_tokens"],
+            saved=one["saved_tokens"], sent=one["sent_tokens"], not_saved=one["not_saved_tokens"],
             not_observed=one["unseen_tokens"], grade=one["grade"] or None,
             first_step=whole(one["first_step"]) & STEP_MASK,
             last_step=whole(one["last_step"]) & STEP_MASK,

@@ -24,6 +24,7 @@ MAX_TARGETS = 4096
 MAX_GRAPH_ROWS = 256
 MAX_CONNECTORS = 64
 MAX_KV_GROUPS = 64
+MAX_PEERS = 64
 STAGE_NAMES = tuple(stage.label for stage in StageName)
 
 _MOST = 2**63 - 1
@@ -229,7 +230,20 @@ Stage = TypedDict(
 )
 
 
+class Sent(TypedDict):
+    """Saved tokens of which it was only seen that they left for a peer"""
+
+    to: Annotated[str, "the peer, as the process named it: tcp host:port, unix path; others: all that follow"]
+    amount: Annotated[Count, "token-layers"]
+
+
 class Graded(TypedDict, total=False):
+    sent: Annotated[
+        list[Sent],
+        Most(MAX_PEERS),
+        "of what is saved with grade written: what was seen leaving through a socket, no more, and for "
+        "which peer; what a peer keeps was not seen. All else of that grade was seen at rest. Empty of loads",
+    ]
     grades: Annotated[
         dict[str, dict[str, Count]],
         "token-layers per outcome by how well that is seen: proved, written, read, declared, not observed",
@@ -328,6 +342,7 @@ class ConnectorBooks(TypedDict):
 
 
 class GradedRow(TypedDict, total=False):
+    sent: Annotated[Number, "tokens, of those saved, of which it was only seen that they left for a peer"]
     grade: Annotated[str | None, "how well it is seen that its tokens were saved; null where none were"]
     not_observed: Annotated[Number, "tokens of which it is not observed what became of them"]
 

@@ -114,6 +114,8 @@ class Range:
     pairs: list[int]
     grade: str = ""
     """How well that is seen: proved, written, read, declared, not observed."""
+    sent_to: str = ""
+    """The peer, where of what is saved nothing but its leaving for one was seen."""
 
 
 @dataclass

@@ -21,30 +21,33 @@ from kvtrace.terms import NOT_OBSERVED, Grade, cause_of
 def ranges(run: Run, request: int) -> list[Range]:
     """The positions of a watched request (a row of Run.requests); neighbours that fared alike are one."""
     case, inside = make_case(run), [make_case(part.run) for part in run.parts]
-    by_pairs: dict[tuple[int, ...], list[tuple[int, int, str, Grade]]] = defaultdict(list)
+    by_pairs: dict[tuple[int, ...], list[_Named]] = defaultdict(list)
     for span in run.spans:
         if span.request == request:
             by_pairs[span.pairs].extend(_named(case, inside, span))
     found: list[Range] = []
     for pairs, parts in by_pairs.items():
-        for start, end, outcome, grade in sorted(parts):
-            last = found[-1] if found else None
-            alike = last and (last.account, last.grade, last.pairs) == (outcome, grade.label, list(pairs))
-            if last and alike and last.end == start:
-                last.end = end
+        for start, end, outcome, grade, sent_to in sorted(parts):
+            cause = CATALOGUE.get(cause_of(outcome) or "")
+            stage = cause.stage if cause else None
+            one = Range(start, end, outcome, stage, list(pairs), grade.label, sent_to)
+            if found and found[-1] == replace(one, start=found[-1].start, end=start):
+                found[-1].end = end
             else:
-                cause = CATALOGUE.get(cause_of(outcome) or "")
-                stage = cause.stage if cause else None
-                found.append(Range(start, end, outcome, stage, list(pairs), grade.label))
+                found.append(one)
     return sorted(found, key=lambda part: (part.start, part.pairs))
 
 
-def _named(case: Case, inside: Sequence[Case], span: Span) -> list[tuple[int, int, str, Grade]]:
-    """(start, end, outcome, grade) of a span; what was not saved gets its cause from the rules,
-    on the case of the connector that lost it."""
+_Named = tuple[int, int, str, Grade, str]
+
+
+def _named(case: Case, inside: Sequence[Case], span: Span) -> list[_Named]:
+    """(start, end, outcome, grade, peer of what was only sent) of a span; what was not saved gets its cause
+    from the rules, on the case of the connector that lost it."""
     outcome = span.outcome
     if outcome.name != NOT_SAVED:
-        return [(span.start, span.end, kept(outcome.name, outcome.code), outcome.grade)]
+        name = kept(outcome.name, outcome.code)
+        return [(span.start, span.end, name, outcome.grade, outcome.sent_to)]
     request = case.requests[span.request]
     phases = (
         (span.start, min(span.end, request.prompt), "prefill"),
@@ -62,9 +65,9 @@ def _named(case: Case, inside: Sequence[Case], span: Span) -> list[tuple[int, in
     )
     assign_pieces(one, inside)
     found = [
-        (start, end, not_saved(cause), outcome.grade)
+        (start, end, not_saved(cause), outcome.grade, "")
         for cause, assigned in one.assigned.items()
         for _, start, end in assigned.samples
     ]
-    unheard = [(start, end, NOT_OBSERVED, Grade.NOT_OBSERVED) for _, start, end in one.unheard.samples]
+    unheard = [(start, end, NOT_OBSERVED, Grade.NOT_OBSERVED, "") for _, start, end in one.unheard.samples]
     return found + unheard

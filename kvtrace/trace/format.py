@@ -158,6 +158,8 @@ class Way(IntEnum):
     """Held in the process's own memory; in no record."""
 
 
+PEER = ("tcp ", "unix ")
+"""How the target of KV begins that was sent through a socket; then come the host and port, or the path."""
 MEMORY = "memory "
 """How the target of KV begins that was found in the process's own memory when the connector was shut down;
 then come the names of its module, or class, and attribute."""

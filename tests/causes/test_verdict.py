@@ -19,9 +19,19 @@ EVERY = [
 ]
 
 
-def said(proved: float, read: float, declared: float, lost: float, unseen: float) -> str:
-    saved = {Grade.PROVED: proved, Grade.READ: read, Grade.DECLARED: declared}
-    prompts = Prompts(saved, {Stage.HOOK: lost} if lost else {}, 0, unseen)
+def said(
+    proved: float,
+    read: float,
+    declared: float,
+    lost: float,
+    unseen: float,
+    sent: dict[str, float] | None = None,
+) -> str:
+    sent = sent or {}
+    saved = {
+        Grade.PROVED: proved, Grade.WRITTEN: sum(sent.values()), Grade.READ: read, Grade.DECLARED: declared,
+    }  # fmt: skip
+    prompts = Prompts(saved, sent, {Stage.HOOK: lost} if lost else {}, 0, unseen)
     return _tokens(prompts, "the reason", False)
 
 
@@ -39,6 +49,16 @@ def test_every_number_is_said_and_all_and_none_only_of_all(numbers: tuple[int, .
         assert plain.startswith("It is not observed whether the 40 prompt tokens"), text
     if saved and lost:
         assert f"; {lost} were not saved" in plain, text
+
+
+def test_what_left_for_a_peer_is_sent_and_not_stored() -> None:
+    text = said(0, 0, 0, 0, 0, {"tcp 10.0.0.2:6379": 640})
+    assert text.startswith("All 640 prompt tokens computed here were sent to 10.0.0.2:6379 (what it keeps"), (
+        text
+    )
+    text = said(128, 0, 0, 43, 0, {"unix /run/a": 64, "tcp 10.0.0.2:6379": 448})
+    assert "128 of 683 prompt tokens computed here (18.7 %) were stored" in text, text
+    assert "512 were sent to 10.0.0.2:6379, unix /run/a (what they keep was not seen)" in text, text
 
 
 def test_what_the_forum_s_user_read() -> None:

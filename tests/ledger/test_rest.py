@@ -445,6 +445,27 @@ def test_a_server_that_is_not_there_or_refuses_all() -> None:
     assert books.fates() == [(Fate.READ, Why.NONE)]
 
 
+@pytest.mark.parametrize(
+    ("targets", "sent_to"),
+    [
+        (["tcp host:1"], "tcp host:1"), (["unix /run/store"], "unix /run/store"), (["/store/a"], ""),
+        (["tcp host:1", "/store/a"], ""), (["/store/a", "tcp host:1"], ""),
+    ],
+)  # fmt: skip
+def test_what_left_for_a_peer_alone_is_not_seen_at_rest(targets: list[str], sent_to: str) -> None:
+    books = Books()
+    books.read(1, 10)
+    for target in targets:
+        books.found(1, 11, Form.VERBATIM, target)
+    (part,) = books.result().split(1, books.name("layer"), ALL)
+    assert part.fate == Fate.WRITTEN
+    assert part.sent_to == sent_to
+
+
+def test_what_a_peer_refused_was_not_sent_to_it() -> None:
+    assert Part(ALL, Fate.PUT_FAILED, Why.REFUSED, "tcp host:1").sent_to == ""
+
+
 def test_a_server_that_is_not_there_beside_another_connector_s_large_file() -> None:
     books = Books()
     books.read(1, 10, connector=1)

@@ -44,6 +44,7 @@ def request(number: int) -> dict[str, Any]:
         "finished": True, "digest": 1, "prefix": 1, "preemptions": 0, "looked_up": False, "t_first": 1,
         "saved": 800, "unsaved": 32, "diverged": False, "verdict": "saved",
         "saved_tokens": np.float64(100.0), "not_saved_tokens": 4.0, "unseen_tokens": 0.0, "grade": "read",
+        "sent_tokens": 25.0,
     }  # fmt: skip
 
 
@@ -113,7 +114,15 @@ def diagnosis(requests: int = 1) -> causes.Diagnosis:
         events=[causes.Event("r0", (1 << 32) | 7, "x")] * 9,
     )
     rows = table(
-        (*ledger.REQUEST_COLUMNS, "verdict", "saved_tokens", "not_saved_tokens", "unseen_tokens", "grade"),
+        (
+            *ledger.REQUEST_COLUMNS,
+            "verdict",
+            "saved_tokens",
+            "not_saved_tokens",
+            "unseen_tokens",
+            "grade",
+            "sent_tokens",
+        ),
         *map(request, range(requests)),
     )
     stages = [causes.StageRow(Stage.WIRING, 100, 100, "")]

@@ -33,10 +33,10 @@ KNOWN = {
     "const", "enum", "additionalProperties", "items", "maxItems", "minimum", "maximum",
 }  # fmt: skip
 LATER = {"report": ("connectors", "graphs", "device", "digest"),
-         "RunFacts": ("running", "profiles"), "Ledger": ("grades",),
+         "RunFacts": ("running", "profiles"), "Ledger": ("sent", "grades"),
          "Engine": ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls",
                     "kv_groups"),
-         "Finding": ("connector", "grade"), "RequestRow": ("grade", "not_observed"),
+         "Finding": ("connector", "grade"), "RequestRow": ("sent", "grade", "not_observed"),
          "Requests": ("unended",)}  # fmt: skip
 """Added to the schema after its first reports: optional, so that those stay valid."""
 JUDGE = jsonschema.Draft202012Validator(SCHEMA)

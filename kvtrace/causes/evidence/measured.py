@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from kvtrace.ledger.model import Trust
 from kvtrace.terms import MEANS, MEANS_OF_LOADS, Grade
-from kvtrace.words import count, plural
+from kvtrace.words import count, listed, peer, plural
 
 Grades = Mapping[Grade, float]
 """Amounts (token-layers or tokens) by how well they are seen."""
@@ -56,6 +56,27 @@ def by_grade(grades: Grades) -> str:
     """``512 written, 128 declared``, the best first."""
     there = sorted((grade for grade, amount in grades.items() if amount >= 0.05), reverse=True)
     return ", ".join(f"{count(grades[grade])} {grade.label}" for grade in there)
+
+
+def sent_to(sent: Mapping[str, float]) -> str:
+    """``512 of the written ones were sent to 10.0.0.2:6379, and what it keeps was not seen``; "" of none.
+
+    Args:
+        sent: peer -> amount.
+    """
+    amount = sum(sent.values())
+    if amount < 0.05:
+        return ""
+    return f"{count(amount)} of the written ones were sent to {peers(sent)}, {kept_unseen(sent)}"
+
+
+def peers(sent: Mapping[str, float]) -> str:
+    """``10.0.0.2:6379``: the peers, those that got most first."""
+    return listed(map(peer, sorted(sent, key=lambda name: (-sent[name], name))))
+
+
+def kept_unseen(sent: Mapping[str, float]) -> str:
+    return f"and what {'it keeps' if len(sent) == 1 else 'they keep'} was not seen"
 
 
 def in_calls(trust: Trust) -> str:

@@ -178,7 +178,7 @@ class _OfRequest:
                     prompts[part.outcome] += max(0, in_prompt) * one.pairs
         return [
             (self._row, self._request.engine, outcome.name, outcome.code, amount, prompts[outcome],
-             int(outcome.grade))
+             int(outcome.grade), outcome.sent_to)
             for outcome, amount in amounts.items()
         ]  # fmt: skip
 

@@ -50,7 +50,9 @@ def _one(start: int, end: int, here: Sequence[tuple[int, Segment]]) -> Segment:
         grade = min(one.outcome.grade for _, one in said)
         outcome = replace(best.outcome, grade=grade)
     else:
-        part, best = max(said, key=lambda pair: (pair[1].outcome.grade, -pair[0]))
+        part, best = max(
+            said, key=lambda pair: (pair[1].outcome.grade, not pair[1].outcome.sent_to, -pair[0])
+        )
         outcome = best.outcome
     return Segment(start, end, outcome, best.chunk, part)
 

@@ -51,7 +51,8 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Read:
-    """Positions of a request that were read alike in some pairs. ``stale``: before they were computed."""
+    """Positions of a request that were read alike in some pairs. ``stale``: before they were computed;
+    ``sent_to``: the peer, where nothing but their leaving for one was seen."""
 
     step: int
     pairs: int  # a bit each
@@ -59,6 +60,7 @@ class Read:
     stale: tuple[Interval, ...]
     end: SaveEnd = SaveEnd.SAVED
     grade: Grade = Grade.READ
+    sent_to: str = ""
 
 
 @dataclass(frozen=True)
@@ -283,7 +285,7 @@ def _fates(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterato
         if failed:
             yield Read(touch.step, failed, positions, touch.stale, SaveEnd.CAUGHT, Grade.READ)
     if touch.columns & ~failed:
-        yield Read(touch.step, touch.columns & ~failed, positions, touch.stale, end, grade)
+        yield Read(touch.step, touch.columns & ~failed, positions, touch.stale, end, grade, touch.sent_to)
 
 
 def _shared(requests: Mapping[int, Request]) -> dict[int, int]:

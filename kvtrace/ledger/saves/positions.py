@@ -93,6 +93,10 @@ def merged(segments: Iterable[Segment]) -> list[Segment]:
     return found
 
 
+_Stored = tuple[SaveEnd, int, str]
+"""How what was read or named ended, how well that is seen (a Grade), and the peer of what was only sent."""
+
+
 class _InPair:
     """A request's positions in one pair, as intervals with the same fate."""
 
@@ -103,12 +107,14 @@ class _InPair:
         self._read = union(part for parts in self._reads.values() for part in parts)
         self._stale = subtract(stale, self._read)
         stored = self._stored()
-        self._saved = [
-            (Grade(grade), union(parts)) for (end, grade), parts in stored.items() if end == SaveEnd.SAVED
-        ]
+        self._saved = sorted(
+            (-grade, sent_to, union(parts))
+            for (end, grade, sent_to), parts in stored.items()
+            if end == SaveEnd.SAVED
+        )  # the best first, and what is seen at rest before what was sent
         self._failed = sorted(
             (end, Grade(grade), union(parts))
-            for (end, grade), parts in stored.items()
+            for (end, grade, _), parts in stored.items()
             if end != SaveEnd.SAVED
         )  # by stage: the ends are in the order of the stages
         self._proved = union(part for pairs, parts in way.proved if pairs >> pair & 1 for part in parts)
@@ -126,21 +132,19 @@ class _InPair:
             request.last_step > 0 and way.unknown.any_within(request.first_step, request.last_step)
         )
 
-    def _read_in_pair(
-        self, reads: Sequence[Read]
-    ) -> tuple[dict[tuple[SaveEnd, Grade], list[Interval]], list[Interval]]:
+    def _read_in_pair(self, reads: Sequence[Read]) -> tuple[dict[_Stored, list[Interval]], list[Interval]]:
         """Positions that were read in this pair, each by the best that became of it; and those that were
         read before they were computed."""
-        by_end: dict[tuple[SaveEnd, Grade], list[Interval]] = defaultdict(list)
+        by_end: dict[_Stored, list[Interval]] = defaultdict(list)
         stale: list[Interval] = []
         for read in reads:
             if read.pairs >> self._pair & 1:
                 if not self._void(read.step):
-                    by_end[read.end, read.grade] += read.positions
+                    by_end[read.end, read.grade, read.sent_to] += read.positions
                 stale += intersect(list(read.stale), [(0, self._request.stood(read.step)[0])])
-        found: dict[tuple[SaveEnd, Grade], list[Interval]] = {}
+        found: dict[_Stored, list[Interval]] = {}
         left = [(0, self._request.computed)]
-        for key in sorted(by_end, key=lambda key: (key[0], -key[1])):
+        for key in sorted(by_end, key=lambda key: (key[0], -key[1], key[2])):
             found[key] = intersect(union(by_end[key]), left)
             left = subtract(left, found[key])
         # Whole blocks are read, however far they are filled: of decode tokens that says nothing.
@@ -156,10 +160,10 @@ class _InPair:
         """Whether other slots were read in a step in the place of the request's."""
         return bool(self._way.pairs.misread.get((step, self._way.row), 0) >> self._pair & 1)
 
-    def _stored(self) -> dict[tuple[SaveEnd, int], list[Interval]]:
+    def _stored(self) -> dict[_Stored, list[Interval]]:
         """Positions that were read or that a store entry names, by how that ended and how well it is seen."""
         request, pairs = self._request, self._way.pairs
-        found: dict[tuple[SaveEnd, int], list[Interval]] = defaultdict(list)
+        found: dict[_Stored, list[Interval]] = defaultdict(list)
         for entry in request.entries:
             start, end = positions(request, entry)
             if end <= start:
@@ -174,10 +178,10 @@ class _InPair:
                 # What was read of the step's stores is shared out as they were declared.
                 part = max(0, entry.slots) * kept // max(1, pairs.declared[entry.step])
                 middle = min(end, start + part)
-                found[SaveEnd.SAVED, grade] += [(start, middle)] if middle > start else []
+                found[SaveEnd.SAVED, grade, ""] += [(start, middle)] if middle > start else []
                 start = max(start, middle)
             if end > start:
-                found[ended, grade] += subtract([(start, end)], self._read)
+                found[ended, grade, ""] += subtract([(start, end)], self._read)
         own = union(positions(request, entry) for entry in request.entries)
         # What the GPU's prefix cache gave is another request's, unless this one's metadata names it too.
         others = subtract(self._way.reuse.local, own)
@@ -195,7 +199,7 @@ class _InPair:
         request, reuse = self._request, self._way.reuse
         marks = {0, request.computed, min(request.prompt, request.computed)}
         failed = [intervals for _, _, intervals in self._failed]
-        saved = [intervals for _, intervals in self._saved]
+        saved = [intervals for _, _, intervals in self._saved]
         lost = [(a, b) for a, b, _ in self._lost]
         chunks = [(chunk.start, chunk.end) for chunk in request.chunks]
         known = (self._loaded, self._never_came, reuse.local, self._stale, self._early, self._proved)
@@ -228,13 +232,15 @@ class _InPair:
         if covers(self._never_came, at):
             end = next(end for a, b, end in self._lost if a <= at < b)
             return _load_outcome(end, self._way.load_grade(end))
-        grades = [grade for grade, intervals in self._saved if covers(intervals, at)]
-        if grades:
+        saved = next((one for one in self._saved if covers(one[2], at)), None)
+        if saved is not None:
             if self._handed_over == SaveEnd.PENDING:
                 return _PENDING
             if self._handed_over:
                 return Outcome(NOT_SAVED, self._handed_over, Grade.READ)
-            return Outcome(SAVED, grade=Grade.PROVED if covers(self._proved, at) else max(grades))
+            if covers(self._proved, at):
+                return Outcome(SAVED, grade=Grade.PROVED)
+            return Outcome(SAVED, grade=Grade(-saved[0]), sent_to=saved[1])
         if covers(self._way.reuse.local, at):
             return _LOCAL_HIT
         if chunk < 0 and at < self._request.prompt and not covers(self._request.generated, at):

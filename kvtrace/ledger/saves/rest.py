@@ -29,7 +29,7 @@ from kvtrace.ledger.rest_file import GONE, STILL, RestFile, RestingFile
 from kvtrace.ledger.saves.held import Read, dropped, in_memory
 from kvtrace.ledger.slots.sets import parse
 from kvtrace.trace import rows
-from kvtrace.trace.format import Flag, Form, Way
+from kvtrace.trace.format import PEER, Flag, Form, Way
 from kvtrace.trace.reader import Records
 
 
@@ -86,6 +86,12 @@ class Part(NamedTuple):
     fate: Fate
     why: Why = Why.NONE
     target: str = ""
+
+    @property
+    def sent_to(self) -> str:
+        """The peer, where all that was seen is that it left for one: what a peer keeps is out of sight. ""
+        of what came to rest where it was looked at."""
+        return self.target if self.fate == Fate.WRITTEN and self.target.startswith(PEER) else ""
 
 
 class Traced(NamedTuple):
@@ -343,7 +349,8 @@ class _Judge:
 
     def result(self) -> AtRest:
         for key, said in self._found.items():
-            for one in sorted(said, key=lambda one: _ORDER.index(one.form)):
+            # What is seen at rest says more than that the same was sent.
+            for one in sorted(said, key=lambda one: (_ORDER.index(one.form), one.target.startswith(PEER))):
                 self._add(key, one.slots, *self._fate(one), one.target)
         self._rest_of_reads()
         self._records_of_several_layers()

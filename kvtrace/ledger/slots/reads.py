@@ -44,6 +44,7 @@ class Touch:
         stale: of tokens that had not.
         late: of a write: the layer's attention of that step had begun.
         fate: what became of what was read.
+        sent_to: the peer, where nothing but its leaving for one was seen.
         cut: less of it left than was read.
         late_for: of a read: the requests (rows) for which it came too late: these tokens are in their blocks.
         given_out: of a write: the memory was given out by address, and may have been read instead.
@@ -60,6 +61,7 @@ class Touch:
     cut: bool = False
     given_out: bool = False
     late_for: tuple[int, ...] = ()
+    sent_to: str = ""
 
 
 @dataclass(frozen=True)
@@ -330,15 +332,16 @@ class _Resolver:
                     fate = Fate.READ if trimmed else fate
                     cut = part.why == Why.CUT
                     others = () if row in late else late
-                    key = (row, step, positions, stale, background, False, fate, cut, False, others)
+                    to = part.sent_to if fate == part.fate else ""
+                    key = (row, step, positions, stale, background, False, fate, cut, False, others, to)
                     self._gather(_Use.READ, key, record.t, column)
                 for row, positions in owned.aimed:
-                    key = (row, step, positions, (), background, False, Fate.READ, False, False, ())
+                    key = (row, step, positions, (), background, False, Fate.READ, False, False, (), "")
                     self._gather(_Use.AIMED, key, record.t, column)
         if wrote:
             after_use = record.t >= self._touches.used_at(step, column)
             for row, there in self._written_for(whole, column, step, record):
-                key = (row, step, there, (), background, after_use, Fate.READ, False, read, ())
+                key = (row, step, there, (), background, after_use, Fate.READ, False, read, (), "")
                 self._gather(_Use.WRITTEN, key, record.t, column)
 
     @staticmethod
@@ -603,11 +606,11 @@ class _Resolver:
     def _by_request(self, use: _Use) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
         for key, gathered in self._found[use].items():
-            row, step, positions, stale, background, late, fate, cut, given_out, late_for = key
+            row, step, positions, stale, background, late, fate, cut, given_out, late_for, sent_to = key
             found[row].append(
                 Touch(
                     step, gathered.t, gathered.columns, positions, stale, background, late, fate, cut,
-                    given_out, late_for,
+                    given_out, late_for, sent_to,
                 )
             )  # fmt: skip
         return dict(found)
@@ -700,7 +703,17 @@ class _SetKey(NamedTuple):
 
 
 _Key = tuple[
-    int, int, tuple[Interval, ...], tuple[Interval, ...], bool, bool, Fate, bool, bool, tuple[int, ...]
+    int,
+    int,
+    tuple[Interval, ...],
+    tuple[Interval, ...],
+    bool,
+    bool,
+    Fate,
+    bool,
+    bool,
+    tuple[int, ...],
+    str,
 ]
 
 
