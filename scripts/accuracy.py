@@ -268,6 +268,11 @@ def page(results: list[Result], args: argparse.Namespace) -> str:
         "what is true of it comes from the plan and from what lies in its store, never from kvtrace. "
         "These seeds were not used in development. What the columns mean: `tests/accuracy/score.py`.",
         "",
+        "Of KV that left for a server out of sight a report says that it was sent, not that it is stored. "
+        f"In {len(scoring.not_kept(scores))} of {len(scores)} runs the server did not keep all of what was "
+        "sent. That is no wrong number: what a report says is at rest is held against what is at rest, and "
+        "what it says was sent against what was taken from the KV cache.",
+        "",
         "```text",
         *scoring.table(scores),
         "",

@@ -17,7 +17,9 @@ VERDICTS = (RIGHT, SECOND, WRONG, SILENT, FALSE_ALARM)
 NONE = "none"
 
 AT_REST_GRADES = ("proved", "written")
-"""Grades that say where a token's KV is: it must be there at the end."""
+"""Grades that say where a token's KV is: it must be there at the end; but for what the report says was only
+sent (``ledger.saves.sent``): that left for a peer whose keeping the report does not vouch for. It must have
+been taken from the KV cache, as what is read, and where it is not at rest a note counts the run."""
 
 TAKEN_GRADES = (*AT_REST_GRADES, "read")
 """Grades that say that a token's own KV was taken from the KV cache, wherever it went then."""
@@ -33,6 +35,7 @@ class Claims:
     Attributes:
         observed: whether it rests on more than the connector's own word.
         resting: said to be at rest; None where the report knows no grades.
+        sent: said to have left for a peer, and no more: part of ``taken``, not of ``resting``.
         taken: said to be saved, seen at least while they were read.
         by_request: the same of each request: request -> (resting, taken), None where a grade is not said.
         total, not_observed: of the ledger of saves.
@@ -44,6 +47,7 @@ class Claims:
     by_request: Mapping[str, tuple[int | None, int]]
     total: int
     not_observed: int
+    sent: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Scored:
         findings: ids of all findings, in order.
         wrong_number: what the report calls saved and is not, judged by what its grade says, in words; "".
         not_resting: what it calls saved and is not at rest, whatever its grade says.
+        not_kept: what it says was sent, or is at rest, and is not at rest, in words; "".
         declared_number: the same where the report says that the number is the connector's own word.
         ruled_out: ids among the rule-outs that would have been right as the finding.
     """
@@ -68,6 +73,7 @@ class Scored:
     wrong_number: str = ""
     not_resting: str = ""
     declared_number: str = ""
+    not_kept: str = ""
     total: int = 0
     not_observed: int = 0
     ruled_out: tuple[str, ...] = ()
@@ -95,13 +101,14 @@ def claims(report: Mapping[str, Any], layers: int) -> Claims:
     saves = report["ledger"]["saves"]
     accounts: Mapping[str, int] = saves["accounts"]
     grades: Mapping[str, int] | None = saves.get("grades", {}).get("saved")
+    sent = sum(int(one["amount"]) for one in saves.get("sent", ()))
     if grades is None and "grades" in saves:
         grades = {}
     if grades is None:
         observed, resting = saves.get("trust") in OBSERVED_TRUST, None
         taken = accounts.get("saved", 0)
     else:
-        observed, resting = True, _of(grades, AT_REST_GRADES)
+        observed, resting = True, _of(grades, AT_REST_GRADES) - sent
         taken = _of(grades, TAKEN_GRADES)
     listed = report["requests"]["rows"]
     if grades is not None and _of(grades, tuple(grades)) > taken:
@@ -109,7 +116,7 @@ def claims(report: Mapping[str, Any], layers: int) -> Claims:
         listed = [row for row in listed if "grades" in row]
     rows = {str(row["id"]): _row(row, layers) for row in listed}
     unseen = sum(n for name, n in accounts.items() if name.split(":")[0] == "not-observed")
-    return Claims(observed, resting, int(taken), rows, int(saves["total"]), int(unseen))
+    return Claims(observed, resting, int(taken), rows, int(saves["total"]), int(unseen), sent)
 
 
 def _of(grades: Mapping[str, float], names: Sequence[str]) -> int:
@@ -171,10 +178,19 @@ def score(
         wrong if claimed.observed else "",
         strict if claimed.observed else "",
         "" if claimed.observed else wrong,
+        _not_kept(claimed, truth),
         claimed.total,
         claimed.not_observed,
         _denied(fault, report),
     )
+
+
+def _not_kept(claimed: Claims, truth: Mapping[str, Any]) -> str:
+    """How what was sent, or is at rest, exceeds what is at rest; "" where nothing was sent."""
+    resting = sum(int(request["claimable"]) for request in truth["requests"])
+    said = (claimed.resting or 0) + claimed.sent
+    over = claimed.sent and said > resting
+    return f"{said} token-layers said to be sent or at rest, {resting} are at rest" if over else ""
 
 
 def _denied(fault: Fault | None, report: Mapping[str, Any]) -> tuple[str, ...]:
@@ -205,6 +221,11 @@ def table(scores: Iterable[Scored]) -> list[str]:
     return lines
 
 
+def not_kept(scores: Iterable[Scored]) -> list[Scored]:
+    """Runs of which a report says, truly, that KV was sent to a server, which does not keep it all."""
+    return [one for one in scores if one.not_kept and not one.wrong_number]
+
+
 def notes(scores: Sequence[Scored]) -> list[str]:
     """What the last line has no room for."""
     total, unseen = sum(s.total for s in scores), sum(s.not_observed for s in scores)
@@ -214,7 +235,8 @@ def notes(scores: Sequence[Scored]) -> list[str]:
     denied = [f"{one.seed} {ident}" for one in scores for ident in one.ruled_out]
     return [
         f"not observed: {share} of all token-layers",
-        f"numbers that are true of what was read, and above what is at rest: {unrest} runs",
+        f"numbers that are true of what was read or sent, and above what is at rest: {unrest} runs",
+        f"of these, said to be sent to a server, which does not keep all of it: {len(not_kept(scores))} runs",
         f"numbers that a report calls the connector's own word, and that are wrong: {declared} runs",
         f"rule-outs of a cause that would have been right: {', '.join(denied) or 'none'}",
     ]

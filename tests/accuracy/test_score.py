@@ -122,7 +122,25 @@ def test_what_was_read_and_is_not_at_rest_is_noted() -> None:
     rests = score.score(1, None, report(200, {}, grades={"saved": {"read": 200}}), truth(a=200, taken=256))
     assert rests.not_resting == ""
     assert score.notes([read, rests])[1].endswith("above what is at rest: 1 runs")
+    assert score.notes([read, rests])[2].endswith(": 0 runs")
     assert score.last_line([read, rests]).endswith("wrong_numbers=0")
+
+
+@pytest.mark.parametrize(
+    ("written", "sent", "wrong", "noted"),
+    [(256, 56, False, True), (200, 200, False, False), (256, 55, True, False), (257, 100, True, False)],
+)
+def test_what_was_sent_to_a_server_is_not_said_to_be_at_rest(
+    written: int, sent: int, wrong: bool, noted: bool
+) -> None:
+    """200 token-layers are at rest, 256 were taken from the KV cache."""
+    grades, peers = {"saved": {"written": written}}, [{"to": "tcp host:1", "amount": sent}]
+    one = score.score(1, None, report(256, {}, grades=grades, sent=peers), truth(a=200, taken=256))
+    assert (one.wrong_number != "") is wrong
+    assert score.notes([one])[1:3] == [
+        f"numbers that are true of what was read or sent, and above what is at rest: {int(noted)} runs",
+        f"of these, said to be sent to a server, which does not keep all of it: {int(noted)} runs",
+    ]
 
 
 def test_a_request_with_grades_is_judged_by_them() -> None:
