@@ -34,6 +34,7 @@ def run_of(tmp_path: Path, **ints: int) -> Run:
     ("ints", "kept", "unit", "kind"),
     [
         ({"fan": 4}, [(200, 128), (300, 256)], 128, "blocks"),  # so many blocks of 32
+        ({"_left": 4}, [(128, 128), (200, 0), (300, 0)], 32, "block_size"),  # what is left is no unit
         ({"span": 96}, [(100, 96), (200, 192), (50, 0)], 96, "attribute"),
         ({}, [(100, 96), (200, 192), (50, 0)], 96, "unnamed"),
         ({}, [(391, 384), (490, 384)], 128, "unnamed"),  # 192 and 384 would explain no more
@@ -144,6 +145,20 @@ def test_an_exception_where_saves_are_not_seen_to_come_to_rest(
     # What was seen to come to rest is not lost, whatever was caught.
     rest = diagnose(replace(run, base=base.assign(grade=int(Grade.WRITTEN)), swallowed=(fact,)))
     assert "fault" not in {one.severity for one in rest.findings}
+
+
+@pytest.mark.parametrize(("last", "ident"), [(-1, "exception-swallowed"), (1, "store-incomplete")])
+def test_exceptions_that_came_too_often_to_be_said_one_by_one(tmp_path: Path, last: int, ident: str) -> None:
+    """Of those after the sixteenth the steps are not all known: what is lost after it is theirs."""
+    run = run_of(tmp_path)
+    step = int(run.requests["chunk_step"].iloc[1])
+    row = (1, run.engines[0].tag, 0, 128, 2, "prefill", 0, step, int(SaveEnd.NOT_AT_REST), True, 2, -1)
+    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    fact = swallowed(places=((step + last, ""),) * 16, count=16, went_on=False)
+    found = diagnose(
+        replace(run, pieces=lost, base=run.base[run.base["request"] != 1], swallowed=(fact,))
+    ).findings
+    assert found[0].id == ident
 
 
 def test_prompts_left_out_for_their_first_tokens(tmp_path: Path) -> None:
@@ -353,6 +368,18 @@ def test_how_far_a_prompt_was_kept_tells_the_unit_where_its_beginning_is_another
     assert "units of 64 tokens" in next(
         f.title for f in diagnosis.findings if f.id == "below-save-granularity"
     )
+
+
+@pytest.mark.parametrize(("start", "tokens"), [(64, 48), (80, None)])
+def test_prompts_of_which_only_what_no_earlier_one_reached_is_kept(
+    tmp_path: Path, start: int, tokens: int | None
+) -> None:
+    """Their units are taken for those of the first prompt, with which they have a block in common."""
+    sim = Sim(tmp_path, block=16, kv_blocks=64, ints={"unit": 16})
+    kept_of(sim, "r1", 70, 0, 64, (1, 2, 3, 4))
+    kept_of(sim, "r2", 98, start, 96, (1, 5, 6, 7))
+    found = {one.id: one.tokens for one in analyse(sim).findings}
+    assert found.get("false-already-stored") == tokens
 
 
 def test_what_is_shorter_than_a_unit_was_not_taken_for_stored(tmp_path: Path) -> None:

@@ -909,6 +909,23 @@ def test_a_read_that_comes_late_and_in_time_is_saved(tmp_path: Path) -> None:
     assert alike(sim, "a") == {(0, 32): SAVED, (32, 48): NOT_OFFERED}
 
 
+@pytest.mark.parametrize(("hook", "fate"), [("get_finished", UNSEEN), ("wait_for_save", NOT_OFFERED)])
+def test_of_a_connector_that_reads_behind_its_save_hooks_a_step_that_read_nothing_says_nothing(
+    tmp_path: Path, hook: str, fate: str
+) -> None:
+    """It reads when a request is over, and the metadata can't be read."""
+    sim = cache(tmp_path)
+    prefill(sim, "w", 0, 32, unreadable=True)
+    step = sim.step([], tokens=0)
+    sim.read("w", 0, 32, hook=hook)
+    sim.effect(0, step, 0, 32, hook=hook)
+    sim.finish("w", 32)
+    step = prefill(sim, "a", 0, 64, unreadable=True)
+    sim.effect(0, step, None, 0, hook="wait_for_save")
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): fate}
+
+
 def test_of_a_step_after_which_a_read_is_unknown_nothing_is_called_left_out(tmp_path: Path) -> None:
     """Each hook copies a step late; of one copy it is not known which slots it read."""
     sim = cache(tmp_path)

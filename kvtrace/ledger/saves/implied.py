@@ -119,13 +119,14 @@ class _Steps:
                 if slots > 0:
                     entry = StoreEntry(step, slots, -1, chunk.start, chunk.end, False, implied=True)
                     entries[row].append(entry)
+        later = any(table.later for table in self._tables)
         decode = [n for step, n in self._most.items() if step not in self._chunks and step not in self._named]
         return Implied(
             entries={row: tuple(found) for row, found in entries.items()},
             # It never declares: a step without a measurement says nothing either way.
             unknown=frozenset(unknown if self.speaks and not declares else ()),
             # The unit tells tails that were left out, and for that all steps must be known.
-            watched=frozenset(watched - partly if unknown else watched),
+            watched=frozenset(() if later else watched - partly if unknown else watched),
             decode_stored={self._engine.tag: any(n > 0 for n in decode)} if decode else {},
         )
 

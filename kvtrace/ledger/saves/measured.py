@@ -55,6 +55,12 @@ class Measured:
         """Whether calls were watched in full, and none of them read anything."""
         return bool(self.steps) and not (self.most or self.elsewhere or self.unsure)
 
+    @property
+    def later(self) -> bool:
+        """Whether other hooks read, and no save hook ever did: that these read nothing in a step says nothing
+        of its tokens."""
+        return self.elsewhere and not self.most
+
     def called(self, step: int, hook: hooks.Hook) -> bool:
         """Whether any call of this hook was measured in a step."""
         return any(cell.by(hook) for cell in self.steps.get(step, {}).values())

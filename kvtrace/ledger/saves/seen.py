@@ -43,6 +43,8 @@ def seen(
     decides = _worker_decides(entries, unreadable)
     doubtful = np.union1d(unread, computing) if decides else unread
     settled = settled_steps(workers, doubtful).sorted
+    if any(one.table.later for one in workers):
+        settled = settled[:0]  # what a step names may be read in a later one
     told = bool(entries) and not decides and not len(np.setdiff1d(unread, computing))
     return Implied(
         entries=entries,
