@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ ENV = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
+
+
+LATER = ("scheduler_reserve_full_isl",)
+"""Settings that an older vLLM has not, and that turn off what it does not do."""
 
 
 def prepare_environment(scenario: Scenario | None = None) -> None:
@@ -42,9 +47,14 @@ def prepare_environment(scenario: Scenario | None = None) -> None:
 
 def start(scenario: Scenario, model: str, store: Path) -> Any:
     from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
 
     store.mkdir(parents=True, exist_ok=True)
-    return LLM(**scenario.engine_args(model, store), disable_log_stats=True)
+    args = scenario.engine_args(model, store)
+    for name in LATER:
+        if name not in {field.name for field in fields(EngineArgs)}:
+            args.pop(name, None)
+    return LLM(**args, disable_log_stats=True)
 
 
 def work(llm: Any, scenario: Scenario) -> list[list[int]]:
