@@ -40,6 +40,8 @@ _KEPT = {
     "prints": Kind.PRINTS,
     "reprints": Kind.REPRINTS,
     "stayed": Kind.STAYED,
+    "layers": Kind.LAYERS,
+    "alike": Kind.ALIKE,
 }
 """Field of SpoolScan -> the kind of records that it holds."""
 _OF_A_CONNECTOR = (Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.OPEN, Kind.DONE)
@@ -82,6 +84,8 @@ class SpoolScan:
     prints: Records  # (n, 8): PRINTS, in file order
     reprints: Records  # (n, 8): REPRINTS, in file order
     stayed: Records  # (n, 8): STAYED, in file order
+    layers: Records  # (n, 8): LAYERS, in file order
+    alike: Records  # (n, 8): ALIKE, in file order
     device: DeviceTally
     of_all_slots: Records | None = None
     """``slots`` with those of other connectors; None: the same."""

@@ -82,6 +82,8 @@ class Kind(IntEnum):
     REPRINTS = 31
     STAYED = 32
     GROWN = 33
+    LAYERS = 34
+    ALIKE = 35
 
 
 class Role(IntEnum):

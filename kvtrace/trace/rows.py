@@ -530,11 +530,49 @@ class LayerStayed(NamedTuple):
     spare7: Word = 0
 
 
+NUMBERS, NUMBER_BITS = 9, 21
+"""Of a LayerPrints record: how many numbers it holds, three a word, and their bits."""
+
+
+class LayerPrints(NamedTuple):
+    """Fingerprints of single layers, small ones, of a request's prompt blocks at the end of a step (KV cache
+    group: detail). ``layer_set``: as in QuietCalls, up to 9 layers. The three words hold 9 numbers of 21
+    bits, the first in the lowest bits: of the block at place ``first`` one a layer, then of the next block,
+    as many as there is room for. 0: none, or nothing but zeroes. Equal KV has equal numbers in all layers."""
+
+    head: Word
+    request: Word
+    step: Word
+    first: Word
+    layer_set: Word
+    numbers0: Word
+    numbers1: Word
+    numbers2: Word
+
+
+class LayerAlike(NamedTuple):
+    """Loaded blocks of a request, tokens [start, end), against other blocks that have the same token at the
+    same offset: of ``pairs`` so many (``alike``) held some equal KV in this layer at the end of ``step``, and
+    in no other layer of the group (detail), as it is in the first layer of a model. Where the other block was
+    computed here, its part in the first layer is compared. code: 1 for the model's first layer, which has
+    such a record always."""
+
+    head: Word
+    request: Word
+    step: Word
+    layer: Word
+    start: Word
+    end: Word
+    pairs: Word
+    alike: Word
+
+
 Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
     | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | LeftProcess | KvFound | Piece
-    | BlockPrints | BlockPrintsAgain | LayerStayed | Parts | Growth
+    | BlockPrints | BlockPrintsAgain | LayerStayed | LayerPrints | LayerAlike
+    | Parts | Growth
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
 
@@ -568,6 +606,8 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.PRINTS: BlockPrints,
     Kind.REPRINTS: BlockPrintsAgain,
     Kind.STAYED: LayerStayed,
+    Kind.LAYERS: LayerPrints,
+    Kind.ALIKE: LayerAlike,
     Kind.PART: Parts,
     Kind.TRAILER: Trailer,
     Kind.SEAL: Seal,

@@ -32,12 +32,13 @@ from kvtrace.agent.left.leaving import Left
 from kvtrace.agent.left.paths import PLACES
 from kvtrace.agent.left.pieces import POOL
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.agent.watch import call, policy, prints, records
+from kvtrace.agent.watch import call, policy, print_records, prints, records
 from kvtrace.agent.watch.caches import Layer
 from kvtrace.agent.watch.layout import layout_of
 from kvtrace.agent.watch.operations import Touched
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.prompts import Filled
+from kvtrace.agent.watch.same_tokens import Look
 from kvtrace.agent.watch.touch import Touch
 from kvtrace.trace import hooks, rows
 from kvtrace.trace import ops as op_table
@@ -684,7 +685,10 @@ def a_piece(row: rows.Piece, seen: Context) -> None:
     assert row.digest == int.from_bytes(digest, "little") & (1 << 63) - 1
 
 
-@case(Kind.PRINTS, lambda: prints._write(STEP, [Filled("req", 3, 5, [8, 9, 0, 7, 6])], [12, -4, 6, 16, 20]))
+@case(
+    Kind.PRINTS,
+    lambda: print_records.write_prints(STEP, [Filled("req", 3, 5, [8, 9, 0, 7, 6])], [12, -4, 6, 16, 20]),
+)
 def fingerprints(row: rows.BlockPrints, seen: Context) -> None:
     assert seen.names[row.request] == "req" and row.step == STEP and row.first == 5
     # without their lowest bit, which tells least; the null block has none
@@ -692,7 +696,9 @@ def fingerprints(row: rows.BlockPrints, seen: Context) -> None:
     assert rows.detail(row.head) == 3
 
 
-@case(Kind.REPRINTS, lambda: prints._write(STEP, [Filled("req", 3, 5, [8])], [12], Kind.REPRINTS))
+@case(
+    Kind.REPRINTS, lambda: print_records.write_prints(STEP, [Filled("req", 3, 5, [8])], [12], Kind.REPRINTS)
+)
 def fingerprints_once_more(row: rows.BlockPrintsAgain, seen: Context) -> None:
     assert seen.names[row.request] == "req" and row.step == STEP and row.first == 5
     assert (row.print0, row.print1, row.print2, row.print3) == (6, 0, 0, 0) and rows.detail(row.head) == 3
@@ -702,13 +708,40 @@ def a_layer_left_out() -> None:
     made, layers = prints.Prints(), [SimpleNamespace(name=f"layer.{i}") for i in range(2)]
     made._groups, made._sizes = [layers], [4]
     admitted = prints._Planned(STEP, [Filled("req", 0, 0, [8, 9])], {}, {"req": 8})
-    made._came(admitted, [[12, 0], [14, 0]])
+    torch = pytest.importorskip("torch")
+    made._came(admitted, [torch.tensor([[12, 0, 12], [14, 0, 14]])], None)
 
 
 @case(Kind.STAYED, a_layer_left_out)
 def a_layer_that_stayed(row: rows.LayerStayed, seen: Context) -> None:
     assert seen.names[row.request] == "req" and row.step == STEP and seen.names[row.layer] == "layer.1"
     assert (row.first, row.blocks, row.zeroes) == (0, 2, 1) and spares(row) == [0]
+
+
+def numbers_of_layers() -> None:
+    torch = pytest.importorskip("torch")
+    top = 64 - rows.NUMBER_BITS
+    sums = torch.tensor([[3 << top, 1], [0, 11 << top], [9 << top, 9 << top], [-1, 7 << top]])
+    layers = ["layer.0", "layer.1"]
+    print_records.write_layers(torch, STEP, Filled("req", 3, 5, [8, 9, 0, 7]), layers, sums)
+
+
+@case(Kind.LAYERS, numbers_of_layers)
+def fingerprints_of_layers(row: rows.LayerPrints, seen: Context) -> None:
+    assert seen.names[row.request] == "req" and row.step == STEP and row.first == 5
+    assert [seen.names[layer] for layer in json.loads(seen.names[row.layer_set])] == ["layer.0", "layer.1"]
+    # block 8; block 9, whose first layer holds zeroes; the null block; block 7; the ninth is not used
+    bits = rows.NUMBER_BITS
+    assert row.numbers0 == 3 | 1 << bits and row.numbers1 == 11
+    assert row.numbers2 == (1 << bits) - 1 | 7 << bits
+    assert rows.detail(row.head) == 3
+
+
+@case(Kind.ALIKE, lambda: print_records.write_alike(STEP, 3, ["layer.0"], [Look("req", 32, 96, 5)], [[4]]))
+def the_first_layer_s_tokens(row: rows.LayerAlike, seen: Context) -> None:
+    assert seen.names[row.request] == "req" and row.step == STEP and seen.names[row.layer] == "layer.0"
+    assert (row.start, row.end, row.pairs, row.alike) == (32, 96, 5, 4)
+    assert rows.code(row.head) == 1 and rows.detail(row.head) == 3
 
 
 @case(Kind.OPEN, lambda: on_scheduler().request_finished(request(), [9]))

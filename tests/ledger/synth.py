@@ -590,6 +590,29 @@ class Sim:
         name = w.name(self.layer_names[layer])
         w.add(*rows.LayerStayed(head, w.name(request), self.step_id, name, first, blocks, int(zeroes)))
 
+    def of_layers(
+        self, request: str, numbers: Sequence[Sequence[int]], first: int = 0, rank: int = 0
+    ) -> None:
+        """Fingerprints of single layers, of a request's blocks from place ``first`` on, at the end of the
+        latest step. ``numbers``: of each block, one a layer (up to 9)."""
+        w = self.workers[rank]
+        head = pack_head(Kind.LAYERS, Role.WORKER)
+        layer_set = w.name(json.dumps([w.name(name) for name in self.layer_names]))
+        for place, own in enumerate(numbers, first):
+            nine = [*own, *[0] * rows.NUMBERS][: rows.NUMBERS]
+            words = [
+                sum(n << rows.NUMBER_BITS * at for at, n in enumerate(nine[i : i + 3])) for i in (0, 3, 6)
+            ]
+            w.add(*rows.LayerPrints(head, w.name(request), self.step_id, place, layer_set, *words))
+
+    def alike(self, request: str, pairs: int, *layers: int, end: int = 1 << 20) -> None:
+        """Of so many pairs of loaded blocks with the same tokens, how many are alike in each layer alone."""
+        w = self.workers[0]
+        for at, count in enumerate(layers):
+            head = pack_head(Kind.ALIKE, Role.WORKER, code=int(not at))
+            name = w.name(self.layer_names[at])
+            w.add(*rows.LayerAlike(head, w.name(request), self.step_id, name, 0, end, pairs, count))
+
     def device(
         self, rank: int, step: int, *, device: int, before: int, host: int, caught_up: bool = True,
         hook: str = "save_kv_layer", op: str = "", streams: int = 0,

@@ -7,6 +7,10 @@ are kept. It is one number for thousands, and none of them can be got back from 
 KV lies. On a device that is put behind the step's own work, the numbers are copied aside and read in a later
 step: nothing is waited for, and nothing is done while a CUDA graph is captured.
 
+Of each layer's own sum 21 bits are kept as well (LAYERS), of loaded blocks and of as many computed ones as
+there is room for, where the connector may load at all: they say which layers differ, and where a layer holds
+another one's KV. :mod:`~kvtrace.agent.watch.same_tokens` looks at loads of what is never computed here.
+
 Loaded blocks that hold what they held before are hashed again later (``again.py``): REPRINTS records. Where
 some of their layers do, and others not, STAYED records say which.
 
@@ -17,6 +21,7 @@ not allow is left out, and what was not printed is compared with nothing.
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +33,11 @@ from kvtrace.agent.budget import Sampler
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch.again import Again
 from kvtrace.agent.watch.caches import CACHES
-from kvtrace.agent.watch.prompts import LOADED_ATTRIBUTE, Filled, Prompts
+from kvtrace.agent.watch.print_records import write_alike, write_layers, write_prints, write_stayed
+from kvtrace.agent.watch.prompts import LOADED_ATTRIBUTE, Filled, Prompts, Span
+from kvtrace.agent.watch.same_tokens import Look, Place, SameTokens, votes
 from kvtrace.agent.watch.tensors import OWN, tensors
-from kvtrace.trace.format import Flag, Kind, Role, pack_head
-from kvtrace.trace.rows import BlockPrints, LayerStayed
+from kvtrace.trace.format import Flag, Kind
 
 CREDIT = 2_000_000_000
 """ns of host time that fingerprints may take before they have to keep to the budget."""
@@ -42,9 +48,9 @@ _GATHERED = {"cpu": 1 << 18, "cuda": 4 << 20}
 about four times that while it lasts."""
 _LARGEST_BLOCK = 8 << 20
 _MOST_WAITING = 64
-_MASK = (1 << 64) - 1
-_NULL = 0
-_A_RECORD = 4
+MOST_NUMBERS = 1 << 20
+"""Of single layers that a worker writes, of computed blocks and of loaded ones: 8 MB of its trace, or more
+where a group has few layers."""
 
 
 class _Layer(NamedTuple):
@@ -66,6 +72,7 @@ class _Planned(NamedTuple):
     filled: list[Filled]
     tensors: Mapping[_Layer, Any]
     loaded: Mapping[str, int] | None
+    spans: Sequence[Span] = ()
 
 
 @dataclass
@@ -73,7 +80,8 @@ class _Waiting:
     """Fingerprints on their way from a device."""
 
     planned: _Planned
-    sums: Any
+    sums: list[Any]
+    looked: tuple[list[Look], Any] | None
     event: Any
 
 
@@ -84,7 +92,7 @@ class Prints:
         self._groups: list[list[_Layer]] = []
         self._sizes: list[int] = []
         self._prompts = Prompts()
-        self._planned: tuple[int, Any, list[Filled], dict[str, int]] | None = None
+        self._planned: tuple[int, Any, list[Filled], dict[str, int], list[Span]] | None = None
         self._again = Again()
         self._waiting: deque[_Waiting] = deque()
         self._weights: dict[tuple[Any, int], Any] = {}
@@ -92,6 +100,13 @@ class Prints:
         self._rate = 0.0
         """ns for a byte; 0.0: nothing was hashed yet."""
         self._capturing: Any = None
+        self._factors: dict[tuple[Any, int], Any] = {}
+        self._own: list[list[int]] = []
+        """Of each group its layers (numbers) that lie on no other one's bytes; none where the connector
+        never loads."""
+        self._room = [0, 0]
+        """Numbers of single layers that may still be written: of computed blocks, of loaded ones."""
+        self._same: SameTokens | None = None
 
     def open(self, wrapper: Any, kv_cache_config: Any) -> None:
         """The worker's KV cache is made, and CACHES knows it."""
@@ -99,6 +114,8 @@ class Prints:
         self._waiting.clear()
         self._again = Again()
         self._weights.clear()
+        self._factors.clear()
+        self._own, self._room, self._same = [], [MOST_NUMBERS, MOST_NUMBERS], None
         config = AGENT.config
         parallel = describe.get(wrapper, "vllm_config.parallel_config")
         apart = [getattr(parallel, name, 1) for name in _SPREAD]
@@ -114,11 +131,16 @@ class Prints:
             whole = len(known) == len(layers) > 0 and type(spec).__name__ != "CrossAttentionSpec"
             self._groups.append(known if whole else [])
             self._sizes.append(size if whole and isinstance(size, int) else 0)
-        tensors_of = _tensors(wrapper, self._groups)
-        if tensors_of is None:
+        tensors_of = _tensors(wrapper, self._groups) or {}
+        if not tensors_of:
             self._sizes = []
-        for layer, tensor in (tensors_of or {}).items():
-            self._weights_of(tensor, layer.nbytes)  # now: making them waits for the device
+        for layer, tensor in tensors_of.items():  # now: making them waits for the device
+            self._weights_of(tensor, layer.nbytes)
+            for group in (group for group, layers in enumerate(self._groups) if layer in layers):
+                self._factors_of(group, tensor.device)
+        if describe.get(wrapper, "vllm_config.kv_transfer_config.kv_role") != "kv_producer":
+            self._own = [_lying_apart(layers) for layers in self._groups]
+            self._same = _same_tokens(wrapper, self._groups, self._own, self._sizes)
 
     # --- steps ----------------------------------------------------------------------------
 
@@ -138,7 +160,7 @@ class Prints:
             AGENT.failed("fingerprints")
             return
         if filled:
-            self._planned = worker.step, wrapper, filled, _loaded(output)
+            self._planned = worker.step, wrapper, filled, _loaded(output), self._prompts.spans
 
     def drop(self) -> None:
         """The end of the step was not seen: its blocks may have been given out again."""
@@ -184,14 +206,14 @@ class Prints:
         finally:
             OWN.busy = before
 
-    def _of_step(self, planned: tuple[int, Any, list[Filled], dict[str, int]] | None) -> None:
+    def _of_step(self, planned: tuple[int, Any, list[Filled], dict[str, int], list[Span]] | None) -> None:
         self._settle()
         if planned is None:
             return
-        step, wrapper, filled, loaded = planned
+        step, wrapper, filled, loaded, spans = planned
         found = _tensors(wrapper, self._groups)
         if found is not None:
-            self._take(_Planned(step, sorted(filled, key=_group), found, loaded))
+            self._take(_Planned(step, sorted(filled, key=_group), found, loaded, spans))
 
     def _look_again(self, which: Callable[[], list[Filled]], last: bool = False) -> None:
         """``last``: nothing will ask for what is still on its way from a device then."""
@@ -216,15 +238,23 @@ class Prints:
         for group, layers in enumerate(self._groups):
             blocks = [block for one in filled if one.group == group for block in one.blocks]
             if blocks:
-                sums.append(self._sums(torch, [(layer, planned.tensors[layer]) for layer in layers], blocks))
+                of_layers = self._sums(torch, [(layer, planned.tensors[layer]) for layer in layers], blocks)
+                total = (of_layers * self._factors_of(group, of_layers.device)).sum(1, keepdim=True)
+                sums.append(torch.cat((of_layers, total), dim=1))
+        looked = None
+        if self._same is not None and planned.loaded is not None and planned.spans:
+            named = {layer.name: tensor for layer, tensor in planned.tensors.items()}
+            looked = self._same.look(torch, planned.spans, planned.loaded, named)
         device = sums[0].device
         if device.type == "cpu":
-            self._came(planned, [block for of_group in sums for block in of_group.tolist()])
+            self._came(planned, sums, looked)
         else:
             aside = [of_group.to("cpu", non_blocking=True) for of_group in sums]
+            if looked is not None:
+                looked = looked[0], looked[1].to("cpu", non_blocking=True)
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
-            self._waiting.append(_Waiting(planned._replace(tensors={}), aside, event))
+            self._waiting.append(_Waiting(planned._replace(tensors={}, spans=()), aside, looked, event))
             if len(self._waiting) > _MOST_WAITING:
                 self._waiting.popleft()
         cost = clock() - began
@@ -236,22 +266,54 @@ class Prints:
     def _settle(self) -> None:
         while self._waiting and self._waiting[0].event.query():
             one = self._waiting.popleft()
-            self._came(one.planned, [block for of_group in one.sums for block in of_group.tolist()])
+            self._came(one.planned, one.sums, one.looked)
 
-    def _came(self, planned: _Planned, sums: Sequence[Sequence[int]]) -> None:
-        """``sums``: of each block, one a layer."""
+    def _came(self, planned: _Planned, sums: Sequence[Any], looked: tuple[list[Look], Any] | None) -> None:
+        """``sums``: of each group in ``planned`` int64 of shape (blocks, layers and their total)."""
         step, filled = planned.step, planned.filled
-        totals = [sum(of_block) for of_block in sums]
+        totals = [total for of_group in sums for total in of_group[:, -1].tolist()]
         if planned.loaded is None:
-            _write(step, filled, totals, Kind.REPRINTS)
+            write_prints(step, filled, totals, Kind.REPRINTS)
             return
-        _write(step, filled, totals)
-        for one in self._again.printed(step, filled, sums, planned.loaded, self._sizes):
-            head = pack_head(Kind.STAYED, Role.WORKER, detail=one.group)
-            layer = AGENT.id(self._groups[one.group][one.layer].name)
-            with AGENT.passing_request(one.request) as ident:
-                AGENT.add(LayerStayed(head, ident, step, layer, one.first, one.blocks, int(one.zeroes)))
+        write_prints(step, filled, totals)
+        self._write_layers(planned, sums)
+        values = [of_block for of_group in sums for of_block in of_group[:, :-1].tolist()]
+        names = [[layer.name for layer in layers] for layers in self._groups]
+        write_stayed(step, self._again.printed(step, filled, values, planned.loaded, self._sizes), names)
         self._again.step = max(self._again.step, step)
+        if looked is not None and self._same is not None:
+            layers = [layer.name for layer in self._same.layers]
+            write_alike(step, self._same.group, layers, looked[0], votes(looked[0], looked[1].tolist()))
+
+    def _write_layers(self, planned: _Planned, sums: Sequence[Any]) -> None:
+        """Of single layers, as far as there is room."""
+        torch, of_group = (
+            sys.modules["torch"],
+            dict(zip(sorted({f.group for f in planned.filled}), sums, strict=True)),
+        )
+        at: dict[int, int] = {}
+        for one in planned.filled if any(self._own) else ():
+            first = at.get(one.group, 0)
+            at[one.group] = first + len(one.blocks)
+            own = self._own[one.group]
+            loaded = min(len(one.blocks), self._loaded_blocks(one, planned.loaded or {}))
+            for kind, low, high in ((1, 0, loaded), (0, loaded, len(one.blocks))):
+                numbers = (high - low) * len(own)
+                if 0 < numbers <= self._room[kind]:
+                    self._room[kind] -= numbers
+                    part = Filled(one.request, one.group, one.first + low, one.blocks[low:high])
+                    layers = [self._groups[one.group][number].name for number in own]
+                    write_layers(
+                        torch,
+                        planned.step,
+                        part,
+                        layers,
+                        of_group[one.group][first + low : first + high, own],
+                    )
+
+    def _loaded_blocks(self, one: Filled, loaded: Mapping[str, int]) -> int:
+        """How many of its first blocks the connector loads, or they were there already."""
+        return max(0, loaded.get(one.request, 0) // self._sizes[one.group] - one.first)
 
     # --- the hash -------------------------------------------------------------------------
 
@@ -274,8 +336,17 @@ class Prints:
                     some = (some[:, None] * layer.split + own).reshape(-1)
                 words = whole.index_select(layer.dim, some).movedim(layer.dim, 0).reshape(count, -1)
                 words = words.view(_INTEGERS[_word(layer.nbytes)](torch))
-                sums[at : at + count, column] = (words * weights).sum(1) * layer.factor
+                sums[at : at + count, column] = (words * weights).sum(1)
         return sums
+
+    def _factors_of(self, group: int, device: Any) -> Any:
+        """Those of the group's layers, int64 of shape (layers,)."""
+        known = self._factors.get((device, group))
+        if known is None:
+            factors = [layer.factor for layer in self._groups[group]]
+            known = sys.modules["torch"].tensor(factors, dtype=sys.modules["torch"].int64, device=device)
+            self._factors[device, group] = known
+        return known
 
     def _weights_of(self, tensor: Any, nbytes: int) -> Any:
         """Secret odd factors for the words of a block, the same in every process of the run."""
@@ -292,6 +363,7 @@ class Prints:
 
 PRINTS = Prints()
 
+_ANY_NUMBER = re.compile(r"\d+")
 _SPREAD = ("decode_context_parallel_size", "prefill_context_parallel_size")
 _INTEGERS: dict[int, Any] = {
     1: lambda torch: torch.int8,
@@ -317,6 +389,38 @@ def _layer(name: str, salt: bytes) -> _Layer | None:
     digest = hashlib.blake2b(name.encode("utf-8", "replace"), key=salt, digest_size=8).digest()
     factor = int.from_bytes(digest, "little", signed=True) | 1
     return _Layer(name, dim, split, nbytes, factor) if 0 < nbytes <= _LARGEST_BLOCK else None
+
+
+def _lying_apart(layers: Sequence[_Layer]) -> list[int]:
+    """Of layers on the same bytes only the first."""
+    return [
+        at
+        for at, layer in enumerate(layers)
+        if not any(CACHES.on_the_same(layer.name, other.name) for other in layers[:at])
+    ]
+
+
+def _same_tokens(
+    wrapper: Any, groups: Sequence[Sequence[_Layer]], own: Sequence[Sequence[int]], sizes: Sequence[int]
+) -> SameTokens | None:
+    """Of the group of the model's first layer, which has the number 0, and of all layers that are called like
+    it; None where there is no such layer, or no other. A draft model has a first layer of its own."""
+    order = list(describe.get(wrapper, "vllm_config.compilation_config.static_forward_context", {}))
+    known = {groups[group][at].name: group for group, numbers in enumerate(own) for at in numbers}
+    first = next((name for name in order if name in known), None)
+    if first is None or not sizes or not sizes[known[first]] or _ANY_NUMBER.findall(first)[:1] != ["0"]:
+        return None
+    group = known[first]
+    layers = {name: CACHES.layers[name] for name in (groups[group][at].name for at in own[group])}
+    alike = layers[first]
+    places = []
+    for name in sorted(layers, key=lambda name: name != first):
+        layer, block = layers[name], CACHES.block_dim(layers[name])
+        same = (layer.shape, layer.itemsize) == (alike.shape, alike.itemsize)
+        same &= _ANY_NUMBER.sub("", name) == _ANY_NUMBER.sub("", first)
+        if same and block is not None:
+            places.append(Place(name, *block))
+    return SameTokens(group, sizes[group], places) if len(places) > 1 else None
 
 
 def _tensors(wrapper: Any, layers: Sequence[Sequence[_Layer]]) -> dict[_Layer, Any] | None:
@@ -346,20 +450,3 @@ def _loaded(output: Any) -> dict[str, int]:
         for new in (output.scheduled_new_reqs if loaded else ())
         if new.req_id in loaded
     }
-
-
-def _write(step: int, filled: Sequence[Filled], sums: Sequence[int], kind: Kind = Kind.PRINTS) -> None:
-    at = 0
-    for one in filled:
-        own = sums[at : at + len(one.blocks)]
-        at += len(one.blocks)
-        # 0 means "none": the null block is nobody's.
-        prints = [
-            0 if block == _NULL else (value & _MASK) >> 1 or 1
-            for block, value in zip(one.blocks, own, strict=True)
-        ]
-        head = pack_head(kind, Role.WORKER, detail=one.group)
-        with AGENT.passing_request(one.request) as ident:
-            for place in range(0, len(prints), _A_RECORD):
-                four = (*prints[place : place + _A_RECORD], 0, 0, 0)[:_A_RECORD]
-                AGENT.add(BlockPrints(head, ident, step, one.first + place, *four))

@@ -27,12 +27,25 @@ class Filled(NamedTuple):
     blocks: list[int]
 
 
+class Span(NamedTuple):
+    """Prompt tokens [start, end) of one request that a step computes. ``tokens``: the ids of its prompt;
+    ``tables``: its block tables, one a KV cache group."""
+
+    request: str
+    tokens: Sequence[int]
+    tables: Sequence[Sequence[int]]
+    start: int
+    end: int
+
+
 @dataclass
 class _Prompt:
     tokens: int
     tables: list[list[int]]
     named: list[int]
     """Places of each table that were named."""
+    ids: Sequence[int]
+    """Its tokens' ids; empty where more than these goes into the model."""
 
 
 class Prompts:
@@ -40,6 +53,8 @@ class Prompts:
 
     def __init__(self) -> None:
         self._prompts: dict[str, _Prompt] = {}
+        self.spans: list[Span] = []
+        """What the latest step computes, of prompts that are token ids and nothing else."""
 
     def scheduled(self, output: Any, sizes: Sequence[int], wanted: bool) -> list[Filled]:
         """What the step of that SchedulerOutput fills, once it has run.
@@ -49,6 +64,7 @@ class Prompts:
             wanted: False: nothing is named in this step; what it fills is named in a later one, if there
                 is one before the prompt is through.
         """
+        self.spans = []
         new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
         if not new and not self._prompts:
             return []
@@ -59,7 +75,7 @@ class Prompts:
             tokens = _length(one)
             if tokens and len(self._prompts) < _MOST_REQUESTS:
                 tables = [list(blocks) for blocks in groups_of(one.block_ids)]
-                self._prompts[one.req_id] = _Prompt(tokens, tables, [0] * len(tables))
+                self._prompts[one.req_id] = _Prompt(tokens, tables, [0] * len(tables), _ids(one))
                 before[one.req_id] = one.num_computed_tokens
         for req_id, blocks, anew, computed in _running(cached):
             prompt = self._prompts.get(req_id)
@@ -70,7 +86,10 @@ class Prompts:
         for req_id, computed in before.items():
             prompt = self._prompts[req_id]
             end = computed + output.num_scheduled_tokens.get(req_id, 0)
-            filled += _named(req_id, prompt, computed, min(end, prompt.tokens), sizes) if wanted else ()
+            end_here = min(end, prompt.tokens)
+            filled += _named(req_id, prompt, computed, end_here, sizes) if wanted else ()
+            if wanted and prompt.ids:
+                self.spans.append(Span(req_id, prompt.ids, prompt.tables, computed, end_here))
             if end >= prompt.tokens:
                 del self._prompts[req_id]
         return filled
@@ -79,6 +98,16 @@ class Prompts:
 def _length(new: Any) -> int:
     tokens = getattr(new, "prompt_token_ids", None)
     return len(tokens) if tokens is not None else 0
+
+
+_MORE = ("mm_features", "mm_kwargs", "mm_inputs", "prompt_embeds", "lora_request")
+"""What else may go into the model of a request: then equal ids are no equal tokens."""
+
+
+def _ids(new: Any) -> Sequence[int]:
+    more = [getattr(new, name, None) for name in _MORE]
+    plain = all(one is None or (isinstance(one, list | tuple) and not one) for one in more)
+    return new.prompt_token_ids if plain and isinstance(new.prompt_token_ids, list) else ()
 
 
 def _running(cached: Any) -> Iterator[tuple[str, Any, bool, int]]:

@@ -16,7 +16,9 @@ CAUSE = Cause(
     seen_as=(
         "The fingerprint of a loaded block is that of other tokens or of another place, or stands twice in "
         "one load, or is none of those that the same tokens computed to in this run on that rank, though "
-        "each of these is known and the store had nothing for them before."
+        "each of these is known and the store had nothing for them before. Or some of its layers hold what "
+        "other layers compute: by the fingerprints of single layers, or as another layer than the first is "
+        "alike where only the first one can be, in blocks that share a token."
     ),
     remedy=(
         "Check the key (all tokens up to the end of what is stored, model, layer, rank), the order of the "

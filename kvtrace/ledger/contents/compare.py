@@ -9,9 +9,10 @@ nothing. It is *wrong*
 - where one load put the same KV into two places;
 - where it is none of those that its tokens computed to, and every one of them is known, and the connector had
   said, as they were first computed, that it has nothing for them: what it gives back later is what this run
-  gave it.
+  gave it;
+- where some of its layers hold what other layers computed (:mod:`~kvtrace.ledger.contents.by_layer`).
 
-Everything else is not compared. Each of the three needs more than one layer: in a model of one layer the KV
+Everything else is not compared. Each of these needs more than one layer: in a model of one layer the KV
 of a block is the same whatever comes before it.
 """
 
@@ -21,9 +22,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from kvtrace.ledger.contents.by_layer import ByLayer
 from kvtrace.ledger.contents.later import Later, held_later
-from kvtrace.ledger.contents.layers import left_out
+from kvtrace.ledger.contents.layers import LeftOut, left_out
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
 from kvtrace.ledger.contents.residue import Places, left_alone, remaining, untouched
 from kvtrace.ledger.intervals import Interval, union
@@ -101,19 +104,14 @@ def compare(
             if savers and block.row not in written and (pairs, block) in stood:
                 blocks[NOT_COMPARED] += 1
                 continue
-            why = None if savers else judge.wrong(block) or alone.get((pairs, block))
-            some = None if savers else partly.get((pairs, block))
-            blocks[EQUAL if savers else WRONG if why or some else NOT_COMPARED] += 1
+            found = None if savers else _found(judge, pairs, block, partly, alone)
+            blocks[EQUAL if savers else WRONG if found else NOT_COMPARED] += 1
             for row in (block.row, *savers) if savers else ():
                 proved[row, pairs if row == block.row else judge.pairs_of(row)].append(
                     (block.start, block.end)
                 )
-            if some:
-                found = Wrong(block.start, block.end, some.pairs, some.why, left=True, of=pairs)
+            if found:
                 wrong[block.row].append(found)
-            elif why:
-                left = (pairs, block) in alone
-                wrong[block.row].append(Wrong(block.start, block.end, pairs, why, left))
     by_row: dict[int, list[Proved]] = defaultdict(list)
     for (row, pairs), intervals in proved.items():
         by_row[row].append((pairs, tuple(union(intervals))))
@@ -127,6 +125,39 @@ def compare(
     if places is not None:
         _look_later(wrong, held_later(workers, places), requests)
     return Contents(wrong, by_row, blocks, frozenset(written))
+
+
+def _found(
+    judge: _Judge,
+    pairs: int,
+    block: Block,
+    partly: Mapping[tuple[int, Block], LeftOut],
+    alone: Mapping[tuple[int, Block], str],
+) -> Wrong | None:
+    """What is wrong with a loaded block that nobody with its tokens computed, as far as that is known."""
+    some = partly.get((pairs, block))
+    if some:
+        return Wrong(block.start, block.end, some.pairs, some.why, left=True, of=pairs)
+    left = alone.get((pairs, block))
+    why = judge.wrong(block)
+    if why is not None:
+        layers, what = judge.differing(block) if why.ours else (None, "")
+        said = f"{why.text}: {what}" if what else why.text
+        return Wrong(block.start, block.end, _bits(pairs, layers), said, left is not None, of=pairs)
+    if left:
+        return Wrong(block.start, block.end, pairs, left, left=True)
+    moved = judge.by_layer.misplaced(block)
+    if moved is None:
+        return None
+    return Wrong(block.start, block.end, _bits(pairs, moved.layers), moved.why, of=pairs)
+
+
+def _bits(pairs: int, layers: Collection[int] | None) -> int:
+    """Of the pairs of a worker and KV cache group those of the layers with these numbers; None: all."""
+    if layers is None:
+        return pairs
+    bits = [1 << at for at in range(pairs.bit_length()) if pairs >> at & 1]
+    return sum(bit for number, bit in enumerate(bits) if number in layers)
 
 
 def _look_later(
@@ -198,6 +229,13 @@ class _Prefixes:
         return not known or self.digest(row, known) in (0, ends[known])
 
 
+class _Why(NamedTuple):
+    """``ours``: it is against what the same tokens computed to."""
+
+    text: str
+    ours: bool = False
+
+
 class _Judge:
     """The blocks of all workers of one shape."""
 
@@ -206,6 +244,7 @@ class _Judge:
     ) -> None:
         self._workers, self._requests, self._prefixes = workers, requests, prefixes
         self._telling = len(shape.layers) > 1
+        self.by_layer = ByLayer(workers)
         self._pairs = {one.engine: one.pairs for one in workers}
         self._computed: dict[tuple[int, int], list[Block]] = defaultdict(list)
         """(row, end) -> as it was computed, in the order of the steps."""
@@ -242,14 +281,21 @@ class _Judge:
             if any(one.value == block.value for one in self._before(row, block))
         ]
 
-    def wrong(self, block: Block) -> str | None:
+    def wrong(self, block: Block) -> _Why | None:
         """Why a block that nobody with its tokens computed is wrong; None: it is not known to be."""
         if not self._telling:
             return None
-        why = self._another_s(block) or self._twice(block) or self._nobody_s(block)
-        if why is None:
-            self._strange[self._prefixes.digest(block.row, block.end), block.end].add(block.value)
-        return why
+        of_others = self._another_s(block) or self._twice(block)
+        nobody_s = None if of_others else self._nobody_s(block)
+        if of_others or nobody_s:
+            return _Why(of_others or nobody_s or "", of_others is None)
+        self._strange[self._prefixes.digest(block.row, block.end), block.end].add(block.value)
+        return None
+
+    def differing(self, block: Block) -> tuple[frozenset[int] | None, str]:
+        """Which layers are not what the same tokens computed to, and what is in them; None: it may be all."""
+        sharing = self._prefixes.sharing(block.row, block.end)
+        return self.by_layer.differing(block, [one for row in sharing for one in self._before(row, block)])
 
     def _before(self, row: int, block: Block) -> list[Block]:
         """The same tokens of a request, as they were computed before ``block`` was loaded."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,22 @@ class Shape(NamedTuple):
     layers: tuple[str, ...]
 
 
+Numbers = Mapping[int, int]
+"""Number of a layer in its shape -> of that layer's KV in a block; 0: none, or nothing but zeroes."""
+
+
+class Alike(NamedTuple):
+    """Loaded tokens in [start, end) of a prompt. ``first``: the layer that is the first of the model;
+    ``layers``: how many of ``pairs`` of blocks with the same tokens are alike in a layer, and in no other, as
+    they are in the first of a model."""
+
+    start: int
+    end: int
+    pairs: int
+    first: int
+    layers: Numbers
+
+
 @dataclass(frozen=True)
 class Printed:
     """The blocks of one worker and KV cache group, in the order of their steps.
@@ -75,6 +92,10 @@ class Printed:
     stayed: Mapping[tuple[int, int, int], Mapping[bool, int]] = field(default_factory=dict)
     """(row, begin, step) of a loaded block -> of its layers, a bit each, those that hold nothing but zeroes
     (True), and those that hold what they held before (False), where other layers do not."""
+    numbers: Mapping[tuple[int, int, int], Numbers] = field(default_factory=dict)
+    """(row, begin, step) of a block -> of its layers."""
+    alike: Mapping[tuple[int, int], Alike] = field(default_factory=dict)
+    """(row, step) of a load."""
 
 
 def printed(
@@ -100,8 +121,23 @@ def printed(
                 shape, pairs = _shape(engine, worker, group)
                 whole, later = _whole(engine, group), again.get(group, ())
                 stayed = _stayed(engine, scan, group, worker, by_id, requests)
+                of_layers = _numbers(engine, scan, group, shape.layers, by_id, requests)
+                alike = _alike(engine, scan, group, shape.layers, by_id, requests)
                 moved = {key: {how: bits << first for how, bits in of.items()} for key, of in stayed.items()}
-                found.append(Printed(shape, engine.tag, pairs << first, of_group, group, whole, later, moved))
+                found.append(
+                    Printed(
+                        shape,
+                        engine.tag,
+                        pairs << first,
+                        of_group,
+                        group,
+                        whole,
+                        later,
+                        moved,
+                        of_layers,
+                        alike,
+                    )
+                )
             first += len(worker.kv_layers)
     return found
 
@@ -168,6 +204,75 @@ def _stayed(
             continue
         for place in range(record.first, record.first + min(record.blocks, _MOST_BLOCKS)):
             found[row, place * size, record.step][bool(record.zeroes)] |= 1 << layer
+    return found
+
+
+def _numbers(
+    engine: Engine,
+    scan: SpoolScan,
+    group: int,
+    layers: Sequence[str],
+    by_id: Mapping[tuple[int, str], Sequence[int]],
+    requests: Sequence[Request],
+) -> Mapping[tuple[int, int, int], Numbers]:
+    """As Printed.numbers, of one KV cache group."""
+    found: dict[tuple[int, int, int], dict[int, int]] = defaultdict(dict)
+    at = {name: number for number, name in enumerate(layers)}
+    size = engine.facts.kv_groups[group].block_size or 0
+    for words in scan.layers.tolist():
+        record = rows.LayerPrints._make(words)
+        row = _row(by_id.get((engine.tag, scan.names.get(record.request, "")), ()), requests, record.step)
+        own = [at.get(name) for name in _layer_set(scan, record.layer_set)]
+        if row is None or rows.detail(record.head) != group or not 0 < len(own) <= rows.NUMBERS:
+            continue
+        values = _unpacked(record)
+        for number in range(rows.NUMBERS // len(own)):
+            start = (record.first + number) * size
+            of_block = values[number * len(own) : (number + 1) * len(own)]
+            if any(of_block) and start < requests[row].prompt:  # else there is no such block, or no KV in it
+                found[row, start, record.step].update(
+                    (layer, value) for layer, value in zip(own, of_block, strict=True) if layer is not None
+                )
+    return found
+
+
+def _layer_set(scan: SpoolScan, layer_set: int) -> list[str]:
+    try:
+        ids = json.loads(scan.names.get(layer_set, "[]"))
+    except (ValueError, RecursionError):
+        return []
+    return [scan.names.get(ident, "") for ident in ids] if isinstance(ids, list) else []
+
+
+def _unpacked(record: rows.LayerPrints) -> list[int]:
+    words = (record.numbers0, record.numbers1, record.numbers2)
+    mask = (1 << rows.NUMBER_BITS) - 1
+    in_a_word = rows.NUMBERS // len(words)
+    return [word >> part * rows.NUMBER_BITS & mask for word in words for part in range(in_a_word)]
+
+
+def _alike(
+    engine: Engine,
+    scan: SpoolScan,
+    group: int,
+    layers: Sequence[str],
+    by_id: Mapping[tuple[int, str], Sequence[int]],
+    requests: Sequence[Request],
+) -> dict[tuple[int, int], Alike]:
+    """As Printed.alike, of one KV cache group."""
+    found: dict[tuple[int, int], Alike] = {}
+    at = {name: number for number, name in enumerate(layers)}
+    for words in scan.alike.tolist():
+        record = rows.LayerAlike._make(words)
+        row = _row(by_id.get((engine.tag, scan.names.get(record.request, "")), ()), requests, record.step)
+        layer = at.get(scan.names.get(record.layer, ""))
+        if row is None or layer is None or rows.detail(record.head) != group:
+            continue
+        if rows.code(record.head):
+            found[row, record.step] = Alike(record.start, record.end, record.pairs, layer, {})
+        if (row, record.step) in found:
+            look = found[row, record.step]
+            found[row, record.step] = look._replace(layers={**look.layers, layer: record.alike})
     return found
 
 

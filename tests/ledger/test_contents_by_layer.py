@@ -1,0 +1,140 @@
+"""Loads that put a layer's KV into another layer: seen and named, and nothing is said of a model whose layers
+hold the same by design."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_contents import BLOCK, Cache, lost, why
+
+from kvtrace.ledger import Run
+from kvtrace.ledger.ends import LoadEnd
+
+LAYERS = 4
+RIGHT = [[11, 12, 13, 14], [21, 22, 23, 24], [31, 32, 33, 34]]
+"""Numbers of the layers of three blocks."""
+C = (31, 32, 33, 34)
+"""Digests of the beginnings of a prompt that shares no token with any other."""
+
+
+def cache(folder: Path) -> Cache:
+    made = Cache(folder, layers=LAYERS).computes("a", [5, 6, 7, 8])
+    made.sim.of_layers("a", RIGHT)
+    return made
+
+
+def loads(made: Cache, prints: list[int], numbers: list[list[int]], *of_whom: tuple[int, ...]) -> Run:
+    made.loads("b", prints, *of_whom)
+    made.sim.of_layers("b", numbers)
+    return made.run()
+
+
+def wrong(run: Run) -> int:
+    return run.loads.accounts.get(LoadEnd.WRONG, 0)
+
+
+def layers(run: Run) -> list[str]:
+    (row,) = (row for row in run.load_rows if LoadEnd.WRONG in row.places)
+    return [layer for _, layer in row.places[LoadEnd.WRONG]]
+
+
+def test_the_layers_that_are_not_what_their_tokens_computed_to_are_named_and_no_others(
+    tmp_path: Path,
+) -> None:
+    made = cache(tmp_path)
+    run = loads(made, [5, 99, 7], [RIGHT[0], [21, 22, 24, 23], RIGHT[2]])
+    (said,) = why(run)
+    assert said.startswith("tokens 32-64 are not what they computed to in request a: ")
+    assert said.endswith("layers 2, 3 of 4: each holds the other's KV")
+    assert wrong(run) == 2 * BLOCK and layers(run) == made.sim.layer_names[2:]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ([22, 23, 24, 21], "layers 0, 1, 2, 3 of 4 hold the KV of layers 1, 2, 3, 0"),
+        ([21, 22, 99, 24], "layer 2 of 4 differs"),
+        ([21, 24, 99, 98], "layer 1 of 4 holds the KV of layer 3, layers 2, 3 of 4 other KV"),
+        ([24, 24, 24, 24], "layers 0, 1, 2 of 4 hold the KV of layers 3, 3, 3"),
+    ],
+)
+def test_what_stands_in_the_wrong_layers_is_said(tmp_path: Path, numbers: list[int], said: str) -> None:
+    run = loads(cache(tmp_path), [5, 99, 7], [RIGHT[0], numbers, RIGHT[2]])
+    assert why(run)[0].endswith(f": {said}")
+
+
+def test_another_layer_s_kv_is_wrong_whoever_may_have_stored_it(tmp_path: Path) -> None:
+    """The store had these tokens before they were computed here: the right layer may have other bits."""
+    made = Cache(tmp_path, layers=LAYERS).computes("a", [5, 6, 7, 8], answer=3 * BLOCK)
+    made.sim.of_layers("a", RIGHT)
+    run = loads(made, [5, 99, 98], [RIGHT[0], [22, 21, 23, 24], [91, 92, 93, 94]])
+    assert why(run) == ("tokens 32-64: layers 0, 1 of 4: each holds the other's KV",)
+    assert wrong(run) == 2 * BLOCK and run.compared == {"equal": 1, "wrong": 1, "not compared": 1}
+
+
+def test_two_layers_that_hold_the_same_in_several_blocks_are_wrong(tmp_path: Path) -> None:
+    run = loads(cache(tmp_path), [97, 98, 99], [[1, 2, 3, 3], [4, 5, 6, 6], [7, 8, 9, 10]], C)
+    assert "layers 2, 3 of 4 hold the same KV, which no two layers compute" in why(run)[0]
+    assert wrong(run) == 2 * BLOCK and layers(run) == [run.engines[0].workers[0].kv_layers[3]]
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [[1, 2, 3, 3], [4, 5, 6, 7], [7, 8, 9, 10]],  # once: it may be chance
+        [[1, 2, 3, 3], [4, 5, 3, 3], [7, 8, 3, 3]],  # the same everywhere: nothing was loaded there
+        [[1, 2, 0, 0], [4, 5, 0, 0], [7, 8, 0, 0]],  # zeroes
+    ],
+)
+def test_layers_that_are_the_same_for_another_reason_are_not_wrong(
+    tmp_path: Path, numbers: list[list[int]]
+) -> None:
+    assert lost(loads(cache(tmp_path), [97, 98, 99], numbers, C)) == 0
+
+
+def test_layers_that_compute_the_same_may_hold_the_same(tmp_path: Path) -> None:
+    made = Cache(tmp_path, layers=LAYERS).computes("a", [5, 6, 7, 8])
+    made.sim.of_layers("a", [[11, 12, 13, 13], [21, 22, 23, 23]])
+    assert wrong(loads(made, [97, 98, 99], [[1, 2, 3, 3], [4, 5, 6, 6], [7, 8, 9, 9]], C)) == 0
+
+
+# --- which layer is the first one -------------------------------------------------------------------
+
+
+def test_the_first_layer_s_kv_in_another_layer_is_seen_of_tokens_that_are_never_computed(
+    tmp_path: Path,
+) -> None:
+    made = Cache(tmp_path, layers=LAYERS)
+    for request, tokens in (("b", (11, 12, 13, 14)), ("c", C)):
+        made.loads(request, [], tokens)
+        made.sim.prints(request, [sum(tokens), sum(tokens) + 1, sum(tokens) + 2])
+        made.sim.alike(request, 2, 0, 0, 0, 2)
+    run = made.run()
+    assert wrong(run) == 2 * 3 * BLOCK * 2  # of two loads in two layers: of the others nothing is known
+    assert "layer 3 of 4 holds what only the first layer of a model holds" in why(run)[0]
+    assert layers_of_all(run) == {made.sim.layer_names[0], made.sim.layer_names[3]}
+
+
+def layers_of_all(run: Run) -> set[str]:
+    return {layer for row in run.load_rows for _, layer in row.places.get(LoadEnd.WRONG, ())}
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [(2, 0, 0, 0), (2, 0, 0, 0)],  # as it should be
+        [(0, 0, 0, 2), (1, 0, 0, 0)],  # of one load the first layer is where it belongs
+        [(0, 0, 0, 1), (0, 0, 0, 0)],  # once
+        [(0, 0, 0, 1), (0, 0, 1, 0)],  # two that do not agree
+        [(0, 0, 0, 0), (0, 0, 0, 0)],  # a model of which it does not hold
+    ],
+)
+def test_nothing_is_said_where_the_loads_do_not_agree_on_it(
+    tmp_path: Path, times: list[tuple[int, ...]]
+) -> None:
+    made = Cache(tmp_path, layers=LAYERS)
+    for request, tokens, own in (("b", (11, 12, 13, 14), times[0]), ("c", C, times[1])):
+        made.loads(request, [sum(tokens), sum(tokens) + 1, sum(tokens) + 2], tokens)
+        made.sim.alike(request, 2, *own)
+    assert wrong(made.run()) == 0
