@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Measure what tracing costs: a traced and an untraced vLLM, block by block in turn.
 
-    python scripts/overhead.py [--pairs N] [--batch N] [--watch first|sampled|full]
+    python scripts/overhead.py [--pairs N] [--batch N] [--watch first|sampled|full] [--fingerprints]
 
 Two engines of the same model are kept alive, one under `kvtrace run`. The driver lets them
 work in turn (A B, B A, A B, ...), one block of requests at a time, so that a drift of the
 machine meets both; the ratio is taken pair by pair. Only ratios are reported: absolute times
 of a shared machine prove nothing.
+
+With `--fingerprints` three traced engines work in turn instead: one without fingerprints of KV, one with a
+number for a block, one with those of single layers beside it. There no budget stops them.
 """
 
 from __future__ import annotations
@@ -32,8 +35,26 @@ WARM, WATCHED = 3, 20
 """Pairs of blocks that warm up, then pairs in which the first steps with work are watched."""
 
 
-def child(model: str, store: str, batch: int) -> None:
-    """One engine: a line on stdin is one block, a line on stdout its figures."""
+WITHOUT, WHOLE, LAYERS = "without fingerprints", "of blocks", "of blocks and layers"
+BLOCK_TOKENS, LONG_PROMPT = 32, 480
+
+
+def fingerprints(how: str) -> None:
+    """In an engine's process: take them so, whatever the budget says."""
+    from kvtrace.agent.budget import Sampler
+    from kvtrace.agent.watch.prints import PRINTS
+
+    if not any(PRINTS._sizes) or not any(PRINTS._own) or PRINTS._same is None:
+        raise SystemExit("this engine takes no fingerprints: nothing to measure")
+    PRINTS._account = Sampler("full", 0.0)
+    if how == WITHOUT:
+        PRINTS._sizes = []
+    if how == WHOLE:
+        PRINTS._own, PRINTS._same = [], None
+
+
+def child(model: str, store: str, batch: int, how: str) -> None:
+    """One engine: a line on stdin is one block, a line on stdout its figures. ``how``: its fingerprints."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM's own prints must not mix with the figures
     from vllm import LLM, SamplingParams
@@ -42,7 +63,7 @@ def child(model: str, store: str, batch: int) -> None:
         model=model,
         enforce_eager=True,
         max_model_len=512,
-        block_size=32,
+        block_size=BLOCK_TOKENS,
         enable_prefix_caching=False,
         kv_transfer_config={
             "kv_connector": "ExampleConnector",
@@ -50,9 +71,11 @@ def child(model: str, store: str, batch: int) -> None:
             "kv_connector_extra_config": {"shared_storage_path": store},
         },
     )
-    rng = random.Random(0)
-    prompts = [{"prompt_token_ids": [rng.randrange(10, 500) for _ in range(PROMPT)]} for _ in range(batch)]
-    params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
+    if how:
+        fingerprints(how)
+    rng, length = random.Random(0), LONG_PROMPT if how else PROMPT
+    prompts = [{"prompt_token_ids": [rng.randrange(10, 500) for _ in range(length)]} for _ in range(batch)]
+    params = SamplingParams(temperature=0, max_tokens=1 if how else OUTPUT, ignore_eos=True)
     for _ in sys.stdin:
         wall, cpu = time.perf_counter(), time.process_time()
         outputs = engine.generate(prompts, params, use_tqdm=False)
@@ -64,19 +87,20 @@ def child(model: str, store: str, batch: int) -> None:
         print(json.dumps(figures), file=answers, flush=True)
 
 
-def start(traced: bool, model: Path, batch: int, watch: str) -> subprocess.Popen[str]:
+def start(name: str, model: Path, batch: int, watch: str, how: str = "") -> subprocess.Popen[str]:
     from vllm_env import vllm_env
 
     env = vllm_env() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    name = "traced" if traced else "untraced"
+    plain = name.replace(" ", "-")
     command = [
-        sys.executable, __file__, "--child", str(model), "--store", str(OUT / f"store-{name}"),
-        "--batch", str(batch),
+        sys.executable, __file__, "--child", str(model), "--store", str(OUT / f"store-{plain}"),
+        "--batch", str(batch), "--how", how,
     ]  # fmt: skip
-    if traced:
-        kvtrace = [sys.executable, "-m", "kvtrace", "run", "-o", str(OUT / "run"), "--watch", watch]
+    if name != "untraced":
+        run = OUT / ("run" if name == "traced" else f"run-{plain}")
+        kvtrace = [sys.executable, "-m", "kvtrace", "run", "-o", str(run), "--watch", watch]
         command = [*kvtrace, "--", *command]
-    log = (OUT / f"{name}.log").open("w")
+    log = (OUT / f"{plain}.log").open("w")
     return subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
     )
@@ -103,35 +127,69 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=60, help="after the watched ones [60]")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--watch", default="full", help="as of kvtrace run [full]")
+    parser.add_argument("--fingerprints", action="store_true", help="what fingerprints cost")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
+    parser.add_argument("--how", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(options.child, options.store, options.batch)
+        child(options.child, options.store, options.batch, options.how)
         return
     from tiny_model import make_tiny_model
 
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     model = make_tiny_model(ROOT / ".cache" / "tiny-model")
-    engines = {
-        "traced": start(True, model, options.batch, options.watch),
-        "untraced": start(False, model, options.batch, ""),
-    }
-    results: dict[str, list[dict[str, object]]] = {"traced": [], "untraced": []}
-    for pair in range(-WARM, WATCHED + options.pairs):
-        names = ["traced", "untraced"] if pair % 2 else ["untraced", "traced"]
+    if options.fingerprints:
+        ways = (WITHOUT, WHOLE, LAYERS)
+        engines = {way: start(way, model, options.batch, options.watch, way) for way in ways}
+        report_fingerprints(options, in_turn(engines, options.pairs))
+        return
+    engines = {name: start(name, model, options.batch, options.watch) for name in ("untraced", "traced")}
+    report(options, in_turn(engines, WATCHED + options.pairs))
+
+
+def in_turn(engines: dict[str, subprocess.Popen[str]], count: int) -> dict[str, list[dict[str, object]]]:
+    """The figures of `count` blocks of each, after those that warm up."""
+    results: dict[str, list[dict[str, object]]] = {name: [] for name in engines}
+    for turn in range(-WARM, count):
+        names = list(reversed(engines)) if turn % 2 else list(engines)
         figures = {name: block(engines[name]) for name in names}
-        if figures["traced"]["tokens"] != figures["untraced"]["tokens"]:
-            raise SystemExit("traced and untraced made different tokens")
-        if pair >= 0:
+        if any(one["tokens"] != figures[names[0]]["tokens"] for one in figures.values()):
+            raise SystemExit(f"{' and '.join(names)} made different tokens")
+        if turn >= 0:
             for name in names:
                 results[name].append(figures[name])
     for engine in engines.values():
         assert engine.stdin is not None
         engine.stdin.close()
         engine.wait()
-    report(options, results)
+    return results
+
+
+def report_fingerprints(options: argparse.Namespace, results: dict[str, list[dict[str, object]]]) -> None:
+    reports = {
+        name: json.loads((OUT / f"run-{name.replace(' ', '-')}" / "report.json").read_text())
+        for name in results
+    }
+    run = reports[LAYERS]["run"]
+    print(
+        f"{'machine':42} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"vLLM {run['vllm']} (CPU build)"
+    )
+    print(
+        f"{'workload':42} {run['engines'][0]['kv_layers']} KV layers, batch {options.batch}, {LONG_PROMPT} "
+        f"prompt tokens a request, all loaded but the last block after the first time, 1 output token, "
+        f"{options.pairs} rounds, no budget"
+    )
+    for name in results:
+        tracer = reports[name]["limits"]["tracer"]
+        print(f"{'records, ' + name:42} {tracer['records']}, {tracer['spool_bytes']} bytes of spool")
+    for name, base in ((WHOLE, WITHOUT), (LAYERS, WITHOUT), (LAYERS, WHOLE)):
+        for clock in ("wall", "cpu"):
+            pairs = zip(results[name], results[base], strict=True)
+            ratios = [float(one[clock]) / float(other[clock]) for one, other in pairs]  # type: ignore[arg-type]
+            print(f"{clock + ' time, ' + name + ' / ' + base:62} median {quartiles(ratios)}")
 
 
 def report(options: argparse.Namespace, results: dict[str, list[dict[str, object]]]) -> None:

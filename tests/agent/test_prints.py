@@ -3,6 +3,7 @@ step is in their way."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,15 +86,29 @@ def test_each_group_counts_its_own_blocks_and_some_are_left_out() -> None:
     assert found == [Filled("a", 0, 0, [1, 2]), Filled("a", 1, 0, [3])]
 
 
+def test_only_prompts_that_are_token_ids_alone_can_be_told_token_by_token() -> None:
+    """An image's tokens all have one id, and an adapter makes other KV of the same."""
+    for more, spans in (({}, 1), ({"mm_features": ["image"]}, 0), ({"lora_request": "adapter"}, 0)):
+        prompts, request = Prompts(), new("a", 8, [5, 6])
+        vars(request).update(more)
+        prompts.scheduled(output({"a": 6}, request), [4], wanted=True)
+        assert [(one.start, one.end) for one in prompts.spans] == [(0, 6)] * spans
+
+
 # --- the hash ---------------------------------------------------------------------------------------
 
 
 class Engine:
     """Two layers of KV, and the fingerprints of one step over all blocks of a request."""
 
-    def __init__(self, shape: tuple[int, ...] = (BLOCKS, 2, SIZE, 6), dtype: Any = torch.bfloat16) -> None:
+    def __init__(
+        self, shape: tuple[int, ...] = (BLOCKS, 2, SIZE, 6), dtype: Any = torch.bfloat16, layers: int = 2,
+        role: str = "kv_both", shared: bool = False,
+    ) -> None:  # fmt: skip
         torch.manual_seed(1)
-        self.layers = {f"layer.{i}": torch.randn(shape).to(dtype) for i in range(2)}
+        self.layers = {f"layer.{i}": torch.randn(shape).to(dtype) for i in range(layers)}
+        if shared:
+            self.layers["layer.1"] = self.layers["layer.0"]
         self.prints = Prints()
         group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=SIZE), layer_names=list(self.layers))
         self.config = SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group])
@@ -103,7 +118,11 @@ class Engine:
         compilation = SimpleNamespace(static_forward_context=context)
         self.parallel = SimpleNamespace()
         self.wrapper = SimpleNamespace(
-            vllm_config=SimpleNamespace(compilation_config=compilation, parallel_config=self.parallel)
+            vllm_config=SimpleNamespace(
+                compilation_config=compilation,
+                parallel_config=self.parallel,
+                kv_transfer_config=SimpleNamespace(kv_role=role),
+            )
         )
         CACHES.register({})
         CACHES.configure(self.config, context)
@@ -301,6 +320,65 @@ def test_looking_again_keeps_to_the_budget(trace: Any) -> None:
     engine.prints._account.spent(prints_module.CREDIT * 2)
     steps(engine, STEP + 2, STEP + 9)
     assert again(trace) == []
+
+
+# --- single layers ----------------------------------------------------------------------------------
+
+
+def of_layers(trace: Any) -> dict[tuple[str, int], dict[str, int]]:
+    """(request, place) -> the number of each layer, of all LAYERS records so far."""
+    spool, table = trace.read()
+    found: dict[tuple[str, int], dict[str, int]] = {}
+    for row in zip(*rows.of_kind(rows.LayerPrints, table), strict=True):
+        one = rows.LayerPrints._make(int(word) for word in row)
+        names = [spool.names[layer] for layer in json.loads(spool.names[one.layer_set])]
+        words = (one.numbers0, one.numbers1, one.numbers2)
+        mask = (1 << rows.NUMBER_BITS) - 1
+        numbers = [word >> rows.NUMBER_BITS * part & mask for word in words for part in range(3)]
+        for at in range(rows.NUMBERS // len(names)):
+            own = numbers[at * len(names) : (at + 1) * len(names)]
+            if any(own):
+                place = spool.names[one.request], one.first + at
+                found.setdefault(place, {}).update(zip(names, own, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("many", [2, 4, 12])
+def test_each_layer_has_a_number_and_equal_kv_has_equal_ones_in_all_layers(trace: Any, many: int) -> None:
+    engine = Engine(layers=many)
+    first, *_, last = engine.layers.values()
+    last[2] = first[3]
+    engine.step([2, 3, 4, 5, 6])
+    found = of_layers(trace)
+    assert {place: set(own) for place, own in found.items()} == {
+        ("a", place): set(engine.layers) for place in range(5)
+    }
+    names = list(engine.layers)
+    assert found["a", 0][names[-1]] == found["a", 1][names[0]]
+    assert len({number for own in found.values() for number in own.values()}) == 5 * many - 1
+
+
+def test_a_connector_that_never_loads_has_none(trace: Any) -> None:
+    engine = Engine(role="kv_producer")
+    engine.step([1, 2, 3])
+    assert of_layers(trace) == {} and len(read(trace)) == 3
+
+
+def test_computed_blocks_past_the_room_have_none_and_loaded_ones_do(
+    trace: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prints_module, "MOST_NUMBERS", 8)
+    engine = Engine()
+    engine.step([1, 2, 3, 4])
+    engine.step([5, 6])
+    load(engine, "b", [7, 8, 9], STEP + 1, writes=True)
+    assert list(of_layers(trace)) == [*(("a", place) for place in range(4)), ("b", 0), ("b", 1)]
+
+
+def test_a_layer_on_another_one_s_bytes_has_none_of_its_own(trace: Any) -> None:
+    engine = Engine(shared=True)
+    engine.step([1, 2])
+    assert [list(own) for own in of_layers(trace).values()] == [["layer.0"]] * 2
 
 
 # --- never in the way -------------------------------------------------------------------------------

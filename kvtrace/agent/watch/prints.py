@@ -420,7 +420,8 @@ def _same_tokens(
         same &= _ANY_NUMBER.sub("", name) == _ANY_NUMBER.sub("", first)
         if same and block is not None:
             places.append(Place(name, *block))
-    return SameTokens(group, sizes[group], places) if len(places) > 1 else None
+    nbytes = groups[group][own[group][0]].nbytes
+    return SameTokens(group, sizes[group], places, nbytes) if len(places) > 1 else None
 
 
 def _tensors(wrapper: Any, layers: Sequence[Sequence[_Layer]]) -> dict[_Layer, Any] | None:

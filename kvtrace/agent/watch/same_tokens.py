@@ -13,7 +13,7 @@ Nothing but how often a layer was the only alike one is written down. A model of
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,8 +26,10 @@ MOST_LOADS = 256
 _LOADS_IN_A_STEP = 8
 _MOST_PAIRS = 16
 """Of one load."""
-_LOADED_BLOCKS = 64
-"""Of one load: its last ones."""
+_MOST_BLOCKS = 32
+"""Of one load, and of what a step computes of one prompt: the last ones."""
+_COMPARED = 1 << 20
+"""Bytes of a layer that are compared at once; it takes about ten times that while it lasts."""
 _NEAR = {4: 1e-3, 8: 1e-3}
 """By bytes of a number: how far two may be apart, as a part of one; batches of other sizes differ in their
 last bits. Others differ in none, or in the last one."""
@@ -58,9 +60,10 @@ class Look(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """What stands in a block: its tokens by offset; as computed here, or from a load."""
+    """What stands in a block: its tokens, from an offset on; as computed here, or from a load."""
 
-    tokens: Mapping[int, int]
+    tokens: Sequence[int]
+    offset: int
     computed: bool
     start: int
 
@@ -80,11 +83,15 @@ class SameTokens:
         group: its number.
         size: tokens in a block of the group.
         layers: of the group, the model's first layer first; their tensors have one shape.
+        nbytes: of a block in one layer.
     """
 
-    def __init__(self, group: int, size: int, layers: Sequence[Place]) -> None:
+    def __init__(self, group: int, size: int, layers: Sequence[Place], nbytes: int) -> None:
         self.group, self.size, self.layers = group, size, layers
+        self._most_pairs = max(1, _COMPARED // nbytes)
         self._blocks: OrderedDict[int, _Block] = OrderedDict()
+        self._with: dict[tuple[int, int], set[int]] = {}
+        """(offset, token) -> the blocks that have it there."""
         self._loads = 0
 
     def look(
@@ -110,7 +117,7 @@ class SameTokens:
         for span in spans:
             end = min(loaded.get(span.request, 0), span.start)
             if end and len(looks) < _LOADS_IN_A_STEP:
-                found = self._pairs(span, end)
+                found = self._pairs(span, end)[: self._most_pairs - len(pairs)]
                 if found:
                     starts = [pair.start for pair in found]
                     looks.append(Look(span.request, min(starts), max(starts) + self.size, len(found)))
@@ -120,38 +127,46 @@ class SameTokens:
 
     def _note(self, span: Span) -> None:
         """What the step computed."""
-        start, end = span.start, span.end
-        for place in range(start // self.size, -(-end // self.size)):
-            block = self._block(span, place)
-            if not block:
-                continue
-            first = place * self.size
-            tokens = {
-                at - first: span.tokens[at] for at in range(max(start, first), min(end, first + self.size))
-            }
-            self._know(block, _Block(tokens, True, first))
+        last = -(-span.end // self.size)
+        for place in range(max(span.start // self.size, last - _MOST_BLOCKS), last):
+            block, first = self._block(span, place), place * self.size
+            if block:
+                start = max(span.start, first)
+                tokens = span.tokens[start : min(span.end, first + self.size)]
+                self._know(block, _Block(tokens, start - first, True, first))
 
     def _know(self, block: int, what: _Block) -> None:
-        self._blocks.pop(block, None)  # so that it is the newest
+        self._forget(block)
         self._blocks[block] = what
+        for offset, token in enumerate(what.tokens, what.offset):
+            self._with.setdefault((offset, token), set()).add(block)
         while len(self._blocks) > MOST_KNOWN:
-            self._blocks.popitem(last=False)
+            self._forget(next(iter(self._blocks)))
+
+    def _forget(self, block: int) -> None:
+        known = self._blocks.pop(block, None)
+        for offset, token in enumerate(known.tokens, known.offset) if known is not None else ():
+            there = self._with[offset, token]
+            there.discard(block)
+            if not there:
+                del self._with[offset, token]
 
     def _pairs(self, span: Span, end: int) -> list[_Pair]:
         """Loaded blocks with others that have the same token at an offset, those with most first."""
         found: list[_Pair] = []
         last = end // self.size
-        for place in range(max(0, last - _LOADED_BLOCKS), last):
+        for place in range(max(0, last - _MOST_BLOCKS), last):
             block, first = self._block(span, place), place * self.size
             if not block:
                 continue
-            own = span.tokens[first : first + self.size]
-            for other, known in self._blocks.items():
-                same = sum(own[offset] == token for offset, token in known.tokens.items())
+            tokens = span.tokens[first : first + self.size]
+            here = (self._with.get(at, ()) for at in enumerate(tokens))
+            for other, same in Counter(one for others in here for one in others).items():
+                known = self._blocks[other]
                 # The same tokens in the same place are alike in every layer.
-                if same and other != block and (known.start != first or same < len(known.tokens)):
+                if other != block and (known.start != first or same < len(known.tokens)):
                     found.append(_Pair(block, other, known.computed, same, first))
-            self._know(block, _Block(dict(enumerate(own)), False, first))
+            self._know(block, _Block(tokens, 0, False, first))
         found.sort(key=lambda pair: -pair.same)
         return found[:_MOST_PAIRS]
 
@@ -211,8 +226,10 @@ def _there(torch: Any, numbers: Sequence[int], device: Any) -> Any:
 
 def _alike(torch: Any, one: Any, other: Any) -> Any:
     """How many numbers of each block are the same; shape (blocks,)."""
+    if one.element_size() == 1:
+        one, other = one.view(torch.int8), other.view(torch.int8)
     near = one == other
-    if one.dtype.is_floating_point and one.element_size() > 1:
+    if one.dtype.is_floating_point:
         part = _NEAR.get(one.element_size(), _NEAR_SHORT)
         one, other = one.to(torch.float32), other.to(torch.float32)
         near = (one - other).abs() <= other.abs() * part
