@@ -19,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tiny_model import RECIPE, make_folder, write_tokenizer
+from tiny_model import RECIPE, SPECIAL, make_folder, words, write_tokenizer
 
 SEED = 20261122
+PLACEHOLDER = RECIPE["vocab"] - 1
+"""Token id that stands for a sound in a prompt: the last word."""
 
 COMMON: dict[str, Any] = {
     "vocab_size": RECIPE["vocab"],
@@ -51,6 +53,7 @@ class Kind:
         settings: of the configuration, beside and over COMMON.
         without: settings of COMMON that its configuration has not.
         extra: files that its folder needs beside weights and tokenizer, as {name: JSON value}.
+        renamed: beginnings of the weights' names, as transformers saves them, and as vLLM reads them.
     """
 
     config: str
@@ -59,6 +62,7 @@ class Kind:
     settings: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 _MLA = {
@@ -86,6 +90,18 @@ _MAMBA2 = {
     "mamba_n_groups": 1,
     "mamba_d_conv": 4,
     "mamba_chunk_size": 64,
+}
+
+WHISPER_SOUND = {
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "chunk_length": 30,
+    "feature_size": 80,
+    "hop_length": 160,
+    "n_fft": 400,
+    "sampling_rate": 16000,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "return_attention_mask": False,
 }
 
 KINDS: dict[str, Kind] = {
@@ -246,19 +262,39 @@ KINDS: dict[str, Kind] = {
             "initializer_range",
         ),
         extra={
-            "preprocessor_config.json": {
-                "feature_extractor_type": "WhisperFeatureExtractor",
-                "processor_class": "WhisperProcessor",
-                "chunk_length": 30,
-                "feature_size": 80,
-                "hop_length": 160,
-                "n_fft": 400,
-                "sampling_rate": 16000,
-                "padding_side": "right",
-                "padding_value": 0.0,
-                "return_attention_mask": False,
-            }
+            "preprocessor_config.json": {**WHISPER_SOUND, "processor_class": "WhisperProcessor"},
         },
+    ),
+    "qwen2-audio": Kind(
+        "Qwen2AudioConfig",
+        "Qwen2AudioForConditionalGeneration",
+        "2.56 s of sound are 64 placeholder tokens in the prompt, all with one token id",
+        {
+            "text_config": COMMON | {"model_type": "qwen2", "num_attention_heads": 2},
+            "audio_config": {
+                "model_type": "qwen2_audio_encoder",
+                "d_model": 64,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 1,
+                "encoder_ffn_dim": 128,
+                "num_mel_bins": 80,
+                "max_source_positions": 1500,
+                "init_std": RECIPE["initializer_range"],
+            },
+            "audio_token_index": PLACEHOLDER,
+            "tie_word_embeddings": False,
+        },
+        without=tuple(COMMON),
+        extra={
+            "preprocessor_config.json": {**WHISPER_SOUND, "processor_class": "Qwen2AudioProcessor"},
+            "processor_config.json": {
+                "processor_class": "Qwen2AudioProcessor",
+                "audio_token": words()[PLACEHOLDER - len(SPECIAL)],
+                "audio_bos_token": words()[0] + " ",
+                "audio_eos_token": " " + words()[0],
+            },
+        },
+        renamed={"language_model.model.model.": "language_model.model."},
     ),
     "bert": Kind(
         "BertConfig",
@@ -306,6 +342,19 @@ def _write_weights(path: Path, kind: Kind) -> None:
         torch.manual_seed(SEED)
         model = getattr(transformers, kind.model)(config).to(torch.bfloat16)
     model.save_pretrained(path)
+    if kind.renamed:
+        _rename(path / "model.safetensors", kind.renamed)
+
+
+def _rename(file: Path, renamed: Mapping[str, str]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(file)
+    for old, new in renamed.items():
+        weights = {
+            new + name[len(old) :] if name.startswith(old) else name: one for name, one in weights.items()
+        }
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def main() -> int:

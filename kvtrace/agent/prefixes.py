@@ -73,6 +73,7 @@ class Beginnings:
             tokens: all token ids of the prompt.
         """
         found: list[tuple[int, int]] = []
+        tokens = tokens or ()
         stride = self._stride()
         while stride and self._at + stride <= len(tokens):
             self._hasher.update(array("q", tokens[self._at : self._at + stride]).tobytes())
@@ -94,9 +95,38 @@ def _of_part(data: memoryview, key: bytes) -> int:
     return _number(hashlib.blake2b(data, key=key, digest_size=8, person=b"part"))
 
 
+def tokens_of(request: Any, key: bytes) -> Any:
+    """A prompt's token ids, as far as they decide about its KV; None where they do not.
+
+    All placeholders of all images are one token: here stands in their place what is made of which image it
+    is, and of the place in it. Of a prompt that comes as vectors no token is known.
+
+    Args:
+        request: vLLM's Request; attributes that a version lacks count as empty.
+    """
+    tokens = request.prompt_token_ids
+    if getattr(request, "prompt_embeds", None) is not None:
+        return None
+    placed = [item for item in getattr(request, "mm_features", None) or () if _place(item) is not None]
+    if not tokens or not placed:
+        return tokens
+    told = list(tokens)
+    for item in placed:
+        place = _place(item)
+        first, end = place.offset, min(place.offset + place.length, len(told))
+        number = digest_of(str(getattr(item, "identifier", "")), key)
+        told[first:end] = [(number + at) & _MASK for at in range(end - first)]
+    return told
+
+
+def _place(item: Any) -> Any:
+    return getattr(item, "mm_position", None)
+
+
 def key_of(request: Any, key: bytes) -> bytes:
     """The key for a request's digests. What makes equal tokens different KV (LoRA adapter, cache salt,
-    images) makes another key: a store that keeps those apart does right.
+    images of which the place in the prompt is not known) makes another key: a store that keeps those apart
+    does right.
 
     Args:
         request: vLLM's Request; attributes that a version lacks count as empty.
@@ -105,7 +135,11 @@ def key_of(request: Any, key: bytes) -> bytes:
     parts = [
         str(getattr(lora, "lora_name", None) or getattr(lora, "lora_int_id", "")) if lora is not None else "",
         str(getattr(request, "cache_salt", None) or ""),
-        *(str(getattr(item, "identifier", "")) for item in getattr(request, "mm_features", None) or ()),
+        *(
+            str(getattr(item, "identifier", ""))
+            for item in getattr(request, "mm_features", None) or ()
+            if _place(item) is None
+        ),
         *(str(item) for item in getattr(request, "mm_hashes", None) or ()),
     ]
     if not any(parts):

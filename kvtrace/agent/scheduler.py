@@ -32,8 +32,9 @@ _STEP = pack_head(Kind.STEP, Role.SCHEDULER)
 class _Session:
     """A request of streaming input: the length that its prompt had when it was last seen, and its digests."""
 
-    def __init__(self, prompt: int, beginnings: prefixes.Beginnings) -> None:
-        self.prompt, self.beginnings = prompt, beginnings
+    def __init__(self, prompt: int, block: int, key: bytes) -> None:
+        self.prompt, self.key = prompt, key
+        self.beginnings = prefixes.Beginnings(block, key)
 
 
 class _Steps:
@@ -153,7 +154,7 @@ def _grown(self: Any, state: _Steps, output: Any, t: int) -> None:
         head = pack_head(Kind.GROWN, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
         AGENT.add(rows.Growth(head, t, ident, state.step, start=start, prompt=prompt))
         head = pack_head(Kind.PREFIX, Role.SCHEDULER)
-        for end, digest in session.beginnings.next(request.prompt_token_ids):
+        for end, digest in session.beginnings.next(prefixes.tokens_of(request, session.key)):
             if end > before:
                 AGENT.add(rows.Prefixes(head, ident, end, end, digest, 0, 0, 0))
 
@@ -204,9 +205,9 @@ def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: 
     salt = prefixes.digest_of(str(cache_salt), key) if cache_salt else 0
     key = prefixes.key_of(request, key)
     block = describe.block_size(self)
-    found = prefixes.digests(request.prompt_token_ids, block, key)
+    found = prefixes.digests(prefixes.tokens_of(request, key), block, key)
     if getattr(request, "resumable", False):
-        state.sessions[req_id] = _Session(prompt, prefixes.Beginnings(block, key))
+        state.sessions[req_id] = _Session(prompt, block, key)
     head = pack_head(Kind.REQUEST, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
     limit = int(getattr(request, "max_tokens", -1) or -1)
     ident = AGENT.request_id(req_id)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,7 +170,7 @@ class ChunkStore(KVConnectorBase_V1):
     ) -> tuple[int | None, bool]:
         if not self.loads:
             return 0, False
-        tokens = list(request.prompt_token_ids or [])
+        tokens = self.tokens(request)[: len(request.prompt_token_ids or [])]
         hit = self._stored(self._keys(tokens, 0, len(tokens) // self.unit * self.unit)) * self.unit
         # the last prompt token is always computed: its logits give the first new token
         return max(0, min(hit, len(tokens) - 1) - num_computed_tokens), False
@@ -221,7 +222,7 @@ class ChunkStore(KVConnectorBase_V1):
         whole = prompt // self.unit * self.unit
         if done >= whole and (live.offered is None or live.offered < whole):
             # the rounded prompt is complete with this step, or again: streaming input adds parts to it
-            held = self._stored(self._keys(request.all_token_ids, 0, whole)) * self.unit
+            held = self._stored(self._keys(self.tokens(request), 0, whole)) * self.unit
             live.offered = whole
             if held < whole or (whole == 0 and self.empty_entries):
                 metadata.requests.append(self._transfer(live, held, whole, is_store=True))
@@ -239,9 +240,13 @@ class ChunkStore(KVConnectorBase_V1):
             start=start,
             num_tokens=end - start,
             slot_mapping=slots.flatten()[start:end],
-            keys=self._keys(live.request.all_token_ids, start, end),
+            keys=self._keys(self.tokens(live.request), start, end),
             is_store=is_store,
         )
+
+    def tokens(self, request: Request) -> Sequence[int]:
+        """What the keys of a request are made of."""
+        return request.all_token_ids
 
     def _keys(self, token_ids: Any, start: int, end: int) -> list[str]:
         """Keys of the units that [start, end) touches; a unit's key covers all tokens before it."""

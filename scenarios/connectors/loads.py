@@ -5,7 +5,9 @@ All are :class:`ChunkStore` with one thing changed. Nothing here knows of kvtrac
 
 from __future__ import annotations
 
+import hashlib
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +38,19 @@ class StoreAgain(ChunkStore):
 
     def _stored(self, keys: list[str]) -> int:
         return 0 if getattr(self, "_storing", False) else super()._stored(keys)
+
+
+class SoundStore(ChunkStore):
+    """Tells sounds and images apart: their placeholders are the same tokens."""
+
+    def tokens(self, request: Request) -> Sequence[int]:
+        found = list(super().tokens(request))
+        for feature in request.mm_features:
+            place = feature.mm_position
+            digest = hashlib.sha256(feature.identifier.encode()).digest()
+            number = int.from_bytes(digest[:7], "little")
+            found[place.offset : place.offset + place.length] = range(number, number + place.length)
+        return found
 
 
 class FailingLoads(ChunkStore):

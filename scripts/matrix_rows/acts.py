@@ -120,6 +120,17 @@ def hear(llm: Any, act: Act) -> Answers:
     return _ask(llm, {**act, "together": False}, asked)
 
 
+def listen(llm: Any, act: Act) -> Answers:
+    """``prompts``, each with a sound (noise, made of its number in ``sounds``) in the place of a token."""
+    import numpy
+
+    asked = []
+    for prompt, number in zip(act["prompts"], act["sounds"], strict=True):
+        noise = numpy.random.default_rng(number).standard_normal(40960).astype("float32")
+        asked.append({"prompt_token_ids": prompt, "multi_modal_data": {"audio": (noise, 16000)}})
+    return _ask(llm, act, asked)
+
+
 ACTS: dict[str, Callable[[Any, Act], Answers]] = {
     "beam": beam,
     "embeds": embeds,
@@ -129,6 +140,7 @@ ACTS: dict[str, Callable[[Any, Act], Answers]] = {
     "give up": give_up,
     "idle": idle,
     "leave": leave,
+    "listen": listen,
     "reset": reset,
     "sleep": sleep,
 }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tiny_models import PLACEHOLDER
+
 from matrix_rows.row import CHUNKS, MODEL, STORE, UNIT, Connector, Row, generate, prompts
 
 PLAIN = generate("requests", 64, 160, 96, 256, together=False)
@@ -81,6 +83,21 @@ def _kinds() -> tuple[Row, ...]:
     )  # fmt: skip
 
 
+def _sounds() -> tuple[Row, ...]:
+    """Two prompts with the same token ids and different sounds, and one of them again."""
+    (text,) = prompts("sounds", 96)
+    one = [*text[:40], PLACEHOLDER, *text[40:]]
+    heard = {"do": "listen", "prompts": [one, one, one], "sounds": [1, 2, 1], "together": False,
+             "params": {"max_tokens": 4}}  # fmt: skip
+    return (
+        Row("multimodal", "Sounds in prompts (Qwen2-Audio): equal tokens, different sounds", (heard,),
+            model="qwen2-audio", shows=("loaded",), healthy=Connector("SoundStore", "loads", extra=UNIT),
+            engine={"max_num_batched_tokens": 1024, "limit_mm_per_prompt": {"audio": 1}},
+            planted=replace(CHUNKS, first=frozenset({"kv-load-wrong"}), at_rest=False),
+            note="planted: a connector that keys by token ids, which are the same for every sound"),
+    )  # fmt: skip
+
+
 def _engine() -> tuple[Row, ...]:
     """What is done to the engine between requests."""
     again = (PLAIN, {"do": "reset"}, PLAIN)
@@ -101,4 +118,4 @@ def _streams() -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-ROWS: tuple[Row, ...] = (*_ends(), *_kinds(), *_engine(), *_streams())
+ROWS: tuple[Row, ...] = (*_ends(), *_kinds(), *_sounds(), *_engine(), *_streams())

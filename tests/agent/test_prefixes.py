@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from kvtrace.agent import scheduler
-from kvtrace.agent.prefixes import MAX_PREFIXES, Beginnings, digests, key_of
+from kvtrace.agent.prefixes import MAX_PREFIXES, Beginnings, digests, key_of, tokens_of
 from kvtrace.trace.format import Kind
 from kvtrace.trace.rows import kind
 
@@ -73,6 +73,35 @@ def test_a_request_leaves_its_prefixes_in_the_trace(trace):
     rows = rows[kind(rows[:, 0]) == Kind.PREFIX].tolist()
     assert [(spool.names[row[1]], row[2], row[3]) for row in rows] == [("r", 16, 16), ("r", 80, 16)]
     assert [*rows[0][4:], *rows[1][4:]] == [direct(tokens[: 16 * n]) for n in range(1, 7)] + [0, 0]
+
+
+def image(identifier: str, offset: int, length: int) -> SimpleNamespace:
+    place = SimpleNamespace(offset=offset, length=length)
+    return SimpleNamespace(identifier=identifier, mm_position=place)
+
+
+def test_equal_tokens_with_different_images_share_what_comes_before_the_image() -> None:
+    """Two prompts of 96 tokens, placeholders in the second and third block."""
+    tokens = [*range(100, 132), *([9] * 40), *range(200, 224)]
+
+    def prefixes_of(*features: SimpleNamespace) -> list[int]:
+        request = SimpleNamespace(prompt_token_ids=tokens, mm_features=list(features))
+        assert key_of(request, KEY) == KEY
+        return digests(tokens_of(request, KEY), 16, KEY).prefixes
+
+    cat, dog = prefixes_of(image("cat", 32, 40)), prefixes_of(image("dog", 32, 40))
+    assert cat == prefixes_of(image("cat", 32, 40)) and cat[:2] == dog[:2] == prefixes_of()[:2]
+    assert not set(cat[2:]) & set(dog[2:]) and not set(cat[2:]) & set(prefixes_of()[2:])
+    # the same image elsewhere, and the parts of one image, are not alike either
+    assert not set(prefixes_of(image("cat", 33, 39))[2:]) & set(cat[2:])
+    one = SimpleNamespace(prompt_token_ids=[9] * 64, mm_features=[image("cat", 0, 64)])
+    assert len(set(digests(tokens_of(one, KEY), 16, KEY).parts)) == 4
+
+
+def test_of_a_prompt_that_comes_as_vectors_no_token_is_known() -> None:
+    for ids in (None, [0, 0, 5]):  # with ids where text stands between the vectors
+        request = SimpleNamespace(prompt_token_ids=ids, prompt_embeds="a tensor", mm_features=[])
+        assert tokens_of(request, KEY) is None
 
 
 def test_what_makes_equal_tokens_different_kv_makes_another_key() -> None:
