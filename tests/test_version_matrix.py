@@ -75,6 +75,12 @@ def test_an_environment_of_another_kind_is_a_column_of_its_own_that_says_so() ->
     assert "| `healthy-example` | right | not run |" in text
 
 
+def test_a_hook_that_is_not_due_in_each_step_was_due_where_it_was_called() -> None:
+    rows = [("save_kv_layer", 9, 12), ("handle_preemptions", 4, 90)]
+    summary = [{"hook": name, "fired": fired, "eligible": eligible} for name, fired, eligible in rows]
+    assert versions.hooks_of({"coverage": {"summary": summary}}) == "13/16"
+
+
 def test_columns_with_the_same_note_share_it() -> None:
     older, oldest = (replace(column(RAN, note="no GPU"), vllm=vllm) for vllm in ("0.20.2", "0.15.1"))
     text = text_of(column(RAN), older, oldest)
