@@ -433,6 +433,28 @@ def test_kv_that_is_compressed_is_found_in_a_database(trace, kv, tmp_path):
     assert set(still) == {"1"}
 
 
+@pytest.mark.parametrize(("flipped", "form"), [(False, Form.VERBATIM), (True, Form.TURNED)])
+def test_heads_in_another_order_are_seen_in_a_database(trace, kv, tmp_path, flipped, form):
+    heads, handles = torch.randn(2, BLOCKS, BLOCK, 3, 16), []
+
+    def how(step, layer):
+        if not handles:
+            handles.append(sqlite3.connect(tmp_path / "kv.sqlite"))
+            handles[0].executescript(
+                "PRAGMA page_size = 512; CREATE TABLE kv (name TEXT PRIMARY KEY, value BLOB)"
+            )
+            CACHES._blocks["layer.0"], CACHES._hints["layer.0"] = (BLOCKS, BLOCK), {5: None}
+        block = layer[:, step]
+        handles[0].execute(
+            "INSERT INTO kv VALUES (?, ?)", (f"{step}", data_of(block.flip(2) if flipped else block))
+        )
+        handles[0].commit()
+
+    saves(heads, how, steps=3)
+    handles[0].close()
+    assert [said[0] for said in found(trace)] == [form] * 3
+
+
 def test_streams_are_left_alone_where_nothing_is_ever_found_in_them():
     WORTH.forget()
     packed = zlib.compress(os.urandom(2000))

@@ -103,14 +103,38 @@ def values(data: bytes, page: int) -> Iterator[tuple[int, bytes]]:
     Args:
         data: the whole database.
     """
-    room = page - data[20] - _NUMBER
     for one in _long(data, page):
-        parts, left, more = [data[one.end - one.local : one.end]], one.size - one.local, one.more
-        while left > 0 and _NUMBER <= more < len(data):
-            parts.append(data[more : more + min(room, left)])
-            left -= room
-            more = (int.from_bytes(data[more - _NUMBER : more], "big") - 1) * page + _NUMBER
-        yield one.more, b"".join(parts)
+        yield one.more, b"".join(data[begin:end] for begin, end in _parts(data, page, one))
+
+
+def _parts(data: bytes, page: int, one: Long) -> Iterator[tuple[int, int]]:
+    """Begin and end of each part of a value, in order."""
+    room = page - data[20] - _NUMBER
+    yield one.end - one.local, one.end
+    left, more = one.size - one.local, one.more
+    while left > 0 and _NUMBER <= more < len(data):
+        yield more, more + min(room, left)
+        left -= room
+        more = (int.from_bytes(data[more - _NUMBER : more], "big") - 1) * page + _NUMBER
+
+
+class Values:
+    """The values of several pages of a database, by the places of their parts."""
+
+    def __init__(self, data: bytes, page: int) -> None:
+        self._data, self._page = data, page
+        self._on_page: dict[int, list[list[tuple[int, int]]]] = {}
+        for one in _long(data, page):
+            parts = list(_parts(data, page, one))
+            for begin, _ in parts:
+                self._on_page.setdefault(begin // page, []).append(parts)
+
+    def at(self, offset: int) -> bytes:
+        """The value of which a byte of the database is a part, whole; empty for none."""
+        for parts in self._on_page.get(offset // self._page, ()):
+            if any(begin <= offset < end for begin, end in parts):
+                return b"".join(self._data[begin:end] for begin, end in parts)
+        return b""
 
 
 def _short(data: bytes, at: int) -> int:

@@ -363,9 +363,7 @@ class Left:
         self._by_address(data)
         hits = POOL.search(data) or POOL.near(data)
         for hit in hits:
-            op = hit.needle.op
-            if op.turned is None and hit.needle.form == Form.VERBATIM:
-                op.turned = turned(op, data, hit.offset)
+            _order_of_heads(hit, data, hit.offset)
         return hits
 
     def _look_into(self, streams: list[Stream], target: str, way: Way, first: int = 0) -> list[Hit]:
@@ -511,6 +509,8 @@ class Left:
                 number, within = divmod(hit.offset, databases.SEAM)
                 moved = hit._replace(offset=places[number] + within)
                 found.setdefault(hit.needle, Finding(moved, path, Way.SQLITE, False))
+        if not first:
+            _order_in_values(list(found.values()), data, page)
         self._find(list(found.values()))
         packed = not first and not found and self._in_values(data, page, path)
         return bool(found) or packed, not (large or os.path.exists(f"{path}-wal"))
@@ -645,6 +645,25 @@ def _streams(wrote: Wrote, data: bytes) -> list[Stream]:
 def _searching() -> bool:
     """Whether there is anything to look for."""
     return bool(len(POOL)) or BY_ADDRESS.on
+
+
+def _order_of_heads(hit: Hit, data: bytes, at: int) -> None:
+    """Looked at once of each operation. ``at``: where in ``data`` the piece stands."""
+    op = hit.needle.op
+    if op.turned is None and hit.needle.form == Form.VERBATIM:
+        op.turned = turned(op, data, at)
+
+
+def _order_in_values(findings: Sequence[Finding], data: bytes, page: int) -> None:
+    """Of what was found in a database: a value's parts stand on pages anywhere."""
+    values = None
+    for one in findings:
+        if one.hit.needle.op.turned is None and one.hit.needle.op.heads is not None:
+            values = values or databases.Values(data, page)
+            value = values.at(one.hit.offset)
+            at = value.find(one.hit.needle.data)
+            if at >= 0:
+                _order_of_heads(one.hit, value, at)
 
 
 def _all_pieces(found: Iterable[Needle]) -> bool:
