@@ -488,7 +488,7 @@ def cell(row: Row | None) -> str:
 
 def why(row: Row) -> list[str]:
     if not row.ran:
-        return [f"vLLM itself, untraced: {safe(row.untraced)}"]
+        return [f"without kvtrace, too: {safe(row.untraced)}"]
     notes = [] if row.traced == "ran" else [f"traced: {safe(row.traced)}"]
     if row.equal is False:
         notes.append("the tokens differ")

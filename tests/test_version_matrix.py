@@ -49,7 +49,7 @@ def test_what_vllm_itself_does_not_run_is_not_kvtraces_fault_and_is_said() -> No
     assert row.right
     text = text_of(column(row))
     assert "| `healthy-example` | does not run |" in text and "| 0 of 0 |" in text
-    assert "0.31.0, `healthy-example`: vLLM itself, untraced: TypeError: no such argument" in text
+    assert "0.31.0, `healthy-example`: without kvtrace, too: TypeError: no such argument" in text
 
 
 def test_a_version_is_wrong_where_its_command_line_tests_fail() -> None:
