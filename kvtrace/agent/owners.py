@@ -53,6 +53,10 @@ class Owner:
         inside = any(folder and filename.startswith(folder) for folder in folders)
         return inside and self.owns(filename)
 
+    def alike(self, other: Owner) -> bool:
+        """Whether both have code in common: of one package, or in one module."""
+        return bool(self._packages & other._packages or self._modules & other._modules)
+
     def modules(self) -> list[str]:
         """Names of the imported modules that may be its own: few of the thousands that there are."""
         return [name for name in list(sys.modules) if self._may_own(name)]

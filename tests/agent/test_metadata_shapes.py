@@ -114,6 +114,19 @@ def test_an_end_by_a_name_of_many_meanings_is_one_where_blocks_or_the_request_en
         assert said(meta) == [(A, STORE, *found)]
 
 
+@pytest.mark.parametrize(("tokens", "blocks", "slots"), [(32, 2, 32), (0, 7, 0)])
+def test_two_zeros_without_names_are_no_interval_beside_as_many_token_ids_as_blocks_hold(
+    tokens: int, blocks: int, slots: int
+):
+    """Where they begin, and something else; beside no token ids: from nothing to nothing."""
+    holdings = step(one_step())
+    item = [A, holdings.tokens(A)[:tokens], [111, 112, 113, 114, 115, 116, 117][:blocks], 0, 0]
+    entries = [
+        (one.req_id, int(one.direction), one.slots) for one in read(Meta(saves=[item]), holdings).entries
+    ]
+    assert entries == [(A, STORE, slots)]
+
+
 @pytest.mark.parametrize("name", ["indices", "order", "offsets", "ids_all", "_index"])
 def test_a_name_that_says_nothing_hides_no_blocks_or_slots(name: str):
     for given in ([111, 112, 113], np.array([111, 112, 113]), slots([111, 112, 113])):

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvtrace.agent import owners
 from kvtrace.agent.left import databases, paths, sockets
 from kvtrace.agent.left.keys import KEYS, Held, asked, head_of
 from kvtrace.agent.left.paths import PLACES, Place, Wrote
@@ -402,9 +403,16 @@ class Left:
         """``whole``: all that is held was looked through."""
         self._marks = int(Flag.KEPT) if whole else 0
         for op, findings in self._own():
-            self._say(op, findings, t)
+            if self._is_looked_through_for(op.connector):
+                self._say(op, findings, t)
         self._call = self._marks = 0
         self._empty()
+
+    def _is_looked_through_for(self, connector: int) -> bool:
+        """Whether what this connector holds may be another one's, too: two children of one connector read
+        the same KV, and the one's copy is not the other's."""
+        mine, its = owners.owner_of(self.connector), owners.owner_of(connector)
+        return connector == self.connector or mine is None or its is None or its.alike(mine)
 
     # --- at its end -----------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ dictionaries say of one request: ids, orders, lists of integers, numbers. What t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Any
@@ -218,7 +218,7 @@ class Walk:
         part.deny |= context.deny
         deeper: list[tuple[str, Any, Kind]] = []
         by_request: dict[str, list[tuple[str, Any]]] = {}
-        for key, value in _with_pairs(fields):
+        for key, value in _with_pairs(fields, self.holdings.sizes):
             self.left -= 1
             if self.left < 0:
                 self.problem(context.field, "too much to read")
@@ -706,22 +706,32 @@ class Walk:
             self.problems.append(Problem(way, shape))
 
 
-def _with_pairs(fields: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Two numbers side by side, and no third but 0, in places without names: one pair, from and to."""
+def _with_pairs(fields: list[tuple[Any, Any]], sizes: Sequence[int]) -> list[tuple[Any, Any]]:
+    """Two numbers side by side, and no third but 0, in places without names: one pair, from and to. Beside
+    the token ids of whole blocks, and these, two zeros are none: these say how much it is."""
     if any(key for key, _ in fields):
         return fields
+    said = _says_how_much([value for _, value in fields], sizes)
     found: list[tuple[Any, Any]] = []
     for number, run in groupby(fields, key=lambda one: type(one[1]) is int):
         values = list(run)
-        if number and _begins_with_pair([value for _, value in values]):
+        if number and _begins_with_pair([value for _, value in values], said):
             found.append(("", slice(values[0][1], values[1][1])))
         else:
             found.extend(values)
     return found
 
 
-def _begins_with_pair(numbers: list[int]) -> bool:
-    return len(numbers) > 1 and 0 <= numbers[0] <= numbers[1] and not any(numbers[2:])
+def _says_how_much(values: list[Any], sizes: Sequence[int]) -> bool:
+    """Whether one list is as long as another one's blocks have slots."""
+    lists = [value for value in values if type(value) in (list, tuple) and value and type(value[0]) is int]
+    lengths = {len(value) for value in lists}
+    return any(length * size in lengths for length in lengths for size in sizes if size > 1)
+
+
+def _begins_with_pair(numbers: list[int], said: bool) -> bool:
+    pair = len(numbers) > 1 and 0 <= numbers[0] <= numbers[1] and not any(numbers[2:])
+    return pair and not (said and not numbers[1])
 
 
 def _is_each(word: words.Name) -> bool:
