@@ -30,6 +30,7 @@ class Owner:
             if top(name) not in _FOREIGN and not is_stdlib_module(top(name))
         }
         self._packages = {name for name in packages if name not in _FOREIGN and not is_stdlib_module(name)}
+        self._classes = self._packages & {top(cls.__module__) for cls in base.__mro__}
         self._bundled = any(
             cls.__module__.startswith("vllm.") and not cls.__module__.endswith("base") for cls in base.__mro__
         )
@@ -54,8 +55,8 @@ class Owner:
         return inside and self.owns(filename)
 
     def alike(self, other: Owner) -> bool:
-        """Whether both have code in common: of one package, or in one module."""
-        return bool(self._packages & other._packages or self._modules & other._modules)
+        """Whether the one's class is of a package of the other's. What both use alike says nothing."""
+        return bool(self._classes & other._packages or other._classes & self._packages)
 
     def modules(self) -> list[str]:
         """Names of the imported modules that may be its own: few of the thousands that there are."""

@@ -150,12 +150,22 @@ def rule(case: Case) -> Results:
             f"{caught} was caught; code finds out by it whether something is there, and no save is known to "
             "be lost by it"
         )
-    elif watched and not facts and watched == trust.calls and all_accounted(case):
+    elif watched and not facts and watched == trust.calls and all_accounted(case) and not _read_alone(case):
         yield CAUSE.ruled_out(f"no exception was raised and caught in all {plural(watched, 'store call')}")
     elif watched and not facts:
         some = f" that were watched, of {count(trust.calls)}" if watched < trust.calls else ""
-        rest = "" if some else "; not all tokens of the run are accounted for"
+        seen = "what became of tokens that were read was not seen"
+        rest = (
+            ""
+            if some
+            else f"; {seen if all_accounted(case) else 'not all tokens of the run are accounted for'}"
+        )
         yield CAUSE.not_observed(f"no exception was seen in {plural(watched, 'store call')}{some}{rest}")
+
+
+def _read_alone(case: Case) -> bool:
+    """Whether tokens count as saved of which it was only seen that they were read."""
+    return any(request.grade == Grade.READ for request in case.requests)
 
 
 def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
