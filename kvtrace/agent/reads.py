@@ -132,7 +132,7 @@ READS: tuple[Reads, ...] = (
     _reads("vllm.v1.request", "Request", "resumable", since("0.27.1")),
     _reads("vllm.multimodal.inputs", "MultiModalFeatureSpec", "identifier mm_position", since("0.10.2")),
     _reads("vllm.multimodal.inputs", "PlaceholderRange", "offset length", since("0.10.2")),
-    _reads("vllm.v1.request", "Request", "prompt_embeds", since("0.10.2")),
+    _reads("vllm.v1.request", "Request", "prompt_embeds", since("0.11.1")),
     _reads("vllm.lora.request", "LoRARequest", "lora_name lora_int_id"),
     # the worker (worker.py, startup.py, describe.py, watch/)
     _reads(
