@@ -53,6 +53,7 @@ class Kind:
         settings: of the configuration, beside and over COMMON.
         without: settings of COMMON that its configuration has not.
         extra: files that its folder needs beside weights and tokenizer, as {name: JSON value}.
+        placeholder: a word that is one token wherever it stands, without spaces around it.
         renamed: beginnings of the weights' names, as transformers saves them, and as vLLM reads them.
     """
 
@@ -63,6 +64,7 @@ class Kind:
     without: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
+    placeholder: str = ""
 
 
 _MLA = {
@@ -295,6 +297,7 @@ KINDS: dict[str, Kind] = {
             },
         },
         renamed={"language_model.model.model.": "language_model.model."},
+        placeholder=words()[PLACEHOLDER - len(SPECIAL)],
     ),
     "bert": Kind(
         "BertConfig",
@@ -324,6 +327,8 @@ def make_tiny(name: str, path: Path | str) -> Path:
 
     def write(folder: Path) -> None:
         write_tokenizer(folder)
+        if kind.placeholder:
+            _set_apart(folder, kind.placeholder)
         _write_weights(folder, kind)
         for file, value in kind.extra.items():
             (folder / file).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
@@ -344,6 +349,14 @@ def _write_weights(path: Path, kind: Kind) -> None:
     model.save_pretrained(path)
     if kind.renamed:
         _rename(path / "model.safetensors", kind.renamed)
+
+
+def _set_apart(folder: Path, word: str) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": [word]})
+    tokenizer.save_pretrained(folder)
 
 
 def _rename(file: Path, renamed: Mapping[str, str]) -> None:
