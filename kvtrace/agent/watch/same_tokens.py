@@ -21,19 +21,17 @@ from kvtrace.agent.watch.prompts import Span
 
 MOST_KNOWN = 256
 """Blocks whose tokens are known."""
-MOST_LOADS = 256
+MOST_LOADS = 64
 """Of one worker, that are looked at."""
 _LOADS_IN_A_STEP = 8
-_MOST_PAIRS = 16
+_MOST_PAIRS = 4
 """Of one load."""
 _MOST_BLOCKS = 32
 """Of one load, and of what a step computes of one prompt: the last ones."""
 _COMPARED = 1 << 20
-"""Bytes of a layer that are compared at once; it takes about ten times that while it lasts."""
-_NEAR = {4: 1e-3, 8: 1e-3}
-"""By bytes of a number: how far two may be apart, as a part of one; batches of other sizes differ in their
-last bits. Others differ in none, or in the last one."""
-_NEAR_SHORT = 4e-3
+"""Bytes of a layer that are compared at once; it takes about six times that while it lasts."""
+_NEAR = {1: 0, 2: 1, 4: 1 << 13, 8: 1 << 42}
+"""By bytes of a number: how far two may be apart, in their last bits: batches of other sizes differ there."""
 _ALIKE = 0.3
 """The part of a token's numbers that are equal: values are half of it, and keys are turned."""
 _CLEAR = 3.0
@@ -226,11 +224,8 @@ def _there(torch: Any, numbers: Sequence[int], device: Any) -> Any:
 
 def _alike(torch: Any, one: Any, other: Any) -> Any:
     """How many numbers of each block are the same; shape (blocks,)."""
-    if one.element_size() == 1:
-        one, other = one.view(torch.int8), other.view(torch.int8)
-    near = one == other
-    if one.dtype.is_floating_point:
-        part = _NEAR.get(one.element_size(), _NEAR_SHORT)
-        one, other = one.to(torch.float32), other.to(torch.float32)
-        near = (one - other).abs() <= other.abs() * part
+    size = one.element_size()
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    one, other = one.view(whole), other.view(whole)
+    near = (one - other).abs() <= _NEAR[size] if _NEAR[size] else one == other
     return (near & (other != 0)).sum(1)
