@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,6 +36,8 @@ WARM, WATCHED = 3, 20
 """Pairs of blocks that warm up, then pairs in which the first steps with work are watched."""
 
 
+LOOKED_AT = 5
+"""Rounds in which the first layer is looked for in what is loaded: of 64 loads, some while it warms up."""
 WITHOUT, WHOLE, LAYERS = "without fingerprints", "of blocks", "of blocks and layers"
 BLOCK_TOKENS, LONG_PROMPT = 32, 480
 
@@ -51,6 +54,21 @@ def fingerprints(how: str) -> None:
         PRINTS._sizes = []
     if how == WHOLE:
         PRINTS._own, PRINTS._same = [], None
+    for name in ("begins", "plan", "take"):
+        setattr(PRINTS, name, clocked(getattr(PRINTS, name)))
+
+
+TAKEN = [0.0]
+"""Seconds of CPU time that this process's fingerprints took so far."""
+
+
+def clocked(method: Callable[..., None]) -> Callable[..., None]:
+    def call(*args: object) -> None:
+        began = time.thread_time()
+        method(*args)
+        TAKEN[0] += time.thread_time() - began
+
+    return call
 
 
 def child(model: str, store: str, batch: int, how: str) -> None:
@@ -77,11 +95,12 @@ def child(model: str, store: str, batch: int, how: str) -> None:
     prompts = [{"prompt_token_ids": [rng.randrange(10, 500) for _ in range(length)]} for _ in range(batch)]
     params = SamplingParams(temperature=0, max_tokens=1 if how else OUTPUT, ignore_eos=True)
     for _ in sys.stdin:
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall, cpu, taken = time.perf_counter(), time.process_time(), TAKEN[0]
         outputs = engine.generate(prompts, params, use_tqdm=False)
         figures = {
             "wall": time.perf_counter() - wall,
             "cpu": time.process_time() - cpu,
+            "taken": TAKEN[0] - taken,
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         }
         print(json.dumps(figures), file=answers, flush=True)
@@ -185,11 +204,13 @@ def report_fingerprints(options: argparse.Namespace, results: dict[str, list[dic
     for name in results:
         tracer = reports[name]["limits"]["tracer"]
         print(f"{'records, ' + name:42} {tracer['records']}, {tracer['spool_bytes']} bytes of spool")
-    for name, base in ((WHOLE, WITHOUT), (LAYERS, WITHOUT), (LAYERS, WHOLE)):
-        for clock in ("wall", "cpu"):
-            pairs = zip(results[name], results[base], strict=True)
-            ratios = [float(one[clock]) / float(other[clock]) for one, other in pairs]  # type: ignore[arg-type]
-            print(f"{clock + ' time, ' + name + ' / ' + base:62} median {quartiles(ratios)}")
+    for name in (WHOLE, LAYERS):
+        shares = [float(one["taken"]) / float(one["cpu"]) * 100 for one in results[name]]  # type: ignore[arg-type]
+        print(f"{'% of the CPU time, ' + name:42} median {quartiles(shares)}")
+    pairs = zip(results[LAYERS], results[WHOLE], strict=True)
+    ratios = [float(one["taken"]) / float(other["taken"]) for one, other in pairs]  # type: ignore[arg-type]
+    for when, part in (("looked at", ratios[:LOOKED_AT]), ("after them", ratios[LOOKED_AT:])):
+        print(f"{'their CPU time, with layers / without':42} loads {when}: median {quartiles(part)}")
 
 
 def report(options: argparse.Namespace, results: dict[str, list[dict[str, object]]]) -> None:
