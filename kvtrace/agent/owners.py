@@ -54,9 +54,10 @@ class Owner:
         inside = any(folder and filename.startswith(folder) for folder in folders)
         return inside and self.owns(filename)
 
-    def alike(self, other: Owner) -> bool:
-        """Whether the one's class is of a package of the other's. What both use alike says nothing."""
-        return bool(self._classes & other._packages or other._classes & self._packages)
+    def is_of(self, other: Owner) -> bool:
+        """Whether its class is of a package of another one's: the same one, or what that one holds. What both
+        use alike says nothing."""
+        return bool(self._classes & other._packages)
 
     def modules(self) -> list[str]:
         """Names of the imported modules that may be its own: few of the thousands that there are."""

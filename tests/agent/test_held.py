@@ -202,16 +202,19 @@ def test_what_one_connector_holds_of_kv_that_another_one_read_as_well_is_its_own
     trace, kv, monkeypatch, alike
 ):
     """Two children of one connector read the same KV; the second one alone keeps it."""
-    monkeypatch.setattr(held.owners.Owner, "alike", lambda self, other: alike)
+    monkeypatch.setattr(held.owners.Owner, "is_of", lambda self, other: alike)
     run(kv, lambda shelf, tensor: shelf.waiting.append(tensor.clone()))
     run(kv, lambda shelf, tensor: shelf.by_key.update(a=tensor.clone()))
     assert found(trace) == whole("Keeping.shelf.by_key") * (2 if alike else 1)
 
 
 def test_connectors_of_one_package_are_alike():
-    shelf, counter = held.owners.Owner(Shelf()), held.owners.Owner(collections.Counter())
-    assert shelf.alike(held.owners.Owner(Keeping(None)))
-    assert not shelf.alike(counter) and not counter.alike(shelf)
+    """One that comes from elsewhere and holds another one is not of its package, but has it."""
+    shelf, outer = held.owners.Owner(Shelf()), collections.Counter()
+    assert shelf.is_of(held.owners.Owner(Keeping(None)))
+    outer.children = [Keeping(None)]
+    outer = held.owners.Owner(outer)
+    assert shelf.is_of(outer) and not outer.is_of(shelf)
 
 
 def test_an_exception_of_shutdown_passes_and_kv_is_found_all_the_same(trace, kv):

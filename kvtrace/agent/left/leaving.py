@@ -410,9 +410,9 @@ class Left:
 
     def _is_looked_through_for(self, connector: int) -> bool:
         """Whether what this connector holds may be another one's, too: two children of one connector read
-        the same KV, and the one's copy is not the other's."""
+        the same KV, and the one's copy is not the other's. Each is looked at for itself."""
         mine, its = owners.owner_of(self.connector), owners.owner_of(connector)
-        return connector == self.connector or mine is None or its is None or its.alike(mine)
+        return connector == self.connector or mine is None or its is None or mine.is_of(its)
 
     # --- at its end -----------------------------------------------------------------------
 
