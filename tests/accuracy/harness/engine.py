@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -117,11 +118,17 @@ def engine_arguments(plan: Plan, transfers: list[dict[str, Any]], model: Path | 
     }
 
 
+_TURNS = 60
+_PATIENCE_SECONDS = 20.0
+
+
 class Work:
     """One engine and the requests that it gets."""
 
-    def __init__(self, llm: Any, outcome: Outcome) -> None:
+    def __init__(self, llm: Any, outcome: Outcome, healthy: bool = False) -> None:
+        """``healthy``: nothing is planted that keeps a save from ending."""
         self.llm, self.outcome = llm, outcome
+        self._patience = _PATIENCE_SECONDS if healthy else 0.0
         self.engine = llm.llm_engine
         self.scheduler = self.engine.engine_core.engine_core.scheduler
         self._open: dict[str, Request] = {}
@@ -186,9 +193,11 @@ class Work:
                 request.hashes = list(self.scheduler.requests[request.id].block_hashes)
 
     def _settle(self) -> None:
-        """Lets asynchronous saves come to their end, as a server between two requests would."""
-        for _ in range(60):
-            if not self.scheduler.has_requests():
+        """Lets asynchronous saves come to their end, as a server between two requests would. A healthy
+        connector's do, however slow the machine is; others' may never."""
+        last = time.monotonic() + self._patience
+        for turn in itertools.count():
+            if not self.scheduler.has_requests() or (turn >= _TURNS and time.monotonic() > last):
                 break
             self.engine.step()
             time.sleep(0.002)
@@ -214,7 +223,7 @@ def run(
             outcome.started = True
             started()
             began = time.monotonic()
-            Work(llm, outcome).run(plan.rounds)
+            Work(llm, outcome, healthy=plan.planted is None).run(plan.rounds)
             outcome.seconds = time.monotonic() - began
         except Exception as error:
             outcome.error = f"{type(error).__name__}: {error}"[:500]
