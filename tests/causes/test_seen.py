@@ -83,6 +83,20 @@ def test_stores_that_may_not_be_all_give_a_unit_only_if_they_leave_different_tai
     assert found is not None and found.kind == "block_size"
 
 
+def test_of_two_units_that_give_all_that_is_known_the_one_is_taken_that_gives_other_stores_too(
+    tmp_path: Path,
+) -> None:
+    """A healthy connector with units of four blocks, two prompts of which are not known in full."""
+    engine = run_of(tmp_path, nblk=4).engines[0]
+    known = [sample(137, 128), sample(139, 128)]
+    assert (found := infer_unit(engine, known, [])) is not None and found.value == 32
+    unsure = Sample(449, (Store(1, 384, -1, 0, 449),), False, False, None, heard=False)
+    assert (found := infer_unit(engine, [*known, unsure], [])) is not None and found.value == 128
+    # What neither gives says nothing.
+    unsure = replace(unsure, stores=(Store(1, 200, -1, 0, 449),))
+    assert (found := infer_unit(engine, [*known, unsure], [])) is not None and found.value == 32
+
+
 def test_where_two_units_give_every_store_the_rest_of_a_loaded_prompt_may_be_less_than_the_larger(
     tmp_path: Path,
 ) -> None:

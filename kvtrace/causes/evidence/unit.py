@@ -157,7 +157,8 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     """The unit of an engine's connector, None where the evidence is not unambiguous.
 
     What was seen to be kept goes before what the metadata names, which may be read wrongly. Of a request
-    whose stores are not all known, the stores count only where no other request tells anything.
+    whose stores are not all known, the stores count only where no other request tells anything, or where the
+    others leave a choice.
     """
     if engine.connector is None:
         return None
@@ -169,7 +170,8 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     named = [sample for sample in samples if sample.taken is None and sample.stores]
     seen = None
     if kept:
-        seen = _infer(engine, [*kept, *named], silent, command) or _infer(engine, kept, silent, command)
+        seen = _infer(engine, [*kept, *named], silent, command, unsure)
+        seen = seen or _infer(engine, kept, silent, command, unsure)
     if kept and not (seen and all(sample.prompt - seen.kept_back < seen.value for sample in silent)):
         seen = _unnamed(kept, silent) or seen
     if seen:
@@ -178,7 +180,7 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     silent = [sample for sample in samples if not sample.stores and not sample.explained]
     if not (decided or silent) and _agree(unsure):
         return _infer(engine, unsure, (), command)
-    return _infer(engine, decided, silent, command)
+    return _infer(engine, decided, silent, command, unsure)
 
 
 def unit_above_chunks(engine: Engine, largest: int, longest: int, command: Sequence[str]) -> Unit | None:
@@ -211,9 +213,18 @@ def _whole(sample: Sample) -> Store:
 
 
 def _infer(
-    engine: Engine, decided: Sequence[Sample], silent: Sequence[Sample], command: Sequence[str]
+    engine: Engine,
+    decided: Sequence[Sample],
+    silent: Sequence[Sample],
+    command: Sequence[str],
+    unsure: Sequence[Sample] = (),
 ) -> Unit | None:
-    """The number with a name that gives every store decision."""
+    """The number with a name that gives every store decision.
+
+    Args:
+        unsure: requests whose stores may not be all: of numbers that give all others', one that gives these
+            as well is the better one.
+    """
     if engine.connector is None:
         return None
     stores = any(store.slots > 0 for sample in decided for store in sample.stores)
@@ -225,7 +236,8 @@ def _infer(
             candidate.kept_back = 1 if known and 1 in good else good[0]
             candidate.both_fit = stores and len(good) > 1 and not known
             fits.append(candidate)
-    chosen = _with_stores(fits, silent) if stores else _without_stores(fits, bool(decided), silent)
+    of_all = [f for f in fits if all(_fits(s, f.value, f.kept_back, engine.block_size) for s in unsure)]
+    chosen = _with_stores(of_all or fits, silent) if stores else _without_stores(fits, bool(decided), silent)
     if chosen is None:
         return None
     smaller = tuple(fit.value for fit in fits if fit.block and fit.value < chosen.value)
