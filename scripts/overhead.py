@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure what tracing costs: a traced and an untraced vLLM, block by block in turn.
 
-    python scripts/overhead.py [--pairs N] [--batch N] [--watch first|sampled|full] [--fingerprints]
+    python scripts/overhead.py [--first N] [--pairs N] [--batch N] [--watch MODE] [--fingerprints]
 
 Two engines of the same model are kept alive, one under `kvtrace run`. The driver lets them
 work in turn (A B, B A, A B, ...), one block of requests at a time, so that a drift of the
@@ -32,8 +32,9 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 OUT = ROOT / ".cache" / "overhead"
 PROMPT, OUTPUT = 96, 24
-WARM, WATCHED = 3, 20
-"""Pairs of blocks that warm up, then pairs in which the first steps with work are watched."""
+WARM, FIRST = 3, 20
+"""Pairs of blocks that warm up, then pairs that are counted apart: in these the first steps with work are
+watched, with ``--watch full`` as many as its account allows (some 150 pairs)."""
 
 
 LOOKED_AT = 5
@@ -143,7 +144,8 @@ def quartiles(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=60, help="after the watched ones [60]")
+    parser.add_argument("--first", type=int, default=FIRST, help=f"pairs that are counted apart [{FIRST}]")
+    parser.add_argument("--pairs", type=int, default=60, help="after these [60]")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--watch", default="full", help="as of kvtrace run [full]")
     parser.add_argument("--fingerprints", action="store_true", help="what fingerprints cost")
@@ -165,7 +167,7 @@ def main() -> None:
         report_fingerprints(options, in_turn(engines, options.pairs))
         return
     engines = {name: start(name, model, options.batch, options.watch) for name in ("untraced", "traced")}
-    report(options, in_turn(engines, WATCHED + options.pairs))
+    report(options, in_turn(engines, options.first + options.pairs))
 
 
 def in_turn(engines: dict[str, subprocess.Popen[str]], count: int) -> dict[str, list[dict[str, object]]]:
@@ -229,9 +231,10 @@ def report(options: argparse.Namespace, results: dict[str, list[dict[str, object
         print(f"{what:30} {line}")
     pairs = list(zip(results["traced"], results["untraced"], strict=True))
     a_block = tracer["records"] / engine["steps"] * OUTPUT
-    more = [(float(t["wall"]) - float(u["wall"])) / a_block * 1e6 for t, u in pairs[WATCHED:]]  # type: ignore[arg-type]
+    more = [(float(t["wall"]) - float(u["wall"])) / a_block * 1e6 for t, u in pairs[options.first :]]  # type: ignore[arg-type]
     print(f"{'time more, µs a record':30} after the first pairs: median {quartiles(more)}")
-    for when, part in ((f"first {WATCHED} pairs", pairs[:WATCHED]), ("after them", pairs[WATCHED:])):
+    first, rest = pairs[: options.first], pairs[options.first :]
+    for when, part in ((f"first {options.first} pairs", first), ("after them", rest)):
         for clock, what in (
             ("wall", "throughput, untraced / traced"),
             ("cpu", "CPU time, traced / untraced"),
