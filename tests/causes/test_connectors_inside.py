@@ -101,7 +101,7 @@ def test_a_dead_one_beside_a_good_one_comes_first_and_is_not_ruled_out(tmp_path:
     assert "exception-swallowed" not in ruled_out(diagnosis)
     # What became of what the good one read was not seen: no fault of it, and no rule-out either.
     assert "exception-swallowed" not in ruled_out(of(diagnosis, "Good"))
-    unseen = {one.id: one.reason for one in of(diagnosis, "Good").not_observed}
+    unseen = {one.id: one.why for one in of(diagnosis, "Good").not_observed}
     assert unseen["exception-swallowed"].endswith("what became of tokens that were read was not seen")
     assert ids(of(diagnosis, "Good")) == ["below-save-granularity"]
     assert tokens(of(diagnosis, "Dead"))["not-saved:exception-swallowed"] == 288
