@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvtrace.ledger.model import Connector, Engine
+from kvtrace.ledger.saves.rest import found_of
 from kvtrace.ledger.scan import SpoolScan, of_a_connector
 from kvtrace.ledger.topology import Topology
 from kvtrace.trace import facts, rows
@@ -165,7 +166,7 @@ def _only(table: Records, indexes: frozenset[int]) -> Records:
 def _found(scan: SpoolScan, indexes: frozenset[int]) -> Records:
     """What was found again of the KV that some connectors read, in what left through them: others that were
     given the same KV to store have it too."""
-    left, found = rows.columns(rows.LeftProcess, scan.left), _only(scan.found, indexes)
+    left, found = rows.columns(rows.LeftProcess, scan.left), found_of(scan.found, indexes)
     own = np.isin(rows.detail(left.head), [*indexes, 0])
     foreign = np.setdiff1d(left.call[~own], left.call[own])
     result: Records = found[~np.isin(rows.columns(rows.KvFound, found).by, foreign)]

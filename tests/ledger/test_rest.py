@@ -64,10 +64,10 @@ class Books:
 
     def found(
         self, call: int, t: int, form: Form, target: str, slots: str = f"0+{SLOTS}", connector: int = 1,
-        layer: str = "layer", marks: int = Flag.KEPT,
+        layer: str = "layer", marks: int = Flag.KEPT, by: int = 0,
     ) -> None:  # fmt: skip
         head = pack_head(Kind.FOUND, Role.WORKER, form, connector, marks)
-        pieces, by = 4 << 32 | 4, call + 1
+        pieces, by = 4 << 32 | 4, by or call + 1
         ids = self.name(layer), self.name(slots), pieces, by, self.name(target)
         self._add(rows.KvFound(head, t * 10**6, call, *ids))
 
@@ -387,6 +387,18 @@ def test_one_child_s_memory_says_nothing_beside_the_other_s_files() -> None:
     books.read(2, 20, connector=2)
     books.found(2, 22, Form.VERBATIM, "/a", connector=2)
     assert [one for one, _ in books.fates()] == [Fate.READ, Fate.WRITTEN]
+
+
+@pytest.mark.parametrize(("other", "fate"), [(Form.VERBATIM, Fate.READ), (Form.CUT, Fate.NOT_AT_REST)])
+def test_pieces_in_a_write_that_holds_all_of_another_child_s_kv_are_no_cut(other: Form, fate: Fate) -> None:
+    """Both read the same prompts, one keeps whole prompts, the other one a file for each of their units."""
+    books = Books()
+    for n in (1, 2):
+        books.read(n, 10 * n, connector=1)
+        books.read(10 + n, 10 * n, connector=2)
+        books.found(n, 10 * n + 2, Form.CUT, f"/units/{n}", connector=1, by=100 + n)
+        books.found(10 + n, 10 * n + 2, other, f"/units/{n}", connector=2, by=100 + n)
+    assert [one for one, _ in books.fates()][::2] == [fate, fate]
 
 
 @pytest.mark.parametrize(("sharing", "fate"), [((), Fate.NEVER_LEFT), ((1, 2), Fate.READ)])

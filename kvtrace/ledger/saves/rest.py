@@ -168,6 +168,7 @@ _ORDER = (
 _WHOLE = (Form.VERBATIM, Form.TURNED)
 """Byte for byte, all of it."""
 _SPOILED = (Form.ALTERED, Form.ZEROED)
+_IN_PIECES = (Form.PARTLY, Form.ZEROED, Form.CUT)
 _LEAST_TURNED = 2
 _SHARE_TURNED = 4
 """So many times as often as in order: each is in order, or none, but for KV that stands there twice."""
@@ -204,13 +205,31 @@ def writers(left: Records, names: Mapping[int, str]) -> dict[str, Set[int]]:
     return {**found}
 
 
+def found_of(table: Records, indexes: Set[int]) -> Records:
+    """The FOUND records of some connectors. Where all of what another one read is found in a write, pieces of
+    what these read say nothing: both read the same KV."""
+    found = [rows.KvFound._make(words) for words in table.tolist()]
+    whole = {
+        (one.by, one.target)
+        for one in found
+        if rows.detail(one.head) not in indexes and rows.code(one.head) in _WHOLE
+    }
+    kept = [
+        at
+        for at, one in enumerate(found)
+        if rows.detail(one.head) in indexes
+        and not (rows.code(one.head) in _IN_PIECES and (one.by, one.target) in whole)
+    ]
+    return table[kept]
+
+
 def _of_connector(trace: Traced, index: int) -> Traced:
     """The records of one connector; of what left, also what is of no known one."""
     left = rows.detail(trace.left[:, 0])
     return trace._replace(
         slots=trace.slots[rows.detail(trace.slots[:, 0]) == index],
         left=trace.left[(left == index) | (left == 0)],
-        found=trace.found[rows.detail(trace.found[:, 0]) == index],
+        found=found_of(trace.found, {index}),
     )
 
 
