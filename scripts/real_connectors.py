@@ -599,6 +599,10 @@ NOT_RUN = (
     "of the table: its four loads had no fault.",
 )
 NOTED = (
+    "LMCache's run that is marked no: its lookup client ended its ZeroMQ context and never came back, so "
+    "`shutdown` hung until it was killed, twice. hook-stuck says that, and its numbers are right; what was "
+    "expected first was below-save-granularity. Started by hand, the same script aborts at that place "
+    "(`Assertion failed: _term_acks > 0`), without kvtrace (4 of 4 times) as with it (2 of 2).",
     "VUA, tensor parallel size 2, once on a busy machine: the second rank's background write of a unit "
     "was not done when the next step stored the same key again, with 0 rows; that empty record's header "
     "went over the first one's. The bytes of the KV stand in the file, and kvtrace calls 2,048 tokens "
