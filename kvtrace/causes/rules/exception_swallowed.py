@@ -153,14 +153,13 @@ def rule(case: Case) -> Results:
     elif watched and not facts and watched == trust.calls and all_accounted(case) and not _read_alone(case):
         yield CAUSE.ruled_out(f"no exception was raised and caught in all {plural(watched, 'store call')}")
     elif watched and not facts:
-        some = f" that were watched, of {count(trust.calls)}" if watched < trust.calls else ""
-        seen = "what became of tokens that were read was not seen"
-        rest = (
-            ""
-            if some
-            else f"; {seen if all_accounted(case) else 'not all tokens of the run are accounted for'}"
-        )
-        yield CAUSE.not_observed(f"no exception was seen in {plural(watched, 'store call')}{some}{rest}")
+        if watched < trust.calls:
+            more = f" that were watched, of {count(trust.calls)}"
+        elif all_accounted(case):
+            more = "; what became of tokens that were read was not seen"
+        else:
+            more = "; not all tokens of the run are accounted for"
+        yield CAUSE.not_observed(f"no exception was seen in {plural(watched, 'store call')}{more}")
 
 
 def _read_alone(case: Case) -> bool:

@@ -98,6 +98,24 @@ class Printed:
     """(row, step) of a load."""
 
 
+class _Source(NamedTuple):
+    """A worker's records, and whose requests they speak of. ``by_id``: (engine, name) -> rows of requests."""
+
+    engine: Engine
+    scan: SpoolScan
+    by_id: Mapping[tuple[int, str], Sequence[int]]
+    requests: Sequence[Request]
+
+    def row(self, request: int, step: int) -> int | None:
+        """Of the request with this name id; of several with the same one the latest that had begun."""
+        named = self.by_id.get((self.engine.tag, self.scan.names.get(request, "")), ())
+        begun = [row for row in named if self.requests[row].first_step <= step]
+        return begun[-1] if begun else None
+
+    def block_size(self, group: int) -> int:
+        return self.engine.facts.kv_groups[group].block_size or 0
+
+
 def printed(
     engines: Sequence[Engine],
     scans: Sequence[SpoolScan],
@@ -115,14 +133,15 @@ def printed(
         first = 0
         for worker in engine.workers:
             scan = by_name[worker.spool]
-            blocks = _blocks(engine, scan, scan.prints, by_id, requests, load_of)
-            again = _blocks(engine, scan, scan.reprints, by_id, requests, load_of)
+            source = _Source(engine, scan, by_id, requests)
+            blocks = _blocks(source, scan.prints, load_of)
+            again = _blocks(source, scan.reprints, load_of)
             for group, of_group in blocks.items():
                 shape, pairs = _shape(engine, worker, group)
                 whole, later = _whole(engine, group), again.get(group, ())
-                stayed = _stayed(engine, scan, group, worker, by_id, requests)
-                of_layers = _numbers(engine, scan, group, shape.layers, by_id, requests)
-                alike = _alike(engine, scan, group, shape.layers, by_id, requests)
+                stayed = _stayed(source, group, worker)
+                of_layers = _numbers(source, group, shape.layers)
+                alike = _alike(source, group, shape.layers)
                 moved = {key: {how: bits << first for how, bits in of.items()} for key, of in stayed.items()}
                 found.append(
                     Printed(
@@ -156,24 +175,17 @@ def _shape(engine: Engine, worker: Worker, group: int) -> tuple[Shape, int]:
     return Shape(rank, engine.facts.tp or 1, of_group.block_size or 0, layers), pairs
 
 
-def _blocks(
-    engine: Engine,
-    scan: SpoolScan,
-    records: Records,
-    by_id: Mapping[tuple[int, str], Sequence[int]],
-    requests: Sequence[Request],
-    loads: Mapping[int, LoadOf],
-) -> dict[int, list[Block]]:
+def _blocks(source: _Source, records: Records, loads: Mapping[int, LoadOf]) -> dict[int, list[Block]]:
     """By KV cache group. ``records``: PRINTS, or REPRINTS, which have the same columns."""
+    engine, requests = source.engine, source.requests
     found: dict[int, list[Block]] = defaultdict(list)
     for words in records.tolist():
         record = rows.BlockPrints._make(words)
         group = rows.detail(record.head)
-        name = scan.names.get(record.request, "")
-        row = _row(by_id.get((engine.tag, name), ()), requests, record.step)
+        row = source.row(record.request, record.step)
         if record.step >> STEP_SHIFT != engine.tag or row is None or group >= len(engine.facts.kv_groups):
             continue
-        size = engine.facts.kv_groups[group].block_size or 0
+        size = source.block_size(group)
         for place, value in _values(record):
             start, end = place * size, (place + 1) * size
             if 0 < end <= requests[row].prompt:
@@ -184,22 +196,15 @@ def _blocks(
     return found
 
 
-def _stayed(
-    engine: Engine,
-    scan: SpoolScan,
-    group: int,
-    worker: Worker,
-    by_id: Mapping[tuple[int, str], Sequence[int]],
-    requests: Sequence[Request],
-) -> dict[tuple[int, int, int], dict[bool, int]]:
+def _stayed(source: _Source, group: int, worker: Worker) -> dict[tuple[int, int, int], dict[bool, int]]:
     """As Printed.stayed, of one KV cache group; the worker's layers are the bits from 0 on."""
     found: dict[tuple[int, int, int], dict[bool, int]] = defaultdict(lambda: {False: 0, True: 0})
     number = {name: at for at, name in enumerate(worker.kv_layers)}
-    size = engine.facts.kv_groups[group].block_size or 0
-    for words in scan.stayed.tolist():
+    size = source.block_size(group)
+    for words in source.scan.stayed.tolist():
         record = rows.LayerStayed._make(words)
-        row = _row(by_id.get((engine.tag, scan.names.get(record.request, "")), ()), requests, record.step)
-        layer = number.get(scan.names.get(record.layer, ""))
+        row = source.row(record.request, record.step)
+        layer = number.get(source.scan.names.get(record.layer, ""))
         if row is None or layer is None or rows.detail(record.head) != group:
             continue
         for place in range(record.first, record.first + min(record.blocks, _MOST_BLOCKS)):
@@ -207,29 +212,23 @@ def _stayed(
     return found
 
 
-def _numbers(
-    engine: Engine,
-    scan: SpoolScan,
-    group: int,
-    layers: Sequence[str],
-    by_id: Mapping[tuple[int, str], Sequence[int]],
-    requests: Sequence[Request],
-) -> Mapping[tuple[int, int, int], Numbers]:
+def _numbers(source: _Source, group: int, layers: Sequence[str]) -> Mapping[tuple[int, int, int], Numbers]:
     """As Printed.numbers, of one KV cache group."""
     found: dict[tuple[int, int, int], dict[int, int]] = defaultdict(dict)
     at = {name: number for number, name in enumerate(layers)}
-    size = engine.facts.kv_groups[group].block_size or 0
-    for words in scan.layers.tolist():
+    size = source.block_size(group)
+    for words in source.scan.layers.tolist():
         record = rows.LayerPrints._make(words)
-        row = _row(by_id.get((engine.tag, scan.names.get(record.request, "")), ()), requests, record.step)
-        own = [at.get(name) for name in _layer_set(scan, record.layer_set)]
+        row = source.row(record.request, record.step)
+        own = [at.get(name) for name in _layer_set(source.scan, record.layer_set)]
         if row is None or rows.detail(record.head) != group or not 0 < len(own) <= rows.NUMBERS:
             continue
         values = _unpacked(record)
         for number in range(rows.NUMBERS // len(own)):
             start = (record.first + number) * size
             of_block = values[number * len(own) : (number + 1) * len(own)]
-            if any(of_block) and start < requests[row].prompt:  # else there is no such block, or no KV in it
+            # Else there is no such block, or no KV in it.
+            if any(of_block) and start < source.requests[row].prompt:
                 found[row, start, record.step].update(
                     (layer, value) for layer, value in zip(own, of_block, strict=True) if layer is not None
                 )
@@ -251,21 +250,14 @@ def _unpacked(record: rows.LayerPrints) -> list[int]:
     return [word >> part * rows.NUMBER_BITS & mask for word in words for part in range(in_a_word)]
 
 
-def _alike(
-    engine: Engine,
-    scan: SpoolScan,
-    group: int,
-    layers: Sequence[str],
-    by_id: Mapping[tuple[int, str], Sequence[int]],
-    requests: Sequence[Request],
-) -> dict[tuple[int, int], Alike]:
+def _alike(source: _Source, group: int, layers: Sequence[str]) -> dict[tuple[int, int], Alike]:
     """As Printed.alike, of one KV cache group."""
     found: dict[tuple[int, int], Alike] = {}
     at = {name: number for number, name in enumerate(layers)}
-    for words in scan.alike.tolist():
+    for words in source.scan.alike.tolist():
         record = rows.LayerAlike._make(words)
-        row = _row(by_id.get((engine.tag, scan.names.get(record.request, "")), ()), requests, record.step)
-        layer = at.get(scan.names.get(record.layer, ""))
+        row = source.row(record.request, record.step)
+        layer = at.get(source.scan.names.get(record.layer, ""))
         if row is None or layer is None or rows.detail(record.head) != group:
             continue
         if rows.code(record.head):
@@ -280,12 +272,6 @@ def _values(record: rows.BlockPrints) -> Iterator[tuple[int, int]]:
     """(place, fingerprint) of each block that has one."""
     four = (record.print0, record.print1, record.print2, record.print3)
     return ((record.first + at, value) for at, value in enumerate(four) if value)
-
-
-def _row(candidates: Sequence[int], requests: Sequence[Request], step: int) -> int | None:
-    """Of several requests with the same id the latest that had begun."""
-    begun = [row for row in candidates if requests[row].first_step <= step]
-    return begun[-1] if begun else None
 
 
 def origin_of(request: Request, load: LoadOf | None, block: tuple[int, int], step: int) -> Origin:
