@@ -75,23 +75,11 @@ SCENARIOS = (
 )
 """Of each kind of work a healthy run, and planted faults on both sides; one process runs them all."""
 
+_OF_EXAMPLE = ("healthy-example", "below-save-granularity", "first-chunk-only", "key-mismatch")
 OLD_SCENARIOS = (
-    "healthy-chunk-store",
-    "healthy-chunked",
-    "healthy-reuse",
-    "healthy-async-saves",
-    "healthy-async-loads",
-    "healthy-preempted",
-    "stranger-jobs",
+    *(name for name in SCENARIOS if name not in _OF_EXAMPLE),
     "below-save-granularity-unit",
-    "exception-swallowed",
-    "kv-load-wrong",
-    "kv-misplaced",
-    "layer-not-hooked",
-    "load-failed",
-    "save-lost",
     "slots-short",
-    "stored-nothing",
 )
 """Those with connectors of this clone: before 0.27 vLLM's own ExampleConnector does not work on a CPU."""
 
