@@ -34,7 +34,7 @@ OUT = ROOT / ".cache" / "overhead"
 PROMPT, OUTPUT = 96, 24
 WARM, FIRST = 3, 20
 """Pairs of blocks that warm up, then pairs that are counted apart: in these the first steps with work are
-watched, with ``--watch full`` as many as its account allows (some 150 pairs)."""
+watched, with ``--watch full`` as many as its account allows."""
 
 
 LOOKED_AT = 5
