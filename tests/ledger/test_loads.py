@@ -177,6 +177,16 @@ def test_blocks_that_failed(tmp_path: Path) -> None:
     assert accounts(sim) == {"loaded": 32, "not-loaded:load-failed": 64, "missed:lookup-miss": 32}
 
 
+def test_blocks_that_failed_were_not_written_either(tmp_path: Path) -> None:
+    """The connector says why nothing is there: that is no load that nobody heard of."""
+    sim = one(tmp_path, noop=("wait_for_layer_load",))
+    step = take(sim, 96)
+    sim.effect(0, step, None, 0, hook="start_load_kv", flags=LOAD)
+    errors(sim, 0, step, 2)
+    want = {"not-loaded:load-failed": 64, "not-loaded:load-not-injected": 32, "missed:lookup-miss": 32}
+    assert accounts(sim) == want
+
+
 def test_asynchronous(tmp_path: Path) -> None:
     sim = one(tmp_path)
     sim.lookup("a", 0, 128, 128, ASYNC)

@@ -328,6 +328,30 @@ def test_a_load_in_the_background_in_steps_that_were_not_watched(tmp_path: Path)
     assert alike(sim)[0, 48] == "loaded DECLARED"
 
 
+@pytest.mark.parametrize(
+    ("took_ms", "steps", "later_ms", "end"),
+    [
+        (5, 30, 60, "NOT_FINISHED"),  # four times as long as a short load, and asked for often enough
+        (5, 10, 600, "PENDING"),  # hardly ever asked for
+        (700, 120, 600, "NOT_FINISHED"),  # a slow load, asked for a hundred times
+        (700, 120, 300, "PENDING"),
+        (700, 30, 600, "PENDING"),
+    ],
+)
+def test_a_load_that_was_written_and_asked_for_in_vain(
+    tmp_path: Path, took_ms: int, steps: int, later_ms: int, end: str
+) -> None:
+    sim = loading(tmp_path)
+    step = in_background(sim)
+    sim.clock(took_ms * 10**6)
+    sim.write_kv("a", 0, 48, hook="", step=step)
+    for _ in range(steps):
+        sim.clock(later_ms * 10**6 // steps)
+        sim.step([], tokens=1)
+    sim.finish("a", 48, 0, "FINISHED_ABORTED")
+    assert arrived(sim) == {end: 96}
+
+
 LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(2)]
 
 

@@ -14,7 +14,8 @@ CAUSE = Cause(
     seen_as=(
         "An asynchronous load that was accepted, that no get_finished reports and after which the request "
         "never ran: open for 5 s or more when the request was aborted, or for 60 s or more when the trace "
-        "ends."
+        "ends; or all of its slots were seen to be written, and after that 20 steps and four times as long "
+        "as the load took went by, or 100 steps and 0.5 s."
     ),
     remedy=(
         "Look at get_finished: every rank must report the request, also when its load failed (then together "

@@ -21,6 +21,8 @@ _PATIENCE = 4
 """How many times as long as a load took an engine may take to hear of its end ..."""
 _SHORT_NS = 10**7
 """... of one that took so long at least."""
+_ASKED_OFTEN, _LONG_NS = 5 * ASKED, 5 * 10**8
+"""Where so many steps asked for it: no longer than this, however slow the load was."""
 STILL_OPEN_NS = 60 * 10**9
 """A load that is open for this long when the trace ends will not come any more."""
 
@@ -71,7 +73,10 @@ def _still_open(
 def _untold(accepted: Accepted, engine: Engine, seen: Seen, over: int, end: int) -> bool:
     """Whether a load was written in full long before the end, and the steps since asked for it in vain."""
     took = max(_SHORT_NS, over - accepted.allocated_t) if accepted.allocated_t else end
-    return end - over >= _PATIENCE * took and seen.written.steps_after(engine.workers, over) >= ASKED
+    asked = seen.written.steps_after(engine.workers, over)
+    if asked >= _ASKED_OFTEN and end - over >= _LONG_NS:
+        return True
+    return asked >= ASKED and end - over >= _PATIENCE * took
 
 
 def _failed(arrival: Arrival, accepted: Accepted, seen: Seen, reports: Sequence[Transfer]) -> int:

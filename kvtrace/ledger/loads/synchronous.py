@@ -160,8 +160,12 @@ class _InStep:
                 self._put_lost(arrival, found, good, first + pair, place)
                 continue
             if found.end is not None:
-                arrival.put(parts(found.end, [(start, end)]), bits(first + pair))
-                arrival.because(found.end, found.reason, place)
+                ended = [*parts(found.end, [(start, good)]), *parts(LoadEnd.FAILED, [(good, end)])]
+                arrival.put(ended, bits(first + pair))
+                if start < good or not failed.tokens:
+                    arrival.because(found.end, found.reason, place)
+                if failed.tokens:
+                    arrival.because(LoadEnd.FAILED, failed.reason, place)
                 continue
             short: list[Interval] = [(start + found.got, good)] if start + found.got < good else []
             reason = found.reason
