@@ -82,8 +82,8 @@ def look(run_dir: Path, salt: bytes | None) -> RestFile:
     return RestFile(looked_wall_ns=time.time_ns(), files=files, pieces=pieces)
 
 
-_Piece = tuple[str, int, int, int]
-"""Path, offset, length, digest."""
+_Piece = tuple[str, int, int, int, int]
+"""Path, offset, length, layer (name id), digest."""
 
 
 def _named(path: Path) -> tuple[list[tuple[str, int]], list[_Piece]]:
@@ -104,9 +104,10 @@ def _named(path: Path) -> tuple[list[tuple[str, int]], list[_Piece]]:
     found = []
     for table in pieces:
         piece = rows.columns(rows.Piece, table)
-        columns = (piece.target, piece.offset, piece.length, piece.digest)
-        for target, offset, length, digest in zip(*(column.tolist() for column in columns), strict=True):
-            found.append((names.get(target, ""), offset, length, digest))
+        columns = (piece.target, piece.offset, piece.length, piece.layer, piece.digest)
+        for target, *place in zip(*(column.tolist() for column in columns), strict=True):
+            offset, length, layer, digest = place
+            found.append((names.get(target, ""), offset, length, layer, digest))
     return [one for one in wrote if one[0]], found
 
 
@@ -134,19 +135,20 @@ def _resting(name: str, may_be_read: bool) -> RestingFile:
 
 
 def _still(pieces: Sequence[_Piece], salt: bytes | None, databases: Container[str]) -> str:
-    """For each piece whether it stands where it stood; the same bytes at rest in another place do as well."""
+    """For each piece whether it stands where it stood; the same bytes of the same layer at rest in another
+    place do as well. Those of one layer in another one's place are no store's copy of them."""
     look = _Look(salt, databases)
     try:
         said = [look.at(piece) for piece in pieces]
     finally:
         look.close()
-    there = {piece[-1] for piece, one in zip(pieces, said, strict=True) if one == STILL}
+    there = {piece[-2:] for piece, one in zip(pieces, said, strict=True) if one == STILL}
     kept = {piece[0] for piece, one in zip(pieces, said, strict=True) if one == STILL}
     found = []
     for piece, one in zip(pieces, said, strict=True):
         if one == _OTHER:  # where nothing stands where it stood, a database was packed anew
             one = GONE if piece[0] in kept else UNKNOWN
-        found.append(STILL if one == GONE and piece[-1] in there else one)
+        found.append(STILL if one == GONE and piece[-2:] in there else one)
     return "".join(found)
 
 
@@ -178,7 +180,7 @@ class _Look:
                 os.close(file)
 
     def at(self, piece: _Piece) -> str:
-        name, offset, length, digest = piece
+        name, offset, length, _, digest = piece
         path = _real(name)
         if self._salt is None or path is None:
             return UNKNOWN

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from kvtrace.terms import Grade
 
@@ -121,3 +122,11 @@ class Outcome:
     def code(self) -> int:
         """The end as tables hold it, 0 for none."""
         return int(self.end or 0)
+
+
+class Spoiled(NamedTuple):
+    """From position ``start`` on a request's KV is not its prompt's: a load that ended so did not bring it,
+    and what was computed after it stands on that."""
+
+    start: int
+    end: LoadEnd

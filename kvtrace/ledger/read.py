@@ -33,6 +33,7 @@ from kvtrace.ledger.saves.pairs import Evidence
 from kvtrace.ledger.saves.positions import Way
 from kvtrace.ledger.saves.rest import AtRest, Traced, at_rest, removals, writers
 from kvtrace.ledger.saves.seen import seen
+from kvtrace.ledger.saves.spoiled import spoiled
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.slots.reads import given_blocks, slots_of
@@ -117,14 +118,16 @@ def _books(
     loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
     prints, places = printed(engines, scans, requests, loaded), _places(scans, requests)
     contents = compare(prints, requests, places, _written(watched))
+    swallowed = reported.swallowed(scans)
+    caught = reported.caught_in_loading(swallowed)
+    followed = with_contents(loaded, contents, engines, requests, caught)
     evidence = Evidence(
         executed=executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
         unknown=Steps(implied.unknown | cut_off(requests)),
         unfinished={save.request: save.unfinished for save in async_saves},
-        swallowed=reported.swallowed(scans), given_away=reported.given_away(scans),
+        swallowed=swallowed, given_away=reported.given_away(scans),
+        spoiled=spoiled(requests, engines, followed, places),
     )  # fmt: skip
-    caught = reported.caught_in_loading(evidence.swallowed)
-    followed = with_contents(loaded, contents, engines, requests, caught)
     saves = assign(requests, engines, evidence, followed, watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
     run = Run(
@@ -149,6 +152,7 @@ def _books(
         load_rows=loads,
         twins=twins(requests),
         compared=contents.blocks,
+        spoiled=evidence.spoiled,
         total=saves.total,
         notes=[*unfinished(requests), *unchecked([scan.info for scan in scans]), *_notes(found, engines)],
         spans=saves.spans,

@@ -49,6 +49,7 @@ def rule(case: Case) -> Results:
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
                 *loads.reasons_and_places(wrong, CAUSE),
+                *_computed_on_top(case),
             ],
             headline="loaded KV is not what its tokens compute to",
         )
@@ -64,3 +65,14 @@ def rule(case: Case) -> Results:
             f"of {plural(unknown, 'loaded block')} none could be compared with what the same tokens "
             "computed to in this run"
         )
+
+
+def _computed_on_top(case: Case) -> list[str]:
+    """What stands on such KV, by that request or by a later one that reused its blocks."""
+    spoiled = [
+        row
+        for row, by in case.run.spoiled.items()
+        if by.end in CAUSE.load_ends and case.requests[row].entries
+    ]
+    said = "what was stored of that is not the KV of their prompts, and counts as read, never as stored"
+    return [f"{plural(len(spoiled), 'request')} computed on with it: {said}"] if spoiled else []

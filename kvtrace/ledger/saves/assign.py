@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from kvtrace.ledger.ends import NOT_SAVED, Outcome
+from kvtrace.ledger.ends import NOT_SAVED, Outcome, Spoiled
 from kvtrace.ledger.intervals import length
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import (
@@ -30,6 +30,7 @@ from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.joint import Joint
 from kvtrace.ledger.saves.pairs import Evidence, Pairs, pairs_of
 from kvtrace.ledger.saves.positions import Segment, Way, reuse_of
+from kvtrace.ledger.saves.spoiled import without_spoiled
 from kvtrace.ledger.steps import Array
 from kvtrace.terms import SAVED
 
@@ -98,7 +99,8 @@ def assign(
         way = _way(row, request, made[request.engine][0], evidence, load_of.get(row))
         ways[row] = way
         several = [(number, part[row]) for number, part in enumerate(parts) if row in part]
-        of_request = _OfRequest(row, way, Joint(several) if several else None)
+        joint = Joint(several) if several else None
+        of_request = _OfRequest(row, way, joint, evidence.spoiled.get(row))
         base += of_request.base()
         pieces += of_request.pieces()
         found.append(of_request.sums())
@@ -158,13 +160,17 @@ class _Class:
 class _OfRequest:
     """One request's rows in the tables."""
 
-    def __init__(self, row: int, way: Way, joint: Joint | None = None) -> None:
+    def __init__(self, row: int, way: Way, joint: Joint | None, by: Spoiled | None) -> None:
         self._row, self._way, self._request = row, way, way.request
-        self._segments = joint.segments if joint else way.segments
+        self._of_pair = joint.segments if joint else way.segments
+        self._spoiled = by
         counts, self._class_of = _classes([part for _, part in joint.parts] if joint else [way])
         self._classes = [
             _Class(count, bool(way.pairs.live[pair]), self._segments(pair)) for count, pair in counts
         ]
+
+    def _segments(self, pair: int) -> list[Segment]:
+        return without_spoiled(self._of_pair(pair), self._spoiled)
 
     def base(self) -> Rows:
         """What needs no cause."""

@@ -1,0 +1,76 @@
+"""Tokens that were computed on KV that a load did not bring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvtrace.ledger.contents.residue import Places
+from kvtrace.ledger.ends import NOT_SAVED, LoadEnd, Outcome, SaveEnd, Spoiled
+from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.model import Engine
+from kvtrace.ledger.requests import Chunk, Request
+from kvtrace.ledger.saves.positions import Segment
+from kvtrace.ledger.saves.spoiled import spoiled, without_spoiled
+from kvtrace.ledger.slots.tables import Given
+from kvtrace.terms import LOADED, SAVED, Grade
+from kvtrace.trace import facts, rows
+
+ENGINE = Engine(0, 1, "engine core", facts.Engine(block_size=16), None, pairs=2)
+LOADER = Request(
+    "a", 0, 64, 64, 0, chunks=(Chunk(2, 2, 32, 64),), external=((0, 32),), first_step=2,
+    prefixes={100 + end: end for end in (16, 32, 48, 64)},
+)  # fmt: skip
+REUSER = Request(
+    "b", 0, 80, 80, 0, chunks=(Chunk(3, 3, 48, 80),), reused=((0, 48),), first_step=3,
+    prefixes={100 + end: end for end in (16, 32, 48, 64)},
+)  # fmt: skip
+
+
+def load(end: LoadEnd, **more: object) -> LoadOf:
+    lost = {((16, 32, end),): 0b10}
+    return replace(LoadOf(0, "a", 0, 64, 2, accepted=32, lost=lost), **more)  # type: ignore[arg-type]
+
+
+def given(row: int, block: int) -> Given:
+    return Given(row, rows.BlocksGiven(0, 0, 0, 2 + row, 0, 0, block, 5))
+
+
+def found(end: LoadEnd, second: int = 7, **more: object) -> dict[int, Spoiled]:
+    """``second``: the first block of the request that reuses the other one's, which begin with block 7."""
+    places = Places([given(0, 7), given(1, second)])
+    return spoiled([LOADER, REUSER], [ENGINE], [load(end, **more)], places)
+
+
+def test_what_is_computed_on_a_wrong_load_and_what_reuses_its_blocks() -> None:
+    by = Spoiled(16, LoadEnd.WRONG)
+    assert found(LoadEnd.WRONG) == {0: by, 1: by}
+    assert found(LoadEnd.WRONG, second=20) == {0: by}, "others' blocks, with the same tokens"
+
+
+@pytest.mark.parametrize("end", [LoadEnd.NOT_OBSERVED, LoadEnd.PENDING, LoadEnd.NOT_WRITTEN])
+def test_what_is_not_known_of_a_load_spoils_nothing(end: LoadEnd) -> None:
+    """Of NOT_WRITTEN it is known where the load's writes were watched."""
+    assert found(end) == {}
+    assert bool(found(end, measured=True)) == (end is LoadEnd.NOT_WRITTEN)
+
+
+def test_what_was_computed_after_all_spoils_nothing() -> None:
+    again = replace(LOADER, chunks=(Chunk(2, 2, 16, 64),))
+    places = Places([given(0, 7)])
+    assert spoiled([again], [ENGINE], [load(LoadEnd.FAILED)], places) == {}
+
+
+def test_it_was_read_and_is_not_called_stored() -> None:
+    stored = Outcome(SAVED, grade=Grade.PROVED)
+    lost = Segment(64, 80, Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ), -1)
+    loaded = Segment(0, 16, Outcome(LOADED, grade=Grade.READ), -1)
+    segments = [loaded, Segment(16, 64, stored, 0), lost]
+    assert without_spoiled(segments, Spoiled(32, LoadEnd.WRONG)) == [
+        loaded,
+        Segment(16, 32, stored, 0),
+        Segment(32, 64, Outcome(SAVED, grade=Grade.READ), 0),
+        lost,
+    ]
+    assert without_spoiled(segments, None) == segments
