@@ -58,7 +58,8 @@ def rule(case: Case) -> Results:
     parts = []
     if here:
         parts.append(
-            f"an earlier request of this run that begins with the same tokens stored them ({plural(here, 'request')})"
+            "an earlier request of this run that begins with the same tokens stored them "
+            f"({plural(here, 'request')})"
         )
     if hits:
         parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
