@@ -125,7 +125,8 @@ class Flag(IntEnum):
     DUMMY = 16
     """A dummy, profile or warm-up run: never counted as a real step."""
     FIRST = 32
-    """CHUNK: the first chunk of a request, or the first after a preemption (RESUMED)."""
+    """CHUNK: the first chunk of a request, or the first after a preemption (RESUMED). FOUND: the first head
+    of a slot was seen to stand before its last one."""
     RESUMED = 64
     UNREADABLE = 128
     """The connector's metadata has a shape that the reader does not understand."""

@@ -861,8 +861,24 @@ def test_heads_that_now_and_then_stand_in_another_order_are_those_of_two_records
     books = Books()
     for call, form in enumerate((Form.TURNED, Form.VERBATIM, Form.TURNED), 1):
         books.read(call, call)
-        books.found(call, call, form, "/store/a")
+        in_order = Flag.FIRST if form == Form.VERBATIM else 0
+        books.found(call, call, form, "/store/a", marks=Flag.KEPT | in_order)
     assert books.fates() == [THERE] * 3
+
+
+@pytest.mark.parametrize(("turned", "unseen", "fates"), [
+    (3, 2, [(Fate.ALTERED, Why.TURNED)] * 3 + [UNKNOWN] * 2),
+    (2, 3, [THERE] * 5),
+])  # fmt: skip
+def test_an_order_that_was_not_seen_speaks_for_no_order(
+    turned: int, unseen: int, fates: list[tuple[Fate, Why]]
+) -> None:
+    """It did: heads that stood in another order were called stored where half of them were not seen."""
+    books = Books()
+    for call, form in enumerate([Form.TURNED] * turned + [Form.VERBATIM] * unseen, 1):
+        books.read(call, call)
+        books.found(call, call, form, "/store/a")
+    assert books.fates() == fates
 
 
 def test_one_record_with_heads_in_another_order_is_not_enough() -> None:

@@ -613,7 +613,8 @@ class Left:
             self._write_pieces(op, [one for one in exact if one.stays], t)
 
     def _write_found(self, op: Op, form: Form, t: int, target: str, by: int) -> None:
-        head = pack_head(Kind.FOUND, Role.WORKER, form, op.connector, self._marks, AGENT.thread())
+        marks = self._marks | (Flag.FIRST if op.turned is False else 0)
+        head = pack_head(Kind.FOUND, Role.WORKER, form, op.connector, marks, AGENT.thread())
         text = text_of_touches(op.touches)
         pieces = len(op.pieces) << 32 | len(op.found)
         name = _target(target) if target else 0

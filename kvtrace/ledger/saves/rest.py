@@ -171,7 +171,8 @@ _SPOILED = (Form.ALTERED, Form.ZEROED)
 _IN_PIECES = (Form.PARTLY, Form.ZEROED, Form.CUT)
 _LEAST_TURNED = 2
 _SHARE_TURNED = 4
-"""So many times as often as in order: each is in order, or none, but for KV that stands there twice."""
+"""So many times as often as in order: each is in order, or none, but for KV that stands there twice. And no
+less often than in an order that was not seen."""
 
 
 def at_rest(trace: Traced, rest: RestFile) -> AtRest:
@@ -244,6 +245,8 @@ class _Found(NamedTuple):
     t: int
     pieces: str
     """STILL, GONE or unknown, one for each of its pieces."""
+    ordered: bool = False
+    """Its heads were seen to stand in order."""
 
 
 class _Judge:
@@ -337,6 +340,7 @@ class _Judge:
                     self._name(row.target),
                     row.t,
                     self._pieces.get((row.call, row.layer, row.target), ""),
+                    bool(rows.flags(row.head) & Flag.FIRST),
                 )
             )
         return found
@@ -454,8 +458,10 @@ class _Judge:
     @cached_property
     def _turned(self) -> bool:
         """Whether this connector stores heads in another order than the KV cache has."""
-        forms = Counter(one.form for said in self._found.values() for one in said)
-        return forms[Form.TURNED] >= max(_LEAST_TURNED, _SHARE_TURNED * forms[Form.VERBATIM])
+        every = [one for said in self._found.values() for one in said]
+        forms = Counter(one.form for one in every)
+        ordered = sum(one.ordered for one in every if one.form == Form.VERBATIM)
+        return forms[Form.TURNED] >= max(_LEAST_TURNED, _SHARE_TURNED * ordered, forms[Form.VERBATIM])
 
     def _at_the_end(self, one: _Found) -> tuple[Fate, Why]:
         file = self._files.get(one.target)
