@@ -23,7 +23,7 @@ from tiny_model import RECIPE, SPECIAL, make_folder, words, write_tokenizer
 
 SEED = 20261122
 PLACEHOLDER = RECIPE["vocab"] - 1
-"""Token id that stands for a sound in a prompt: the last word."""
+"""Token id that stands for a sound or an image in a prompt: the last word."""
 
 COMMON: dict[str, Any] = {
     "vocab_size": RECIPE["vocab"],
@@ -105,6 +105,9 @@ WHISPER_SOUND = {
     "padding_value": 0.0,
     "return_attention_mask": False,
 }
+
+IMAGE_SIDE, PATCH_SIDE = 64, 8
+"""Pixels: an image is 8 x 8 patches."""
 
 KINDS: dict[str, Kind] = {
     "mixtral": Kind(
@@ -297,6 +300,45 @@ KINDS: dict[str, Kind] = {
             },
         },
         renamed={"language_model.model.model.": "language_model.model."},
+        placeholder=words()[PLACEHOLDER - len(SPECIAL)],
+    ),
+    "llava": Kind(
+        "LlavaConfig",
+        "LlavaForConditionalGeneration",
+        "an image is 64 placeholder tokens in the prompt, all with one token id",
+        {
+            "text_config": COMMON | {"model_type": "llama"},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 1,
+                "image_size": IMAGE_SIDE,
+                "patch_size": PATCH_SIDE,
+                "projection_dim": 64,
+            },
+            "image_token_index": PLACEHOLDER,
+            "vision_feature_layer": -1,
+            "tie_word_embeddings": False,
+        },
+        without=tuple(COMMON),
+        extra={
+            "preprocessor_config.json": {
+                "image_processor_type": "CLIPImageProcessor",
+                "processor_class": "LlavaProcessor",
+                "size": {"shortest_edge": IMAGE_SIDE},
+                "crop_size": {"height": IMAGE_SIDE, "width": IMAGE_SIDE},
+            },
+            "processor_config.json": {
+                "processor_class": "LlavaProcessor",
+                "image_token": words()[PLACEHOLDER - len(SPECIAL)],
+                "patch_size": PATCH_SIDE,
+                "num_additional_image_tokens": 1,
+                "vision_feature_select_strategy": "default",
+            },
+        },
+        renamed={"vision_tower.": "vision_tower.vision_model."},
         placeholder=words()[PLACEHOLDER - len(SPECIAL)],
     ),
     "bert": Kind(

@@ -131,6 +131,18 @@ def listen(llm: Any, act: Act) -> Answers:
     return _ask(llm, act, asked)
 
 
+def look(llm: Any, act: Act) -> Answers:
+    """``prompts``, each with an image (noise, made of its number in ``images``) in the place of a token."""
+    import numpy
+    from PIL import Image
+
+    asked = []
+    for prompt, number in zip(act["prompts"], act["images"], strict=True):
+        noise = numpy.random.default_rng(number).integers(0, 256, (64, 64, 3), dtype="uint8")
+        asked.append({"prompt_token_ids": prompt, "multi_modal_data": {"image": Image.fromarray(noise)}})
+    return _ask(llm, act, asked)
+
+
 ACTS: dict[str, Callable[[Any, Act], Answers]] = {
     "beam": beam,
     "embeds": embeds,
@@ -141,6 +153,7 @@ ACTS: dict[str, Callable[[Any, Act], Answers]] = {
     "idle": idle,
     "leave": leave,
     "listen": listen,
+    "look": look,
     "reset": reset,
     "sleep": sleep,
 }

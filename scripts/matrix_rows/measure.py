@@ -20,6 +20,7 @@ from typing import Any
 import drive
 from vllm_env import CACHE, vllm_env
 
+from matrix_rows import vision
 from matrix_rows.row import Row
 
 HERE = Path(__file__).resolve().parent
@@ -101,11 +102,17 @@ class Run:
         env = {**environment(), **self.row.env}
         if self.row.how in ("one", "torchrun"):
             env["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        if self.row.images:
+            env["PYTHONPATH"] += os.pathsep + str(vision.FOLDER)
         return env
 
     def start(self) -> None:
-        """Runs it, in processes of its own."""
+        """Runs it, in processes of its own; where what it needs cannot be had, its outcome says why."""
         self.prepare()
+        if self.row.images and (refused := vision.fetch()):
+            outcome = json.dumps({"answers": [], "rows": 0, "error": refused})
+            (self.folder / "outcome.json").write_text(outcome, encoding="utf-8")
+            return
         with (self.folder / "log").open("w", encoding="utf-8") as log:
             process = subprocess.Popen(
                 self.command(), env=self.environment(), stdout=log, stderr=subprocess.STDOUT,

@@ -83,18 +83,26 @@ def _kinds() -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-def _sounds() -> tuple[Row, ...]:
-    """Two prompts with the same token ids and different sounds, and one of them again."""
+def _sounds_and_images() -> tuple[Row, ...]:
+    """Two prompts with the same token ids and different sounds or images, and one of them again."""
     (text,) = prompts("sounds", 96)
     one = [*text[:40], PLACEHOLDER, *text[40:]]
-    heard = {"do": "listen", "prompts": [one, one, one], "sounds": [1, 2, 1], "together": False,
-             "params": {"max_tokens": 4}}  # fmt: skip
+    asked = {"prompts": [one, one, one], "together": False, "params": {"max_tokens": 4}}
+    heard = {**asked, "do": "listen", "sounds": [1, 2, 1]}
+    seen = {**asked, "do": "look", "images": [1, 2, 1]}
     return (
         Row("multimodal", "Sounds in prompts (Qwen2-Audio): equal tokens, different sounds", (heard,),
             model="qwen2-audio", shows=("loaded",), healthy=Connector("SoundStore", "loads", extra=UNIT),
             engine={"max_num_batched_tokens": 1024, "limit_mm_per_prompt": {"audio": 1}},
             planted=replace(CHUNKS, first=frozenset({"kv-load-wrong"}), at_rest=False),
             note="planted: a connector that keys by token ids, which are the same for every sound"),
+        Row("images", "Images in prompts (LLaVA): equal tokens, different images", (seen,),
+            model="llava", images=True, shows=("loaded",),
+            healthy=Connector("SoundStore", "loads", extra=UNIT),
+            engine={"max_num_batched_tokens": 1024, "limit_mm_per_prompt": {"image": 1}},
+            planted=replace(CHUNKS, first=frozenset({"kv-load-wrong"}), at_rest=False),
+            note="planted: a connector that keys by token ids, which are the same for every image. "
+                 "torchvision is fetched for this row alone, and runs without its compiled operators"),
     )  # fmt: skip
 
 
@@ -118,4 +126,4 @@ def _streams() -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-ROWS: tuple[Row, ...] = (*_ends(), *_kinds(), *_sounds(), *_engine(), *_streams())
+ROWS: tuple[Row, ...] = (*_ends(), *_kinds(), *_sounds_and_images(), *_engine(), *_streams())

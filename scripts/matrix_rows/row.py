@@ -76,6 +76,7 @@ class Row:
             the engine in it).
         alone: of ``one``: not after another engine in the same process.
         model: a name of weights.py.
+        images: its engine needs torchvision (vision.py), which the environment has not.
         healthy, planted: the connectors of its two kinds of runs.
         shows: what the report of the healthy run must prove beside, by names of proofs.py.
         at_rest: whether each saved token lies once in the store, so that the rows there are what must
@@ -91,6 +92,7 @@ class Row:
     how: str = "one"
     alone: bool = False
     model: str = "tiny"
+    images: bool = False
     env: dict[str, str] = field(default_factory=dict)
     healthy: Connector = CHUNKS
     planted: Connector = SHORT
@@ -101,7 +103,7 @@ class Row:
     @property
     def shares_process(self) -> bool:
         """Whether its engines may run one after another with those of other rows."""
-        return self.how == "one" and not self.alone
+        return self.how == "one" and not self.alone and not self.images
 
     def acts_of(self, model: str) -> list[Act]:
         """Its workload, with the folder of its model in it."""
