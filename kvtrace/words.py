@@ -109,8 +109,8 @@ def peer(name: str) -> str:
 
 
 def capital(text: str) -> str:
-    """With a capital letter, as a title begins."""
-    return text[:1].upper() + text[1:]
+    """With a capital letter, as a title begins; a name as vLLM keeps its own."""
+    return text if text[1:2].isupper() else text[:1].upper() + text[1:]
 
 
 def sentence(text: str) -> str:

@@ -16,6 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import sessions
 from spec import MODULE_DIRS, Scenario, ScenarioError, load
 
 ENV = {
@@ -47,6 +48,12 @@ def prepare_environment(scenario: Scenario | None = None) -> None:
 
 def start(scenario: Scenario, model: str, store: Path) -> Any:
     from vllm import LLM
+
+    return LLM(**arguments(scenario, model, store), disable_log_stats=True)
+
+
+def arguments(scenario: Scenario, model: str, store: Path) -> dict[str, Any]:
+    """Of its engine, as far as this vLLM has them."""
     from vllm.engine.arg_utils import EngineArgs
 
     store.mkdir(parents=True, exist_ok=True)
@@ -54,7 +61,15 @@ def start(scenario: Scenario, model: str, store: Path) -> Any:
     for name in LATER:
         if name not in {field.name for field in fields(EngineArgs)}:
             args.pop(name, None)
-    return LLM(**args, disable_log_stats=True)
+    return args
+
+
+def stream(scenario: Scenario, model: str, store: Path) -> list[list[int]]:
+    """Runs all rounds of a scenario whose prompts come in parts."""
+    asked = [
+        sessions.Sessions(part.prompts, part.part, part.max_tokens) for part in scenario.rounds if part.part
+    ]
+    return sessions.run(arguments(scenario, model, store), asked)
 
 
 def work(llm: Any, scenario: Scenario) -> list[list[int]]:
@@ -188,8 +203,10 @@ def main() -> int:
     prepare_environment(scenario)
     began = time.monotonic()
     store = args.store.resolve()
-    llm = start(scenario, args.model, store)
-    answers = work(llm, scenario)
+    if scenario.streams:
+        answers = stream(scenario, args.model, store)
+    else:
+        answers = work(start(scenario, args.model, store), scenario)
     if args.outcome is not None:
         write_outcome(args.outcome, answers, store, time.monotonic() - began)
     return 0

@@ -13,7 +13,9 @@ A scenario is ``scenarios/<name>.toml``:
   times, own}``: prompts of one seed share their beginning, up to the last ``own`` tokens), ``together``
   (all submitted at once, or one after another), ``max_tokens``, ``repeat``, ``prompt_logprobs``,
   ``abort_after`` (seconds until the client gives up), or ``abort_steps`` (engine steps until then)
-  with ``aborted_at`` (tokens computed by then), ``idle_steps`` (engine steps after each batch), ``hangs``
+  with ``aborted_at`` (tokens computed by then), ``idle_steps`` (engine steps after each batch), ``hangs``,
+  ``part`` (streaming input: prompts in parts of so many tokens, one prompt after another; then in all
+  rounds, with ``processes = "many"``)
 - ``raises``: type of the exception that ends the engine, where one does
 - ``stuck_after``, ``stuck_in``: its engine hangs in that function; ``kvtrace run --stuck-after`` so many
   seconds looks where, and then the process is killed
@@ -63,6 +65,12 @@ class Round:
     """Tokens that have KV by then, all requests together."""
     hangs: bool = False
     """Its step never ends: nothing of it is in the trace of its process."""
+    part: int | None = None
+    """Tokens of the prompt that come at once, each part with an answer; None: all of it."""
+
+    def parts(self, prompt: list[int]) -> int:
+        """How many parts a prompt of it comes in, each with an answer."""
+        return -(-len(prompt) // self.part) if self.part else 1
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,11 @@ class Scenario:
             args["kv_transfer_config"] = config
         return args
 
+    @property
+    def streams(self) -> bool:
+        """Whether its prompts come in parts."""
+        return any(part.part for part in self.rounds)
+
     def prompt_tokens(self) -> int:
         return sum(len(prompt) for part in self.rounds for prompt in part.prompts)
 
@@ -146,7 +159,7 @@ class Scenario:
             for part in self.rounds
             if part.abort_after is None and part.abort_steps is None and not part.hangs
         ]
-        whole = sum(len(p) + part.max_tokens - 1 for part in rounds for p in part.prompts)
+        whole = sum(len(p) + part.parts(p) * (part.max_tokens - 1) for part in rounds for p in part.prompts)
         return whole + sum(part.aborted_at for part in self.rounds)
 
 
@@ -214,6 +227,7 @@ def _rounds(entries: list[dict[str, Any]], seed: str) -> list[Round]:
                     aborted_at=entry.get("aborted_at", 0),
                     idle_steps=entry.get("idle_steps", 0),
                     hangs=entry.get("hangs", False),
+                    part=entry.get("part"),
                 )
             )
     return rounds

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from chunk_store import ChunkStore, ChunkStoreMetadata, Transfer, by_block, logger
+from chunk_store import ChunkStore, ChunkStoreMetadata, Transfer, _Live, by_block, logger
 from safetensors.torch import save_file
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
@@ -54,6 +54,14 @@ class ShortStore(ChunkStore):
                 self._write(
                     self._file(key, layer_name), rows[i * self.unit : (i + 1) * self.unit].contiguous()
                 )
+
+
+class FirstPartStore(ChunkStore):
+    """Offers a request once, as if its whole prompt came with it: later parts of a session are not stored."""
+
+    def _offer(self, metadata: ChunkStoreMetadata, live: _Live, computed: int, scheduled: int) -> None:
+        if live.offered is None:
+            super()._offer(metadata, live, computed, scheduled)
 
 
 class CarefulStore(ChunkStore):

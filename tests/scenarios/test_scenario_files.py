@@ -19,6 +19,7 @@ FIRST_CAUSES = {
     "metadata-has-no-store",
     "metadata-not-bound",
     "decode-not-offered",
+    "later-parts-not-offered",
     "key-mismatch",
     "lookup-miss",
     "lookup-clamped",

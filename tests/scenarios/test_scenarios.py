@@ -21,9 +21,9 @@ def test_connector_did_what_the_scenario_says(name: str, runs: Runs) -> None:
     ends = scenario.raises is None and scenario.stuck_after is None
     if ends and all(part.abort_steps is None for part in scenario.rounds):
         assert [len(answer) for answer in outcome["answers"]] == [
-            part.max_tokens if part.abort_after is None else 0
+            part.parts(prompt) * part.max_tokens if part.abort_after is None else 0
             for part in scenario.rounds
-            for _ in part.prompts
+            for prompt in part.prompts
         ]
     pairs = LAYERS * int(scenario.engine.get("tensor_parallel_size", 1))
     expect = scenario.expect

@@ -16,10 +16,10 @@ CAUSE = Cause(
     ),
     seen_as="No store entry of any streaming session in this run reaches past the first part of its prompt.",
     remedy=(
-        "vLLM schedules the next part of a session under the same request id, in scheduled_new_reqs, with "
-        "the whole prompt: in build_connector_meta, offer what is longer than what was offered before."
+        "in build_connector_meta, offer of a known request what is longer than what was offered before: vLLM "
+        "schedules the next part of a session under the same request id, in scheduled_new_reqs, with the "
+        "whole prompt."
     ),
-    live=False,
 )
 
 
