@@ -768,6 +768,32 @@ def test_requests_that_are_read_without_their_beginning(
         assert {now for (start, end), now in fates if start < first + 64 and end > first} == {fate}
 
 
+@pytest.mark.parametrize(
+    ("times", "digests", "fate"),
+    [(5, (1, 2), "MISPLACED READ"), (4, (1, 2), UNSEEN), (6, (1, 2), UNSEEN), (5, (1, 1), UNSEEN)],
+    ids=["for all", "for less", "for more", "of the same tokens"],
+)
+def test_one_block_read_for_all_that_is_named_where_other_reads_are_not_known(
+    tmp_path: Path, times: int, digests: tuple[int, int], fate: str
+) -> None:
+    """By address: of the same tokens the content is the same, and it may be either's."""
+    sim = cache(tmp_path)
+    lengths = {"a": 32, "b": 48}
+    for (name, tokens), digest in zip(lengths.items(), digests, strict=True):
+        sim.arrive(Prompt(name, tokens))
+        sim.prefix(name, BLOCK, digest)
+    chunks = [Chunk(name, 0, tokens, first=True) for name, tokens in lengths.items()]
+    sim.step(chunks, [entry(name, 0, tokens) for name, tokens in lengths.items()], prompts=lengths)
+    for _ in range(times):
+        sim.read("b", 32, 48)
+    sim.workers[0].names["0+1"] = 0  # which slots is not known
+    sim.touch({0: [0], 1: [0]})
+    for name, tokens in lengths.items():
+        sim.finish(name, tokens)
+    assert alike(sim, "a") == {(0, 32): fate}
+    assert alike(sim, "b")[0, 48 if fate[0] == "M" else 32] == fate
+
+
 def test_a_null_block_that_is_read_in_place_of_first_blocks(tmp_path: Path) -> None:
     """Places in the table, taken for block numbers: 0 is nobody's."""
     sim = cache(tmp_path)

@@ -22,7 +22,9 @@ CAUSE = Cause(
         "behind them were read, or nothing of their request; the null block, which is nobody's, stood for "
         "first blocks; or reads as long as a unit makes them began too late; or whole blocks were read from "
         "within blocks, some of their slots another request's. Or of all requests of a step one was read, "
-        "once for each. What else that worker read is then not observed. "
+        "once for each. Or all that was read are the beginnings of the prompts, as long as one unit makes "
+        "them, had each block another id, by the same number. What else that worker read is then not "
+        "observed. "
         "Or the very blocks of an entry were read once another request had them."
     ),
     remedy=(

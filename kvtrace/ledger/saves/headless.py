@@ -23,7 +23,8 @@ _LEAST = 2
 @dataclass(frozen=True)
 class Headless:
     """Attributes:
-    rows: the requests; none where they are less than two.
+    rows: the requests; none where they are less than two. Of some it may not be known that their beginning
+        was not read out of sight.
     shifted: what was read of them is as long as a unit makes a store, and ends where no unit lets one end.
     within: of all of them whole blocks were read that begin within blocks, and some of these slots were
         another request's, or nobody's: (row, step) -> the blocks in whose place that stands.
@@ -44,6 +45,7 @@ class _Due:
     read: tuple[Interval, ...]
     headless: bool
     within: bool  # whole blocks that begin within blocks
+    settled: bool  # all is known that was read by then
 
 
 def headless(
@@ -67,16 +69,22 @@ def headless(
         if (one := _due(watched, row, request, column, size)) is not None
         and not known(row, request.chunks[0].step)
     ]
-    found = [one for one in due if one.headless]
-    many = 2 * len(found) >= len(due) or any(one.within for one in found)
-    if len(found) < _LEAST or not many:
-        return Headless()
+    found = _many([one for one in due if one.settled])
+    if not found:
+        return Headless(tuple(one.row for one in _many(due)))
     within = {(one.row, one.step): _whole_blocks(one, size) for one in found} if _within(found, size) else {}
     return Headless(tuple(one.row for one in found), _shifted(found, size), within)
 
 
+def _many(due: list[_Due]) -> list[_Due]:
+    """Those without their beginning, where they are enough of them."""
+    found = [one for one in due if one.headless]
+    many = 2 * len(found) >= len(due) or any(one.within for one in found)
+    return found if many and len(found) >= _LEAST else []
+
+
 def _due(watched: Watched, row: int, request: Request, column: int, size: int) -> _Due | None:
-    """None where its beginning is due to nobody here, or may have been read out of sight."""
+    """None where its beginning is due to nobody here."""
     touches = in_layer(watched.slots.reads.get(row, ()), column)
     begun = [touch for touch in touches if touch.positions]
     if not begun or not request.chunks or request.chunks[0].start > 0 or request.preemptions:
@@ -86,11 +94,14 @@ def _due(watched: Watched, row: int, request: Request, column: int, size: int) -
         return None
     given = union([*request.reused, *request.external])
     before = np.array([chunk.step for chunk in request.chunks if chunk.step <= step], dtype=np.int64)
-    if covers(given, 0) or not bool(watched.settled(before).all()):
+    if covers(given, 0):
         return None
+    settled = bool(watched.settled(before).all())
     read = _all_of(touch for touch in begun if touch.step == step)
     within = (step, column) in watched.slots.skewed and bool(read[0][0] % size)
-    return _Due(row, step, request.stood(step)[0], tuple(read), not covers(covered(begun), 0), within)
+    return _Due(
+        row, step, request.stood(step)[0], tuple(read), not covers(covered(begun), 0), within, settled
+    )
 
 
 def _all_of(touches: Iterable[Touch]) -> list[Interval]:

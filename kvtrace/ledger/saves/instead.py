@@ -96,6 +96,10 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
             steps[step] |= 1 << column
             for row, parts in found.items():
                 holes[step, row, column] = parts
+    for column, prompts in slots.displaced.items():
+        for step, row, end in prompts:
+            steps[step] |= 1 << column
+            holes[step, row, column] = [(0, end)]
     for step in computing if len(engine.facts.kv_groups) < 2 else ():
         for at, parts in _other_layers(watched, step).items():
             holes.setdefault(at, parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +21,7 @@ from kvtrace.ledger.saves.dropped import cut_records, left_in_part, often_lost, 
 from kvtrace.ledger.saves.instead import Instead, read_instead
 from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.rest import Fate
-from kvtrace.ledger.saves.stores import named_in, stores_of
+from kvtrace.ledger.saves.stores import leading, named_in, stores_of
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.saves.windows import left_out, windows_of
 from kvtrace.ledger.slots.reads import Slots, Touch, covered, cut_steps, kept
@@ -178,7 +178,7 @@ def _reads(
 ) -> dict[int, tuple[Read, ...]]:
     """What all workers read, by the request's row; pairs in the order of the workers."""
     found: dict[int, list[Read]] = defaultdict(list)
-    shared, unit = _shared(requests), _unit(requests)
+    shared, unit = leading(requests), _unit(requests)
     first = 0
     for one in workers:
         caught = caught_in_saving(one.worker, swallowed)
@@ -288,15 +288,6 @@ def _fates(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterato
             yield Read(touch.step, failed, positions, touch.stale, SaveEnd.CAUGHT, Grade.READ)
     if touch.columns & ~failed:
         yield Read(touch.step, touch.columns & ~failed, positions, touch.stale, end, grade, touch.sent_to)
-
-
-def _shared(requests: Mapping[int, Request]) -> dict[int, int]:
-    """Row -> leading positions that another request has too, by the digests of their beginnings."""
-    of_digest: dict[int, int] = Counter(digest for one in requests.values() for digest in one.prefixes)
-    return {
-        row: max((n for digest, n in one.prefixes.items() if of_digest[digest] > 1), default=0)
-        for row, one in requests.items()
-    }
 
 
 def _misread(

@@ -20,7 +20,7 @@ from kvtrace.ledger.model import Swallowed, Trust
 from kvtrace.ledger.reported import Caught, caught_in, caught_in_opening, caught_in_saving
 from kvtrace.ledger.saves.calls import LEAST_BYTES, At, WorkerCalls
 from kvtrace.ledger.saves.measured import WHOLE
-from kvtrace.ledger.saves.misplaced import read_elsewhere, read_shifted, strangers
+from kvtrace.ledger.saves.misplaced import read_again_instead, read_elsewhere, read_shifted, strangers
 from kvtrace.ledger.saves.pipeline import Ends
 from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.saves.stores import Stores
@@ -37,12 +37,14 @@ _LESS = (SaveEnd.CAUGHT, SaveEnd.NOTHING_READ, SaveEnd.PART_READ)
 @dataclass(frozen=True)
 class _Call:
     """A store call of one layer: tokens that its step's metadata names, and how many of them were not read.
-    ``rounded``: of each request less than a block; ``elsewhere``: other slots were read instead."""
+    ``rounded``: of each request less than a block; ``elsewhere``: other slots were read instead;
+    ``instead``: as many of them as are missing, whatever else may have been read."""
 
     total: int
     missing: int
     rounded: bool
     elsewhere: bool
+    instead: bool
 
 
 class PositionCalls(WorkerCalls):
@@ -99,6 +101,7 @@ class PositionCalls(WorkerCalls):
         short = [[length(parts) for parts in one.values()] for one in left]
         missing = sum(map(sum, short))
         elsewhere = missing > 0 and read_elsewhere(self._watched_worker, self.stores, row, missing)
+        instead = elsewhere and read_again_instead(self._watched_worker, self.stores, row, [*map(sum, short)])
         trust = Trust()
         for column, tokens in enumerate(short):
             at = (row, column)
@@ -109,7 +112,7 @@ class PositionCalls(WorkerCalls):
             shifted = missing > 0 and read_shifted(self._slots, self.stores, at, self.block)
             rounded = max(tokens, default=0) < max(1, self.block) and sum(tokens) < total
             # Of whole blocks that are read twice, or for other requests too, a remainder is still left out.
-            call = _Call(total, sum(tokens), rounded, (elsewhere and not rounded) or shifted)
+            call = _Call(total, sum(tokens), rounded, (elsewhere and not rounded) or shifted, instead)
             trust += self._judge_call(at, call, caught)
             if self.ends[at] == SaveEnd.MISPLACED:
                 own = [request for request, parts in left[column].items() if parts]
@@ -241,7 +244,8 @@ class PositionCalls(WorkerCalls):
             return Trust()
         if not call.total:
             return Trust()
-        if not self._conclusive(at) and not (self._calls_watched[at[0]] and self._empty(*at)):
+        certain = call.instead or self._conclusive(at)
+        if not certain and not (self._calls_watched[at[0]] and self._empty(*at)):
             return self._not_seen(at, call)
         return self._lost(at, call, caught)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +31,8 @@ class Stores:
     """Row of a request -> its positions that the step's metadata names, as far as they had KV."""
     seen: tuple[Mapping[int, list[Interval]], ...]
     """The same of entries that no metadata names: read in some layer."""
+    alike: Mapping[int, int]
+    """Row of a request -> leading positions whose KV may be another request's as well: the same tokens."""
 
     @cached_property
     def rows_of(self) -> Mapping[int, Sequence[int]]:
@@ -77,7 +79,23 @@ def stores_of(requests: Mapping[int, Request], block: int, unfinished: bool) -> 
         alone=tuple(next(iter(of.values())) if len(of) == 1 else None for of in storing),
         named=tuple({row: union(parts) for row, parts in of.items()} for of in named),
         seen=tuple({row: union(parts) for row, parts in of.items()} for of in seen),
+        alike=_alike(requests),
     )
+
+
+def leading(requests: Mapping[int, Request]) -> dict[int, int]:
+    """Row -> leading positions that another request has too, by the digests of their beginnings."""
+    of_digest: dict[int, int] = Counter(digest for one in requests.values() for digest in one.prefixes)
+    return {
+        row: max((n for digest, n in one.prefixes.items() if of_digest[digest] > 1), default=0)
+        for row, one in requests.items()
+    }
+
+
+def _alike(requests: Mapping[int, Request]) -> dict[int, int]:
+    """Where it is not known how a prompt begins, all of it; a salt makes other digests of the same tokens."""
+    known = leading(requests)
+    return {row: known[row] if one.prefixes and not one.salt else one.prompt for row, one in requests.items()}
 
 
 def positions(request: Request, entry: StoreEntry) -> Interval:

@@ -18,6 +18,7 @@ from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request, StoreEntry, owner, rows_by_id
 from kvtrace.ledger.saves.rest import AtRest, Fate, Why
 from kvtrace.ledger.scan import SpoolScan
+from kvtrace.ledger.slots.displaced import MOST_STEPS, Instead, displaced
 from kvtrace.ledger.slots.late import LateReads
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.tables import BlockTables, Given, Holder, computed_by
@@ -86,6 +87,7 @@ class Slots:
         tables: row of a request -> positions for which it is known which blocks it held.
         left: (row of a request, column) -> positions [0, end) that the layer's window had left when the
             request got its blocks: it got none for them, the null block stands there.
+        displaced: column -> in whose place blocks were read whose ids are all off by the same number.
         unknown: (step, column) of which it is known that slots were read, and not which.
         none: (step, column) in which slots were picked to be read, and these were none.
     """
@@ -102,6 +104,7 @@ class Slots:
     skewed: frozenset[tuple[int, int]] = frozenset()
     tables: Mapping[int, int] = field(default_factory=dict)
     left: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    displaced: Mapping[int, Sequence[Instead]] = field(default_factory=dict)
     unknown: frozenset[tuple[int, int]] = frozenset()
     none: frozenset[tuple[int, int]] = frozenset()
     last_background_t: int = 0
@@ -220,6 +223,8 @@ class _Resolver:
         self._null: dict[tuple[int, int], int] = defaultdict(int)
         self._again: dict[tuple[int, int], int] = defaultdict(int)
         self._skew: dict[tuple[int, int], bool] = {}
+        self._first: dict[int, dict[int, list[int]]] = defaultdict(dict)
+        """Column -> the first steps -> the sets of slots that were read."""
         self._seen: dict[int, list[Interval]] = {}
         """Column -> slots that were read in this step."""
         self._taken: dict[tuple[int, int], list[Interval]] = {}
@@ -275,6 +280,7 @@ class _Resolver:
                 for column, own in enumerate(self._group)
                 if own == group
             },
+            displaced=self._displaced(),
             unknown=frozenset(self._unknown),
             none=frozenset(self._none - self._unknown - self._amounts.keys()),
             last_background_t=self._background_t,
@@ -405,11 +411,37 @@ class _Resolver:
             self._useless[step, column] += owned.early
             return
         again = self._read_again(column, slots)
+        first = self._first[column]
+        if step in first or len(first) < MOST_STEPS:
+            first.setdefault(step, []).append(record.slot_set)
         self._amounts[step, column] += slots.slots - owned.loading
         self._useless[step, column] += owned.nobodys + owned.early + again
         self._blank[step, column] += owned.nobodys - owned.null
         self._null[step, column] += owned.null
         self._again[step, column] += again
+
+    def _displaced(self) -> dict[int, Sequence[Instead]]:
+        """Of the layers of which all that was read is known, whole blocks of one KV cache group."""
+        found: dict[int, Sequence[Instead]] = {}
+        known: dict[str, Sequence[Instead]] = {}  # most layers are read alike
+        doubtful = {column for _, column in self._unknown}
+        for column in self._first.keys() - doubtful if len(self._sizes) == 1 else ():
+            key = str(self._first[column])
+            if key not in known:
+                known[key] = self._displaced_in(column, self._sizes[0])
+            if known[key]:
+                found[column] = known[key]
+        return found
+
+    def _displaced_in(self, column: int, size: int) -> Sequence[Instead]:
+        read: dict[int, set[int]] = {}
+        for step, idents in self._first[column].items():
+            parts = [part for ident in idents for part in _blocks(self._set(ident).full, size)]
+            if any(high - low < size for _, low, high in parts):
+                return []
+            read[step] = {block for block, _, _ in parts}
+        blank = {step: self._blank.get((step, column), 0) for step in read}
+        return displaced(read, blank, self._given, self._requests, size)
 
     def _read_again(self, column: int, slots: SlotSet) -> int:
         """How many of these slots were read in this step before; they are by now."""
