@@ -53,7 +53,7 @@ def judge(row: Row, out: Path) -> dict[str, Any]:
                 report = build_report(traced.trace)
             except (KvtraceError, AssertionError, OSError) as error:
                 problem = f"no report: {type(error).__name__}: {error}"
-        found = verdict.of_kind(row, row.connector(kind), *outcomes, report)
+        found = verdict.of_kind(row, row.connector(kind), *outcomes, report, traced.states())
         if problem:
             found.wrong.append(problem)
         if kind == "healthy" and report is not None:

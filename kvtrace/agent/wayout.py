@@ -23,6 +23,7 @@ from kvtrace.agent.owners import Owner, is_stdlib_module, top
 from kvtrace.agent.state import get_ident
 from kvtrace.agent.tracing import set_profile
 from kvtrace.agent.watch import native
+from kvtrace.agent.watch.tensors import OWN
 
 # Their native code either goes through the dispatcher, or can't touch a tensor's memory
 # without asking Python for it (data_ptr, numpy), which ``watch/operations.py`` sees.
@@ -64,9 +65,16 @@ def works_elsewhere(owner: Owner, followed: Collection[int]) -> str:
 
 
 class WaysOut:
-    """``start`` and ``stop`` in the thread of the call."""
+    """``start`` and ``stop`` in the thread of the call.
 
-    def __init__(self) -> None:
+    Args:
+        to_the_end: look at all of the call for :attr:`shut`, also past what is enough for KV.
+    """
+
+    def __init__(self, to_the_end: bool = False) -> None:
+        self._to_the_end = to_the_end
+        self._rest: _Rest | None = None
+        """Looks at the call from then on."""
         self.watched = False
         self.native = ""
         """The third-party native code that ran."""
@@ -77,6 +85,13 @@ class WaysOut:
     def any(self) -> bool:
         return not self.watched or bool(self.native) or self.handed_over
 
+    @property
+    def shut(self) -> bool:
+        """Whether all of the call was seen, and no way was taken in it."""
+        if self._rest is None:
+            return not self.any
+        return not (self.native or self.handed_over or self._rest.any)
+
     def start(self) -> None:
         if sys.getprofile() is None:  # somebody's profiler is left alone
             self.watched = set_profile(self._profile)
@@ -85,9 +100,14 @@ class WaysOut:
         """It was seen to copy: what else it may do changes nothing, and a profile function costs."""
         if self.watched and sys.getprofile() == self._profile:
             set_profile(None)
+            if self._to_the_end:
+                self._rest = _Rest()
+                self._rest.start()
         self.watched = False
 
     def stop(self) -> None:
+        if self._rest is not None:
+            self._rest.stop()
         if sys.getprofile() == self._profile:
             set_profile(None)
         else:
@@ -108,6 +128,14 @@ class WaysOut:
                 self.handed_over |= frame.f_code.co_filename.endswith(_HAND_OVER_FILES)
         except Exception:
             self.native = "?"  # an object without the usual attributes: nothing is known of it
+
+
+class _Rest(WaysOut):
+    """The end of a call, in which our own accounting of what it copies runs too."""
+
+    def _profile(self, frame: Any, event: str, arg: Any) -> None:
+        if not OWN.busy:
+            super()._profile(frame, event, arg)
 
 
 def _third_party(function: Any) -> str:

@@ -22,6 +22,7 @@ from kvtrace.agent.watch.by_address import BY_ADDRESS
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.prints import PRINTS
+from kvtrace.agent.watch.states import STATES
 from kvtrace.trace import rows
 from kvtrace.trace.format import (
     DETAIL_IS_OP,
@@ -69,6 +70,7 @@ def _ready(wrapper: Any, kv_cache_config: Any) -> None:
     AGENT.fact(fact, Role.WORKER)
     context = describe.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
     CACHES.configure(kv_cache_config, context)
+    STATES.configure(kv_cache_config, context, fact.other_layers)
     PRINTS.open(wrapper, kv_cache_config)
     BY_ADDRESS.open(kv_cache_config)
     DEVICE.open(len(fact.kv_layers))

@@ -63,6 +63,7 @@ class Child:
             unreadable={index: steps for index, steps in scan.unreadable.items() if index in own},
             effects=_only(scan.effects, own),
             slots=_only(scan.slots, own),
+            states=_only(scan.states, own),
             of_all_slots=scan.slots,
             of_all_left=scan.left,
             left=_only(scan.left, own | {0}),

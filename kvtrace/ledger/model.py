@@ -20,6 +20,7 @@ from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd, Spoiled
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.run_file import RunFile
+from kvtrace.ledger.states.model import States
 from kvtrace.ledger.stuck_file import StuckFile
 from kvtrace.ledger.twins import Twin
 from kvtrace.terms import SAVED, Grade
@@ -170,6 +171,11 @@ class Worker:
     @property
     def kv_layers(self) -> tuple[str, ...]:
         return self.facts.kv_layers
+
+    @property
+    def state_layers(self) -> tuple[str, ...]:
+        """Layers that keep a state a request."""
+        return tuple(layer for layer, kept in self.facts.other_layers.items() if kept == "state")
 
     @property
     def connector_live(self) -> bool | None:
@@ -484,6 +490,8 @@ class Run:
     """Loaded blocks of KV by what their fingerprints say (:mod:`kvtrace.ledger.contents.compare`)."""
     spoiled: Mapping[int, Spoiled] = field(default_factory=dict)
     """Requests, by their row, that computed on KV that a load did not bring."""
+    states: States | None = None
+    """The book of layers that keep a state a request; None where there is none."""
 
     def engine(self, tag: int) -> Engine:
         for engine in self.engines:

@@ -38,6 +38,7 @@ from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.slots.reads import given_blocks, slots_of
 from kvtrace.ledger.slots.trace import touches
+from kvtrace.ledger.states.follow import book_of_states
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
@@ -106,7 +107,7 @@ def _books(
     parts: Sequence[_Books] = (),
 ) -> _Books:  # fmt: skip
     """The stages of reading, one after the other."""
-    found = _with_kv(collect(scans, who.tags), who.engines)
+    found = _with_kv(every := collect(scans, who.tags), who.engines)
     executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
     measured = measure(scans, who.workers)
     watched = _watched(scans, who.engines, found.requests, measured, executed, files[1])
@@ -160,7 +161,7 @@ def _books(
         trust=saves.trust,
         async_saves=async_saves,
     )
-    return _Books(_with_facts(run, scans), requests, saves.ways)
+    return _Books(_with_facts(run, scans, every.requests), requests, saves.ways)
 
 
 def _with_kv(found: Requests, engines: Sequence[Engine]) -> Requests:
@@ -181,11 +182,12 @@ def _written(watched: Mapping[tuple[int, str], Watched]) -> set[int]:
     return {row for one in watched.values() for row in one.slots.writes}
 
 
-def _with_facts(run: Run, scans: Sequence[SpoolScan]) -> Run:
+def _with_facts(run: Run, scans: Sequence[SpoolScan], every: Sequence[Request]) -> Run:
     """The run, with what its processes said of themselves."""
     return replace(
         run,
         device=device.merged(one.device for one in scans),
+        states=book_of_states(run.engines, every, scans, given_blocks(scans, every)),
         start_failures=reported.start_failures(scans),
         logs=reported.logs(scans),
         config_keys=reported.config_keys(scans),
@@ -379,7 +381,7 @@ def _notes(found: Requests, engines: Sequence[Engine]) -> list[str]:
 
 _KEPT = {
     "state": "a state of fixed size for each request (Mamba, linear attention) and no KV of tokens, and vLLM "
-    "calls no save hook for it: not in these ledgers; whether a connector saved the states is not observed",
+    "calls no save hook for it: in no ledger of tokens, the states have a ledger of their own",
     "encoder": "KV of the encoder's output (cross attention), none of prompt tokens: not in these ledgers",
 }
 

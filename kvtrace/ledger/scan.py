@@ -42,6 +42,7 @@ _KEPT = {
     "stayed": Kind.STAYED,
     "layers": Kind.LAYERS,
     "alike": Kind.ALIKE,
+    "states": Kind.STATES,
 }
 """Field of SpoolScan -> the kind of records that it holds."""
 _OF_A_CONNECTOR = (Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.OPEN, Kind.DONE)
@@ -86,6 +87,7 @@ class SpoolScan:
     stayed: Records  # (n, 8): STAYED, in file order
     layers: Records  # (n, 8): LAYERS, in file order
     alike: Records  # (n, 8): ALIKE, in file order
+    states: Records  # (n, 8): STATES, in file order
     device: DeviceTally
     of_all_slots: Records | None = None
     """``slots`` with those of other connectors; None: the same."""

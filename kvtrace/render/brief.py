@@ -23,6 +23,7 @@ from kvtrace.render.report import (
     next_command,
     outcome_label,
     parallel_facts,
+    state_lines,
     way_facts,
 )
 from kvtrace.render.terminal import height, terminal
@@ -96,6 +97,7 @@ def _page(report: Report, room: _Room, source: str | None, traced: str | None) -
         Paragraph(_verdict(report), "bold", gap=True),
         *_saves(report["ledger"]["saves"], room),
         Paragraph(_loads(report["ledger"]["loads"])),
+        *(Paragraph(f"States: {line}") for line in state_lines(report)[1:2]),
         *_findings(report, room),
         Paragraph(_left_out(report, room.findings), "dim", gap=room.gaps),
         Command(next_command(report, source, traced, "-v"), gap=False),

@@ -59,6 +59,7 @@ def report_page(
         Paragraph(clean(report["verdict"]), "bold", gap=True),
         *_ledger("Where the tokens went", ledger["saves"], "every token, each layer and rank"),
         *_loads(report),
+        *_states(report),
         *_stages(report),
         *_findings(report, whole),
         *_connectors(report),
@@ -255,6 +256,45 @@ def _loads(report: Report) -> Page:
     note = clean(loads["trust_note"])
     words = "Loads: no load was offered or asked for in this run" + (f" ({note})" if note else "")
     return [Paragraph(words, gap=True)]
+
+
+_OF_STATES = {
+    "taken": "read by the connector at the end of the prompt",
+    "taken-elsewhere": "read at another position, or at one that is not known",
+    "partly-taken": "read in part",
+    "not-taken": "not read at the end of the prompt",
+    "given": "written by the connector",
+    "partly-given": "written in part",
+    "not-given": "not written",
+    NOT_OBSERVED: "not observed",
+}
+
+
+def state_lines(report: Report) -> list[str]:
+    """What became of the states of Mamba and linear attention; [] of a model without any."""
+    states = report["ledger"].get("states")
+    if states is None:
+        return []
+    lines = [
+        f"{plural(states['layers'], 'layer')} keep a state a request: no KV of tokens, a ledger of its own"
+    ]
+    if states["layers"] == 1:
+        lines = ["1 layer keeps a state a request: no KV of tokens, a ledger of its own"]
+    for what, book in (("saves", states["saves"]), ("loads", states["loads"])):
+        known = [(_OF_STATES.get(name, clean(name, 40)), n) for name, n in book["accounts"].items() if n]
+        if known:
+            told = ", ".join(f"{count(n)} {words}" for words, n in sorted(known, key=lambda one: -one[1]))
+            lines.append(f"{what}: of {plural(book['total'], 'state')} {told}")
+    if states["saves"]["accounts"].get("taken") or states["saves"]["accounts"].get("taken-elsewhere"):
+        lines.append("read is not stored: where the states went was not followed")
+    if states["loads"]["accounts"].get("not-given"):
+        lines.append("a request that goes on from loaded KV without its state gives wrong answers")
+    return lines
+
+
+def _states(report: Report) -> Page:
+    lines = state_lines(report)
+    return [Heading("States"), Bullets(lines)] if lines else []
 
 
 def _stages(report: Report) -> Page:

@@ -20,6 +20,7 @@ from kvtrace.ledger import model as ledger_model
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.device import Row as DeviceTiming
 from kvtrace.ledger.graphs import asked_for, graph_uses, runner_of, used_by
+from kvtrace.ledger.states.model import Book
 from kvtrace.report import model
 from kvtrace.report.digest import seal
 from kvtrace.report.running import still_running
@@ -72,7 +73,7 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
             }
             for row in diagnosis.stages
         ],
-        "ledger": {"saves": _ledger(diagnosis.saves), "loads": _ledger(diagnosis.loads)},
+        "ledger": _ledgers(run, diagnosis),
         "findings": [_finding(one) for one in diagnosis.findings],
         "ruled_out": [row(model.RuledOut, one) for one in diagnosis.ruled_out],
         "not_observed": [row(model.NotObserved, one) for one in diagnosis.not_observed],
@@ -278,6 +279,21 @@ def _shown(table: pd.DataFrame, what: str, notes: list[str]) -> list[dict[Hashab
 # ------------------------------------------------------------------------------ the answer
 
 
+def _ledgers(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.Ledgers:
+    found: model.Ledgers = {"saves": _ledger(diagnosis.saves), "loads": _ledger(diagnosis.loads)}
+    if run.states is not None:
+        found["states"] = row(
+            model.StateBooks, run.states, unit="states", grade="read",
+            saves=_state_book(run.states.saves), loads=_state_book(run.states.loads),
+        )  # fmt: skip
+    return found
+
+
+def _state_book(one: Book) -> model.StateBook:
+    one.check()
+    return row(model.StateBook, one)
+
+
 def _ledger(one: ledger_model.Ledger[str]) -> model.Ledger:
     one.check()
     grades = {
@@ -318,7 +334,7 @@ def _connectors(
             "name": part.name,
             "engines": [engine.tag for engine in part.run.engines],
             "verdict": own.verdict,
-            "ledger": {"saves": _ledger(own.saves), "loads": _ledger(own.loads)},
+            "ledger": _ledgers(part.run, own),
             "coverage": _summary(part.run.hooks),
             "findings": list(dict.fromkeys(one.id for one in own.findings)),
             "ruled_out": [row(model.RuledOut, one) for one in own.ruled_out],

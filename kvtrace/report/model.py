@@ -267,7 +267,40 @@ class Ledger(Graded):
     trust_note: Annotated[str, "what the grades mean that this ledger has"]
 
 
-class Ledgers(TypedDict):
+class StateBook(TypedDict):
+    """States by what became of them: each has exactly one outcome"""
+
+    total: Annotated[Count, "states; equal to the sum of the outcomes"]
+    accounts: Annotated[
+        dict[str, Count],
+        "states per outcome. Saves: taken (all of it was read at the end of the prompt), taken-elsewhere "
+        "(one of the request at another position, or at one that is not known), partly-taken, not-taken, "
+        "not-observed. Loads: given (written before the forward that goes on from it), partly-given, "
+        "not-given, not-observed",
+    ]
+
+
+class StateBooks(TypedDict):
+    """States of Mamba and linear attention: one a request, layer and rank, that at the end of its prompt"""
+
+    unit: Annotated[Literal["states"], "the state of one request in one layer on one rank"]
+    layers: Annotated[Count, "layers that keep a state"]
+    pairs: Annotated[Count, "(layer, rank) pairs of them"]
+    requests: Annotated[Count, "requests whose prompt was computed to its end"]
+    grade: Annotated[
+        Literal["read"], "how well it is seen: what was read was not followed to where it is stored"
+    ]
+    saves: Annotated[StateBook, "the state at the end of each prompt"]
+    loads: Annotated[StateBook, "that of each request for which tokens of the connector's were taken"]
+
+
+class WithStates(TypedDict, total=False):
+    states: Annotated[
+        StateBooks, "states, which are no KV of tokens; only of models that have layers with a state"
+    ]
+
+
+class Ledgers(WithStates):
     """Where every token went"""
 
     saves: Annotated[Ledger, "every token computed or reused"]

@@ -82,8 +82,14 @@ def check_report(value: object, where: str) -> Report:
 
 def _balanced(value: object, where: str) -> Report:
     report = cast("Report", value)
-    for name, one in (("saves", report["ledger"]["saves"]), ("loads", report["ledger"]["loads"])):
-        if sum(one["accounts"].values()) != one["total"]:
+    ledger = report["ledger"]
+    books = [("saves", ledger["saves"]["accounts"], ledger["saves"]["total"])]
+    books.append(("loads", ledger["loads"]["accounts"], ledger["loads"]["total"]))
+    if "states" in ledger:
+        for which in (ledger["states"]["saves"], ledger["states"]["loads"]):
+            books.append(("states", which["accounts"], which["total"]))
+    for name, accounts, total in books:
+        if sum(accounts.values()) != total:
             raise ReportError("damaged report", where, f"the {name} ledger does not balance", _AGAIN)
     return report
 

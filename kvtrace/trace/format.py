@@ -84,6 +84,7 @@ class Kind(IntEnum):
     GROWN = 33
     LAYERS = 34
     ALIKE = 35
+    STATES = 36
 
 
 class Role(IntEnum):

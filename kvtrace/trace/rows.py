@@ -442,6 +442,24 @@ class SlotsTouched(NamedTuple):
     call: Word
 
 
+class StatesTouched(NamedTuple):
+    """States (of Mamba, of linear attention) of one layer that one watched call, or one piece of background
+    work, touched: Flag.STORE: it read them; LOAD: it wrote them; both: their memory was given out by address.
+    code, detail, ``t``, ``step``, ``call``: as in SlotsTouched. ``blocks``: name of the set of their blocks
+    in the layer's KV cache group, as that of a set of slots; 0 where it is not known. ``part``: number of the
+    tensor among the ``parts`` of the layer's state. With ``layer`` 0 it is the last record of a hook's call:
+    ``part`` 1 says that nothing else can have touched a state in it, 0 that something may have."""
+
+    head: Word
+    t: Word
+    layer: Word
+    step: Word
+    blocks: Word
+    part: Word
+    parts: Word
+    call: Word
+
+
 class LeftProcess(NamedTuple):
     """What left the process by one way in one watched call, or one piece of background work. code: Way;
     detail: the connector's index. ``call``: as in SlotsTouched. ``target``: name of the file (``~`` for the
@@ -572,7 +590,7 @@ Row = (
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
     | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | LeftProcess | KvFound | Piece
     | BlockPrints | BlockPrintsAgain | LayerStayed | LayerPrints | LayerAlike
-    | Parts | Growth
+    | Parts | Growth | StatesTouched
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
 
@@ -612,6 +630,7 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.TRAILER: Trailer,
     Kind.SEAL: Seal,
     Kind.GROWN: Growth,
+    Kind.STATES: StatesTouched,
 }
 KIND_OF: dict[type[Any], Kind] = {row: kind for kind, row in ROWS.items()}
 

@@ -77,6 +77,10 @@ class Run:
             found["error"] = root_error(self._log(), found["error"])
         return found
 
+    def states(self) -> int:
+        """States of layers in its store: of each a file of its own."""
+        return sum(1 for _ in (self.folder / "store").rglob("state.safetensors"))
+
     def _log(self) -> str:
         try:
             return (self.folder / "log").read_text(encoding="utf-8", errors="replace")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matrix_rows.verdict import numbers
+from matrix_rows.verdict import numbers, state_numbers
 
 Kept = Mapping[str, Any]
 
@@ -21,7 +21,9 @@ with a healthy connector and with one that has a planted fault, untraced and tra
 - both ledgers balance: each token-layer has exactly one outcome,
 - the healthy run has no finding of severity fault, and the first finding of the other is the planted fault,
 - no more is called written or proved than lies in the store, and no less is called saved: rows there, which
-  are tokens of one layer and rank, are counted without kvtrace.
+  are tokens of one layer and rank, are counted without kvtrace,
+- of a model with states (Mamba, linear attention) as many are called taken as lie in the store, one a request
+  and layer.
 
 Where vLLM itself does not run so on this build, the row says why, in the words of the untraced run.
 """
@@ -81,7 +83,9 @@ def _all(values: Sequence[bool | None]) -> str:
 
 def _numbers(one: Kept) -> str:
     said = numbers(one["grades"], one["rest"])
-    return said if one["rest"] is None else f"{one['rest']:,} rows: {said}"
+    states = one.get("states")
+    more = f", {states['at rest']} states: {state_numbers(states)}" if states is not None else ""
+    return (said if one["rest"] is None else f"{one['rest']:,} rows: {said}") + more
 
 
 def _safe(text: str) -> str:

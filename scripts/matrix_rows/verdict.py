@@ -32,6 +32,8 @@ class Of:
         grades: token-layers called saved, by grade.
         rest: rows (tokens of a layer and rank) in the store at the end; None where the row says that they are
             not comparable.
+        states: the accounts of the book of states that were saved, their "total", and "at rest" those in the
+            store; None of a model without any.
         proofs: what the row must show, and what the report says of it ("": not shown).
     """
 
@@ -46,6 +48,7 @@ class Of:
     faults: list[str] = field(default_factory=list)
     grades: dict[str, int] = field(default_factory=dict)
     rest: int | None = None
+    states: dict[str, int] | None = None
     proofs: dict[str, str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
@@ -57,8 +60,11 @@ class Of:
         return asdict(self)
 
 
-def of_kind(row: Row, connector: Connector, untraced: Outcome, traced: Outcome, report: Report | None) -> Of:
-    """What came of a row with one connector. ``report`` is None where there is none."""
+def of_kind(
+    row: Row, connector: Connector, untraced: Outcome, traced: Outcome, report: Report | None, states: int = 0
+) -> Of:
+    """What came of a row with one connector. ``report`` is None where there is none; ``states``: that lie in
+    the store of the traced run."""
     found = Of(error=untraced["error"], traced_error="" if untraced["error"] else traced["error"])
     if found.error:
         return found
@@ -70,6 +76,8 @@ def of_kind(row: Row, connector: Connector, untraced: Outcome, traced: Outcome, 
     _take_books(found, report)
     found.first = report["findings"][0]["id"] if report["findings"] else "none"
     found.faults = [finding["id"] for finding in report["findings"] if finding["severity"] == "fault"]
+    if (book := report["ledger"].get("states")) is not None:
+        found.states = {**book["saves"]["accounts"], "total": book["saves"]["total"], "at rest": states}
     if row.at_rest and connector.at_rest:
         found.rest = traced["rows"]
     found.wrong += list(_differences(found, connector))
@@ -87,8 +95,10 @@ def _take_hooks(found: Of, report: Report) -> None:
 
 def _take_books(found: Of, report: Report) -> None:
     books = report["ledger"]
+    states = books.get("states", {"saves": books["saves"], "loads": books["loads"]})
     found.balanced = all(
-        sum(book["accounts"].values()) == book["total"] for book in (books["saves"], books["loads"])
+        sum(book["accounts"].values()) == book["total"]
+        for book in (books["saves"], books["loads"], states["saves"], states["loads"])
     )
     saved = books["saves"].get("grades", {}).get("saved")
     found.grades = dict(saved if saved is not None else {"read": books["saves"]["accounts"].get("saved", 0)})
@@ -105,6 +115,15 @@ def numbers(grades: Mapping[str, int], rest: int | None) -> str:
     if every < rest:
         return "fewer"
     return "right" if every == rest else "read, and not at rest"
+
+
+def state_numbers(states: Mapping[str, int]) -> str:
+    """What is called taken of states against what is at rest, of a connector that stores all that it takes:
+    nothing at rest may be called not taken."""
+    rest, taken = states["at rest"], states.get("taken", 0)
+    if rest > states["total"] - states.get("not-taken", 0):
+        return "fewer"
+    return "right" if taken == rest else "not observed" if taken < rest else "too many"
 
 
 def _differences(found: Of, connector: Connector) -> list[str]:
@@ -124,6 +143,8 @@ def _differences(found: Of, connector: Connector) -> list[str]:
     if (number := numbers(found.grades, found.rest)) in ("too many", "fewer"):
         said = ", ".join(f"{count} {grade}" for grade, count in found.grades.items()) or "0"
         wrong.append(f"{number} called saved: {said}; at rest {found.rest}")
+    if found.states is not None and (number := state_numbers(found.states)) in ("too many", "fewer"):
+        wrong.append(f"{number} states called taken: {found.states}")
     return wrong
 
 

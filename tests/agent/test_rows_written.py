@@ -32,10 +32,10 @@ from kvtrace.agent.left.leaving import Left
 from kvtrace.agent.left.paths import PLACES
 from kvtrace.agent.left.pieces import POOL
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.agent.watch import call, policy, print_records, prints, records
+from kvtrace.agent.watch import call, policy, print_records, prints, records, states
 from kvtrace.agent.watch.caches import Layer
 from kvtrace.agent.watch.layout import layout_of
-from kvtrace.agent.watch.operations import Touched
+from kvtrace.agent.watch.operations import READ, Touched
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.prompts import Filled
 from kvtrace.agent.watch.same_tokens import Look
@@ -638,6 +638,20 @@ def slots_touched(row: rows.SlotsTouched, seen: Context) -> None:
     assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.step == STEP
     assert seen.names[row.slot_set] == "16+7/40+3" and (row.slots, row.partly, row.call) == (7, 3, 12)
     assert rows.flags(row.head) == Flag.STORE | Flag.KEPT and rows.detail(row.head) > 0
+
+
+def a_state_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(states.STATES.parts, "layer.0#1", states.Part("layer.0", 1, 2))
+    seen = {("layer.0#1", READ): Touched(2, 0, "4+2")}
+    watch: Any = SimpleNamespace(settled=lambda: True, touched=lambda: seen, unsure=False)
+    states.TouchingStates(watch, hooks.WAIT_SAVE.code, 3, STEP, clock(), AGENT.thread(), 12).write()
+
+
+@case(Kind.STATES, a_state_read, code=hooks.WAIT_SAVE.code, patched=True)
+def states_touched(row: rows.StatesTouched, seen: Context) -> None:
+    assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.step == STEP
+    assert seen.names[row.blocks] == "4+2" and (row.part, row.parts, row.call) == (1, 2, 12)
+    assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) == 3
 
 
 @case(Kind.LEFT, watched_save, code=Way.FILE, patched=True)

@@ -66,6 +66,22 @@ def test_what_was_read_and_is_not_at_rest_is_no_claim_that_it_is() -> None:
     assert numbers({"proved": 3}, None) == "not compared"
 
 
+def with_states(rest: int, **accounts: int) -> list[str]:
+    said = report()
+    named = {name.replace("_", "-"): n for name, n in accounts.items()}
+    book = {"total": sum(accounts.values()), "accounts": named}
+    said["ledger"]["states"] = {"saves": book, "loads": {"total": 0, "accounts": {}}}
+    found = of_kind(ROW, CHUNKS, RAN, RAN, said, rest)
+    assert found.states == {**named, "total": book["total"], "at rest": rest}
+    return found.wrong
+
+
+def test_states_that_are_called_taken_are_those_at_rest() -> None:
+    assert not with_states(2, taken=2, not_taken=8) and not with_states(2, taken=1, not_observed=9)
+    assert with_states(2, taken=3, not_taken=7)[0].startswith("too many states called taken")
+    assert with_states(3, taken=2, not_taken=8)[0].startswith("fewer states called taken")
+
+
 def test_a_row_that_does_not_run_untraced_is_no_fault_of_kvtrace() -> None:
     refused = {"answers": [], "rows": 0, "error": "ValueError: current platform cpu does not support ray."}
     found = of_kind(ROW, CHUNKS, refused, refused, None)

@@ -185,3 +185,16 @@ def test_wrap_keeps_every_word(words: list[str], width: int) -> None:
     text = " ".join(" ".join(words).split())
     lines = wrap(text, width, "> ")
     assert " ".join(line[2:].strip() for line in lines).split() == text.split()
+
+
+def test_states_are_told_where_the_model_has_any() -> None:
+    report = sample()
+    assert "States" not in as_text(report)
+    saves = {"total": 10, "accounts": {"taken": 2, "not-taken": 8}}
+    loads = {"total": 2, "accounts": {"not-given": 2}}
+    counts: Any = {"unit": "states", "layers": 2, "pairs": 2, "requests": 5, "grade": "read"}
+    report["ledger"]["states"] = {**counts, "saves": saves, "loads": loads}
+    check_report(report, "here")
+    for text in (as_text(report), as_markdown(report), html_page(report)):
+        assert "saves: of 10 states 8 not read at the end of the prompt, 2 read by the connector" in text
+        assert "loads: of 2 states 2 not written" in text

@@ -95,7 +95,7 @@ class Caches:
             return  # state caches of several tensors: no slots to speak of
         before, OWN.busy = OWN.busy, True
         try:
-            layer = _layer(name, found[0])
+            layer = layer_of(name, found[0])
         finally:
             OWN.busy = before
         if layer is not None and (self.layers.get(name) != layer or self.tensor(name) is None):
@@ -254,7 +254,8 @@ def _may_touch(layer: Layer, view: View) -> bool:
     return within < own or within + reach > outer
 
 
-def _layer(name: str, tensor: Any) -> Layer | None:
+def layer_of(name: str, tensor: Any) -> Layer | None:
+    """A tensor in numbers; None where it has no elements."""
     if not tensor.numel():
         return None
     storage = tensor.untyped_storage()

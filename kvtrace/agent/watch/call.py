@@ -46,7 +46,9 @@ from kvtrace.agent.watch.operations import Watch
 from kvtrace.agent.watch.origin import HERE, Origin
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
-from kvtrace.agent.watch.work import followed
+from kvtrace.agent.watch.states import STATES, TouchingStates
+from kvtrace.agent.watch.states import Watch as StateWatch
+from kvtrace.agent.watch.work import followed, followed_in_states
 from kvtrace.agent.wayout import WaysOut, works_elsewhere
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.facts import Limit
@@ -171,9 +173,10 @@ class _Call:
         self._effects = site.hook.watch is hooks.Watch.COPY
         self._elsewhere = self._role == Role.WORKER and not self._effects and site.hook.in_step
         self._watch: Watch | None = None
+        self._states: StateWatch | None = None
         self._before: tuple[Any, Origin | None] = None, None
         self._files = Files()
-        self._ways = WaysOut()
+        self._ways = WaysOut(to_the_end=bool(STATES.layers))
         self._owner = owners.owner_of(site.index) or owners.register(connector, site.index)
         self._swallowed = Swallowed(site.hook.name, site.index, site.role, self._owner)
 
@@ -199,6 +202,9 @@ class _Call:
                     BY_ADDRESS.note(self.left.call, named=layer)
             if self._begin(watch):
                 self._watch = watch
+            states = StateWatch() if STATES.layers else None
+            if states is not None and self._begin(states):
+                self._states = states
         # The last to begin: what calls back for every call in this thread sees little code of ours.
         if self._effects or self._elsewhere:
             self._begin(self._ways)
@@ -244,9 +250,11 @@ class _Call:
             if self._watch is not None and (self._effects or self._elsewhere):
                 thread = AGENT.thread()
                 Touching(self._watch, self._hook.code, self._index, step, t, thread, self.left.call).write()
+            if self._states is not None and (self._effects or self._elsewhere):
+                self._write_states(self._states, step, t)
             self.left.write(step, t, AGENT.thread(), self._role)
             self._swallowed.report(error, About(self._layer, step))
-            cost = self.left.cost + (self._watch.cost if self._watch is not None else 0)
+            cost = self.left.cost + sum(one.cost for one in (self._watch, self._states) if one)
             POLICY.spent(self._cost + cost + clock() - began)
         except Exception:
             AGENT.failed(f"watching {self._hook.name}")
@@ -300,6 +308,15 @@ class _Call:
             ident = AGENT.id(name) if name else 0
             AGENT.add(rows.Effect(head, t, ident, step, slots, UNKNOWN, UNKNOWN, target=0))
 
+    def _write_states(self, states: StateWatch, step: int, t: int) -> None:
+        """Which states it read and wrote, and whether it can have done more."""
+        touching = TouchingStates(
+            states, self._hook.code, self._index, step, t, AGENT.thread(), self.left.call
+        )
+        alone = self._ways.shut and not works_elsewhere(self._owner, followed_in_states())
+        touching.sure = alone and STATES.complete and not (self._watch is None or self._watch.unsure)
+        touching.write()
+
     def _slots(self, direction: int) -> list[tuple[str, int]]:
         watch = self._watch
         if watch is None:
@@ -334,3 +351,5 @@ def _register(kv_caches: Any) -> None:
     if isinstance(kv_caches, dict):
         CACHES.address_taken = False
         CACHES.register(kv_caches)
+        STATES.address_taken = False
+        STATES.register(kv_caches)

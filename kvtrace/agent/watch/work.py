@@ -16,6 +16,8 @@ from kvtrace.agent.watch.operations import Watch
 from kvtrace.agent.watch.origin import HERE, Origin
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
+from kvtrace.agent.watch.states import STATES, TouchingStates
+from kvtrace.agent.watch.states import Watch as StateWatch
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Role
 
@@ -47,6 +49,7 @@ class Work:
         self._file = file
         self._outer: Work | None = None
         self._watch = Watch(CACHES, None, alone=True)
+        self._states: StateWatch | None = None
         self.left: Left | None = None
         """What leaves, while it is watched."""
         self._watching = False
@@ -141,19 +144,30 @@ class Work:
             self._swallowed.start()
         if not self._watching:
             self._watching = self._watch.start()
+            if self._watching and self._states is not None:
+                self._states.start()
             if self._watching and self.left is None:
                 self.left = Left(self._index())
                 self._watch.keep = self.left.keep
                 self._watch.gives, self.left.reader = self.left.gives, self._watch
+        if self._watching and self._states is None and STATES.layers:
+            self._states = StateWatch()
+            self._states.start()
         if self.left is not None:
             # A thread may save for one item of its queue, and load for the next one.
             self._watch.looks = self.left.in_tensor if self._saves() else None
+
+    @property
+    def sees_states(self) -> bool:
+        return self._watching and self._states is not None
 
     def _pause(self) -> None:
         if self._swallowed is not None:
             self._swallowed.stop()
         if self._watching and self.kind != THREAD:
             self._watching = False
+            if self._states is not None:
+                self._states.stop()
             self._watch.stop()
 
     def _saves(self) -> bool:
@@ -185,6 +199,12 @@ class Work:
                 left.ends()
             if self._watch.saw:
                 Touching(self._watch.take(), 0, index, step, began, self._thread, left.call).write()
+            if self._states is not None:
+                cost += self._states.cost
+                if self._states.saw:
+                    states = self._states.take()
+                    TouchingStates(states, 0, index, step, began, self._thread, left.call).write()
+                self._states.cost = 0
             cost += left.cost
             left.write(step, began, self._thread)
         if self._swallowed is not None and not still:
@@ -208,6 +228,12 @@ def followed() -> set[int]:
         if not thread.is_alive():
             _working.pop(ident, None)
     return set(_working)
+
+
+def followed_in_states() -> set[int]:
+    """Of these the threads in which states are watched too."""
+    working = list(_working.items())
+    return {ident for ident, (thread, work) in working if thread.is_alive() and work.sees_states}
 
 
 def write_all() -> None:

@@ -65,7 +65,7 @@ def touches(scan: SpoolScan, worker: Worker) -> Touches:
     column = np.array([ids.get(ident, -1) for ident in record.layer.tolist()], dtype=np.int64)
     tag = record.step >> STEP_SHIFT
     here = (column >= 0) & ((tag == worker.engine) | ((record.step & STEP_MASK) == 0))
-    during = _during(ran, record.t, record.step)
+    during = during_which(ran, record.t, record.step)
     here &= during > 0
     order = np.lexsort((record.t[here], during[here]))
     table = scan.slots[here][order]
@@ -82,7 +82,7 @@ def touches(scan: SpoolScan, worker: Worker) -> Touches:
     )
 
 
-def _during(ran: Executed, t: Array, step: Array) -> Array:
+def during_which(ran: Executed, t: Array, step: Array) -> Array:
     """The last step of the worker that had begun at ``t``; what a hook of a step did belongs to that step."""
     at = np.searchsorted(ran.began_t, t, side="right") - 1
     last = np.where(at >= 0, ran.began_steps[np.maximum(at, 0)] if len(ran.began_steps) else 0, 0)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.render.html.markup import Content, Markup, bullets, section, table, tag, text
-from kvtrace.render.report import event_words, finding_facts, headline, outcome_label
+from kvtrace.render.report import event_words, finding_facts, headline, outcome_label, state_lines
 from kvtrace.report.model import Finding, Ledger, Report, Stage
 from kvtrace.terms import FAULT, KEPT, MEANS, NOT_OBSERVED, SAVED, Grade, outcome_order
 from kvtrace.terms import Stage as StageNumber
@@ -112,6 +112,8 @@ def ledgers(report: Report) -> Markup:
         parts.append(_ledger(loads, "Loads: every prompt token"))
     else:
         parts.append(tag("p", "Loads: no load was offered or asked for in this run.", class_="dim"))
+    if lines := state_lines(report):
+        parts.append(bullets(lines))
     return section("ledger", "Where the tokens went", *parts)
 
 
