@@ -82,8 +82,8 @@ def look(run_dir: Path, salt: bytes | None) -> RestFile:
     return RestFile(looked_wall_ns=time.time_ns(), files=files, pieces=pieces)
 
 
-_Piece = tuple[str, int, int, int, int]
-"""Path, offset, length, layer (name id), digest."""
+_Piece = tuple[str, int, int, int, int, int]
+"""Path, offset, length, call, layer (name id), digest."""
 
 
 def _named(path: Path) -> tuple[list[tuple[str, int]], list[_Piece]]:
@@ -104,10 +104,10 @@ def _named(path: Path) -> tuple[list[tuple[str, int]], list[_Piece]]:
     found = []
     for table in pieces:
         piece = rows.columns(rows.Piece, table)
-        columns = (piece.target, piece.offset, piece.length, piece.layer, piece.digest)
+        columns = (piece.target, piece.offset, piece.length, piece.call, piece.layer, piece.digest)
         for target, *place in zip(*(column.tolist() for column in columns), strict=True):
-            offset, length, layer, digest = place
-            found.append((names.get(target, ""), offset, length, layer, digest))
+            offset, length, call, layer, digest = place
+            found.append((names.get(target, ""), offset, length, call, layer, digest))
     return [one for one in wrote if one[0]], found
 
 
@@ -136,7 +136,8 @@ def _resting(name: str, may_be_read: bool) -> RestingFile:
 
 def _still(pieces: Sequence[_Piece], salt: bytes | None, databases: Container[str]) -> str:
     """For each piece whether it stands where it stood; the same bytes of the same layer at rest in another
-    place do as well. Those of one layer in another one's place are no store's copy of them."""
+    place do as well, if those of all layers that one call put into that file do: a first layer's are the same
+    in other prompts, and those of one layer in another one's place are no store's copy of them."""
     look = _Look(salt, databases)
     try:
         said = [look.at(piece) for piece in pieces]
@@ -144,11 +145,16 @@ def _still(pieces: Sequence[_Piece], salt: bytes | None, databases: Container[st
         look.close()
     there = {piece[-2:] for piece, one in zip(pieces, said, strict=True) if one == STILL}
     kept = {piece[0] for piece, one in zip(pieces, said, strict=True) if one == STILL}
+    lost = {
+        (piece[0], piece[3])
+        for piece, one in zip(pieces, said, strict=True)
+        if one in (GONE, _OTHER) and piece[-2:] not in there
+    }
     found = []
     for piece, one in zip(pieces, said, strict=True):
         if one == _OTHER:  # where nothing stands where it stood, a database was packed anew
             one = GONE if piece[0] in kept else UNKNOWN
-        found.append(STILL if one == GONE and piece[-2:] in there else one)
+        found.append(STILL if one == GONE and (piece[0], piece[3]) not in lost else one)
     return "".join(found)
 
 
@@ -180,7 +186,7 @@ class _Look:
                 os.close(file)
 
     def at(self, piece: _Piece) -> str:
-        name, offset, length, _, digest = piece
+        name, offset, length, _, _, digest = piece
         path = _real(name)
         if self._salt is None or path is None:
             return UNKNOWN

@@ -13,9 +13,9 @@ from kvtrace.ledger.rest_file import GONE, STILL
 SALT = b"s" * 16
 
 
-def piece(path: Path, layer: int, data: bytes) -> tuple[str, int, int, int, int]:
+def piece(path: Path, layer: int, data: bytes, at: int = 0, call: int = 1) -> rest._Piece:
     digest = hashlib.blake2b(data, key=SALT, digest_size=8).digest()
-    return str(path), 0, len(data), layer, int.from_bytes(digest, "little") & rest._MASK
+    return str(path), at, len(data), call, layer, int.from_bytes(digest, "little") & rest._MASK
 
 
 @pytest.mark.parametrize(("layer", "then"), [(1, STILL), (2, GONE)])
@@ -28,3 +28,19 @@ def test_the_same_bytes_in_another_place_stand_for_what_was_there_in_one_layer(
     second.write_bytes(b"some KV.")
     found = [piece(first, 1, b"some KV."), piece(second, layer, b"some KV.")]
     assert rest._still(found, SALT, ()) == then + STILL
+
+
+@pytest.mark.parametrize(("second", "then"), [(b"layer 2.", STILL), (b"another.", GONE)])
+def test_a_record_of_several_layers_stands_elsewhere_if_all_of_its_layers_do(
+    tmp_path: Path, second: bytes, then: str
+) -> None:
+    """A first layer's KV is the same in other prompts that have the same tokens there."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    new.write_bytes(b"layer 1." + second)
+    found = [
+        piece(old, 1, b"layer 1."),
+        piece(old, 2, b"layer 2.", 8),
+        piece(new, 1, b"layer 1.", call=2),
+        piece(new, 2, second, 8, call=2),
+    ]
+    assert rest._still(found, SALT, ()) == then * 2 + STILL * 2
