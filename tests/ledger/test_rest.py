@@ -357,6 +357,25 @@ def test_nothing_is_missing_of_a_call_whose_other_layers_were_found_in_part_only
     assert books.fates()[3] == (fate, Why.NONE)
 
 
+@pytest.mark.parametrize(("layer", "fate"), [("first", Fate.NEVER_LEFT), ("second", Fate.READ)])
+def test_nothing_is_missing_of_a_call_of_whose_later_layers_one_record_was_found_in_part(
+    layer: str, fate: Fate
+) -> None:
+    """In the first layer a piece may be that of another prompt, which has the same tokens there."""
+    books = Books()
+    for call in (1, 2, 3):
+        for name in ("first", "second"):
+            books.read(call, 10 * call, layer=name)
+            slots = f"0+{SLOTS // 2}" if call == 2 else f"0+{SLOTS}"
+            books.found(call, 10 * call + 1, Form.VERBATIM, f"/store/{call}", slots, layer=name)
+    half = (SLOTS // 2, SLOTS)
+    books.found(2, 21, Form.PARTLY, "/store/2", f"{SLOTS // 2}+{SLOTS // 2}", layer=layer)
+    books.left(Way.FILE, "/store/2", 1 << 20)
+    other = "second" if layer == "first" else "first"
+    parts = books.result().split(2, books.name(other), ALL)
+    assert [one.fate for one in parts if one.slots == (half,)] == [fate]
+
+
 def test_what_may_still_be_on_its_way_is_not_missing() -> None:
     books = Books()
     books.read(1, 10)

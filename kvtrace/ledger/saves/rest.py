@@ -624,8 +624,15 @@ class _Judge:
         """Calls of which some layer's KV was found in part only, and where that is no cut: it was looked at
         before it was whole, or packed in a way that hides some. Nobody knows what else they wrote."""
         in_part = (Form.PARTLY,) if self._cuts else (Form.PARTLY, Form.CUT)
-        forms = {key: min((one.form for one in said), key=_ORDER.index) for key, said in self._found.items()}
-        return frozenset(call for (call, _), form in forms.items() if form in in_part)
+        first = next((words[2] for words in self._trace.slots.tolist()), 0)
+        calls = set()
+        for (call, layer), said in self._found.items():
+            better = [part for one in said if one.form not in in_part for part in one.slots]
+            parts = [part for one in said if one.form in in_part for part in one.slots]
+            # behind other KV of the first layer it may be another prompt's, which has the same tokens there
+            if subtract(union(parts), union(better)) and not (better and layer == first):
+                calls.add(call)
+        return frozenset(calls)
 
     @cached_property
     def _wraps(self) -> bool:
