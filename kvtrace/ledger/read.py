@@ -33,7 +33,7 @@ from kvtrace.ledger.saves.pairs import Evidence
 from kvtrace.ledger.saves.positions import Way
 from kvtrace.ledger.saves.rest import AtRest, Traced, at_rest, removals, writers
 from kvtrace.ledger.saves.seen import seen
-from kvtrace.ledger.saves.spoiled import spoiled
+from kvtrace.ledger.saves.spoiled import only_read, spoiled
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.slots.reads import given_blocks, slots_of
@@ -122,12 +122,12 @@ def _books(
     swallowed = reported.swallowed(scans)
     caught = reported.caught_in_loading(swallowed)
     followed = with_contents(loaded, contents, engines, requests, caught)
+    bad, reads = spoiled(requests, engines, followed, places), [one.slots.reads for one in watched.values()]
     evidence = Evidence(
         executed=executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
         unknown=Steps(implied.unknown | cut_off(requests)),
         unfinished={save.request: save.unfinished for save in async_saves},
-        swallowed=swallowed, given_away=reported.given_away(scans),
-        spoiled=spoiled(requests, engines, followed, places),
+        swallowed=swallowed, given_away=reported.given_away(scans), only_read=only_read(requests, bad, reads),
     )  # fmt: skip
     saves = assign(requests, engines, evidence, followed, watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
@@ -153,7 +153,7 @@ def _books(
         load_rows=loads,
         twins=twins(requests),
         compared=contents.blocks,
-        spoiled=evidence.spoiled,
+        spoiled=bad,
         total=saves.total,
         notes=[*unfinished(requests), *unchecked([scan.info for scan in scans]), *_notes(found, engines)],
         spans=saves.spans,

@@ -127,6 +127,19 @@ def test_a_temporary_file_that_was_renamed_since_may_have_been_replaced(still: s
     assert books.fates() == [(fate, Why.NONE)]
 
 
+@pytest.mark.parametrize(("replaced", "fate"), [("0", Fate.READ), ("1", Fate.WRITTEN)])
+def test_where_kv_is_replaced_a_temporary_file_of_which_no_more_is_known_may_be(
+    replaced: str, fate: Fate
+) -> None:
+    books = Books()
+    for call, target in ((1, "/store/a.bin"), (2, "/store/b.bin.77.part")):
+        books.read(call, call)
+        books.found(call, call, Form.VERBATIM, target)
+    books.piece(1, "/store/a.bin", replaced)
+    books.file("/store/a.bin")
+    assert books.fates()[1][0] == fate
+
+
 @pytest.mark.parametrize(("layers", "fate"), [(1, Fate.READ), (2, Fate.WRITTEN)])
 def test_the_only_layer_that_ever_left_may_lie_in_records_that_are_not_whole(layers: int, fate: Fate) -> None:
     """Records of several layers have one file, those of one layer a file each."""

@@ -12,7 +12,8 @@ from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Chunk, Request
 from kvtrace.ledger.saves.positions import Segment
-from kvtrace.ledger.saves.spoiled import spoiled, without_spoiled
+from kvtrace.ledger.saves.spoiled import only_read, spoiled, without_spoiled
+from kvtrace.ledger.slots.reads import Touch
 from kvtrace.ledger.slots.tables import Given
 from kvtrace.terms import LOADED, SAVED, Grade
 from kvtrace.trace import facts, rows
@@ -67,10 +68,30 @@ def test_it_was_read_and_is_not_called_stored() -> None:
     lost = Segment(64, 80, Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ), -1)
     loaded = Segment(0, 16, Outcome(LOADED, grade=Grade.READ), -1)
     segments = [loaded, Segment(16, 64, stored, 0), lost]
-    assert without_spoiled(segments, Spoiled(32, LoadEnd.WRONG)) == [
+    assert without_spoiled(segments, 32) == [
         loaded,
         Segment(16, 32, stored, 0),
         Segment(32, 64, Outcome(SAVED, grade=Grade.READ), 0),
         lost,
     ]
     assert without_spoiled(segments, None) == segments
+
+
+@pytest.mark.parametrize(
+    ("read", "starts"),
+    [((16, 32), {0: 16, 1: 16}), ((32, 64), {1: 16}), ((0, 16), {1: 16})],
+    ids=["read anew", "other tokens", "before the wrong ones"],
+)
+def test_what_was_stored_before_may_be_replaced_by_what_is_wrong(
+    read: tuple[int, int], starts: dict[int, int]
+) -> None:
+    """Where the wrong KV was read, it may have been stored under the same key."""
+    first = replace(LOADER, id="f", chunks=(Chunk(1, 1, 0, 64),), external=(), first_step=1,
+                    prefixes={116: 16, 132: 32})  # fmt: skip
+    by = Spoiled(16, LoadEnd.USED_BEFORE)
+    reads = {1: (Touch(2, 0, 0b11, (read,)),)}
+    assert only_read([first, LOADER], {1: by}, [reads]) == starts
+
+
+def test_without_a_wrong_load_nothing_is_doubted() -> None:
+    assert only_read([LOADER, REUSER], {}, [{0: (Touch(2, 0, 1, ((0, 64),)),)}]) == {}

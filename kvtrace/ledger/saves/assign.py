@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from kvtrace.ledger.ends import NOT_SAVED, Outcome, Spoiled
+from kvtrace.ledger.ends import NOT_SAVED, Outcome
 from kvtrace.ledger.intervals import length
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import (
@@ -100,7 +100,7 @@ def assign(
         ways[row] = way
         several = [(number, part[row]) for number, part in enumerate(parts) if row in part]
         joint = Joint(several) if several else None
-        of_request = _OfRequest(row, way, joint, evidence.spoiled.get(row))
+        of_request = _OfRequest(row, way, joint, evidence.only_read.get(row))
         base += of_request.base()
         pieces += of_request.pieces()
         found.append(of_request.sums())
@@ -160,17 +160,17 @@ class _Class:
 class _OfRequest:
     """One request's rows in the tables."""
 
-    def __init__(self, row: int, way: Way, joint: Joint | None, by: Spoiled | None) -> None:
+    def __init__(self, row: int, way: Way, joint: Joint | None, only_read: int | None) -> None:
         self._row, self._way, self._request = row, way, way.request
         self._of_pair = joint.segments if joint else way.segments
-        self._spoiled = by
+        self._only_read = only_read
         counts, self._class_of = _classes([part for _, part in joint.parts] if joint else [way])
         self._classes = [
             _Class(count, bool(way.pairs.live[pair]), self._segments(pair)) for count, pair in counts
         ]
 
     def _segments(self, pair: int) -> list[Segment]:
-        return without_spoiled(self._of_pair(pair), self._spoiled)
+        return without_spoiled(self._of_pair(pair), self._only_read)
 
     def base(self) -> Rows:
         """What needs no cause."""

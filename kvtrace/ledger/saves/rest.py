@@ -466,7 +466,9 @@ class _Judge:
     def _at_the_end(self, one: _Found) -> tuple[Fate, Why]:
         file = self._files.get(one.target)
         if file is None or file.exists is None:
-            return Fate.WRITTEN, Why.NONE
+            # It has another name by now, and other KV may have taken its place there.
+            moved = _is_temporary(one.target) and self._replaces
+            return (Fate.READ if moved else Fate.WRITTEN), Why.NONE
         if not file.exists:
             # Without a removal by the connector somebody else may have cleaned up.
             if one.target in self._removed:

@@ -3,21 +3,24 @@
 A token's KV depends on that of all tokens before it. Where a load left other KV in the cache than that of the
 prompt, and no step computed it anew, everything behind it in the request is wrong too, in a layer more or
 less; and so is what a later request reuses of these blocks by the GPU's prefix cache, and computes on top.
+Where it is read, to be stored, it may take the place of what an earlier request with the same tokens stored:
+in a file that is only added to the earlier one's bytes stand on, and nobody finds them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvtrace.ledger.contents.residue import Places
 from kvtrace.ledger.ends import LoadEnd, Outcome, Spoiled
-from kvtrace.ledger.intervals import covers, intersect, subtract
+from kvtrace.ledger.intervals import covers, intersect, subtract, union
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.positions import Segment, merged, reuse_of
+from kvtrace.ledger.slots.reads import Touch
 from kvtrace.terms import SAVED, Grade
 
 _UNKNOWN = frozenset({LoadEnd.LOADED, LoadEnd.LOCAL_HIT, LoadEnd.PENDING, LoadEnd.NOT_OBSERVED})
@@ -79,17 +82,43 @@ def _block(places: Places, row: int, position: int, sizes: tuple[int, int]) -> t
     return tuple(places.block(row, group, position // max(1, size), _EVER) for group in range(groups))
 
 
-def without_spoiled(segments: Sequence[Segment], by: Spoiled | None) -> list[Segment]:
-    """The segments: of what stands on KV that a load did not bring no more is said than that it was read."""
-    return merged(_parted(segments, by)) if by is not None else list(segments)
+def only_read(
+    requests: Sequence[Request], found: Mapping[int, Spoiled], reads: Sequence[Mapping[int, Sequence[Touch]]]
+) -> dict[int, int]:
+    """Row of a request -> from which position on no more is said than that it was read: of those that
+    computed on wrong KV, and of those before them whose place it may have taken.
+
+    Args:
+        reads: what was read of the requests, by row; of each worker.
+    """
+    starts = {row: by.start for row, by in found.items()}
+    of_prefix: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for row, request in enumerate(requests) if found else ():
+        for digest, end in request.prefixes.items():
+            of_prefix[request.engine, digest, end].append(row)
+    for row, by in found.items():
+        request = requests[row]
+        read = union(part for one in reads for touch in one.get(row, ()) for part in touch.positions)
+        for digest, end in request.prefixes.items():
+            if end <= by.start or not covers(read, end - 1):
+                continue
+            for before in of_prefix[request.engine, digest, end]:
+                if requests[before].first_step < request.first_step:
+                    starts[before] = min(starts.get(before, by.start), by.start)
+    return starts
 
 
-def _parted(segments: Iterable[Segment], by: Spoiled) -> Iterator[Segment]:
+def without_spoiled(segments: Sequence[Segment], start: int | None) -> list[Segment]:
+    """The segments: of what stands at ``start`` and behind no more is said than that it was read."""
+    return merged(_parted(segments, start)) if start is not None else list(segments)
+
+
+def _parted(segments: Iterable[Segment], start: int) -> Iterator[Segment]:
     for one in segments:
-        if one.outcome.name != SAVED or one.outcome.grade <= Grade.READ or one.end <= by.start:
+        if one.outcome.name != SAVED or one.outcome.grade <= Grade.READ or one.end <= start:
             yield one
             continue
-        middle = max(one.start, by.start)
+        middle = max(one.start, start)
         if one.start < middle:
             yield replace(one, end=middle)
         yield replace(one, start=middle, outcome=Outcome(SAVED, grade=Grade.READ))
