@@ -114,12 +114,15 @@ class Build:
         torch: the build of torch that is installed with it.
         parts: what is run of :data:`PARTS`.
         more: further arguments of scenarios/run.py.
+        in_turn: the untraced scenarios run before the traced ones, not beside them: its engines keep their
+            memory until the process ends, 14 GiB in all.
     """
 
     torch: str = "2.13.0+cpu"
     scenarios: tuple[str, ...] = SCENARIOS
     parts: tuple[str, ...] = PARTS
     more: tuple[str, ...] = ()
+    in_turn: bool = False
     note: str = ""
 
     @property
@@ -128,6 +131,7 @@ class Build:
 
 
 OLD = Build(
+    in_turn=True,
     scenarios=OLD_SCENARIOS,
     parts=("environment", "scenarios", "removal"),
     note="Scenarios with connectors of this clone alone: vLLM's own ExampleConnector takes the heads of this "
@@ -269,11 +273,17 @@ def look(python: Path) -> tuple[str, str]:
 # --- the scenarios --------------------------------------------------------------------------------
 
 
-def run_scenarios(place: Place, names: Sequence[str], work: Path, more: Sequence[str]) -> tuple[Row, ...]:
+def run_scenarios(
+    place: Place, names: Sequence[str], work: Path, more: Sequence[str], in_turn: bool = False
+) -> tuple[Row, ...]:
     """Each scenario untraced and traced, side by side, and what its report says.
 
     Args:
         more: further arguments of scenarios/run.py.
+        in_turn: first all untraced, then all traced.
+
+    Raises:
+        bootstrap.Failed: the untraced runs were killed: they say nothing of that version.
     """
     model = place.cache / "tiny-model"  # made there: transformers writes it as that version reads it
     environment = place.environment()
@@ -285,16 +295,24 @@ def run_scenarios(place: Place, names: Sequence[str], work: Path, more: Sequence
         raise bootstrap.Failed(f"no tiny model: {(made.stderr.strip().splitlines() or ['no message'])[-1]}")
     with tempfile.TemporaryDirectory(dir=work) as folder:
         out = {"untraced": Path(folder) / "untraced", "traced": Path(folder) / "traced"}
-        runs = {}
+        runs: dict[str, subprocess.Popen[str]] = {}
+        said: dict[str, str] = {}
         for kind, trace in (("untraced", ["--no-trace"]), ("traced", [])):
             command = [str(place.python), str(ROOT / "scenarios" / "run.py"), *names, *trace, *more]
             command += ["--out", str(out[kind]), "--model", str(model)]
             runs[kind] = subprocess.Popen(
                 command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
             )
-        said = {kind: run.communicate()[1] for kind, run in runs.items()}
-        for kind, text in said.items():
-            (work / f"last-{kind}.log").write_text(text, encoding="utf-8")
+            if in_turn:
+                said[kind] = runs[kind].communicate()[1]
+        for kind, run in runs.items():
+            said[kind] = said[kind] if in_turn else run.communicate()[1]
+            (work / f"last-{kind}.log").write_text(said[kind], encoding="utf-8")
+        if runs["untraced"].returncode < 0:
+            raise bootstrap.Failed(
+                f"the scenarios without kvtrace were killed by signal {-runs['untraced'].returncode}: "
+                "give them more memory"
+            )
         return tuple(row_of(spec.load(name), out, said) for name in names)
 
 
@@ -499,7 +517,7 @@ def measure(column: Column, place: Place, build: Build, args: argparse.Namespace
         names = args.scenarios or build.scenarios
         say(f"{column.vllm}: {len(names)} scenarios, untraced and traced")
         more = [*build.more, *(["--apart"] if args.apart else []), *(f"--env={pair}" for pair in args.env)]
-        column = with_rows(column, run_scenarios(place, names, args.work, more))
+        column = with_rows(column, run_scenarios(place, names, args.work, more, build.in_turn))
     if "command-line" in args.part and "command-line" in build.parts:
         say(f"{column.vllm}: {TESTS}")
         said, passed = run_tests(place)

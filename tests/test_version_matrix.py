@@ -208,10 +208,19 @@ def test_a_variable_without_a_value_is_refused_before_anything_runs(tmp_path: Pa
     assert not (tmp_path / "out").exists()
 
 
+def test_scenarios_that_were_killed_say_nothing_of_a_version(tmp_path: Path) -> None:
+    """Out of memory without kvtrace looked like a version that does not run them."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ncase "$1" in *tiny_model.py) exit 0 ;; esac\nkill -9 $$\n')
+    python.chmod(0o755)
+    with pytest.raises(bootstrap.Failed, match="killed by signal 9"):
+        versions.run_scenarios(versions.Place(python, tmp_path), ["healthy-reuse"], tmp_path, [], True)
+
+
 def test_what_is_asked_of_the_scenarios_reaches_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[list[str]] = []
 
-    def scenarios(place: object, names: object, work: object, more: list[str]) -> tuple[versions.Row, ...]:
+    def scenarios(_1: object, _2: object, _3: object, more: list[str], *_: bool) -> tuple[versions.Row, ...]:
         got.append(more)
         return (RAN,)
 
