@@ -115,7 +115,7 @@ class Build:
         parts: what is run of :data:`PARTS`.
         more: further arguments of scenarios/run.py.
         in_turn: the untraced scenarios run before the traced ones, not beside them: its engines keep their
-            memory until the process ends, 14 GiB in all.
+            memory until the process ends.
     """
 
     torch: str = "2.13.0+cpu"

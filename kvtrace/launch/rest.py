@@ -82,8 +82,25 @@ def look(run_dir: Path, salt: bytes | None) -> RestFile:
     return RestFile(looked_wall_ns=time.time_ns(), files=files, pieces=pieces)
 
 
-_Piece = tuple[str, int, int, int, int, int]
-"""Path, offset, length, call, layer (name id), digest."""
+class _Piece(NamedTuple):
+    """A piece of KV where it was found. ``layer``: the id of its name."""
+
+    path: str
+    offset: int
+    length: int
+    call: int
+    layer: int
+    digest: int
+
+    @property
+    def content(self) -> tuple[int, int]:
+        """What it is, wherever it stands."""
+        return self.layer, self.digest
+
+    @property
+    def record(self) -> tuple[str, int]:
+        """What one call put into one file."""
+        return self.path, self.call
 
 
 def _named(path: Path) -> tuple[list[tuple[str, int]], list[_Piece]]:
@@ -106,8 +123,7 @@ def _named(path: Path) -> tuple[list[tuple[str, int]], list[_Piece]]:
         piece = rows.columns(rows.Piece, table)
         columns = (piece.target, piece.offset, piece.length, piece.call, piece.layer, piece.digest)
         for target, *place in zip(*(column.tolist() for column in columns), strict=True):
-            offset, length, call, layer, digest = place
-            found.append((names.get(target, ""), offset, length, call, layer, digest))
+            found.append(_Piece(names.get(target, ""), *place))
     return [one for one in wrote if one[0]], found
 
 
@@ -143,18 +159,18 @@ def _still(pieces: Sequence[_Piece], salt: bytes | None, databases: Container[st
         said = [look.at(piece) for piece in pieces]
     finally:
         look.close()
-    there = {piece[-2:] for piece, one in zip(pieces, said, strict=True) if one == STILL}
-    kept = {piece[0] for piece, one in zip(pieces, said, strict=True) if one == STILL}
+    there = {piece.content for piece, one in zip(pieces, said, strict=True) if one == STILL}
+    kept = {piece.path for piece, one in zip(pieces, said, strict=True) if one == STILL}
     lost = {
-        (piece[0], piece[3])
+        piece.record
         for piece, one in zip(pieces, said, strict=True)
-        if one in (GONE, _OTHER) and piece[-2:] not in there
+        if one in (GONE, _OTHER) and piece.content not in there
     }
     found = []
     for piece, one in zip(pieces, said, strict=True):
         if one == _OTHER:  # where nothing stands where it stood, a database was packed anew
-            one = GONE if piece[0] in kept else UNKNOWN
-        found.append(STILL if one == GONE and (piece[0], piece[3]) not in lost else one)
+            one = GONE if piece.path in kept else UNKNOWN
+        found.append(STILL if one == GONE and piece.record not in lost else one)
     return "".join(found)
 
 
@@ -186,7 +202,7 @@ class _Look:
                 os.close(file)
 
     def at(self, piece: _Piece) -> str:
-        name, offset, length, _, _, digest = piece
+        name, offset, length, digest = piece.path, piece.offset, piece.length, piece.digest
         path = _real(name)
         if self._salt is None or path is None:
             return UNKNOWN

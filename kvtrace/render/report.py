@@ -275,11 +275,10 @@ def state_lines(report: Report) -> list[str]:
     states = report["ledger"].get("states")
     if states is None:
         return []
+    keep = "keeps" if states["layers"] == 1 else "keep"
     lines = [
-        f"{plural(states['layers'], 'layer')} keep a state a request: no KV of tokens, a ledger of its own"
+        f"{plural(states['layers'], 'layer')} {keep} a state a request: no KV of tokens, a ledger of its own"
     ]
-    if states["layers"] == 1:
-        lines = ["1 layer keeps a state a request: no KV of tokens, a ledger of its own"]
     for what, book in (("saves", states["saves"]), ("loads", states["loads"])):
         known = [(_OF_STATES.get(name, clean(name, 40)), n) for name, n in book["accounts"].items() if n]
         if known:

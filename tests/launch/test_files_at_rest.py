@@ -15,7 +15,7 @@ SALT = b"s" * 16
 
 def piece(path: Path, layer: int, data: bytes, at: int = 0, call: int = 1) -> rest._Piece:
     digest = hashlib.blake2b(data, key=SALT, digest_size=8).digest()
-    return str(path), at, len(data), call, layer, int.from_bytes(digest, "little") & rest._MASK
+    return rest._Piece(str(path), at, len(data), call, layer, int.from_bytes(digest, "little") & rest._MASK)
 
 
 @pytest.mark.parametrize(("layer", "then"), [(1, STILL), (2, GONE)])

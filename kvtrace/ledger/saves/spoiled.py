@@ -91,9 +91,11 @@ def only_read(
     Args:
         reads: what was read of the requests, by row; of each worker.
     """
+    if not found:
+        return {}
     starts = {row: by.start for row, by in found.items()}
     of_prefix: dict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for row, request in enumerate(requests) if found else ():
+    for row, request in enumerate(requests):
         for digest, end in request.prefixes.items():
             of_prefix[request.engine, digest, end].append(row)
     for row, by in found.items():

@@ -56,8 +56,8 @@ def book_of_states(
         workers = [one for one in engine.workers if one.state_layers]
         if engine.configured is None or not workers:
             continue
-        own = {row: one for row, one in enumerate(requests) if one.engine == engine.tag and finishing(one)}
         every = {row: one for row, one in enumerate(requests) if one.engine == engine.tag}
+        own = {row: one for row, one in every.items() if finishing(one)}
         layers.update(layer for one in workers for layer in one.state_layers)
         pairs += sum(len(one.state_layers) for one in workers)
         counted += len(own)
