@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from kvtrace.ledger.intervals import Interval
 from kvtrace.terms import Grade
 
 
@@ -130,3 +131,12 @@ class Spoiled(NamedTuple):
 
     start: int
     end: LoadEnd
+
+
+class Doubt(NamedTuple):
+    """What is not called stored of a request: from position ``start`` on no more is said than that it was
+    read. ``anew``: positions that were read as they stood, and computed anew later; what became of those is
+    not known."""
+
+    start: int
+    anew: tuple[Interval, ...] = ()

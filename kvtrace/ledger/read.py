@@ -33,7 +33,7 @@ from kvtrace.ledger.saves.pairs import Evidence
 from kvtrace.ledger.saves.positions import Way
 from kvtrace.ledger.saves.rest import AtRest, Traced, at_rest, removals, writers
 from kvtrace.ledger.saves.seen import seen
-from kvtrace.ledger.saves.spoiled import only_read, spoiled
+from kvtrace.ledger.saves.spoiled import doubts, spoiled
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.slots.reads import given_blocks, slots_of
@@ -127,7 +127,8 @@ def _books(
         executed=executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
         unknown=Steps(implied.unknown | cut_off(requests)),
         unfinished={save.request: save.unfinished for save in async_saves},
-        swallowed=swallowed, given_away=reported.given_away(scans), only_read=only_read(requests, bad, reads),
+        swallowed=swallowed, given_away=reported.given_away(scans),
+        doubts=doubts(requests, bad, followed, reads),
     )  # fmt: skip
     saves = assign(requests, engines, evidence, followed, watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])

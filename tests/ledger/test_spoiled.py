@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 
 from kvtrace.ledger.contents.residue import Places
-from kvtrace.ledger.ends import NOT_SAVED, LoadEnd, Outcome, SaveEnd, Spoiled
+from kvtrace.ledger.ends import NOT_SAVED, Doubt, LoadEnd, Outcome, SaveEnd, Spoiled
+from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Chunk, Request
 from kvtrace.ledger.saves.positions import Segment
-from kvtrace.ledger.saves.spoiled import only_read, spoiled, without_spoiled
+from kvtrace.ledger.saves.spoiled import doubted, doubts, spoiled
 from kvtrace.ledger.slots.reads import Touch
 from kvtrace.ledger.slots.tables import Given
-from kvtrace.terms import LOADED, SAVED, Grade
+from kvtrace.terms import LOADED, NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace import facts, rows
 
 ENGINE = Engine(0, 1, "engine core", facts.Engine(block_size=16), None, pairs=2)
@@ -68,13 +69,13 @@ def test_it_was_read_and_is_not_called_stored() -> None:
     lost = Segment(64, 80, Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ), -1)
     loaded = Segment(0, 16, Outcome(LOADED, grade=Grade.READ), -1)
     segments = [loaded, Segment(16, 64, stored, 0), lost]
-    assert without_spoiled(segments, 32) == [
+    assert doubted(segments, Doubt(32)) == [
         loaded,
         Segment(16, 32, stored, 0),
         Segment(32, 64, Outcome(SAVED, grade=Grade.READ), 0),
         lost,
     ]
-    assert without_spoiled(segments, None) == segments
+    assert doubted(segments, None) == segments
 
 
 @pytest.mark.parametrize(
@@ -90,8 +91,38 @@ def test_what_was_stored_before_may_be_replaced_by_what_is_wrong(
                     prefixes={116: 16, 132: 32})  # fmt: skip
     by = Spoiled(16, LoadEnd.USED_BEFORE)
     reads = {1: (Touch(2, 0, 0b11, (read,)),)}
-    assert only_read([first, LOADER], {1: by}, [reads]) == starts
+    found = doubts([first, LOADER], {1: by}, [], [reads])
+    assert {row: doubt.start for row, doubt in found.items()} == starts
 
 
 def test_without_a_wrong_load_nothing_is_doubted() -> None:
-    assert only_read([LOADER, REUSER], {}, [{0: (Touch(2, 0, 1, ((0, 64),)),)}]) == {}
+    assert doubts([LOADER, REUSER], {}, [], [{0: (Touch(2, 0, 1, ((0, 64),)),)}]) == {}
+
+
+@pytest.mark.parametrize(
+    ("again", "left"),
+    [((), {0: ((16, 64),)}), ((16, 64), {}), ((16, 48), {0: ((48, 64),)})],
+    ids=["not read again", "all read again", "a part read again"],
+)
+def test_what_became_of_kv_that_a_later_step_computed_anew_is_not_known(
+    again: tuple[int, int], left: dict[int, tuple[Interval, ...]]
+) -> None:
+    """The load failed in step 2, what stood behind it was computed and read in that step, and step 3 computed
+    all of it anew."""
+    anew = replace(LOADER, chunks=(*LOADER.chunks, Chunk(3, 3, 16, 64)))
+    touches = [Touch(2, 0, 0b11, ((16, 64),)), *([Touch(3, 0, 0b11, (again,))] if again else [])]
+    loads = [load(LoadEnd.FAILED)]
+    assert spoiled([anew], [ENGINE], loads, Places([given(0, 7)])) == {}
+    found = doubts([anew], {}, loads, [{0: touches}])
+    assert {row: doubt.anew for row, doubt in found.items()} == left
+
+
+def test_what_was_computed_anew_is_not_called_saved() -> None:
+    stored = Segment(0, 64, Outcome(SAVED, grade=Grade.PROVED), 0)
+    unknown = Outcome(NOT_OBSERVED, grade=Grade.NOT_OBSERVED)
+    assert doubted([stored], Doubt(64, ((16, 32), (48, 64)))) == [
+        replace(stored, end=16),
+        Segment(16, 32, unknown, 0),
+        replace(stored, start=32, end=48),
+        Segment(48, 64, unknown, 0),
+    ]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from kvtrace.ledger.ends import NOT_SAVED, Outcome
+from kvtrace.ledger.ends import NOT_SAVED, Doubt, Outcome
 from kvtrace.ledger.intervals import length
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import (
@@ -30,7 +30,7 @@ from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.joint import Joint
 from kvtrace.ledger.saves.pairs import Evidence, Pairs, pairs_of
 from kvtrace.ledger.saves.positions import Segment, Way, reuse_of
-from kvtrace.ledger.saves.spoiled import without_spoiled
+from kvtrace.ledger.saves.spoiled import doubted
 from kvtrace.ledger.steps import Array
 from kvtrace.terms import SAVED
 
@@ -100,7 +100,7 @@ def assign(
         ways[row] = way
         several = [(number, part[row]) for number, part in enumerate(parts) if row in part]
         joint = Joint(several) if several else None
-        of_request = _OfRequest(row, way, joint, evidence.only_read.get(row))
+        of_request = _OfRequest(row, way, joint, evidence.doubts.get(row))
         base += of_request.base()
         pieces += of_request.pieces()
         found.append(of_request.sums())
@@ -160,17 +160,17 @@ class _Class:
 class _OfRequest:
     """One request's rows in the tables."""
 
-    def __init__(self, row: int, way: Way, joint: Joint | None, only_read: int | None) -> None:
+    def __init__(self, row: int, way: Way, joint: Joint | None, doubt: Doubt | None) -> None:
         self._row, self._way, self._request = row, way, way.request
         self._of_pair = joint.segments if joint else way.segments
-        self._only_read = only_read
+        self._doubt = doubt
         counts, self._class_of = _classes([part for _, part in joint.parts] if joint else [way])
         self._classes = [
             _Class(count, bool(way.pairs.live[pair]), self._segments(pair)) for count, pair in counts
         ]
 
     def _segments(self, pair: int) -> list[Segment]:
-        return without_spoiled(self._of_pair(pair), self._only_read)
+        return doubted(self._of_pair(pair), self._doubt)
 
     def base(self) -> Rows:
         """What needs no cause."""

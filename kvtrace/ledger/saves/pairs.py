@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.ledger.coverage import WorkerCoverage
-from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.ends import Doubt, SaveEnd
 from kvtrace.ledger.intervals import Interval, intersect, subtract
 from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.reported import Caught, caught_in_saving
@@ -47,8 +47,8 @@ class Evidence:
     given_away: frozenset[str] = frozenset()
     """Spools of workers whose KV may be copied out of sight: its address was given out, or it was handed to
     native code that is not known."""
-    only_read: Mapping[int, int] = field(default_factory=dict)
-    """Row of a request -> from which position on no more is said than that it was read."""
+    doubts: Mapping[int, Doubt] = field(default_factory=dict)
+    """Row of a request -> what is not called stored of it."""
 
 
 @dataclass(frozen=True)

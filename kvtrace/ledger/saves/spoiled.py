@@ -14,17 +14,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvtrace.ledger.contents.residue import Places
-from kvtrace.ledger.ends import LoadEnd, Outcome, Spoiled
-from kvtrace.ledger.intervals import covers, intersect, subtract, union
+from kvtrace.ledger.ends import Doubt, LoadEnd, Outcome, Spoiled
+from kvtrace.ledger.intervals import Interval, covers, intersect, subtract, union
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.positions import Segment, merged, reuse_of
 from kvtrace.ledger.slots.reads import Touch
-from kvtrace.terms import SAVED, Grade
+from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 
 _UNKNOWN = frozenset({LoadEnd.LOADED, LoadEnd.LOCAL_HIT, LoadEnd.PENDING, LoadEnd.NOT_OBSERVED})
 _EVER = 1 << 62
+
+_Reads = Mapping[int, Sequence[Touch]]
+"""What was read of the requests by one worker, by row."""
 
 
 def spoiled(
@@ -65,9 +68,7 @@ def _own(request: Request, load: LoadOf) -> Spoiled | None:
     reuse = reuse_of(request, load.lost)
     left = [
         (low, ended)
-        for parts in load.lost
-        for start, end, ended in parts
-        if ended not in _UNKNOWN and load.grade(ended) >= Grade.READ
+        for start, end, ended in _lost(load)
         for low, _ in subtract(intersect([(start, end)], reuse.external), reuse.computed)
     ]
     if not left:
@@ -82,45 +83,100 @@ def _block(places: Places, row: int, position: int, sizes: tuple[int, int]) -> t
     return tuple(places.block(row, group, position // max(1, size), _EVER) for group in range(groups))
 
 
-def only_read(
-    requests: Sequence[Request], found: Mapping[int, Spoiled], reads: Sequence[Mapping[int, Sequence[Touch]]]
-) -> dict[int, int]:
-    """Row of a request -> from which position on no more is said than that it was read: of those that
-    computed on wrong KV, and of those before them whose place it may have taken.
+def doubts(
+    requests: Sequence[Request],
+    found: Mapping[int, Spoiled],
+    loads: Iterable[LoadOf],
+    reads: Sequence[_Reads],
+) -> dict[int, Doubt]:
+    """What is not called stored, by the row of a request: of those that computed on wrong KV, for a time or
+    until they ended, and of those before them whose place that KV may have taken.
 
     Args:
+        found: as ``spoiled`` found them.
         reads: what was read of the requests, by row; of each worker.
     """
-    if not found:
+    anew = _read_before_anew(requests, loads, reads)
+    wrong = {row: parts[0][0] for row, parts in anew.items()}
+    for row, by in found.items():
+        wrong[row] = min(wrong.get(row, by.start), by.start)
+    if not wrong:
         return {}
     starts = {row: by.start for row, by in found.items()}
     of_prefix: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     for row, request in enumerate(requests):
         for digest, end in request.prefixes.items():
             of_prefix[request.engine, digest, end].append(row)
-    for row, by in found.items():
+    for row, start in wrong.items():
         request = requests[row]
-        read = union(part for one in reads for touch in one.get(row, ()) for part in touch.positions)
+        read = union(part for touch in _of_row(reads, row) for part in touch.positions)
         for digest, end in request.prefixes.items():
-            if end <= by.start or not covers(read, end - 1):
+            if end <= start or not covers(read, end - 1):
                 continue
             for before in of_prefix[request.engine, digest, end]:
                 if requests[before].first_step < request.first_step:
-                    starts[before] = min(starts.get(before, by.start), by.start)
-    return starts
+                    starts[before] = min(starts.get(before, start), start)
+    return {row: Doubt(starts.get(row, _EVER), tuple(anew.get(row, ()))) for row in {*starts, *anew}}
 
 
-def without_spoiled(segments: Sequence[Segment], start: int | None) -> list[Segment]:
-    """The segments: of what stands at ``start`` and behind no more is said than that it was read."""
-    return merged(_parted(segments, start)) if start is not None else list(segments)
-
-
-def _parted(segments: Iterable[Segment], start: int) -> Iterator[Segment]:
-    for one in segments:
-        if one.outcome.name != SAVED or one.outcome.grade <= Grade.READ or one.end <= start:
-            yield one
+def _read_before_anew(
+    requests: Sequence[Request], loads: Iterable[LoadOf], reads: Sequence[_Reads]
+) -> dict[int, list[Interval]]:
+    """Row of a request whose load went wrong, and of which a later step computed anew what it should have
+    brought -> what of it, and behind it, was read before that step, and not again from it on."""
+    found: dict[int, list[Interval]] = {}
+    for load in loads:
+        lost = union((start, end) for start, end, _ in _lost(load))
+        again = [
+            chunk.step for chunk in requests[load.request].chunks
+            if intersect(lost, [(chunk.start, chunk.end)])
+        ]  # fmt: skip
+        if not again:
             continue
-        middle = max(one.start, start)
-        if one.start < middle:
-            yield replace(one, end=middle)
-        yield replace(one, start=middle, outcome=Outcome(SAVED, grade=Grade.READ))
+        early: list[Interval] = []
+        late: list[Interval] = []
+        for touch in _of_row(reads, load.request):
+            (early if touch.step < max(again) else late).extend(touch.positions)
+        if left := intersect(subtract(union(early), union(late)), [(lost[0][0], _EVER)]):
+            found[load.request] = left
+    return found
+
+
+def _of_row(reads: Sequence[_Reads], row: int) -> Iterator[Touch]:
+    return (touch for one in reads for touch in one.get(row, ()))
+
+
+def _lost(load: LoadOf) -> Iterator[tuple[int, int, LoadEnd]]:
+    """What a load is known not to have brought, in positions, and how it ended: what the metadata alone says
+    does not count."""
+    for parts in load.lost:
+        for start, end, ended in parts:
+            if ended not in _UNKNOWN and load.grade(ended) >= Grade.READ:
+                yield start, end, ended
+
+
+def doubted(segments: Sequence[Segment], doubt: Doubt | None) -> list[Segment]:
+    """The segments with no more said of them than what is beyond doubt."""
+    if doubt is None:
+        return list(segments)
+    marks = sorted({doubt.start, *(mark for part in doubt.anew for mark in part)})
+    return merged(_less(part, doubt) for one in segments for part in _parted(one, marks))
+
+
+def _parted(segment: Segment, marks: Iterable[int]) -> Iterator[Segment]:
+    """A segment, parted at the marks within it."""
+    for mark in marks:
+        if segment.start < mark < segment.end:
+            yield replace(segment, end=mark)
+            segment = replace(segment, start=mark)
+    yield segment
+
+
+def _less(one: Segment, doubt: Doubt) -> Segment:
+    if one.outcome.name != SAVED:
+        return one
+    if covers(list(doubt.anew), one.start):
+        return replace(one, outcome=Outcome(NOT_OBSERVED, grade=Grade.NOT_OBSERVED))
+    if one.start >= doubt.start and one.outcome.grade > Grade.READ:
+        return replace(one, outcome=Outcome(SAVED, grade=Grade.READ))
+    return one
