@@ -434,6 +434,21 @@ def test_a_worker_that_decides_and_takes_nothing(tmp_path: Path) -> None:
     assert "decided on the worker" in finding(diagnosis, "stored-nothing")
 
 
+def test_where_no_metadata_was_ever_bound_that_explains_what_none_can_be_seen_to_name(tmp_path: Path) -> None:
+    """One step's metadata names a request, the others' can't be read; in none of them were the hooks run."""
+    sim, unbound = sim_of(tmp_path), Fate(unbound_ranks=frozenset({0}))
+    for n, name in enumerate("abc"):
+        sim.arrive(Prompt(name, 64, digest=n + 1))
+        entries = [] if n else [Entry(name, 64, 64, 0)]
+        step = sim.step(
+            [Chunk(name, 0, 64, first=True)], entries, prompts={name: 64}, unreadable=n > 0, fate=unbound
+        )
+        for layer in range(2):
+            sim.effect(0, step, layer, 0)
+        sim.finish(name, 64)
+    assert tokens(analyse(sim)) == {"not-saved:metadata-not-bound": 3 * 64}
+
+
 @pytest.mark.parametrize(
     ("read", "saved", "idle"), [(set(), 0, [3]), ({9}, 0, [3]), ({9}, 32, []), ({4}, 32, [3]), ({3}, 0, [])]
 )

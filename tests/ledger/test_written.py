@@ -68,6 +68,27 @@ def test_a_part_of_the_slots_was_written(tmp_path: Path) -> None:
     assert arrived(sim) == {"LOADED": 64, "PARTLY": 32}
 
 
+@pytest.mark.parametrize("flags", [0, ASYNC])
+def test_what_was_seen_to_be_written_is_loaded_whatever_the_metadata_names(
+    tmp_path: Path, flags: int
+) -> None:
+    """Of entries that could not all be read, the ones that could name a part."""
+    sim = loading(tmp_path)
+    sim.arrive(Prompt("a", 64))
+    sim.lookup("a", 0, 48, 48, flags)
+    entries = [Entry("a", 32, 32, 0, LOAD)]
+    if flags:
+        sim.grow("a", 48)
+        sim.step([], entries, tokens=0)
+        sim.write_kv("a", 0, 48)
+        sim.step([Chunk("a", 48, 16, first=True)], prompts={"a": 64})
+    else:
+        sim.step([Chunk("a", 48, 16, first=True)], entries, prompts={"a": 64})
+        sim.write_kv("a", 0, 48)
+    sim.finish("a", 64)
+    assert arrived(sim) == {"LOADED": 96}
+
+
 def test_none_of_the_slots_was_written(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     witness(sim)

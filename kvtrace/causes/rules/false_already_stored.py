@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from kvtrace.causes.case import Request, after_empty, shared_before, stored_before
-from kvtrace.causes.evidence.accounted import all_accounted
+from kvtrace.causes.evidence.accounted import all_left
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.intervals import intersect
 from kvtrace.ledger.model import Engine
+from kvtrace.terms import Grade
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, of_all, plural
 
@@ -120,10 +121,19 @@ def rule(case: Case) -> Results:
         yield _of_heads(case, heads)
     elif victims:
         yield _finding(case, victims)
-    elif all_accounted(case) and not any(_empty_key(case, request) for request in case.requests):
+    elif all_left(case) and not any(_empty_key(case, request) for request in case.requests):
+        if not _twins_at_rest(case):
+            return
         yield CAUSE.ruled_out(
             f"nothing of {plural(len(case.requests), 'prompt')} that fills a unit was left out"
         )
+
+
+def _twins_at_rest(case: Case) -> bool:
+    """Whether of all parts with the same tokens behind other beginnings both are known to be at rest, as far
+    as there are such: a store that takes one for the other may have dropped it, or written it over."""
+    rows = {row for row, twins in case.run.twins.items() for row in (row, *(twin.of for twin in twins))}
+    return all((r.grade or 0) >= Grade.PROVED for r in case.requests if r.row in rows)
 
 
 def _empty_key(case: Case, request: Request) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence.steps import calls, skipped
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, SaveEnd, Stage, Turn
+from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.versions import since
 from kvtrace.words import count, plural
 
@@ -16,7 +17,10 @@ CAUSE = Cause(
         "The forward ran while the connector had no metadata bound: vLLM then skips the layer hooks "
         "silently. Dummy, profile and warm-up runs do not count."
     ),
-    seen_as="has_connector_metadata() is false at the attention op in a real step.",
+    seen_as=(
+        "has_connector_metadata() is false at the attention op in a real step. Where it is in every one, "
+        "also what no readable metadata names: nothing was read in its steps."
+    ),
     remedy=(
         "If the connector overrides bind_connector_metadata, clear_connector_metadata or "
         "has_connector_metadata, call super() there."
@@ -24,6 +28,22 @@ CAUSE = Cause(
     versions=since("0.11.1"),
     save_ends=(SaveEnd.NOT_BOUND,),
 )
+
+
+def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+    """Positions of a step whose metadata says nothing readable, of an engine that never had any bound."""
+    never = case.once(("never bound", piece.engine), lambda: _never_bound(case, piece.engine))
+    return left if never and idle_steps(case, piece) else []
+
+
+def _never_bound(case: Case, tag: int) -> bool:
+    skips = case.run.skips
+    of_engine = skips[(skips["engine"] == tag) & (skips["layer_steps"] > 0)]
+    seen = set(of_engine["skip"])
+    return "NO_CONNECTOR_METADATA" in seen and "HOOKED" not in seen
+
+
+CLAIMS = {Turn.WORKER: claim}
 
 
 def rule(case: Case) -> Results:

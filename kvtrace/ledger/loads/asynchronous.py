@@ -136,8 +136,10 @@ def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen,
                 read = [READ_ONLY] if missing.read else []
                 arrival.because(ended, "; ".join([_NOT_WRITTEN, *read, *why]), place)
                 continue
+            if missing.certain:  # all of it was seen to be written, whatever the metadata names
+                arrival.put(bad, bits(first + pair))
+                continue
             wrote = _wrote(worker, pair, steps, seen)
-            wrote = 1 if missing.certain else wrote
             if wrote == 0 and (worker.key in seen.writing or complaints):
                 arrival.put([*parts(LoadEnd.NOT_WRITTEN, [(start, good)]), *bad], bits(first + pair))
                 nothing = f"reported as finished, and the load hooks wrote 0 slots; {reason}"

@@ -169,7 +169,8 @@ class _InStep:
                 continue
             short: list[Interval] = [(start + found.got, good)] if start + found.got < good else []
             reason = found.reason
-            if found.got >= self._taken:
+            if found.got >= self._taken and not self._missing(pair).certain:
+                # Where writes are seen, all was written, whatever the metadata names.
                 short = subtract(self._accepted.unnamed, [(good, end)])
                 reason = FEWER_NAMED if short else reason
             lost = [*parts(LoadEnd.PARTLY, short), *parts(LoadEnd.FAILED, [(good, end)])]
