@@ -3,7 +3,7 @@ are joined. Each of them gives values that nobody changes."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -118,7 +118,7 @@ def _books(
     engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
     loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
     prints, places = printed(engines, scans, requests, loaded), _places(scans, requests)
-    contents = compare(prints, requests, places, _written(watched))
+    contents = compare(prints, requests, places, _written(engines, watched))
     swallowed = reported.swallowed(scans)
     caught = reported.caught_in_loading(swallowed)
     followed = with_contents(loaded, contents, engines, requests, caught)
@@ -177,9 +177,18 @@ def _places(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> Places:
     return Places([one for of_engine in given_blocks(scans, requests).values() for one in of_engine])
 
 
-def _written(watched: Mapping[tuple[int, str], Watched]) -> set[int]:
-    """Rows of the requests into whose slots something was seen to be written."""
-    return {row for one in watched.values() for row in one.slots.writes}
+def _written(engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watched]) -> dict[int, int]:
+    """Rows of the requests into whose slots something was seen to be written -> in which pairs of their
+    engine, a bit each."""
+    found: dict[int, int] = defaultdict(int)
+    for engine in engines:
+        first = 0
+        for worker in engine.workers:
+            for row, writes in watched[worker.key].slots.writes.items():
+                for touch in writes:
+                    found[row] |= touch.columns << first
+            first += len(worker.kv_layers)
+    return dict(found)
 
 
 def _with_facts(run: Run, scans: Sequence[SpoolScan], every: Sequence[Request]) -> Run:

@@ -391,6 +391,26 @@ def test_a_layer_that_was_seen_to_be_written_was_not_left_out(tmp_path: Path) ->
     assert LoadEnd.NOT_WRITTEN not in _left_out(tmp_path, 1, writes=True).loads.accounts
 
 
+@pytest.mark.parametrize(("written", "left"), [([0], 3), ([0, 1], 0)])
+def test_of_a_load_that_was_seen_to_write_other_layers_one_was_left_out(
+    tmp_path: Path, written: list[int], left: int
+) -> None:
+    """Of its last block it is not known what it held before: the same layer is wrong there, and no other."""
+    cache = Cache(tmp_path, kv_blocks=64)
+    cache.computes("b", [8, 7, 6, 5])
+    cache.sim.of_layers("b", [[18, 28], [17, 27], [16, 26]])
+    cache.computes("a", [3, 2, 1, 4], (1, 2, 3, 4))
+    cache.sim.finish("a", 4 * BLOCK)
+    cache.sim.give("c", cache.sim.blocks.table("a"), flags=int(Flag.FIRST))  # type: ignore[union-attr]
+    cache.loads("c", [58, 57, 56, 9])
+    cache.sim.of_layers("c", [[18, 38], [17, 37], [16, 36]])
+    cache.sim.stayed("c", 1, 2)
+    cache.sim.write_kv("c", 0, 3 * BLOCK, layers=written)
+    ends = cache.run().load_rows[-1].ends
+    assert ends.get(LoadEnd.NOT_WRITTEN, 0) == left * BLOCK
+    assert ends.get(LoadEnd.WRONG, 0) == (3 - left) * BLOCK
+
+
 def test_what_was_seen_to_be_written_is_wrong_itself(tmp_path: Path) -> None:
     assert lost(_into_the_same_blocks(tmp_path, [8, 7, 6, 9], writes=True)) > 0
 

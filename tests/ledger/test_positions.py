@@ -831,6 +831,16 @@ def test_slots_that_were_read_before_the_forward_and_after_it_are_saved(tmp_path
     assert alike(sim) == {(0, 64): SAVED}
 
 
+def test_of_what_was_read_partly_before_the_forward_the_rest_is_saved(tmp_path: Path) -> None:
+    """A thread begins too early. The slots are the right ones: nothing was read in their place."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, BLOCK, hook="start_load_kv")
+    sim.read("a", BLOCK, 64)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, BLOCK): "STALE READ", (BLOCK, 64): SAVED}
+
+
 def test_the_next_layer_is_read_with_each_one(tmp_path: Path) -> None:
     """Layer 1 is read in layer 0's hook, before it is computed; layer 0 in no one's."""
     sim = cache(tmp_path)

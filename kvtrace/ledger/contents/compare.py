@@ -22,6 +22,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kvtrace.ledger.contents.by_layer import ByLayer
@@ -79,13 +80,14 @@ def compare(
     workers: Sequence[Printed],
     requests: Sequence[Request],
     places: Places | None = None,
-    written: Collection[int] = (),
+    written: Mapping[int, int] = MappingProxyType({}),
 ) -> Contents:
     """Judge every loaded block.
 
     Args:
         workers: all that is printed, of every worker and KV cache group.
-        written: rows of the requests into whose slots something was seen to be written.
+        written: rows of the requests into whose slots something was seen to be written -> in which pairs, a
+            bit each.
     """
     prefixes = _Prefixes(requests)
     shapes: dict[Shape, list[Printed]] = defaultdict(list)
@@ -122,6 +124,7 @@ def compare(
     }
     for row in untouched(workers, suspects, places) if places is not None and suspects else ():
         wrong[row] = [replace(one, left=True) for one in wrong[row]]
+    _same_layers(wrong, written)
     if places is not None:
         _look_later(wrong, held_later(workers, places), requests)
     return Contents(wrong, by_row, blocks, frozenset(written))
@@ -136,12 +139,12 @@ def _found(
 ) -> Wrong | None:
     """What is wrong with a loaded block that nobody with its tokens computed, as far as that is known."""
     some = partly.get((pairs, block))
-    if some:
+    why = judge.wrong(block)
+    layers, what = judge.differing(block) if why is not None and why.ours else (None, "")
+    if some and (layers is None or not _bits(pairs, layers) & ~some.pairs):
         return Wrong(block.start, block.end, some.pairs, some.why, left=True, of=pairs)
     left = alone.get((pairs, block))
-    why = judge.wrong(block)
     if why is not None:
-        layers, what = judge.differing(block) if why.ours else (None, "")
         said = f"{why.text}: {what}" if what else why.text
         return Wrong(block.start, block.end, _bits(pairs, layers), said, left is not None, of=pairs)
     if left:
@@ -150,6 +153,16 @@ def _found(
     if moved is None:
         return None
     return Wrong(block.start, block.end, _bits(pairs, moved.layers), moved.why, of=pairs)
+
+
+def _same_layers(wrong: dict[int, list[Wrong]], written: Mapping[int, int]) -> None:
+    """A load that left layers of some blocks as they were left those of its other blocks as well, where these
+    layers of theirs are not what they should be, no other is, and nothing was seen to be written there."""
+    for row, found in wrong.items():
+        layers = {(one.of, one.pairs) for one in found if one.left and one.of and one.pairs != one.of}
+        for at, one in enumerate(found):
+            if not one.left and (one.of, one.pairs) in layers and not one.pairs & written.get(row, 0):
+                found[at] = replace(one, left=True)
 
 
 def _bits(pairs: int, layers: Collection[int] | None) -> int:

@@ -8,7 +8,7 @@ comes before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtrace.ledger.contents.prints import Block, Origin, Printed
@@ -28,12 +28,13 @@ class LeftOut:
 
 
 def left_out(
-    printed: Sequence[Printed], places: Places, digest: Digest, written: Collection[int]
+    printed: Sequence[Printed], places: Places, digest: Digest, written: Mapping[int, int]
 ) -> dict[tuple[int, Block], LeftOut]:
     """Loaded blocks, with the pairs of their workers, of which some layers were left out.
 
     Args:
-        written: rows of the requests into whose slots something was seen to be written: left out.
+        written: rows of the requests into whose slots something was seen to be written -> in which pairs, a
+            bit each: these are left out.
     """
     found: dict[tuple[int, Block], LeftOut] = {}
     for one in printed:
@@ -43,8 +44,9 @@ def left_out(
         before: dict[int, Block] = {}
         for block in sorted(one.blocks, key=lambda block: block.step):
             at = places.block(block.row, one.group, block.start // size, block.step)
-            if block.origin is Origin.LOADED and block.row not in written:
-                left = _left_out(one, block, bool(at) and _of_others(before.get(at), block, digest))
+            if block.origin is Origin.LOADED:
+                of_others = bool(at) and _of_others(before.get(at), block, digest)
+                left = _left_out(one, block, of_others, written.get(block.row, 0))
                 if left is not None:
                     found[one.pairs, block] = left
             if at:
@@ -52,14 +54,16 @@ def left_out(
     return found
 
 
-def _left_out(one: Printed, block: Block, of_others: bool) -> LeftOut | None:
-    """``of_others``: what the block held before was other tokens'."""
+def _left_out(one: Printed, block: Block, of_others: bool, written: int) -> LeftOut | None:
+    """``of_others``: what the block held before was other tokens'; ``written``: pairs in which something was
+    seen to be written."""
     stayed = one.stayed.get((block.row, block.start, block.step), {})
     every = sum(stayed.values())
     lowest = one.pairs & ~every & -(one.pairs & ~every)
     pairs = sum(
         bit & -(lowest << 1) if lowest else 0 for zeroes, bit in stayed.items() if zeroes or of_others
     )
+    pairs &= ~written
     if not pairs:
         return None
     layers = of_all(pairs.bit_count(), one.pairs.bit_count(), "layer")

@@ -14,7 +14,8 @@ from kvtrace.ledger.slots.reads import Slots, covered, in_layer
 def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> bool:
     """Whether a step's calls read other slots instead of those that are missing, in all layers together:
     slots that hold no token, or none yet, slots that they had read already, slots of requests that the step
-    does not name, unless these were due since an earlier step.
+    does not name, unless these were due since an earlier step. The very slots that it names, read before they
+    were computed, are no others.
 
     Args:
         row: of the step.
@@ -30,8 +31,20 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
         foreign = amount - useless - mine
         if foreign > 0:
             foreign -= _due(slots, stores, row, column)
-        other += useless + max(0, foreign) + max(0, again)
-    return other >= missing or _one_for_all(watched, stores, row)
+        early = _read_early(slots, stores, row, column)
+        other += useless + max(0, foreign) + max(0, again) - early
+        missing -= early
+    return other >= missing > 0 or _one_for_all(watched, stores, row)
+
+
+def _read_early(slots: Slots, stores: Stores, row: int, column: int) -> int:
+    """Slots that a step names and that its calls read in a layer before they were computed, and no more."""
+    found, step = 0, int(stores.steps[row])
+    for request, parts in stores.named[row].items():
+        touches = in_layer(slots.reads.get(request, ()), column)
+        early = union(part for one in touches if one.step == step for part in one.stale)
+        found += length(subtract(intersect(early, parts), covered(touches)))
+    return found
 
 
 def _one_for_all(watched: Watched, stores: Stores, row: int) -> bool:
