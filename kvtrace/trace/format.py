@@ -195,7 +195,8 @@ class Form(IntEnum):
     TURNED = 11
     """Byte for byte, and a slot's last head stands before its first."""
     COVERED = 12
-    """Sent before, and other KV was sent behind the same first bytes since, which may be its key."""
+    """Sent before, and other KV was sent behind the same first bytes since, which may be its key. REPLACED
+    where they are."""
 
 
 class Dispatch(IntEnum):

@@ -498,8 +498,8 @@ class KvFound(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A piece of the KV of the KvFound before it, as it stands in a file. ``digest``: 63-bit keyed BLAKE2b of
-    its bytes; the key is that of Arrival."""
+    """A piece of the KV of the KvFound before it, as it stands in a file or a segment of shared memory.
+    ``digest``: 63-bit keyed BLAKE2b of its bytes; the key is that of Arrival."""
 
     head: Word
     t: Word

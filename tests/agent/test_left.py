@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent.connector import traced  # noqa: E402
 from kvtrace.agent.left import databases, leaving, paths, sockets  # noqa: E402
-from kvtrace.agent.left.keys import Held, Keys  # noqa: E402
+from kvtrace.agent.left.keys import Gone, Held, Keys  # noqa: E402
 from kvtrace.agent.left.pieces import POOL, Op  # noqa: E402
 from kvtrace.agent.left.unpack import WORTH, Unpacker  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
@@ -271,6 +271,25 @@ def test_a_segment_of_shared_memory(trace, kv):
     assert [row[0] for row in left(trace)] == [Way.SHARED_MEMORY] and found(trace) == [VERBATIM]
     made[0].close()
     made[0].unlink()
+
+
+def test_a_segment_that_is_opened_by_its_name_and_written_anew(trace, kv):
+    first = shared_memory.SharedMemory(create=True, size=256)
+    first.unlink()
+
+    def how(step, layer):
+        segment = shared_memory.SharedMemory(first.name, create=step == 1, size=256 if step == 1 else 0)
+        segment.buf[:256] = data_of(pick(layer, SLOTS + 8 * (step - 1)))
+        how.made.append(segment)
+
+    how.made = []
+    saves(kv, how, steps=2)
+    assert [row[0] for row in left(trace)] == [Way.SHARED_MEMORY] * 2
+    assert [slots for _, slots, _ in found(trace)] == ["8+4,20+4", "16+4,28+4"]
+    for segment in how.made:
+        segment.close()
+    how.made[0].unlink()
+    first.close()
 
 
 def answering(answer):
@@ -537,6 +556,72 @@ def test_kv_that_is_sent_behind_the_same_first_bytes_may_have_been_replaced(trac
 
     saves(kv, how, steps=3)
     assert [slots for form, slots, _ in found(trace) if form == Form.COVERED] == gone
+
+
+@pytest.mark.parametrize(
+    ("heads", "behind", "form"),
+    [
+        ("5a8f02c713 91e6bd40f8 5a8f02c713", b"", Form.REPLACED),
+        ("5a8f02c713 5a8f02c713 91e6bd40f8", b"", Form.REPLACED),
+        ("record-001 record-002 record-001", b"", Form.COVERED),
+        ("5a8f02c713 91e6bd40f8 5a8f02c713", b"key-of-it", Form.COVERED),
+    ],
+    ids=["a name", "before another name", "a number", "more behind the KV"],
+)
+def test_kv_behind_a_name_that_is_sent_with_other_kv_was_replaced(trace, kv, heads, behind, form):
+    names = [name.encode() for name in heads.split()]
+    port = serving([len(name) + 256 + len(behind) for name in names], b"\0\0\0\0\1")
+
+    def how(step, layer):
+        data = data_of(pick(layer, (SLOTS + 8 * (step - 1)) % (4 * BLOCKS)))
+        with socket.create_connection(("127.0.0.1", port)) as link:
+            link.sendall(names[step - 1] + data + behind)
+            assert link.recv(100)
+
+    saves(kv, how, steps=3)
+    said = [(how, slots) for how, slots, _ in found(trace) if how in (Form.COVERED, Form.REPLACED)]
+    assert said == [(form, "8+4,20+4")]
+
+
+def test_a_name_behind_which_one_call_sends_other_kv_twice_names_no_kv():
+    keys = Keys()
+    ops = [operation(bytes([number]) * 32) for number in range(4)]
+    for number, op in enumerate(ops):
+        op.call, op.bytes = number // 2, 32
+    said = []
+    names = b"5a8f02c713", b"91e6bd40f8", b"5a8f02c713", b"5a8f02c713"
+    for name, op in zip(names, ops, strict=True):
+        said += keys.put_behind("peer", name, [Held(op, True)], 42)
+    assert [one.replaced for one in said] == [True, False]
+
+
+def test_kv_of_another_layer_behind_the_same_name_replaces_nothing():
+    keys = Keys()
+    ops = [operation(bytes([number]) * 32) for number in range(3)]
+    for number, op in enumerate(ops):
+        op.call, op.bytes, op.layer = number, 32, f"layer.{number}"
+    names = b"5a8f02c713", b"91e6bd40f8", b"5a8f02c713"
+    said = [keys.put_behind("peer", name, [Held(op, True)], 42) for name, op in zip(names, ops, strict=True)]
+    assert said == [[], [], [Gone(ops[0], False)]]
+
+
+def test_what_was_seen_with_the_message_before_is_not_found_again_in_the_next_one(trace, kv):
+    """The last bytes that went out are kept for pieces that go on in the next; each message has its key."""
+    names = [b"5a8f02c713", b"91e6bd40f8", b"5a8f02c713", b"5a8f02c713"]
+    link, peer = socket.socketpair()
+
+    def how(step, layer):
+        for name in names[2 * step - 2 : 2 * step]:
+            link.sendall(name + data_of(pick(layer, (SLOTS + 4 * how.at) % (4 * BLOCKS))))
+            peer.send(b"\0")
+            assert link.recv(1)
+            how.at += 1
+
+    how.at = 0
+    with link, peer:
+        saves(kv, how, steps=2)
+    said = [(how, slots) for how, slots, _ in found(trace) if how in (Form.COVERED, Form.REPLACED)]
+    assert said[0] == (Form.REPLACED, "8+4,20+4")
 
 
 def test_packed_kv_that_is_sent_behind_the_same_key_and_another_length(trace, kv):

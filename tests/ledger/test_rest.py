@@ -117,6 +117,25 @@ def test_what_cannot_be_read_back_where_other_kv_took_the_place_of_some_is_not_k
     assert books.fates()[1][0] == fate
 
 
+@pytest.mark.parametrize(
+    ("opened", "exists", "fate"),
+    [
+        (2, True, (Fate.LOST_LATER, Why.OVERWRITTEN)),
+        (1, True, (Fate.WRITTEN, Why.NONE)),
+        (2, False, (Fate.WRITTEN, Why.NONE)),
+    ],
+    ids=["by its name again", "held open, as a way to another process", "gone"],
+)
+def test_a_segment_in_which_other_bytes_stand(opened: int, exists: bool, fate: tuple[Fate, Why]) -> None:
+    books = Books()
+    books.read(1, 1)
+    books.left(Way.SHARED_MEMORY, "/dev/shm/a", calls=opened)
+    books.found(1, 1, Form.VERBATIM, "/dev/shm/a")
+    books.piece(1, "/dev/shm/a", "0")
+    books.file("/dev/shm/a", exists=exists)
+    assert books.fates() == [fate]
+
+
 @pytest.mark.parametrize(("still", "fate"), [("0", Fate.READ), ("1", Fate.WRITTEN)])
 def test_a_temporary_file_that_was_renamed_since_may_have_been_replaced(still: str, fate: Fate) -> None:
     books = Books()

@@ -6,7 +6,9 @@ message before is not at rest any more. Where the same KV stands under another k
 file, nothing is said.
 
 Of other protocols the key is not known. Where the bytes before the KV are the same in two messages, and such
-bytes differ else, the second may have taken the place of the first: that is all that is said.
+bytes differ else, the second may have taken the place of the first. It has, where nothing but these bytes and
+one operation's KV is in either message, and these bytes are a name: they differ in many places from those of
+other messages, and no call sent other KV behind them twice, nor did other layers.
 
 A piece of what was read may stand in a message for other KV by chance: a first layer computes the same for
 the same token in another place. Where all pieces of an operation stood in one message, that is where it is.
@@ -27,6 +29,9 @@ _MOST_WAITING = 256
 """Operations of which it is not known yet whether heads tell messages apart."""
 _LEAST_HEAD = 8
 """Bytes in which a key may stand."""
+_LEAST_NAME = 6
+"""Places in which the bytes before KV differ where they hold a name: a digest, an id. Numbers of a layer or
+of a message differ in fewer."""
 _WIDTHS = 8, 4
 """Bytes of a length."""
 _BEHIND = b"\0"
@@ -68,16 +73,40 @@ def head_of(data: bytes, first: int, size: int) -> bytes:
     return head
 
 
-class _Heads:
-    """Of messages to one peer, as long before their KV as each other. ``gone``: the operations whose KV was
-    sent behind a head that came again with other KV."""
+class Gone(NamedTuple):
+    """KV of an operation behind a head that came again with other KV. ``replaced``: it was replaced, else it
+    may have been."""
 
-    __slots__ = ("differ", "first", "gone")
+    op: Op
+    replaced: bool
+
+
+class _Heads:
+    """Of messages to one peer, as long before their KV as each other. ``places``: of bytes in which they
+    differ; ``names``: whether no head came twice where a name would not; ``gone``: what waits for heads that
+    differ, and whether nothing else was in its message and in the later one."""
+
+    __slots__ = ("first", "gone", "names", "places")
 
     def __init__(self, first: bytes) -> None:
         self.first = first
-        self.differ = False
-        self.gone: list[Op] = []
+        self.places: set[int] = set()
+        self.names = True
+        self.gone: list[Gone] = []
+
+    def saw(self, head: bytes) -> None:
+        if head != self.first:
+            self.places |= {at for at, one in enumerate(head) if one != self.first[at]}
+
+    def take(self) -> list[Gone]:
+        gone, self.gone = self.gone, []
+        sure = self.names and len(self.places) >= _LEAST_NAME
+        return [Gone(op, sure and alone) for op, alone in gone]
+
+
+def _alone(held: Sequence[Held], first: int, size: int) -> bool:
+    """Whether a message holds one operation's KV behind its first bytes, and nothing else."""
+    return len(held) == 1 and held[0].whole and first + held[0].op.bytes == size
 
 
 class Keys:
@@ -91,20 +120,24 @@ class Keys:
         self._ops.clear()
         self._heads.clear()
 
-    def put_behind(self, peer: str, head: bytes, held: Sequence[Held]) -> list[Op]:
-        """KV was put by a message whose first bytes are ``head``; the operations whose KV it, or an earlier
-        message, may have replaced. Heads that are all alike name nothing."""
+    def put_behind(self, peer: str, head: bytes, held: Sequence[Held], size: int) -> list[Gone]:
+        """KV was put by a message of ``size`` bytes that begins with ``head``; the operations whose KV it, or
+        an earlier message, may have replaced. Heads that are all alike name nothing."""
         if len(head) < _LEAST_HEAD or not held:
             return []
         if len(self._heads) > _MOST_LENGTHS:
             self._heads.clear()
         heads = self._heads.setdefault((peer, len(head)), _Heads(head))
-        heads.differ |= head != heads.first
-        heads.gone = [*heads.gone, *self.put((peer, _BEHIND + head), held)][-_MOST_WAITING:]
-        if not heads.differ:
-            return []
-        gone, heads.gone = heads.gone, []
-        return gone
+        heads.saw(head)
+        key = peer, _BEHIND + head
+        alone = _alone(held, len(head), size)
+        before = self._ops.get(key, ())
+        for op in self.put(key, held):
+            one = before[0].op
+            heads.names &= one.call != held[0].op.call and one.layer == held[0].op.layer
+            heads.gone.append(Gone(op, alone and _alone(before, len(head), size)))
+        heads.gone = heads.gone[-_MOST_WAITING:]
+        return heads.take() if heads.places else []
 
     def put(self, key: Key, held: Sequence[Held]) -> list[Op]:
         """KV was put under a key; the operations whose KV it replaced."""

@@ -46,6 +46,8 @@ _MOST_KEY = 2048
 _MOST_OPS = 64
 """Operations of one call on one layer that are told apart."""
 _WORD = 8
+_STAY = Way.FILE, Way.SHARED_MEMORY
+"""Where a piece stands at one place for as long as it is there."""
 _READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _MASK = (1 << 63) - 1
 _Block = tuple[str, int, int]
@@ -303,7 +305,7 @@ class Left:
                 self._looked += len(view)
                 first = self._sent - len(peer.tail)
                 data = peer.tail + bytes(view)
-                hits = self._look(data, peer.name, Way.SOCKET, first)
+                hits = self._look(data, peer.name, Way.SOCKET, first, len(peer.tail))
                 if hits and peer.first is None:
                     peer.first = before + min(hit.offset for hit in hits)
                 if not hits:
@@ -331,8 +333,9 @@ class Left:
         if peer.asked is None:
             if peer.first is not None and 0 <= peer.first <= len(peer.head):
                 head = head_of(peer.head, peer.first, peer.since)
-                for op in KEYS.put_behind(peer.name, head, peer.held()):
-                    self._write_found(op, Form.COVERED, clock(), peer.name, self.call)
+                for op, replaced in KEYS.put_behind(peer.name, head, peer.held(), peer.since):
+                    form = Form.REPLACED if replaced else Form.COVERED
+                    self._write_found(op, form, clock(), peer.name, self.call)
             return
         puts, key = peer.asked
         name, peer.asked = (peer.name, key), None
@@ -352,12 +355,12 @@ class Left:
         name = sockets.name_of_address(address)
         self._unreachable[name] = self._unreachable.get(name, 0) + 1
 
-    def _look(self, data: bytes, target: str, way: Way, first: int = 0) -> list[Hit]:
+    def _look(self, data: bytes, target: str, way: Way, first: int = 0, seen: int = 0) -> list[Hit]:
         """What was read and stands in ``data``. ``first``: where that is in a file or in all that was
-        sent."""
-        hits = self._hits(data)
+        sent; ``seen``: bytes at its begin that were looked through with what came before."""
+        hits = [hit for hit in self._hits(data) if hit.offset + len(hit.needle.data) > seen]
         moved = [hit._replace(offset=hit.offset + first) for hit in hits]
-        self._find([Finding(hit, target, way, way == Way.FILE) for hit in moved])
+        self._find([Finding(hit, target, way, way in _STAY) for hit in moved])
         return hits
 
     def _hits(self, data: bytes) -> list[Hit]:

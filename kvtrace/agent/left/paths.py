@@ -137,6 +137,9 @@ class Places:
         self._keep(place)
         return old, place
 
+    def known(self, name: str) -> Place | None:
+        return self._places.get(name)
+
     def removed(self, name: str) -> None:
         self._open.pop(name, None)
         self._places.pop(name, None)
@@ -243,6 +246,18 @@ def note(path: Any) -> None:
         AGENT.failed("paths")
 
 
+def _attached(path: str) -> None:
+    """A segment is opened by its name. One that was written before may be written anew: one more look at it
+    is enough, since whoever opens it by name for each record does so again."""
+    try:
+        place = PLACES.known(path)
+        if place is not None:
+            _note(path, os.O_RDWR)
+            place.stays = False
+    except Exception:
+        AGENT.failed("paths")
+
+
 def wanted() -> bool:
     """Whether this thread is in a watched call or piece of work."""
     return _left() is not None
@@ -269,8 +284,11 @@ def _wrap_segments(module: Any) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         create = args[1] if len(args) > 1 else kwargs.get("create", False)
+        path = _SEGMENTS + str(self.name).lstrip("/")
         if create:
-            note(_SEGMENTS + str(self.name).lstrip("/"))
+            note(path)
+        else:
+            _attached(path)
 
     wrapper: Any = functools.update_wrapper(__init__, original)
     wrapper._kvtrace = True

@@ -154,6 +154,8 @@ _SHARE_CUT = 0.2
 """Of all KV that was found: fewer may be pieces of prompts that begin alike, taken for each other's."""
 _STACKED = 2
 """Layers in one file, from which on a record holds several."""
+_OPENED_AGAIN = 2
+"""Times that a segment of shared memory is opened, from which on it is known by its name."""
 _MARGIN_NS = 500_000_000
 _PATIENCE = 10
 """How many times as long as the slowest save something may be on its way."""
@@ -257,6 +259,7 @@ class _Judge:
         others = {path for path, indexes in trace.writers.items() if own.isdisjoint(indexes)}
         self._files: dict[str, RestingFile] = {one.path: one for one in rest.files if one.path not in others}
         self._read_t = {(words[7], words[2]): words[1] for words in trace.slots.tolist()}
+        self._named_once = self._segments_of_one_name()
         self._pieces = self._of_pieces(rest)
         self._found = self._of_found()
         ways = ((rows.code(one.head), self._name(one.target)) for one in self._left)
@@ -325,8 +328,19 @@ class _Judge:
             return {}  # records of the spool were left out: which ones is not known
         found: dict[tuple[int, int, int], str] = defaultdict(str)
         for words, one in zip(self._trace.pieces.tolist(), said, strict=False):
-            found[words[2], words[3], words[4]] += one
+            if self._name(words[4]) not in self._named_once:
+                found[words[2], words[3], words[4]] += one
         return found
+
+    def _segments_of_one_name(self) -> set[str]:
+        """Segments of shared memory that were opened once, or are gone: what takes the place of KV there may
+        do so when it was fetched. One that is opened by its name again and again is a record of a store."""
+        opened: Counter[str] = Counter()
+        for one in self._left:
+            if rows.code(one.head) == Way.SHARED_MEMORY:
+                opened[self._name(one.target)] += one.calls
+        there = {path for path, file in self._files.items() if file.exists}
+        return {name for name, times in opened.items() if times < _OPENED_AGAIN or name not in there}
 
     def _of_found(self) -> dict[tuple[int, int], list[_Found]]:
         found: dict[tuple[int, int], list[_Found]] = defaultdict(list)
