@@ -412,7 +412,7 @@ def _sample(case: Case, request: Request) -> Sample:
         first_chunk=request.chunk_step if request.chunks >= 2 else None,
         heard=not request.holes
         and request.row not in case.twins
-        and (request.taken is not None or not why_unheard(case, request)),
+        and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
         taken=None if reused and not request.saved else _reach(case, request),
     )
 
@@ -446,11 +446,16 @@ def _unread(engine: Engine | None) -> bool:
     return engine is None or engine.unreadable_steps > len(engine.watched_steps)
 
 
+def _held(request: Request) -> bool:
+    """Whether its blocks were kept for a save that nobody saw: it may come after all that was watched."""
+    return request.handed_over and not request.entries
+
+
 def why_unheard(case: Case, request: Request) -> str:
     """Why it says nothing that no metadata names a store of a request's tokens, "" where it does say so."""
     if request.unseen:
         return "a part of their steps is not observed"
-    if request.handed_over and not request.entries:
+    if _held(request):
         return "their blocks were kept for a save that no metadata names"
     if request.engine in case.unfollowed and not request.entries:
         return "what the save hooks do with the KV tensors could not be followed"

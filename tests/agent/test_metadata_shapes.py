@@ -101,6 +101,7 @@ def test_blocks_are_what_the_request_holds_whatever_they_are_called(name: str, b
         ({"begin": 0, "to": 100}, (0, 100)), ({"head": 32, "tail": 64}, (32, 32)),
         ({"since": 0, "last": 40}, None), ({"since": 0, "last": 3}, None), ({"head": 3}, None),
         ({"since": 0, "to": 0}, (-1, 0)), ({"head": 0, "tail": 0}, (-1, 0)),
+        ({"start": 0, "tail": 0}, (-1, 0)),
         ({"since": 2, "tail": 5}, None),  # the five blocks from there on, or those up to the fifth
     ],
 )  # fmt: skip

@@ -384,6 +384,25 @@ def test_how_far_a_prompt_was_kept_tells_the_unit_where_its_beginning_is_another
     )
 
 
+def test_a_prompt_whose_blocks_are_kept_for_a_save_that_nobody_sees_tells_nothing_of_the_unit(
+    tmp_path: Path,
+) -> None:
+    """It is copied when its request is over, and no entry is read of it. All others are below the unit."""
+    sim = Sim(tmp_path, block=64, kv_blocks=64, ints={"unit": 256})
+    for n, length in enumerate((81, 119, 245, 278)):
+        name = f"r{n}"
+        sim.arrive(Prompt(name, length, digest=n + 1))
+        sim.step([Chunk(name, 0, length, first=True)], prompts={name: length})
+        if length > 256:
+            sim.open_save(name)
+        sim.finish(name, length)
+    sim.write()
+    run = read_run(sim.dir)
+    watched = replace(run, pieces=run.pieces.assign(grade=int(Grade.READ)))
+    found = {one.id: one.tokens for one in diagnose(watched).findings}
+    assert found == {"below-save-granularity": 81 + 119 + 245}
+
+
 @pytest.mark.parametrize(("start", "tokens"), [(64, 48), (80, None)])
 def test_prompts_of_which_only_what_no_earlier_one_reached_is_kept(
     tmp_path: Path, start: int, tokens: int | None

@@ -21,7 +21,7 @@ Ranges = tuple[Interval, ...]
 
 _MAY_END, _MAY_BEGIN = frozenset({"last", "tail", "to"}), frozenset({"head"})
 """Names of numbers that may be positions, and something else just as well."""
-_ENDS_OF = {"to": ("from", "since", "begin", "start"), "tail": ("head",)}
+_ENDS_OF = {"to": ("from", "since", "begin", "start"), "tail": ("head", "start", "begin")}
 """Of these, those that stand beside a beginning of such a name: an interval."""
 _TOKENS = Name(unit="token")
 

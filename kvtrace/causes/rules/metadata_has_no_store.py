@@ -56,6 +56,7 @@ def rule(case: Case) -> Results:
         if case.units.get(engine.tag) is None
         else f"their prompts have {spread} tokens, which the unit allows",
         *_not_explained(case, rows),
+        *_chunked(without, stored),
     ]
     off = _switched_off(engine) if not stored else []
     if off:
@@ -85,6 +86,18 @@ def _not_explained(case: Case, rows: list[Request]) -> list[str]:
     else:
         found.append("no store of the same tokens is earlier in this run")
     return ["; ".join(found)]
+
+
+def _chunked(without: list[Request], stored: list[Request]) -> list[str]:
+    """That these alone were computed in several chunks, if they were: a connector that decides in a request's
+    first step, and looks at whole prompts alone, never comes to them."""
+    if not (without and stored) or any(r.chunks < 2 for r in without) or any(r.chunks > 1 for r in stored):
+        return []
+    were = "was" if len(without) == 1 else "were"
+    return [
+        f"{plural(len(without), 'prompt')} without an entry {were} computed in several chunks, and no prompt "
+        "that got a store was"
+    ]
 
 
 def _switched_off(engine: Engine) -> list[str]:
