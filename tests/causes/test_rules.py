@@ -368,6 +368,22 @@ def test_first_chunk_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lengths", "found"),
+    [((200, 250, 180), None), ((200, 250, 300), "first-chunk-only")],
+    ids=["none fills another unit of the first chunk's length", "one does"],
+)
+def test_what_the_first_chunks_stored_may_be_one_unit(
+    tmp_path: Path, lengths: tuple[int, ...], found: str | None
+) -> None:
+    """Chunks of 128 tokens: a unit of 128, or of the block and no later chunk. Of several readings that give
+    all, the one that assumes no fault counts."""
+    sim = Sim(tmp_path, batched=128)
+    sim.serve(prompts(lengths), Rounding(32, first_chunk_only=True).policy())
+    faults = [one.id for one in analyse(sim).findings if one.severity == "fault"]
+    assert faults == ([found] if found else [])
+
+
+@pytest.mark.parametrize(
     ("first", "again", "found"),
     [(128, False, "first-chunk-only"), (128, True, None), (64, False, "metadata-has-no-store")],
     ids=["the first unit, once", "each unit", "less than there was: a limit"],

@@ -52,17 +52,21 @@ def test_the_unit_follows_from_what_was_seen_to_be_kept(
 
 
 def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
-    """Of each prompt the first 128 tokens were kept: all that was there when it was offered, once."""
+    """Of each prompt the first 128 tokens were kept: all that was there when it was offered, once. One of
+    them would have filled two units of 128. While none does, both readings are as good, and a unit is no
+    fault."""
     engine = run_of(tmp_path).engines[0]
     engine = replace(engine, facts=replace(engine.facts, max_num_batched_tokens=128))
     once = [
         replace(sample(prompt, 128), first_chunk=chunk, stores=(Store(step, 128, -1, 0, available),))
-        for prompt, chunk, step, available in ((243, 1, 1, 128), (226, 2, 3, 135))
+        for prompt, chunk, step, available in ((243, 1, 1, 128), (226, 2, 3, 135), (262, 4, 4, 128))
     ]
     found = infer_unit(engine, once, [])
     assert found is not None and found.kind == "block_size"
+    found = infer_unit(engine, once[:2], [])
+    assert found is not None and found.kind == "max_num_batched_tokens"
     # Offered with each chunk, and no further than that: then it is one.
-    later = [replace(one, stores=(*one.stores, Store(9, 0, -1, 128, one.prompt))) for one in once]
+    later = [replace(one, stores=(*one.stores, Store(9, 0, -1, 128, one.prompt))) for one in once[:2]]
     found = infer_unit(engine, later, [])
     assert found is not None and (found.value, found.kind) == (128, "max_num_batched_tokens")
 

@@ -236,6 +236,7 @@ def _infer(
             candidate.kept_back = 1 if known and 1 in good else good[0]
             candidate.both_fit = stores and len(good) > 1 and not known
             fits.append(candidate)
+    fits = [fit for fit in fits if _gives_all(fit, decided, silent)] or fits
     of_all = [f for f in fits if all(_fits(s, f.value, f.kept_back, engine.block_size) for s in unsure)]
     chosen = _with_stores(of_all or fits, silent) if stores else _without_stores(fits, bool(decided), silent)
     if chosen is None:
@@ -314,6 +315,16 @@ def _fits(sample: Sample, unit: int, d: int, block: int) -> bool:
     if block > 0:
         choices |= {available // block * block, -(-available // block) * block}
     return any(end == min(aligned, choice) for choice in choices)
+
+
+def _gives_all(fit: _Candidate, decided: Sequence[Sample], silent: Sequence[Sample]) -> bool:
+    """Whether a unit gives every store, whatever the chunks were: then nothing says that later chunks were
+    left out."""
+    return all(_below(sample, fit) for sample in silent) and all(
+        end > sample.prompt or end == max(0, sample.prompt - fit.kept_back) // fit.value * fit.value
+        for sample in decided
+        for end in [max(store.end for store in sample.stores)]
+    )
 
 
 def _below(sample: Sample, fit: _Candidate) -> bool:
