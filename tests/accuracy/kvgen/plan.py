@@ -400,6 +400,9 @@ def _finish(seed: int, name: str, c: dict[str, Any], rng: random.Random) -> Plan
         budget -= 14  # a step must end within a unit
     if c["unit_from"] == "budget":
         budget = unit
+    if c["tracker"] == "first-step":
+        # No fault of its own only where each prompt is computed in one step.
+        budget = max(budget, *(sum(map(len, one.prompts)) for one in work))
     plan = Plan(
         seed, name, c, unit, budget, rng.choice((96, 160, 256)), keys, shape,
         StoreChoice(c["store_kind"], c["store_flaw"], 0, c["atomic"], pack=c["pack"]),
