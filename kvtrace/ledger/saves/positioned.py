@@ -147,9 +147,11 @@ class PositionCalls(WorkerCalls):
         return caught.at(self._step(at), self._layer(at))
 
     def _skewed(self, at: At) -> bool:
-        """Whether a step names whole blocks, and its calls read as many slots that begin within blocks."""
-        parts = [part for parts in self.stores.named[at[0]].values() for part in parts]
-        whole = parts and self.block > 1 and not any(bound % self.block for part in parts for bound in part)
+        """Whether a step names whole blocks, the last ones of requests as far as they are filled, and its calls
+        read slots of whole blocks that begin within blocks."""
+        bounds = [bound for parts in self.stores.named[at[0]].values()
+                  for bound in [bound for part in sorted(parts) for bound in part][:-1]]  # fmt: skip
+        whole = bounds and self.block > 1 and not any(bound % self.block for bound in bounds)
         return bool(whole and self._work[at]) and (self._step(at), at[1]) in self._slots.skewed
 
     def _lost_skewed(self, at: At, total: int) -> Trust:
