@@ -556,6 +556,22 @@ def test_slots_that_are_shifted_by_one_over_several_blocks_and_steps(tmp_path: P
     assert alike(sim) == {(0, 64): "MISPLACED READ"}
 
 
+def test_slots_that_are_shifted_by_one_where_a_last_block_is_not_full(tmp_path: Path) -> None:
+    """Of each request the slots of whole blocks are read, the last of them the next request's first one."""
+    sim = cache(tmp_path)
+    lengths = {"a": 40, "b": 60}
+    for name, length in lengths.items():
+        sim.arrive(Prompt(name, length))
+    chunks = [Chunk(name, 0, length, first=True) for name, length in lengths.items()]
+    sim.step(chunks, [entry(name, 0, length) for name, length in lengths.items()], prompts=lengths)
+    slots = [slot + 1 for name in lengths for slot in sim.slots(name, 0, 64 if name == "b" else 48)]
+    sim.touch(dict.fromkeys(range(2), slots))
+    for name, length in lengths.items():
+        sim.finish(name, length)
+    assert alike(sim, "a") == {(0, 40): "MISPLACED READ"}
+    assert alike(sim, "b") == {(0, 60): "MISPLACED READ"}
+
+
 def test_another_layers_slots(tmp_path: Path) -> None:
     """Both calls read the second layer."""
     sim = cache(tmp_path)
@@ -803,6 +819,21 @@ def test_a_null_block_that_is_read_in_place_of_first_blocks(tmp_path: Path) -> N
         sim.touch({layer: range(BLOCK) for layer in range(2)})
         sim.finish(name, 64)
     assert alike(sim, "a") == alike(sim, "b") == {(0, 64): "MISPLACED READ"}
+
+
+def test_what_is_read_with_the_null_block_is_nobodys_save(tmp_path: Path) -> None:
+    """Places in the table, taken for block numbers: with the null block the first request's blocks are read
+    in the steps of all, some of them for the first time in a later one, and in one that names nobody."""
+    sim = cache(tmp_path)
+    lengths = {"a": 64, "b": 80, "c": 48}
+    for name, length in lengths.items():
+        prefill(sim, name, 0, length, [entry(name, 0, length)])
+        slots = [*range(BLOCK), *sim.slots("a", 0, length - BLOCK)]
+        sim.touch(dict.fromkeys(range(2), slots))
+        sim.finish(name, length)
+    prefill(sim, "d", 0, 10)
+    sim.touch({layer: [*range(BLOCK), *sim.slots("a", 0, 64)] for layer in range(2)})
+    assert alike(sim, "a") == {(0, 64): "not-observed NOT_OBSERVED"}
 
 
 def test_the_null_block_pads(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class WorkerCalls:
         grades: of the same shape: how well the end is seen (Grade).
         implied: of the same shape: the end of what no metadata names, where it was not read in this layer.
         void: of the same shape: what was read in that step did not come to rest.
-        misread: (row of a step, row of a request) -> layers in which other slots were read for it.
+        misread: (step, row of a request) -> layers in which other slots were read for it.
         agreed: calls that read what they should.
         lost: calls whose KV, or a part of it, is not in the store.
     """

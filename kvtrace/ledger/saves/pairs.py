@@ -143,7 +143,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
         grades=dict(zip(stores.steps.tolist(), grade, strict=True)),
         implied=dict(zip(stores.steps.tolist(), implied, strict=True)),
         void=dict(zip(stores.steps.tolist(), void, strict=True)),
-        misread=_misread(watched, stores.steps, checked.misread),
+        misread=_misread(watched, checked.misread),
         reads=_reads(watched, requests, evidence.swallowed, engine),
         settled=settled_steps(watched, steps),
         states=dict(zip(steps.tolist(), state, strict=True)),
@@ -291,14 +291,14 @@ def _fates(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterato
 
 
 def _misread(
-    workers: Sequence[Watched], steps: Array, misread: Sequence[Mapping[tuple[int, int], Mask]]
+    workers: Sequence[Watched], misread: Sequence[Mapping[tuple[int, int], Mask]]
 ) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = defaultdict(int)
     first = 0
     for one, of_worker in zip(workers, misread, strict=True):
-        for (at, request), columns in of_worker.items():
+        for (step, request), columns in of_worker.items():
             for column in np.flatnonzero(columns).tolist():
-                found[int(steps[at]), request] |= 1 << (first + column)
+                found[step, request] |= 1 << (first + column)
         first += len(one.worker.kv_layers)
     return dict(found)
 

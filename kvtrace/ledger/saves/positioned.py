@@ -8,7 +8,7 @@ else its metadata is all there is.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -73,6 +73,8 @@ class PositionCalls(WorkerCalls):
         trust = Trust(calls=int(self._work.sum()))
         for row in range(len(self.stores.steps)):
             trust += self._judge_step(row, caught)
+        if self.misread:
+            self._doubt_null()
         for row in range(len(self.stores.steps)) if self.misread else ():
             self._doubt_inexact(row)
         self._settle_caught(caught)
@@ -116,7 +118,7 @@ class PositionCalls(WorkerCalls):
             trust += self._judge_call(at, call, caught)
             if self.ends[at] == SaveEnd.MISPLACED:
                 own = [request for request, parts in left[column].items() if parts]
-                self._misread(at, [*own, *strangers(self._slots, self.stores, at)])
+                self._misread(self._step(at), column, [*own, *strangers(self._slots, self.stores, at)])
             self._judge_seen(at)
         return trust
 
@@ -147,8 +149,8 @@ class PositionCalls(WorkerCalls):
         return caught.at(self._step(at), self._layer(at))
 
     def _skewed(self, at: At) -> bool:
-        """Whether a step names whole blocks, the last ones of requests as far as they are filled, and its calls
-        read slots of whole blocks that begin within blocks."""
+        """Whether a step names whole blocks, the last ones of requests as far as they are filled, and its
+        calls read slots of whole blocks that begin within blocks."""
         bounds = [bound for parts in self.stores.named[at[0]].values()
                   for bound in [bound for part in sorted(parts) for bound in part][:-1]]  # fmt: skip
         whole = bounds and self.block > 1 and not any(bound % self.block for bound in bounds)
@@ -157,8 +159,16 @@ class PositionCalls(WorkerCalls):
     def _lost_skewed(self, at: At, total: int) -> Trust:
         self.ends[at], self.grades[at] = SaveEnd.MISPLACED, Grade.READ
         self.lost.add(at)
-        self._misread(at, [*self.stores.named[at[0]], *self._slots.read_in.get(self._step(at), ())])
+        step = self._step(at)
+        self._misread(step, at[1], [*self.stores.named[at[0]], *self._slots.read_in.get(step, ())])
         return Trust(measured=1, short=1, short_read=0, short_declared=total)
+
+    def _doubt_null(self) -> None:
+        """Of a worker that read other slots than those of its tokens: what it read together with the null
+        block, which is in no block table, was read by wrong numbers as well."""
+        for step, column in self._slots.null:
+            if self._read_null(step):
+                self._misread(step, column, self._slots.read_in.get(step, ()))
 
     def _doubt_inexact(self, row: int) -> None:
         """Of a worker that read other slots than those of its tokens: where a step's calls read a part of
@@ -173,7 +183,7 @@ class PositionCalls(WorkerCalls):
                 if now and subtract(parts, now):
                     odd.append(request)
             if odd and self.ends[row, column] in (SaveEnd.SAVED, SaveEnd.PART_READ):
-                self._misread((row, column), odd)
+                self._misread(step, column, odd)
                 self.ends[row, column] = SaveEnd.NOT_OBSERVED
                 self.grades[row, column] = Grade.NOT_OBSERVED
 
@@ -209,13 +219,13 @@ class PositionCalls(WorkerCalls):
         cells = self.table.steps.get(self._step(at), {}).values()
         return any(one.files > 0 for one in cells) and not any(one.bytes > 0 for one in cells)
 
-    def _misread(self, at: At, requests: Sequence[int]) -> None:
+    def _misread(self, step: int, column: int, requests: Iterable[int]) -> None:
         """Of these requests other slots were read: those of theirs that were, stand for other tokens."""
         for request in requests:
             columns = self.misread.setdefault(
-                (at[0], request), np.zeros(len(self.worker.kv_layers), dtype=bool)
+                (step, request), np.zeros(len(self.worker.kv_layers), dtype=bool)
             )
-            columns[at[1]] = True
+            columns[column] = True
 
     def _wrote_nothing(self, at: At) -> bool:
         cells = self.table.steps.get(self._step(at), {})
@@ -297,12 +307,18 @@ class PositionCalls(WorkerCalls):
             touches = self._slots.reads.get(request, ())
             for touch in touches:
                 row = bisect_right(steps, touch.step) - 1
-                if row < 0 or touch.step < steps[row] + 2 or touch.background:
+                if row < 0 or touch.step < steps[row] + 2 or touch.background or self._read_null(touch.step):
                     continue
                 late = intersect(list(touch.positions), self.stores.named[at[row]][request])
                 if late and subtract(late, _read_before(touch, touches)):
                     return True
         return False
+
+    def _read_null(self, step: int) -> bool:
+        """Whether the null block was read in a step, which is in no block table: by wrong numbers, so that
+        what else was read with it says nothing of whose it is."""
+        columns = range(len(self.worker.kv_layers)) if not self._windows else ()
+        return any(self._slots.null.get((step, column), 0) >= max(1, self.block) for column in columns)
 
     @cached_property
     def _latest_read(self) -> int:
