@@ -408,6 +408,31 @@ def test_nothing_is_missing_of_a_call_of_whose_later_layers_one_record_was_found
     assert [one.fate for one in parts if one.slots == (half,)] == [fate]
 
 
+@pytest.mark.parametrize(
+    ("others", "fate"),
+    [(["gone", "gone"], Fate.READ), (["/kv/3", "/kv/4"], Fate.WRITTEN)],
+    ids=["a record of several layers", "a file for each layer"],
+)
+def test_a_layer_alone_in_another_record_is_another_prompts(others: list[str], fate: Fate) -> None:
+    """A first layer computes the same for the same tokens: its bytes stand in other prompts' records."""
+    books = Books()
+    for layer, target in zip("abc", ["/kv/2", *others], strict=True):
+        books.read(1, 1, layer=layer)
+        books.file(target, exists=target != "gone")
+        books.found(1, 2, Form.VERBATIM, target, layer=layer)
+    assert books.fates()[0] == (fate, Why.NONE)
+
+
+@pytest.mark.parametrize(("whole", "fate"), [(1, Fate.READ), (3, Fate.WRITTEN)])
+def test_what_is_whole_in_memory_beside_more_that_is_altered_is_only_read(whole: int, fate: Fate) -> None:
+    """As it stood before it was altered: what alters KV does so with all that it stores."""
+    books = Books()
+    for call in range(1, 3 + whole):
+        books.read(call, call)
+        books.found(call, call, Form.VERBATIM if call > 2 else Form.ZEROED, MEMORY + "store")
+    assert books.fates()[-1] == (fate, Why.NONE)
+
+
 def test_what_may_still_be_on_its_way_is_not_missing() -> None:
     books = Books()
     books.read(1, 10)

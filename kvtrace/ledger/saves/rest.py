@@ -391,6 +391,7 @@ class _Judge:
                 self._add(key, one.slots, *self._fate(one), one.target)
         self._rest_of_reads()
         self._records_of_several_layers()
+        self._in_other_records()
         self._without_a_layer()
         self._held_in_part()
         amounts: Counter[tuple[Fate, Why]] = Counter()
@@ -437,6 +438,8 @@ class _Judge:
             return Fate.NOT_AT_REST, Why.UNCOMMITTED
         if one.form in _WHOLE:
             fate, why = self._at_the_end(one)
+            if self._mostly_spoiled and fate in (Fate.WRITTEN, Fate.PROVED):
+                return Fate.READ, Why.NONE  # as it stood before it was altered
             if not self._turned or fate not in (Fate.WRITTEN, Fate.PROVED):
                 return fate, why
             # Of the others it was not seen in which order they stand.
@@ -468,6 +471,12 @@ class _Judge:
             found[layer] += len(said)
             altered[layer] += sum(one.form in _SPOILED for one in said)
         return any(n >= _SHARE_CUT * found[layer] for layer, n in altered.items() if n)
+
+    @cached_property
+    def _mostly_spoiled(self) -> bool:
+        """Whether more of the KV that was found is altered than is whole."""
+        forms = Counter(one.form for said in self._found.values() for one in said)
+        return self._spoils and sum(forms[form] for form in _SPOILED) > sum(forms[form] for form in _WHOLE)
 
     @cached_property
     def _turned(self) -> bool:
@@ -567,6 +576,20 @@ class _Judge:
                 whole = not gone or subtract(list(part.slots), gone)
                 if part.fate in (Fate.WRITTEN, Fate.PROVED) and not whole:
                     parts[at] = part._replace(fate=Fate.NEVER_LEFT, why=Why.NOT_WHOLE)
+
+    def _in_other_records(self) -> None:
+        """Where several layers of what one call read stand in one record, and a layer of the same slots alone
+        in another one, that is another prompt's: a first layer computes the same for the same tokens."""
+        where: dict[tuple[int, tuple[Interval, ...]], Counter[str]] = defaultdict(Counter)
+        for (call, _), parts in self._parts.items():
+            for part in parts:
+                where[call, part.slots][part.target] += bool(part.target)
+        for (call, _), parts in self._parts.items():
+            for place, part in enumerate(parts):
+                targets = where[call, part.slots]
+                alone = targets[part.target] == 1 and max(targets.values()) >= _STACKED
+                if alone and part.fate in (Fate.WRITTEN, Fate.PROVED):
+                    parts[place] = part._replace(fate=Fate.READ, why=Why.NONE)
 
     def _without_a_layer(self) -> None:
         """Where all that was read of some layers was never found, and a record holds several layers or no
