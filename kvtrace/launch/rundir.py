@@ -93,6 +93,11 @@ class RunDir:
             raise
         return path
 
+    def withdraw(self, name: str) -> None:
+        """Remove that file, and what this run made of the directory where it is then empty. Never raises."""
+        _quietly((self.path / name).unlink)
+        _remove_empty(self._created)
+
     def discard(self) -> None:
         """Remove what :meth:`create` and this run made, and nothing else. Never raises."""
         for entry in _entries(self.path) - self._kept_before:

@@ -25,6 +25,7 @@ from kvtrace.launch.say import say
 from kvtrace.launch.status import Status, at_a_terminal
 from kvtrace.launch.stuck import StuckWatch
 from kvtrace.trace.config import AgentConfig, new_salt
+from kvtrace.trace.format import SPOOL_DIR
 
 OVERLAY = "overlay"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -130,8 +131,10 @@ class _Session:
         self._stuck.stop()
         self._wait_for_stragglers()
         self._look(self._end_samples)
-        if not self.rundir.path.is_dir():
-            say(f"{self.rundir.shown} was deleted while the command ran: there is nothing left to report")
+        if not (self.rundir.path / SPOOL_DIR).is_dir():
+            self.rundir.withdraw(RUN_FILE)  # written while the directory was being deleted
+            deleted = f"{self.rundir.shown}/{SPOOL_DIR}" if self.rundir.path.is_dir() else self.rundir.shown
+            say(f"{deleted} was deleted while the command ran: there is nothing left to report")
             return outcome.code
         spools = finish.traced_pids(self.rundir.path)
         traced = frozenset(pid for pid in spools.values() if pid is not None)
@@ -210,7 +213,9 @@ class _Session:
     def _save(self) -> None:
         try:
             self.rundir.write_json(RUN_FILE, self._record.document())
+        except FileNotFoundError:
+            pass  # the directory is being deleted: said at the end
         except OSError as error:
-            if not self._save_failed and self.rundir.path.is_dir():
+            if not self._save_failed:
                 say(f"cannot update {self.rundir.shown}/{RUN_FILE}: {reason(error)}")
             self._save_failed = True

@@ -257,6 +257,21 @@ def test_a_run_directory_that_is_deleted_is_said_and_the_code_stays_the_childs(h
     assert not (here / "gone").exists()
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_a_run_directory_that_is_deleted_while_kvtrace_writes_to_it_is_said_too(
+    here: Path, left: bool
+) -> None:
+    # as "rm -r" leaves it where run.json came anew between its last unlink and its rmdir
+    command = "rm -r gone/spool gone/overlay" + ("; touch gone/mine" if left else "")
+    done = _run(here, "-o", "gone", "--", "/bin/sh", "-c", command)
+    assert done.returncode == 0
+    deleted = "gone/spool" if left else "gone"
+    assert _own_lines(done)[1:] == [
+        f"kvtrace: {deleted} was deleted while the command ran: there is nothing left to report"
+    ]
+    assert [path.name for path in here.glob("gone/*")] == (["mine"] if left else [])
+
+
 def test_a_closed_stderr_changes_nothing(here: Path) -> None:
     command = f"{sys.executable} -m kvtrace run -- /bin/sh -c 'echo out; exit 6' 2>&-; echo $?"
     done = subprocess.run(
