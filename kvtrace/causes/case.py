@@ -403,17 +403,20 @@ def _samples(case: Case, request: Request) -> list[Sample]:
 
 def _sample(case: Case, request: Request) -> Sample:
     reused = request.local + request.external > 0 or request.offered > 0
-    held = stored_before(case, request) > 0 or (request.taken == 0 and shared_before(case, request) > 0)
+    before = stored_before(case, request)
+    if request.taken == 0:
+        before = max(before, shared_before(case, request))
     return Sample(
         prompt=request.prompt,
         stores=request.entries,
-        explained=reused or request.computed < request.prompt or held,
+        explained=reused or request.computed < request.prompt or before > 0,
         after_empty=after_empty(case, request),
         first_chunk=request.chunk_step if request.chunks >= 2 else None,
         heard=not request.holes
         and request.row not in case.twins
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
         taken=None if reused and not request.saved else _reach(case, request),
+        held=before if request.taken == 0 and before and not reused else None,
     )
 
 

@@ -135,8 +135,8 @@ class Spoiled(NamedTuple):
 
 class Doubt(NamedTuple):
     """What is not called stored of a request: from position ``start`` on no more is said than that it was
-    read. ``anew``: positions that were read as they stood, and computed anew later; what became of those is
-    not known."""
+    read. ``unknown``: positions of which nothing is said: they were read as they stood, and computed anew
+    later, or hold another request's load that went wrong, reused from the GPU's prefix cache."""
 
     start: int
-    anew: tuple[Interval, ...] = ()
+    unknown: tuple[Interval, ...] = ()

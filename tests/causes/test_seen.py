@@ -51,6 +51,26 @@ def test_the_unit_follows_from_what_was_seen_to_be_kept(
     assert (found and found.value, found and found.kind) == (unit, kind)
 
 
+@pytest.mark.parametrize(
+    ("kept", "left_out", "unit"),
+    [
+        ([(400, 384), (590, 576)], [(757, 576), (565, 384)], 192),
+        ([(400, 384)], [(565, 384)], 192),
+        ([(400, 384), (590, 576)], [(757, 576), (570, 192)], 32),  # no unit gives all: a key of first tokens
+        ([(430, 416), (590, 576)], [(600, 416)], 32),
+    ],
+    ids=["two units of 192", "one kept", "a unit more was left out", "stores of less"],
+)
+def test_a_unit_that_gives_what_was_left_out_behind_earlier_stores_goes_before_a_smaller_one(
+    tmp_path: Path, kept: list[tuple[int, int]], left_out: list[tuple[int, int]], unit: int
+) -> None:
+    """Else such prompts are said to be taken for others that they begin like."""
+    samples = [sample(*one) for one in kept]
+    samples += [replace(sample(n, 0), explained=True, held=held) for n, held in left_out]
+    found = infer_unit(run_of(tmp_path).engines[0], samples, [])
+    assert found is not None and found.value == unit
+
+
 def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
     """Of each prompt the first 128 tokens were kept: all that was there when it was offered, once. One of
     them would have filled two units of 128. While none does, both readings are as good, and a unit is no

@@ -95,6 +95,16 @@ def test_what_was_stored_before_may_be_replaced_by_what_is_wrong(
     assert {row: doubt.start for row, doubt in found.items()} == starts
 
 
+@pytest.mark.parametrize(("start", "unknown"), [(16, ((16, 48),)), (48, ())], ids=["within", "behind it"])
+def test_a_wrong_load_that_another_request_reuses_is_not_called_saved(
+    start: int, unknown: tuple[Interval, ...]
+) -> None:
+    """It stands in the GPU's prefix cache, and is stored as this request's."""
+    by = Spoiled(start, LoadEnd.NOT_WRITTEN)
+    found = doubts([LOADER, REUSER], {1: by}, [], [{1: (Touch(3, 0, 0b11, ((0, 80),)),)}])
+    assert found[1].unknown == unknown
+
+
 def test_without_a_wrong_load_nothing_is_doubted() -> None:
     assert doubts([LOADER, REUSER], {}, [], [{0: (Touch(2, 0, 1, ((0, 64),)),)}]) == {}
 
@@ -114,7 +124,7 @@ def test_what_became_of_kv_that_a_later_step_computed_anew_is_not_known(
     loads = [load(LoadEnd.FAILED)]
     assert spoiled([anew], [ENGINE], loads, Places([given(0, 7)])) == {}
     found = doubts([anew], {}, loads, [{0: touches}])
-    assert {row: doubt.anew for row, doubt in found.items()} == left
+    assert {row: doubt.unknown for row, doubt in found.items()} == left
 
 
 def test_what_was_computed_anew_is_not_called_saved() -> None:

@@ -70,6 +70,7 @@ class Sample:
     first_chunk: int | None  # step of its first chunk where several computed it
     heard: bool = True  # its stores, or that it has none, are known
     taken: int | None = None  # how far its prompt was seen to be kept, and no further
+    held: int | None = None  # of one that was not kept: how far earlier requests' stores held it
 
     @property
     def first_chunk_only(self) -> bool:
@@ -166,14 +167,17 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     samples = [sample for sample in samples if sample.heard]
     kept = [replace(sample, stores=(_whole(sample),)) for sample in samples if sample.taken]
     silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
+    held = [sample for sample in samples if sample.held is not None]
     # Of others the metadata alone says what was to be stored: a unit that gives all is the better one.
     named = [sample for sample in samples if sample.taken is None and sample.stores]
     seen = None
     if kept:
         seen = _infer(engine, [*kept, *named], silent, command, unsure)
         seen = seen or _infer(engine, kept, silent, command, unsure)
-    if kept and not (seen and all(sample.prompt - seen.kept_back < seen.value for sample in silent)):
-        seen = _unnamed(kept, silent) or seen
+    if kept and not (seen and _none_fills(seen, silent)):
+        seen = _unnamed(kept, silent, held) or _unnamed(kept, silent) or seen
+    elif seen and not _none_fills(seen, (), held):
+        seen = _unnamed(kept, silent, held) or seen
     if seen:
         return seen
     decided = [sample for sample in samples if sample.stores]
@@ -247,21 +251,28 @@ def _infer(
     return replace(named, also=smaller, larger=larger) if stores else named
 
 
-def _unnamed(kept: Sequence[Sample], silent: Sequence[Sample]) -> Unit | None:
-    """The smallest unit that gives all that was kept, and no prompt that was left out as a whole, where no
-    number with a name does; of two requests or more, unless no other one was left out. A larger one that
-    gives as much would explain more than was seen."""
+def _unnamed(kept: Sequence[Sample], silent: Sequence[Sample], held: Sequence[Sample] = ()) -> Unit | None:
+    """The smallest unit that gives all that was kept, and no prompt that was left out as a whole or behind
+    what earlier stores hold of it, where no number with a name does; of two requests or more, unless no other
+    one was left out. A larger one that gives as much would explain more than was seen."""
     common = math.gcd(*(sample.taken or 0 for sample in kept))
     if common < _LEAST_UNNAMED or (len(kept) < 2 and silent):
         return None
+    where = "no number of the connector's or the engine's by name"
     for value in (part for part in range(_LEAST_UNNAMED, common + 1) if not common % part):
         for d in (0, 1):
-            whole = all((sample.prompt - d) // value * value == sample.taken for sample in kept)
-            if whole and all(sample.prompt - d < value for sample in silent):
-                return Unit(
-                    value, d, "unnamed", "", "no number of the connector's or the engine's by name", ()
-                )
+            unit = Unit(value, d, "unnamed", "", where, ())
+            whole = all(unit.aligned(sample.prompt) == sample.taken for sample in kept)
+            if whole and _none_fills(unit, silent, held):
+                return unit
     return None
+
+
+def _none_fills(unit: Unit, silent: Sequence[Sample], held: Sequence[Sample] = ()) -> bool:
+    """Whether no prompt that was left out fills a unit, or one more behind what earlier stores hold of it."""
+    return all(unit.aligned(s.prompt) == 0 for s in silent) and all(
+        unit.aligned(s.prompt) <= (s.held or 0) for s in held
+    )
 
 
 def _candidates(engine: Engine) -> list[_Candidate]:

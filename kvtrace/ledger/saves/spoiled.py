@@ -96,8 +96,9 @@ def doubts(
         found: as ``spoiled`` found them.
         reads: what was read of the requests, by row; of each worker.
     """
-    anew = _read_before_anew(requests, loads, reads)
-    wrong = {row: parts[0][0] for row, parts in anew.items()}
+    load_of = {load.request: load for load in loads}
+    unknown = _read_before_anew(requests, load_of.values(), reads)
+    wrong = {row: parts[0][0] for row, parts in unknown.items()}
     for row, by in found.items():
         wrong[row] = min(wrong.get(row, by.start), by.start)
     if not wrong:
@@ -116,7 +117,11 @@ def doubts(
             for before in of_prefix[request.engine, digest, end]:
                 if requests[before].first_step < request.first_step:
                     starts[before] = min(starts.get(before, start), start)
-    return {row: Doubt(starts.get(row, _EVER), tuple(anew.get(row, ()))) for row in {*starts, *anew}}
+    for row, by in found.items():
+        reuse = reuse_of(requests[row], load_of[row].lost if row in load_of else {})
+        if inherited := intersect(reuse.local, [(by.start, _EVER)]):
+            unknown[row] = union([*unknown.get(row, ()), *inherited])
+    return {row: Doubt(starts.get(row, _EVER), tuple(unknown.get(row, ()))) for row in {*starts, *unknown}}
 
 
 def _read_before_anew(
@@ -159,7 +164,7 @@ def doubted(segments: Sequence[Segment], doubt: Doubt | None) -> list[Segment]:
     """The segments with no more said of them than what is beyond doubt."""
     if doubt is None:
         return list(segments)
-    marks = sorted({doubt.start, *(mark for part in doubt.anew for mark in part)})
+    marks = sorted({doubt.start, *(mark for part in doubt.unknown for mark in part)})
     return merged(_less(part, doubt) for one in segments for part in _parted(one, marks))
 
 
@@ -175,7 +180,7 @@ def _parted(segment: Segment, marks: Iterable[int]) -> Iterator[Segment]:
 def _less(one: Segment, doubt: Doubt) -> Segment:
     if one.outcome.name != SAVED:
         return one
-    if covers(list(doubt.anew), one.start):
+    if covers(list(doubt.unknown), one.start):
         return replace(one, outcome=Outcome(NOT_OBSERVED, grade=Grade.NOT_OBSERVED))
     if one.start >= doubt.start and one.outcome.grade > Grade.READ:
         return replace(one, outcome=Outcome(SAVED, grade=Grade.READ))
