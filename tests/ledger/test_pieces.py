@@ -16,11 +16,14 @@ import kvtrace.ledger
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import model, requests
 from kvtrace.ledger.coverage import Bit, StepBit, StoreSteps, WorkerCoverage
-from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
 from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.saves.assign import _Class, _ranks_differ
 from kvtrace.ledger.saves.measured import Cell, Measured, _cell
 from kvtrace.ledger.saves.pipeline import ends
+from kvtrace.ledger.saves.positions import Segment
 from kvtrace.ledger.steps import NEVER_RAN, Executed, Steps, StepState, locate, of_engine, step_states
+from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace import facts, hooks, rows
 from kvtrace.trace.format import Flag, Kind, Role, Stop, pack_head
 
@@ -169,3 +172,29 @@ def test_no_cause_is_named_below_the_rules() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 assert node.value.rpartition(":")[2] not in CATALOGUE, f"{path.name}:{node.lineno}"
+
+
+# --- ranks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("other", "differ"),
+    [
+        (Outcome(SAVED, grade=Grade.PROVED), False),
+        (Outcome(SAVED, grade=Grade.DECLARED), False),
+        (Outcome(NOT_OBSERVED, grade=Grade.NOT_OBSERVED), False),
+        (Outcome(NOT_SAVED, SaveEnd.NO_HOOK, Grade.DECLARED), False),
+        (Outcome(NOT_SAVED, SaveEnd.NO_HOOK, Grade.READ), True),
+    ],
+    ids=lambda one: f"{one.name} {one.grade.name}" if isinstance(one, Outcome) else None,
+)
+def test_ranks_differ_only_where_one_was_seen_to_save_what_another_was_seen_not_to(
+    other: Outcome, differ: bool
+) -> None:
+    """A rank whose step was not watched says nothing."""
+    saved = Segment(0, 64, Outcome(SAVED, grade=Grade.READ), 0)
+    whole = _Class(1, True, [saved, Segment(64, 96, Outcome(SAVED, grade=Grade.READ), 0)])
+    part = _Class(1, True, [saved, Segment(64, 96, other, 0)])
+    least, most = np.array([whole.bounds, part.bounds]).T
+    assert _ranks_differ(np.array([0, 0]), least, most) is differ
+    assert not _ranks_differ(np.array([0, 1]), least, most), "two layers are not two ranks"

@@ -32,7 +32,7 @@ from kvtrace.ledger.saves.pairs import Evidence, Pairs, pairs_of
 from kvtrace.ledger.saves.positions import Segment, Way, reuse_of
 from kvtrace.ledger.saves.spoiled import doubted
 from kvtrace.ledger.steps import Array
-from kvtrace.terms import SAVED
+from kvtrace.terms import SAVED, Grade
 
 Rows = list[tuple[object, ...]]
 
@@ -156,6 +156,15 @@ class _Class:
     def saved(self) -> int:
         return sum(one.end - one.start for one in self.segments if one.outcome.name == SAVED)
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """At least and at most so many positions were saved: what the metadata alone says counts for neither,
+        and what is not observed may have been."""
+        seen = [one for one in self.segments if one.outcome.grade >= Grade.READ]
+        surely = sum(one.end - one.start for one in seen if one.outcome.name == SAVED)
+        lost = sum(one.end - one.start for one in seen if one.outcome.name != SAVED)
+        return surely, sum(one.end - one.start for one in self.segments) - lost
+
 
 class _OfRequest:
     """One request's rows in the tables."""
@@ -201,7 +210,7 @@ class _OfRequest:
         ]  # fmt: skip
 
     def sums(self) -> RequestSaves:
-        saved = np.array([one.saved for one in self._classes], dtype=np.int64)
+        bounds = np.array([one.bounds for one in self._classes], dtype=np.int64).reshape(-1, 2)
         return RequestSaves(
             saved=sum(one.saved * one.pairs for one in self._classes),
             unsaved=sum(
@@ -210,7 +219,7 @@ class _OfRequest:
                 for part in one.segments
                 if part.outcome.name == NOT_SAVED
             ),
-            diverged=_ranks_differ(self._way.pairs.layer, saved[self._class_of]),
+            diverged=_ranks_differ(self._way.pairs.layer, *bounds[self._class_of].T),
             local=length(self._way.reuse.local),
             external=length(self._way.reuse.external),
         )
@@ -241,13 +250,17 @@ def _phases(part: Segment, prompt: int) -> list[tuple[int, int, str]]:
     return [(low, high, phase) for low, high, phase in parts if low < high]
 
 
-def _ranks_differ(layer: Array, saved: Array) -> bool:
-    """Whether a layer was saved to different extents by the ranks that hold a part of it. Layers of one
-    rank may differ: that is another cause's."""
-    if not len(saved) or (saved == saved[0]).all():
+def _ranks_differ(layer: Array, least: Array, most: Array) -> bool:
+    """Whether a layer was seen saved to different extents by the ranks that hold a part of it. Layers of
+    one rank may differ: that is another cause's."""
+    if not len(layer) or least.max() <= most.min():
         return False
-    distinct = np.unique(np.stack([layer, saved]), axis=1)
-    return bool(len(np.unique(distinct[0])) < distinct.shape[1])
+    _, place = np.unique(layer, return_inverse=True)
+    highest = np.zeros(place.max() + 1, dtype=np.int64)
+    lowest = np.full(place.max() + 1, most.max())
+    np.maximum.at(highest, place, least)
+    np.minimum.at(lowest, place, most)
+    return bool((highest > lowest).any())
 
 
 def _classes(ways: Sequence[Way]) -> tuple[list[tuple[int, int]], Array]:
