@@ -212,6 +212,18 @@ def test_asynchronous_and_failed(tmp_path: Path) -> None:
         assert accounts(sim) == (want if failed else {"loaded": 32, **want})
 
 
+def test_asynchronous_that_failed_each_time_until_the_request_left(tmp_path: Path) -> None:
+    """vLLM asks once more after a load that failed: such a request may never run."""
+    sim = one(tmp_path)
+    for _ in range(2):
+        sim.lookup("a", 0, 96, 96, ASYNC)
+        errors(sim, 0, sim.step([], [Entry("a", 96, 96, 0, LOAD)], tokens=0), 3)
+        done(sim, "a", 0)
+        done(sim, "a")
+    sim.finish("a", 0, status="FINISHED_ABORTED")
+    assert accounts(sim) == {"not-loaded:load-failed": 96, "missed:lookup-miss": 32}
+
+
 def test_asynchronous_and_still_open(tmp_path: Path) -> None:
     for i, (seconds, account) in enumerate([(1, "pending"), (6, "not-loaded:load-never-finished")]):
         sim = one(tmp_path / str(i))

@@ -88,7 +88,8 @@ def _failed(arrival: Arrival, accepted: Accepted, seen: Seen, reports: Sequence[
     blocks = _reported(accepted, seen)
     began = request.chunks[0].start if request.chunks else -1
     short = load.local + load.accepted - began if began >= 0 else 0
-    again = sum(lookup.accepted is not None for lookup in request.lookups) > 1 and began >= 0
+    # vLLM asks once more, whether it ran since or not, where a load has failed.
+    again = sum(lookup.accepted is not None for lookup in request.lookups) > 1
     if not blocks or (short <= 0 and not again):
         return 0
     arrival.because(LoadEnd.FAILED, f"{max(blocks)} blocks reported by get_block_ids_with_load_errors")
