@@ -123,6 +123,7 @@ class Flag(IntEnum):
     STORE = 2
     LOAD = 4
     ASYNC = 8
+    """SLOTS, with LOAD: work in the background that was over by then may have written there by address."""
     DUMMY = 16
     """A dummy, profile or warm-up run: never counted as a real step."""
     FIRST = 32

@@ -427,7 +427,8 @@ class SlotsTouched(NamedTuple):
     written. code: the hook, 0 for none; detail: the connector's index. A slot is block * block size of its
     KV cache group + offset. ``slot_set``: name of the set: runs ``first+count``, ascending, joined by commas:
     those touched in full, then after a ``/`` those of which only a part was (``/`` alone: an operation picked
-    slots of the layer, and none at all); 0 where that is not known.
+    slots of the layer, and none at all); 0 where that is not known. LOAD and ASYNC, with 0: work in the
+    background for a load asked for the address of the whole layer, may have written there, and ended then.
     ``slots``, ``partly``: how many of each, -1 where not known. ``step``: for which it worked, 0 unknown.
     ``call``: running number of the call in its process; its Effect has the same ``t``. ``t``: the end of a
     hook's call; of background work when the layer was written first, or read last."""

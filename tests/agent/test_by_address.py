@@ -239,6 +239,18 @@ def test_a_thread_that_loaded_before_says_that_more_may_have_been_read_than_was_
     assert reads(trace, [1]) == [(1, "28+4", True)]
 
 
+@pytest.mark.parametrize(("loads", "ended"), [(True, ["layer.0"]), (False, [])])
+def test_a_job_that_may_have_loaded_by_address_says_that_it_is_over(trace, kv, loads, ended):
+    """One that saves does not: what it asked an address for is known."""
+    with ThreadPoolExecutor(1) as pool:
+        run(kv, lambda number, layer: pool.submit(layer.numpy).result(), is_store=not loads)
+    spool, table = trace.read()
+    slots = [rows.decode(words) for words in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist()]
+    both = Flag.LOAD | Flag.ASYNC
+    over = [row for row in slots if rows.flags(row.head) == both and not row.slot_set]
+    assert [spool.names[row.layer] for row in over] == ended
+
+
 def test_memory_that_is_gone_is_not_read(trace, kv):
     run(kv, lambda number, layer: taken(layer, [5]))
     data = kv[5].numpy().tobytes()

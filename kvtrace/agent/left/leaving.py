@@ -252,6 +252,8 @@ class Left:
         later, or never."""
         if self.reader is None or not self._asked:
             return
+        if self.reader.looks is None:
+            self.reader.maybe_written.update(self._asked)  # it loads
         again: dict[str, int] = Counter()
         for (name, _, size), times in self._copies.items():
             again[name] += max(0, times - 1) * size

@@ -341,7 +341,7 @@ def _handle_runs(original: Any) -> Any:
         try:
             return original(self)
         finally:
-            work.stop(_end_of(callback))
+            work.stop(_end_of(callback), work.exact and _is_over(callback))
 
     return _run
 
@@ -373,6 +373,12 @@ def _nothing() -> None:
 def _not_begun(coroutine: Any) -> bool:
     frame = getattr(coroutine, "cr_frame", None)
     return frame is not None and frame.f_lasti < 0
+
+
+def _is_over(callback: Any) -> bool:
+    """Whether nothing of it is left: no task, or one that has ended."""
+    task: Any = getattr(callback, "__self__", None)
+    return getattr(task, "get_coro", None) is None or bool(task.done())
 
 
 def _end_of(callback: Any) -> BaseException | None:

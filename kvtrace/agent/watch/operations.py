@@ -89,7 +89,7 @@ _INDEX_TYPES = {"torch.int64", "torch.int32", "torch.bool"}
 READ, WRITTEN, GIVEN_OUT = "read", "written", "given out"
 _SEEN = (
     "read", "written", "opaque_reads", "opaque_writes", "failed", "elsewhere", "_touches", "_times", "_later",
-    "_not_kept", "_took_none", "blind",
+    "_not_kept", "_took_none", "blind", "maybe_written",
 )  # fmt: skip
 """What a watch saw, by the names of its attributes."""
 _DISPATCH = 5_000
@@ -178,6 +178,8 @@ class Watch:
         """Layers of which something was read and nothing kept."""
         self.blind: set[str] = set()
         """Layers of which other slots may have been read than those that are known."""
+        self.maybe_written: set[str] = set()
+        """Layers of which a load asked for the whole address: it may have written any slots."""
         self._took_none: set[str] = set()
         """Layers from which an operation picked slots, none of them."""
         self.before: Callable[[], None] | None = None
@@ -213,7 +215,7 @@ class Watch:
     @property
     def saw(self) -> bool:
         """Whether a KV tensor was touched at all."""
-        return bool(self._touches or self._later or self._took_none or self.blind)
+        return bool(self._touches or self._later or self._took_none or self.blind or self.maybe_written)
 
     def kept(self, layer: str) -> bool:
         """Whether pieces of all that was read of a layer were kept."""

@@ -40,6 +40,8 @@ class Touching:
     t: int
     thread: int
     call: int = 0
+    over: bool = False
+    """Of work in the background: all of it is done."""
 
     def write(self) -> None:
         """Now, or once all that names its slots is on the host."""
@@ -70,6 +72,10 @@ class Touching:
             AGENT.add(SlotsTouched(head, t, AGENT.id(layer), self.step, ident, *amounts, self.call))
         for layer in sorted(self.watch.blind):
             head = pack_head(Kind.SLOTS, Role.WORKER, self.code, self.connector, Flag.STORE, self.thread)
+            AGENT.add(SlotsTouched(head, self.t, AGENT.id(layer), self.step, 0, UNKNOWN, UNKNOWN, self.call))
+        marks = int(Flag.LOAD | Flag.ASYNC)
+        for layer in sorted(self.watch.maybe_written) if self.over else ():
+            head = pack_head(Kind.SLOTS, Role.WORKER, self.code, self.connector, marks, self.thread)
             AGENT.add(SlotsTouched(head, self.t, AGENT.id(layer), self.step, 0, UNKNOWN, UNKNOWN, self.call))
 
 

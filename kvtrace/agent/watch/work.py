@@ -76,11 +76,11 @@ class Work:
         self._cost = clock() - began
         return True
 
-    def stop(self, error: BaseException | None = None) -> None:
-        """``error``: in which the work ended. Never raises."""
+    def stop(self, error: BaseException | None = None, over: bool = True) -> None:
+        """``error``: in which the work ended; ``over``: all of it was done here. Never raises."""
         try:
             self._pause()
-            self._write(error)
+            self._write(error, over=over)
         except Exception:
             AGENT.failed(self.kind)
         finally:
@@ -183,13 +183,14 @@ class Work:
         now = clock()
         old = self.origin.step and AGENT.worker.latest > self._until
         if self._watch.saw and (old or now > self._due):
-            self._write(None, still=not old)
+            self._write(None, still=not old, over=False)
         if not self._watch.saw:
             self._due = now + _LONGEST
             self.origin = HERE.origin = self.origin.unless_after(self._until)
 
-    def _write(self, error: BaseException | None, still: bool = False) -> None:
-        """``still``: it goes on with the same; whether what it caught was the end of it shows later."""
+    def _write(self, error: BaseException | None, still: bool = False, over: bool = True) -> None:
+        """``still``: it goes on with the same; whether what it caught was the end of it shows later.
+        ``over``: all of it is done."""
         began, cost = clock(), self._watch.cost + self._cost
         self._cost = 0
         step, index = self.origin.step, self._index()
@@ -198,7 +199,8 @@ class Work:
             if BY_ADDRESS.given:
                 left.ends()
             if self._watch.saw:
-                Touching(self._watch.take(), 0, index, step, began, self._thread, left.call).write()
+                seen = self._watch.take()
+                Touching(seen, 0, index, step, began, self._thread, left.call, over).write()
             if self._states is not None:
                 cost += self._states.cost
                 if self._states.saw:
@@ -217,7 +219,7 @@ class Work:
     def write_so_far(self) -> None:
         """From another thread. Never raises."""
         try:
-            self._write(None, still=True)
+            self._write(None, still=True, over=False)
         except Exception:
             AGENT.failed(self.kind)
 

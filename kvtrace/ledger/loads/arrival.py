@@ -37,6 +37,8 @@ class Seen:
     """Workers whose load hooks were seen to write all that a step had accepted. Elsewhere, what they wrote
     may be the part of it that can be seen."""
     written: Written = field(default_factory=Written)
+    in_background: Mapping[int, int] = field(default_factory=dict)
+    """Step -> loads in the background that it accepted."""
 
     def ran(self, worker: Worker) -> Executed:
         return self.executed.get(worker.key, NEVER_RAN)

@@ -110,7 +110,8 @@ def _into_layers(
     for one in synchronous:
         tokens[one.load.step] += one.load.accepted
     loads = Counter(one.load.step for one in synchronous)
-    seen = Seen(found, written.executed, loads, tokens, *_writing(found, tokens), written)
+    others = Counter(one.load.step for one in accepted if one.load.asynchronous)
+    seen = Seen(found, written.executed, loads, tokens, *_writing(found, tokens), written, others)
     failed = failures(synchronous, engines, seen)
     arrived = {}
     for one in accepted:

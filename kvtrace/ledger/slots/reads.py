@@ -90,6 +90,8 @@ class Slots:
         displaced: column -> in whose place blocks were read whose ids are all off by the same number.
         unknown: (step, column) of which it is known that slots were read, and not which.
         none: (step, column) in which slots were picked to be read, and these were none.
+        unseen_writes: step -> of each piece of work in the background for its loads that may have written by
+            address, and is over: when it ended, and the columns.
     """
 
     reads: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class Slots:
     displaced: Mapping[int, Sequence[Instead]] = field(default_factory=dict)
     unknown: frozenset[tuple[int, int]] = frozenset()
     none: frozenset[tuple[int, int]] = frozenset()
+    unseen_writes: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     last_background_t: int = 0
     last_background_step: int = 0  # for which something in the background worked, 0 where that is not known
 
@@ -235,6 +238,8 @@ class _Resolver:
         the forward, for those who were given the blocks in that step."""
         self._unknown: set[tuple[int, int]] = set()
         self._none: set[tuple[int, int]] = set()
+        self._unseen: dict[tuple[int, int], tuple[int, int]] = {}
+        """(step, call) of work in the background -> its end, columns."""
         self._background_t = self._background_step = 0
         self._races = False
         """Work in the background read what the forward of its step was yet to compute."""
@@ -283,9 +288,16 @@ class _Resolver:
             displaced=self._displaced(),
             unknown=frozenset(self._unknown),
             none=frozenset(self._none - self._unknown - self._amounts.keys()),
+            unseen_writes=self._unseen_by_step(),
             last_background_t=self._background_t,
             last_background_step=self._background_step,
         )
+
+    def _unseen_by_step(self) -> dict[int, list[tuple[int, int]]]:
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for (step, _), piece in self._unseen.items():
+            found[step].append(piece)
+        return dict(found)
 
     def _take(self) -> None:
         for row, column, positions in self._taking:
@@ -302,6 +314,9 @@ class _Resolver:
         read = self._is_read(record)
         wrote = bool(marks & Flag.LOAD) and not (marks & Flag.STORE and not (background or code in _LOADING))
         if not record.slot_set:
+            if wrote and marks & Flag.ASYNC:
+                before = self._unseen.get((record.step, record.call), (0, 0))
+                self._unseen[record.step, record.call] = max(before[0], record.t), before[1] | 1 << column
             if read:
                 self._unknown |= {(step, column), (record.step or step, column)}
             return
