@@ -836,6 +836,37 @@ def test_what_is_read_with_the_null_block_is_nobodys_save(tmp_path: Path) -> Non
     assert alike(sim, "a") == {(0, 64): "not-observed NOT_OBSERVED"}
 
 
+def test_where_the_null_block_stands_for_others_tokens_nothing_was_copied_late(tmp_path: Path) -> None:
+    """Places in the table, taken for block numbers: one of request a is read when b's second one is named.
+    That it was named two steps before makes no late copy of it."""
+    sim = cache(tmp_path)
+    prefill(sim, "a", 0, 32, [entry("a", 0, 32)])
+    first, second = [*range(BLOCK), *sim.slots("a", 0, BLOCK)], sim.slots("a", BLOCK, 32)
+    sim.touch({0: first, 1: first})
+    sim.finish("a", 32)
+    for name in ("b", "c"):
+        prefill(sim, name, 0, 32, [entry(name, 0, 32)], of=48)
+        sim.touch({0: first, 1: first})
+        prefill(sim, name, 32, 48, [entry(name, 32, 48)], of=48)
+        sim.touch({0: second, 1: second})
+        sim.finish(name, 48)
+    assert alike(sim, "a") == {(0, 32): UNSEEN}
+    assert alike(sim, "b")[0, 32] == "MISPLACED READ"
+
+
+def test_wrong_numbers_that_the_metadata_names_itself_are_nobodys_save(tmp_path: Path) -> None:
+    """Slot numbers are known by whose they are: of places in the table some are this request's own."""
+    sim = cache(tmp_path)
+    for name in ("a", "b", "c"):
+        prefill(sim, name, 0, 32, [entry(name, 0, 32 if name != "b" else BLOCK)])
+        slots = [*range(BLOCK), *sim.slots("b" if name == "b" else "a", 0, BLOCK)]
+        sim.touch({0: slots, 1: slots})
+        sim.finish(name, 32)
+    prefill(sim, "d", 0, 32, [entry("d", 0, 32)])
+    sim.touch({0: slots, 1: slots})
+    assert alike(sim, "b")[0, BLOCK] == UNSEEN
+
+
 def test_the_null_block_pads(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, unreadable=True)

@@ -73,7 +73,7 @@ class PositionCalls(WorkerCalls):
         trust = Trust(calls=int(self._work.sum()))
         for row in range(len(self.stores.steps)):
             trust += self._judge_step(row, caught)
-        if self.misread:
+        if self.misread or self._by_wrong_numbers:
             self._doubt_null()
         for row in range(len(self.stores.steps)) if self.misread else ():
             self._doubt_inexact(row)
@@ -169,19 +169,22 @@ class PositionCalls(WorkerCalls):
         for step, column in self._slots.null:
             if self._read_null(step):
                 self._misread(step, column, self._slots.read_in.get(step, ()))
+        for row, step in enumerate(self.stores.steps.tolist() if self._by_wrong_numbers else ()):
+            for column in self._columns:
+                now = self._read_now(row, column)
+                if any(subtract(parts, now[request]) for request, parts in self.stores.named[row].items()):
+                    self._misread(step, column, self._slots.read_in.get(step, ()))
 
     def _doubt_inexact(self, row: int) -> None:
         """Of a worker that read other slots than those of its tokens: where a step's calls read a part of
         what it names and not all of it, whether other calls read the rest or none, what they stand for is not
         known."""
-        step = int(self.stores.steps[row])
-        for column in range(len(self.worker.kv_layers)):
-            odd = []
-            for request, parts in self.stores.named[row].items():
-                touches = in_layer(self._slots.reads.get(request, ()), column)
-                now = covered(one for one in touches if one.step == step)
-                if now and subtract(parts, now):
-                    odd.append(request)
+        step, named = int(self.stores.steps[row]), self.stores.named[row]
+        for column in self._columns:
+            now = self._read_now(row, column)
+            odd = [
+                request for request, parts in named.items() if now[request] and subtract(parts, now[request])
+            ]
             if odd and self.ends[row, column] in (SaveEnd.SAVED, SaveEnd.PART_READ):
                 self._misread(step, column, odd)
                 self.ends[row, column] = SaveEnd.NOT_OBSERVED
@@ -226,6 +229,32 @@ class PositionCalls(WorkerCalls):
                 (step, request), np.zeros(len(self.worker.kv_layers), dtype=bool)
             )
             columns[column] = True
+
+    @property
+    def _columns(self) -> range:
+        return range(len(self.worker.kv_layers))
+
+    def _read_now(self, row: int, column: int) -> dict[int, list[Interval]]:
+        """Of each request that a step names what its calls read in a layer."""
+        step, reads = int(self.stores.steps[row]), self._slots.reads
+        return {
+            request: covered(one for one in in_layer(reads.get(request, ()), column) if one.step == step)
+            for request in self.stores.named[row]
+        }
+
+    @cached_property
+    def _by_wrong_numbers(self) -> bool:
+        """Whether in two steps or more the null block was read, and nothing at whatever time of the requests
+        that the step names: it pads nothing there, but stands for these tokens."""
+        odd = [
+            step
+            for row, step in enumerate(self.stores.steps.tolist())
+            if self.stores.named[row]
+            and self._read_null(step)
+            and self._settled[row]
+            and not any(self._read(request, 0) for request in self.stores.named[row])
+        ]
+        return len(odd) > 1
 
     def _wrote_nothing(self, at: At) -> bool:
         cells = self.table.steps.get(self._step(at), {})
@@ -302,6 +331,8 @@ class PositionCalls(WorkerCalls):
     def _copies_later(self) -> bool:
         """Whether a hook was seen to read, for the first time, what the metadata of two or more steps before
         had named: of the steps behind a watched one only the next is known to be watched as well."""
+        if self._by_wrong_numbers:
+            return False
         for request, at in self.stores.rows_of.items():
             steps = self.stores.steps[at].tolist()
             touches = self._slots.reads.get(request, ())

@@ -168,11 +168,14 @@ class _InPair:
             start, end = positions(request, entry)
             if end <= start:
                 continue
-            if entry.implied and self._misread(entry.step):
+            misread = self._misread(entry.step)
+            if entry.implied and misread:
                 continue  # read in the place of other tokens
             ends = pairs.implied if entry.implied else pairs.ends
             ended = SaveEnd(int(ends[entry.step][self._pair]))
             grade = int(Grade.READ if entry.implied else pairs.grades[entry.step][self._pair])
+            if misread and ended == SaveEnd.SAVED:  # the metadata names the wrong ones itself
+                ended, grade = SaveEnd.NOT_OBSERVED, int(Grade.NOT_OBSERVED)
             kept = int(pairs.kept[entry.step][self._pair])
             if kept >= 0:
                 # What was read of the step's stores is shared out as they were declared.
