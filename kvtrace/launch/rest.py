@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvtrace.ledger.rest_file import GONE, REST_FILE, STILL, UNKNOWN, RestFile, RestingFile
+from kvtrace.launch.listing import Listings
+from kvtrace.ledger.rest_file import GONE, LEFT_BEHIND, REST_FILE, STILL, UNKNOWN, RestFile, RestingFile
 from kvtrace.trace import rows
 from kvtrace.trace.format import Kind, Way
 from kvtrace.trace.mask import MASK
@@ -76,7 +77,8 @@ def look(run_dir: Path, salt: bytes | None) -> RestFile:
             if way == Way.SQLITE:  # what is not in the database yet
                 targets.update(dict.fromkeys((f"{name}-journal", f"{name}-wal"), False))
         if found:
-            pieces[path.name] = _still(found, salt, {name for name, way in wrote if way == Way.SQLITE})
+            databases = {name for name, way in wrote if way == Way.SQLITE}
+            pieces[path.name] = _still(found, salt, databases, [name for name, _ in wrote])
     named = list(targets.items())[:_MOST_FILES]
     files = tuple(_resting(name, may_be_read) for name, may_be_read in named)
     return RestFile(looked_wall_ns=time.time_ns(), files=files, pieces=pieces)
@@ -150,11 +152,17 @@ def _resting(name: str, may_be_read: bool) -> RestingFile:
     return RestingFile(name, True, found.st_size, zero, found.st_mtime_ns)
 
 
-def _still(pieces: Sequence[_Piece], salt: bytes | None, databases: Container[str]) -> str:
+def _still(
+    pieces: Sequence[_Piece], salt: bytes | None, databases: Container[str], wrote: Sequence[str] = ()
+) -> str:
     """For each piece whether it stands where it stood; the same bytes of the same layer at rest in another
     place do as well, if those of all layers that one call put into that file do: a first layer's are the same
-    in other prompts, and those of one layer in another one's place are no store's copy of them."""
-    look = _Look(salt, databases)
+    in other prompts, and those of one layer in another one's place are no store's copy of them.
+
+    Args:
+        wrote: the files that the run wrote to.
+    """
+    look = _Look(salt, databases, wrote)
     try:
         said = [look.at(piece) for piece in pieces]
     finally:
@@ -164,13 +172,14 @@ def _still(pieces: Sequence[_Piece], salt: bytes | None, databases: Container[st
     lost = {
         piece.record
         for piece, one in zip(pieces, said, strict=True)
-        if one in (GONE, _OTHER) and piece.content not in there
+        if one in (GONE, LEFT_BEHIND, _OTHER) and piece.content not in there
     }
     found = []
     for piece, one in zip(pieces, said, strict=True):
         if one == _OTHER:  # where nothing stands where it stood, a database was packed anew
             one = GONE if piece.path in kept else UNKNOWN
-        found.append(STILL if one == GONE and piece.record not in lost else one)
+        elsewhere = one in (GONE, LEFT_BEHIND) and piece.record not in lost
+        found.append(STILL if elsewhere else one)
     return "".join(found)
 
 
@@ -190,8 +199,10 @@ class _Pages(NamedTuple):
 class _Look:
     """Looks at places in files; a few of these are open at a time."""
 
-    def __init__(self, salt: bytes | None, databases: Container[str]) -> None:
+    def __init__(self, salt: bytes | None, databases: Container[str], wrote: Sequence[str]) -> None:
         self._salt, self._databases = salt, databases
+        real = (_real(name) for name in wrote)
+        self._listings = Listings(Path(path) for path in real if path is not None)
         self._files: dict[str, int | None] = {}
         self._pages: dict[str, _Pages] = {}
 
@@ -220,7 +231,8 @@ class _Look:
             return UNKNOWN
         now = int.from_bytes(hashlib.blake2b(data, key=self._salt, digest_size=8).digest(), "little") & _MASK
         if now == digest:
-            return STILL
+            known = pages is not None or self._listings.leads_to(Path(path), offset)
+            return STILL if known else LEFT_BEHIND
         return GONE if pages is None else UNKNOWN if pages.moves else _OTHER
 
     def _file(self, name: str, path: str) -> int | None:

@@ -13,7 +13,7 @@ from kvtrace.trace.sums import is_damaged
 
 REST_FILE = "rest.json"
 SCHEMA = "kvtrace.rest/1"
-STILL, GONE, UNKNOWN = "1", "0", "?"
+STILL, GONE, LEFT_BEHIND, UNKNOWN = "1", "0", "-", "?"
 _MAX_BYTES = 1 << 28
 
 
@@ -32,7 +32,8 @@ class RestingFile(Document):
 @dataclass(frozen=True)
 class RestFile(Document):
     """``looked_wall_ns``: when; None where nobody looked. ``pieces``: spool's file name -> a character for
-    each of its PIECE records in order: STILL, GONE (other bytes stand there, or none), UNKNOWN."""
+    each of its PIECE records in order: STILL, GONE (other bytes stand there, or none), LEFT_BEHIND (it
+    stands there, and its name came again in the listing beside: other bytes may be found by it), UNKNOWN."""
 
     schema: str = SCHEMA
     looked_wall_ns: int | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvtrace.launch import rest
-from kvtrace.ledger.rest_file import GONE, STILL
+from kvtrace.ledger.rest_file import GONE, LEFT_BEHIND, STILL
 
 SALT = b"s" * 16
 
@@ -44,3 +44,16 @@ def test_a_record_of_several_layers_stands_elsewhere_if_all_of_its_layers_do(
         piece(new, 2, second, 8, call=2),
     ]
     assert rest._still(found, SALT, ()) == then * 2 + STILL * 2
+
+
+def test_what_a_listing_leads_to_no_more_is_left_behind(tmp_path: Path) -> None:
+    """The bytes stand in the file still; by its name other ones may be found."""
+    data, listing = tmp_path / "data", tmp_path / "index"
+    data.write_bytes(b"some KV.other KVnew KV!!")
+    listing.write_text("a 0 8\nb 8 8\na 16 8\n")
+    old, other = piece(data, 1, b"some KV."), piece(data, 1, b"other KV", 8, 2)
+    found = [old, other, piece(data, 1, b"new KV!!", 16, 3)]
+    assert rest._still(found, SALT, (), [str(data), str(listing)]) == LEFT_BEHIND + STILL * 2
+    data.write_bytes(b"some KV.other KVsome KV.")
+    again = [old, other, piece(data, 1, b"some KV.", 16, 3)]
+    assert rest._still(again, SALT, (), [str(data), str(listing)]) == STILL * 3

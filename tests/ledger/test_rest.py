@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtrace.ledger.intervals import Interval, length, subtract, union
-from kvtrace.ledger.rest_file import RestFile, RestingFile
+from kvtrace.ledger.rest_file import LEFT_BEHIND, STILL, RestFile, RestingFile
 from kvtrace.ledger.saves.dropped import cut_records, left_in_part, often_lost, split
 from kvtrace.ledger.saves.files import overwritten_files
 from kvtrace.ledger.saves.measured import Cell
@@ -299,6 +299,17 @@ def test_what_is_not_found_may_have_been_overwritten_at_once_where_a_ring_wraps(
         books.piece(call, "/store/ring", stands)
     books.file("/store/ring")
     assert books.fates()[1] == (fate, Why.NONE)
+
+
+def test_of_what_a_listing_may_lead_to_no_more_it_is_not_said_that_it_is_at_rest() -> None:
+    books = Books()
+    books.left(Way.FILE, "/store/log", 1 << 20)
+    for call, stands in ((1, LEFT_BEHIND), (2, STILL)):
+        books.read(call, call)
+        books.found(call, call + 1, Form.VERBATIM, "/store/log")
+        books.piece(call, "/store/log", stands)
+    books.file("/store/log")
+    assert books.fates() == [(Fate.LEFT_BEHIND, Why.NONE), (Fate.PROVED, Why.NONE)]
 
 
 @pytest.mark.parametrize(

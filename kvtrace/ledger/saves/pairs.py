@@ -167,6 +167,7 @@ _FATES = {
     Fate.LOST_LATER: (SaveEnd.LOST_LATER, Grade.WRITTEN),
     Fate.ALTERED: (SaveEnd.ALTERED, Grade.WRITTEN),
     Fate.REPLACED: (SaveEnd.LOST_LATER, Grade.WRITTEN),
+    Fate.LEFT_BEHIND: (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED),
 }
 
 

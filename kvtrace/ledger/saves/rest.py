@@ -25,7 +25,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, length, subtract, union
-from kvtrace.ledger.rest_file import GONE, STILL, RestFile, RestingFile
+from kvtrace.ledger.rest_file import GONE, LEFT_BEHIND, STILL, RestFile, RestingFile
 from kvtrace.ledger.saves.held import Read, dropped, in_memory
 from kvtrace.ledger.slots.sets import parse
 from kvtrace.trace import rows
@@ -54,6 +54,8 @@ class Fate(IntEnum):
     """It left as other numbers than those that were read."""
     REPLACED = 8
     """As LOST_LATER: other bytes stand there now."""
+    LEFT_BEHIND = 9
+    """It stands where it stood; what is found by its name may be other KV, which came later."""
 
 
 class Why(IntEnum):
@@ -246,7 +248,7 @@ class _Found(NamedTuple):
     target: str
     t: int
     pieces: str
-    """STILL, GONE or unknown, one for each of its pieces."""
+    """STILL, GONE, LEFT_BEHIND or unknown, one for each of its pieces."""
     ordered: bool = False
     """Its heads were seen to stand in order."""
 
@@ -508,6 +510,8 @@ class _Judge:
             return (Fate.NOT_AT_REST, Why.UNCOMMITTED) if rolled_back else (Fate.LOST_LATER, Why.OVERWRITTEN)
         if _is_temporary(one.target):
             return Fate.NOT_AT_REST, Why.TEMPORARY
+        if LEFT_BEHIND in one.pieces:
+            return Fate.LEFT_BEHIND, Why.NONE
         if STILL in one.pieces:
             return Fate.PROVED, Why.NONE
         # Of what a database holds nobody sees that it is deleted; and other KV may have taken its place.
