@@ -136,6 +136,13 @@ def test_something_else_beside_it_leaves_all_unknown(trace, kv, tmp_path):
     assert reads(trace, [1]) == []
 
 
+def test_zeros_beside_it_are_of_blocks_that_are_not_known(trace, kv, tmp_path):
+    """The block behind a prompt's last one, which nobody has: what stands before it was read all the same."""
+    kv[3] = 0
+    run(kv, lambda number, layer: (tmp_path / "store").write_bytes(taken(layer, [2, 7, 3]).tobytes()))
+    assert reads(trace, [1]) == [(1, "8+4,28+4", True)]
+
+
 def test_a_block_that_holds_the_beginning_of_another_one_is_not_read_by_that(trace, kv, tmp_path):
     """A prompt that ended within a block, and a longer one with the same beginning: one of them was read."""
     kv[5, :3], kv[5, 3] = kv[2, :3], 0

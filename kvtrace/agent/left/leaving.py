@@ -232,9 +232,11 @@ class Left:
         """Look for it in what left. ``database``: what was there before is there still."""
         if not BY_ADDRESS.on or self.reader is None:
             return
-        found = BY_ADDRESS.look(data, Here() if database else self._here)
-        if found is None:
+        here = Here() if database else self._here
+        found = BY_ADDRESS.look(data, here)
+        if found is None or here.blank:
             self.reader.not_all_held(BY_ADDRESS.given)  # KV of slots that can't be named, perhaps
+        if found is None:
             return
         self._reads(found)
         before = _in_databases.get(database, {})

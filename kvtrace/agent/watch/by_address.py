@@ -4,8 +4,8 @@
 seen, which slots were read is not. So what stands in the slots is noted when the address is asked for, and
 when a call begins that may still have it: of each slot in a block that a prompt got lately its first and
 last bytes (``contents.py``). They are looked for in the tensors that the connector goes on with, and in what
-leaves the process. What is found was read, where all that it was found in is known blocks; else, and where
-nothing is found, it stays unknown which slots were.
+leaves the process. What is found was read, where all that it was found in is known blocks and zeros; else,
+where nothing is found, and of the zeros, it stays unknown which slots were.
 
 Nothing is done before the address of a whole KV tensor in host memory was given out.
 """
@@ -71,11 +71,13 @@ class Read(NamedTuple):
 
 class Here:
     """Of one call. ``asked``: layers of which the address was given out in it: their blocks may be read once
-    more; ``said``: layer -> blocks, with their prints, that were found in it."""
+    more; ``said``: layer -> blocks, with their prints, that were found in it; ``blank``: as many zeros as a
+    block has stood beside them: of which one they are can't be said."""
 
     def __init__(self) -> None:
         self.asked: set[str] = set()
         self.said: dict[str, set[tuple[int, int]]] = {}
+        self.blank = False
 
 
 class ByAddress:
@@ -199,7 +201,7 @@ class ByAddress:
 
     def look(self, data: Any, here: Here, step: int = 1) -> list[Read] | None:
         """Slots that were read, for all that these bytes say; None where some of the bytes are of no slots
-        that are known. Never raises.
+        that are known, but for zeros. Never raises.
 
         Args:
             here: what is known of the call.
@@ -210,6 +212,7 @@ class ByAddress:
                 layouts = [self._layer(one.layer) for one in found]
                 if self._contents.unsure or not _explained(data, found, layouts):
                     return None
+                here.blank |= _has_blank(data, layouts)
                 return [self._read(one, *own, here) for one, own in zip(found, layouts, strict=True)]
         except Exception:
             self._gives_up()
@@ -283,19 +286,23 @@ class Tensors:
         return data
 
 
+def _has_blank(data: Any, layouts: list[tuple[Layer, Layout]]) -> bool:
+    """Whether there are zeros where a block may be."""
+    sizes = [layer.nbytes // layout.dims[layout.block_at].size for layer, layout in layouts]
+    return bool(sizes) and data.find(bytes(min(sizes))) >= 0
+
+
 def _explained(data: Any, found: list[Found], layouts: list[tuple[Layer, Layout]]) -> bool:
-    """Whether some bytes are of these blocks, but for headers, keys and what is too short for a block. Not
-    where they are too short for all of these: what one that was half full held stands in another one, too."""
+    """Whether some bytes are of these blocks, but for zeros, headers, keys and what is too short for a block.
+    Not where they are too short for all of these: what one that was half full held stands in another one,
+    too."""
     if not found:
         return len(data) < _LEAST_BLOCK
     size = 0
-    least = len(data)
     for one, (layer, layout) in zip(found, layouts, strict=True):
         block = layer.nbytes // layout.dims[layout.block_at].size
         size += int(one.times.sum()) * block
-        least = min(least, block)
     if size > len(data):
         return False
     rest = len(data) - data.count(_ZEROS) * len(_ZEROS) - size
-    # No zeros where a block may be: of which blocks they are can't be said.
-    return bool(rest <= _MOST_OTHER + len(data) * _SHARE_OTHER and data.find(bytes(least)) < 0)
+    return bool(rest <= _MOST_OTHER + len(data) * _SHARE_OTHER)
