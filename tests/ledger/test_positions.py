@@ -867,6 +867,46 @@ def test_wrong_numbers_that_the_metadata_names_itself_are_nobodys_save(tmp_path:
     assert alike(sim, "b")[0, BLOCK] == UNSEEN
 
 
+def test_where_the_null_block_alone_was_read_a_later_read_of_the_same_tokens_is_nobodys_save(
+    tmp_path: Path,
+) -> None:
+    """Places in the table, taken for block numbers: a's first block is read for b and c, in their steps."""
+    sim = cache(tmp_path)
+    for name in ("a", "b", "c"):
+        length = BLOCK if name == "a" else 32
+        prefill(sim, name, 0, length, [entry(name, 0, length)])
+        slots = [*range(BLOCK), *(sim.slots("a", 0, BLOCK) if name != "a" else ())]
+        sim.touch({0: slots, 1: slots})
+        sim.finish(name, length)
+    assert alike(sim, "a") == {(0, BLOCK): UNSEEN}
+
+
+def test_where_the_null_block_alone_was_read_twice_the_metadatas_numbers_are_wrong(tmp_path: Path) -> None:
+    """Also where all else that was read is what it names: it says who has these blocks, not for whom."""
+    sim = cache(tmp_path)
+    for name in ("a", "b"):
+        prefill(sim, name, 0, 32, [entry("a", 0, BLOCK)])
+        sim.touch({layer: range(BLOCK) for layer in range(2)})
+        sim.finish(name, 32)
+    prefill(sim, "c", 0, 32, [entry("a", 0, BLOCK)])
+    slots = sim.slots("a", 0, BLOCK)
+    sim.touch({0: slots, 1: slots})
+    sim.finish("c", 32)
+    assert alike(sim, "a")[0, BLOCK] == UNSEEN
+
+
+def test_the_null_block_alone_pads_steps_that_store_nothing(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    for name in ("a", "b"):
+        prefill(sim, name, 0, 10)
+        sim.touch({layer: range(BLOCK) for layer in range(2)})
+        sim.finish(name, 10)
+    prefill(sim, "c", 0, 32, [entry("c", 0, 32)])
+    sim.read("c", 0, 32)
+    sim.finish("c", 32)
+    assert alike(sim, "c") == {(0, 32): SAVED}
+
+
 def test_the_null_block_pads(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, unreadable=True)

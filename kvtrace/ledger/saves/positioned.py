@@ -170,10 +170,14 @@ class PositionCalls(WorkerCalls):
             if self._read_null(step):
                 self._misread(step, column, self._slots.read_in.get(step, ()))
         for row, step in enumerate(self.stores.steps.tolist() if self._by_wrong_numbers else ()):
+            named = self.stores.named[row]
             for column in self._columns:
                 now = self._read_now(row, column)
-                if any(subtract(parts, now[request]) for request, parts in self.stores.named[row].items()):
-                    self._misread(step, column, self._slots.read_in.get(step, ()))
+                if self._null_alone or any(subtract(parts, now[request]) for request, parts in named.items()):
+                    self._misread(step, column, [*named, *self._slots.read_in.get(step, ())])
+        for step in self._slots.read_in if self._null_alone else ():
+            for column in self._columns:
+                self._misread(step, column, self._slots.read_in[step])
 
     def _doubt_inexact(self, row: int) -> None:
         """Of a worker that read other slots than those of its tokens: where a step's calls read a part of
@@ -254,7 +258,16 @@ class PositionCalls(WorkerCalls):
             and self._settled[row]
             and not any(self._read(request, 0) for request in self.stores.named[row])
         ]
-        return len(odd) > 1
+        return len(odd) > 1 or self._null_alone
+
+    @cached_property
+    def _null_alone(self) -> bool:
+        """Whether in two steps or more that are to store something all that was read of a layer is the null
+        block. The metadata may name wrong numbers itself, so that what else is read is what it names."""
+        slots = self._slots
+        alone = {step for (step, at), null in slots.null.items() if null == slots.amounts.get((step, at))}
+        storing = [step for row, step in enumerate(self.stores.steps.tolist()) if self.stores.named[row]]
+        return sum(step in alone and self._read_null(step) for step in storing) > 1
 
     def _wrote_nothing(self, at: At) -> bool:
         cells = self.table.steps.get(self._step(at), {})
