@@ -76,6 +76,7 @@ class Request:
     arrived: int = 0  # the prompt as it arrived, of a streaming session its first part
     grown_step: int = 0  # of the next part, 0 none
     saved: int = 0  # token-layers
+    proved: int = 0  # of these, seen at rest when the run was over
     unseen: bool = False  # what became of a part of it is not observed
     handed_over: bool = False  # its blocks were kept for an asynchronous save
     taken: int | None = None
@@ -368,6 +369,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
         request = requests[b.request]
         if b.outcome == SAVED and b.amount:
             request.grade = min(Grade(b.grade), request.grade or Grade.PROVED)
+            request.proved += b.amount if b.grade >= Grade.PROVED else 0
         hides = b.request in guessed and _unread(engines.get(b.engine))
         if b.outcome == NOT_OBSERVED and (b.prompt or hides):
             request.unseen = True

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -165,9 +166,11 @@ def _still(
     look = _Look(salt, databases, wrote)
     try:
         said = [look.at(piece) for piece in pieces]
+        gone = [piece for piece, one in zip(pieces, said, strict=True) if one in (GONE, _OTHER)]
+        moved = look.on_other_pages(gone)
     finally:
         look.close()
-    there = {piece.content for piece, one in zip(pieces, said, strict=True) if one == STILL}
+    there = moved | {piece.content for piece, one in zip(pieces, said, strict=True) if one == STILL}
     kept = {piece.path for piece, one in zip(pieces, said, strict=True) if one == STILL}
     lost = {
         piece.record
@@ -176,14 +179,16 @@ def _still(
     }
     found = []
     for piece, one in zip(pieces, said, strict=True):
-        if one == _OTHER:  # where nothing stands where it stood, a database was packed anew
+        if one in (GONE, LEFT_BEHIND, _OTHER) and piece.record not in lost:
+            one = STILL
+        elif one == _OTHER:  # where nothing stands where it stood, a database was packed anew
             one = GONE if piece.path in kept else UNKNOWN
-        elsewhere = one in (GONE, LEFT_BEHIND) and piece.record not in lost
-        found.append(STILL if elsewhere else one)
+        found.append(one)
     return "".join(found)
 
 
 _MOST_OPEN = 64
+_MOST_HASHED = 1 << 19
 _OTHER = "x"
 """Other bytes stand there now, in a database whose pages do not move by themselves."""
 
@@ -229,11 +234,35 @@ class _Look:
             data = os.pread(file, length, offset)
         except OSError:
             return UNKNOWN
-        now = int.from_bytes(hashlib.blake2b(data, key=self._salt, digest_size=8).digest(), "little") & _MASK
-        if now == digest:
+        if _digest(data, self._salt) == digest:
             known = pages is not None or self._listings.leads_to(Path(path), offset)
             return STILL if known else LEFT_BEHIND
         return GONE if pages is None else UNKNOWN if pages.moves else _OTHER
+
+    def on_other_pages(self, pieces: Sequence[_Piece]) -> set[tuple[int, int]]:
+        """Contents of those pieces of databases that stand on another page now, at the same place of it: a
+        value that is written again goes to other pages, and is cut into them at the same places."""
+        found: set[tuple[int, int]] = set()
+        for name in {piece.path for piece in pieces} & self._pages.keys():
+            found |= self._moved(name, [piece for piece in pieces if piece.path == name])
+        return found
+
+    def _moved(self, name: str, pieces: Sequence[_Piece]) -> set[tuple[int, int]]:
+        path, pages = _real(name), self._pages[name]
+        file = None if path is None else self._file(name, path)
+        data = b"" if file is None or not pages.size else _all_of(file)
+        wanted: dict[tuple[int, int], dict[int, set[tuple[int, int]]]] = defaultdict(lambda: defaultdict(set))
+        for piece in pieces if data else ():
+            wanted[piece.offset % pages.size, piece.length][piece.digest].add(piece.content)
+        if self._salt is None or len(wanted) * len(data) > _MOST_HASHED * pages.size:
+            return set()
+        live = [at for at in range(0, len(data), pages.size) if at // pages.size + 1 not in pages.free]
+        found: set[tuple[int, int]] = set()
+        for (within, length), contents in wanted.items():
+            for begin in live:
+                there = data[begin + within : begin + within + length]
+                found |= contents.get(_digest(there, self._salt), set())
+        return found
 
     def _file(self, name: str, path: str) -> int | None:
         if name not in self._files:
@@ -250,6 +279,18 @@ class _Look:
             free = free_pages(head, lambda offset, length: os.pread(file, length, offset))
             self._pages[name] = _Pages(page_size(head), free, moves_pages(head))
         return self._pages[name]
+
+
+def _digest(data: bytes, salt: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, key=salt, digest_size=8).digest(), "little") & _MASK
+
+
+def _all_of(file: int) -> bytes:
+    """All of a database; b"" of a large one, or one that can't be read."""
+    try:
+        return os.pread(file, _MOST_READ, 0) if os.fstat(file).st_size <= _MOST_READ else b""
+    except OSError:
+        return b""
 
 
 def _opened(path: str) -> int | None:

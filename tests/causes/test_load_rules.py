@@ -170,6 +170,28 @@ def test_what_left_and_is_not_stored_again_is_known_to_the_store_alone(
         assert "get_num_new_matched_tokens of ChunkStore" in the(seen, "key-mismatch").remedy[0]
 
 
+@pytest.mark.parametrize(
+    ("other", "stored_again", "found"),
+    [
+        (Grade.PROVED, 128, ["key-mismatch"]),
+        (Grade.READ, 128, []),  # nobody knows what the store drops
+        (Grade.PROVED, 96, []),  # it stores less now
+    ],
+)
+def test_what_the_second_of_two_alike_put_in_the_place_of_the_first_ones_was_there(
+    tmp_path: Path, other: Grade, stored_again: int, found: list[str]
+) -> None:
+    """What stands under the key is the second one's by then, so that of the first nothing is proved. Another
+    prompt that was saved before the lookup is there to the end: the store drops nothing."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 161, 129], [128, 160, stored_again], [0, 0, 0])
+    sim.write()
+    run = read_run(sim.dir)
+    grades = run.base["request"].map({0: Grade.READ, 1: other, 2: Grade.READ}).astype(int)
+    seen = diagnose(replace(run, base=run.base.assign(grade=grades)))
+    assert [one for one in of_loads(seen) if one == "key-mismatch"] == found
+
+
 # ------------------------------------------------------------------- both books, one finding
 
 

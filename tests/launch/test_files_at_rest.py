@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import random
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,27 @@ def test_what_a_listing_leads_to_no_more_is_left_behind(tmp_path: Path) -> None:
     data.write_bytes(b"some KV.other KVsome KV.")
     again = [old, other, piece(data, 1, b"some KV.", 16, 3)]
     assert rest._still(again, SALT, (), [str(data), str(listing)]) == STILL * 3
+
+
+@pytest.mark.parametrize(("again", "then"), [(True, STILL), (False, GONE)])
+def test_a_value_that_is_written_again_stands_on_other_pages_of_its_database(
+    tmp_path: Path, again: bool, then: str
+) -> None:
+    """The same KV under the same key: its old pages are free, and go to the next value."""
+    path = tmp_path / "kv.sqlite"
+    kv = [random.Random(seed).randbytes(20_000) for seed in range(4)]
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE kv (name TEXT PRIMARY KEY, value BLOB)")
+    for seed, value in enumerate(kv[:2]):
+        with sqlite3.connect(path) as database:
+            database.execute("INSERT INTO kv VALUES (?, ?)", (str(seed), value))
+    first = [
+        piece(path, 1, kv[0][at : at + 32], path.read_bytes().index(kv[0][at : at + 32]))
+        for at in (9000, 18000)
+    ]
+    stays = piece(path, 2, kv[1][9000:9032], path.read_bytes().index(kv[1][9000:9032]), call=2)
+    with sqlite3.connect(path) as database:
+        database.execute("INSERT OR REPLACE INTO kv VALUES ('0', ?)", (kv[0] if again else kv[2],))
+    with sqlite3.connect(path) as database:
+        database.execute("INSERT INTO kv VALUES ('3', ?)", (kv[3],))
+    assert rest._still([*first, stays], SALT, {str(path)}) == then * 2 + STILL

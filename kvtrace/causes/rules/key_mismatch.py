@@ -26,8 +26,8 @@ CAUSE = Cause(
         "A prompt was saved in every layer, all but its last token or tokens; the save was written; "
         "nothing else was saved since, or it stands in its file when the run is over; a "
         "request with the same tokens is looked up and gets the answer 0. "
-        "Or no lookup of the run finds anything, though prompts were saved and left the process, or are not "
-        "stored again."
+        "Or no lookup of the run finds anything, though prompts were saved and left the process, are not "
+        "stored again, or are while what was saved of others before stands there to the end."
     ),
     remedy=(
         "Use one function for both keys. Up to vLLM 0.28, or with a hash other than sha256, set "
@@ -82,7 +82,7 @@ def _never_found(case: Case) -> list[tuple[LoadOf, Request, int]]:
     how many of its tokens; in engines in which no lookup ever found anything.
 
     Only where the save was surely done: it was seen leaving the process, or the connector itself does not
-    store the same tokens again.
+    store the same tokens again; or does, into a store that drops nothing.
     """
     hits = {row.engine for row in case.run.load_rows if (row.answer or 0) > 0}
     held = case.assigned.get("already-stored")
@@ -107,9 +107,26 @@ def _never_found(case: Case) -> list[tuple[LoadOf, Request, int]]:
             earlier = case.requests[row.saved_by_row]
             grade = earlier.grade or Grade.DECLARED
             there = grade >= Grade.PROVED and earlier.last_step < row.step  # to the end: nothing dropped it
-            if grade >= Grade.WRITTEN and (known or there or not row.others_between):
+            written = grade >= Grade.WRITTEN and (known or there or not row.others_between)
+            if written or _put_again(case, row, earlier):
                 found.append((row, earlier, row.saved_before))
     return found
+
+
+_LOSSES = ("store-lost-later", "store-incomplete", "store-failed", "save-lost", "exception-swallowed")
+
+
+def _put_again(case: Case, row: LoadOf, earlier: Request) -> bool:
+    """Whether the request that did not find what an earlier one of the same tokens had saved saved as much
+    again: what stands at rest is its own by then. And the store drops nothing: something of another prompt
+    that was saved before the lookup stands there when the run is over, and nothing is known to be lost."""
+    request = case.requests[row.request]
+    if not earlier.last_step < row.step or not 0 < earlier.saved <= request.saved:
+        return False
+    if any(case.assigned[cause].amounts.get(row.engine) for cause in _LOSSES if cause in case.assigned):
+        return False
+    before = (r for r in case.of_engine(row.engine) if r.last_step < row.step and r.digest != request.digest)
+    return any(r.proved for r in before)
 
 
 def _kept(case: Case, key: tuple[int, int], known: bool) -> list[Request]:
