@@ -439,6 +439,33 @@ def test_prompts_of_which_only_what_no_earlier_one_reached_is_kept(
     assert found.get("false-already-stored") == tokens
 
 
+@pytest.mark.parametrize(
+    ("prompts", "first"),
+    [
+        ("r1:70 r2:75- r3:90", "false-already-stored"),
+        ("r1:70 r2:75- r3:90 r4:100-", "metadata-has-no-store"),  # none of as many units was stored before
+        ("r1:70 r2:90 r3:75-", "metadata-has-no-store"),  # it may have stopped storing
+        ("r1:70 r2:75- r3:90 r4:72", "metadata-has-no-store"),  # one of as many units was stored again
+    ],
+)
+def test_prompts_left_out_for_their_first_tokens_and_their_length(
+    tmp_path: Path, prompts: str, first: str
+) -> None:
+    """A key of the first tokens and of how many units there are: a prompt of another length is stored."""
+    sim = Sim(tmp_path, block=16, kv_blocks=64, ints={"unit": 16})
+    for number, one in enumerate(prompts.split(), 2):
+        name, size = one.rstrip("-").split(":")
+        prompt, beginnings = int(size), (1, *(number * 10 + k for k in range(int(size) // 16 - 1)))
+        if not one.endswith("-"):
+            kept_of(sim, name, prompt, 0, prompt // 16 * 16, beginnings)
+            continue
+        sim.arrive(Prompt(name, prompt, digest=number, prefixes=beginnings))
+        sim.lookup(name, 0, 0, 0)
+        sim.step([Chunk(name, 0, prompt, first=True)], [], prompts={name: prompt})
+        sim.finish(name, prompt)
+    assert analyse(sim).findings[0].id == first
+
+
 def test_what_is_shorter_than_a_unit_was_not_taken_for_stored(tmp_path: Path) -> None:
     """Units of 64 tokens in blocks of 16; the third prompt begins like the first one, and fills none."""
     sim = Sim(tmp_path, block=16, kv_blocks=64)

@@ -27,7 +27,8 @@ CAUSE = Cause(
     seen_as=(
         "A prompt left out of the metadata after another, different one was rounded down to nothing, though "
         "a store of it would not be. Or: every prompt that begins like an earlier, stored one and goes on "
-        "otherwise is left out and not read at all. Or: whatever has the same tokens as a stored part of an "
+        "otherwise is left out and not read at all, or every one that comes to as many whole units, while "
+        "others are stored. Or: whatever has the same tokens as a stored part of an "
         "earlier prompt, behind another beginning, is left out, and nothing else before it."
     ),
     remedy=(
@@ -69,7 +70,27 @@ def by_its_head(case: Case, request: Request) -> bool:
 
 
 def _all_accounted_out(case: Case, tag: int) -> bool:
-    return all(_left_out(case, r) for r in case.of_engine(tag) if r.shared and r.shared < r.prompt)
+    alike = [r for r in case.of_engine(tag) if r.shared and r.shared < r.prompt]
+    return all(_left_out(case, r) for r in alike) or _out_by_length(case, tag)
+
+
+def _out_by_length(case: Case, tag: int) -> bool:
+    """Whether of the prompts that begin like an earlier one those are left out that come to as many whole
+    units as one that was stored before, and no others; and one that comes to another number was stored after
+    one of them, so that the store goes on."""
+    unit = case.units.get(tag)
+    lengths: set[int] = set()
+    left_out = goes_on = False
+    for request in sorted(case.of_engine(tag), key=lambda r: (r.chunk_step, r.row)) if unit else ():
+        length = unit.aligned(request.prompt) if unit else 0
+        out, alike = _left_out(case, request), 0 < request.shared < request.prompt
+        if alike and out != (length in lengths):
+            return False
+        left_out |= out
+        if request.saved and not out:
+            goes_on |= left_out and alike
+            lengths.add(length)
+    return goes_on
 
 
 def _left_out(case: Case, request: Request) -> bool:
@@ -150,14 +171,15 @@ def _of_heads(case: Case, victims: list[Request]) -> Finding:
     shared = sorted({r.shared for r in victims})
     spread = " to ".join(count(n) for n in (shared[0], shared[-1])[: len(shared)])
     stored = sum(bool(r.saved) for r in case.of_engine(engine.tag))
+    same = " and comes to as many whole units" if _out_by_length(case, engine.tag) else ""
     return case.finding(
         CAUSE,
         f"{name} treats {affected} as stored that never {were}: they begin like an earlier prompt that it "
         f"stored, and are others after {spread} tokens.",
         evidence=[
-            f"every prompt of this run that begins like an earlier one ({plural(len(victims), 'prompt')}, "
-            f"{spread} tokens in common) has no store entry and was not read at all; of "
-            f"{plural(stored, 'other prompt')} something was saved",
+            f"every prompt of this run that begins like an earlier one{same} "
+            f"({plural(len(victims), 'prompt')}, {spread} tokens in common) has no store entry "
+            f"and was not read at all; of {plural(stored, 'other prompt')} something was saved",
             f"what was left out begins behind the common part: {count(case.tokens(CAUSE))} tokens",
         ],
         remedy=[
