@@ -167,7 +167,7 @@ def _only(table: Records, indexes: frozenset[int]) -> Records:
 def _found(scan: SpoolScan, indexes: frozenset[int]) -> Records:
     """What was found again of the KV that some connectors read, in what left through them: others that were
     given the same KV to store have it too."""
-    left, found = rows.columns(rows.LeftProcess, scan.left), found_of(scan.found, indexes)
+    left, found = rows.columns(rows.LeftProcess, scan.left), found_of(scan.found, indexes, scan.slots)
     own = np.isin(rows.detail(left.head), [*indexes, 0])
     foreign = np.setdiff1d(left.call[~own], left.call[own])
     result: Records = found[~np.isin(rows.columns(rows.KvFound, found).by, foreign)]

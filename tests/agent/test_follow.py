@@ -26,11 +26,12 @@ torch = pytest.importorskip("torch")
 from kvtrace.agent.connector import traced  # noqa: E402
 from kvtrace.agent.logs import install as install_logs  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.swallowed import install_thread_hook  # noqa: E402
+from kvtrace.agent.swallowed import THREAD, install_thread_hook  # noqa: E402
 from kvtrace.agent.watch import follow  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES  # noqa: E402
-from kvtrace.agent.watch.origin import HERE  # noqa: E402
+from kvtrace.agent.watch.origin import HERE, Origin  # noqa: E402
 from kvtrace.agent.watch.policy import POLICY  # noqa: E402
+from kvtrace.agent.watch.work import begin  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
 from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
 from kvtrace.trace.reader import Spool, spool_paths  # noqa: E402
@@ -741,3 +742,20 @@ def test_a_hook_that_was_seen_to_copy_steps_later_is_watched_on(
         connector.clear_connector_metadata()
     assert len(connector.kept) == len(copies)
     assert [found[0] for found in slots(trace)] == list(copies)[: 2 if seen else 1]
+
+
+def test_whose_work_a_thread_does_is_known_by_its_latest_item(trace: Any) -> None:
+    found = []
+
+    def loop() -> None:
+        work = begin(THREAD, Origin(1, 0), "/nobody.py")
+        assert work is not None and work.left is not None
+        found.append(work.left.connector)
+        work.got(1, Origin(1, 2, "wait_for_save"), None)
+        found.append(work.left.connector)
+        work.stop()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    thread.join(30)
+    assert found == [0, 2]

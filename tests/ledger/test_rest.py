@@ -476,6 +476,16 @@ def test_one_child_s_memory_says_nothing_beside_the_other_s_files() -> None:
     assert [one for one, _ in books.fates()] == [Fate.READ, Fate.WRITTEN]
 
 
+def test_what_was_found_of_no_known_connector_is_of_the_one_that_read_in_its_call() -> None:
+    """A thread that a connector started before its first hook, in a process that holds two of them."""
+    books = Books()
+    books.read(1, 10, connector=1)
+    books.found(1, 12, Form.VERBATIM, "/a", connector=0)
+    books.read(2, 20, connector=2)
+    books.found(3, 22, Form.VERBATIM, "/b", connector=0)
+    assert [one for one, _ in books.fates()] == [Fate.WRITTEN, Fate.READ]
+
+
 @pytest.mark.parametrize(("other", "fate"), [(Form.VERBATIM, Fate.READ), (Form.CUT, Fate.NOT_AT_REST)])
 def test_pieces_in_a_write_that_holds_all_of_another_child_s_kv_are_no_cut(other: Form, fate: Fate) -> None:
     """Both read the same prompts, one keeps whole prompts, the other one a file for each of their units."""

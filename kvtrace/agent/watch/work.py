@@ -154,6 +154,8 @@ class Work:
             self._states = StateWatch()
             self._states.start()
         if self.left is not None:
+            # Whose work it is may be known only by now.
+            self.left.connector = self.origin.connector or self.left.connector or self._index()
             # A thread may save for one item of its queue, and load for the next one.
             self._watch.looks = self.left.in_tensor if self._saves() else None
 

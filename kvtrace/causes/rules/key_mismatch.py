@@ -125,8 +125,18 @@ def _put_again(case: Case, row: LoadOf, earlier: Request) -> bool:
         return False
     if any(case.assigned[cause].amounts.get(row.engine) for cause in _LOSSES if cause in case.assigned):
         return False
-    before = (r for r in case.of_engine(row.engine) if r.last_step < row.step and r.digest != request.digest)
-    return any(r.proved for r in before)
+    steps, digests = case.once(("proved", row.engine), partial(_proved, case, row.engine))
+    before = digests[: bisect_left(steps, row.step)]
+    return any(digest != request.digest for digest in before)
+
+
+def _proved(case: Case, tag: int) -> tuple[list[int], list[int]]:
+    """Of the first two prompts of which something is proved: the last step of each, and its digest."""
+    first: dict[int, int] = {}
+    for request in sorted(case.of_engine(tag), key=lambda r: r.last_step):
+        if request.proved and len(first) < 2:
+            first.setdefault(request.digest, request.last_step)
+    return list(first.values()), list(first)
 
 
 def _kept(case: Case, key: tuple[int, int], known: bool) -> list[Request]:

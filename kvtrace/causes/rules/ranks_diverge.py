@@ -11,7 +11,7 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning="Ranks of one engine saved different amounts for the same request.",
-    seen_as="The ledger, rank by rank: one was seen to save what another was seen not to.",
+    seen_as="The ledger, rank by rank: one saved what another is known not to have saved.",
     remedy="Look at the causes that are found on the rank that saved less.",
 )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from kvtrace.ledger.ends import NOT_SAVED, Doubt, Outcome
+from kvtrace.ledger.ends import NOT_SAVED, Doubt, Outcome, SaveEnd
 from kvtrace.ledger.intervals import length
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import (
@@ -35,6 +35,11 @@ from kvtrace.ledger.steps import Array
 from kvtrace.terms import SAVED, Grade
 
 Rows = list[tuple[object, ...]]
+
+_BEFORE_A_READ = frozenset(SaveEnd(code) for code in range(SaveEnd.NO_CONNECTOR, SaveEnd.CAUGHT + 1))
+"""Ends that are known of a rank whether its reads were watched or not."""
+_COUNTED = frozenset({SaveEnd.NOTHING_READ, SaveEnd.PART_READ})
+"""Where no spool names slots, they follow from how many were read."""
 
 
 @dataclass(frozen=True)
@@ -154,16 +159,29 @@ class _Class:
 
     @property
     def saved(self) -> int:
-        return sum(one.end - one.start for one in self.segments if one.outcome.name == SAVED)
+        return sum(_length(one) for one in self.segments if one.outcome.name == SAVED)
 
     @property
-    def bounds(self) -> tuple[int, int]:
-        """At least and at most so many positions were saved: what the metadata alone says counts for neither,
-        and what is not observed may have been."""
+    def bounds(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """At least and at most so many were saved by all that is said, where no more counts as lost than what
+        never came to a read on that rank, or was counted; and by the slots that were seen alone. What is not
+        observed may have been saved."""
+        whole = sum(map(_length, self.segments))
+        counted = sum(_length(one) for one in self.segments if _is_lost(one.outcome))
         seen = [one for one in self.segments if one.outcome.grade >= Grade.READ]
-        surely = sum(one.end - one.start for one in seen if one.outcome.name == SAVED)
-        lost = sum(one.end - one.start for one in seen if one.outcome.name != SAVED)
-        return surely, sum(one.end - one.start for one in self.segments) - lost
+        surely = sum(_length(one) for one in seen if one.outcome.name == SAVED)
+        kept = sum(_length(one) for one in seen if one.outcome.name != SAVED)
+        return (self.saved, whole - counted), (surely, whole - kept)
+
+
+def _is_lost(outcome: Outcome) -> bool:
+    """By what is known of a rank whether the slots that it read are, or not."""
+    counted = outcome.end in _COUNTED and outcome.grade < Grade.READ
+    return counted or outcome.end in _BEFORE_A_READ
+
+
+def _length(one: Segment) -> int:
+    return one.end - one.start
 
 
 class _OfRequest:
@@ -210,7 +228,8 @@ class _OfRequest:
         ]  # fmt: skip
 
     def sums(self) -> RequestSaves:
-        bounds = np.array([one.bounds for one in self._classes], dtype=np.int64).reshape(-1, 2)
+        bounds = np.array([one.bounds for one in self._classes], dtype=np.int64).reshape(-1, 2, 2)
+        of_pairs = bounds[self._class_of]
         return RequestSaves(
             saved=sum(one.saved * one.pairs for one in self._classes),
             unsaved=sum(
@@ -219,7 +238,7 @@ class _OfRequest:
                 for part in one.segments
                 if part.outcome.name == NOT_SAVED
             ),
-            diverged=_ranks_differ(self._way.pairs.layer, *bounds[self._class_of].T),
+            diverged=any(_ranks_differ(self._way.pairs.layer, *of_pairs[:, at].T) for at in (0, 1)),
             local=length(self._way.reuse.local),
             external=length(self._way.reuse.external),
         )

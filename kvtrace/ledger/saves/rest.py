@@ -210,20 +210,26 @@ def writers(left: Records, names: Mapping[int, str]) -> dict[str, Set[int]]:
     return {**found}
 
 
-def found_of(table: Records, indexes: Set[int]) -> Records:
+def found_of(table: Records, indexes: Set[int], slots: Records) -> Records:
     """The FOUND records of some connectors. Where all of what another one read is found in a write, pieces of
-    what these read say nothing: both read the same KV."""
+    what these read say nothing: both read the same KV. A record of no known connector is of the one that read
+    in its call.
+
+    Args:
+        slots: the SLOTS records of all connectors.
+    """
     found = [rows.KvFound._make(words) for words in table.tolist()]
+    reader = {words[7]: rows.detail(words[0]) for words in slots.tolist() if rows.detail(words[0])}
+    owner = [rows.detail(one.head) or reader.get(one.call, 0) for one in found]
     whole = {
         (one.by, one.target)
-        for one in found
-        if rows.detail(one.head) not in indexes and rows.code(one.head) in _WHOLE
+        for one, index in zip(found, owner, strict=True)
+        if index not in indexes and rows.code(one.head) in _WHOLE
     }
     kept = [
         at
-        for at, one in enumerate(found)
-        if rows.detail(one.head) in indexes
-        and not (rows.code(one.head) in _IN_PIECES and (one.by, one.target) in whole)
+        for at, (one, index) in enumerate(zip(found, owner, strict=True))
+        if index in indexes and not (rows.code(one.head) in _IN_PIECES and (one.by, one.target) in whole)
     ]
     return table[kept]
 
@@ -234,7 +240,7 @@ def _of_connector(trace: Traced, index: int) -> Traced:
     return trace._replace(
         slots=trace.slots[rows.detail(trace.slots[:, 0]) == index],
         left=trace.left[(left == index) | (left == 0)],
-        found=found_of(trace.found, {index}),
+        found=found_of(trace.found, {index}, trace.slots),
     )
 
 
