@@ -406,15 +406,17 @@ def _samples(case: Case, request: Request) -> list[Sample]:
 def _sample(case: Case, request: Request) -> Sample:
     reused = request.local + request.external > 0 or request.offered > 0
     before = stored_before(case, request)
+    # What was read of less than earlier stores hold may be a later request's, which shares its blocks.
+    another = 0 < (request.taken or 0) < before
     if request.taken == 0:
         before = max(before, shared_before(case, request))
     return Sample(
         prompt=request.prompt,
-        stores=request.entries,
+        stores=() if another else request.entries,
         explained=reused or request.computed < request.prompt or before > 0,
         after_empty=after_empty(case, request),
         first_chunk=request.chunk_step if request.chunks >= 2 else None,
-        heard=not request.holes
+        heard=not (request.holes or another)
         and request.row not in case.twins
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
         taken=None if reused and not request.saved else _reach(case, request),

@@ -408,6 +408,20 @@ def test_how_far_a_prompt_was_kept_tells_the_unit_where_its_beginning_is_another
     )
 
 
+def test_a_part_of_a_stored_prompt_that_is_read_again_tells_nothing_of_the_unit(tmp_path: Path) -> None:
+    """It is read for a later request, which shares its blocks: the same prompt was kept as a whole before."""
+    sim = Sim(tmp_path, block=16, kv_blocks=64, ints={"unit": 16})
+    kept_of(sim, "r1", 70, 0, 64, (1, 2, 3, 4))
+    kept_of(sim, "r2", 90, 0, 80, (5, 6, 7, 8))
+    sim.arrive(Prompt("r3", 70, digest=2, prefixes=(1, 2, 3, 4)))
+    sim.lookup("r3", 0, 0, 0)
+    sim.step([Chunk("r3", 0, 70, first=True)], [Entry("r3", 32, -1, 0)], prompts={"r3": 70})
+    sim.read("r3", 0, 32)
+    sim.finish("r3", 70)
+    found = {one.id: one.tokens for one in analyse(sim).findings}
+    assert "metadata-has-no-store" not in found and found["below-save-granularity"] == 6 + 10 + 6
+
+
 def test_a_prompt_whose_blocks_are_kept_for_a_save_that_nobody_sees_tells_nothing_of_the_unit(
     tmp_path: Path,
 ) -> None:
