@@ -421,6 +421,7 @@ def _sample(case: Case, request: Request) -> Sample:
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
         taken=None if reused and not request.saved else _reach(case, request),
         held=before if request.taken == 0 and before and not reused else None,
+        left=(request.grade or Grade.DECLARED) >= Grade.WRITTEN,
     )
 
 

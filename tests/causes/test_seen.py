@@ -71,6 +71,26 @@ def test_a_unit_that_gives_what_was_left_out_behind_earlier_stores_goes_before_a
     assert found is not None and found.value == unit
 
 
+@pytest.mark.parametrize(
+    ("end", "unit"), [(384, 128), (383, None)], ids=["filled by a generated token", "not"]
+)
+def test_a_prompt_that_was_kept_as_a_whole_is_no_unit(tmp_path: Path, end: int, unit: int | None) -> None:
+    whole = replace(sample(383, 383), stores=(Store(1, end, -1, 0, end),))
+    named = [Sample(n, (Store(1, 256, -1, 0, 256),), explained=False, after_empty=False, first_chunk=None)
+             for n in (371, 376)]  # fmt: skip
+    found = infer_unit(run_of(tmp_path, span=128).engines[0], [whole, *named], [])
+    assert (found.value if found else None) == unit
+
+
+@pytest.mark.parametrize(("left", "unit"), [(True, 128), (False, None)])
+def test_what_left_tells_the_unit_where_what_was_only_read_tells_otherwise(
+    tmp_path: Path, left: bool, unit: int | None
+) -> None:
+    samples = [replace(sample(*one), left=left) for one in ((189, 128), (150, 128), (452, 384))]
+    found = infer_unit(run_of(tmp_path, span=128).engines[0], [*samples, sample(420, 416)], [])
+    assert (found.value if found else None) == unit
+
+
 def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
     """Of each prompt the first 128 tokens were kept: all that was there when it was offered, once. One of
     them would have filled two units of 128. While none does, both readings are as good, and a unit is no

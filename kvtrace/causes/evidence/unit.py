@@ -24,6 +24,9 @@ _MOST_BLOCKS = 64
 _LEAST_UNNAMED = 16
 """Tokens of a unit that no number names, at least."""
 
+_LEAST_LEFT = 2
+"""Requests that tell of a unit alone, where others tell otherwise that are less well seen."""
+
 _LEAST_NAME = re.compile(r"(^|_|\.)(min|minimum|least|threshold|align|round|page|portion)", re.IGNORECASE)
 """Names of a number below which nothing is stored."""
 _MOST_NAME = re.compile(r"max|most|limit|capacit|total|pool|budget|window|buffer|len", re.IGNORECASE)
@@ -71,6 +74,7 @@ class Sample:
     heard: bool = True  # its stores, or that it has none, are known
     taken: int | None = None  # how far its prompt was seen to be kept, and no further
     held: int | None = None  # of one that was not kept: how far earlier requests' stores held it
+    left: bool = False  # all that was kept was seen to leave the process, or at rest
 
     @property
     def first_chunk_only(self) -> bool:
@@ -174,6 +178,10 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     if kept:
         seen = _infer(engine, [*kept, *named], silent, command, unsure)
         seen = seen or _infer(engine, kept, silent, command, unsure)
+        # What was read, and no more, may be read for another reason.
+        left = [sample for sample in kept if sample.left]
+        if not seen and _LEAST_LEFT <= len(left) < len(kept):
+            seen = _infer(engine, left, silent, command, unsure)
     if kept and not (seen and _none_fills(seen, silent)):
         seen = _unnamed(kept, silent, held) or _unnamed(kept, silent) or seen
     elif seen and not _none_fills(seen, (), held):
@@ -213,7 +221,11 @@ def _whole(sample: Sample) -> Store:
     was there by then: a chunk is no unit."""
     first = sample.stores if sample.first_chunk_only else ()
     there = max((store.available for store in first), default=sample.prompt)
-    return Store(step=0, slots=sample.taken or 0, tokens=-1, start=0, available=there)
+    end = sample.taken or 0
+    if end == sample.prompt:
+        # Generated tokens may have filled its last unit.
+        end = max(end, *(store.end for store in sample.stores), 0)
+    return Store(step=0, slots=end, tokens=-1, start=0, available=there)
 
 
 def _infer(
@@ -255,6 +267,8 @@ def _unnamed(kept: Sequence[Sample], silent: Sequence[Sample], held: Sequence[Sa
     """The smallest unit that gives all that was kept, and no prompt that was left out as a whole or behind
     what earlier stores hold of it, where no number with a name does; of two requests or more, unless no other
     one was left out. A larger one that gives as much would explain more than was seen."""
+    if all(sample.taken == sample.prompt for sample in kept):
+        return None  # prompts that were kept as a whole tell of no unit
     common = math.gcd(*(sample.taken or 0 for sample in kept))
     if common < _LEAST_UNNAMED or (len(kept) < 2 and silent):
         return None
