@@ -148,6 +148,37 @@ def test_a_file_that_is_held_open_and_grows(trace, kv, tmp_path):
     assert len(found(trace)) == 4
 
 
+def test_a_file_that_had_its_size_before_it_was_written_is_looked_at_again(trace, kv, tmp_path):
+    """Some writers give a file its size first; another call may end meanwhile, and look at it."""
+
+    def how(step, layer):
+        data = data_of(pick(layer))
+        with (tmp_path / "data").open("wb") as file:
+            file.write(data[: len(data) // 2])
+            file.truncate(len(data))
+            file.flush()
+            (place,) = [place for place in paths.PLACES.still_open() if place.path.endswith("data")]
+            paths.PLACES.look(place)
+            file.write(data[len(data) // 2 :])
+
+    saves(kv, how)
+    assert found(trace) == [VERBATIM]
+
+
+def test_a_file_is_looked_at_again_where_it_changed_or_its_writer_is_done(trace, tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(64))
+    os.utime(path, ns=(0, 1))
+    place = paths.PLACES.opened(path, os.O_WRONLY | os.O_TRUNC)
+    assert [(one.written, one.again) for one in (paths.PLACES.look(place), paths.PLACES.look(place))] == [
+        (64, False),
+        (0, False),
+    ]
+    assert paths.PLACES.look(place, own=True).again
+    os.utime(path, ns=(0, 2))
+    assert paths.PLACES.look(place).again and not paths.PLACES.look(place).again
+
+
 def test_a_file_that_stays_empty_and_one_that_cannot_be_opened(trace, kv, tmp_path):
     def how(step, layer):
         pick(layer)

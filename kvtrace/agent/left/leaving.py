@@ -362,13 +362,16 @@ class Left:
     def _look(self, data: bytes, target: str, way: Way, first: int = 0, seen: int = 0) -> list[Hit]:
         """What was read and stands in ``data``. ``first``: where that is in a file or in all that was
         sent; ``seen``: bytes at its begin that were looked through with what came before."""
+        self._by_address(data)
+        return self._look_for_pieces(data, target, way, first, seen)
+
+    def _look_for_pieces(self, data: bytes, target: str, way: Way, first: int, seen: int = 0) -> list[Hit]:
         hits = [hit for hit in self._hits(data) if hit.offset + len(hit.needle.data) > seen]
         moved = [hit._replace(offset=hit.offset + first) for hit in hits]
         self._find([Finding(hit, target, way, way in _STAY) for hit in moved])
         return hits
 
     def _hits(self, data: bytes) -> list[Hit]:
-        self._by_address(data)
         hits = POOL.search(data) or POOL.near(data)
         for hit in hits:
             _order_of_heads(hit, data, hit.offset)
@@ -381,6 +384,7 @@ class Left:
             if self._looked + len(stream.data) > _MOST_BYTES:
                 break
             self._looked += len(stream.data)
+            self._by_address(stream.data)
             hits = self._hits(stream.data)
             if hits:
                 WORTH.found()
@@ -451,12 +455,18 @@ class Left:
         self.cost += clock() - began
 
     def _look_at_files(self) -> list[tuple[Wrote, bool, bool]]:
-        looked = {place.path: PLACES.look(place) for place in self._opened.values()}
+        looked = {place.path: PLACES.look(place, own=True) for place in self._opened.values()}
         for place in PLACES.still_open():
             if place.path not in looked:
                 new = not place.looks
                 wrote = PLACES.look(place)
-                if new or wrote.written or (place.mapped and _searching()) or _errors(wrote) != place.errors:
+                if (
+                    new
+                    or wrote.written
+                    or wrote.again
+                    or (place.mapped and _searching())
+                    or _errors(wrote) != place.errors
+                ):
                     looked[place.path] = wrote
         return [(wrote, *self._in_file(wrote)) for wrote in looked.values()]
 
@@ -474,7 +484,7 @@ class Left:
         """Whether KV was found in what came into a file, and whether all of it was looked through."""
         first = max(0, wrote.first - LENGTH)
         length = wrote.size - first
-        if wrote.size <= 0 or not (wrote.written or wrote.place.mapped):
+        if wrote.size <= 0 or not (wrote.written or wrote.again or wrote.place.mapped):
             return False, wrote.size >= 0
         if not wrote.place.may_be_read():
             return False, False
@@ -491,6 +501,8 @@ class Left:
         if wrote.place.way == Way.FILE and wrote.written == wrote.size and not wrote.place.stays:
             self._sizes[wrote.place.path] = wrote.size
         path, way = wrote.place.path, wrote.place.way
+        if wrote.again:
+            return bool(self._look_for_pieces(data, path, way, first)), True
         found = self._look(data, path, way, first)
         if not found:
             found = self._look_into(_streams(wrote, data[wrote.first - first :]), path, way, wrote.first)

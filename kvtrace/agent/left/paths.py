@@ -73,12 +73,14 @@ _MOST_LOCKED = 4096
 
 class Wrote(NamedTuple):
     """What one look at a file found: it grew from ``first`` to ``size`` bytes (-1: it is not there);
-    ``written``: bytes that came, -1 where it is written in place."""
+    ``written``: bytes that came, -1 where it is written in place. ``again``: it did not grow, and what was
+    seen of it before may have been seen before it was written: some writers give a file its size first."""
 
     place: Place
     first: int
     size: int
     written: int
+    again: bool = False
 
 
 class Places:
@@ -148,7 +150,8 @@ class Places:
         """What may have been written to by a handle that stayed open."""
         yield from list(self._open.values())
 
-    def look(self, place: Place) -> Wrote:
+    def look(self, place: Place, own: bool = False) -> Wrote:
+        """``own``: the call that is over now opened it, and others may have looked at it meanwhile."""
         try:
             found = os.stat(place.path)
         except OSError:
@@ -158,12 +161,13 @@ class Places:
         first = place.size
         place.size, place.changed = found.st_size, found.st_mtime_ns
         place.looks += 1
-        if place.looks > 1 and place.size and not grown and not place.stays:
+        if place.looks > 1 and place.size and not (grown or touched or place.stays):
             self._open.pop(place.path, None)  # it was closed
         if place.in_place or grown < 0:
             first = first if place.way == Way.SQLITE and grown > 0 else 0
             return Wrote(place, first, place.size, -1 if grown or touched else 0)
-        return Wrote(place, first, place.size, grown)
+        again = place.looks > 1 and not grown and (touched or own)
+        return Wrote(place, 0 if again else first, place.size, grown, again)
 
 
 PLACES = Places()
