@@ -102,6 +102,13 @@ def taken(kv, blocks):
     return kv.numpy()[np.array(blocks)]
 
 
+def moved(kv, block):
+    out = torch.empty(1, BLOCK, 8)
+    size = kv.stride(0) * kv.element_size()
+    ctypes.memmove(out.data_ptr(), kv.data_ptr() + block * size, size)
+    return out.numpy().tobytes()
+
+
 def test_what_is_written_to_a_file_says_which_slots_were_read(trace, kv, tmp_path):
     run(kv, lambda number, layer: (tmp_path / "store").write_bytes(taken(layer, [2, 7]).tobytes()))
     assert reads(trace, [1]) == [(1, "8+4,28+4", True)]
@@ -190,15 +197,18 @@ def test_content_that_stood_there_before_is_no_piece_of_what_stands_there_now(tr
 
 
 def test_copies_by_address_that_are_seen_need_no_search(trace, kv, tmp_path):
-    size = kv.stride(0) * kv.element_size()
-
     def how(number, layer):
-        out = torch.empty(1, BLOCK, 8)
-        ctypes.memmove(out.data_ptr(), layer.data_ptr() + 5 * size, size)
-        (tmp_path / "store").write_bytes(out.numpy().tobytes())
+        (tmp_path / "store").write_bytes(moved(layer, 5))
 
     run(kv, how, steps=2)
     assert [one[:2] for one in reads(trace)] == [(1, "20+4"), (2, "20+4")] and not BY_ADDRESS.on
+
+
+def test_copies_by_address_of_one_connector_say_nothing_of_another_one(trace, kv, tmp_path):
+    """The other's are looked for, also where both read the same."""
+    run(kv, lambda number, layer: (tmp_path / "one").write_bytes(moved(layer, 5)))
+    run(kv, lambda number, layer: (tmp_path / "other").write_bytes(taken(layer, [5]).tobytes()))
+    assert reads(trace, [1]) == [(1, "20+4", True), (1, "20+4", True)]
 
 
 def test_a_thread_that_reads_and_writes(trace, kv, tmp_path):
@@ -261,11 +271,11 @@ def test_a_job_that_may_have_loaded_by_address_says_that_it_is_over(trace, kv, l
 def test_memory_that_is_gone_is_not_read(trace, kv):
     run(kv, lambda number, layer: taken(layer, [5]))
     data = kv[5].numpy().tobytes()
-    (found,) = BY_ADDRESS.look(data * 9, Here())
+    (found,) = BY_ADDRESS.look(data * 9, Here(), 0)
     assert found.now and found.new.tolist() == [20, 21, 22, 23]
     CACHES._tensors["layer.0"] = lambda: None
     BY_ADDRESS._known.clear()
-    (found,) = BY_ADDRESS.look(data * 9, Here())
+    (found,) = BY_ADDRESS.look(data * 9, Here(), 0)
     assert not found.now
     before = len(BY_ADDRESS._contents)
     kv += 1.0

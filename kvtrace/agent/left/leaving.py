@@ -187,17 +187,22 @@ class Left:
         self._at_end: list[tuple[Wrote, bool, bool]] | None = None
         """Of each file: what was written, whether KV was found in it, whether all was looked through."""
 
+    def follows(self, watch: Watch) -> None:
+        """What this watch sees is of this call."""
+        watch.keep, watch.gives, watch.copies = self.keep, self.gives, self.copies
+        self.reader = watch
+
     # --- KV that is read ------------------------------------------------------------------
 
     def keep(self, layer: Layer, layout: Layout, touches: list[Touch]) -> bool:
         """Pieces of what was read just now are kept; False where that is not possible, or where a connector
         inside this one keeps them."""
+        BY_ADDRESS.saw(layer, touches, self.connector)
         if getattr(HERE.work, "left", None) is not self:
             return False
         ops = self._ops.setdefault(layer.name, [])
         op = ops[-1] if len(ops) >= _MOST_OPS else Op(self.call, self.connector, layer.name)
         given_up = POOL.take(op, layer.start, layout, touches, CACHES.heads(layer))
-        BY_ADDRESS.saw(layer, touches)
         if given_up is None:
             return False
         if not ops or ops[-1] is not op:
@@ -212,15 +217,20 @@ class Left:
         """The address of all of these layers was given out."""
         self._asked.update((layer.name, layer) for layer in layers)
         self._here.asked.update(layer.name for layer in layers)
-        BY_ADDRESS.give(layers, self.call)
+        BY_ADDRESS.give(layers, self.call, self.connector)
+
+    def copies(self) -> None:
+        """A copy by address, out of KV, was seen as it was made."""
+        BY_ADDRESS.copies(self.connector)
 
     def in_tensor(self, tensor: Any) -> None:
         """The connector goes on with it."""
         began = clock()
-        data = self._tensors.bytes_of(tensor)
+        data = self._tensors.bytes_of(tensor) if BY_ADDRESS.hidden(self.connector) else None
         if data is not None and self._looked < _MOST_BYTES:
             self._looked += len(data)
-            self._reads(BY_ADDRESS.look(data, self._here, math.gcd(tensor.element_size(), _WORD)) or [])
+            step = math.gcd(tensor.element_size(), _WORD)
+            self._reads(BY_ADDRESS.look(data, self._here, self.connector, step) or [])
         self.cost += clock() - began
 
     def _reads(self, found: list[Read]) -> None:
@@ -230,10 +240,10 @@ class Left:
 
     def _by_address(self, data: bytes, database: str = "") -> None:
         """Look for it in what left. ``database``: what was there before is there still."""
-        if not BY_ADDRESS.on or self.reader is None:
+        if self.reader is None or not BY_ADDRESS.hidden(self.connector):
             return
         here = Here() if database else self._here
-        found = BY_ADDRESS.look(data, here)
+        found = BY_ADDRESS.look(data, here, self.connector)
         if found is None or here.blank:
             self.reader.not_all_held(BY_ADDRESS.given)  # KV of slots that can't be named, perhaps
         if found is None:
@@ -262,7 +272,7 @@ class Left:
         for name, layer in self._asked.items():
             if again[name]:
                 self.reader.held_again(layer, again[name])
-        if not BY_ADDRESS.exact and self.reader.looks is not None:
+        if self.reader.looks is not None and BY_ADDRESS.hidden(self.connector):
             self.reader.not_all_held(self._asked)
 
     # --- what happens ---------------------------------------------------------------------

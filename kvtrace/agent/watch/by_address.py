@@ -90,16 +90,21 @@ class ByAddress:
     def _open(self) -> None:
         self.given: dict[str, Layer] = {}
         """Layers in host memory of which the address of all was given out."""
-        self.exact = False
-        """Copies by address out of KV are seen one by one: there is nothing to look for."""
+        self.on = False
+        """There is something to look for, of one connector at least."""
+        self._asked: set[int] = set()
+        self._exact: set[int] = set()
+        """Connectors that were given an address; those whose copies by address out of KV are seen one by one.
+        0 stands for all: whose work it was is not known."""
         self._blocks: deque[tuple[int, int, list[int]]] = deque(maxlen=_MOST_GIVEN)
         """(group, step, blocks)"""
         self._groups: dict[str, int] = {}
         self._numbers: dict[str, int] = {}
         self._contents = Contents()
         self._taken: dict[str, tuple[int, int]] = {}
-        self._known: dict[str, set[tuple[int, int]]] = {}
-        """Layer -> slots and keys of what was seen to be read: what is kept may leave more than once."""
+        self._known: dict[tuple[int, str], set[tuple[int, int]]] = {}
+        """(connector, layer) -> slots and keys of what was seen to be read: what is kept may leave more than
+        once."""
 
     def open(self, kv_cache_config: Any) -> None:
         """The worker's KV cache is made."""
@@ -117,9 +122,19 @@ class ByAddress:
         self._open()
         self._groups, self._blocks = groups, blocks
 
-    @property
-    def on(self) -> bool:
-        return bool(self.given) and not self.exact
+    def hidden(self, connector: int) -> bool:
+        """Whether a connector may read by address what can only be found again."""
+        asked = not connector or bool({0, connector} & self._asked)
+        return self.on and asked and not {0, connector} & self._exact
+
+    def copies(self, connector: int) -> None:
+        """A connector's copy by address out of KV was seen, as it was made."""
+        if connector not in self._exact:
+            self._exact.add(connector)
+            self._settle()
+
+    def _settle(self) -> None:
+        self.on = 0 not in self._exact and not self._asked <= self._exact
 
     def scheduled(self, output: Any, step: int) -> None:
         """A step that computes prompt tokens begins: the blocks that were given out for it."""
@@ -138,11 +153,14 @@ class ByAddress:
 
     # --- what stands in the slots ---------------------------------------------------------
 
-    def give(self, layers: tuple[Layer, ...], call: int) -> None:
-        """The address of all of these was given out, in host memory, in the call of that number."""
+    def give(self, layers: tuple[Layer, ...], call: int, connector: int) -> None:
+        """The address of all of these, in host memory, was given to a connector in that call."""
         for layer in layers:
             self.given[layer.name] = layer
-        if not self.exact:
+        if connector not in self._asked:
+            self._asked.add(connector)
+            self._settle()
+        if self.hidden(connector):
             self.note(call, layers)
 
     def note(self, call: int, layers: tuple[Layer, ...] = (), named: str | None = None) -> None:
@@ -199,12 +217,13 @@ class ByAddress:
 
     # --- what was found -------------------------------------------------------------------
 
-    def look(self, data: Any, here: Here, step: int = 1) -> list[Read] | None:
+    def look(self, data: Any, here: Here, connector: int, step: int = 1) -> list[Read] | None:
         """Slots that were read, for all that these bytes say; None where some of the bytes are of no slots
         that are known, but for zeros. Never raises.
 
         Args:
             here: what is known of the call.
+            connector: whose call it is, 0 where that is not known.
         """
         try:
             with self._lock:
@@ -213,7 +232,9 @@ class ByAddress:
                 if self._contents.unsure or not _explained(data, found, layouts):
                     return None
                 here.blank |= _has_blank(data, layouts)
-                return [self._read(one, *own, here) for one, own in zip(found, layouts, strict=True)]
+                return [
+                    self._read(one, *own, here, connector) for one, own in zip(found, layouts, strict=True)
+                ]
         except Exception:
             self._gives_up()
             return None
@@ -225,8 +246,9 @@ class ByAddress:
             raise ValueError(name)
         return CACHES.layers[name], layout
 
-    def _read(self, found: Found, layer: Layer, layout: Layout, here: Here) -> Read:
-        known = self._known.setdefault(layer.name, set())
+    def _read(self, found: Found, layer: Layer, layout: Layout, here: Here, connector: int) -> Read:
+        known = self._known.setdefault((connector, layer.name), set())
+        known |= self._known.get((0, layer.name), set())
         names = list(zip(found.blocks.tolist(), found.prints.tolist(), strict=True))
         again = layer.name in here.asked
         said = here.said.setdefault(layer.name, set())
@@ -243,13 +265,14 @@ class ByAddress:
         slots = (blocks[:, None] * size + np.arange(size)).ravel()
         return Read(layer, found.blocks, found.times, size, slots, now, found.t)
 
-    def saw(self, layer: Layer, touches: list[Touch]) -> None:
-        """A tensor operation was seen to read these: what is found of them later is no other read."""
+    def saw(self, layer: Layer, touches: list[Touch], connector: int) -> None:
+        """A tensor operation of a connector was seen to read these: what is found of them later is no other
+        read."""
         try:
             number = self._numbers.get(layer.name)
             if number is not None:
                 with self._lock:
-                    known = self._known.setdefault(layer.name, set())
+                    known = self._known.setdefault((connector, layer.name), set())
                     layout = CACHES.layout(layer)
                     size = layout.dims[layout.slot_at].size if layout is not None else 1
                     for touch in touches:
@@ -259,7 +282,7 @@ class ByAddress:
             self._gives_up()
 
     def _gives_up(self) -> None:
-        self.given = {}
+        self.given, self.on = {}, False
         AGENT.failed("by address")
 
 

@@ -194,11 +194,10 @@ class _Call:
         if self._role == Role.WORKER:
             watch = Watch(CACHES, layer, self._block_size)
             watch.before = self._ways.enough
-            watch.keep = self.left.keep
-            watch.gives, self.left.reader = self.left.gives, watch
+            self.left.follows(watch)
             if self._hook not in hooks.LOADING:
                 watch.looks = self.left.in_tensor
-                if BY_ADDRESS.on and self._effects:
+                if self._effects and BY_ADDRESS.hidden(self._index):
                     BY_ADDRESS.note(self.left.call, named=layer)
             if self._begin(watch):
                 self._watch = watch

@@ -186,6 +186,8 @@ class Watch:
         """Called before an operation on a KV tensor is added, where somebody wants that."""
         self.gives: Callable[[tuple[Layer, ...]], None] | None = None
         """Hears that the address of all of these layers, in host memory, was given out."""
+        self.copies: Callable[[], None] | None = None
+        """Hears that a copy by address out of KV was seen, as it was made."""
         self.looks: Callable[[Any], None] | None = None
         """Looks into other tensors that the connector works with, where somebody wants that."""
 
@@ -373,7 +375,8 @@ class Watch:
             for address, way in ((source, READ), (target, WRITTEN)):
                 here = self.caches.around(address)
                 if here:
-                    BY_ADDRESS.exact |= way == READ
+                    if way == READ and self.copies is not None:
+                        self.copies()
                     self._move(here, View(address - here[0].storage, (count,), (1,), 1), way)
         except Exception:
             self.failed = True

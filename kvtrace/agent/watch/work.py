@@ -148,8 +148,7 @@ class Work:
                 self._states.start()
             if self._watching and self.left is None:
                 self.left = Left(self._index())
-                self._watch.keep = self.left.keep
-                self._watch.gives, self.left.reader = self.left.gives, self._watch
+                self.left.follows(self._watch)
         if self._watching and self._states is None and STATES.layers:
             self._states = StateWatch()
             self._states.start()
