@@ -268,6 +268,19 @@ def test_a_job_that_may_have_loaded_by_address_says_that_it_is_over(trace, kv, l
     assert [spool.names[row.layer] for row in over] == ended
 
 
+def test_what_a_load_opens_stood_there_before(trace, kv, tmp_path):
+    """It is no read that it holds what a block of an earlier prompt held, nor what the load wrote."""
+    stored = tmp_path / "store"
+    stored.write_bytes(taken(kv, [5]).tobytes())
+
+    def how(number, layer):
+        with stored.open("r+b") as file:
+            layer.numpy()[2] = np.frombuffer(file.read(), np.float32).reshape(BLOCK, 8)
+
+    run(kv, how, steps=2, is_store=False)
+    assert reads(trace) == []
+
+
 def test_memory_that_is_gone_is_not_read(trace, kv):
     run(kv, lambda number, layer: taken(layer, [5]))
     data = kv[5].numpy().tobytes()

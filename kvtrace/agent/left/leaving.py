@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -157,6 +158,8 @@ class Left:
         self._marks = 0
         self.reader: Watch | None = None
         """Hears of KV that was read by address, and is found."""
+        self.loads = False
+        """It works for a hook for loading."""
         self._empty()
 
     @property
@@ -239,7 +242,8 @@ class Left:
             self.reader.held(found)
 
     def _by_address(self, data: bytes, database: str = "") -> None:
-        """Look for it in what left. ``database``: what was there before is there still."""
+        """Look for it in what left. ``database``: what was there before is there still, and what a load opens
+        was there before."""
         if self.reader is None or not BY_ADDRESS.hidden(self.connector):
             return
         here = Here() if database else self._here
@@ -248,7 +252,8 @@ class Left:
             self.reader.not_all_held(BY_ADDRESS.given)  # KV of slots that can't be named, perhaps
         if found is None:
             return
-        self._reads(found)
+        if not (database and self.loads):
+            self._reads(found)
         before = _in_databases.get(database, {})
         counts: dict[_Block, int] = {}
         for read in found:
@@ -511,12 +516,18 @@ class Left:
         if wrote.place.way == Way.FILE and wrote.written == wrote.size and not wrote.place.stays:
             self._sizes[wrote.place.path] = wrote.size
         path, way = wrote.place.path, wrote.place.way
-        if wrote.again:
+        if wrote.again or (wrote.place.in_place and self._stood(wrote.place, data)):
             return bool(self._look_for_pieces(data, path, way, first)), True
         found = self._look(data, path, way, first)
         if not found:
             found = self._look_into(_streams(wrote, data[wrote.first - first :]), path, way, wrote.first)
         return bool(found), True
+
+    def _stood(self, place: Place, data: bytes) -> bool:
+        """Whether a file that is written in place stood there as it is: it is as it was when last seen,
+        or a load opened it. What was read by address is not found in it: it is what an earlier save left."""
+        before, place.sum = place.sum, zlib.crc32(data)
+        return self.loads or place.sum == before
 
     def _in_database(self, wrote: Wrote) -> tuple[bool, bool]:
         """The same of a database. What stands in its write-ahead log only is not seen."""

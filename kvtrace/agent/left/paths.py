@@ -37,7 +37,7 @@ class Place:
     """One file. ``size``: in bytes, as it was last seen. ``in_place``: not written from its begin. ``stays``:
     it is written to by a handle that stays open, for all that is known."""
 
-    __slots__ = ("changed", "errors", "in_place", "looks", "packed", "path", "size", "stays", "way")
+    __slots__ = ("changed", "errors", "in_place", "looks", "packed", "path", "size", "stays", "sum", "way")
 
     def __init__(self, path: str, way: Way, size: int) -> None:
         self.path, self.way, self.size = path, way, size
@@ -45,6 +45,8 @@ class Place:
         self.stays = False
         self.changed = 0
         """``st_mtime_ns`` when it was last seen."""
+        self.sum: int | None = None
+        """Sum of its bytes when they were last read, where it is written in place."""
         self.looks = 0
         self.errors = 0
         """As its last record says."""

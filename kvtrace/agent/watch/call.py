@@ -195,7 +195,8 @@ class _Call:
             watch = Watch(CACHES, layer, self._block_size)
             watch.before = self._ways.enough
             self.left.follows(watch)
-            if self._hook not in hooks.LOADING:
+            self.left.loads = self._hook in hooks.LOADING
+            if not self.left.loads:
                 watch.looks = self.left.in_tensor
                 if self._effects and BY_ADDRESS.hidden(self._index):
                     BY_ADDRESS.note(self.left.call, named=layer)

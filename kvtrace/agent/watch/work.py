@@ -156,7 +156,10 @@ class Work:
             # Whose work it is may be known only by now.
             self.left.connector = self.origin.connector or self.left.connector or self._index()
             # A thread may save for one item of its queue, and load for the next one.
-            self._watch.looks = self.left.in_tensor if self._saves() else None
+            hook = hooks.BY_NAME.get(self.origin.hook)
+            self.left.loads = hook in hooks.LOADING
+            saves = hook is not None and not self.left.loads
+            self._watch.looks = self.left.in_tensor if saves else None
 
     @property
     def sees_states(self) -> bool:
@@ -170,11 +173,6 @@ class Work:
             if self._states is not None:
                 self._states.stop()
             self._watch.stop()
-
-    def _saves(self) -> bool:
-        """Whether it works for a hook that is not for loading."""
-        hook = hooks.BY_NAME.get(self.origin.hook)
-        return hook is not None and hook not in hooks.LOADING
 
     def _index(self) -> int:
         return self.origin.connector or owners.index_of(self._file)
