@@ -817,6 +817,25 @@ def test_half_of_each_slot_is_zero(trace, tmp_path):
     assert [row[0] for row in found(trace)] == [Form.ZEROED]
 
 
+def test_zeros_where_the_rest_is_yet_to_be_written(trace, tmp_path):
+    """What is looked at while it is written may have no more than its size."""
+    CACHES.__init__()
+    POOL.__init__()
+    kv = torch.randn(BLOCKS, BLOCK, 32)
+    picked = []
+
+    def how(step, layer):
+        if step == 1:
+            picked.append(pick(layer))
+        out = picked[0].clone()
+        if step == 1:
+            out[..., 16:] = 0
+        (tmp_path / "a").write_bytes(data_of(out))
+
+    saves(kv, how, steps=2)
+    assert [row[0] for row in found(trace)] == [Form.ZEROED, Form.VERBATIM]
+
+
 def test_memory_stays_bounded_and_what_is_given_up_is_said(trace, kv, monkeypatch):
     monkeypatch.setattr("kvtrace.agent.left.pieces._MOST_WAITING", 3)
     POOL.ever_found = True

@@ -49,6 +49,8 @@ _MOST_OPS = 64
 _WORD = 8
 _STAY = Way.FILE, Way.SHARED_MEMORY
 """Where a piece stands at one place for as long as it is there."""
+_NOT_ALL = Form.PARTLY, Form.CUT, Form.ZEROED, Form.REFUSED
+"""The rest may come later: it may have been looked at while it was written."""
 _READING = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 _MASK = (1 << 63) - 1
 _Block = tuple[str, int, int]
@@ -646,7 +648,7 @@ class Left:
             zeroed = any(one.hit.zeroed for one in exact)
             op.room.update({one.target: self._sizes.get(one.target, op.bytes) for one in exact})
             form = Form.ZEROED if zeroed else Form.CUT if op.cut else Form.PARTLY
-        if form not in (Form.PARTLY, Form.CUT, Form.REFUSED):
+        if form not in _NOT_ALL:
             POOL.done(op)
         self._write_found(op, form, t, target, self.call)
         if form in (Form.VERBATIM, Form.TURNED):
