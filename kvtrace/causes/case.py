@@ -405,6 +405,7 @@ def _samples(case: Case, request: Request) -> list[Sample]:
 
 def _sample(case: Case, request: Request) -> Sample:
     reused = request.local + request.external > 0 or request.offered > 0
+    loaded = reused and not request.saved
     before = stored_before(case, request)
     # What was read of less than earlier stores hold may be a later request's, which shares its blocks.
     another = 0 < (request.taken or 0) < before
@@ -419,8 +420,9 @@ def _sample(case: Case, request: Request) -> Sample:
         heard=not (request.holes or another)
         and request.row not in case.twins
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
-        taken=None if reused and not request.saved else _reach(case, request),
-        held=before if request.taken == 0 and before and not reused else None,
+        taken=None if loaded else _reach(case, request),
+        held=request.taken if loaded else before if request.taken == 0 and before and not reused else None,
+        loaded=loaded,
         left=(request.grade or Grade.DECLARED) >= Grade.WRITTEN,
     )
 

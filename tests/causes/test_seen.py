@@ -71,6 +71,18 @@ def test_a_unit_that_gives_what_was_left_out_behind_earlier_stores_goes_before_a
     assert found is not None and found.value == unit
 
 
+def test_of_units_that_give_all_stores_one_that_gives_what_was_not_stored_after_a_load(
+    tmp_path: Path,
+) -> None:
+    """A prompt that was loaded and fills one block more; some connectors store nothing after a load."""
+    engine = run_of(tmp_path, fan=2).engines[0]
+    stored = [sample(145, 128), sample(143, 128)]
+    loaded = replace(sample(172, 0), explained=True, taken=None, held=128, loaded=True)
+    for samples, unit in ((stored, 32), ([*stored, loaded], 64), ([sample(100, 96), loaded], 32)):
+        found = infer_unit(engine, samples, [])
+        assert found is not None and found.value == unit
+
+
 @pytest.mark.parametrize(
     ("end", "unit"), [(384, 128), (383, None)], ids=["filled by a generated token", "not"]
 )

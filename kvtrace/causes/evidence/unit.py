@@ -74,6 +74,7 @@ class Sample:
     heard: bool = True  # its stores, or that it has none, are known
     taken: int | None = None  # how far its prompt was seen to be kept, and no further
     held: int | None = None  # of one that was not kept: how far earlier requests' stores held it
+    loaded: bool = False  # as far as held it was loaded or reused: some connectors store nothing behind that
     left: bool = False  # all that was kept was seen to leave the process, or at rest
 
     @property
@@ -171,13 +172,14 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     samples = [sample for sample in samples if sample.heard]
     kept = [replace(sample, stores=(_whole(sample),)) for sample in samples if sample.taken]
     silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
-    held = [sample for sample in samples if sample.held is not None]
+    held = [sample for sample in samples if sample.held is not None and not sample.loaded]
+    loaded = [sample for sample in samples if sample.held is not None and sample.loaded]
     # Of others the metadata alone says what was to be stored: a unit that gives all is the better one.
     named = [sample for sample in samples if sample.taken is None and sample.stores]
     seen = None
     if kept:
-        seen = _infer(engine, [*kept, *named], silent, command, unsure)
-        seen = seen or _infer(engine, kept, silent, command, unsure)
+        seen = _infer(engine, [*kept, *named], silent, command, [*unsure, *loaded])
+        seen = seen or _infer(engine, kept, silent, command, [*unsure, *loaded])
         # What was read, and no more, may be read for another reason.
         left = [sample for sample in kept if sample.left]
         if not seen and _LEAST_LEFT <= len(left) < len(kept):
@@ -238,8 +240,8 @@ def _infer(
     """The number with a name that gives every store decision.
 
     Args:
-        unsure: requests whose stores may not be all: of numbers that give all others', one that gives these
-            as well is the better one.
+        unsure: requests whose stores may not be all, or that may not be stored for another reason: of numbers
+            that give all others', one that gives these as well is the better one.
     """
     if engine.connector is None:
         return None
@@ -253,7 +255,7 @@ def _infer(
             candidate.both_fit = stores and len(good) > 1 and not known
             fits.append(candidate)
     fits = [fit for fit in fits if _gives_all(fit, decided, silent)] or fits
-    of_all = [f for f in fits if all(_fits(s, f.value, f.kept_back, engine.block_size) for s in unsure)]
+    of_all = [fit for fit in fits if all(_gives(fit, sample, engine.block_size) for sample in unsure)]
     chosen = _with_stores(of_all or fits, silent) if stores else _without_stores(fits, bool(decided), silent)
     if chosen is None:
         return None
@@ -340,6 +342,13 @@ def _fits(sample: Sample, unit: int, d: int, block: int) -> bool:
     if block > 0:
         choices |= {available // block * block, -(-available // block) * block}
     return any(end == min(aligned, choice) for choice in choices)
+
+
+def _gives(fit: _Candidate, sample: Sample, block: int) -> bool:
+    """Whether a unit gives a request's stores; or that of it nothing is stored behind what is held."""
+    if sample.stores:
+        return _fits(sample, fit.value, fit.kept_back, block)
+    return max(0, sample.prompt - fit.kept_back) // fit.value * fit.value <= (sample.held or 0)
 
 
 def _gives_all(fit: _Candidate, decided: Sequence[Sample], silent: Sequence[Sample]) -> bool:

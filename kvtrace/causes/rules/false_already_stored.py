@@ -96,7 +96,7 @@ def _out_by_length(case: Case, tag: int) -> bool:
 def _left_out(case: Case, request: Request) -> bool:
     unit = case.units.get(request.engine)
     # What is behind the common part must fill a unit, or a block.
-    whole = unit.aligned(request.prompt) if unit else request.prompt - max(request.block, 1)
+    whole = unit.surely_aligned(request.prompt) if unit else request.prompt - max(request.block, 1)
     other = 0 < request.shared < whole and request.offered <= request.shared and not request.grown_step
     none = not request.saved or _behind_all(case, request)
     return other and none and not request.unseen and not stored_before(case, request)
