@@ -372,6 +372,21 @@ def test_a_watched_call_that_read_a_part(tmp_path: Path) -> None:
     assert alike(sim) == {(0, 32): SAVED, (32, 64): "PART_READ READ"}
 
 
+def test_a_part_that_was_read_beside_others_that_are_not_known_where_a_small_file_was_written(
+    tmp_path: Path,
+) -> None:
+    """The file is an index: it says nothing of what else was read."""
+    sim = cache(tmp_path)
+    step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.read("a", 0, 32)
+    sim.workers[0].names["0+1"] = 0  # which slots is not known
+    sim.touch({layer: range(1) for layer in range(2)})
+    for layer in range(2):
+        sim.effect(0, step, layer, 32, files=1, size=100)
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 32): SAVED, (32, 64): UNSEEN}
+
+
 def test_a_call_that_read_the_middle(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)])

@@ -299,7 +299,8 @@ class PositionCalls(WorkerCalls):
         if not call.total:
             return Trust()
         certain = call.instead or self._conclusive(at)
-        if not certain and not (self._calls_watched[at[0]] and self._empty(*at)):
+        nothing = call.missing == call.total and self._calls_watched[at[0]] and self._empty(*at)
+        if not certain and not nothing:
             return self._not_seen(at, call)
         return self._lost(at, call, caught)
 
