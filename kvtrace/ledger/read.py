@@ -44,7 +44,7 @@ from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
 from kvtrace.ledger.twins import twins
 from kvtrace.trace import rows
-from kvtrace.trace.facts import WatchLimits
+from kvtrace.trace.facts import Limit, WatchLimits
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, without_copies
 from kvtrace.words import count, plural
@@ -260,21 +260,36 @@ def _watched(
             scan, key = by_name[worker.spool], worker.key
             touched = touches(scan, worker)
             slots = slots_of(engine, worker, touched, given.get(engine.tag, []), here, rests[scan.name])
-            found[key] = Watched(worker, measured[key], slots, executed.get(key, NEVER_RAN))
+            followed = not any(one.kind in reported.UNRECORDED for one in scan.facts_of(WatchLimits))
+            found[key] = Watched(worker, measured[key], slots, executed.get(key, NEVER_RAN), followed)
     return found
 
 
 def _at_rest(scan: SpoolScan, rest: RestFile, removed: frozenset[str], lent: bool) -> AtRest:
-    last_t = max([0, *(int(ran.began_t[-1]) for ran in scan.executed.values() if len(ran.began_t))])
+    began = {
+        step: t
+        for ran in scan.executed.values()
+        for step, t in zip(ran.began_steps.tolist(), ran.began_t.tolist(), strict=True)
+    }
+    last_t = max([0, *began.values()])
+    last_t = min([last_t, *(began.get(step, last_t) for step in _sampled_from(scan))])
     tables = scan.slots, scan.left, scan.found, scan.pieces
-    limited = frozenset(
-        one.connector & rows.MOST_DETAIL
-        for one in scan.facts_of(WatchLimits)
-        if one.kind in reported.UNFOLLOWED
-    )
+    limited = _limited(scan, reported.UNFOLLOWED)
     wrote = writers(scan.left if scan.of_all_left is None else scan.of_all_left, scan.names)
-    seen = Traced(scan.name, scan.names, *tables, last_t, removed, scan.sharing, limited, lent, wrote)
+    unseen = _limited(scan, reported.UNRECORDED)
+    seen = Traced(scan.name, scan.names, *tables, last_t, removed, scan.sharing, limited, unseen, lent, wrote)
     return at_rest(seen, rest)
+
+
+def _sampled_from(scan: SpoolScan) -> list[int]:
+    """The first steps from which on not all with work are watched."""
+    return [one.step for one in scan.facts_of(WatchLimits) if one.kind == Limit.STEPS]
+
+
+def _limited(scan: SpoolScan, kinds: Collection[str]) -> frozenset[int]:
+    """Indexes of the connectors of which some work could not be followed, for reasons of these kinds."""
+    met = (one for one in scan.facts_of(WatchLimits) if one.kind in kinds)
+    return frozenset(one.connector & rows.MOST_DETAIL for one in met)
 
 
 def _implied(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -269,13 +269,16 @@ UNFOLLOWED = frozenset(
     {facts.Limit.ADDRESS, facts.Limit.OPERATION, facts.Limit.NATIVE, facts.Limit.PROCESS, facts.Limit.THREAD}
 )
 """Kinds of ways on which KV can be copied unseen."""
+UNRECORDED = frozenset({facts.Limit.NATIVE, facts.Limit.PROCESS, facts.Limit.THREAD})
+"""Of these the ones of which nothing is recorded: of an operation that is not known, and of an address that
+was given out, a record says that slots were read, and not which."""
 _SAVE_HOOKS = frozenset(hook.name for hook in hooks.SAVING)
 
 
-def hides_writes(scans: Sequence[SpoolScan]) -> frozenset[str]:
-    """Spools of processes in which a load may have written KV unseen: a way that can't be followed was met
-    elsewhere than in a hook that saves."""
-    met = [one for one in watch_limits(scans) if one.kind in UNFOLLOWED and one.hook not in _SAVE_HOOKS]
+def hides_writes(scans: Sequence[SpoolScan], kinds: Collection[str] = UNFOLLOWED) -> frozenset[str]:
+    """Spools of processes in which a load may have written KV unseen: a way of these kinds was met elsewhere
+    than in a hook that saves."""
+    met = [one for one in watch_limits(scans) if one.kind in kinds and one.hook not in _SAVE_HOOKS]
     return frozenset(one.spool for one in met)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from both_books import agree
-from synth import Chunk, Entry, Fate, Prompt, Sim
+from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
@@ -159,9 +159,52 @@ def test_of_a_connector_that_copies_steps_later_an_unread_step_says_nothing(
     sim.read("w", 0, 32, hook="get_finished")
     sim.finish("w", 32)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    sim.step([], tokens=1)
     sim.finish("a", 64)
     assert alike(sim, "w") == {(0, 32): SAVED}
     assert alike(sim) == {(0, 64): fate}
+
+
+def test_what_is_read_a_step_later_may_be_behind_the_end_of_the_trace(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    prefill(sim, "w", 0, 32, [entry("w", 0, 32)])
+    sim.step([], tokens=1)
+    sim.read("w", 0, 32, hook="get_finished")
+    prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    assert alike(sim) == {(0, 64): UNSEEN}
+
+
+def test_of_a_connector_of_which_no_read_is_known_each_unknown_one_may_be_late(tmp_path: Path) -> None:
+    """A hook copies two steps later, by an operation that is not known."""
+    sim = cache(tmp_path)
+    step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
+    for layer in range(sim.layers):
+        sim.effect(0, step, layer, 0)
+    sim.step([], tokens=1)
+    sim.step([], tokens=1)
+    sim.workers[0].names["0+1"] = 0  # which slots is not known
+    sim.touch({0: [0], 1: [0]}, hook="get_finished")
+    sim.finish("a", 64)
+    assert alike(sim) == {(0, 64): TAKEN}
+
+
+@pytest.mark.parametrize(("watched", "fate"), [(True, "MISPLACED READ"), (False, TAKEN)])
+def test_what_a_step_named_that_was_not_watched_may_have_been_read_in_it(
+    tmp_path: Path, watched: bool, fate: str
+) -> None:
+    """Later its blocks are read as another request's, which is not named."""
+    sim = cache(tmp_path)
+    witness(sim)
+    sim.watching = WATCHED if watched else 0
+    sim.give("a", [20, 21], flags=int(Flag.FIRST))
+    prefill(sim, "a", 0, 32, [entry("a", 0, 32)])
+    sim.finish("a", 32)
+    sim.watching = WATCHED
+    sim.give("b", [20, 21], flags=int(Flag.FIRST))
+    prefill(sim, "b", 0, 32)
+    sim.read("b", 0, 32)
+    sim.finish("b", 32)
+    assert alike(sim) == {(0, 32): fate}
 
 
 @pytest.mark.parametrize("unreadable", [False, True])

@@ -39,6 +39,7 @@ class Books:
         self.pieces = ""
         self.sharing: frozenset[int] = frozenset()
         self.limited: frozenset[int] = frozenset()
+        self.unseen: frozenset[int] = frozenset()
         self.lent = False
         self.ended = 10_000
 
@@ -87,6 +88,7 @@ class Books:
         ordered = tables[Kind.SLOTS], tables[Kind.LEFT], tables[Kind.FOUND], tables[Kind.PIECE]
         wrote = writers(tables[Kind.LEFT], self.names)
         whose = {"sharing": self.sharing, "limited": self.limited, "lent": self.lent, "writers": wrote}
+        whose["unseen"] = self.unseen
         trace = Traced("a.kvt", self.names, *ordered, self.ended * 10**6, **whose)
         return at_rest(
             trace, RestFile(looked_wall_ns=1, files=tuple(self.files.values()), pieces={"a.kvt": self.pieces})
@@ -337,6 +339,28 @@ def test_what_is_never_found_while_later_kv_is() -> None:
     books.found(1, 12, Form.VERBATIM, "/a")
     books.found(3, 33, Form.VERBATIM, "/b")
     assert [one for one, _ in books.fates()] == [Fate.WRITTEN, Fate.NEVER_LEFT, Fate.WRITTEN]
+
+
+@pytest.mark.parametrize(("unseen", "ended"), [((1,), 10_000), ((), 15)])
+def test_what_may_leave_out_of_sight_is_not_lost(unseen: tuple[int, ...], ended: int) -> None:
+    """By native code of which nothing is recorded; or in a step that was not watched, after it was read."""
+    books = Books()
+    for call in (1, 2, 3):
+        books.read(call, 10 * call)
+    books.found(1, 12, Form.VERBATIM, "/a")
+    books.found(3, 33, Form.VERBATIM, "/b")
+    books.unseen, books.ended = frozenset(unseen), ended
+    assert [one for one, _ in books.fates()] == [Fate.WRITTEN, Fate.READ, Fate.WRITTEN]
+
+
+def test_an_empty_file_is_not_the_store_of_what_may_leave_out_of_sight() -> None:
+    books = Books()
+    books.read(1, 10)
+    books.left(Way.FILE, "/a", 0)
+    books.file("/a", size=0)
+    assert books.fates() == [(Fate.NOT_AT_REST, Why.EMPTY)]
+    books.unseen = frozenset({1})
+    assert books.fates() == [UNKNOWN]
 
 
 @pytest.mark.parametrize(("layers", "fate"), [(2, Fate.NEVER_LEFT), (1, Fate.WRITTEN)])

@@ -220,6 +220,33 @@ def test_slots_that_were_written_after_the_attention(tmp_path: Path) -> None:
     assert alike(sim) == {(0, 16): LOADED, (16, 48): "load USED_BEFORE READ", (48, 64): REST}
 
 
+@pytest.mark.parametrize("flags", [LOAD, LOAD | ASYNC])
+@pytest.mark.parametrize("late", [True, False])
+def test_what_may_have_been_written_out_of_sight_is_not_missing(
+    tmp_path: Path, flags: int, late: bool
+) -> None:
+    """... nor late, where it is written once more."""
+    sim = loading(tmp_path)
+    witness(sim)
+    step = load(sim)
+    sim.workers[0].names["0+1"] = 0  # which slots is not known
+    before = sim.hook_t[0, step, "start_load_kv", ""]
+    sim.touch({0: [0], 1: [0]}, hook="", step=step, flags=flags, t=before)
+    if late:
+        sim.write_kv("a", 0, 48, hook="", step=step)
+    sim.finish("a", 64)
+    assert alike(sim)[0, 48] in (LOADED, "loaded DECLARED")
+
+
+def test_a_way_of_which_nothing_is_recorded_may_have_loaded_what_is_missing(tmp_path: Path) -> None:
+    sim = loading(tmp_path)
+    witness(sim)
+    load(sim)
+    sim.workers[0].fact(FactCode.WATCH_LIMITS, {"connector": 1, "kind": Limit.THREAD.value, "hook": ""})
+    sim.finish("a", 64)
+    assert alike(sim)[0, 48] == "loaded DECLARED"
+
+
 def test_slots_that_were_written_in_a_later_step(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     load(sim)

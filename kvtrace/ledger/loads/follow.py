@@ -18,7 +18,7 @@ from kvtrace.ledger.loads.trace import Evidence, evidence
 from kvtrace.ledger.loads.trace import written as wrote_files
 from kvtrace.ledger.loads.written import Written
 from kvtrace.ledger.model import Engine, Ledger, Worker
-from kvtrace.ledger.reported import hides_writes
+from kvtrace.ledger.reported import UNRECORDED, hides_writes
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.reads import Slots
@@ -59,7 +59,7 @@ def follow(
         return loads
     wanted = list(accepted.values())
     found = evidence(scans, _workers(engines), _load_steps(wanted))
-    written = Written(slots, executed, hides_writes(scans))
+    written = Written(slots, executed, hides_writes(scans), hides_writes(scans, UNRECORDED))
     arrived = _into_layers(wanted, by_tag, written, found)
     return [arrived.get(load.request, load) for load in loads]
 

@@ -39,11 +39,13 @@ class Written:
 
     Attributes:
         hidden: spools of processes in which a load may have written what can't be followed.
+        unrecorded: of these the ones in which it may have done so with no record of it.
     """
 
     slots: Mapping[tuple[int, str], Slots] = field(default_factory=dict)
     executed: Mapping[tuple[int, str], Executed] = field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
+    unrecorded: frozenset[str] = frozenset()
 
     def known(self, worker: Worker) -> bool:
         """Whether this worker's writes can be seen at all."""
@@ -69,9 +71,18 @@ class Written:
         ran = self.executed.get(worker.key, NEVER_RAN)
         left = subtract(whole, there)
         read = self._read_only(worker, column, row, left)
-        certain = (self.known(worker) or read) and bool(steps) and all(_in(ran, step) for step in steps)
-        late = subtract(subtract(whole, left), in_time)
+        seen = (
+            bool(steps) and all(_in(ran, step) for step in steps) and not self._blind(worker, column, steps)
+        )
+        certain = (self.known(worker) or read) and seen
+        # What was written in time, too, may have been so out of sight.
+        late = subtract(subtract(whole, left), in_time) if seen else []
         return Missing(left, late, certain, read, left == whole)
+
+    def _blind(self, worker: Worker, column: int, steps: Sequence[int]) -> bool:
+        """Whether slots may have been written in a layer in these steps or later, and not known which."""
+        since = self._of(worker).blind_writes.get(column, 0)
+        return since >= min(steps) or worker.spool in self.unrecorded
 
     def _due(self, worker: Worker, column: int, row: int, wanted: Interval) -> int:
         """Where the positions begin that are to be written: a layer with a window has no blocks for what it

@@ -53,10 +53,7 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
         requests: those of the engine, by row.
     """
     slots, size = watched.slots, max(1, engine.block_size)
-    computing: dict[int, list[tuple[int, Chunk]]] = defaultdict(list)
-    for row, request in requests.items():
-        for chunk in request.chunks:
-            computing[chunk.step].append((row, chunk))
+    computing, settled = _computing(watched, requests)
     steps: dict[int, int] = defaultdict(int)
     holes: dict[tuple[int, int, int], list[Interval]] = {}
     begun, doubted = _Begun(requests), 0
@@ -68,8 +65,12 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
         for (row, step), parts in late.within.items():
             steps[step] |= 1 << column
             holes[step, row, column] = parts
-        useless = {step for step in read if _useless(slots, requests, step, column) >= size}
-        twice = {step for step in read if _twice_in_a_call(watched, (step, column)) >= size}
+        sure = settled.intersection(read)
+        again = {step: slots.again.get((step, column), 0) for step in sure}
+        useless = {
+            step for step in read if _useless(slots, requests, step, column) + again.get(step, 0) >= size
+        }
+        twice = {step for step in sure if _twice_in_a_call(watched, (step, column)) >= size}
         null = {step for step in read if slots.null.get((step, column), 0) >= size and _keeps_all(engine)}
         if late.shifted:
             useless |= set(read)
@@ -78,9 +79,8 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
         odd = {step: found for step in read if (found := layer.left_out(computing[step], True))}
         odd |= {
             step: found
-            for step in computing.keys() - read
-            if watched.settled(np.array([step]))[0]
-            and (found := layer.left_out(layer.begun(computing[step]), True))
+            for step in settled.difference(read)
+            if (found := layer.left_out(layer.begun(computing[step]), True))
         }
         useless |= {step for step in twice & odd.keys() if _in_place(watched, (step, column), odd[step])}
         if (
@@ -100,10 +100,23 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
         for step, row, end in prompts:
             steps[step] |= 1 << column
             holes[step, row, column] = [(0, end)]
-    for step in computing if len(engine.facts.kv_groups) < 2 else ():
+    for step in settled if len(engine.facts.kv_groups) < 2 else ():
         for at, parts in _other_layers(watched, step).items():
             holes.setdefault(at, parts)
     return Instead(dict(steps), holes, doubted)
+
+
+def _computing(
+    watched: Watched, requests: Mapping[int, Request]
+) -> tuple[dict[int, list[tuple[int, Chunk]]], set[int]]:
+    """The chunks of each step, with the rows of their requests; and the steps of which all is known that was
+    read."""
+    found: dict[int, list[tuple[int, Chunk]]] = defaultdict(list)
+    for row, request in requests.items():
+        for chunk in request.chunks:
+            found[chunk.step].append((row, chunk))
+    steps = np.array(sorted(found), dtype=np.int64)
+    return found, set(steps[watched.settled(steps)].tolist())
 
 
 def _keeps_all(engine: Engine) -> bool:
@@ -114,13 +127,12 @@ def _keeps_all(engine: Engine) -> bool:
 
 
 def _other_layers(watched: Watched, step: int) -> dict[tuple[int, int, int], list[Interval]]:
-    """Layers of which a watched step read nothing, where it read the same slots of another layer once more
-    for each of them."""
+    """Layers of which a step read nothing, as far as all that it read is known, where it read the same slots
+    of another layer once more for each of them."""
     slots, columns = watched.slots, range(len(watched.worker.kv_layers))
     empty = [column for column in columns if not slots.amounts.get((step, column))]
     read = [column for column in columns if column not in empty]
-    known = not any((step, column) in slots.unknown for column in columns)
-    if len(read) != 1 or not empty or not known or not watched.settled(np.array([step]))[0]:
+    if len(read) != 1 or not empty:
         return {}
     again, amount = slots.again.get((step, read[0]), 0), slots.amounts[step, read[0]]
     once = amount - again
@@ -138,7 +150,8 @@ def _other_layers(watched: Watched, step: int) -> dict[tuple[int, int, int], lis
 
 
 def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: int) -> int:
-    """Slots that were read in a step in a layer and can be of no use."""
+    """Slots that were read in a step in a layer and can be of no use, whatever else was read; without those
+    that the step had read already."""
     at, over, mine = (step, column), 0, 0
     for row in slots.read_in.get(step, frozenset()):
         touches = in_layer(slots.reads[row], column)
@@ -147,9 +160,9 @@ def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: i
             over += length(intersect(now, covered(one for one in touches if one.step < step)))
         else:
             mine += length(now)
-    useless = slots.blank.get(at, 0) + slots.again.get(at, 0)
+    blank = slots.blank.get(at, 0)
     # A block of a request that is over may be another one's too, by the GPU's prefix cache.
-    return useless + max(0, min(over, slots.amounts[at] - useless - mine))
+    return blank + max(0, min(over, slots.amounts[at] - blank - slots.again.get(at, 0) - mine))
 
 
 def _twice_in_a_call(watched: Watched, at: tuple[int, int]) -> int:

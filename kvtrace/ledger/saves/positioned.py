@@ -299,10 +299,15 @@ class PositionCalls(WorkerCalls):
         if not call.total:
             return Trust()
         certain = call.instead or self._conclusive(at)
-        nothing = call.missing == call.total and self._calls_watched[at[0]] and self._empty(*at)
+        nothing = call.missing == call.total and self._wrote_empty(at)
         if not certain and not nothing:
             return self._not_seen(at, call)
         return self._lost(at, call, caught)
+
+    def _wrote_empty(self, at: At) -> bool:
+        """Whether a watched call opened files and wrote next to nothing, and nothing hides what it read."""
+        hidden = (self._step(at), at[1]) in self._slots.unknown or not self._watched_worker.followed
+        return bool(self._calls_watched[at[0]]) and not hidden and self._empty(*at)
 
     def _conclusive(self, at: At) -> bool:
         """Whether what was not read in a step would have been seen."""
@@ -311,7 +316,9 @@ class PositionCalls(WorkerCalls):
             return True  # it picked what to read, and picked nothing
         if not self._settled[at[0]] and not self._passed_over(at):
             return False
-        if (step, at[1]) in self._slots.unknown or self._copies_later or self._hidden_among(at):
+        if (step, at[1]) in self._slots.unknown or self._copies_later or self._cut_short(step):
+            return False
+        if self._hidden_among(at):
             return False
         # Work in the background may still have been to come when the trace ended: it is taken up in order.
         slots = self._slots
@@ -332,6 +339,8 @@ class PositionCalls(WorkerCalls):
         """Whether a step was watched in which other layers were read, and of this one nothing in the whole
         run, in whatever way: what is not known of the others' reads says nothing of it."""
         step, others = self._step(at), range(len(self.worker.kv_layers))
+        if not self._watched_worker.followed:
+            return False
         read = any(self._slots.amounts.get((step, other), 0) > 0 for other in others)
         return bool(self._calls_watched[at[0]]) and read and at[1] not in self._touched
 
@@ -345,19 +354,31 @@ class PositionCalls(WorkerCalls):
     def _copies_later(self) -> bool:
         """Whether a hook was seen to read, for the first time, what the metadata of two or more steps before
         had named: of the steps behind a watched one only the next is known to be watched as well."""
+        return self._lag > 1
+
+    def _cut_short(self, step: int) -> bool:
+        """Whether the trace ends in a step of whose tokens the next one was to read, as of others."""
+        return self._lag > 0 and step >= int(self._watched_worker.ran.began_steps.max(initial=0))
+
+    @cached_property
+    def _lag(self) -> int:
+        """How many steps after the metadata had named it a hook was seen to read something for the first
+        time, at the most."""
+        most = 0
         if self._by_wrong_numbers:
-            return False
+            return most
         for request, at in self.stores.rows_of.items():
             steps = self.stores.steps[at].tolist()
             touches = self._slots.reads.get(request, ())
             for touch in touches:
                 row = bisect_right(steps, touch.step) - 1
-                if row < 0 or touch.step < steps[row] + 2 or touch.background or self._read_null(touch.step):
+                lag = touch.step - steps[row]
+                if row < 0 or lag <= most or touch.background or self._read_null(touch.step):
                     continue
                 late = intersect(list(touch.positions), self.stores.named[at[row]][request])
                 if late and subtract(late, _read_before(touch, touches)):
-                    return True
-        return False
+                    most = lag
+        return most
 
     def _read_null(self, step: int) -> bool:
         """Whether the null block was read in a step, which is in no block table: by wrong numbers, so that

@@ -106,14 +106,17 @@ class Traced(NamedTuple):
     found: Records
     pieces: Records
     last_t: int
-    """Host time (ns) at which the spool ends."""
+    """Host time (ns) until which all that leaves is seen: the spool ends then, or not every step with work is
+    watched from then on."""
     removed: frozenset[str] = frozenset()
     """Files that connectors removed in other processes: targets of their LEFT records with REPLACED."""
     sharing: frozenset[int] = frozenset()
     """Indexes of connectors that read KV in steps in which another one did: what is found of the same KV is
     one's or the other's, and what is not found of one may be found as the other's."""
     limited: frozenset[int] = frozenset()
-    """Indexes of connectors part of whose work can't be followed: KV may leave unseen."""
+    """Indexes of connectors part of whose work can't be followed: KV may be copied unseen."""
+    unseen: frozenset[int] = frozenset()
+    """Of these the ones of which nothing is recorded of that work: KV may leave unseen."""
     lent: bool = False
     """Whether blocks were kept for asynchronous saves: others may fetch KV, which is freed then."""
     writers: Mapping[str, Set[int]] = {}
@@ -387,8 +390,12 @@ class _Judge:
         """Whether KV is held in memory, all of which was looked through, and no other way is open to it."""
         read = sum(max(0, words[5]) for words in self._trace.slots.tolist() if _is_read(words))
         left = sum(abs(one.bytes) for one in self._left)
-        limited = any(rows.detail(head) in self._trace.limited for head in self._trace.slots[:, 0].tolist())
+        limited = self._is_any(self._trace.limited)
         return self._in_memory and self._all_memory and left < read * _LEAST_BYTES and not limited
+
+    def _is_any(self, indexes: Set[int]) -> bool:
+        """Whether any of these connectors touched KV."""
+        return any(rows.detail(head) in indexes for head in self._trace.slots[:, 0].tolist())
 
     # --- judging --------------------------------------------------------------------------
 
@@ -651,8 +658,8 @@ class _Judge:
         return all(rows.flags(one.head) & Flag.KEPT or not one.bytes for one in self._left)
 
     def _never_left(self, row: rows.SlotsTouched) -> _Verdict:
-        shared = rows.detail(row.head) in self._trace.sharing
-        if shared or not rows.flags(row.head) & Flag.KEPT or not self._looked_through:
+        hidden = rows.detail(row.head) in self._trace.sharing | self._trace.unseen
+        if hidden or not rows.flags(row.head) & Flag.KEPT or not self._looked_through:
             return Fate.READ, Why.NONE, ""
         later, slowest = self._pace()
         if self._is_cut_off(row, later):
@@ -664,7 +671,7 @@ class _Judge:
         if row.call in self._in_part:
             return Fate.READ, Why.NONE, ""  # what it wrote was not seen in full
         waited = self._trace.last_t - row.t
-        if row.t < later or waited > _PATIENCE * slowest + _MARGIN_NS:
+        if row.t < min(later, self._trace.last_t) or waited > _PATIENCE * slowest + _MARGIN_NS:
             return Fate.NEVER_LEFT, Why.NONE, ""
         return Fate.READ, Why.NONE, ""
 
@@ -767,6 +774,8 @@ class _Judge:
 
     def _by_files(self) -> _Judged | None:
         """Nothing was found anywhere: whether what left could not have held it, and why not."""
+        if self._is_any(self._trace.unseen):
+            return None
         read = sum(max(0, words[5]) for words in self._trace.slots.tolist() if _is_read(words))
         left = sum(max(0, one.bytes) for one in self._left)
         refused = self._refused()

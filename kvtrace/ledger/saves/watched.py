@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ class Watched:
     table: Measured
     slots: Slots
     ran: Executed
+    followed: bool = True
+    """No way was open on which it may have read KV with no record of it."""
 
     @property
     def by_position(self) -> bool:
@@ -28,15 +31,22 @@ class Watched:
         return len(self.ran.watched) > 0 or self.slots.visible
 
     def settled(self, steps: Array) -> NDArray[np.bool_]:
-        """The steps of which all that they read is known."""
-        watched = locate(self.ran.watched, steps)[1]
-        if self.slots.visible:
-            partly = {step for step, _ in self.slots.unknown}
-            known: NDArray[np.bool_] = watched & ~np.isin(steps, np.array(sorted(partly), dtype=np.int64))
-            return known
-        certain = [self._picked_none(step) or not self._unsure(step) for step in steps.tolist()]
-        result: NDArray[np.bool_] = watched & np.array(certain, dtype=bool)
-        return result
+        """The steps of which all is known that was read until the end of the step after."""
+        known: NDArray[np.bool_] = locate(self.ran.watched, steps)[1] & ~np.isin(steps, self._in_part)
+        known &= self.followed & (steps > self.slots.unplaced)
+        if not self.slots.visible:
+            certain = [self._picked_none(step) or not self._unsure(step) for step in steps.tolist()]
+            known &= np.array(certain, dtype=bool) & (steps > max(self.slots.blind, default=0))
+        return known
+
+    @cached_property
+    def _in_part(self) -> Array:
+        """Steps of which it is known that slots were read, and not which; or in the step after."""
+        ran = self.ran.began_steps
+        before = ran[:-1][np.isin(ran[1:], list(self.slots.blind))]
+        unknown = np.array(sorted({step for step, _ in self.slots.unknown}), dtype=np.int64)
+        found: Array = np.union1d(unknown, before)
+        return found
 
     def _picked_none(self, step: int) -> bool:
         """Whether in every layer slots were picked to be read, and these were none."""

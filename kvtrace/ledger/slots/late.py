@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval
@@ -42,9 +42,12 @@ class LateReads:
         given: the engine's BLOCKS records, in the order of their steps.
         requests: those of the engine, by row.
         size: tokens of a block.
+        watched: the steps that were watched for what they read.
     """
 
-    def __init__(self, given: Sequence[Given], requests: Mapping[int, Request], size: int) -> None:
+    def __init__(
+        self, given: Sequence[Given], requests: Mapping[int, Request], size: int, watched: Container[int]
+    ) -> None:
         self._size = size
         tables: dict[int, dict[int, list[tuple[int, int]]]] = defaultdict(lambda: defaultdict(list))
         self._given: dict[int, list[int]] = defaultdict(list)
@@ -71,6 +74,9 @@ class LateReads:
         for at, of_step in enumerate(self._named):
             for block in of_step.places:
                 self._of_block[block] = [*self._of_block[block][1 - _MOST :], at]
+        self._unwatched = [step for step in dict.fromkeys(self._steps) if step not in watched]
+        self._blind: dict[int, list[int]] = defaultdict(list)
+        """Layer -> steps in which slots of it were read, and not known which."""
         self._done: dict[int, set[int]] = defaultdict(set)
         """Layer -> entries that were read in it."""
         self._read: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -99,6 +105,17 @@ class LateReads:
         for block in blocks:
             self._read[column, block].append(step)
 
+    def reads_unknown(self, column: int, step: int) -> None:
+        """In a step slots of a layer are read, and it is not known which."""
+        self._blind[column].append(step)
+
+    def _hidden(self, column: int, at: int, step: int) -> bool:
+        """Whether an entry may have been read before a step out of sight."""
+        return any(
+            bisect_left(steps, step) > bisect_left(steps, self._steps[at])
+            for steps in (self._unwatched, self._blind.get(column, ()))
+        )
+
     def _once(self, column: int, block: int, step: int) -> bool:
         """Whether a block is read once while the request has it that has it in a step."""
         given, read = self._given[block], self._read[column, block]
@@ -112,8 +129,9 @@ class LateReads:
         done = self._done[column]
         last = bisect_right(self._steps, step)
         near = {
-            at for block in blocks for at in self._of_block.get(block, ()) if at < last and at not in done
-        }
+            at for block in blocks for at in self._of_block.get(block, ())
+            if at < last and at not in done and not self._hidden(column, at, step)
+        }  # fmt: skip
         own, late = set[int](), set[int]()
         for at in near:
             one = self._named[at]

@@ -89,7 +89,11 @@ class Slots:
             request got its blocks: it got none for them, the null block stands there.
         displaced: column -> in whose place blocks were read whose ids are all off by the same number.
         unknown: (step, column) of which it is known that slots were read, and not which.
+        blind: the last steps that had begun when slots were read of which it is not known which.
+        unplaced: the last step in which work in the background read, for a step that is not known, slots that
+            are not known either: they may be of that step and of any before it.
         none: (step, column) in which slots were picked to be read, and these were none.
+        blind_writes: column -> the last step in which slots were written there, and not known which.
         unseen_writes: step -> of each piece of work in the background for its loads that may have written by
             address, and is over: when it ended, and the columns.
     """
@@ -108,7 +112,10 @@ class Slots:
     left: Mapping[tuple[int, int], int] = field(default_factory=dict)
     displaced: Mapping[int, Sequence[Instead]] = field(default_factory=dict)
     unknown: frozenset[tuple[int, int]] = frozenset()
+    blind: frozenset[int] = frozenset()
+    unplaced: int = 0
     none: frozenset[tuple[int, int]] = frozenset()
+    blind_writes: Mapping[int, int] = field(default_factory=dict)
     unseen_writes: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     last_background_t: int = 0
     last_background_step: int = 0  # for which something in the background worked, 0 where that is not known
@@ -213,7 +220,8 @@ class _Resolver:
         self._sizes = [max(1, size) for size in sizes]
         self._given = given
         self._tables = BlockTables(given, requests, self._sizes)
-        self._late = LateReads(given, requests, self._sizes[0]) if len(self._sizes) == 1 else None
+        alone, watched = len(self._sizes) == 1, frozenset(touches.watched.tolist())
+        self._late = LateReads(given, requests, self._sizes[0], watched) if alone else None
         self._gone: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
         self._touches, self._names, self._requests = touches, touches.names, requests
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
@@ -237,6 +245,11 @@ class _Resolver:
         """Codes of hooks in which blocks were read that had never held a token of anybody: they read, before
         the forward, for those who were given the blocks in that step."""
         self._unknown: set[tuple[int, int]] = set()
+        self._blind: set[int] = set()
+        self._unplaced = 0
+        self._blind_writes: dict[int, int] = {}
+        self._wrote: set[tuple[int, int]] = set()
+        """(call, column) in which known slots were written."""
         self._none: set[tuple[int, int]] = set()
         self._unseen: dict[tuple[int, int], tuple[int, int]] = {}
         """(step, call) of work in the background -> its end, columns."""
@@ -257,7 +270,9 @@ class _Resolver:
         step = 0
         if self._late is not None:
             for record, column, during in self._records():
-                if record.slot_set and self._is_read(record) and self._is_outer(record):
+                if not record.slot_set and self._is_read(record):
+                    self._late.reads_unknown(column, during)
+                elif self._is_read(record) and self._is_outer(record):
                     self._late.reads(column, self._blocks_of(self._set(record.slot_set).full), during)
         for record, column, during in self._records():
             if during != step:
@@ -287,7 +302,10 @@ class _Resolver:
             },
             displaced=self._displaced(),
             unknown=frozenset(self._unknown),
+            blind=frozenset(self._blind),
+            unplaced=self._unplaced,
             none=frozenset(self._none - self._unknown - self._amounts.keys()),
+            blind_writes=self._blind_writes,
             unseen_writes=self._unseen_by_step(),
             last_background_t=self._background_t,
             last_background_step=self._background_step,
@@ -314,11 +332,10 @@ class _Resolver:
         read = self._is_read(record)
         wrote = bool(marks & Flag.LOAD) and not (marks & Flag.STORE and not (background or code in _LOADING))
         if not record.slot_set:
-            if wrote and marks & Flag.ASYNC:
-                before = self._unseen.get((record.step, record.call), (0, 0))
-                self._unseen[record.step, record.call] = max(before[0], record.t), before[1] | 1 << column
+            if wrote:
+                self._wrote_unknown(record, column, step)
             if read:
-                self._unknown |= {(step, column), (record.step or step, column)}
+                self._read_unknown(record, column, step)
             return
         if not record.slots and not record.partly:
             if read:
@@ -360,10 +377,26 @@ class _Resolver:
                     key = (row, step, positions, (), background, False, Fate.READ, False, False, (), "")
                     self._gather(_Use.AIMED, key, record.t, column)
         if wrote:
+            self._wrote.add((record.call, column))
             after_use = record.t >= self._touches.used_at(step, column)
             for row, there in self._written_for(whole, column, step, record):
                 key = (row, step, there, (), background, after_use, Fate.READ, False, read, (), "")
                 self._gather(_Use.WRITTEN, key, record.t, column)
+
+    def _read_unknown(self, record: rows.SlotsTouched, column: int, step: int) -> None:
+        """Slots were read, and it is not known which."""
+        self._unknown |= {(step, column), (record.step or step, column)}
+        self._blind.add(step)
+        self._unplaced = max(self._unplaced, 0 if record.step else step)
+
+    def _wrote_unknown(self, record: rows.SlotsTouched, column: int, step: int) -> None:
+        """Slots were written, or may have been, and it is not known which. What a call wrote by an address is
+        known where it is seen."""
+        if rows.flags(record.head) & Flag.ASYNC:
+            ended, columns = self._unseen.get((record.step, record.call), (0, 0))
+            self._unseen[record.step, record.call] = max(ended, record.t), columns | 1 << column
+        if (record.call, column) not in self._wrote:
+            self._blind_writes[column] = step
 
     @staticmethod
     def _is_read(record: rows.SlotsTouched) -> bool:

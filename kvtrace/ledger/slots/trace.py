@@ -31,6 +31,7 @@ class Touches:
         computed_t: (step, column) -> when the layer's first op body of that step began, NEVER. Where vLLM's
             attention came before the agent, and no body is seen: when the layer was waited for.
         used_t: the same of its attention alone: a body that only writes the KV of new tokens reads none.
+        watched: the steps that were watched for what they read.
     """
 
     records: rows.SlotsTouched
@@ -40,6 +41,7 @@ class Touches:
     steps: Array
     computed_t: Array
     used_t: Array
+    watched: Array
 
     def computed_at(self, step: int, column: int) -> int:
         """When a layer was computed in a step, NEVER where that is not in the trace."""
@@ -79,6 +81,7 @@ def touches(scan: SpoolScan, worker: Worker) -> Touches:
         steps=steps,
         computed_t=computed,
         used_t=used,
+        watched=ran.watched,
     )
 
 
