@@ -148,6 +148,16 @@ def test_places_and_numbers_of_something_else_are_no_blocks(name: str, given: li
         assert not_understood(Meta(work=[record(rid=A, put=True, **{name: given})]))
 
 
+def test_slots_that_may_be_places_as_well_are_not_passed_over():
+    """In blocks of small numbers, under a name that says nothing, of no request by its id."""
+    small = step({A: Req(([1, 2, 3, 4],), prompt=60, now=60), B: Req(([5, 6, 7],), prompt=40, now=40)})
+    work = [record(keys=["k"], put=True, offsets=slots(blocks)) for blocks in ([1, 2, 3], [5, 6])]
+    found = declared(Meta(work=work), small)
+    assert [problem.field for problem in found.problems] == ["work[].offsets"]
+    assert not found.readable
+    assert (B, STORE, 0, 32) in rows(found)
+
+
 @pytest.mark.parametrize("name", [*NAMES, "slot_mapping"])
 def test_slots_are_what_lies_in_the_requests_blocks(name: str):
     mapping = slots([112, 113, 114], 0, 40)

@@ -14,6 +14,7 @@ from test_rules import analyse, prompts, ruled_out
 from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.ledger import read_run
 from kvtrace.terms import Grade
+from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Fact
 
 OF_CALLS = ("stored-nothing", "slots-short", "exception-swallowed")
@@ -53,6 +54,19 @@ def test_what_was_not_measured_of_some_calls_is_said(tmp_path: Path) -> None:
     said = not_observed(analyse(sim))
     assert "2 of 4 store calls" in said["stored-nothing"]
     assert "2 store calls that were watched, of 4" in said["exception-swallowed"]
+
+
+@pytest.mark.parametrize("kind", [Limit.EXCEPTIONS, Limit.STEPS, Limit.THREAD, Limit.PROCESS])
+def test_exceptions_that_may_not_be_seen_are_not_ruled_out(tmp_path: Path, kind: Limit) -> None:
+    def run(name: str, *limits: Limit) -> Diagnosis:
+        sim = sim_of(tmp_path, name)
+        sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda n, rank, layer, slots: slots)
+        for one in limits:
+            sim.workers[0].fact(Fact.WATCH_LIMITS, {"connector": 11, "kind": one.value, "what": "x"})
+        return analyse(sim)
+
+    assert "exception-swallowed" in ruled_out(run("seen"))
+    assert "exception-swallowed" not in ruled_out(run("unseen", kind))
 
 
 def test_ranks_that_saved_nothing_did_not_save_the_same(tmp_path: Path) -> None:

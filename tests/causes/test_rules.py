@@ -254,6 +254,24 @@ def test_role_does_not_save(tmp_path: Path, role: str, found: bool) -> None:
         assert diagnosis.findings[0].severity == "limit"
 
 
+def test_a_consumer_of_which_a_step_is_unknown_stores_nothing_by_its_role(tmp_path: Path) -> None:
+    """Its metadata can't be read, and that nothing was read is known of one of two steps."""
+    sim = Sim(tmp_path, role="kv_consumer", layers=1, block=16, kv_blocks=64)
+    for prompt in prompts([64, 96]):
+        sim.arrive(prompt)
+        chunk = Chunk(prompt.id, 0, prompt.length, first=True)
+        step = sim.step([chunk], prompts={prompt.id: prompt.length}, unreadable=True)
+        if prompt.length == 64:
+            sim.effect(0, step, 0, 0)
+            sim.effect(0, step, None, 0, hook="wait_for_save")
+        sim.finish(prompt.id, prompt.length)
+    diagnosis = analyse(sim)
+    assert tokens(diagnosis) == {"not-saved:role-does-not-save": 64, "not-observed": 96}
+    assert [finding.id for finding in diagnosis.findings if finding.severity != "note"] == [
+        "role-does-not-save"
+    ]
+
+
 @pytest.mark.parametrize(
     ("empty", "taken", "found"),
     [

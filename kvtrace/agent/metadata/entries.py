@@ -400,6 +400,9 @@ class Resolver:
         if any(one.numbers or one.spans for one in values):
             self._problem(where, "numbers of no request")
             return [Entry(None, direction, field=where)]
+        if part.either is not None:
+            self._problem(part.either.field, part.either.shape)
+            return [Entry(None, direction, field=where)]
         return []
 
     def _flat(self, lists: list[Listed]) -> bool:

@@ -141,6 +141,8 @@ class Part:
     directed: dict[int, Values] = field(default_factory=dict)
     each: Problem | None = None
     """A list that says how much of something, beside lists that name something."""
+    either: Problem | None = None
+    """A list under a name that says nothing, which may be a request's own blocks or slots, or places."""
     inside: int = 0
     """Directions of records in it that name KV of their own."""
     tables: bool = False
@@ -236,7 +238,7 @@ class Walk:
             under.ids = (request,)
             self.record(values, under, Part(under, keyed=True))
         more = len(part.ids) > len(context.ids) or part.strange_ids or part.orders
-        if more or part.keyed or part.neutral or any(part.directed.values()):
+        if more or part.keyed or part.either or part.neutral or any(part.directed.values()):
             self.parts.append(part)
 
     def across(self, fields: list[tuple[Any, Any]], context: Context) -> list[tuple[Any, Any]]:
@@ -314,9 +316,12 @@ class Walk:
             return False
         return numbers.length > 0 and self._holds(part.ids[0], numbers.whole())
 
-    def _unmistakable(self, numbers: Integers | None) -> bool:
-        """Whether numbers under a name that says nothing are a request's own blocks or slots, in its order,
-        and too great to be positions in it or in its table."""
+    def _own(self, numbers: Integers | None, unmistakable: bool) -> bool:
+        """Whether numbers under a name that says nothing are a request's own blocks or slots, in its order.
+
+        Args:
+            unmistakable: and too great to be positions in it or in its table.
+        """
         if numbers is None or numbers.hidden or numbers.length < 2 or not self.holdings:
             return False
         first = numbers.at(0)
@@ -325,7 +330,8 @@ class Walk:
                 room = sum(map(len, self.holdings.tables(request))) * size
                 unit = BLOCK if size == 1 else SLOT
                 ways = readings(self.holdings, request, numbers)
-                if first > room and any(way.unit == unit and way.strict for way in ways):
+                far = first > room or not unmistakable
+                if far and any(way.unit == unit and way.strict for way in ways):
                     return True
         return False
 
@@ -430,11 +436,13 @@ class Walk:
         self.left -= len(inner)
         if word.foreign or context.foreign or (word.over and word.direction):
             return True
-        rightly = self._of_request(part, word, numbers) or (word.vague and self._unmistakable(numbers))
+        rightly = self._of_request(part, word, numbers) or (word.vague and self._own(numbers, True))
         if word.no_kv and not word.span and not rightly:
             part.each = part.each or (
                 Problem(context.way(name), shapes.describe(value)) if _is_each(word) else None
             )
+            if word.vague and self._own(numbers, False):
+                part.either = part.either or Problem(context.way(name), shapes.describe(value))
             return True
         if numbers is not None and not numbers.length:
             _put(part, name).empty = True

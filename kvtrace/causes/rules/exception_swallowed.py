@@ -27,6 +27,7 @@ from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger.model import Swallowed
 from kvtrace.ledger.reported import ALL_SAID, HARMLESS
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
+from kvtrace.trace.facts import Limit
 from kvtrace.words import count, listed, plural
 
 CAUSE = Cause(
@@ -67,6 +68,8 @@ _FROM_OUTSIDE = frozenset(
     }
 )  # fmt: skip
 """The file system, the network or a queue says no: nothing that code does by design."""
+_UNHEARD = frozenset({Limit.EXCEPTIONS, Limit.STEPS, Limit.THREAD, Limit.PROCESS})
+"""Where exceptions that are caught may not be seen."""
 _SCHEDULE_HOOKS = ("build_connector_meta", "update_state_after_alloc", "request_finished")
 
 
@@ -122,6 +125,12 @@ def _not_all_known(case: Case, fact: Swallowed) -> bool:
 CLAIMS = {Turn.STEP: claim, Turn.WORKER: claim_idle, Turn.SPOILED: claim_spoiled}
 
 
+def _all_heard(case: Case) -> bool:
+    """Whether no exception that was caught can have been missed, and none lost anything."""
+    missed = any(one.kind in _UNHEARD for one in case.run.watch_limits)
+    return not missed and all_accounted(case) and not _read_alone(case)
+
+
 def rule(case: Case) -> Results:
     facts = [
         fact
@@ -150,7 +159,7 @@ def rule(case: Case) -> Results:
             f"{caught} was caught; code finds out by it whether something is there, and no save is known to "
             "be lost by it"
         )
-    elif watched and not facts and watched == trust.calls and all_accounted(case) and not _read_alone(case):
+    elif watched and not facts and watched == trust.calls and _all_heard(case):
         yield CAUSE.ruled_out(f"no exception was raised and caught in all {plural(watched, 'store call')}")
     elif watched and not facts:
         if watched < trust.calls:

@@ -26,9 +26,11 @@ CAUSE = Cause(
 
 
 def only_reads(case: Case, engine: Engine) -> bool:
-    if engine.store_entries or engine.unknown_steps:
+    if engine.store_entries:
         return False
-    return engine.role == "kv_consumer" or engine.tag in case.once("loads alone", lambda: _loads_alone(case))
+    if engine.role == "kv_consumer":
+        return True
+    return not engine.unknown_steps and engine.tag in case.once("loads alone", lambda: _loads_alone(case))
 
 
 def _loads_alone(case: Case) -> frozenset[int]:
@@ -58,7 +60,7 @@ CLAIMS = {Turn.ENGINE: claim}
 def rule(case: Case) -> Results:
     reading = [engine for engine in case.run.engines if only_reads(case, engine) and engine.requests]
     if reading and case.tokens(CAUSE) > 0:
-        steps = sum(engine.steps for engine in reading)
+        steps = sum(engine.steps - engine.unknown_steps for engine in reading)
         if any(engine.role != "kv_consumer" for engine in reading):
             yield _made_to_load(case, reading, steps)
             return
