@@ -3,14 +3,15 @@
 A name that comes again may have its record where the later line says: then the bytes at the earlier place
 stand there still, and nobody finds them. No format is known. Two numbers of a line are a record's place
 where, line after line, records lie one behind the other and make up the data file; the rest of a line is the
-name. Of anything else nothing is said, nor where most lines repeat a name: that is none.
+name. Of anything else nothing is said, nor where most lines repeat a name, unless several names come again and
+several only once: what comes again and again is a word of each record (its layer, an order), and none.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, permutations
 from pathlib import Path
@@ -65,7 +66,7 @@ class Listings:
             if places:
                 latest = {name: start for name, start, _ in places}
                 again = [(start, end) for name, start, end in places if latest[name] != start]
-                return again if 2 * len(again) < len(places) else []
+                return again if 2 * len(again) < len(places) or _are_names(places) else []
         return []
 
     def _lines_of(self, path: Path) -> list[_Line]:
@@ -104,6 +105,13 @@ def _places(lines: Sequence[_Line], size: int) -> list[_Place]:
             if follow and fit and sum(end - start for _, start, end in places) >= _SHARE_NAMED * size:
                 return places
     return []
+
+
+def _are_names(places: Sequence[_Place]) -> bool:
+    """Whether what most lines repeat tells records apart all the same."""
+    times = Counter(name for name, _, _ in places)
+    once = sum(many == 1 for many in times.values())
+    return once > 1 and len(times) - once > 1
 
 
 def _place(line: _Line, first: int, second: int, is_end: bool) -> _Place:

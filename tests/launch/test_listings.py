@@ -75,3 +75,21 @@ def test_bytes_that_are_no_text_and_files_that_are_gone_say_nothing(tmp_path: Pa
     (tmp_path / "other").write_bytes(b"a 0 100\n\xff 100 100\n")
     assert listings.leads_to(tmp_path / "data", 0)
     assert listings.leads_to(tmp_path / "gone", 0)
+
+
+def test_names_that_mostly_come_again_lead_to_the_last_record_where_some_come_only_once(tmp_path: Path) -> None:
+    """Prompts that differ in their first unit, in a store whose keys are of each unit alone."""
+    names = ["a", "x", "y", "b", "x", "y", "c", "x", "y"]
+    listings = store(tmp_path, [f"{name} {at * SIZE} {SIZE}" for at, name in enumerate(names)], len(names))
+
+    found = [listings.leads_to(tmp_path / "data", at * SIZE) for at in range(len(names))]
+
+    assert found == [True, False, False, True, False, False, True, True, True]
+
+
+def test_words_that_each_record_has_are_no_names(tmp_path: Path) -> None:
+    """A cut file may hold one of them once less than the others."""
+    lines = [f"put layer{at % 2} {at * SIZE} {SIZE}" for at in range(41)]
+    listings = store(tmp_path, lines, len(lines))
+
+    assert all(listings.leads_to(tmp_path / "data", at * SIZE) for at in range(len(lines)))
