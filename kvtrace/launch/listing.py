@@ -3,8 +3,8 @@
 A name that comes again may have its record where the later line says: then the bytes at the earlier place
 stand there still, and nobody finds them. No format is known. Two numbers of a line are a record's place
 where, line after line, records lie one behind the other and make up the data file; the rest of a line is the
-name. Of anything else nothing is said, nor where most lines repeat a name, unless several names come again and
-several only once: what comes again and again is a word of each record (its layer, an order), and none.
+name. Of anything else nothing is said, nor where most lines repeat a name, unless several names come again
+and several only once: what comes again and again is a word of each record (its layer, an order), and none.
 """
 
 from __future__ import annotations

@@ -135,6 +135,7 @@ class Request:
     parts: Sequence[int] = ()  # keyed digests of the first, the second, ... ``stride`` tokens alone
     stride: int = 0
     grown: tuple[Growth, ...] = ()  # of a streaming session, its later parts
+    unread: bool = False  # what the metadata of the step that completed its prompt names of it is not known
 
     @property
     def arrived(self) -> int:
@@ -192,12 +193,17 @@ def collect(scans: Sequence[SpoolScan], tags: Collection[int]) -> Requests:
     transfers = _transfers(scans, requests)
     unreadable = [np.array(reader.unreadable, dtype=np.int64) for reader in readers]
     unreadable += [steps for scan in scans for steps in _unread_connectors(scan)]
+    steps = Steps(np.concatenate(unreadable)) if unreadable else Steps()
     return Requests(
         requests=tuple(
-            replace(request, transfers=tuple(transfers[row])) if row in transfers else request
+            replace(
+                request,
+                transfers=tuple(transfers.get(row, ())),
+                unread=request.unread or bool(request.chunks and request.chunks[-1].step in steps),
+            )
             for row, request in enumerate(requests)
         ),
-        unreadable=Steps(np.concatenate(unreadable)) if unreadable else Steps(),
+        unreadable=steps,
         negative_answers=tuple(sorted(answer for reader in readers for answer in reader.negative_answers)),
     )
 
@@ -240,6 +246,7 @@ class _Draft:
     parts: array[int] = field(default_factory=lambda: array("q"))
     stride: int = 0
     grown: list[Growth] = field(default_factory=list)
+    unread: bool = False  # metadata named KV of it, and not what for
     admission: int = 0  # index of the first lookup of this admission
 
     @property
@@ -358,6 +365,7 @@ class _Draft:
             lookups=tuple(self.lookups),
             chunks=tuple(self.chunks),
             entries=tuple(_placed(self, prompt, computed)),
+            unread=self.unread,
             load_entries=tuple(self.loads),
             reused=tuple(self.reused),
             external=tuple(self.external),
@@ -507,6 +515,8 @@ class _Reader:
                 self._unsized.add(row.step)
         elif marks & Flag.STORE:
             self._draft(row.request, row.step, row.t).store(row)
+        elif not marks & Flag.LOAD and row.request:
+            self._draft(row.request, row.step, row.t).unread = True
         if marks & Flag.LOAD and row.request:
             self._draft(row.request, row.step, row.t).load(row)
 

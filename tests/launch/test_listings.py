@@ -77,7 +77,9 @@ def test_bytes_that_are_no_text_and_files_that_are_gone_say_nothing(tmp_path: Pa
     assert listings.leads_to(tmp_path / "gone", 0)
 
 
-def test_names_that_mostly_come_again_lead_to_the_last_record_where_some_come_only_once(tmp_path: Path) -> None:
+def test_names_that_mostly_come_again_lead_to_the_last_record_where_some_come_only_once(
+    tmp_path: Path,
+) -> None:
     """Prompts that differ in their first unit, in a store whose keys are of each unit alone."""
     names = ["a", "x", "y", "b", "x", "y", "c", "x", "y"]
     listings = store(tmp_path, [f"{name} {at * SIZE} {SIZE}" for at, name in enumerate(names)], len(names))

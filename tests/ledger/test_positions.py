@@ -1076,6 +1076,21 @@ def test_a_read_that_comes_after_its_blocks_went_to_another_request_is_neither_o
     assert "SAVED READ" not in alike(sim, "b").values()
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_reads_of_blocks_that_each_prompt_has_may_be_for_the_one_before(tmp_path: Path, named: bool) -> None:
+    """One request after the other in the only blocks there are; each is read once, in the next one's step."""
+    sim = cache(tmp_path, kv_blocks=4)
+    blocks = sim.blocks
+    assert blocks is not None
+    for request in "abc":
+        prefill(sim, request, 0, 48, [entry(request, 0, 48)] if named else [], unreadable=not named)
+        if request != "a":
+            sim.read(request, 0, 48)
+        sim.finish(request, 48)
+        blocks.release(request)
+    assert [alike(sim, request) for request in "abc"] == [{(0, 48): UNSEEN}] * 3
+
+
 def test_new_blocks_that_the_metadata_names_and_that_are_read_once_are_their_present_holders(
     tmp_path: Path,
 ) -> None:

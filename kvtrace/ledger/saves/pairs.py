@@ -168,6 +168,7 @@ _FATES = {
     Fate.ALTERED: (SaveEnd.ALTERED, Grade.WRITTEN),
     Fate.REPLACED: (SaveEnd.LOST_LATER, Grade.WRITTEN),
     Fate.LEFT_BEHIND: (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED),
+    Fate.DOUBTED: (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED),
 }
 
 
@@ -228,10 +229,14 @@ def _missed(instead: Instead) -> Iterator[tuple[int, Read]]:
 
 
 def _doubted(slots: Slots, instead: Instead, requests: Mapping[int, Request]) -> Iterator[tuple[int, Read]]:
-    """(row of a request, what was not read of its prompt), where what was read may stand for it."""
+    """(row of a request, what was not read of its prompt), where what was read may stand for it: reads
+    without their beginning, or those of a later holder of its blocks."""
     for row, touches in slots.reads.items() if instead.doubted and not instead.steps else ():
         left = subtract([(0, requests[row].prompt)], covered(touches))
         yield row, Read(0, instead.doubted, tuple(left), (), SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
+    for row, columns in slots.missed.items():
+        prompt = ((0, requests[row].prompt),)
+        yield row, Read(0, columns, prompt, (), SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
 
 
 def _outside(watched: Watched, engine: Engine) -> Iterator[tuple[int, Read]]:

@@ -320,6 +320,9 @@ class PositionCalls(WorkerCalls):
             return False
         if self._hidden_among(at):
             return False
+        missed = self._slots.missed
+        if any(missed.get(request, 0) >> at[1] & 1 for request in self.stores.named[at[0]]):
+            return False  # it may have been read when its blocks were another one's
         # Work in the background may still have been to come when the trace ended: it is taken up in order.
         slots = self._slots
         return not slots.last_background_t or slots.last_background_step >= step or at[0] < self._latest_read

@@ -56,6 +56,8 @@ class Fate(IntEnum):
     """As LOST_LATER: other bytes stand there now."""
     LEFT_BEHIND = 9
     """It stands where it stood; what is found by its name may be other KV, which came later."""
+    DOUBTED = 10
+    """It may have been read for an earlier holder of its blocks, and be kept under that one's name."""
 
 
 class Why(IntEnum):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request, StoreEntry, owner, rows_by_id
-from kvtrace.ledger.saves.rest import AtRest, Fate, Why
+from kvtrace.ledger.saves.rest import AtRest, Fate, Part, Why
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.displaced import MOST_STEPS, Instead, displaced
 from kvtrace.ledger.slots.late import LateReads
@@ -31,6 +31,7 @@ _NULL_BLOCK = 0
 """vLLM gives it to nobody."""
 _BACKGROUND = 0
 """The hook code of what no hook did itself: a thread, a job, a task of the connector."""
+_KEPT = frozenset({Fate.READ, Fate.WRITTEN, Fate.PROVED})
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,8 @@ class Slots:
             are not known either: they may be of that step and of any before it.
         none: (step, column) in which slots were picked to be read, and these were none.
         blind_writes: column -> the last step in which slots were written there, and not known which.
+        missed: row of a request -> layers, a bit each, in which its blocks were read by nobody while it had
+            them, and were read in a later holder's time.
         unseen_writes: step -> of each piece of work in the background for its loads that may have written by
             address, and is over: when it ended, and the columns.
     """
@@ -116,6 +119,7 @@ class Slots:
     unplaced: int = 0
     none: frozenset[tuple[int, int]] = frozenset()
     blind_writes: Mapping[int, int] = field(default_factory=dict)
+    missed: Mapping[int, int] = field(default_factory=dict)
     unseen_writes: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     last_background_t: int = 0
     last_background_step: int = 0  # for which something in the background worked, 0 where that is not known
@@ -273,7 +277,9 @@ class _Resolver:
                 if not record.slot_set and self._is_read(record):
                     self._late.reads_unknown(column, during)
                 elif self._is_read(record) and self._is_outer(record):
-                    self._late.reads(column, self._blocks_of(self._set(record.slot_set).full), during)
+                    background = rows.code(record.head) == _BACKGROUND
+                    blocks = self._blocks_of(self._set(record.slot_set).full)
+                    self._late.reads(column, blocks, during, background)
         for record, column, during in self._records():
             if during != step:
                 step = during
@@ -306,10 +312,20 @@ class _Resolver:
             unplaced=self._unplaced,
             none=frozenset(self._none - self._unknown - self._amounts.keys()),
             blind_writes=self._blind_writes,
+            missed=self._missed(),
             unseen_writes=self._unseen_by_step(),
             last_background_t=self._background_t,
             last_background_step=self._background_step,
         )
+
+    def _missed(self) -> dict[int, int]:
+        found: dict[int, int] = defaultdict(int)
+        gone = {row for row, _, _ in self._gone}  # known to have been read too late
+        if self._late is not None:
+            for column in range(len(self._group)):
+                for row in self._late.lag(column).missed - gone:
+                    found[row] |= 1 << column
+        return dict(found)
 
     def _unseen_by_step(self) -> dict[int, list[tuple[int, int]]]:
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -364,10 +380,9 @@ class _Resolver:
                     if background:
                         self._taking.append((row, column, positions))
                     self._races |= background and not after and bool(stale) and not positions
-                    # Of blocks that were read beyond their tokens the connector rightly leaves the rest out.
-                    trimmed = part.why == Why.CUT and (stale or owned.nobodys or owned.early)
-                    fate = Fate.REPLACED if part.why == Why.OVERWRITTEN else part.fate
-                    fate = Fate.READ if trimmed else fate
+                    trimmed = bool(stale or owned.nobodys or owned.early)
+                    doubted = not late and self._is_doubted(row, column, step)
+                    fate = _fate(part, trimmed, doubted)
                     cut = part.why == Why.CUT
                     others = () if row in late else late
                     to = part.sent_to if fate == part.fate else ""
@@ -440,6 +455,9 @@ class _Resolver:
         for row, positions in gone.items():
             self._gone[row, step, tuple(union(positions))] |= 1 << column
         return tuple(gone)
+
+    def _is_doubted(self, row: int, column: int, step: int) -> bool:
+        return self._late is not None and (row, step) in self._late.lag(column).doubted
 
     def _gather(self, use: _Use, key: _Key, t: int, column: int) -> None:
         gathered = self._found[use].setdefault(key, _Gathered(t))
@@ -694,6 +712,20 @@ class _Resolver:
                 )
             )  # fmt: skip
         return dict(found)
+
+
+def _fate(part: Part, trimmed: bool, doubted: bool) -> Fate:
+    """What became of a part of a read.
+
+    Args:
+        trimmed: blocks were read beyond their tokens: the connector rightly leaves the rest out.
+        doubted: it may have been read for an earlier holder.
+    """
+    if part.why == Why.CUT and trimmed:
+        fate = Fate.READ
+    else:
+        fate = Fate.REPLACED if part.why == Why.OVERWRITTEN else part.fate
+    return Fate.DOUBTED if doubted and fate in _KEPT else fate
 
 
 def _skewed(runs: Sequence[Interval], size: int) -> bool:
