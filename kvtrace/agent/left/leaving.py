@@ -477,13 +477,8 @@ class Left:
             if place.path not in looked:
                 new = not place.looks
                 wrote = PLACES.look(place)
-                if (
-                    new
-                    or wrote.written
-                    or wrote.again
-                    or (place.mapped and _searching())
-                    or _errors(wrote) != place.errors
-                ):
+                changed = wrote.written or wrote.again or _errors(wrote) != place.errors
+                if new or changed or (place.mapped and _searching()):
                     looked[place.path] = wrote
         return [(wrote, *self._in_file(wrote)) for wrote in looked.values()]
 

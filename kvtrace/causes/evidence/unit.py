@@ -127,6 +127,9 @@ class _Candidate:
     both_fit: bool = False
     only: bool = False  # so many blocks, by the only number that the connector holds beside the block size
 
+    def aligned(self, tokens: int) -> int:
+        return max(0, tokens - self.kept_back) // self.value * self.value
+
     @property
     def plainness(self) -> tuple[bool, bool, bool, int]:
         """The greatest is the plainest reading."""
@@ -173,17 +176,17 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     kept = [replace(sample, stores=(_whole(sample),)) for sample in samples if sample.taken]
     silent = [sample for sample in samples if sample.taken == 0 and not sample.explained]
     held = [sample for sample in samples if sample.held is not None and not sample.loaded]
-    loaded = [sample for sample in samples if sample.held is not None and sample.loaded]
+    unsure_too = [*unsure, *(sample for sample in samples if sample.held is not None and sample.loaded)]
     # Of others the metadata alone says what was to be stored: a unit that gives all is the better one.
     named = [sample for sample in samples if sample.taken is None and sample.stores]
     seen = None
     if kept:
-        seen = _infer(engine, [*kept, *named], silent, command, [*unsure, *loaded])
-        seen = seen or _infer(engine, kept, silent, command, [*unsure, *loaded])
+        seen = _infer(engine, [*kept, *named], silent, command, unsure_too)
+        seen = seen or _infer(engine, kept, silent, command, unsure_too)
         # What was read, and no more, may be read for another reason.
         left = [sample for sample in kept if sample.left]
         if not seen and _LEAST_LEFT <= len(left) < len(kept):
-            seen = _infer(engine, left, silent, command, unsure)
+            seen = _infer(engine, left, silent, command, unsure_too)
     if kept and not (seen and _none_fills(seen, silent)):
         seen = _unnamed(kept, silent, held) or _unnamed(kept, silent) or seen
     elif seen and not _none_fills(seen, (), held):
@@ -348,22 +351,21 @@ def _gives(fit: _Candidate, sample: Sample, block: int) -> bool:
     """Whether a unit gives a request's stores; or that of it nothing is stored behind what is held."""
     if sample.stores:
         return _fits(sample, fit.value, fit.kept_back, block)
-    return max(0, sample.prompt - fit.kept_back) // fit.value * fit.value <= (sample.held or 0)
+    return fit.aligned(sample.prompt) <= (sample.held or 0)
 
 
 def _gives_all(fit: _Candidate, decided: Sequence[Sample], silent: Sequence[Sample]) -> bool:
     """Whether a unit gives every store, whatever the chunks were: then nothing says that later chunks were
     left out."""
     return all(_below(sample, fit) for sample in silent) and all(
-        end > sample.prompt or end == max(0, sample.prompt - fit.kept_back) // fit.value * fit.value
+        end > sample.prompt or end == fit.aligned(sample.prompt)
         for sample in decided
         for end in [max(store.end for store in sample.stores)]
     )
 
 
 def _below(sample: Sample, fit: _Candidate) -> bool:
-    less = sample.prompt - fit.kept_back < fit.value
-    return less or (sample.after_empty and sample.prompt <= fit.value + 1)
+    return not fit.aligned(sample.prompt) or (sample.after_empty and sample.prompt <= fit.value + 1)
 
 
 def _with_stores(fits: list[_Candidate], silent: Sequence[Sample]) -> _Candidate | None:
