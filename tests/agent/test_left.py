@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gzip
 import os
@@ -462,6 +463,27 @@ def test_kv_that_is_compressed_is_found_in_the_parts_of_a_message(trace, kv):
 
     saves(kv, how)
     assert VERBATIM in found(trace)
+
+
+@pytest.mark.parametrize("database", [False, True])
+def test_kv_that_is_compressed_is_found_beside_a_piece_that_stands_there_as_it_is(
+    trace, kv, tmp_path, database
+):
+    """Where compression gives nothing some of it stays as it is."""
+
+    def how(step, layer):
+        data = data_of(pick(layer))
+        packed = zlib.compress(os.urandom(9000).hex().encode() + data) + data[:32]
+        if not database:
+            (tmp_path / "a").write_bytes(packed)
+            return
+        with contextlib.closing(sqlite3.connect(tmp_path / "kv.sqlite")) as table:
+            table.execute("CREATE TABLE kv (value BLOB)")
+            table.execute("INSERT INTO kv VALUES (?)", (packed,))
+            table.commit()
+
+    saves(kv, how)
+    assert found(trace) == [VERBATIM]
 
 
 def test_kv_that_is_compressed_is_found_in_a_database(trace, kv, tmp_path):

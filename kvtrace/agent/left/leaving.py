@@ -329,11 +329,12 @@ class Left:
                 hits = self._look(data, peer.name, Way.SOCKET, first, len(peer.tail))
                 if hits and peer.first is None:
                     peer.first = before + min(hit.offset for hit in hits)
-                if not hits:
+                if not _all_found(hits):
                     streams = peer.unpacker.streams(data[len(peer.tail) :])
-                    hits = self._look_into(streams, peer.name, Way.SOCKET)
-                    if hits and peer.first is None:
+                    packed = self._look_into(streams, peer.name, Way.SOCKET)
+                    if packed and peer.first is None:
                         peer.first = before + len(peer.tail) + streams[0].place
+                    hits += packed
                 peer.waiting.extend(hits)
         self._sent += len(view) + LENGTH  # one message stands nowhere in the place of another
         # what a piece may begin in; the next bytes may end it
@@ -424,7 +425,7 @@ class Left:
 
     def held(self, name: str, data: bytes, first: int) -> None:
         """``data`` is held under a name in the process's memory, behind ``first`` other bytes."""
-        if not self._look(data, MEMORY + name, Way.MEMORY, first):
+        if not _all_found(self._look(data, MEMORY + name, Way.MEMORY, first)):
             self._look_into(Unpacker().streams(data), MEMORY + name, Way.MEMORY)
 
     def write_held(self, t: int, whole: bool) -> None:
@@ -516,8 +517,8 @@ class Left:
         if wrote.again or (wrote.place.in_place and self._stood(wrote.place, data)):
             return bool(self._look_for_pieces(data, path, way, first)), True
         found = self._look(data, path, way, first)
-        if not found:
-            found = self._look_into(_streams(wrote, data[wrote.first - first :]), path, way, wrote.first)
+        if not _all_found(found):
+            found += self._look_into(_streams(wrote, data[wrote.first - first :]), path, way, wrote.first)
         return bool(found), True
 
     def _stood(self, place: Place, data: bytes) -> bool:
@@ -544,7 +545,7 @@ class Left:
             stays = databases.stays(data, hit.offset, len(hit.needle.data), page)
             moved = hit._replace(offset=hit.offset + first)
             found[hit.needle] = Finding(moved, path, Way.SQLITE, stays)
-        if not _all_pieces(found):
+        if not _all_found(one.hit for one in found.values()):
             whole = databases.joined(data, page)
             for hit in POOL.search(whole) or (() if found else POOL.near(whole)):
                 moved = hit._replace(offset=databases.place_of(hit.offset, page) + first)
@@ -557,14 +558,15 @@ class Left:
         if not first:
             _order_in_values(list(found.values()), data, page)
         self._find(list(found.values()))
-        packed = not first and not found and self._in_values(data, page, path)
+        every = _all_found(one.hit for one in found.values())
+        packed = not first and not every and self._in_values(data, page, path)
         return bool(found) or packed, not (large or os.path.exists(f"{path}-wal"))
 
     def _in_values(self, data: bytes, page: int, path: str) -> bool:
         """Whether KV was found compressed in the new values of a database."""
         found = False
         for place, value in databases.values(data, page) if WORTH else ():
-            known = hash((path, len(value), value[: 4 * LENGTH]))
+            known = hash((path, len(value), zlib.crc32(value)))  # it may have been seen while it was written
             if known not in _values and len(_values) < _MOST_VALUES:
                 _values.add(known)
                 there = data[place : place + LENGTH]
@@ -712,9 +714,10 @@ def _order_in_values(findings: Sequence[Finding], data: bytes, page: int) -> Non
                 _order_of_heads(one.hit, value, at)
 
 
-def _all_pieces(found: Iterable[Needle]) -> bool:
-    """Whether of some operations every piece was found, and of no other one any."""
-    counts = Counter(needle.op for needle in found if needle.form == Form.VERBATIM)
+def _all_found(hits: Iterable[Hit]) -> bool:
+    """Whether of some operations every piece was found, and of no other one any: a few may stand as they are
+    amid what is compressed."""
+    counts = Counter(hit.needle.op for hit in hits if hit.needle.form == Form.VERBATIM)
     return bool(counts) and all(count == len(op.pieces) for op, count in counts.items())
 
 
