@@ -48,7 +48,9 @@ def traced(
         already = getattr(connector, INDEX_ATTRIBUTE, None)
         if isinstance(already, int):
             return already
-        index, _next_index = _next_index, _next_index + 1
+        index = _next_index
+        # A record has eight bits for it, and 0 stands for none.
+        _next_index += 2 if index & 0xFF == 0xFF else 1
         base = type(connector)
         fact = fact_of(connector, role, configured, parent, index)
         found = resolves(base, module_path, configured)

@@ -168,3 +168,11 @@ def test_a_finished_request_is_remembered_with_its_blocks(reader):
     for number in range(600):
         reader.admissions.freed(f"req-{number}", [[number]])
     assert len(reader.admissions.gone) == 512 and "req-599" in reader.admissions.gone
+
+
+def test_no_child_s_number_reads_as_none_in_a_record(trace, reader, monkeypatch):
+    """A record holds eight bits of it."""
+    monkeypatch.setattr("kvtrace.agent.connector._next_index", 255)
+    children = Connector(), Connector()
+    traced(Connector(*children), Role.SCHEDULER, "Multi")
+    assert [one._kvtrace_connector for one in children] == [257, 258]
