@@ -133,10 +133,15 @@ class Spoiled(NamedTuple):
     end: LoadEnd
 
 
+EVER = 1 << 62
+"""Behind all positions, and all times."""
+
+
 class Doubt(NamedTuple):
     """What is not called stored of a request: from position ``start`` on no more is said than that it was
     read. ``unknown``: positions of which nothing is said: they were read as they stood, and computed anew
-    later, or hold another request's load that went wrong, reused from the GPU's prefix cache."""
+    later, or hold another request's load that went wrong, reused from the GPU's prefix cache, or were read
+    for a later request alone, that reuses them."""
 
     start: int
     unknown: tuple[Interval, ...] = ()

@@ -32,6 +32,7 @@ from kvtrace.ledger.saves.measured import Measured, measure
 from kvtrace.ledger.saves.pairs import Evidence
 from kvtrace.ledger.saves.positions import Way
 from kvtrace.ledger.saves.rest import AtRest, Traced, at_rest, removals, writers
+from kvtrace.ledger.saves.reused_later import with_reused
 from kvtrace.ledger.saves.seen import seen
 from kvtrace.ledger.saves.spoiled import doubts, spoiled
 from kvtrace.ledger.saves.watched import Watched
@@ -126,7 +127,8 @@ def _books(
     evidence = Evidence(
         executed=executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
         unfinished={save.request: save.unfinished for save in async_saves},
-        unknown=Steps(implied.unknown | cut_off(requests)), doubts=doubts(requests, bad, followed, reads),
+        unknown=Steps(implied.unknown | cut_off(requests)),
+        doubts=with_reused(doubts(requests, bad, followed, reads), requests, reads),
         swallowed=swallowed, given_away=reported.given_away(scans),
     )  # fmt: skip
     saves = assign(requests, engines, evidence, followed, watch, [part.of(requests) for part in parts])

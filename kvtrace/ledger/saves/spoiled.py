@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from kvtrace.ledger.contents.residue import Places
-from kvtrace.ledger.ends import Doubt, LoadEnd, Outcome, Spoiled
+from kvtrace.ledger.ends import EVER, Doubt, LoadEnd, Outcome, Spoiled
 from kvtrace.ledger.intervals import Interval, covers, intersect, subtract, union
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import Engine
@@ -24,7 +24,6 @@ from kvtrace.ledger.slots.reads import Touch
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 
 _UNKNOWN = frozenset({LoadEnd.LOADED, LoadEnd.LOCAL_HIT, LoadEnd.PENDING, LoadEnd.NOT_OBSERVED})
-_EVER = 1 << 62
 
 _Reads = Mapping[int, Sequence[Touch]]
 """What was read of the requests by one worker, by row."""
@@ -80,7 +79,7 @@ def _own(request: Request, load: LoadOf) -> Spoiled | None:
 def _block(places: Places, row: int, position: int, sizes: tuple[int, int]) -> tuple[int, ...]:
     """The blocks of the KV cache that held a position, one of each group; 0 where it is not known."""
     size, groups = sizes
-    return tuple(places.block(row, group, position // max(1, size), _EVER) for group in range(groups))
+    return tuple(places.block(row, group, position // max(1, size), EVER) for group in range(groups))
 
 
 def doubts(
@@ -119,9 +118,9 @@ def doubts(
                     starts[before] = min(starts.get(before, start), start)
     for row, by in found.items():
         reuse = reuse_of(requests[row], load_of[row].lost if row in load_of else {})
-        if inherited := intersect(reuse.local, [(by.start, _EVER)]):
+        if inherited := intersect(reuse.local, [(by.start, EVER)]):
             unknown[row] = union([*unknown.get(row, ()), *inherited])
-    return {row: Doubt(starts.get(row, _EVER), tuple(unknown.get(row, ()))) for row in {*starts, *unknown}}
+    return {row: Doubt(starts.get(row, EVER), tuple(unknown.get(row, ()))) for row in {*starts, *unknown}}
 
 
 def _read_before_anew(
@@ -142,7 +141,7 @@ def _read_before_anew(
         late: list[Interval] = []
         for touch in _of_row(reads, load.request):
             (early if touch.step < max(again) else late).extend(touch.positions)
-        if left := intersect(subtract(union(early), union(late)), [(lost[0][0], _EVER)]):
+        if left := intersect(subtract(union(early), union(late)), [(lost[0][0], EVER)]):
             found[load.request] = left
     return found
 
