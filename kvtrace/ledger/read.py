@@ -126,10 +126,9 @@ def _books(
     bad, reads = spoiled(requests, engines, followed, places), [one.slots.reads for one in watched.values()]
     evidence = Evidence(
         executed=executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
-        unfinished={save.request: save.unfinished for save in async_saves},
-        unknown=Steps(implied.unknown | cut_off(requests)),
+        unfinished={save.request: save.unfinished for save in async_saves}, swallowed=swallowed,
+        unknown=Steps(implied.unknown | cut_off(requests)), given_away=reported.given_away(scans),
         doubts=with_reused(doubts(requests, bad, followed, reads), requests, reads),
-        swallowed=swallowed, given_away=reported.given_away(scans),
     )  # fmt: skip
     saves = assign(requests, engines, evidence, followed, watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
