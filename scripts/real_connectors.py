@@ -599,18 +599,18 @@ NOT_RUN = (
     "of the table: its four loads had no fault.",
 )
 NOTED = (
-    "LMCache's run that is marked no: its lookup client ended its ZeroMQ context and never came back, so "
-    "`shutdown` hung until it was killed, twice. hook-stuck says that, and its numbers are right; what was "
-    "expected first was below-save-granularity. Started by hand, the same script aborts at that place "
-    "(`Assertion failed: _term_acks > 0`), without kvtrace (4 of 4 times) as with it (2 of 2).",
+    "LMCache's lookup client may end its ZeroMQ context and never come back, so that `shutdown` hangs until "
+    "it is killed: on 2026-11-22 it did, twice, and hook-stuck said so. In the run above it did not. Started "
+    "by hand, the same script aborted at that place then (`Assertion failed: _term_acks > 0`), without "
+    "kvtrace (4 of 4 times) as with it (2 of 2).",
     "VUA, tensor parallel size 2, once on a busy machine: the second rank's background write of a unit "
     "was not done when the next step stored the same key again, with 0 rows; that empty record's header "
     "went over the first one's. The bytes of the KV stand in the file, and kvtrace calls 2,048 tokens "
     "proved; read as a safetensors file it has no rows: 1,536. In the run above it did not happen.",
-    "VUA, several prompts in one step: the 34 tokens that were read and are not at rest are 136 tokens "
-    "of a request in one of four layers: the three others are said to be lost (save-lost). In the first "
-    "layer KV depends on token and position alone, and a few of these rows stand in another prompt's "
-    "file, too.",
+    "VUA, several prompts in one step: the tokens that were read and are not at rest are the first ones of "
+    "requests that began in the rest of a step, in one of four layers: the three others are said to be lost "
+    "(save-lost). In the first layer KV depends on token and position alone, and a few of these rows stand "
+    "in another prompt's file, too.",
     "vllm-kvblockd without a server: the 672 tokens are said to be read, and no more: its thread, which "
     "began in the first step, caught the same ConnectionError for them; kvtrace counts an exception of "
     "a thread for the step that the thread began in.",
