@@ -9,9 +9,6 @@ from typing import Any
 
 from kvgen.catalogue import Fault
 
-GATE_RIGHT_SHARE: float | None = None
-"""The least share of right first findings on faulty runs; None: nothing is asked of it."""
-
 RIGHT, SECOND, WRONG, SILENT, FALSE_ALARM = "right", "second", "wrong", "silent", "false_alarm"
 VERDICTS = (RIGHT, SECOND, WRONG, SILENT, FALSE_ALARM)
 NONE = "none"

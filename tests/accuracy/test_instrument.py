@@ -1,6 +1,7 @@
 """The instrument works end to end: generated connectors on a real engine, with their truth and a score.
 
-What kvtrace's score must be is no question here yet: see score.GATE_RIGHT_SHARE.
+The fixed set must be right as a whole. It was looked at, and proves little: a release is measured on fresh
+seeds (CONTRIBUTING.md).
 """
 
 from __future__ import annotations
@@ -41,7 +42,5 @@ def test_the_instrument_works(tmp_path: Path) -> None:
         shape, counts, misread = declared.count(tmp_path / name)
         assert not counts["wrong"] + counts["missed"], f"{name} {shape}: {misread}"
     print("\n".join(score.table(scores)), score.last_line(scores), sep="\n")
-    faulty = [one for one in scores if one.fault]
-    if score.GATE_RIGHT_SHARE is not None:
-        right = sum(one.verdict == score.RIGHT for one in faulty)
-        assert right >= score.GATE_RIGHT_SHARE * len(faulty)
+    odd = [one for one in scores if one.verdict != score.RIGHT or one.wrong_number or one.ruled_out]
+    assert odd == []
