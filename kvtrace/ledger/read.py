@@ -261,19 +261,14 @@ def _watched(
             scan, key = by_name[worker.spool], worker.key
             touched = touches(scan, worker)
             slots = slots_of(engine, worker, touched, given.get(engine.tag, []), here, rests[scan.name])
-            followed = not any(one.kind in reported.UNRECORDED for one in scan.facts_of(WatchLimits))
+            followed = not _limited(scan, reported.UNRECORDED)
             found[key] = Watched(worker, measured[key], slots, executed.get(key, NEVER_RAN), followed)
     return found
 
 
 def _at_rest(scan: SpoolScan, rest: RestFile, removed: frozenset[str], lent: bool) -> AtRest:
-    began = {
-        step: t
-        for ran in scan.executed.values()
-        for step, t in zip(ran.began_steps.tolist(), ran.began_t.tolist(), strict=True)
-    }
-    last_t = max([0, *began.values()])
-    last_t = min([last_t, *(began.get(step, last_t) for step in _sampled_from(scan))])
+    last_t = max([0, *(int(ran.began_t[-1]) for ran in scan.executed.values() if len(ran.began_t))])
+    last_t = min([last_t, *_sampled_from(scan)])
     tables = scan.slots, scan.left, scan.found, scan.pieces
     limited = _limited(scan, reported.UNFOLLOWED)
     wrote = writers(scan.left if scan.of_all_left is None else scan.of_all_left, scan.names)
@@ -283,8 +278,11 @@ def _at_rest(scan: SpoolScan, rest: RestFile, removed: frozenset[str], lent: boo
 
 
 def _sampled_from(scan: SpoolScan) -> list[int]:
-    """The first steps from which on not all with work are watched."""
-    return [one.step for one in scan.facts_of(WatchLimits) if one.kind == Limit.STEPS]
+    """Host times (ns) at which the first steps began from which on not all with work are watched."""
+    steps = [one.step for one in scan.facts_of(WatchLimits) if one.kind == Limit.STEPS]
+    return [
+        t for ran in scan.executed.values() for t in ran.began_t[np.isin(ran.began_steps, steps)].tolist()
+    ]
 
 
 def _limited(scan: SpoolScan, kinds: Collection[str]) -> frozenset[int]:

@@ -539,7 +539,7 @@ class Left:
             return False, False
         self._looked += length
         found: dict[Needle, Finding] = {}
-        if BY_ADDRESS.on:
+        if BY_ADDRESS.hidden(self.connector):
             self._by_address(databases.joined(data, page), path)
         for hit in POOL.search(data):
             stays = databases.stays(data, hit.offset, len(hit.needle.data), page)

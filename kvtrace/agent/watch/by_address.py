@@ -124,8 +124,8 @@ class ByAddress:
 
     def hidden(self, connector: int) -> bool:
         """Whether a connector may read by address what can only be found again."""
-        asked = not connector or bool({0, connector} & self._asked)
-        return self.on and asked and not {0, connector} & self._exact
+        mine = {0, connector}
+        return self.on and not mine & self._exact and (not connector or bool(mine & self._asked))
 
     def copies(self, connector: int) -> None:
         """A connector's copy by address out of KV was seen, as it was made."""
@@ -248,11 +248,12 @@ class ByAddress:
 
     def _read(self, found: Found, layer: Layer, layout: Layout, here: Here, connector: int) -> Read:
         known = self._known.setdefault((connector, layer.name), set())
-        known |= self._known.get((0, layer.name), set())
+        somebody = self._known.get((0, layer.name), known)
         names = list(zip(found.blocks.tolist(), found.prints.tolist(), strict=True))
         again = layer.name in here.asked
         said = here.said.setdefault(layer.name, set())
-        new = np.array([one not in (said if again else known) for one in names], dtype=bool)
+        before = (said,) if again else (known, somebody)
+        new = np.array([not any(one in there for there in before) for one in names], dtype=bool)
         known.update(names)
         said.update(names)
         blocks, prints = found.blocks[new], found.prints[new]

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
+from functools import cached_property
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval
@@ -116,12 +117,17 @@ class LateReads:
         """What of a layer's reads may be for an earlier holder of their blocks."""
         known = self._lags.get(column) if column not in self._asked else Lag()
         if known is None:
-            by_step: dict[int, set[int]] = defaultdict(set)
-            for (layer, block), steps in self._read.items():
-                for step in steps if layer == column else ():
-                    by_step[step].add(block)
-            known = self._lags[column] = lag(self._due, self._owners, by_step)
+            known = self._lags[column] = lag(self._due, self._owners, self._read_in.get(column, {}))
         return known
+
+    @cached_property
+    def _read_in(self) -> Mapping[int, Mapping[int, Set[int]]]:
+        """Layer -> step -> blocks that were read."""
+        found: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for (column, block), steps in self._read.items():
+            for step in steps:
+                found[column][step].add(block)
+        return found
 
     def _places(
         self,
