@@ -45,9 +45,9 @@ class Grade(IntEnum):
     """Seen at the KV cache: the token's slot was read (or, for a load, written), or seen not to be. What
     became of it after that was not seen."""
     WRITTEN = 3
-    """Seen leaving the process, or coming to rest, without an error."""
+    """As many bytes as were read came to rest in files, and are there when the run is over."""
     PROVED = 4
-    """It came back in this run with the same content, or what came to rest was read back and is the same."""
+    """It came back in this run, for the same prefix, with the same content."""
 
     @property
     def label(self) -> str:
@@ -56,9 +56,9 @@ class Grade(IntEnum):
 
 
 MEANS: dict[Grade, str] = {
-    Grade.PROVED: "came back, or was read back, the same",
-    Grade.WRITTEN: "seen leaving the process or at rest, without an error",
-    Grade.READ: "seen at the KV cache",
+    Grade.PROVED: "came back the same",
+    Grade.WRITTEN: "as many bytes came to rest",
+    Grade.READ: "read from the KV cache; whether it comes back is not known",
     Grade.DECLARED: "by metadata alone",
     Grade.NOT_OBSERVED: "nothing shows what became of it",
 }
@@ -76,6 +76,8 @@ LIMIT = "limit"
 NOTE = "note"
 SEVERITIES = (FAULT, LIMIT, NOTE)
 """Of findings, worst first."""
+_READ_AS = {LIMIT: "CHOICE"}
+"""What people read in place of the word of the JSON."""
 
 SAVED = "saved"
 LOADED = "loaded"
@@ -91,6 +93,11 @@ KEPT = (SAVED, LOADED, LOCAL_HIT)
 def severity_order(severity: str) -> int:
     """0 for the worst."""
     return SEVERITIES.index(severity)
+
+
+def severity_word(severity: str) -> str:
+    """``FAULT``, ``CHOICE``, ``NOTE``."""
+    return _READ_AS.get(severity, severity.upper())
 
 
 def outcome_order(outcome: str) -> int:

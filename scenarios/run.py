@@ -188,10 +188,9 @@ def retarget(run_dir: str | None) -> None:
 
 def write_rest(run_dir: Path) -> None:
     """What lies in the files that the run wrote: `kvtrace run` looks when its child has ended."""
-    from kvtrace.agent.state import AGENT
     from kvtrace.launch import rest
 
-    rest.write_rest(run_dir, AGENT.config.salt if AGENT.config is not None else None)
+    rest.write_rest(run_dir)
 
 
 @contextlib.contextmanager

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Measures kvtrace on connectors that nobody has seen: written from seeds, run on the real engine.
 
-    python scripts/accuracy.py --seed N --count M [--jobs K] [--keep DIR] [--only FAULT] [--json FILE]
-                               [--page FILE]
-    python scripts/accuracy.py --show SEED [--only FAULT]
+    python scripts/accuracy.py --seed N --count M [--jobs K] [--keep DIR] [--only NAME] [--json FILE]
+                               [--page FILE] [--verify] [--device-memory]
+    python scripts/accuracy.py --show SEED [--only NAME]
 
-Every fourth seed is healthy, the others go in turn through the catalogue of faults
-(tests/accuracy/kvgen/catalogue.py). Truth comes from the plan and is checked against what lies in the
-connector's store, never from kvtrace. A run whose truth is not what was planned proves nothing: it is
-reported, not counted, and makes the exit code 1.
+Every fourth seed is healthy, half of these with a deliberate choice (tests/accuracy/kvgen/designs.py); the
+others go in turn through the catalogue of faults (tests/accuracy/kvgen/catalogue.py). Truth comes from the
+plan and is checked against what lies in the connector's store, never from kvtrace. A run whose truth is not
+what was planned proves nothing: it is reported, not counted, and makes the exit code 1.
 
 Exit codes: 0 every run was scored, 1 not, 2 usage. The last line of the output is the score.
 """
@@ -40,9 +40,12 @@ for folder in (ROOT, ROOT / "scripts", ACCURACY):
 
 import score as scoring  # noqa: E402
 from kvgen.catalogue import BY_NAME, FAULTS  # noqa: E402
-from kvgen.plan import draw  # noqa: E402
+from kvgen.designs import DESIGN_BY_NAME, DESIGNS  # noqa: E402
+from kvgen.plan import draw, nth_design  # noqa: E402
 from kvgen.source import generate  # noqa: E402
 from vllm_env import CACHE, vllm_env  # noqa: E402
+
+from kvtrace.trace.config import AgentConfig  # noqa: E402
 
 ENGINES = 15
 """Engines of one process: more would save imports, and lose more to a crash."""
@@ -77,8 +80,11 @@ class Result:
 class Measure:
     """Makes runs in processes of their own, and scores them."""
 
-    def __init__(self, out: Path, keep: bool, trace: bool = True) -> None:
+    def __init__(
+        self, out: Path, keep: bool, trace: bool = True, verify: bool = False, device_memory: bool = False
+    ) -> None:
         self.out, self.keep, self.trace = out, keep, trace
+        self.asks = {"trace": trace, "verify": verify, "device_memory": device_memory}
         self.model = CACHE / "tiny-model"
         subprocess.run(
             [sys.executable, str(ROOT / "scripts" / "tiny_model.py"), str(self.model)],
@@ -119,7 +125,7 @@ class Measure:
         document = {
             "out": str(self.out),
             "model": str(self.model),
-            "trace": self.trace,
+            **self.asks,
             "runs": [{"seed": run.seed, "fault": run.fault} for run in runs],
         }
         spec.write_text(json.dumps(document), encoding="utf-8")
@@ -143,7 +149,7 @@ class Measure:
 
     def _result(self, run: Run) -> Result:
         folder = self.out / run.name
-        fault = draw(run.seed, run.fault).planted
+        plan = draw(run.seed, run.fault)
         try:
             document = json.loads(self._outcome(run).read_text(encoding="utf-8"))
         except OSError:
@@ -153,7 +159,11 @@ class Measure:
         truth, seconds = document["truth"], sum(document["seconds"].values())
         scored = None
         if not truth["problem"] and self.trace:
-            scored = scoring.score(run.seed, fault, self._report(folder / "trace"), truth)
+            verified = scoring.verify_verdict(
+                plan.planted, document.get("verified"), plan.unpromised, plan.returns
+            )
+            report = self._report(folder / "trace")
+            scored = scoring.score(run.seed, plan.planted, report, truth, plan.shows, verified)
         if not self.keep:
             shutil.rmtree(folder, ignore_errors=True)
         return Result(run, document["plan"], scored, truth["problem"], seconds)
@@ -173,14 +183,21 @@ class Measure:
 
 def line(result: Result) -> str:
     """One line of a run: seed, what was planted, what was found first, the verdict, the connector."""
-    fault = draw(result.run.seed, result.run.fault).fault or "healthy"
+    plan = draw(result.run.seed, result.run.fault)
+    fault = plan.fault or (f"choice {plan.design}" if plan.design else "healthy")
     head = f"{result.run.seed:>7} {fault:<24}"
     if result.unproven:
         return f"{head} UNPROVEN: {result.unproven}  [{result.plan}]"
     if result.scored is None:
         return f"{head} proven  [{result.plan}]"
-    numbers = f"  ({result.scored.wrong_number})" if result.scored.wrong_number else ""
-    return f"{head} {result.scored.verdict:<12}{result.scored.first:<28}[{result.plan}]{numbers}"
+    one = result.scored
+    numbers = f"  ({one.wrong_number})" if one.wrong_number else ""
+    verify = (
+        f"verify {one.verify or '-'}: {' '.join(one.failed) or 'none fails'}  "
+        if one.verify or one.failed
+        else ""
+    )
+    return f"{head} {one.shows or '-':<12}{one.verdict:<12}{one.first:<28}{verify}[{result.plan}]{numbers}"
 
 
 def show(seed: int, fault: str | None) -> None:
@@ -189,7 +206,11 @@ def show(seed: int, fault: str | None) -> None:
     print(made.text())
     print("# --- plan")
     print(f"# fault: {plan.fault or 'none'}" + (f": {plan.planted.title}" if plan.planted else ""))
+    if plan.chosen is not None:
+        print(f"# deliberate choice: {plan.design}: {plan.chosen.title}")
     print(f"# right: {', '.join(sorted(plan.planted.right)) if plan.planted else 'no fault'}")
+    if plan.planted is not None:
+        print(f"# breaks: {', '.join(sorted(plan.planted.breaks)) or 'nothing'}; shows in: {plan.shows}")
     print(f"# {plan.describe()}")
     print(f"# {plan.kv_role}, settings {made.settings}, max_num_batched_tokens {plan.budget}")
     for number, part in enumerate(plan.rounds):
@@ -206,7 +227,11 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="keep sources, stores, traces and reports there"
     )
-    parser.add_argument("--only", metavar="FAULT", help="plant this fault in all of them ('healthy': none)")
+    parser.add_argument(
+        "--only",
+        metavar="NAME",
+        help="this fault or deliberate choice in all of them ('healthy': none; 'choices': each in turn)",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the scores there")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the table there, as Markdown")
     parser.add_argument(
@@ -216,11 +241,22 @@ def options() -> argparse.Namespace:
     parser.add_argument(
         "--no-trace", action="store_true", help="prove the plans without kvtrace, score nothing"
     )
+    parser.add_argument(
+        "--verify", action="store_true", help="ask for what is stored as well, in engines of its own"
+    )
+    parser.add_argument(
+        "--device-memory", action="store_true", help="the agent takes every KV tensor for device memory"
+    )
     args = parser.parse_args()
-    if args.only not in (None, "healthy", *BY_NAME):
-        parser.error(f"no fault named {args.only!r}; --list shows them")
+    if args.only not in (None, "healthy", "choices", *BY_NAME, *DESIGN_BY_NAME):
+        parser.error(f"no fault and no choice named {args.only!r}; --list shows them")
     if args.seed is None and args.show is None and not args.list:
         parser.error("give --seed, --show or --list")
+    if args.verify and not (ACCURACY / "harness" / "verified.py").exists():
+        print("verify: not run: tests/accuracy/harness/verified.py is missing", file=sys.stderr)
+        args.verify = False
+    if args.device_memory and not hasattr(AgentConfig, "as_device"):
+        parser.error("this agent has no such mode: AgentConfig has no field 'as_device'")
     if args.count < 1 or args.jobs < 1:
         parser.error("--count and --jobs start at 1")
     if args.keep is not None and args.keep.exists() and any(args.keep.iterdir()):
@@ -230,20 +266,26 @@ def options() -> argparse.Namespace:
 
 def main() -> int:
     args = options()
-    fault = {"healthy": ""}.get(args.only, args.only)
+    fault = {"healthy": "", "choices": None}.get(args.only, args.only)
     if args.list:
         for one in FAULTS:
-            print(f"{one.name:<26}{one.grade:<6} {', '.join(sorted(one.right)):<60} {one.title}")
+            breaks = ", ".join(sorted(one.breaks)) or "-"
+            right = ", ".join(sorted(one.right)) or "none"
+            print(f"{one.name:<26}{one.grade:<7}{one.shows:<12} {right:<60} {breaks:<40} {one.title}")
+        for choice in DESIGNS:
+            print(f"{choice.name:<26}choice {'-':<12} {'no fault':<60} {'-':<40} {choice.title}")
         return 0
     if args.show is not None:
         show(args.show, fault)
         return 0
-    runs = [Run(seed, fault) for seed in range(args.seed, args.seed + args.count)]
+    seeds = range(args.seed, args.seed + args.count)
+    runs = [Run(seed, nth_design(seed) if args.only == "choices" else fault) for seed in seeds]
     out = args.keep.resolve() if args.keep else Path(tempfile.mkdtemp(prefix="kvtrace-accuracy-"))
     out.mkdir(parents=True, exist_ok=True)
     results = []
     try:
-        for result in Measure(out, args.keep is not None, not args.no_trace).all(runs, args.jobs):
+        measure = Measure(out, args.keep is not None, not args.no_trace, args.verify, args.device_memory)
+        for result in measure.all(runs, args.jobs):
             results.append(result)
             print(line(result), flush=True)
     finally:
@@ -260,6 +302,9 @@ def page(results: list[Result], args: argparse.Namespace) -> str:
     scores = [result.scored for result in results if result.scored is not None]
     unproven = [result for result in results if result.unproven]
     only = f" --only {args.only}" if args.only else ""
+    only += "".join(
+        f" --{name.replace('_', '-')}" for name in ("verify", "device_memory") if vars(args)[name]
+    )
     lines = [
         "# Accuracy on connectors that nobody has seen",
         "",
@@ -268,12 +313,19 @@ def page(results: list[Result], args: argparse.Namespace) -> str:
         "what is true of it comes from the plan and from what lies in its store, never from kvtrace. "
         "These seeds were not used in development. What the columns mean: `tests/accuracy/score.py`.",
         "",
+        "Where a fault shows says whose it is: at the KV cache (`cache`), in names and sizes of files "
+        "(`sizes`) and in `exceptions` a traced run has to name it; `return-only` is for `kvtrace verify`: "
+        "there the right passive answer is no fault and no number above grade `read`. `verify`: how many "
+        "it judged right of those that it has to judge. A deliberate choice is healthy: right is no fault.",
+        "",
         "Of KV that left for a server out of sight a report says that it was sent, not that it is stored. "
         f"In {len(scoring.not_kept(scores))} of {len(scores)} runs the server did not keep all of what was "
         "sent. That is no wrong number: what a report says is at rest is held against what is at rest, and "
         "what it says was sent against what was taken from the KV cache.",
         "",
         "```text",
+        *scoring.places(scores),
+        "",
         *scoring.table(scores),
         "",
         *scoring.notes(scores),
@@ -288,7 +340,11 @@ def page(results: list[Result], args: argparse.Namespace) -> str:
             line(result).strip()
             for result in sorted(results, key=lambda one: one.run.seed)
             if result.scored is not None
-            and (result.scored.verdict != scoring.RIGHT or result.scored.wrong_number)
+            and (
+                result.scored.verdict != scoring.RIGHT
+                or result.scored.wrong_number
+                or result.scored.verify not in ("", scoring.RIGHT)
+            )
         ),
         "```",
     ]
@@ -299,7 +355,7 @@ def conclude(results: list[Result], file: Path | None) -> int:
     scores = [result.scored for result in results if result.scored is not None]
     unproven = [result for result in results if result.unproven]
     print()
-    print("\n".join([*scoring.table(scores), "", *scoring.notes(scores)]))
+    print("\n".join([*scoring.table(scores), "", *scoring.places(scores), "", *scoring.notes(scores)]))
     print(f"seconds of engines and truth: {sum(result.seconds for result in results):.0f}")
     for result in unproven:
         print(f"NOT COUNTED: {line(result).strip()}")

@@ -52,7 +52,7 @@ def small_run(folder: Path) -> None:
     value = json.loads((folder / "run.json").read_text())
     value["spools"] = {path.name: path.stat().st_size for path in spool_paths(folder)}
     (folder / "run.json").write_text(json.dumps(summed(value), indent=1))
-    assert write_rest(folder, None)
+    assert write_rest(folder)
 
 
 def in_blocks(data: bytes, records: int) -> bytes:

@@ -114,7 +114,7 @@ def measure(folder: Path, rounds: int) -> None:
         bare, ours = cls(), cls()
         for connector in (bare, ours):
             connector.bind_connector_metadata(fakes.WorkMetadata())
-        traced(ours, Role.WORKER, cls.__name__)
+        ours = traced(ours, Role.WORKER, cls.__name__)
         plain = functools.partial(noop(getattr(bare, hook)), *args)
         method = functools.partial(getattr(ours, hook), *args)
         ways = {

@@ -4,14 +4,17 @@
     python scripts/install_size.py [--write]
 
 Run by the Python of an environment that has vLLM, kvtrace and its extras (`make bootstrap` makes one): sizes
-are those of the files that each package's RECORD lists, with those of all that it requires; compiled modules
-(`__pycache__`) are left out, as pip makes them later. `--write` puts the table into docs/run.md.
+are those of the files that each package's RECORD lists, with those of all that it requires, and of their
+modules compiled, as pip leaves them (`__pycache__`). `--write` puts the table into docs/run.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import marshal
+import warnings
 from collections.abc import Iterable
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -51,17 +54,32 @@ def needed(names: Iterable[str], extra: str = "") -> set[str]:
     return found
 
 
-def bytes_of(name: str) -> int:
-    """Of a package's files."""
+def bytes_of(name: str, modules: bool) -> int:
+    """Of a package's files; `modules`: and of its modules compiled."""
     if name == "kvtrace":  # here it is a link into the checkout
-        files = [path for path in (ROOT / "kvtrace").rglob("*") if path.is_file()]
-        return sum(path.stat().st_size for path in files if "__pycache__" not in path.parts)
-    files = [Path(str(file.locate())) for file in metadata.distribution(name).files or ()]
-    return sum(path.stat().st_size for path in files if "__pycache__" not in path.parts and path.is_file())
+        files = list((ROOT / "kvtrace").rglob("*"))
+    else:
+        files = [Path(str(file.locate())) for file in metadata.distribution(name).files or ()]
+    files = [path for path in files if "__pycache__" not in path.parts and path.is_file()]
+    return sum(path.stat().st_size + (compiled(path) if modules else 0) for path in files)
 
 
-def mb(names: Iterable[str]) -> float:
-    return sum(map(bytes_of, names)) / 1e6
+@cache
+def compiled(path: Path) -> int:
+    """Bytes of what pip makes of a module as it installs it; 0 of what is no module, or can't be compiled."""
+    if path.suffix != ".py":
+        return 0
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return 16 + len(marshal.dumps(compile(path.read_bytes(), str(path), "exec")))
+    except (SyntaxError, ValueError):
+        return 0
+
+
+def mb(names: Iterable[str], modules: bool = True) -> float:
+    """Megabytes as pip leaves them; without `modules`: as downloaded and unpacked."""
+    return sum(bytes_of(name, modules) for name in names) / 1e6
 
 
 def shown(size: float) -> str:

@@ -21,10 +21,14 @@ from kvtrace.causes.registry import CATALOGUE  # noqa: E402
 from kvtrace.export.tables import PARTITIONS, TABLES, Column  # noqa: E402
 from kvtrace.render.cause import cause_page  # noqa: E402
 from kvtrace.render.markdown import markdown  # noqa: E402
+from kvtrace.topics import TOPICS  # noqa: E402
 from kvtrace.trace import format as fmt  # noqa: E402
 from kvtrace.trace import hooks, ops, rows  # noqa: E402
 
-_HEAD = "<!-- written by python scripts/pages.py; edit the cause's file in kvtrace/causes/rules -->\n"
+_HEAD = (
+    "<!-- written by python scripts/pages.py; edit the cause's file in kvtrace/causes/rules, or "
+    "kvtrace/topics.py -->\n"
+)
 MARKER = "<!-- below: written by python scripts/pages.py -->\n"
 
 
@@ -35,6 +39,7 @@ def files() -> dict[Path, str]:
         docs / "causes" / f"{cause.id}.md": markdown(cause_page(cause)) for cause in CATALOGUE.values()
     }
     written[docs / "causes" / "README.md"] = _index()
+    written[docs / "questions.md"] = topics()
     found = {path: _HEAD + text for path, text in written.items()}
     made = (
         ("trace-format.md", tables()),
@@ -45,6 +50,16 @@ def files() -> dict[Path, str]:
         page = docs / name
         found[page] = page.read_text(encoding="utf-8").split(MARKER)[0] + MARKER + "\n" + text
     return found
+
+
+def topics() -> str:
+    """What people ask, on one page."""
+    lines = ["# Questions about vLLM's part", "", "Each is also `kvtrace docs NAME`.", ""]
+    for topic in TOPICS:
+        lines += [f"## {topic.title}", "", f"`kvtrace docs {topic.id}`", ""]
+        lines += [line for text in (*topic.answer, topic.look) for line in (text, "")]
+        lines += ["Findings: " + ", ".join(f"[{one}](causes/{one}.md)" for one in topic.causes) + ".", ""]
+    return "\n".join(lines)
 
 
 def native_copies() -> str:

@@ -36,11 +36,13 @@ def files() -> dict[Path, str]:
     """Each published schema, and the file that it stands in."""
     from kvtrace.gate.model import baseline_schema
     from kvtrace.report.model import report_schema
+    from kvtrace.verify.document import verify_schema
 
     package = ROOT / "kvtrace"
     return {
         package / "report" / "schema" / "kvtrace.report.2.json": text(report_schema()) + "\n",
         package / "gate" / "schema" / "kvtrace.baseline.1.json": text(baseline_schema()) + "\n",
+        package / "verify" / "schema" / "kvtrace.verify.1.json": text(verify_schema()) + "\n",
     }
 
 

@@ -166,6 +166,21 @@ sim.serve([Prompt(f"r{n}", n, digest=n) for n in (64, 96, 128, 256)], some)
     assert "long-prompt-skipped" in {one["id"] for one in healthy["ruled_out"]}
 
 
+def test_a_property(copy: Copy) -> None:
+    copy.follow("A property of verify")
+    printed = copy.python(
+        """
+        from kvtrace.verify.judge import workloads
+        from kvtrace.verify.observed import Facts
+        from kvtrace.verify.registry import of_suite
+
+        facts = Facts(block=32, budget=512, longest=2048, seqs=16, layers=4, unit=32)
+        print(dict((name, one.text) for name, one in workloads(of_suite("quick"), facts))["twins"])
+        """
+    )
+    assert printed == "a112&a112 ; a112&a112\n"
+
+
 def test_a_hook(copy: Copy, tmp_path: Path) -> None:
     copy.follow("A connector hook")
     assert "- 23: `finish_forward`" in (copy.root / "docs" / "trace-format.md").read_text(encoding="utf-8")
@@ -182,7 +197,7 @@ def test_a_hook(copy: Copy, tmp_path: Path) -> None:
                 return "done"
 
         connector = Mine()
-        traced(connector, Role.WORKER, "Mine")
+        connector = traced(connector, Role.WORKER, "Mine")
         assert "finish_forward" in vars(type(connector)) and connector.finish_forward() == "done"
         assert hooks.name_of(23) == "finish_forward"
         """
@@ -199,8 +214,9 @@ def test_an_output_format(copy: Copy) -> None:
     demo = str(ROOT / "reports" / "demo" / "report.json")
     outline = copy.kvtrace("explain", demo, "--format", "outline").splitlines()
     assert outline[0] == "kvtrace: vllm"
-    assert any(line.startswith("  FAULT  first-chunk-only") for line in outline)
-    assert "FAULT" in copy.kvtrace("check", demo, "--format", "outline", "--no-config", code=1)
+    assert any(line.startswith("  ") and "first-chunk-only" in line for line in outline)
+    raised = str(ROOT / "reports" / "vllm-0.32.0-cpu" / "hook-raised.json")
+    assert "FAULT" in copy.kvtrace("check", raised, "--format", "outline", "--no-config", code=1)
     wrong = copy.run("-m", "kvtrace", "diff", demo, demo, "--format", "outlin", code=2)
     assert wrong.stdout == "" and "outline" in wrong.stderr and wrong.stderr.count("\n") == 1
 

@@ -21,9 +21,12 @@ class _Waiting:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name == "vllm":
             sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Waiting)]
-            from kvtrace.agent.plugin import arm
+            try:
+                from kvtrace.agent.plugin import arm
 
-            arm()
+                arm()
+            except Exception:  # `import vllm` goes on, whatever this Python can't do
+                pass
 
 
 def wait_for_vllm() -> None:

@@ -13,6 +13,8 @@ import keyword
 from collections.abc import Callable
 from typing import Any
 
+from kvtrace.agent.frames import INTERNAL
+
 _EMPTY = inspect.Parameter.empty
 _Kind = inspect.Parameter
 
@@ -24,8 +26,8 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _lists(signature: inspect.Signature) -> tuple[str, str, dict[str, Any]] | None:
-    """(parameter list, argument list, default values) or None where it can't be spelt."""
+def _lists(signature: inspect.Signature) -> tuple[str, list[str], dict[str, Any]] | None:
+    """(parameter list, arguments, default values) or None where it can't be spelt."""
     parameters: list[str] = []
     arguments: list[str] = []
     defaults: dict[str, Any] = {}
@@ -60,7 +62,7 @@ def _lists(signature: inspect.Signature) -> tuple[str, str, dict[str, Any]] | No
         arguments.append(f"{name}={name}" if parameter.kind is _Kind.KEYWORD_ONLY else name)
     if positional_only:
         parameters.append("/")
-    return ", ".join(parameters), ", ".join(arguments), defaults
+    return ", ".join(parameters), arguments, defaults
 
 
 def generate(
@@ -70,7 +72,8 @@ def generate(
     *,
     needs: tuple[str, ...] = (),
 ) -> Callable[..., Any] | None:
-    """Compile ``template`` with ``{parameters}`` and ``{arguments}`` filled in.
+    """Compile ``template`` with ``{parameters}``, ``{arguments}``, ``{others}`` (all but the first) and
+    ``{plain}`` (those, without ``**kwargs``) filled in.
 
     The template defines ``_kvt_wrapper``. ``names`` are its globals. None where the
     signature can't be read or lacks a parameter of ``needs``: the caller falls back to
@@ -84,8 +87,11 @@ def generate(
         return None
     parameters, arguments, defaults = lists
     scope: dict[str, Any] = {**names, **defaults}
-    source = template.replace("{parameters}", parameters).replace("{arguments}", arguments)
-    exec(compile(source, f"<kvtrace wrapper of {getattr(wrapped, '__qualname__', '?')}>", "exec"), scope)
+    source = template.replace("{parameters}", parameters).replace("{arguments}", ", ".join(arguments))
+    source = source.replace("{others}", ", ".join(arguments[1:]))
+    source = source.replace("{plain}", ", ".join(one for one in arguments[1:] if not one.startswith("**")))
+    file = f"<{INTERNAL}: kvtrace wrapper of {getattr(wrapped, '__qualname__', '?')}>"
+    exec(compile(source, file, "exec"), scope)
     wrapper: Callable[..., Any] = scope["_kvt_wrapper"]
     functools.update_wrapper(wrapper, wrapped)
     return wrapper

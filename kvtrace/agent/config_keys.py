@@ -12,10 +12,11 @@ import re
 import sys
 from typing import Any
 
-from kvtrace.agent import config_source, owners
+from kvtrace.agent import config_source, foreign, owners
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.facts import ConfigKeys
 from kvtrace.trace.format import Role
+from kvtrace.trace.mask import mask_mapping
 
 _ATTRIBUTE = config_source.DICTIONARY
 _MAX_KEYS = 200
@@ -51,6 +52,7 @@ def given(config: Any, role: Role) -> _Given | None:
     value = getattr(getattr(config, "kv_transfer_config", None), _ATTRIBUTE, None)
     if not isinstance(value, dict) or not value:
         return None
+    foreign.know_paths(value)
     return _Given(tuple(key for key in value if isinstance(key, str))[:_MAX_KEYS], role)
 
 
@@ -89,7 +91,7 @@ def _look(keys: _Given) -> None:
         pass
     fact = ConfigKeys(
         connector=keys.index,
-        given=keys.keys,
+        given=tuple(mask_mapping(dict.fromkeys(keys.keys))),
         read=tuple(key for key in keys.keys if key in (asked or ())),
         asked=tuple(sorted((asked or set()) - set(keys.keys))[:_MAX_KEYS]),
         hidden=asked is None,

@@ -72,7 +72,10 @@ def _defined_by_user(base: type, name: str) -> bool:
     return False
 
 
-_IDLE_OPS = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST", "POP_TOP", "COPY_FREE_VARS"}
+_IDLE_OPS = {
+    "RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST", "POP_TOP", "COPY_FREE_VARS", "DELETE_FAST",
+}  # fmt: skip
+"""Of a body that does nothing; ``del arguments`` is nothing too."""
 
 
 def does_nothing(function: Any) -> bool:

@@ -10,7 +10,7 @@ import sys
 from enum import Enum
 from typing import Any
 
-from kvtrace.agent.site import INDEX_ATTRIBUTE
+from kvtrace.agent.proxy import index_of
 from kvtrace.trace.facts import NOT_OF_TOKENS, Engine, KvGroup, KvTransfer, Worker
 from kvtrace.trace.mask import mask_mapping, mask_text
 
@@ -149,7 +149,7 @@ def engine(scheduler: Any, tag: int) -> Engine:
         scheduler=type(scheduler).__name__,
         kv_transfer=kv_transfer(config),
         connector_created=connector is not None,
-        connector=getattr(connector, INDEX_ATTRIBUTE, None),
+        connector=index_of(connector),
         kv_groups=kv_groups(getattr(scheduler, "kv_cache_config", None)),
     )
 
@@ -190,7 +190,7 @@ def worker(wrapper: Any, kv_cache_config: Any, ordinal: int) -> Worker:
         },
         backends={name: backend for name, layer in known.items() if (backend := _backend(layer))},
         connector_live=connector is not None,
-        connector=getattr(connector, INDEX_ATTRIBUTE, None),
+        connector=index_of(connector),
     )
 
 

@@ -20,7 +20,7 @@ import sys
 import threading
 from typing import Any
 
-from kvtrace.agent.left import paths
+from kvtrace.agent.outside import files as outside
 from kvtrace.agent.state import AGENT, get_ident
 
 UNKNOWN = -1
@@ -172,7 +172,7 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 
 def note(path: Any) -> None:
     """A native writer truncates and writes this path."""
-    paths.note(path)
+    outside.note(path)
     try:
         for files in _watches.get(get_ident(), ()):
             files.opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -201,7 +201,7 @@ def _noting(original: Any, index: int) -> Any:
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if _watches or paths.wanted():
+        if _watches or outside.wanted():
             path = args[index] if len(args) > index else kwargs.get("filename", kwargs.get("name"))
             if isinstance(path, (str, bytes, os.PathLike)):
                 note(path)

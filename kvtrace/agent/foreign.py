@@ -31,8 +31,11 @@ _QUOTED = re.compile(r"""'[^'\n]*'|"[^"\n]*"|\[[^\]\n]*\]|\{[^}\n]*\}|<[^>\n]*>"
 _PLAIN = re.compile(r"\(?(?:[A-Z]{1,6}|[A-Z]?[a-z]{1,15})(?:[-/][a-z]{1,15})?\)?[.,:;!?]{0,3}\Z")
 
 
-def of_exception(error: BaseException, keep: bool = False, most: int = 500) -> str:
+def of_exception(
+    error: BaseException, keep: bool = False, most: int = 500, trace: TracebackType | None = None
+) -> str:
     """Its message, at most so many characters; "" where it has none, or none that can be had."""
+    trace = trace or error.__traceback__
     try:
         text = str(error)[:_MOST_READ]
         if keep:
@@ -40,12 +43,12 @@ def of_exception(error: BaseException, keep: bool = False, most: int = 500) -> s
         if isinstance(error, OSError) and isinstance(error.errno, int):
             known = os.strerror(error.errno)
             if error.strerror in (known, None):
-                return f"[Errno {error.errno}] {known}"
+                return mask_text(f"[Errno {error.errno}] {known}{_at(error.filename)}")[:most]
             text = f"[Errno {error.errno}] {error.strerror}"[:_MOST_READ]
-            frames = list(_frames(error.__traceback__))
+            frames = list(_frames(trace))
             pieces = _written(error, [trace.tb_frame for trace in frames]) | {f"[Errno {error.errno}]"}
             return mask_text(_template(text, pieces))[:most]
-        frames = list(_frames(error.__traceback__))
+        frames = list(_frames(trace))
         if frames and not _raised_there(frames[-1]):
             text = "\n".join(_plain(line) for line in text.splitlines())
         else:
@@ -80,6 +83,31 @@ def of_record(record: logging.LogRecord, keep: bool = False, most: int = 500) ->
     return mask_text(_template(text[:_MOST_READ], pieces))[:most]
 
 
+_configured: dict[str, None] = {}
+_MOST_CONFIGURED = 64
+
+
+def know_paths(value: Any, depth: int = 0) -> None:
+    """Absolute paths that stand in a connector's configuration: these are recorded anyway."""
+    if isinstance(value, str):
+        if value.startswith("/") and len(_configured) < _MOST_CONFIGURED:
+            _configured[os.path.normpath(value)] = None
+    elif depth < 6 and isinstance(value, (dict, list, tuple)):
+        for inner in value.values() if isinstance(value, dict) else value:
+            know_paths(inner, depth + 1)
+
+
+def _at(filename: Any) -> str:
+    """The path that could not be had, as far as the configuration names it: nothing below that."""
+    path = os.path.normpath(filename) if isinstance(filename, str) and filename.startswith("/") else ""
+    for known in _configured if path else ():
+        if known == path or known.startswith(path.rstrip("/") + "/"):
+            return f": {path!r}"
+        if path.startswith(known.rstrip("/") + "/"):
+            return f": {known + '/' + LEFT_OUT!r}"
+    return ""
+
+
 def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
     for _ in range(_MOST_FRAMES):
         if trace is None:
@@ -108,11 +136,32 @@ def _maker(record: logging.LogRecord) -> FrameType | None:
 
 def _written(error: BaseException | None, frames: list[FrameType]) -> set[str]:
     """Pieces of text that stand in the source of these calls, and of the classes of their ``self``."""
-    classes = {type(frame.f_locals["self"]) for frame in frames if "self" in frame.f_locals}
+    classes = {cls for cls in map(_class_of, frames) if cls is not None}
     if error is not None:
         classes.add(type(error))
     found = {piece for frame in frames for piece in _of_code(frame.f_code)}
-    return found.union(*(_of_class(cls) for cls in classes))  # type: ignore[arg-type]
+    return found.union(*(_of_class(cls) for cls in classes))
+
+
+def _class_of(frame: FrameType) -> type | None:
+    """The class of a frame's ``self``. Up to Python 3.12 whoever asks a frame that runs for its variables
+    makes it keep them until it ends: of such a one it is the class that the code stands in."""
+    if sys.version_info >= (3, 13) or not _runs(frame):
+        values = frame.f_locals
+        return type(values["self"]) if "self" in values else None
+    found: Any = None
+    for name in str(getattr(frame.f_code, "co_qualname", "")).split(".")[:-1]:
+        found = frame.f_globals.get(name) if found is None else vars(found).get(name)
+        if not isinstance(found, type):
+            return None
+    return found if isinstance(found, type) else None
+
+
+def _runs(frame: FrameType) -> bool:
+    here: FrameType | None = sys._getframe(1)
+    while here is not None and here is not frame:
+        here = here.f_back
+    return here is frame
 
 
 @functools.lru_cache(256)

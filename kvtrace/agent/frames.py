@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kvtrace.agent.site import Site
 
@@ -18,6 +19,20 @@ class Running(NamedTuple):
     hook: str
     connector: int
     layer: str | None
+
+
+INTERNAL = "importlib_bootstrap"
+"""In the name of a file: ``warnings`` and ``logging`` don't count its frames (``stacklevel``), as they don't
+count those of the interpreter's import."""
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def internal(function: _Function) -> _Function:
+    """A function that stands between vLLM and the connector: nobody's warning is attributed to it."""
+    made: Any = function
+    folder, _, name = made.__code__.co_filename.rpartition("kvtrace/agent/")
+    made.__code__ = made.__code__.replace(co_filename=f"{folder}kvtrace/{INTERNAL}/kvtrace/agent/{name}")
+    return function
 
 
 def step_out(error: BaseException) -> None:

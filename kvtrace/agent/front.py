@@ -6,7 +6,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import describe, graphs
+from kvtrace.agent import describe, frames, graphs, startup
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.facts import ClientId, EngineArgs
 from kvtrace.trace.format import Role
@@ -24,7 +24,12 @@ def wrap_engine_args(module: ModuleType) -> None:
             AGENT.fact(EngineArgs(given), Role.FRONT, standing="args")
         except Exception:
             AGENT.failed("create_engine_config")
-        return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        except Exception as error:
+            startup.failed(startup.CONFIGURATION, error, Role.FRONT)
+            frames.step_out(error)
+            raise
 
     cls.create_engine_config = create_engine_config
 

@@ -11,14 +11,13 @@ from typing import Any
 
 from kvtrace.agent import graphs, handover, metadata
 from kvtrace.agent.metadata.recording import READER
-from kvtrace.agent.site import INDEX_ATTRIBUTE, Site
+from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import NONE_ANSWER, UNKNOWN, Flag, Kind, Role, pack_head
 from kvtrace.trace.hooks import Hook
 
-PARENT_ATTRIBUTE = "_kvtrace_parent"
 DECLARED_ATTRIBUTE = "_kvtrace_declared"
 """Of a SchedulerOutput: what its metadata declares, as ``metadata.Totals`` in a plain tuple: it
 travels to workers that may not have kvtrace."""
@@ -63,7 +62,7 @@ def argument(args: Args, kwargs: Kwargs, index: int, name: str) -> Any:
 
 def recorder(site: Site) -> Record:
     """The function that a hook's wrapper calls after the call."""
-    hook, role, child = site.hook, site.role, site.child
+    hook, role = site.hook, site.role
     head = pack_head(Kind.HOOK, role, hook.code, site.index)
     side = AGENT.worker if role == Role.WORKER else AGENT.scheduler
     threads = AGENT.threads
@@ -84,7 +83,7 @@ def recorder(site: Site) -> Record:
     def detailed(t0: int, t1: int, connector: Any, result: Any, *given: Any) -> None:
         try:
             first = head if worker.bound else unbound
-            flags, layer, slots, entries, extra = detail(child, (t0, t1), connector, result, *given)
+            flags, layer, slots, entries, extra = detail(site, (t0, t1), connector, result, *given)
             first |= flags << 32 | threads[get_ident()] << 48
             AGENT.add((first, t0, t1, side.step, layer, slots, entries, extra))
         except Exception:
@@ -93,58 +92,58 @@ def recorder(site: Site) -> Record:
     return detailed
 
 
-# Each is called as ``detail(child, times, connector, result, *arguments)`` and returns
+# Each is called as ``detail(site, times, connector, result, *arguments)`` and returns
 # ``(flags, layer id, slots, entries, extra)``.
 
 
-def _inside(child: bool, connector: Any) -> int:
+def _inside(site: Site) -> int:
     """The index of a connector inside another one, 0 of an outermost one: in the detail of its records about
     requests, which are an outermost connector's where it is 0."""
-    return int(getattr(connector, INDEX_ATTRIBUTE, 0)) if child else 0
+    return site.index if site.child else 0
 
 
-def _bound(child: bool, connector: Any) -> Any:
+def _bound(site: Site) -> Any:
     """What the metadata names that a connector works on: with ``store_slots``, ``load_slots``, ..."""
     worker = AGENT.worker
-    return worker.of_children.get(_inside(child, connector), worker) if child else worker
+    return worker.of_children.get(site.index, worker) if site.child else worker
 
 
-def _save_layer(child: bool, times: Times, connector: Any, result: Any, layer: Any) -> Words:
-    bound = _bound(child, connector)
+def _save_layer(site: Site, times: Times, connector: Any, result: Any, layer: Any) -> Words:
+    bound = _bound(site)
     return 0, AGENT.id(str(layer)), bound.store_slots, bound.store_entries, 0
 
 
-def _wait_layer(child: bool, times: Times, connector: Any, result: Any, layer: Any) -> Words:
+def _wait_layer(site: Site, times: Times, connector: Any, result: Any, layer: Any) -> Words:
     worker = AGENT.worker
     worker.hooked_layer = layer = str(layer)
-    bound = _bound(child, connector)
+    bound = _bound(site)
     return 0, AGENT.id(layer), bound.load_slots, bound.load_entries, 0
 
 
-def _wait_for_save(child: bool, times: Times, connector: Any, result: Any) -> Words:
-    bound = _bound(child, connector)
+def _wait_for_save(site: Site, times: Times, connector: Any, result: Any) -> Words:
+    bound = _bound(site)
     return 0, 0, bound.store_slots, bound.store_entries, 0
 
 
-def _bind(child: bool, times: Times, connector: Any, result: Any, bound: Any) -> Words:
+def _bind(site: Site, times: Times, connector: Any, result: Any, bound: Any) -> Words:
     worker = AGENT.worker
     # The scheduler knows the requests, and read the same metadata better than it can be read here.
-    read = None if child else worker.declared
+    read = None if site.child else worker.declared
     declared = metadata.totals(bound) if read is None else metadata.Totals(*read)
     flags = 0 if declared.readable else _UNREADABLE
-    if child:
-        worker.of_children[_inside(child, connector)] = declared
+    if site.child:
+        worker.of_children[site.index] = declared
         return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
     worker.store_slots, worker.store_entries = declared.store_slots, declared.store_entries
     worker.load_slots, worker.load_entries = declared.load_slots, declared.load_entries
     has_metadata = getattr(connector, "has_connector_metadata", None)
     worker.bound = has_metadata is None or bool(has_metadata())
-    POLICY.begin(getattr(connector, INDEX_ATTRIBUTE, 0), declared)
+    POLICY.begin(site.index, declared)
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 
 
-def _clear(child: bool, times: Times, connector: Any, result: Any) -> Words:
-    if not child:
+def _clear(site: Site, times: Times, connector: Any, result: Any) -> Words:
+    if not site.child:
         POLICY.end()
         worker = AGENT.worker
         worker.store_slots = worker.store_entries = worker.load_slots = worker.load_entries = 0
@@ -153,14 +152,14 @@ def _clear(child: bool, times: Times, connector: Any, result: Any) -> Words:
     return 0, 0, -1, -1, 0
 
 
-def _start_load(child: bool, times: Times, connector: Any, result: Any, context: Any) -> Words:
-    bound = _bound(child, connector)
+def _start_load(site: Site, times: Times, connector: Any, result: Any, context: Any) -> Words:
+    bound = _bound(site)
     return 0, 0, bound.load_slots, bound.load_entries, graphs.mode_of(context)
 
 
-def _finished(child: bool, times: Times, connector: Any, result: Any) -> Words:
+def _finished(site: Site, times: Times, connector: Any, result: Any) -> Words:
     sending, receiving, failed = _transfers(result)
-    _done(Role.WORKER, _inside(child, connector), times[1], sending, receiving, failed)
+    _done(Role.WORKER, _inside(site), times[1], sending, receiving, failed)
     return 0, 0, -1, -1, len(sending or ()) << 32 | len(receiving or ())
 
 
@@ -202,48 +201,48 @@ def _done(role: Role, inside: int, t: int, sending: Any, receiving: Any, failed:
                     AGENT.add(rows.TransferDone(head, t, ident, step, failed=bad))
 
 
-def _connector_output(child: bool, times: Times, connector: Any, result: Any, output: Any) -> Words:
+def _connector_output(site: Site, times: Times, connector: Any, result: Any, output: Any) -> Words:
     # Those inside it are told the same, whoever of them it was: what each sent, its worker says.
-    if not child:
+    if not site.child:
         _done(Role.SCHEDULER, 0, times[1], *_transfers(output))
     return 0, 0, -1, -1, 0
 
 
-def _request_finished(child: bool, times: Times, connector: Any, result: Any, request: Any) -> Words:
+def _request_finished(site: Site, times: Times, connector: Any, result: Any, request: Any) -> Words:
     keeps = bool(result[0]) if isinstance(result, tuple) and result else bool(result)
-    if not child and isinstance(result, tuple) and len(result) > 1:
+    if not site.child and isinstance(result, tuple) and len(result) > 1:
         handover.returned(request, result[1])
     if keeps:
-        inside = _inside(child, connector)
+        inside = _inside(site)
         head = pack_head(Kind.OPEN, Role.SCHEDULER, 0, inside, Flag.STORE, AGENT.thread())
         ident = AGENT.request_id(request.request_id)
         AGENT.add(rows.TransferBegun(head, times[1], ident, AGENT.scheduler.step))
     return 0, 0, -1, -1, 0
 
 
-def _load_errors(child: bool, times: Times, connector: Any, result: Any) -> Words:
+def _load_errors(site: Site, times: Times, connector: Any, result: Any) -> Words:
     return 0, 0, -1, -1, len(result or ())
 
 
-def _lookup(child: bool, times: Times, connector: Any, result: Any, request: Any, local: Any) -> Words:
+def _lookup(site: Site, times: Times, connector: Any, result: Any, request: Any, local: Any) -> Words:
     answer, asynchronous = result if isinstance(result, tuple) else (result, False)
     flags = int(Flag.ASYNC) if asynchronous else 0
     external = NONE_ANSWER if answer is None else int(answer)
-    head = pack_head(Kind.LOOKUP, Role.SCHEDULER, 0, _inside(child, connector), flags, AGENT.thread())
+    head = pack_head(Kind.LOOKUP, Role.SCHEDULER, 0, _inside(site), flags, AGENT.thread())
     step, ident = AGENT.scheduler.step, AGENT.request_id(request.request_id)
     AGENT.add(rows.Lookup(head, *times, step, ident, local=int(local or 0), external=external))
-    if not child:
+    if not site.child:
         READER.admissions.looked_up(request.request_id, int(local or 0))
     return flags, 0, external if answer is not None else -1, 1, 0
 
 
-def _alloc(child: bool, times: Times, connector: Any, result: Any, request: Any, external: Any) -> Words:
+def _alloc(site: Site, times: Times, connector: Any, result: Any, request: Any, external: Any) -> Words:
     external = int(external or 0)
-    head = pack_head(Kind.ALLOC, Role.SCHEDULER, 0, _inside(child, connector), 0, AGENT.thread())
+    head = pack_head(Kind.ALLOC, Role.SCHEDULER, 0, _inside(site), 0, AGENT.thread())
     ident = AGENT.request_id(request.request_id)
     step = AGENT.scheduler.step
     AGENT.add(rows.Allocation(head, *times, step, ident, external=external, blocks=UNKNOWN))
-    if not child:
+    if not site.child:
         AGENT.scheduler.allocated.append(request.request_id)
         if external:
             AGENT.scheduler.loading.add(request.request_id)
@@ -251,15 +250,15 @@ def _alloc(child: bool, times: Times, connector: Any, result: Any, request: Any,
     return 0, 0, external, 1, 0
 
 
-def _build_meta(child: bool, times: Times, connector: Any, result: Any, output: Any) -> Words:
-    declared = READER.built(connector, result, output, child, times[1])
+def _build_meta(site: Site, times: Times, connector: Any, result: Any, output: Any) -> Words:
+    declared = READER.built(site.index, connector, result, output, site.child, times[1])
     flags = 0 if declared.readable else _UNREADABLE
-    if not child:
+    if not site.child:
         setattr(output, DECLARED_ATTRIBUTE, declared.totals())
     return flags, 0, declared.store_slots, declared.store_entries, declared.load_slots
 
 
-def _shutdown(child: bool, times: Times, connector: Any, result: Any) -> Words:
+def _shutdown(site: Site, times: Times, connector: Any, result: Any) -> Words:
     """The connector's threads are through with their work."""
     AGENT.write_all()
     return 0, 0, UNKNOWN, UNKNOWN, 0

@@ -30,7 +30,6 @@ class Owner:
             if top(name) not in _FOREIGN and not is_stdlib_module(top(name))
         }
         self._packages = {name for name in packages if name not in _FOREIGN and not is_stdlib_module(name)}
-        self._classes = self._packages & {top(cls.__module__) for cls in base.__mro__}
         self._bundled = any(
             cls.__module__.startswith("vllm.") and not cls.__module__.endswith("base") for cls in base.__mro__
         )
@@ -53,11 +52,6 @@ class Owner:
         folders = [_folder(name) for name in (*self._packages, "vllm")]
         inside = any(folder and filename.startswith(folder) for folder in folders)
         return inside and self.owns(filename)
-
-    def is_of(self, other: Owner) -> bool:
-        """Whether its class is of a package of another one's: the same one, or what that one holds. What both
-        use alike says nothing."""
-        return bool(self._classes & other._packages)
 
     def modules(self) -> list[str]:
         """Names of the imported modules that may be its own: few of the thousands that there are."""

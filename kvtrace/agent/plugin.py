@@ -22,7 +22,7 @@ def arm() -> None:
     process that imports vLLM does its work. Never raises."""
     global _armed
     text = os.environ.get(CONFIG_VARIABLE)
-    if not text or _armed:
+    if not text or _armed or sys.version_info < (3, 10):
         return
     if _MODEL_INSPECTION in sys.orig_argv:
         # A short-lived helper of vLLM that only looks at a model class.

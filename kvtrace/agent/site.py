@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from kvtrace.trace.format import Role
 from kvtrace.trace.hooks import Hook
 
-INDEX_ATTRIBUTE = "_kvtrace_connector"
-"""Of a connector's proxy: its index in this process, from 1."""
-
 
 @dataclass(frozen=True)
 class Site:

@@ -15,17 +15,19 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
 from typing import Any
 
 from kvtrace import __version__
 from kvtrace.agent import foreign
 from kvtrace.agent.boot import boot
 from kvtrace.trace import format as fmt
+from kvtrace.trace import mask
 from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.facts import AgentError, AnyFact, Header, HookException
 from kvtrace.trace.format import Role, Stop
-from kvtrace.trace.mask import mask_argv
 from kvtrace.trace.writer import Recorder
 
 _MAX_FAILURES = 5
@@ -40,12 +42,20 @@ class SchedulerState:
 
     def __init__(self) -> None:
         self.step = 0
-        self.current: Any = None
-        """The Scheduler whose ``schedule`` runs, or ran last."""
+        self._current: weakref.ref[Any] | None = None
         self.allocated: list[str] = []
         """Requests for which the connector was told of an allocation since it began."""
         self.loading: set[str] = set()
         """Requests for which it loads, and that were not scheduled yet."""
+
+    @property
+    def current(self) -> Any:
+        """The Scheduler whose ``schedule`` runs, or ran last, as long as vLLM has it."""
+        return None if self._current is None else self._current()
+
+    @current.setter
+    def current(self, scheduler: Any) -> None:
+        self._current = None if scheduler is None else weakref.ref(scheduler)
 
 
 class WorkerState:
@@ -91,9 +101,32 @@ class WorkerState:
 class _Threads(dict[int, int]):
     """Thread ident -> small index, given at the first question."""
 
+    def __init__(self) -> None:
+        self._heads: list[dict[int, int]] = []
+
     def __missing__(self, ident: int) -> int:
         index = self[ident] = len(self)
         return index
+
+    def heads(self, head: int) -> dict[int, int]:
+        """Thread ident -> a record's first word that ends in ``head``: in hooks the sum itself counts."""
+        made = _Heads(head, self)
+        self._heads.append(made)
+        return made
+
+    def clear(self) -> None:
+        super().clear()
+        for heads in self._heads:
+            heads.clear()
+
+
+class _Heads(dict[int, int]):
+    def __init__(self, head: int, threads: _Threads) -> None:
+        self._head, self._threads = head, threads
+
+    def __missing__(self, ident: int) -> int:
+        head = self[ident] = self._head | self._threads[ident] << 48
+        return head
 
 
 class Agent:
@@ -109,7 +142,7 @@ class Agent:
         self.worker = WorkerState()
         self.ids: dict[str, int] = {}
         """Layer names and other long-lived strings -> NAME ids of the open spool."""
-        self.threads: dict[int, int] = _Threads()
+        self.threads = _Threads()
         self.standing_facts: dict[tuple[int, object], tuple[AnyFact, int]] = {}
         """Facts that hold until further notice; repeated into each spool that is opened."""
         self.endings: list[Callable[[], None]] = []
@@ -123,11 +156,13 @@ class Agent:
     def arm(self, config: AgentConfig) -> None:
         """Open a spool when there is something to write."""
         self.config = config
+        mask.use(config.salt, config.keep_settings)
         self.add = self._first_add
 
     def open(self, config: AgentConfig) -> None:
         """Start a spool in ``config.dir``. Never raises; without a spool nothing is recorded."""
         self.config = config
+        mask.use(config.salt, config.keep_settings)
         self.pid = os.getpid()
         try:
             folder = config.dir / fmt.SPOOL_DIR
@@ -214,7 +249,7 @@ class Agent:
             process=multiprocessing.current_process().name,
             python=".".join(str(part) for part in sys.version_info[:3]),
             executable=sys.executable,
-            argv=tuple(mask_argv(list(sys.argv))[:64]),
+            argv=tuple(mask.mask_argv(list(sys.argv))[:64]),
             host=socket.gethostname(),
             wall_ns=time.time_ns(),
             perf_ns=clock(),
@@ -290,9 +325,10 @@ class Agent:
         """Whether texts of foreign origin are recorded as they are, secrets masked."""
         return self.config is not None and self.config.keep_messages
 
-    def said(self, error: BaseException, most: int = 500) -> str:
-        """The message of an exception, as far as it is recorded. Never raises."""
-        return foreign.of_exception(error, self.keeps_messages, most)
+    def said(self, error: BaseException, most: int = 500, trace: TracebackType | None = None) -> str:
+        """The message of an exception, as far as it is recorded. Never raises. ``trace``: how far it has
+        come, where it is still on its way."""
+        return foreign.of_exception(error, self.keeps_messages, most, trace)
 
     def exception(self, hook: str, layer: str | None, step: int, index: int, error: BaseException) -> None:
         """Note an exception that the connector of that index raised out of a hook (it is re-raised)."""

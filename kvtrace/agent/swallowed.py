@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from kvtrace.agent import handlers, logs, owners
@@ -21,7 +21,7 @@ from kvtrace.agent.owners import Owner
 from kvtrace.agent.state import AGENT, clock, is_ours, where_raised
 from kvtrace.agent.watch import limits, raises
 from kvtrace.agent.watch.origin import HERE
-from kvtrace.agent.watch.raises import Raised, Raises
+from kvtrace.agent.watch.raises import Raises, Seen
 from kvtrace.trace import facts, hooks
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Role
@@ -36,7 +36,7 @@ _STOPS = (KeyboardInterrupt, SystemExit)
 _ORDINARY = (KeyError, AttributeError, IndexError, ImportError)
 _SAVING = frozenset(hook.name for hook in hooks.SAVING)
 
-_seen: dict[tuple[str, int, str, str], int] = {}
+_seen_before: dict[tuple[str, int, str, str], int] = {}
 _observed: dict[tuple[str, int], int] = {}
 _spool: object = None
 
@@ -50,15 +50,12 @@ class About(NamedTuple):
 
 
 class Caught(NamedTuple):
-    """One exception; as in :class:`kvtrace.trace.facts.Swallowed`. ``t``: as in :class:`Raised`."""
+    """One exception; as in :class:`kvtrace.trace.facts.Swallowed`."""
 
-    error: BaseException
-    where: str
-    t: int
+    seen: Seen
     logged: bool = False
     went_on: bool | None = None
     ended: bool | None = None
-    broad: bool | None = None
 
 
 class Swallowed:
@@ -73,13 +70,14 @@ class Swallowed:
         self._hook, self._index, self._role = hook, index, role
         self._owner = owner
         self._background = hook in BACKGROUND
-        self.raises = Raises(owner)
+        self.raises = Raises(owner, self._see, self._background)
         self.running = False
         self._observed_it = False
         self._logged = 0
         self._began = 0
-        self._told: dict[int, Raised] = {}
-        self._gone: dict[int, BaseException] = {}
+        self._told: dict[int, Seen] = {}
+        self._gone: dict[int, str] = {}
+        """Ids and types of exceptions of which other facts speak."""
 
     def start(self) -> bool:
         self._logged = logs.emitted()
@@ -97,13 +95,15 @@ class Swallowed:
     def logged(self, error: BaseException) -> bool:
         """The connector logs an exception: it was caught, also where none of its frames saw it pass."""
         if len(self._told) < _MAX_TOLD:
-            self._told[id(error)] = Raised(error, clock())
+            trace = error.__traceback__
+            where = _place(trace, error, self._owner, self._background) or where_raised(error)
+            self._told[id(error)] = _seen(error, trace, where)
         return True
 
     def said_elsewhere(self, error: BaseException) -> None:
         """Another fact speaks of it."""
         if len(self._gone) < _MAX_TOLD:
-            self._gone[id(error)] = error
+            self._gone[id(error)] = type(error).__name__
 
     def report(self, escaped: BaseException | None, about: About) -> None:
         """Write the facts, after ``stop``, or between two pieces of work.
@@ -123,36 +123,35 @@ class Swallowed:
         for caught in self._caught(escaped):
             self._write(caught, about)
         if ended is not None:
-            where = _place(ended, self._owner, True) or where_raised(ended)
-            self._write(Caught(ended, where, clock(), ended=True), about)
+            where = _place(ended.__traceback__, ended, self._owner, True) or where_raised(ended)
+            self._write(Caught(_seen(ended, ended.__traceback__, where), ended=True), about)
         self._gone.clear()
         self._began = clock()
 
+    def _see(self, error: BaseException, trace: TracebackType | None) -> Seen | None:
+        """What is written of an exception, should it be caught where it has come to."""
+        where = _place(trace, error, self._owner, self._background)
+        broad = None
+        if where is None and self._hook in _SAVING:
+            where = _broad_place(trace, error, self._owner)
+            broad = where is not None or None
+        return None if where is None else _seen(error, trace, where, broad)
+
     def _caught(self, escaped: BaseException | None) -> list[Caught]:
         """What was raised and caught since the last report, and what was logged."""
+        self.raises.forget(escaped)
         told, self._told = self._told, {}
-        raised = {id(one.error): one for one in self.raises.take()}
-        left_out = {*self._gone, *(id(error) for error in _with_causes(escaped))}
-        for one in raised.values():
-            left_out.update(id(cause) for cause in _with_causes(one.error.__cause__))
-        found: list[Caught] = []
-        for key, one in (raised | told).items():
-            if key in left_out or isinstance(one.error, _IGNORED):
-                continue
-            where = _place(one.error, self._owner, self._background)
-            broad = None
-            if key in told:
-                where = where or where_raised(one.error)
-            elif where is None and self._hook in _SAVING:
-                where = _broad_place(one.error, self._owner)
-                broad = where is not None or None
-            if where is not None:
-                found.append(Caught(one.error, where, one.t, key in told, broad=broad))
-        last = {(type(caught.error), caught.where): caught.t for caught in found}
-        timed = [
-            caught._replace(went_on=self._went_on(last[type(caught.error), caught.where])) for caught in found
+        for error in _with_causes(escaped):
+            told.pop(id(error), None)
+        raised = [one for one in self.raises.take() if one.key not in told]
+        found = [
+            Caught(one, one.key in told)
+            for one in (*raised, *told.values())
+            if self._gone.get(one.key) != one.name
         ]
-        return [caught for caught in timed if not (caught.broad and caught.went_on)]
+        last = {(one.seen.name, one.seen.where): one.seen.t for one in found}
+        timed = [one._replace(went_on=self._went_on(last[one.seen.name, one.seen.where])) for one in found]
+        return [one for one in timed if not (one.seen.broad and one.went_on)]
 
     def _went_on(self, t: int) -> bool | None:
         if HERE.did > t:
@@ -163,23 +162,21 @@ class Swallowed:
         global _spool
         if _spool is not AGENT.recorder:
             _spool = AGENT.recorder
-            _seen.clear()
+            _seen_before.clear()
             _observed.clear()
             _latest.clear()
         calls = (self._hook, self._index)
         _observed[calls] = _observed.get(calls, 0) + 1
 
     def _write(self, caught: Caught, about: About) -> None:
-        error = caught.error
-        name = type(error).__name__
-        inside = _innermost(error)
-        if _same_again(caught, name, inside, self._hook):
+        seen = caught.seen
+        if _same_again(caught, self._hook):
             return
-        key = (self._hook, self._index, name, caught.where)
-        count = _seen.get(key, 0) + 1
-        if count == 1 and len(_seen) >= MAX_FACTS:
+        key = (self._hook, self._index, seen.name, seen.where)
+        count = _seen_before.get(key, 0) + 1
+        if count == 1 and len(_seen_before) >= MAX_FACTS:
             return
-        _seen[key] = count
+        _seen_before[key] = count
         if count > 16 and count & (count - 1):
             return
         fact = facts.Swallowed(
@@ -187,19 +184,24 @@ class Swallowed:
             layer=about.layer,
             step=about.step,
             connector=self._index,
-            type=name,
-            message=AGENT.said(error),
-            where=caught.where,
-            inside=inside if inside != caught.where else "",
+            type=seen.name,
+            message=seen.message,
+            where=seen.where,
+            inside=seen.inside if seen.inside != seen.where else "",
             asked_by=about.asked_by,
             ended=caught.ended,
             went_on=caught.went_on,
             observed_calls=_observed.get((self._hook, self._index), 0),
             count=count,
             logged=caught.logged or logs.emitted() > self._logged,
-            broad=caught.broad,
+            broad=seen.broad,
         )
         AGENT.fact(fact, self._role)
+
+
+def _seen(error: BaseException, trace: TracebackType | None, where: str, broad: bool | None = None) -> Seen:
+    inside, message = _innermost(trace), AGENT.said(error, trace=trace)
+    return Seen(id(error), type(error).__name__, clock(), where, inside, message, _handed(trace), broad)
 
 
 class _Known(NamedTuple):
@@ -217,27 +219,26 @@ class _Known(NamedTuple):
 _latest: dict[int, _Known] = {}
 
 
-def _same_again(caught: Caught, name: str, inside: str, hook: str) -> bool:
+def _same_again(caught: Caught, hook: str) -> bool:
     """Whether this very exception was written already, by other work that it went through.
 
-    Its id says so only while it lives, and nothing may keep it alive for us. So it must have been held here
+    Its id says so only while it lives, and nothing may keep it alive for us. So it must have been seen here
     when the other was written, or one of the two came from another stack, as out of a future."""
-    error = caught.error
-    now = _Known(name, inside, hook, clock(), _handed(error), bool(caught.ended), caught.logged)
-    known = _latest.get(id(error))
+    seen = caught.seen
+    now = _Known(seen.name, seen.inside, hook, clock(), seen.handed, bool(caught.ended), caught.logged)
+    known = _latest.get(seen.key)
     if known is not None and known[:2] == now[:2] and known.hook != hook:
         asked = (known.ended or now.ended) and (known.logged or now.logged)
-        if caught.t <= known.t or known.handed or now.handed or asked:
+        if seen.t <= known.t or known.handed or now.handed or asked:
             return True
-    _latest[id(error)] = now
+    _latest[seen.key] = now
     while len(_latest) > _MAX_LATEST:
         _latest.pop(next(iter(_latest)), None)
     return False
 
 
-def _handed(error: BaseException) -> bool:
+def _handed(trace: TracebackType | None) -> bool:
     """Whether it was raised again outside of the calls in which it was raised first."""
-    trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         frame: FrameType | None = trace.tb_next.tb_frame
         if frame is not trace.tb_frame:  # else: raised again where it was caught
@@ -268,9 +269,8 @@ def _is_a_stop(error: BaseException | None) -> bool:
     return isinstance(error, (*_IGNORED, *_STOPS)) or type(error).__name__ == "CancelledError"
 
 
-def _innermost(error: BaseException) -> str:
+def _innermost(trace: TracebackType | None) -> str:
     """The frame that raised it; never a wrapper of ours."""
-    trace = error.__traceback__
     last = None
     while trace is not None:
         if last is None or not is_ours(trace.tb_frame.f_code.co_filename):
@@ -286,19 +286,17 @@ def _place_of(trace: Any) -> str:
     return f"{name}:{trace.tb_lineno} in {code.co_name}"
 
 
-def _broad_place(error: BaseException, owner: Owner) -> str | None:
+def _broad_place(trace: TracebackType | None, error: BaseException, owner: Owner) -> str | None:
     """The frame of the connector's whose handler for anything took an exception; None for any other."""
-    trace = error.__traceback__
     if trace is None or not owner.owns(trace.tb_frame.f_code.co_filename):
         return None
     names = [cls.__name__ for cls in type(error).__mro__ if cls not in (Exception, BaseException, object)]
     return _place_of(trace) if handlers.takes_anything(trace.tb_frame.f_code, trace.tb_lasti, names) else None
 
 
-def _traces(error: BaseException) -> list[Any]:
+def _traces(trace: TracebackType | None) -> list[Any]:
     """The frames that an exception passed, without the executor or event loop that ran them."""
     traces: list[Any] = []
-    trace = error.__traceback__
     while trace is not None and owners.is_stdlib_file(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     while trace is not None:
@@ -307,10 +305,10 @@ def _traces(error: BaseException) -> list[Any]:
     return traces
 
 
-def _place(error: BaseException, owner: Owner, background: bool) -> str | None:
+def _place(trace: TracebackType | None, error: BaseException, owner: Owner, background: bool) -> str | None:
     """Innermost frame of the connector's; None for ordinary control flow, and for what the
     connector's code did not itself handle (in the background: what did not pass through it)."""
-    traces = _traces(error)
+    traces = _traces(trace)
     own = [trace for trace in traces if owner.owns(trace.tb_frame.f_code.co_filename)]
     if not own or not (background or own[0] is traces[0]):
         return None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from kvtrace.agent import connector, front, graphs, ops, scheduler, worker
+from kvtrace.agent import connector, front, graphs, ops, scheduler, startup, worker
 from kvtrace.agent.imports import when_imported
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch import native
@@ -80,6 +80,30 @@ TARGETS: tuple[Target, ...] = (
         since("0.8.5"),
         front.wrap_engine_args,
         ("EngineArgs.create_engine_config(self)",),
+    ),
+    Target(
+        "engine-core",
+        "vllm.v1.engine.core",
+        "EngineCore.__init__",
+        since("0.8.5"),
+        startup.wrap_engine_core,
+        ("EngineCore.__init__(self, vllm_config)",),
+    ),
+    Target(
+        "llm",
+        "vllm.entrypoints.llm",
+        "LLM.__init__",
+        since("0.8.5"),
+        startup.wrap_llm,
+        ("LLM.__init__(self, model)",),
+    ),
+    Target(
+        "argument-parser",
+        "vllm.utils.argparse_utils",
+        "FlexibleArgumentParser.error",
+        since("0.32.0"),
+        startup.wrap_parser,
+        ("FlexibleArgumentParser.error(self, message)",),
     ),
     Target(
         "client-request-id",

@@ -52,7 +52,9 @@ def works_elsewhere(owner: Owner, followed: Collection[int]) -> str:
     """Where a thread is inside the connector's own code that is not watched there: other than this one, the
     main one (the user's script, as often as not), and those of ``followed``. "" for none."""
     known = (get_ident(), threading.main_thread().ident, *followed)
-    for ident, frame in sys._current_frames().items():
+    threads = sys._current_frames()
+    del threads[get_ident()]  # else this call would hold its own frame, and with it all around it
+    for ident, frame in threads.items():
         current: Any = None if ident in known else frame
         for _ in range(_MAX_DEPTH):
             if current is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +19,6 @@ from kvtrace.agent.hook_records import DECLARED_ATTRIBUTE
 from kvtrace.agent.scheduler import PROMPT_ATTRIBUTE, STEP_ATTRIBUTE
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch import records as watch_records
-from kvtrace.agent.watch.by_address import BY_ADDRESS
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.prints import PRINTS
@@ -67,12 +67,12 @@ def _ready(wrapper: Any, kv_cache_config: Any) -> None:
     fact = describe.worker(wrapper, kv_cache_config, _next_ordinal)
     _next_ordinal += 1
     AGENT.set_role(Role.WORKER, f"worker-r{fact.rank}")
-    AGENT.fact(fact, Role.WORKER)
     context = describe.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
     CACHES.configure(kv_cache_config, context)
+    sizes = {name: CACHES.slot_bytes(layer) for name, layer in CACHES.layers.items()}
+    AGENT.fact(replace(fact, slot_bytes={name: size for name, size in sizes.items() if size}), Role.WORKER)
     STATES.configure(kv_cache_config, context, fact.other_layers)
     PRINTS.open(wrapper, kv_cache_config)
-    BY_ADDRESS.open(kv_cache_config)
     DEVICE.open(len(fact.kv_layers))
     _wrap_sampling(wrapper.worker)
 
@@ -117,8 +117,6 @@ def _wrap_execute(cls: Any) -> None:
             worker.prompt = getattr(scheduler_output, PROMPT_ATTRIBUTE, many)
             worker.finishes = bool(getattr(scheduler_output, "finished_req_ids", None))
             POLICY.step_begins()
-            if worker.prompt:
-                BY_ADDRESS.scheduled(scheduler_output, step)
         except Exception:
             AGENT.failed("execute_model")
         t0 = clock()
@@ -144,8 +142,6 @@ def _wrap_execute(cls: Any) -> None:
                 POLICY.passed(t1 - t0)
                 PRINTS.passed(t1 - t0)
                 PRINTS.plan(self, scheduler_output)
-                if BY_ADDRESS.on and worker.prompt and step:
-                    BY_ADDRESS.note(0)
                 head = _EXEC | flags << 32 | AGENT.thread() << 48
                 requests = len(scheduler_output.num_scheduled_tokens)
                 AGENT.add((head, t0, t1, step, tokens, requests, worker.mode, worker.padded))

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from kvtrace.agent import frames, hook_records
 from kvtrace.agent.codegen import generate, signature_of
 from kvtrace.agent.device import DEVICE
-from kvtrace.agent.left import held
+from kvtrace.agent.proxy import Passed, its
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.watch import call
@@ -23,15 +23,18 @@ from kvtrace.agent.watch.prints import PRINTS
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
 
-# What every hook's wrapper does, with the signature of the method that it stands for.
+# What every hook's wrapper does, with the signature of the method that it stands for. It looks the method up
+# at each call: what was put in its place since, on the connector or on its class, is what runs.
 _TEMPLATE = """
 def _kvt_wrapper({parameters}):
+    if _kvt_passed.to is not None:
+        return _kvt_passed.to({others})
     _kvt_t0 = _kvt_clock()
     try:
         if {off}:
-            _kvt_result = _kvt_base.{method}({arguments})
+            _kvt_result = {call}
         else:
-            _kvt_result = _kvt_watched(_kvt_base.{method}, {layer}, {arguments})
+            _kvt_result = _kvt_watched({self}, {self}.{method}, {layer}, {others})
     except BaseException as _kvt_error:
         _kvt_raised({layer}, _kvt_t0, _kvt_error)
         _kvt_step_out(_kvt_error)
@@ -45,91 +48,95 @@ _RECORD = "_kvt_record({seen})"
 # one that adds the tuple.
 _SHORT_RECORD = """try:
         _kvt_agent.add((
-            _kvt_head | _kvt_threads[_kvt_ident()] << 48, _kvt_t0, _kvt_t1, _kvt_side.step, {columns},
+            _kvt_heads[_kvt_ident()], _kvt_t0, _kvt_t1, _kvt_side.step, {columns},
         ))
         {after}
     except Exception:
         _kvt_record({seen})
 """
+ASKS = frozenset({hooks.TRANSFER_RESULTS.name})
+"""Hooks that vLLM's base class answers by asking another one: that is vLLM's call, and the proxy is asked."""
+_BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 
 
-def of_class(base: type, site: Site) -> Callable[..., Any]:
-    """The method of the proxy that stands for ``base``'s. Looks that up at each call: one that
-    somebody patches on the class later still counts."""
-    function = inspect.getattr_static(base, site.hook.name, None)
-    made = _generated(base, function, site) if isinstance(function, FunctionType) else None
-    return _looked(_timed(made or _general(base, function, site), site), site)
+def wrapper_of(site: Site, connector: Any) -> tuple[Callable[..., Any], Passed]:
+    """What stands in the proxy for one of its hooks, to be bound to the connector (or, of those in ``ASKS``,
+    to the proxy)."""
+    name, passed = site.hook.name, Passed()
+    shadow = vars(connector).get(name) if hasattr(connector, "__dict__") else None
+    function = inspect.getattr_static(type(connector), name, None)
+    made = None
+    if shadow is None and isinstance(function, FunctionType) and name not in ASKS:
+        made = _generated(type(connector), function, site, passed)
+    return _ending(_timed(made or _general(connector, shadow, site, passed), site), site), passed
 
 
-def _general(base: type, function: Any, site: Site) -> Callable[..., Any]:
+def _general(connector: Any, shadow: Any, site: Site, passed: Passed) -> Callable[..., Any]:
     name = site.hook.name
     record, needs = hook_records.recorder(site), site.hook.needs
     point = call.watch_point(site)
-    plain = isinstance(function, FunctionType)
+    found = _asking if name in ASKS else getattr
 
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @frames.internal
+    def wrapper(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if passed.to is not None:
+            return passed.to(*args, **kwargs)
         t0 = clock()
         try:
-            method = getattr(base, name)
-            if not plain:
-                result = function.__get__(self, base)(*args, **kwargs)
-            elif point.off():
-                result = method(self, *args, **kwargs)
-            else:
-                result = point.watched(method, None, self, *args, **kwargs)
-        except BaseException as error:
-            hook_records.raised(site, None, t0, error)
-            frames.step_out(error)
-            raise
-        given = (hook_records.argument(args, kwargs, *which) for which in needs)
-        record(t0, clock(), self, result, *given)
-        return result
-
-    frames.WRAPPERS[wrapper.__code__] = None
-    return functools.update_wrapper(wrapper, getattr(base, name))
-
-
-def of_instance(connector: Any, method: Any, site: Site) -> Callable[..., Any]:
-    """The attribute of the instance that stands for its bound ``method``."""
-    record, needs = hook_records.recorder(site), site.hook.needs
-    point = call.watch_point(site, connector)
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        t0 = clock()
-        try:
+            method = found(self, name)
             if point.off():
                 result = method(*args, **kwargs)
             else:
                 layer = hook_records.argument(args, kwargs, *needs[0]) if site.hook.layered else None
-                result = point.watched(method, layer, *args, **kwargs)
+                result = point.watched(its(self), method, layer, *args, **kwargs)
         except BaseException as error:
             hook_records.raised(site, None, t0, error)
             frames.step_out(error)
             raise
         given = (hook_records.argument(args, kwargs, *which) for which in needs)
-        record(t0, clock(), connector, result, *given)
+        record(t0, clock(), its(self), result, *given)
         return result
 
     frames.WRAPPERS[wrapper.__code__] = None
-    return _looked(_timed(functools.update_wrapper(wrapper, method), site), site, connector)
+    functools.update_wrapper(wrapper, getattr(type(connector), name) if shadow is None else shadow)
+    if shadow is not None:
+        _show_bound(wrapper, shadow)
+    return wrapper
 
 
-def _looked(wrapper: Callable[..., Any], site: Site, connector: Any = None) -> Callable[..., Any]:
-    """What the connector holds is looked at when it is shut down. ``connector``: where it is no argument."""
+def _show_bound(wrapper: Any, shadow: Any) -> None:
+    """The signature of a function that takes no ``self``, for a wrapper that is bound."""
+    signature = signature_of(shadow)
+    if signature is not None:
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        rest = [p.replace(name="self_") if p.name == "self" else p for p in signature.parameters.values()]
+        wrapper.__signature__ = signature.replace(parameters=[first, *rest])
+
+
+def _asking(proxy: Any, name: str) -> Any:
+    """The method of a connector that takes it from vLLM's base class: with the proxy as its ``self``."""
+    connector = its(proxy)
+    method = getattr(connector, name)
+    function = getattr(method, "__func__", None)
+    if getattr(function, "__module__", "") == _BASE and isinstance(function, FunctionType):
+        return MethodType(function, proxy)
+    return method
+
+
+def _ending(wrapper: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    """Loaded blocks are looked at for the last time when the connector has shut down."""
     if site.hook is not hooks.SHUTDOWN or site.role != Role.WORKER:
         return wrapper
 
-    def shutdown(*args: Any, **kwargs: Any) -> Any:
-        its = args[0] if connector is None and args else connector
-        held.look(its, site.index)
+    @frames.internal
+    def shutdown(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            return wrapper(*args, **kwargs)
+            return wrapper(self, *args, **kwargs)
         except BaseException as error:
             frames.step_out(error)
             raise
         finally:
             PRINTS.ends()
-            held.look(its, site.index)
 
     frames.WRAPPERS[shutdown.__code__] = None
     return functools.update_wrapper(shutdown, wrapper)
@@ -139,7 +146,7 @@ def _timed(wrapper: Callable[..., Any], site: Site) -> Callable[..., Any]:
     return DEVICE.around_hook(wrapper, site) if site.timed and site.hook.timed else wrapper
 
 
-def _generated(base: type, function: FunctionType, site: Site) -> Callable[..., Any] | None:
+def _generated(base: type, function: FunctionType, site: Site, passed: Passed) -> Callable[..., Any] | None:
     """The wrapper with the method's own signature; None where that has no place for what is needed."""
     hook = site.hook
     signature = signature_of(function)
@@ -147,16 +154,15 @@ def _generated(base: type, function: FunctionType, site: Site) -> Callable[..., 
         return None
     needed = [argument for _, argument in hook.needs]
     point = call.watch_point(site)
-    source = _source(site, next(iter(signature.parameters)), needed, point)
+    source = _source(site, signature, needed, point)
     names = {
         "_kvt_clock": clock,
-        "_kvt_base": base,
+        "_kvt_passed": passed,
         "_kvt_agent": AGENT,
         "_kvt_ids": AGENT.ids,
-        "_kvt_threads": AGENT.threads,
         "_kvt_ident": get_ident,
         "_kvt_side": AGENT.worker if site.role == Role.WORKER else AGENT.scheduler,
-        "_kvt_head": pack_head(Kind.HOOK, site.role, hook.code, site.index),
+        "_kvt_heads": AGENT.threads.heads(pack_head(Kind.HOOK, site.role, hook.code, site.index)),
         "_kvt_record": hook_records.recorder(site),
         "_kvt_raised": functools.partial(hook_records.raised, site),
         "_kvt_step_out": frames.step_out,
@@ -169,15 +175,23 @@ def _generated(base: type, function: FunctionType, site: Site) -> Callable[..., 
     return made
 
 
-def _source(site: Site, self_name: str, needed: list[str], point: call.WatchPoint) -> str:
+def _source(site: Site, signature: inspect.Signature, needed: list[str], point: call.WatchPoint) -> str:
     """The template with everything filled in but the lists of parameters and arguments."""
-    hook = site.hook
+    hook, self_name = site.hook, next(iter(signature.parameters))
+    kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
+    more = kinds.get(inspect.Parameter.VAR_KEYWORD)
+    invoke = f"{self_name}.{hook.name}({{others}})"
+    if more and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        # Python calls a method faster where there is no dictionary to hand on.
+        invoke = f"{self_name}.{hook.name}({{plain}}) if not {more} else {invoke}"
     layer = needed[0] if hook.layered else "None"
     template = _RECORD if hook_records.has_detail(hook) and not hook.layered else _SHORT_RECORD
     fills = {
         "record": template,
         "columns": _columns(site),
         "after": "_kvt_side.hooked_layer = {layer}" if hook is hooks.WAIT_LAYER else "pass",
+        "call": invoke,
+        "self": self_name,
         "method": hook.name,
         "layer": layer,
         "seen": ", ".join(("_kvt_t0", "_kvt_t1", self_name, "_kvt_result", *needed)),

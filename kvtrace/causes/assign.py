@@ -9,6 +9,7 @@ from kvtrace.causes.claims import NOT_OFFERED, Turn
 from kvtrace.causes.outcomes import SAVE_CAUSE
 from kvtrace.causes.registry import CLAIMS
 from kvtrace.causes.tables import rows
+from kvtrace.causes.whole import whole_tokens
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.terms import Grade
@@ -43,6 +44,7 @@ def assign_pieces(case: Case, parts: Sequence[Case] = ()) -> None:
             continue
         left = _claimed(case, of, piece, left, NOT_OFFERED)
         assert not left, f"positions {left} of request {piece.request} without a cause"
+    case.whole = whole_tokens(case)
 
 
 def seen_lost(case: Case, piece: Piece) -> bool:

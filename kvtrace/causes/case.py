@@ -15,9 +15,9 @@ from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.taken import kept
 from kvtrace.causes.evidence.twins import taken_for_twins
 from kvtrace.causes.evidence.unit import Sample, Store, Unit, infer_unit
-from kvtrace.causes.model import Event, Fields, Finding
+from kvtrace.causes.model import Event, Fields, Finding, Whole
 from kvtrace.causes.tables import rows
-from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Run
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
@@ -112,6 +112,8 @@ class Assigned:
     of_prompts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # ... at prompt positions
     samples: list[tuple[Piece, int, int]] = field(default_factory=list)  # piece, start, end
     grades: dict[Grade, int] = field(default_factory=lambda: defaultdict(int))  # token-layers
+    at: dict[int, list[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Request row -> (start, end, pairs) of what was lost there."""
 
 
 @dataclass
@@ -145,6 +147,8 @@ class Case:
     others."""
     unheard: Assigned = field(default_factory=Assigned)
     """Tokens that no metadata names, where that says nothing: not observed."""
+    whole: Whole = field(default_factory=Whole)
+    """The same, and all that was not lost, token by token."""
     ends: set[SaveEnd] = field(default_factory=set)
     """How tokens ended that were assigned to the cause behind that end."""
     _answers: dict[Hashable, object] = field(default_factory=dict)
@@ -154,13 +158,9 @@ class Case:
         assigned = self.assigned.get(cause.id)
         return [self.requests[row] for row in assigned.requests] if assigned else []
 
-    def tokens(self, cause: Cause) -> float:
-        """Tokens lost by this cause: token-layers divided by the pairs of their engine."""
-        return self.tokens_of(self.assigned.get(cause.id))
-
-    def tokens_of(self, assigned: Assigned | None) -> float:
-        amounts = assigned.amounts if assigned else {}
-        return sum(amount / max(1, self.engines[tag].pairs) for tag, amount in amounts.items())
+    def tokens(self, cause: Cause) -> int:
+        """Tokens lost by this cause: most of the layers and ranks that lost a part of each."""
+        return self.whole.tokens.get(f"{NOT_SAVED}:{cause.id}", 0)
 
     @property
     def total_tokens(self) -> float:
@@ -230,7 +230,7 @@ class Case:
 
     def finding(self, cause: Cause, title: str, **given: Unpack[Fields]) -> Finding:
         """A finding; what is not given follows from the ledger and the catalogue."""
-        tokens, total = self.tokens(cause), self.total_tokens
+        tokens, total = given.get("tokens", self.tokens(cause)), self.total_tokens
         assigned = self.assigned.get(cause.id)
         values: Fields = {
             "severity": cause.severity,
@@ -281,6 +281,7 @@ def add(case: Case, assigned: Assigned, piece: Piece, intervals: Iterable[Interv
     for start, end in intervals:
         size = (end - start) * piece.pairs
         assigned.amounts[piece.engine] += size
+        assigned.at[piece.request].append((start, end, piece.pairs))
         assigned.grades[piece.grade] += size
         of_prompt = max(0, min(end, prompt) - start) * piece.pairs
         assigned.prompts[piece.engine] += of_prompt

@@ -12,11 +12,11 @@ import pandas as pd
 from kvtrace.causes.assign import assign_pieces
 from kvtrace.causes.case import Case, make_case, why_unheard
 from kvtrace.causes.evidence import measured
-from kvtrace.causes.model import Diagnosis, Finding, NotObserved, Result, RuledOut
+from kvtrace.causes.model import Diagnosis, Finding, NotObserved, OfRequest, Result, RuledOut
 from kvtrace.causes.outcomes import kept, named, not_saved
 from kvtrace.causes.parts import joined, of_engines, own
 from kvtrace.causes.pipeline import stage_rows
-from kvtrace.causes.registry import CATALOGUE, RULES
+from kvtrace.causes.registry import RULES
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.model import Ledger, Run
@@ -113,7 +113,11 @@ _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 """Notes that ask for nothing."""
 
 
-_WITHOUT_TOKENS = frozenset({"connector-failed-to-start", "hook-raised", "hook-stuck", "worker-stuck"})
+_WRONG_DATA = frozenset({"kv-load-wrong", "load-after-use"})
+"""What a request computed on, and is not its own: worse than anything that was not stored."""
+_WITHOUT_TOKENS = frozenset(
+    {"engine-did-not-start", "connector-failed-to-start", "hook-raised", "hook-stuck", "worker-stuck"}
+)
 """What weighs whatever it cost."""
 
 
@@ -133,15 +137,17 @@ def _weighs(finding: Finding) -> bool:
     return finding.tokens > 0 or finding.id in _WITHOUT_TOKENS
 
 
-def _order(finding: Finding, behind: Set[str]) -> tuple[int, bool, bool, bool, float, int, str]:
-    """Severity first, a cause that was seen before its symptoms, then the tokens explained, then the stage.
+def _order(finding: Finding, behind: Set[str]) -> tuple[int, bool, bool, bool, bool, float, int, str]:
+    """Severity first, then wrong data that was used, a cause that was seen before its symptoms, then the
+    tokens explained, then the stage.
 
     Args:
         behind: the symptoms of what was found.
     """
     stage = len(Stage) if finding.stage is None else int(finding.stage)
     symptom, information = finding.id in behind, finding.id in _INFORMATION
-    first = severity_order(finding.severity), information, not _weighs(finding), symptom
+    harmless = finding.id not in _WRONG_DATA or finding.severity != FAULT
+    first = severity_order(finding.severity), information, harmless, not _weighs(finding), symptom
     return (*first, -finding.tokens, stage, finding.id)
 
 
@@ -149,7 +155,6 @@ def _ledger(case: Case) -> Ledger[str]:
     """The ledger of saves, with a cause on each lost token-layer."""
     run = case.run
     accounts: Counter[str] = Counter()
-    tokens: defaultdict[str, float] = defaultdict(float)
     grades: defaultdict[str, Counter[Grade]] = defaultdict(Counter)
     sent: Counter[str] = Counter()
     alike = ["outcome", "ended", "engine", "grade", "sent_to"]
@@ -158,23 +163,21 @@ def _ledger(case: Case) -> Ledger[str]:
         accounts[outcome] += int(row.amount)
         grades[outcome][Grade(row.grade)] += int(row.amount)
         sent.update({row.sent_to: int(row.amount)} if row.sent_to else {})
-        tokens[outcome] += int(row.amount) / max(1, case.engines[row.engine].pairs)
     for ident, assigned in case.assigned.items():
         accounts[not_saved(ident)] += sum(assigned.amounts.values())
-        tokens[not_saved(ident)] += case.tokens(CATALOGUE[ident])
         grades[not_saved(ident)].update(assigned.grades)
     unheard = sum(case.unheard.amounts.values())
     accounts[NOT_OBSERVED] += unheard
-    tokens[NOT_OBSERVED] += case.tokens_of(case.unheard)
     grades[NOT_OBSERVED][Grade.NOT_OBSERVED] += unheard
     pairs = {engine.pairs for engine in run.engines if engine.requests}
+    tokens = case.whole.tokens
     seen = measured.added(grades.values())
     connected = any(engine.connector or engine.configured for engine in run.engines)
     ledger = Ledger(
         total=run.total,
         accounts={name: amount for name, amount in accounts.items() if amount},
         pairs=pairs.pop() if len(pairs) == 1 else None,
-        tokens={name: tokens[name] for name, amount in accounts.items() if amount},
+        tokens={name: tokens.get(name, 0) for name, amount in accounts.items() if amount},
         total_tokens=case.total_tokens,
         trust=measured.level(seen, run.trust) if connected and run.total else "none",
         trust_note=_trust_note(grades.values(), sent) if connected and run.total else "",
@@ -186,14 +189,12 @@ def _ledger(case: Case) -> Ledger[str]:
 
 
 def _trust_note(grades: Iterable[Mapping[Grade, int]], sent: Mapping[str, int]) -> str:
-    """What the grades of the ledger of saves mean, and how much of what is written was only sent."""
+    """What the grades of the ledger of saves mean, and how much of what is read was seen to be sent."""
     note = measured.note(measured.shown(grades))
     if not sent:
         return note
     amount = plural(sum(sent.values()), "token-layer")
-    return (
-        f"{note}; {amount} of what is written: sent to {measured.peers(sent)}, {measured.kept_unseen(sent)}"
-    )
+    return f"{note}; {amount} of what is read: sent to {measured.peers(sent)}, {measured.kept_unseen(sent)}"
 
 
 def _blind_spots(case: Case, saves: Ledger[str]) -> list[NotObserved]:
@@ -273,14 +274,11 @@ def _requests(case: Case) -> pd.DataFrame:
     best: dict[int, tuple[int, str]] = {}
     unseen: Counter[int] = Counter(case.unheard.requests)
     lost: Counter[int] = Counter()
-    sent: Counter[int] = Counter()
     partly: set[int] = set()  # requests of which prompt tokens are not kept
     for row in rows(run.base):
         if row.outcome == NOT_OBSERVED:
             unseen[row.request] += int(row.amount)
             continue
-        if row.sent_to:
-            sent[row.request] += int(row.amount)
         if row.outcome not in KEPT and row.amount:
             partly.add(row.request)
         if row.amount > best.get(row.request, (0, ""))[0]:
@@ -297,15 +295,16 @@ def _requests(case: Case) -> pd.DataFrame:
             if amount > best.get(request, (0, ""))[0]:
                 best[request] = (amount, ident)
     table = run.requests.copy()
-    pairs = [max(1, case.engines[r.engine].pairs) if r.engine in case.engines else 1 for r in case.requests]
     table["verdict"] = [
         _verdict(best.get(i, (0, "no tokens"))[1], i in partly, lost[i] > 0) for i in range(len(table))
     ]
     table["grade"] = _grades_of_requests(case)
-    table["unseen_tokens"] = [unseen[row] / n for row, n in enumerate(pairs)]
-    table["saved_tokens"] = [saved / n for saved, n in zip(table["saved"], pairs, strict=True)]
-    table["sent_tokens"] = [sent[row] / n for row, n in enumerate(pairs)]
-    table["not_saved_tokens"] = [lost[row] / n for row, n in enumerate(pairs)]
+    of = case.whole.requests
+    whole = [of.get(row, OfRequest()) for row in range(len(case.requests))]
+    table["unseen_tokens"] = [one.unseen for one in whole]
+    table["saved_tokens"] = [one.saved for one in whole]
+    table["sent_tokens"] = [one.sent for one in whole]
+    table["not_saved_tokens"] = [one.lost for one in whole]
     ordered: pd.DataFrame = table.sort_values("not_saved_tokens", ascending=False, kind="stable").reset_index(
         drop=True
     )

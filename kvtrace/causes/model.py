@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypedDict
 
@@ -91,6 +91,28 @@ class StageRow:
     into: int
     out: int
     note: str
+
+
+@dataclass(frozen=True)
+class OfRequest:
+    """Tokens of one request."""
+
+    saved: int = 0
+    sent: int = 0
+    lost: int = 0
+    unseen: int = 0
+
+
+@dataclass(frozen=True)
+class Whole:
+    """``tokens``, ``prompts``: outcome -> tokens, and of these the prompts'; ``saved``, ``sent``: prompt
+    tokens that were saved by grade, and by peer those only seen leaving for one; ``requests``: by row."""
+
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    prompts: Mapping[str, int] = field(default_factory=dict)
+    saved: Mapping[Grade, int] = field(default_factory=dict)
+    sent: Mapping[str, int] = field(default_factory=dict)
+    requests: Mapping[int, OfRequest] = field(default_factory=dict)
 
 
 @dataclass

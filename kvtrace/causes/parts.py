@@ -32,6 +32,8 @@ def of_engines(run: Run, engines: Sequence[Engine]) -> Run:
         entries=run.entries[run.entries["engine"].isin(tags)],
         pieces=run.pieces[run.pieces["engine"].isin(tags)],
         base=run.base[run.base["engine"].isin(tags)],
+        whole=run.whole[run.whole["engine"].isin(tags)],
+        kept=[one for one in run.kept if one.engine in tags],
         total=sum(
             row.computed * engine.pairs
             for engine in engines

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvtrace.causes.case import Assigned, Case
+from kvtrace.causes.case import Case
 from kvtrace.causes.evidence import measured
 from kvtrace.causes.evidence.steps import bodies, calls, product
 from kvtrace.causes.model import StageRow
+from kvtrace.causes.outcomes import not_saved
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.causes.tables import rows
-from kvtrace.terms import NOT_OBSERVED, SAVED, Grade, Stage
+from kvtrace.terms import NOT_OBSERVED, Grade, Stage
 from kvtrace.trace import hooks
 from kvtrace.words import count, plural
 
@@ -22,45 +21,31 @@ class Prompts:
     """Prompt tokens that were computed here and could be saved. What was reused, accepted from the connector
     or in flight is none of them."""
 
-    saved: Mapping[Grade, float]
-    sent: Mapping[str, float]  # peer -> of the saved ones, those that were only seen leaving for it
-    lost: Mapping[Stage, float]
-    declared: float  # of the lost ones, those of which the metadata alone says so
-    unseen: float  # not observed
+    saved: Mapping[Grade, int]
+    sent: Mapping[str, int]  # peer -> of the saved ones, those that were only seen leaving for it
+    lost: Mapping[Stage, int]
+    declared: int  # of the lost ones, those of which the metadata alone says so
+    unseen: int  # not observed
 
     @property
-    def known(self) -> float:
+    def known(self) -> int:
         return sum(self.saved.values()) + sum(self.lost.values())
 
 
 def prompt_tokens(case: Case) -> Prompts:
     """What became of the prompt tokens that were computed here."""
-    saved: Counter[Grade] = Counter()
-    sent: Counter[str] = Counter()
-    unseen = 0.0
-    for row in rows(case.run.base):
-        tokens = row.prompt / max(1, case.engines[row.engine].pairs)
-        if row.outcome == SAVED:
-            saved[Grade(row.grade)] += tokens
-            if row.sent_to:
-                sent[row.sent_to] += tokens
-        elif row.outcome == NOT_OBSERVED:
-            unseen += tokens
-    lost = dict.fromkeys(Stage, 0.0)
-    declared = 0.0
+    whole = case.whole
+    lost = dict.fromkeys(Stage, 0)
+    declared = 0
     for ident, assigned in case.assigned.items():
         stage = CATALOGUE[ident].stage
         assert stage is not None, f"tokens lost by {ident}, which has no stage"
-        tokens = _tokens(case, assigned)
+        tokens = whole.prompts.get(not_saved(ident), 0)
         lost[stage] += tokens
         # Other stages are facts of the trace, whatever the metadata says.
         if stage == Stage.SCHEDULE and min(assigned.grades, default=Grade.PROVED) <= Grade.DECLARED:
             declared += tokens
-    return Prompts(saved, sent, lost, declared, unseen + _tokens(case, case.unheard))
-
-
-def _tokens(case: Case, assigned: Assigned) -> float:
-    return sum(n / max(1, case.engines[tag].pairs) for tag, n in assigned.prompts.items())
+    return Prompts(whole.saved, whole.sent, lost, declared, whole.prompts.get(NOT_OBSERVED, 0))
 
 
 def stage_rows(case: Case) -> list[StageRow]:
@@ -70,7 +55,7 @@ def stage_rows(case: Case) -> list[StageRow]:
     found = []
     for stage in Stage:
         after = left - prompts.lost[stage]
-        found.append(StageRow(stage, round(left), round(after), notes.get(stage, "")))
+        found.append(StageRow(stage, left, after, notes.get(stage, "")))
         left = after
     return found
 
@@ -113,8 +98,8 @@ def _notes(case: Case, prompts: Prompts) -> dict[Stage, str]:
             measured.in_calls(run.trust),
         )
         notes[Stage.EFFECT] = "; ".join(filter(None, parts))
-    if prompts.unseen >= 0.5:
+    if prompts.unseen:
         first = notes.get(Stage.WIRING)
-        unseen = f"{plural(round(prompts.unseen), 'more prompt token')} not observed"
+        unseen = f"{plural(prompts.unseen, 'more prompt token')} not observed"
         notes[Stage.WIRING] = f"{first}; {unseen}" if first else unseen
     return notes

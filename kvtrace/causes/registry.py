@@ -16,6 +16,7 @@ from kvtrace.causes.model import Results
 ORDER = (
     # wiring
     "agent_not_loaded",
+    "engine_did_not_start",
     "no_connector_configured",
     "connector_failed_to_start",
     "connector_not_created",
@@ -58,7 +59,6 @@ ORDER = (
     "save_never_finished",
     "store_failed",
     "store_incomplete",
-    "kv_altered",
     "store_lost_later",
     "ranks_diverge",
     "save_blocks_step",
@@ -72,6 +72,7 @@ ORDER = (
     "loaded_partly",
     "load_after_use",
     "kv_load_wrong",
+    "kv_altered",
     "load_never_finished",
     # notes
     "local_hit",

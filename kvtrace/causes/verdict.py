@@ -11,8 +11,7 @@ from kvtrace.causes.registry import CATALOGUE
 from kvtrace.terms import FAULT, NOTE, Grade
 from kvtrace.words import capital, count, percent, plural
 
-_LEAST = 0.05
-"""Tokens that count as any: a pair's share of one token is less than one."""
+NOT_STARTED = "engine-did-not-start"
 
 
 def verdict(case: Case, findings: list[Finding]) -> str:
@@ -54,20 +53,24 @@ def _saves(case: Case, findings: list[Finding]) -> str:
                  if finding.id in case.assigned else finding.severity != FAULT)  # fmt: skip
     why = reasons[0].headline if reasons else ""
     if not case.requests and not why:
-        why = next(iter(case.run.start_failures), "")
+        why = next((one.line for one in case.run.start_failures), "")
+    if any(one.id == NOT_STARTED for one in findings):
+        return f"{capital(why)}."
     if not case.run.engines:
         return f"No engine was seen in this run{_because(why)}."
     if not case.requests:
         return f"No request reached an engine in this run{_because(why)}."
     if all(engine.keeps_no_kv for engine in case.run.engines):
         return f"{capital(case.run.engines[0].why_no_kv)}."
-    return _tokens(prompt_tokens(case), why, bool(case.run.total and not case.assigned))
+    partly = any(one.tokens for one in case.run.kept)
+    reused = bool(case.run.total and not case.assigned)
+    return _tokens(prompt_tokens(case), why, reused, " in every layer on every rank" if partly else "")
 
 
 _AT_REST = (Grade.PROVED, Grade.WRITTEN)
 _AS = (
-    ((Grade.READ,), "read from the KV cache by the connector", " (their further way was not seen)"),
-    ((Grade.DECLARED, Grade.NOT_OBSERVED), "named for saving by the connector's metadata", " alone"),
+    ((Grade.READ,), "read by the connector", ", and whether they come back is not known"),
+    ((Grade.DECLARED, Grade.NOT_OBSERVED), "announced for saving", ", and no more was seen of them"),
 )
 """What saved tokens are called that were not seen to leave, by how well it is seen that they were."""
 
@@ -75,38 +78,40 @@ _AS = (
 def _named(prompts: Prompts) -> list[tuple[float, str, str]]:
     """Saved tokens, what they are called, and a note: the best seen first."""
     sent = sum(prompts.sent.values())
-    stored = sum(prompts.saved.get(grade, 0.0) for grade in _AT_REST) - sent
-    left = f" ({measured.kept_unseen(prompts.sent).removeprefix('and ')})"
-    found = [(stored, "stored", ""), (sent, f"sent to {measured.peers(prompts.sent)}", left)]
-    found += [(sum(prompts.saved.get(grade, 0.0) for grade in of), words, note) for of, words, note in _AS]
-    return [one for one in found if one[0] >= _LEAST]
+    stored = sum(prompts.saved.get(grade, 0.0) for grade in _AT_REST)
+    unseen = f" ({measured.kept_unseen(prompts.sent).removeprefix('and ')})"
+    found = [(stored, "stored", ""), (sent, f"sent to {measured.peers(prompts.sent)}", unseen)]
+    for of, words, note in _AS:
+        amount = sum(prompts.saved.get(grade, 0.0) for grade in of) - (sent if Grade.READ in of else 0.0)
+        found.append((amount, words, note))
+    return [one for one in found if one[0] >= 1]
 
 
-def _tokens(prompts: Prompts, why: str, reused: bool) -> str:
+def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "") -> str:
     """The sentence for what became of the prompt tokens; no "all" and no "none" where some are not
     observed."""
     whole = prompts.known + prompts.unseen
-    if whole < _LEAST:
+    if whole < 1:
         if reused:
             return "No prompt token was computed here that could be saved: all were reused or loaded."
         return f"No prompt KV was computed here{_because(why)}."
     saved = _named(prompts)
     lost = sum(prompts.lost.values())
     tokens = f"{plural(whole, 'prompt token')} computed here"
-    if prompts.unseen < _LEAST and not saved:
-        return f"None of the {tokens} was saved{_by_metadata(prompts, lost)}{_because(why)}."
-    if prompts.unseen < _LEAST and lost < _LEAST and len(saved) == 1:
+    if prompts.unseen < 1 and not saved:
+        return f"None of the {tokens} was saved{everywhere}{_by_metadata(prompts, lost)}{_because(why)}."
+    if prompts.unseen < 1 and lost < 1 and len(saved) == 1:
         _, words, note = saved[0]
         return f"All {tokens} were {words}{note}{'; ' + why if why else ''}."
-    if not saved and lost < _LEAST:
-        return f"It is not observed whether the {tokens} were saved{'; ' + why if why else ''}."
+    if not saved and lost < 1:
+        return f"It is not known whether the {tokens} were saved{'; ' + why if why else ''}."
     parts = [f"{_were(n)} {words}{note}" for n, words, note in saved]
     if saved:
         n, words, note = saved[0]
         parts[0] = f"{count(n)} of {tokens} ({percent(n, whole)}) were {words}{note}"
-    if prompts.unseen >= _LEAST:
-        parts.append(f"of {count(prompts.unseen)} it is not observed")
-    if lost >= _LEAST:
+    if prompts.unseen >= 1:
+        parts.append(f"of {count(prompts.unseen)} it is not known")
+    if lost >= 1:
         parts.append(f"{_were(lost)} not saved{_by_metadata(prompts, lost)}{_because(why)}")
     elif why:
         parts.append(why)
@@ -115,9 +120,9 @@ def _tokens(prompts: Prompts, why: str, reused: bool) -> str:
 
 def _by_metadata(prompts: Prompts, lost: float) -> str:
     """Says where the metadata alone tells that tokens were not saved."""
-    if prompts.declared < _LEAST:
+    if prompts.declared < 1:
         return ""
-    which = "" if prompts.declared > lost - _LEAST else f"{count(prompts.declared)} of them "
+    which = "" if prompts.declared >= lost else f"{count(prompts.declared)} of them "
     return f" ({which}going by the connector's metadata alone)"
 
 

@@ -19,6 +19,7 @@ from kvtrace.cli.requests import requests
 from kvtrace.cli.run import run
 from kvtrace.cli.scenario import scenario
 from kvtrace.cli.top import top
+from kvtrace.cli.verify import verify
 from kvtrace.cli.why import why
 
 app = typer.Typer(
@@ -50,6 +51,7 @@ def _root(
 _RUN_CONTEXT = {"allow_interspersed_args": False, "ignore_unknown_options": False}
 app.command("run", context_settings=_RUN_CONTEXT, epilog=epilog("run"))(run)
 app.command("doctor", context_settings=_RUN_CONTEXT, epilog=epilog("doctor"))(doctor)
+app.command("verify", context_settings=_RUN_CONTEXT, epilog=epilog("verify"))(verify)
 app.command("explain", epilog=epilog("explain"))(explain)
 app.command("requests", epilog=epilog("requests"))(requests)
 app.command("why", epilog=epilog("why"))(why)

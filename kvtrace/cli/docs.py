@@ -9,31 +9,47 @@ import typer
 
 from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
 from kvtrace.errors import KvtraceError
-from kvtrace.render.cause import cause_document, cause_list, cause_page
+from kvtrace.render.cause import cause_document, cause_list, cause_page, topic_page
 from kvtrace.render.formats import Format, page_formats
 from kvtrace.render.page import Page
+from kvtrace.topics import TOPICS, Topic, find
 
 if TYPE_CHECKING:
     from kvtrace.causes.cause import Cause
 
 
-def _page(causes: list[Cause]) -> Page:
+def _page(found: list[Cause] | Topic) -> Page:
+    if isinstance(found, Topic):
+        return topic_page(found)
+    causes = found
     return cause_page(causes[0]) if len(causes) == 1 else cause_list(causes)
 
 
-FORMATS = page_formats(_page, lambda causes: [cause_document(cause) for cause in causes])
+def _document(found: list[Cause] | Topic) -> Any:
+    return found._asdict() if isinstance(found, Topic) else [cause_document(cause) for cause in found]
+
+
+FORMATS = page_formats(_page, _document)
 
 
 def docs(
-    id: str = typer.Argument("", metavar="[ID]", help="A cause; without it, all are listed."),
+    id: str = typer.Argument(
+        "",
+        metavar="[ID]",
+        help="A cause, or what people ask about: unified_attention, save_kv_layer, prefix-caching, "
+        "cuda-graphs, use_direct_call. Without it, all are listed.",
+    ),
     format: Format[Any] = format_option(FORMATS),
     no_color: bool = NO_COLOR,
 ) -> None:
-    """Explain a cause: what it means, how it shows, what to do."""
+    """Explain a cause, or answer a question about vLLM's part."""
+    if topic := find(id):
+        emit(format.draw(topic, screen(no_color)))
+        return
     from kvtrace.causes.registry import CATALOGUE
 
     if id and id not in CATALOGUE:
-        near = difflib.get_close_matches(id, CATALOGUE, n=3)
+        near = difflib.get_close_matches(id, [*CATALOGUE, *(one.id for one in TOPICS)], n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else "kvtrace docs lists them"
         raise KvtraceError("no such cause", ascii(id)[1:-1], hint)
     causes = [CATALOGUE[id]] if id else list(CATALOGUE.values())

@@ -21,6 +21,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "kvtrace doctor --connector mine.kv:MyConnector",
         "kvtrace doctor --format json -- vllm serve MODEL | jq .lines",
     ),
+    "verify": (
+        "kvtrace verify -- vllm serve MODEL --kv-transfer-config '{...}'",
+        "kvtrace verify --connector mine.kv:MyConnector --config '{...}'",
+        "kvtrace verify --case 'a96 ; a96' --connector mine.kv:MyConnector",
+    ),
     "explain": (
         "kvtrace explain reports/RUN",
         "kvtrace explain -v reports/RUN/report.json | less",

@@ -70,10 +70,6 @@ def explain(
     from kvtrace.story.locate import traced_directory
 
     folder = traced_directory(path)
-    if folder is not None and str(folder) == str(Path(path)):
-        from kvtrace.launch.rest import write_rest_soon
-
-        write_rest_soon(folder)
     report = read_report(path)
     answer = Explanation(report, path, None if folder is None else str(folder), verbose)
     if output is not None or format.name == "html":

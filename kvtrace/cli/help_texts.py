@@ -19,6 +19,7 @@ Options:
 Commands:
   run       Run a vLLM command traced, then make the report.
   doctor    Say before a run what it will trace, and what it will not save.
+  verify    Prove that a connector gives back what it took.
   explain   Explain why KV blocks were saved and loaded, or were not.
   requests  List the requests of a run, worst first.
   why       Show what happened to one request, and to each of its tokens.
@@ -29,7 +30,7 @@ Commands:
   baseline  Write the contract of a good run, for kvtrace check.
   check     Fail where a run lost hooks, tokens or targets, and say why.
   diff      Show what differs between two runs.
-  docs      Explain a cause: what it means, how it shows, what to do.
+  docs      Explain a cause, or answer a question about vLLM's part.
   scenario  List and run the reproductions: a real vLLM, one cause each.
 
   Examples:
@@ -76,6 +77,10 @@ Options:
   --keep-messages                 Record messages of exceptions and logs with
                                   the values in them, which may be users'
                                   content.
+  --keep-settings                 Record the strings of the command line and
+                                  of the connector's configuration as they
+                                  are; else what may be a secret becomes its
+                                  length and a digest.
   --stuck-after SECONDS           Look with py-spy (kvtrace[spy]) at where a
                                   process of vLLM stands that has recorded
                                   nothing for so long; 0: only on 'kill -RTMIN
@@ -121,6 +126,62 @@ Options:
     kvtrace doctor -- vllm serve MODEL --kv-transfer-config '{...}'
     kvtrace doctor --connector mine.kv:MyConnector
     kvtrace doctor --format json -- vllm serve MODEL | jq .lines
+""",
+    "verify": """\
+Usage: kvtrace verify [OPTIONS] [[--] COMMAND...]...
+
+  Prove that a connector gives back what it took.
+
+  To the right asker, and to nobody else. Starts a server of its own, asks
+  prompts, empties the GPU's own prefix cache, asks again, and compares the
+  KV. Exit codes: 0 no property failed, 1 one did, 2 usage, or the server did
+  not start.
+
+Arguments:
+  [--] COMMAND... <list[str]>  Starts the server to verify, as vllm serve
+                               MODEL ...
+
+Options:
+  --connector MODULE:CLASS        In place of COMMAND: a small server with
+                                  this connector (or one of vLLM's, by its
+                                  name).
+  --config JSON                   With --connector: its
+                                  kv_connector_extra_config.
+  --model DIR                     With --connector: this model, not a small
+                                  one made on the spot.
+  --suite quick|full              How much is tried.  [default: quick]
+  --case CASE                     Try this workload alone, as a failure names
+                                  it: 'a96 ; a96'.
+  --error SHARE                   How far KV that comes back may be from what
+                                  was computed, on the mean of a layer; 0% for
+                                  none.  [default: 10%]
+  --hook-share SHARE              Share of a step's time that one hook may
+                                  take.
+  --store DIR                     The connector's directory, empty at the
+                                  start: a restart must find what is in it,
+                                  and suite full damages it.
+  --reference / --no-reference    Also start the same command without its
+                                  connector, and compare answers.  [default:
+                                  reference]
+  --shrink SECONDS                Look so long for the smallest failing case;
+                                  0: not.  [default: 60.0; x>=0]
+  --seed <int range>              Of the prompts. [default: a new one]  [x>=0]
+  --start-timeout SECONDS         How long the server may take to start.
+                                  [default: 900.0; x>=1]
+  -o, --output DIR                Where the traced runs go: new, or empty.
+                                  [default: reports/<timestamp>-verify-...]
+  --junit FILE                    Also write JUnit XML.
+  --format text|markdown|json|junit
+                                  text (for a terminal), markdown (for an
+                                  issue), json (for programs), junit (JUnit
+                                  XML).  [default: text]
+  --no-color                      No colour (also: NO_COLOR=1).
+  -h, --help                      Show this message and exit.
+
+  Examples:
+    kvtrace verify -- vllm serve MODEL --kv-transfer-config '{...}'
+    kvtrace verify --connector mine.kv:MyConnector --config '{...}'
+    kvtrace verify --case 'a96 ; a96' --connector mine.kv:MyConnector
 """,
     "explain": """\
 Usage: kvtrace explain [OPTIONS] {PATH}
@@ -386,10 +447,12 @@ Options:
     "docs": """\
 Usage: kvtrace docs [OPTIONS] [[ID]]
 
-  Explain a cause: what it means, how it shows, what to do.
+  Explain a cause, or answer a question about vLLM's part.
 
 Arguments:
-  [ID] <str>  A cause; without it, all are listed.
+  [ID] <str>  A cause, or what people ask about: unified_attention,
+              save_kv_layer, prefix-caching, cuda-graphs, use_direct_call.
+              Without it, all are listed.
 
 Options:
   --format text|markdown|json  text (for a terminal), markdown (for an issue),

@@ -154,6 +154,12 @@ def run(
         "--keep-messages",
         help="Record messages of exceptions and logs with the values in them, which may be users' content.",
     ),
+    keep_settings: bool = typer.Option(
+        False,
+        "--keep-settings",
+        help="Record the strings of the command line and of the connector's configuration as they are; else "
+        "what may be a secret becomes its length and a digest.",
+    ),
     stuck_after: str = typer.Option(
         "30",
         "--stuck-after",
@@ -182,7 +188,7 @@ def run(
         raise KvtraceError("no command", "write kvtrace run -- vllm serve MODEL ...")
     options = RunOptions(
         command, output, name, parse_size(limit), parse_timing(device_timing), parse_budget(budget),
-        parse_watch(watch), parse_adapter(metadata_adapter), keep_messages,
+        parse_watch(watch), parse_adapter(metadata_adapter), keep_messages, keep_settings,
         stuck_after=parse_seconds(stuck_after), sample=parse_rate(sample),
     )  # fmt: skip
     code = run_session(options)

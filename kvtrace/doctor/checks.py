@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from kvtrace import mend
 from kvtrace.agent.preflight import facts
 from kvtrace.doctor.answer import Answer, Level, Line
 from kvtrace.doctor.child import Step
@@ -166,8 +167,9 @@ def command(found: Facts) -> Iterator[Line]:
         )  # fmt: skip
     elif parsed is not None and parsed.refused:
         yield Line(
-            "command", PROBLEM, f"vLLM's own parser refuses it: {parsed.refused}", "mend the command line"
-        )
+            "command", PROBLEM, f"vLLM's own parser refuses it: {mend.in_short(parsed.refused)}",
+            mend.remedy(parsed.refused) or "mend the command line",
+        )  # fmt: skip
     elif parsed is not None:
         yield Line("command", OK, "read with vLLM's own parser")
     elif facts.PARSE in found.steps:

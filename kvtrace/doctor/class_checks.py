@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator
 
+from kvtrace import mend
 from kvtrace.agent.preflight import facts
 from kvtrace.agent.preflight.facts import Class, Engine, Keys, Rounding, Signature
 from kvtrace.doctor.answer import Level, Line
@@ -64,8 +65,9 @@ def _live(one: Class) -> Line:
     if one.error:
         at = f" ({one.where})" if one.where else ""
         return Line(
-            "connector", PROBLEM, f"{one.configured} is not to be had: {one.error}{at}", _mend(one.error)
-        )
+            "connector", PROBLEM, f"{one.configured} is not to be had: {mend.in_short(one.error)}{at}",
+            mend.remedy(one.error) or "vLLM would end at its start with the same error",
+        )  # fmt: skip
     where = f"{one.module}.{one.name}" + (f" in {one.file}" if one.file else "")
     if not one.based:
         return Line(
@@ -78,14 +80,6 @@ def _live(one: Class) -> Line:
         )  # fmt: skip
     role = f", {one.role}" if one.role else ""
     return Line("connector", OK, f"{where}{role}")
-
-
-def _mend(error: str) -> str:
-    if error.startswith("ModuleNotFoundError"):
-        return "install it in this Python, or put its folder on PYTHONPATH"
-    if "Unsupported connector type" in error or "not registered" in error:
-        return "set kv_connector_module_path, or let the plugin in that registers it"
-    return "vLLM would end at its start with the same error"
 
 
 def whole(found: Facts) -> Iterator[Line]:
@@ -284,10 +278,30 @@ def config_keys(found: Facts) -> Iterator[Line]:
             yield Line("config", WARNING, f"{_name(one)} never asks for the key {key!r}", remedy)
 
 
+_REQUIRED = {"OffloadingConnector": ("cpu_bytes_to_use", "spec_name", "--kv-offloading-size")}
+"""Connector of vLLM -> a key that it can't start without; a key that brings another store, whose own keys are
+not known here; an option of vLLM's that sets the first one."""
+
+
+def required(found: Facts) -> Iterator[Line]:
+    for one in _there(found):
+        key, other, option = _REQUIRED.get(one.name, ("", "", ""))
+        if not key or not one.module.startswith("vllm.") or not found.command.words:
+            continue
+        extra = one.extra or {}
+        by_option = any(word.partition("=")[0] == option for word in found.command.words)
+        if not extra.get(key) and other not in extra and not by_option:
+            yield Line(
+                "config", PROBLEM,
+                f"{one.name} has no {key} in kv_connector_extra_config: vLLM ends at its start",
+                f'add "kv_connector_extra_config": {{"{key}": BYTES}}, or use {option} GIB alone',
+            )  # fmt: skip
+
+
 def _there(found: Facts) -> list[Class]:
     return [one for one in found.classes if not one.error and one.based]
 
 
 CLASS_CHECKS: tuple[Callable[[Facts], Iterator[Line]], ...] = (
-    found_class, whole, overridden, saves, graphs, smallest, config_keys,
+    found_class, whole, overridden, saves, graphs, smallest, config_keys, required,
 )  # fmt: skip

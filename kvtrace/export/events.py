@@ -33,7 +33,7 @@ Names = Mapping[int, str]
 
 EXPORTED = (
     Kind.HOOK, Kind.OP, Kind.STEP, Kind.CHUNK, Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.PREEMPT,
-    Kind.FINISH, Kind.EXEC, Kind.QUIET, Kind.EFFECT, Kind.OPEN, Kind.DONE, Kind.DEVICE, Kind.LEFT,
+    Kind.FINISH, Kind.EXEC, Kind.QUIET, Kind.EFFECT, Kind.OPEN, Kind.DONE, Kind.DEVICE, Kind.OUTSIDE,
     Kind.GROWN,
 )  # fmt: skip
 """Kinds that are events. Others hold digests, slots, block ids and texts."""
@@ -43,8 +43,8 @@ _SKIPS = {int(skip): skip.name for skip in Skip}
 _WAYS = {int(way): way.name.lower().replace("_", " ") for way in Way}
 _KIND_NAMES = {int(kind): kind.name.lower() for kind in EXPORTED}
 _OF_CONNECTORS = (
-    Kind.HOOK, Kind.QUIET, Kind.EFFECT, Kind.DEVICE, Kind.LEFT, Kind.META, Kind.LOOKUP, Kind.ALLOC, Kind.OPEN,
-    Kind.DONE,
+    Kind.HOOK, Kind.QUIET, Kind.EFFECT, Kind.DEVICE, Kind.OUTSIDE, Kind.META, Kind.LOOKUP, Kind.ALLOC,
+    Kind.OPEN, Kind.DONE,
 )  # fmt: skip
 _NUMBERS: dict[Kind, tuple[str, ...]] = {
     Kind.HOOK: ("slots", "entries"),
@@ -61,7 +61,7 @@ _NUMBERS: dict[Kind, tuple[str, ...]] = {
     Kind.QUIET: ("count", "least_ns", "most_ns"),
     Kind.EFFECT: ("slots", "bytes", "files"),
     Kind.DEVICE: ("device_ns", "before_ns"),
-    Kind.LEFT: ("bytes", "errors"),
+    Kind.OUTSIDE: ("bytes", "errors"),
     Kind.GROWN: ("start", "prompt"),
 }
 """Columns that are fields of the record under the same name; a negative one is not known."""
@@ -165,15 +165,14 @@ def _device(columns: _Columns, at: Ints, row: rows.DeviceCall, names: Names) -> 
     columns.numbers("dur_ns", at, row.host_ns)
 
 
-def _left(columns: _Columns, at: Ints, row: rows.LeftProcess, names: Names) -> None:
+def _outside(columns: _Columns, at: Ints, row: rows.Outside, names: Names) -> None:
     columns.words("name", at, rows.code(row.head), _WAYS)
-    columns.numbers("count", at, row.calls)
 
 
 _SPECIAL: dict[Kind, Callable[[Any, Ints, Any, Names], None]] = {
     Kind.HOOK: _hook, Kind.OP: _op, Kind.STEP: _step, Kind.LOOKUP: _lookup, Kind.FINISH: _finish,
     Kind.EXEC: _exec, Kind.QUIET: _quiet, Kind.EFFECT: _effect, Kind.DONE: _done, Kind.DEVICE: _device,
-    Kind.LEFT: _left,
+    Kind.OUTSIDE: _outside,
 }  # fmt: skip
 _HOOK_NAMES = {code: hook.name for code, hook in hooks.BY_CODE.items()}
 _OP_NAMES = {code: op.name for code, op in ops.BY_CODE.items()}

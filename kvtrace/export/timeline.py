@@ -22,7 +22,7 @@ from kvtrace.trace.reader import Records
 
 Names = Mapping[int, str]
 _FIRST_SEQUENCE = 2
-_HOOKS, _REQUESTS, _LEFT, _TOKENS = "connector hooks", "requests", "left the process", "tokens per step"
+_HOOKS, _REQUESTS, _OUTSIDE, _TOKENS = "connector hooks", "requests", "files and peers", "tokens per step"
 _SKIPS = {int(skip): skip.name for skip in Skip}
 
 
@@ -283,11 +283,11 @@ def _effect(row: rows.Effect, names: Names, writer: _Writer) -> None:
     writer.instant(("hook", name, rows.thread(row.head), 0), row.t, "effect", values)
 
 
-def _left(row: rows.LeftProcess, names: Names, writer: _Writer) -> None:
+def _outside(row: rows.Outside, names: Names, writer: _Writer) -> None:
     ways = {int(way): way.name.lower().replace("_", " ") for way in Way}
     way = ways.get(rows.code(row.head), "unknown way")
-    values = _values(bytes=row.bytes, calls=row.calls, errors=row.errors, step=row.step & STEP_MASK or None)
-    writer.instant((_LEFT,), row.t, way, values)
+    values = _values(bytes=row.bytes, errors=row.errors, step=row.step & STEP_MASK or None)
+    writer.instant((_OUTSIDE,), row.t, way, values)
 
 
 def _quiet(row: rows.QuietCalls, names: Names, writer: _Writer) -> None:
@@ -300,7 +300,7 @@ def _quiet(row: rows.QuietCalls, names: Names, writer: _Writer) -> None:
 
 _MOMENTS: dict[Kind, Callable[[Any, Names, _Writer], None]] = {
     Kind.EFFECT: _effect,
-    Kind.LEFT: _left,
+    Kind.OUTSIDE: _outside,
     Kind.QUIET: _quiet,
 }
 

@@ -10,6 +10,7 @@ from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.contract import shapes
 from kvtrace.gate.covered import matching, shortfalls, too_few
 from kvtrace.gate.explain import Findings
+from kvtrace.gate.lost import less_in
 from kvtrace.gate.model import Baseline, CoverageRow, EngineShape, subject
 from kvtrace.gate.outcome import Check, State
 from kvtrace.gate.read import BaselineFile
@@ -254,6 +255,8 @@ def _saves(held: _Held) -> list[Check]:
     if before.get(DECODE, 0.0) > 0:
         before, after = without_decode(before), without_decode(after)
     check = _share_kept(held, "tokens kept", (before, after), kept)
+    if check.state == "failed" and (lost := less_in(held.report)):
+        check = replace(check, text="; ".join(filter(None, (check.text, lost))))
     checks = [replace(check, line=line)]
     for name in sorted({*before, *after}) if check.state == "passed" else ():
         was, now = before.get(name, 0.0), after.get(name, 0.0)

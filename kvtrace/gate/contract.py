@@ -14,7 +14,7 @@ from typing import Any, cast
 from kvtrace.gate.cells import EVERY_STEP, Cell, cells
 from kvtrace.gate.explain import worst
 from kvtrace.gate.layers import ranges
-from kvtrace.gate.model import SCHEMA, Baseline, CoverageRow, EngineShape, GateError, HookRow, OpRow
+from kvtrace.gate.model import SCHEMA, Baseline, CoverageRow, EngineShape, GateError, HookRow, OpRow, Traffic
 from kvtrace.gate.shares import shares
 from kvtrace.report.model import Engine, Ledger, Report
 from kvtrace.terms import outcome_order
@@ -35,6 +35,7 @@ def make_baseline(report: Report, where: str = "report") -> Baseline:
             "kvtrace": report["run"]["kvtrace"],
             "vllm": report["run"]["vllm"],
             "models": models(report),
+            "traffic": traffic(report),
         },
         "engines": shapes(report),
         "coverage": {
@@ -46,6 +47,16 @@ def make_baseline(report: Report, where: str = "report") -> Baseline:
         "targets": sorted(
             {one["id"] for one in report["instrumentation"]["targets"] if one["status"] == "found"}
         ),
+    }
+
+
+def traffic(report: Report) -> Traffic:
+    """What the engines were asked."""
+    ledger = report["ledger"]
+    return {
+        "requests": min(report["requests"]["total"], 1_000_000),
+        "prompt": round(ledger["loads"]["total_tokens"]),
+        "computed": round(ledger["saves"]["total_tokens"]),
     }
 
 

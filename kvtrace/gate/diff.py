@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kvtrace.gate.cells import Cell, cells
@@ -115,7 +116,33 @@ def _options(words: Sequence[str]) -> dict[str, str]:
         elif last is not None:
             found[last][-1] = word
             last = None
-    return {name: ", ".join(values) or "given" for name, values in found.items()}
+    flat: dict[str, str] = {}
+    for name, values in found.items():
+        inner = _json(values[0]) if len(values) == 1 else None
+        flat.update(
+            (inner and {f"{name} {key}": value for key, value in inner.items()})
+            or {name: ", ".join(values) or "given"}
+        )
+    return flat
+
+
+def _json(text: str) -> dict[str, str] | None:
+    """The values of an argument that is a JSON object, by their keys with dots between; None of any other."""
+    if not text.startswith("{"):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return dict(_leaves(value, "")) if isinstance(value, dict) else None
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value if isinstance(value, str) else json.dumps(value)
 
 
 # ------------------------------------------------------------------------------- targets

@@ -7,9 +7,12 @@ from dataclasses import replace
 
 from kvtrace.gate.cells import Cell, cells
 from kvtrace.gate.compare import compare
+from kvtrace.gate.contract import traffic
 from kvtrace.gate.covered import shortfalls, too_few
 from kvtrace.gate.explain import Findings, explanations
 from kvtrace.gate.limits import limits_of
+from kvtrace.gate.lost import less_in
+from kvtrace.gate.model import Traffic
 from kvtrace.gate.outcome import Check, Outcome, State
 from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
@@ -17,6 +20,7 @@ from kvtrace.gate.shares import grade_of_saved, saved_of_offered, shares
 from kvtrace.report.model import Report
 from kvtrace.terms import FAULT
 from kvtrace.trace import hooks
+from kvtrace.words import count, plural
 
 _LAYER_HOOK = hooks.SAVE_LAYER.name
 _COVERAGE = "see the coverage: kvtrace explain PATH"
@@ -62,6 +66,7 @@ def _notes(report: Report, baseline: BaselineFile | None) -> list[str]:
     notes = []
     if baseline is not None:
         made = baseline.baseline["made"]
+        notes += _workload(made.get("traffic"), traffic(report))
         for name, before, after in (
             ("vLLM", made["vllm"], run["vllm"]),
             ("kvtrace", made["kvtrace"], run["kvtrace"]),
@@ -77,6 +82,21 @@ def _notes(report: Report, baseline: BaselineFile | None) -> list[str]:
         notes.append(f"the command ended with exit code {run['exit_code']}")
     notes += limits_of(report)
     return notes
+
+
+def _workload(before: Traffic | None, after: Traffic) -> list[str]:
+    """Says where the engines were asked something else: then shares of tokens differ for that alone."""
+    if before is None or before == after:
+        return []
+    was, now = (
+        f"{plural(one['requests'], 'request')}, {plural(one['prompt'], 'prompt token')}, "
+        f"{count(one['computed'])} with the answers"
+        for one in (before, after)
+    )
+    return [
+        f"the workload is not the baseline's ({was} there; {now} here): shares of tokens may differ for that "
+        "alone; compare runs of the same requests, or renew the baseline"
+    ]
 
 
 # --------------------------------------------------------------------------------- rules
@@ -129,7 +149,9 @@ def _saved(report: Report, findings: Findings, least: float) -> Check:
     grade = grade_of_saved(ledger)
     return Check(
         "rule", "tokens saved", "passed" if good else "failed", least, share,
-        text="no token was computed in this run" if share is None else f"grade {grade}" if grade else "",
+        text="no token was computed in this run" if share is None else "; ".join(
+            filter(None, (less_in(report), f"grade {grade}" if grade else ""))
+        ),
         cause=None if good else findings.for_accounts(shares(ledger)) or findings.for_wiring(),
         remedy="see the ledger: kvtrace explain PATH",
     )  # fmt: skip

@@ -13,6 +13,7 @@ SCHEMA: Final = "kvtrace.baseline/1"
 TOLERANCE: Final = 0.02
 """By how much a share of a ledger may be worse than the baseline's, in shares of all tokens."""
 MAX_ROWS = 4096
+Tokens = Annotated[int, Bounds(0, 2**53)]
 Few = Annotated[int, Bounds(0, 1_000_000)]
 Rank = Annotated[int, Bounds(-1, 1_000_000)]
 
@@ -21,7 +22,17 @@ class GateError(KvtraceError):
     """A baseline, rule or configuration that cannot be used."""
 
 
+@final
+class Traffic(TypedDict):
+    """What the engines were asked"""
+
+    requests: Annotated[Few, "requests"]
+    prompt: Annotated[Tokens, "prompt tokens of those that were admitted"]
+    computed: Annotated[Tokens, "tokens whose KV was computed or reused, prompts and answers"]
+
+
 class _Models(TypedDict, total=False):
+    traffic: Annotated[Traffic, "said where it differs: shares of tokens follow it"]
     models: Annotated[list[str], Most(MAX_ROWS), "of the engines, paths without their folders; must fit"]
 
 

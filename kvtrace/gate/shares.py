@@ -11,9 +11,17 @@ DECODE = "not-saved:decode-not-offered"
 
 
 def shares(ledger: Ledger) -> dict[str, float]:
-    """Outcome -> share of the ledger's token-layers; empty for an empty ledger."""
-    total = ledger["total"]
-    return {name: amount / total for name, amount in ledger["accounts"].items() if amount} if total else {}
+    """Outcome -> share of the ledger's tokens, as people read them: saved is what was saved in every layer on
+    every rank. Empty for an empty ledger."""
+    total = ledger["total_tokens"]
+    if not ledger["total"] or not total:
+        return {}
+    return {name: tokens / total for name in ledger["accounts"] if (tokens := whole(ledger, name))}
+
+
+def whole(ledger: Ledger, name: str) -> float:
+    """Tokens with one outcome."""
+    return ledger["tokens"].get(name, ledger["accounts"].get(name, 0) / (ledger["pairs"] or 1))
 
 
 def without_decode(part: Mapping[str, float]) -> dict[str, float]:
@@ -44,9 +52,9 @@ def saved_of_offered(ledger: Ledger) -> float | None:
     if not ledger["total"]:
         return None
     elsewhere = (DECODE, LOADED, LOCAL_HIT)
-    left = ledger["total"] - sum(
-        amount for name, amount in accounts.items() if name in elsewhere or name.startswith("not-loaded:")
+    left = ledger["total_tokens"] - sum(
+        whole(ledger, name) for name in accounts if name in elsewhere or name.startswith("not-loaded:")
     )
-    if left <= 0:
+    if left < 0.5:
         return 1.0 if any(accounts.get(name) for name in (LOADED, LOCAL_HIT)) else None
-    return accounts.get(SAVED, 0) / left
+    return whole(ledger, SAVED) / left

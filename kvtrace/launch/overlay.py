@@ -21,28 +21,41 @@ _TARGET = "kvtrace.agent.plugin:activate"
 # Where kvtrace is installed beside, its other parts stay importable through this package.
 _EXTEND = "\nfrom pkgutil import extend_path as _extend_path\n\n__path__ = _extend_path(__path__, __name__)\n"
 
-# Python imports one module of this name: the user's own, which this one hides, is run in its place.
+# Python imports one module of this name: the user's own, which this one hides, is run in its place. Every
+# Python of the command reads it, from 2.7 on; nothing of ours may show where the agent can't run.
 _SITECUSTOMIZE = '''\
 """Written by kvtrace run: the agent is in place before vLLM; then the user's own sitecustomize."""
 
-import importlib.machinery
-import importlib.util
 import os
 import sys
 
 _here = os.path.dirname(os.path.abspath(__file__))
-try:
-    from kvtrace.agent.bootstrap import wait_for_vllm
-except ImportError:  # a Python that has no kvtrace
-    pass
-else:
-    wait_for_vllm()
+if sys.version_info >= (3, 10):
+    try:
+        from kvtrace.agent.bootstrap import wait_for_vllm
+
+        wait_for_vllm()
+    except Exception:  # a Python that has no kvtrace, or one that can't read it
+        pass
 _others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _here]
-_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
-if _spec is not None and _spec.loader is not None:
-    _theirs = importlib.util.module_from_spec(_spec)
-    sys.modules["sitecustomize"] = _theirs
-    _spec.loader.exec_module(_theirs)
+if sys.version_info >= (3,):
+    import importlib.machinery
+    import importlib.util
+
+    _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
+    if _spec is not None and _spec.loader is not None:
+        _theirs = importlib.util.module_from_spec(_spec)
+        sys.modules["sitecustomize"] = _theirs
+        _spec.loader.exec_module(_theirs)
+else:
+    import imp
+
+    try:
+        _found = imp.find_module("sitecustomize", _others)
+    except ImportError:
+        _found = None
+    if _found is not None:
+        imp.load_module("sitecustomize", *_found)
 '''
 
 

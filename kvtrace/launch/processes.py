@@ -90,7 +90,7 @@ class ProcessTable:
         pids = self._pids()
         new = pids - self._known
         self._known = pids
-        for pid in [pid for pid in self._live if pid not in pids]:
+        for pid in [pid for pid in self._live if pid not in pids or self._is_zombie(pid)]:
             self._live.pop(pid).alive = False
         self._adopt_new(new)
         for pid, process in list(self._live.items()):
@@ -110,6 +110,7 @@ class ProcessTable:
                 "name": p.name,
                 "command": p.command,
                 "vllm": p.vllm or p.pid in traced,
+                "alive": p.alive,
             }
             for p in self.processes
         ]
@@ -187,6 +188,10 @@ class ProcessTable:
             return int(fields[1]), int(fields[19])
         except (IndexError, ValueError):
             return None
+
+    def _is_zombie(self, pid: int) -> bool:
+        """Whether it has ended, and nobody has asked how."""
+        return self._read(pid, "stat").rpartition(b")")[2].split()[:1] == [b"Z"]
 
     def _read(self, pid: int, name: str) -> bytes:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 from collections.abc import Sequence
@@ -9,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kvtrace
-from kvtrace.trace.mask import mask_argv
+from kvtrace.trace.mask import mask_argv, mask_mapping
 from kvtrace.trace.sums import summed
 
 SCHEMA = "kvtrace.run/1"
+OVERLAY = "overlay"
+"""Folder of the run directory that stands on PYTHONPATH."""
 
 
 @dataclass
@@ -32,7 +35,11 @@ class RunRecord:
     ended_wall_ns: int | None = None
     exit_code: int | None = None
     signal: str | None = None
+    launcher: int = field(default_factory=os.getpid)
+    """``kvtrace run`` itself: a run without an end, whose launcher is gone, was left."""
     processes: list[dict[str, object]] = field(default_factory=list)
+    left: list[dict[str, object]] = field(default_factory=list)
+    """vLLM's processes that outlived the command."""
     notes: list[str] = field(default_factory=list)
     spools: dict[str, int] = field(default_factory=dict)
     """Name of each spool -> its size once the run had ended: what is shorter later was cut."""
@@ -40,7 +47,7 @@ class RunRecord:
     """py-spy's profiles (``--sample``), as paths in the run directory."""
 
     def document(self) -> dict[str, Any]:
-        """As JSON; secrets in the command are masked here."""
+        """As JSON; settings go through the mask here."""
         return summed(
             {
                 "schema": SCHEMA,
@@ -49,5 +56,9 @@ class RunRecord:
                 "python": platform.python_version(),
                 **vars(self),
                 "command": mask_argv(list(self.command)),
+                "plugins": {
+                    **self.plugins,
+                    **mask_mapping({k: v for k, v in self.plugins.items() if k != OVERLAY}),
+                },
             }
         )

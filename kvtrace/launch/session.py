@@ -14,20 +14,21 @@ from pathlib import Path
 from kvtrace.launch import environment, finish
 from kvtrace.launch.child import ASK, Outcome, run_child
 from kvtrace.launch.errors import LaunchError, reason
+from kvtrace.launch.hanging import FrontWatch, named
 from kvtrace.launch.interpreter import find_program, runs_in_our_environment
 from kvtrace.launch.overlay import make_overlay
 from kvtrace.launch.processes import ProcessTable
-from kvtrace.launch.record import RunRecord
+from kvtrace.launch.record import OVERLAY, RunRecord
 from kvtrace.launch.rest import write_rest
 from kvtrace.launch.rundir import RUN_FILE, RunDir, safe_name
 from kvtrace.launch.sample import Sampler
 from kvtrace.launch.say import say
 from kvtrace.launch.status import Status, at_a_terminal
 from kvtrace.launch.stuck import StuckWatch
+from kvtrace.trace import mask
 from kvtrace.trace.config import AgentConfig, new_salt
 from kvtrace.trace.format import SPOOL_DIR
 
-OVERLAY = "overlay"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _GRACE_SECONDS = 2.0
 """How long the processes of a run may outlive the command before the report is made without them."""
@@ -35,7 +36,7 @@ _GRACE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user asked for. From ``limit_bytes`` to ``keep_messages``: as in
+    """What the user asked for. From ``limit_bytes`` to ``copies``: as in
     :class:`~kvtrace.trace.config.AgentConfig`."""
 
     command: Sequence[str]
@@ -47,6 +48,10 @@ class RunOptions:
     watch: str = AgentConfig.watch
     metadata_adapter: str = AgentConfig.metadata_adapter
     keep_messages: bool = AgentConfig.keep_messages
+    keep_settings: bool = AgentConfig.keep_settings
+    copies: int = AgentConfig.copies
+    salt: bytes = b""
+    """Key of the run's digests, where several runs are to be read as one; b"" makes a new one."""
     stuck_after: float = 30.0
     """Seconds without a record after which a process is looked at; 0: only where a signal asks."""
     sample: int = 0
@@ -55,9 +60,10 @@ class RunOptions:
     def agent(self, run_dir: Path, run: str) -> AgentConfig:
         """The agent's configuration for a run of that name, under a new key."""
         return AgentConfig(
-            run_dir, new_salt(), run,
+            run_dir, self.salt or new_salt(), run,
             self.limit_bytes, self.device_timing, self.budget, self.watch, self.metadata_adapter,
-            self.keep_messages,
+            self.keep_messages, self.keep_settings,
+            copies=self.copies,
         )  # fmt: skip
 
 
@@ -98,14 +104,17 @@ class _Session:
         foreign = not runs_in_our_environment(program, options.command, os.environ)
         self._overlay = make_overlay(rundir.path / OVERLAY, with_agent=foreign)
         agent = options.agent(rundir.path, name)
-        self._salt = agent.salt
+        mask.use(agent.salt, agent.keep_settings)
         config = agent.to_text()
         self._environ = environment.child_environment(os.environ, options.command, config, self._overlay)
         self._table = ProcessTable(config, self._overlay, foreign)
         self._stuck = StuckWatch(rundir, options.stuck_after, self._pids)
+        self._hanging = FrontWatch(
+            rundir.path, options.stuck_after, lambda: self._table.processes, self._note
+        )
         self._sampler = Sampler(rundir, options.sample, self._pids)
         variable = environment.PLUGINS_VARIABLE
-        plugins = {variable: self._environ.get(variable), "overlay": str(self._overlay)}
+        plugins = {variable: self._environ.get(variable), OVERLAY: str(self._overlay)}
         self._record = RunRecord(
             name=name,
             command=options.command,
@@ -129,6 +138,7 @@ class _Session:
         self._record.ended_wall_ns = time.time_ns()
         self._record.exit_code, self._record.signal = outcome.code, outcome.signal
         self._stuck.stop()
+        self._hanging.stop()
         self._wait_for_stragglers()
         self._look(self._end_samples)
         if not (self.rundir.path / SPOOL_DIR).is_dir():
@@ -142,10 +152,14 @@ class _Session:
         self._record.spools = finish.sizes(spools)
         if self._table.overflow:
             self._record.notes.append(f"{self._table.overflow} more processes are not listed")
-        left = [p.pid for p in self._table.living() if p.vllm or p.pid in traced]
+        left = [p for p in self._table.living() if p.vllm or p.pid in traced]
         if left:
-            pids = ", ".join(map(str, left))
-            line = f"vLLM still runs (pid {pids}): the report holds what was recorded so far"
+            pids = {p.pid for p in left}
+            self._record.left = [row for row in self._record.processes if row["pid"] in pids and row["alive"]]
+            line = (
+                f"vLLM still runs, {named(left)}: the report holds what was recorded so far; to end it: "
+                f"kill {' '.join(str(p.pid) for p in left)}"
+            )
             self._record.notes.append(line)
             say(line)
         elif not self._table.living():
@@ -158,7 +172,7 @@ class _Session:
             say(nothing)
             return outcome.code or finish.NOTHING_TRACED
         with contextlib.suppress(KeyboardInterrupt), finish.interruptible():
-            write_rest(self.rundir.path, self._salt)
+            write_rest(self.rundir.path)
         finish.make_report(self.rundir)
         return outcome.code
 
@@ -171,6 +185,7 @@ class _Session:
         self._status.look()
         self._look(self._table.scan)
         self._look(self._stuck.tick)
+        self._look(self._hanging.tick)
         self._look(self._sampler.tick)
 
     def _on_signal(self, signum: int) -> None:
@@ -178,6 +193,10 @@ class _Session:
             self._stuck.ask()
         elif signum in _ENDING:
             self._stuck.end()
+
+    def _note(self, line: str) -> None:
+        self._record.notes.append(line)
+        self._save()
 
     def _look(self, at: Callable[[], bool | None]) -> None:
         """Watching is a convenience: whatever fails in it, the child goes on."""

@@ -133,8 +133,8 @@ def _thread(given: Any) -> Thread:
     name = _text(given.get("thread_name") or "") or f"thread {int(given.get('os_thread_id') or 0)}"
     frames = tuple(
         Frame(
-            _text(frame["name"]),
-            _text(frame["filename"]),
+            str(frame["name"])[:_MOST_CHARS],
+            str(frame["filename"])[:_MOST_CHARS],
             int(frame.get("line") or 0),
             frame.get("module") is not None,  # of a shared library
         )

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from kvtrace.ledger.model import Connector, Engine
-from kvtrace.ledger.saves.rest import found_of
 from kvtrace.ledger.scan import SpoolScan, of_a_connector
 from kvtrace.ledger.topology import Topology
 from kvtrace.trace import facts, rows
@@ -64,10 +63,7 @@ class Child:
             effects=_only(scan.effects, own),
             slots=_only(scan.slots, own),
             states=_only(scan.states, own),
-            of_all_slots=scan.slots,
-            of_all_left=scan.left,
-            left=_only(scan.left, own | {0}),
-            found=_found(scan, own),
+            outside=_only(scan.outside, own | {0}),
             hooks_of=own,
         )
 
@@ -161,16 +157,6 @@ def _configured(outer: facts.KvTransfer | None, at: int) -> facts.KvTransfer | N
 def _only(table: Records, indexes: frozenset[int]) -> Records:
     """The records of some connectors."""
     result: Records = table[np.isin(rows.detail(table[:, 0]), list(indexes))]
-    return result
-
-
-def _found(scan: SpoolScan, indexes: frozenset[int]) -> Records:
-    """What was found again of the KV that some connectors read, in what left through them: others that were
-    given the same KV to store have it too."""
-    left, found = rows.columns(rows.LeftProcess, scan.left), found_of(scan.found, indexes, scan.slots)
-    own = np.isin(rows.detail(left.head), [*indexes, 0])
-    foreign = np.setdiff1d(left.call[~own], left.call[own])
-    result: Records = found[~np.isin(rows.columns(rows.KvFound, found).by, foreign)]
     return result
 
 

@@ -70,8 +70,6 @@ class SaveEnd(IntEnum):
     """At rest once, and gone or overwritten by the end of the run."""
     DROPPED = 26
     """Read, and it never left the connector, as other KV of it did."""
-    ALTERED = 27
-    """It left as other numbers than those that were read."""
 
 
 class LoadEnd(IntEnum):
@@ -102,6 +100,8 @@ class LoadEnd(IntEnum):
     """Accepted, and beyond what the load hooks wrote or the metadata names."""
     WRONG = 13
     """Written, with KV that is not what these tokens compute to."""
+    ALTERED = 14
+    """Written, as other numbers than were stored, like every block that was loaded in this run."""
 
 
 NOT_SAVED = "not-saved"

@@ -8,6 +8,7 @@ from kvtrace.ledger.model import Engine, Run, Worker
 
 MODES = {-1: "unknown", 0: "NONE", 1: "PIECEWISE", 2: "FULL"}
 DEFAULT = "default"
+NONE = "NONE"
 _FULL = ("FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 
 
@@ -51,7 +52,10 @@ def graph_uses(run: Run) -> list[GraphUse]:
 
 
 def asked_for(engine: Engine) -> str:
-    """The graph mode that the command names, DEFAULT where it names none, "" where that is not known."""
+    """The graph mode that the command names, DEFAULT where it names none, "" where that is not known. With
+    --enforce-eager none is asked for, whatever else is named."""
+    if engine.facts.enforce_eager:
+        return NONE
     asked = str(engine.args.get("compilation_config.cudagraph_mode") or "")
     return asked or (DEFAULT if engine.args or engine.facts.known else "")
 

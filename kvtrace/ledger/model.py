@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import pandas as pd
 
@@ -324,6 +324,22 @@ class WatchLimits(documents.WatchLimits):
 
 
 @dataclass(frozen=True)
+class StartFailure(documents.StartFailed):
+    """In which process."""
+
+    pid: int = -1
+
+    @property
+    def line(self) -> str:
+        outer = {"command line": "vLLM refused the command line", "LLM": "LLM() raised"}
+        where = outer.get(self.stage) or (
+            f"the {self.stage} raised" if " " in self.stage or self.stage == "configuration"
+            else f"{self.stage} of a worker raised"
+        )  # fmt: skip
+        return " ".join(filter(None, (where, f"{self.type}: {self.message}".strip(": "))))
+
+
+@dataclass(frozen=True)
 class LogLine(documents.Log):
     """``step``, ``layer``: of the first one."""
 
@@ -405,8 +421,8 @@ class Ledger(Generic[K]):
     grades: Mapping[K, Mapping[Grade, int]] = field(default_factory=dict)
     """Of each account, its token-layers by how well that is seen; they sum to the account."""
     sent: Mapping[str, int] = field(default_factory=dict)
-    """Peer -> token-layers, of those that are saved with grade WRITTEN, of which it was only seen that they
-    left for it: what it keeps was not seen. All others of that grade came to rest."""
+    """Peer -> token-layers, of those that are saved with grade READ, as many bytes of which were sent to it:
+    what it keeps was not seen."""
 
     def check(self) -> None:
         """Raises AssertionError where the accounts do not sum to the total."""
@@ -419,9 +435,25 @@ class Ledger(Generic[K]):
             assert seen == self.accounts.get(name, 0), (
                 f"grades of {name}: {seen} of {self.accounts.get(name)}"
             )
-        written = next((of.get(Grade.WRITTEN, 0) for name, of in self.grades.items() if name == SAVED), 0)
+        read = next((of.get(Grade.READ, 0) for name, of in self.grades.items() if name == SAVED), 0)
         sent = sum(self.sent.values())
-        assert sent <= written, f"{sent} {self.unit} were sent, of {written} written"
+        assert sent <= read, f"{sent} {self.unit} were sent, of {read} read"
+
+
+class Outside(NamedTuple):
+    """Bytes of one connector object in one process. ``connector``: its index there; ``read``: of KV, from the
+    KV cache; ``came``: into files, None where that can't be told (written in place, by address, through
+    sockets); ``rest``: of these, there at the end; ``accounted``: bytes read for which as many came;
+    ``token``: bytes of one token in all layers; ``places``: files and peers -> bytes that went there."""
+
+    spool: str
+    connector: int
+    read: int
+    came: int | None
+    rest: int | None
+    accounted: int
+    token: int
+    places: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -463,6 +495,10 @@ class Run:
     base: pd.DataFrame
     loads: Ledger[LoadEnd]
     total: int  # token-layers of the saves ledger
+    whole: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(BASE_COLUMNS)))
+    """As ``base``, in tokens: each that no pair lost, with the least outcome of its pairs."""
+    kept: Sequence[PairKept] = ()
+    places: Sequence[Place] = ()
     notes: Sequence[str] = ()
     """Facts about the reading itself, for the report's limits."""
     incomplete: Sequence[str] = ()
@@ -477,8 +513,8 @@ class Run:
     trust: Trust = Trust()
     async_saves: Sequence[AsyncSave] = ()
     device: DeviceTimes = field(default_factory=DeviceTimes)
-    start_failures: Sequence[str] = ()
-    """Workers that never came up: one line each."""
+    start_failures: Sequence[StartFailure] = ()
+    """Why an engine never came up, the innermost processes only."""
     load_rows: Sequence[LoadOf] = ()
     """The ledger of loads, request by request; ``loads`` is its sum."""
     twins: Mapping[int, Sequence[Twin]] = field(default_factory=dict)
@@ -492,6 +528,8 @@ class Run:
     """Requests, by their row, that computed on KV that a load did not bring."""
     states: States | None = None
     """The book of layers that keep a state a request; None where there is none."""
+    outside: Sequence[Outside] = ()
+    """What connectors that read KV did outside their processes."""
 
     def engine(self, tag: int) -> Engine:
         for engine in self.engines:
@@ -501,6 +539,29 @@ class Run:
 
     def workers(self) -> list[Worker]:
         return [worker for engine in self.engines for worker in engine.workers]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place to which the workers' connectors wrote, or that their configuration names ("configured").
+
+    ``files``, ``size``: what lay there when the run was over, in bytes; of a peer, what was sent.
+    """
+
+    kind: str
+    name: str
+    files: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class PairKept:
+    """Prompt tokens that were saved in one layer on one rank."""
+
+    engine: int
+    rank: int
+    layer: str
+    tokens: int
 
 
 @dataclass(frozen=True)

@@ -21,17 +21,18 @@ from kvtrace.ledger.contents.residue import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.incomplete import cut_off, incomplete, unchecked, unfinished
 from kvtrace.ledger.loads.follow import balance, follow
-from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, Part, Run, RunError, Worker
+from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
+from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, collect
 from kvtrace.ledger.rest_file import RestFile, read_rest_file
 from kvtrace.ledger.run_file import RunFile, read_run_file
-from kvtrace.ledger.saves.assign import RequestSaves, assign
+from kvtrace.ledger.saves.accounts import Accounts, Traced, accounts
+from kvtrace.ledger.saves.assign import RequestSaves, Saves, assign
 from kvtrace.ledger.saves.completion import settle
 from kvtrace.ledger.saves.implied import Implied, imply
 from kvtrace.ledger.saves.measured import Measured, measure
 from kvtrace.ledger.saves.pairs import Evidence
 from kvtrace.ledger.saves.positions import Way
-from kvtrace.ledger.saves.rest import AtRest, Traced, at_rest, removals, writers
 from kvtrace.ledger.saves.reused_later import with_reused
 from kvtrace.ledger.saves.seen import seen
 from kvtrace.ledger.saves.spoiled import doubts, spoiled
@@ -44,7 +45,7 @@ from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
 from kvtrace.ledger.twins import twins
-from kvtrace.trace import rows
+from kvtrace.trace import facts, rows
 from kvtrace.trace.facts import Limit, WatchLimits
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
 from kvtrace.trace.reader import SpoolError, without_copies
@@ -71,6 +72,7 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     stuck, stuck_notes = read_stuck_file(run_dir)
     scans, scan_notes = _scans(run_dir, file)
     run = _joined(run_dir, (file, rest), scans, watch)
+    run = replace(run, places=written_to(scans, run.engines, rest))
     lacks = incomplete(run)
     lines = [f"the recording is incomplete: {line}" for line in lacks]
     notes = [*lines, *file_notes, *rest_notes, *stuck_notes, *scan_notes, *run.notes]
@@ -111,7 +113,8 @@ def _books(
     found = _with_kv(every := collect(scans, who.tags), who.engines)
     executed = {(tag, one.name): ran for one in scans for tag, ran in one.executed.items()}
     measured = measure(scans, who.workers)
-    watched = _watched(scans, who.engines, found.requests, measured, executed, files[1])
+    told = {one.name: _accounts(one, files[1]) for one in scans}
+    watched = _watched(scans, who.engines, found.requests, measured, executed, told)
     implied = _implied(found, who.engines, watched, measured)
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines, watched)
@@ -121,8 +124,7 @@ def _books(
     prints, places = printed(engines, scans, requests, loaded), _places(scans, requests)
     contents = compare(prints, requests, places, _written(engines, watched))
     swallowed = reported.swallowed(scans)
-    caught = reported.caught_in_loading(swallowed)
-    followed = with_contents(loaded, contents, engines, requests, caught)
+    followed = with_contents(loaded, contents, engines, requests, reported.caught_in_loading(swallowed))
     bad, reads = spoiled(requests, engines, followed, places), [one.slots.reads for one in watched.values()]
     evidence = Evidence(
         executed=executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
@@ -160,9 +162,23 @@ def _books(
         spans=saves.spans,
         swallowed=evidence.swallowed,
         trust=saves.trust,
-        async_saves=async_saves,
-    )
-    return _Books(_with_facts(run, scans, every.requests), requests, saves.ways)
+        async_saves=async_saves, outside=[total for one in told.values() for total in one.totals],
+    )  # fmt: skip
+    return _Books(_with_facts(_with_whole(run, saves), scans, every.requests), requests, saves.ways)
+
+
+def _with_whole(run: Run, saves: Saves) -> Run:
+    """The run, with whole tokens, and the prompt tokens that were saved layer by layer and rank by rank."""
+    kept = [
+        PairKept(engine.tag, worker.rank, layer, int(tokens))
+        for engine in run.engines
+        for (worker, layer), tokens in zip(
+            ((worker, layer) for worker in engine.workers for layer in worker.kv_layers),
+            saves.kept.get(engine.tag, ()),
+            strict=False,
+        )
+    ]
+    return replace(run, whole=saves.whole, kept=kept)
 
 
 def _with_kv(found: Requests, engines: Sequence[Engine]) -> Requests:
@@ -246,43 +262,27 @@ def _watched(
     requests: Sequence[Request],
     measured: Mapping[tuple[int, str], Measured],
     executed: Mapping[tuple[int, str], Executed],
-    rest: RestFile,
+    told: Mapping[str, Accounts],
 ) -> dict[tuple[int, str], Watched]:
     """What each worker was seen to do with the KV cache, by Worker.key."""
     by_name = {one.name: one for one in scans}
     given = given_blocks(scans, requests)
-    removed = frozenset(name for one in scans for name in removals(one.left, one.names))
-    lent = any(transfer.begun and transfer.store for request in requests for transfer in request.transfers)
-    rests = {one.name: _at_rest(one, rest, removed, lent) for one in scans}
     found = {}
     for engine in engines:
         here = {row: request for row, request in enumerate(requests) if request.engine == engine.tag}
         for worker in engine.workers:
             scan, key = by_name[worker.spool], worker.key
             touched = touches(scan, worker)
-            slots = slots_of(engine, worker, touched, given.get(engine.tag, []), here, rests[scan.name])
+            slots = slots_of(engine, worker, touched, given.get(engine.tag, []), here, told[scan.name])
             followed = not _limited(scan, reported.UNRECORDED)
             found[key] = Watched(worker, measured[key], slots, executed.get(key, NEVER_RAN), followed)
     return found
 
 
-def _at_rest(scan: SpoolScan, rest: RestFile, removed: frozenset[str], lent: bool) -> AtRest:
-    last_t = max([0, *(int(ran.began_t[-1]) for ran in scan.executed.values() if len(ran.began_t))])
-    last_t = min([last_t, *_sampled_from(scan)])
-    tables = scan.slots, scan.left, scan.found, scan.pieces
-    limited = _limited(scan, reported.UNFOLLOWED)
-    wrote = writers(scan.left if scan.of_all_left is None else scan.of_all_left, scan.names)
-    unseen = _limited(scan, reported.UNRECORDED)
-    seen = Traced(scan.name, scan.names, *tables, last_t, removed, scan.sharing, limited, unseen, lent, wrote)
-    return at_rest(seen, rest)
-
-
-def _sampled_from(scan: SpoolScan) -> list[int]:
-    """Host times (ns) at which the first steps began from which on not all with work are watched."""
-    steps = [one.step for one in scan.facts_of(WatchLimits) if one.kind == Limit.STEPS]
-    return [
-        t for ran in scan.executed.values() for t in ran.began_t[np.isin(ran.began_steps, steps)].tolist()
-    ]
+def _accounts(scan: SpoolScan, rest: RestFile) -> Accounts:
+    sizes = {layer: size for one in scan.facts_of(facts.Worker) for layer, size in one.slot_bytes.items()}
+    limited = _limited(scan, {*reported.UNFOLLOWED, Limit.PROCESS})
+    return accounts(Traced(scan.name, scan.names, scan.slots, scan.outside, sizes, limited), rest)
 
 
 def _limited(scan: SpoolScan, kinds: Collection[str]) -> frozenset[int]:

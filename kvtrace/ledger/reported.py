@@ -7,7 +7,16 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from kvtrace.ledger.model import ConfigKeys, HookException, LogLine, Swallowed, Target, WatchLimits, Worker
+from kvtrace.ledger.model import (
+    ConfigKeys,
+    HookException,
+    LogLine,
+    StartFailure,
+    Swallowed,
+    Target,
+    WatchLimits,
+    Worker,
+)
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace import facts, hooks, rows
 from kvtrace.trace.format import STEP_SHIFT, Way
@@ -43,14 +52,21 @@ def targets(scans: Sequence[SpoolScan]) -> list[Target]:
     return found
 
 
-def start_failures(scans: Sequence[SpoolScan]) -> list[str]:
-    """Why workers never came up, as the first stage that raised says it."""
-    found = set()
+_DEPTH = {"LLM": 1, "configuration": 2, "command line": 2, "engine core": 3}
+"""Stages of a start, the outer ones first: those of a worker (deeper yet) have the names of its methods."""
+_OF_A_WORKER = 4
+
+
+def start_failures(scans: Sequence[SpoolScan]) -> list[StartFailure]:
+    """Why an engine never came up: of each process the first stage that raised, and of these the innermost
+    ones alone, as the others only passed on that something had failed."""
+    found = {}
     for scan in scans:
         for fact in scan.facts_of(facts.StartFailed)[:1]:
-            error = f"{fact.type}: {fact.message}".rstrip(": ")
-            found.add(f"{fact.stage} of a worker raised {error}")
-    return sorted(found)
+            one = _of(StartFailure, fact, pid=scan.pid)
+            found[one.line] = one
+    deepest = max((_DEPTH.get(one.stage, _OF_A_WORKER) for one in found.values()), default=0)
+    return [found[line] for line in sorted(found) if _DEPTH.get(found[line].stage, _OF_A_WORKER) == deepest]
 
 
 def exceptions(scans: Sequence[SpoolScan]) -> list[HookException]:
@@ -90,9 +106,7 @@ def swallowed(scans: Sequence[SpoolScan]) -> list[Swallowed]:
 def _opened_in_vain(scan: SpoolScan) -> int:
     """Files that were opened to write and not there when their call was over, nor under another name; 0 where
     any file was."""
-    files = [
-        row for row in map(rows.LeftProcess._make, scan.left.tolist()) if rows.code(row.head) == Way.FILE
-    ]
+    files = [row for row in map(rows.Outside._make, scan.outside.tolist()) if rows.code(row.head) == Way.FILE]
     return len(files) if all(row.errors and not row.bytes for row in files) else 0
 
 
@@ -265,11 +279,9 @@ def given_away(scans: Sequence[SpoolScan]) -> frozenset[str]:
     return frozenset(one.spool for one in watch_limits(scans) if one.kind in kinds)
 
 
-UNFOLLOWED = frozenset(
-    {facts.Limit.ADDRESS, facts.Limit.OPERATION, facts.Limit.NATIVE, facts.Limit.PROCESS, facts.Limit.THREAD}
-)
+UNFOLLOWED = frozenset({facts.Limit.ADDRESS, facts.Limit.OPERATION, facts.Limit.NATIVE, facts.Limit.THREAD})
 """Kinds of ways on which KV can be copied unseen."""
-UNRECORDED = frozenset({facts.Limit.NATIVE, facts.Limit.PROCESS, facts.Limit.THREAD})
+UNRECORDED = frozenset({facts.Limit.NATIVE, facts.Limit.THREAD})
 """Of these the ones of which nothing is recorded: of an operation that is not known, and of an address that
 was given out, a record says that slots were read, and not which."""
 _SAVE_HOOKS = frozenset(hook.name for hook in hooks.SAVING)

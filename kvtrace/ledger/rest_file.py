@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvtrace.regular import read_regular
@@ -13,32 +13,27 @@ from kvtrace.trace.sums import is_damaged
 
 REST_FILE = "rest.json"
 SCHEMA = "kvtrace.rest/1"
-STILL, GONE, LEFT_BEHIND, UNKNOWN = "1", "0", "-", "?"
 _MAX_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
 class RestingFile(Document):
-    """One path, named as in LEFT records. ``size`` in bytes; ``zero``: nothing but zeros stand in it; None
-    where it could not be said, as for a path that holds a masked word."""
+    """One path, named as in OUTSIDE records. ``size`` in bytes; None where it could not be said, as for a
+    path that holds a masked word."""
 
     path: str = ""
     exists: bool | None = None
     size: int | None = None
-    zero: bool | None = None
     mtime_ns: int | None = None
 
 
 @dataclass(frozen=True)
 class RestFile(Document):
-    """``looked_wall_ns``: when; None where nobody looked. ``pieces``: spool's file name -> a character for
-    each of its PIECE records in order: STILL, GONE (other bytes stand there, or none), LEFT_BEHIND (it
-    stands there, and its name came again in the listing beside: other bytes may be found by it), UNKNOWN."""
+    """``looked_wall_ns``: when; None where nobody looked."""
 
     schema: str = SCHEMA
     looked_wall_ns: int | None = None
     files: tuple[RestingFile, ...] = ()
-    pieces: dict[str, str] = field(default_factory=dict)
 
 
 def read_rest_file(run_dir: Path) -> tuple[RestFile, list[str]]:

@@ -17,13 +17,15 @@ _MAX_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class ListedProcess(Document):
-    """A process that was seen below the command. ``vllm``: it is one of vLLM's."""
+    """A process that was seen below the command. ``vllm``: it is one of vLLM's; ``alive``: when that was
+    written."""
 
     pid: int = -1
     ppid: int = -1
     name: str = ""
     command: str = ""
     vllm: bool = False
+    alive: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,11 @@ class RunFile(Document):
     host: str = ""
     kvtrace: str = ""
     python: str = ""
+    launcher: int = 0
+    """pid of ``kvtrace run``."""
     processes: tuple[ListedProcess, ...] = ()
+    left: tuple[ListedProcess, ...] = ()
+    """Those of vLLM's that outlived the command."""
     spools: dict[str, int] = field(default_factory=dict)
     """Spool's file name -> its size in bytes when the run had ended; empty where nobody looked."""
     profiles: tuple[str, ...] = ()

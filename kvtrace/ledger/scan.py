@@ -34,9 +34,7 @@ _KEPT = {
     "effects": Kind.EFFECT,
     "blocks": Kind.BLOCKS,
     "slots": Kind.SLOTS,
-    "left": Kind.LEFT,
-    "found": Kind.FOUND,
-    "pieces": Kind.PIECE,
+    "outside": Kind.OUTSIDE,
     "prints": Kind.PRINTS,
     "reprints": Kind.REPRINTS,
     "stayed": Kind.STAYED,
@@ -79,9 +77,7 @@ class SpoolScan:
     effects: Records  # (n, 8): EFFECT, in file order
     blocks: Records  # (n, 8): BLOCKS, in file order
     slots: Records  # (n, 8): SLOTS, in file order
-    left: Records  # (n, 8): LEFT, in file order
-    found: Records  # (n, 8): FOUND, in file order
-    pieces: Records  # (n, 8): PIECE, in file order
+    outside: Records  # (n, 8): OUTSIDE, in file order
     prints: Records  # (n, 8): PRINTS, in file order
     reprints: Records  # (n, 8): REPRINTS, in file order
     stayed: Records  # (n, 8): STAYED, in file order
@@ -89,10 +85,6 @@ class SpoolScan:
     alike: Records  # (n, 8): ALIKE, in file order
     states: Records  # (n, 8): STATES, in file order
     device: DeviceTally
-    of_all_slots: Records | None = None
-    """``slots`` with those of other connectors; None: the same."""
-    of_all_left: Records | None = None
-    """The same of ``left``."""
     hooks_of: frozenset[int] | None = None
     """Indexes of the connectors whose hook calls count; None: all."""
 
@@ -104,14 +96,6 @@ class SpoolScan:
     def name(self) -> str:
         """The spool's file name: it tells processes apart, also after fork."""
         return self.path.name
-
-    @property
-    def sharing(self) -> frozenset[int]:
-        """Indexes of connectors that read KV in steps in which another one did: the same KV, mostly."""
-        slots = self.slots if self.of_all_slots is None else self.of_all_slots
-        pairs = np.unique(np.stack([slots[:, 3], rows.detail(slots[:, 0])], axis=1), axis=0)
-        steps, times = np.unique(pairs[pairs[:, 0] > 0, 0], return_counts=True)
-        return frozenset(pairs[np.isin(pairs[:, 0], steps[times > 1]), 1].tolist())
 
     def facts_of(self, kind: type[F]) -> list[F]:
         """The facts of one type, in file order."""

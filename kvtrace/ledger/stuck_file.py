@@ -117,7 +117,7 @@ def same_place(first: Place | None, second: Place | None) -> bool:
     return second.what == STEP and waits and first.way == second.way
 
 
-_GENERATED = re.compile(r"<kvtrace wrapper of (?:.*\.)?(\w+)>\Z")
+_GENERATED = re.compile(r"<(?:importlib_bootstrap: )?kvtrace wrapper of (?:.*\.)?(\w+)>\Z")
 _WRAPPERS = "/kvtrace/agent/wrappers.py"
 _STEP_FRAMES = ("execute_model", "sample_tokens")
 _WORKER = "/kvtrace/agent/worker.py"

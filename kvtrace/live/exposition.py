@@ -3,12 +3,14 @@ never a request's id."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvtrace.errors import KvtraceError
 from kvtrace.live.counts import EDGES_S
 from kvtrace.live.model import Snapshot
+from kvtrace.words import clean
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -41,8 +43,12 @@ class _Once:
     def __init__(self, look: Snapshot) -> None:
         self._look = look
 
-    def collect(self) -> Iterable[Metric]:
-        return metrics(self._look)
+    def collect(self) -> Iterator[Metric]:
+        # names come from the run: nothing that a terminal obeys, or that no encoding knows
+        for metric in metrics(self._look):
+            for sample in metric.samples:
+                sample.labels.update({name: clean(value) for name, value in sample.labels.items()})
+            yield metric
 
 
 def metrics(look: Snapshot) -> Iterator[Metric]:
@@ -53,9 +59,9 @@ def metrics(look: Snapshot) -> Iterator[Metric]:
     engine = run["engines"][0] if run and run["engines"] else None
     connector = engine["connector"] if engine else None
     facts = {
-        "run": look.run,
-        "vllm": (run["vllm"] if run else "") or "",
-        "connector": (connector["class"] or connector["name"]) if connector else "",
+        "run": Path(look.directory).resolve().name,
+        "vllm": (run["vllm"] if run else "") or look.vllm,
+        "connector": (connector["class"] or connector["name"]) if connector else look.connector,
     }
     yield InfoMetricFamily("kvtrace_run", "What runs.", facts)
     yield GaugeMetricFamily("kvtrace_run_active", "1 while the run goes on.", look.state == "running")

@@ -86,6 +86,9 @@ class Snapshot:
     problem: str = ""
     """Why there is no newer analysis, or no spool; one line."""
 
+    vllm: str = ""
+    connector: str = ""
+    """As the processes and the command say, before any analysis; "" where they do not."""
     notice: str = ""
     """What to tell whoever looks, before all else; one line."""
 

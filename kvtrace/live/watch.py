@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +94,8 @@ class Watch:
             settled=settled,
             analysis=self._analyses.latest(),
             problem=self._problem or self._analyses.problem,
+            vllm=next((one.header.vllm for one in processes if one.header.vllm), ""),
+            connector=configured(file.command),
         )
 
     @property
@@ -125,6 +129,17 @@ class Watch:
         return max(
             (one.header.wall_ns + one.counts.last_t - one.header.perf_ns for one in placed), default=None
         )
+
+
+def configured(command: Sequence[str]) -> str:
+    """The connector that a command's --kv-transfer-config names; "" where there is none to be read."""
+    for word, after in zip(command, (*command[1:], ""), strict=False):
+        option, equals, value = word.partition("=")
+        if option.replace("_", "-") == "--kv-transfer-config":
+            with contextlib.suppress(ValueError, RecursionError):
+                found = json.loads(value if equals else after)
+                return str(found.get("kv_connector") or "") if isinstance(found, dict) else ""
+    return ""
 
 
 _Engines = Mapping[int, tuple[_Process, EngineSteps]]

@@ -8,7 +8,7 @@ agent's hooks go in before any conftest or test module can import vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,6 +17,7 @@ from kvtrace.pytest_plugin.measured import Measured
 
 if TYPE_CHECKING:
     from kvtrace.pytest_plugin.trace import Trace
+    from kvtrace.verify.answers import Result
 
 _TRACE = pytest.StashKey["Trace"]()
 _SECTION = "kvtrace"
@@ -68,6 +69,14 @@ def kvtrace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with recording(request.node, tmp_path_factory) as trace:
         request.node.stash[_TRACE] = trace
         yield trace
+
+
+@pytest.fixture
+def kvtrace_verify(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result]:
+    """Verifies a connector on small servers of its own, and gives what was proved."""
+    from kvtrace.pytest_plugin.verify import verifier
+
+    return verifier(tmp_path_factory)
 
 
 @pytest.hookimpl(hookwrapper=True)

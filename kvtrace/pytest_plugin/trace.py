@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvtrace.errors import KvtraceError
 from kvtrace.pytest_plugin.measured import Measured
-from kvtrace.terms import FAULT, LOADED, NOTE, SAVED, SEVERITIES, severity_order
+from kvtrace.terms import FAULT, LOADED, NOTE, SAVED, SEVERITIES, severity_order, severity_word
 
 if TYPE_CHECKING:
     from kvtrace.ledger.model import Run
@@ -246,7 +246,7 @@ class Trace:
         for one in self.findings:
             if one["id"] in ids:
                 facts = finding_facts(one, self.report["requests"]["total"])
-                lines.append(" · ".join([f"{one['severity'].upper()}  {one['id']}", *facts]))
+                lines.append(" · ".join([f"{severity_word(one['severity'])}  {one['id']}", *facts]))
                 lines.append(f"  {one['title']}")
                 lines += [f"  Remedy    {text}" for text in one["remedy"]]
                 lines += [

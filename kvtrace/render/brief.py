@@ -1,7 +1,8 @@
-"""The short page of ``kvtrace explain``: what an engineer in a hurry needs, on one screen of a terminal.
+"""The first screen of ``kvtrace explain``, for a reader who knows vLLM and not kvtrace: what ran, what share
+was saved and where, the reason that matters most with what to change, which requests show it, what is next.
 
-Of findings the first ones stand there, each with its share and its first remedy; the least important words go
-first where a screen has no room for all. What is left out is named, with the option that shows it.
+The least important words go first where a screen has no room for all. What is left out is named, with the
+option that shows it.
 """
 
 from __future__ import annotations
@@ -10,28 +11,38 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvtrace.labels import OUTCOMES, label
+from kvtrace.render import answers
+from kvtrace.render.answers import tokens_of
 from kvtrace.render.layout import clean
-from kvtrace.render.page import Badge, Code, Command, Facts, Labelled, Page, Paragraph, Row, Screen, Table
+from kvtrace.render.page import (
+    Badge,
+    Code,
+    Column,
+    Command,
+    Facts,
+    Labelled,
+    Page,
+    Paragraph,
+    Row,
+    Screen,
+    Table,
+)
 from kvtrace.render.report import (
     SEVERITY_STYLES,
     connector_facts,
     counts,
-    finding_facts,
-    grade_of,
     grouped,
-    ledger_table,
     next_command,
-    outcome_label,
     parallel_facts,
     state_lines,
-    way_facts,
 )
 from kvtrace.render.terminal import height, terminal
-from kvtrace.terms import FAULT, LOADED, LOCAL_HIT, NOT_OBSERVED, outcome_order
+from kvtrace.terms import FAULT, KEPT, LIMIT, SAVED, outcome_order, severity_word
 from kvtrace.words import count, percent, plural
 
 if TYPE_CHECKING:
-    from kvtrace.report.model import Finding, Ledger, Report
+    from kvtrace.report.model import Finding, Report
 
 ROWS = 23
 """Of a terminal of 24: the prompt has the last one."""
@@ -44,39 +55,39 @@ class _Room(NamedTuple):
     """How much is said.
 
     Attributes:
-        remedies: of which findings: "all", "faults", only the "first", "none".
-        most: characters of a title or a remedy; a longer one is shown up to the end of a sentence.
-        titles: of all findings; else only of the first.
-        gaps: empty lines between findings; ``ledger_gap``: before the ledger.
-        seen: the first evidence of a fault that stands first.
+        most: characters of a sentence of a finding; a longer text is shown up to the end of a sentence.
+        seen: the first evidence of the finding that stands first.
+        titles: what the findings behind the first one say; else what and how much alone.
+        requests: which requests show the first one.
+        vllm: what vLLM itself did: attention, the hooks.
+        gaps: empty lines.
     """
 
     findings: int = MAX_FINDINGS
     outcomes: int = MAX_OUTCOMES
-    remedies: str = "all"
-    most: int = 200
+    most: int = 220
+    seen: bool = True
     titles: bool = True
+    requests: bool = True
+    vllm: bool = True
     gaps: bool = True
-    ledger_gap: bool = True
-    seen: bool = False
 
 
-_TIGHT = _Room(gaps=False, ledger_gap=False, most=1, remedies="first", titles=False)
+_FULL = _Room()
+_TIGHT = _Room(seen=False, gaps=False, most=1)
 _ROOMS = (
-    _Room(seen=True),
-    _Room(seen=True, gaps=False),
-    _Room(),
-    _Room(gaps=False),
-    _Room(gaps=False, ledger_gap=False),
-    _Room(gaps=False, ledger_gap=False, most=1),
-    _Room(gaps=False, ledger_gap=False, most=1, remedies="faults"),
-    _Room(gaps=False, ledger_gap=False, most=1, remedies="first"),
+    _FULL,
+    _FULL._replace(gaps=False),
+    _FULL._replace(seen=False),
+    _FULL._replace(seen=False, gaps=False),
     _TIGHT,
     _TIGHT._replace(outcomes=4),
-    _TIGHT._replace(outcomes=3),
-    _TIGHT._replace(outcomes=3, findings=2),
-    _TIGHT._replace(outcomes=3, findings=1),
-    _TIGHT._replace(outcomes=3, findings=1, remedies="none"),
+    _TIGHT._replace(outcomes=4, titles=False),
+    _TIGHT._replace(outcomes=3, titles=False),
+    _TIGHT._replace(outcomes=3, titles=False, findings=2),
+    _TIGHT._replace(outcomes=3, titles=False, findings=1),
+    _TIGHT._replace(outcomes=3, titles=False, findings=1, requests=False),
+    _TIGHT._replace(outcomes=2, titles=False, findings=1, requests=False, vllm=False),
 )
 """From the most that is said to the least."""
 
@@ -92,11 +103,15 @@ def brief_text(report: Report, screen: Screen, source: str | None = None, traced
 
 
 def _page(report: Report, room: _Room, source: str | None, traced: str | None) -> Page:
+    ran = any(one["real_steps"] for one in report["run"]["engines"])
     return [
         *(Facts(facts) for facts in _head(report)),
-        Paragraph(_verdict(report), "bold", gap=True),
-        *_saves(report["ledger"]["saves"], room),
-        Paragraph(_loads(report["ledger"]["loads"])),
+        Paragraph(clean(report["verdict"]), "bold", gap=True),
+        Paragraph(answers.where(report)),
+        *(Paragraph(line) for line in [answers.uneven(report)] if line),
+        *(Paragraph(line) for line in _vllm(report) if room.vllm),
+        *_saves(report, room),
+        *([Paragraph(answers.loaded(report))] if ran else []),
         *(Paragraph(f"States: {line}") for line in state_lines(report)[1:2]),
         *_findings(report, room),
         Paragraph(_left_out(report, room.findings), "dim", gap=room.gaps),
@@ -113,8 +128,8 @@ def _head(report: Report) -> Iterator[list[str]]:
     kinds = grouped(
         engines,
         lambda engine: (
-            (*connector_facts(report, engine, "in vLLM"), " ".join(parallel_facts(engine, every=True))),
-            tuple(way_facts(engine)),
+            (*connector_facts(report, engine, "in vLLM"), *parallel_facts(engine)),
+            tuple(answers.engine_facts(engine)),
         ),
     )
     for (what, way), alike in kinds[:_MAX_ENGINES]:
@@ -126,72 +141,98 @@ def _head(report: Report) -> Iterator[list[str]]:
     if not engines:
         version = clean(report["run"]["vllm"] or "")
         yield [f"vLLM {version}" if version else "vLLM of unknown version", "no engine was seen"]
-    yield from counts(report)
+    amount, *amiss = counts(report)
+    yield [*amount[:-1], _traced(report)]
+    yield from amiss
 
 
-def _verdict(report: Report) -> str:
-    """The answer, with the least grade of what it speaks of: prompt tokens that were computed here."""
-    said = clean(report["verdict"])
-    grades = [
-        grade
-        for name, of in report["ledger"]["saves"].get("grades", {}).items()
-        if name not in (LOADED, LOCAL_HIT, NOT_OBSERVED) and name != "not-saved:decode-not-offered"
-        for grade in [grade_of(of)]
-        if grade
-    ]
-    least = max(grades, key=_order, default="")
-    return f"{said} (grade: {least})" if least else said
+def _traced(report: Report) -> str:
+    """``4 of 4 vLLM processes traced``."""
+    of_vllm = [one for one in report["run"]["processes"] if one["agent"] or one["role"] != "other"]
+    traced = sum(one["agent"] for one in of_vllm)
+    return f"{traced} of {plural(len(of_vllm), 'vLLM process')} traced".replace("processs", "processes")
 
 
-_GRADES = ("proved", "written", "read", "declared", "not observed")
+def _vllm(report: Report) -> list[str]:
+    """Whether attention ran in Python, and the save hooks with it."""
+    said = [one for one in (answers.attention(report), answers.saving(report)) if one]
+    return ["; ".join(said) + "."] if said else []
 
 
-def _order(grade: str) -> int:
-    return _GRADES.index(grade) if grade in _GRADES else len(_GRADES)
+# ------------------------------------------------------------------------------ the ledger
+
+_SEEN = {"proved": "came back the same", "written": "seen stored", "read": "", "declared": ""}
+"""How well it is seen that tokens were stored or loaded."""
+_SAVED = (
+    (("proved", "written"), "stored"),
+    (("read",), "read by the connector, no more seen"),
+    (("declared", "not observed"), "announced, no more seen"),
+)
+"""What tokens are called that count as saved, by how well that is seen: as in the verdict."""
 
 
-# ------------------------------------------------------------------------------ the ledgers
+class _Line(NamedTuple):
+    words: str
+    tokens: int
+    note: str
+    good: bool
 
 
-def _saves(ledger: Ledger, room: _Room) -> Page:
+def _saves(report: Report, room: _Room) -> Page:
     """Every outcome, the smallest ones summed where there are many."""
+    ledger = report["ledger"]["saves"]
+    total = round(ledger["total_tokens"])
     if ledger["total"] <= 0:
         return []
-    table = ledger_table(f"Where {plural(ledger['total_tokens'], 'token')} went", ledger, "")
-    rows = [row for row in table.rows if not row.total]
-    most = room.outcomes
-    if len(rows) > most:
-        rest = rows[most - 1 :]
-        tokens = sum(_tokens(ledger, name) for name in _ordered(ledger)[most - 1 :])
-        share = percent(min(tokens / ledger["total_tokens"], 1.0)) if ledger["total_tokens"] else ""
-        blank = [""] * (len(table.columns) - 3)
-        words = f"{len(rest)} more outcomes (-v)"
-        rows = [*rows[: most - 1], Row((words, count(tokens), share, *blank), "bad")]
-    return [Table(table.columns, rows, table.title, gap=room.ledger_gap)]
+    present = [name for name in ledger["accounts"] if tokens_of(ledger, name)]
+    present.sort(key=lambda name: (outcome_order(name), -tokens_of(ledger, name), name))
+    lines = [line for name in present for line in _lines(report, name)]
+    if len(lines) > room.outcomes:
+        best, *others = lines
+        others.sort(key=lambda one: -one.tokens)
+        rest = others[room.outcomes - 2 :]
+        words = f"{len(rest)} more (-v)"
+        lines = [best, *others[: room.outcomes - 2], _Line(words, sum(one.tokens for one in rest), "", False)]
+    rows = [
+        Row((one.words, count(one.tokens), percent(min(one.tokens / total, 1.0)), one.note),
+            "good" if one.good else "bad")
+        for one in lines
+    ]  # fmt: skip
+    columns = (Column("outcome"), Column("tokens", right=True), Column("share", right=True), Column(""))
+    return [Table(columns, rows, _title(report), gap=room.gaps)]
 
 
-def _ordered(ledger: Ledger) -> list[str]:
-    accounts = ledger["accounts"]
-    present = [name for name in accounts if accounts[name]]
-    return sorted(present, key=lambda name: (outcome_order(name), -accounts[name], name))
+def _title(report: Report) -> str:
+    """``14 016 prompt + 34 generated tokens``."""
+    ledger = report["ledger"]
+    whole, prompts = round(ledger["saves"]["total_tokens"]), round(ledger["loads"]["total_tokens"])
+    if not 0 < prompts < whole:
+        return f"Of all {plural(whole, 'token')}"
+    return f"Of {count(prompts)} prompt + {count(whole - prompts)} generated tokens"
 
 
-def _tokens(ledger: Ledger, name: str) -> float:
-    return ledger["tokens"].get(name, ledger["accounts"][name] / (ledger["pairs"] or 1))
-
-
-def _loads(ledger: Ledger) -> str:
-    """The ledger of loads in a line: ``Loads: 512 loaded (proved), 13 504 missed (lookup-miss, read)``."""
-    if ledger["total"] <= 0:
-        note = clean(ledger["trust_note"])
-        return "Loads: none was offered or asked for" + (f" ({note})" if note else "")
-    parts = []
-    for name in _ordered(ledger):
-        what, _, cause = outcome_label(name).partition(" · ")
-        grade = "" if name == NOT_OBSERVED else grade_of(ledger.get("grades", {}).get(name, {}))
-        why = ", ".join(filter(None, (cause, grade)))
-        parts.append(f"{count(_tokens(ledger, name))} {what}" + (f" ({why})" if why else ""))
-    return f"Loads: {', '.join(parts)}"
+def _lines(report: Report, name: str) -> Iterator[_Line]:
+    """The lines of one outcome: several for what is saved, by how well that is seen."""
+    ledger = report["ledger"]["saves"]
+    tokens, amount = tokens_of(ledger, name), max(1, ledger["accounts"][name])
+    grades = {grade: n for grade, n in ledger.get("grades", {}).get(name, {}).items() if n}
+    if name == SAVED and grades:
+        left = tokens
+        for of, words in _SAVED:
+            part = {grade: grades[grade] for grade in of if grade in grades}
+            here = min(left, round(tokens * sum(part.values()) / amount))
+            left -= here
+            if here:
+                yield _Line(words, here, _SEEN.get(list(part)[-1], ""), True)
+    elif name in OUTCOMES:
+        yield _Line(label(name), tokens, "", name in KEPT)
+    else:
+        severity = next(
+            (one["severity"] for one in report["findings"] if f"not-saved:{one['id']}" == name), ""
+        )
+        notes = [severity_word(severity).lower()] if severity in (FAULT, LIMIT) else []
+        notes += ["by its metadata"] if list(grades)[-1:] == ["declared"] else []
+        yield _Line(f"not stored: {label(name)}", tokens, ", ".join(notes), False)
 
 
 # ------------------------------------------------------------------------------ findings
@@ -200,30 +241,46 @@ def _loads(ledger: Ledger) -> str:
 def _findings(report: Report, room: _Room) -> Page:
     found = report["findings"]
     if not found:
-        return [Paragraph("No findings.", gap=room.gaps)]
+        return [Paragraph("Nothing is wrong as far as it was seen.", gap=room.gaps)]
     page: Page = []
     for at, one in enumerate(found[: room.findings]):
-        page += _finding(one, at, room)
+        page += _first(report, one, room) if at == 0 else _further(one, room)
     return page
 
 
-def _finding(one: Finding, at: int, room: _Room) -> Page:
-    facts = "".join(f" · {fact}" for fact in finding_facts(one, None))
-    fault = one["severity"] == FAULT
-    badge, style = one["severity"].upper(), SEVERITY_STYLES[one["severity"]]
-    page: Page = [
-        Badge(badge, (Code(clean(one["id"], 80)), facts), style, whole=fault, gap=room.gaps or at == 0)
-    ]
-    if room.titles or at == 0:
-        page.append(Paragraph(_sentences(clean(one["title"]), room.most), indent=True))
-    if room.seen and fault and at == 0 and one["evidence"] and len(one["evidence"][0]) <= room.most:
-        page.append(Labelled("Seen", [clean(one["evidence"][0])], 8))
-    wanted = {"all": True, "faults": fault or at == 0, "first": at == 0}
-    if one["remedy"] and wanted.get(room.remedies):
-        shown = _sentences(clean(one["remedy"][0]), room.most)
-        more = len(one["remedy"]) > 1 or shown != clean(one["remedy"][0])
-        page.append(Labelled("Remedy", [f"{shown} (more: -v)" if more else shown], 8))
+def _amount(one: Finding) -> str:
+    parts = [f"in {clean(one.get('connector', ''), 80)}"] if one.get("connector") else []
+    if round(one["tokens"]):
+        parts.append(f"{plural(round(one['tokens']), 'token')} ({percent(one['share'])})")
+    return "".join(f", {part}" for part in parts)
+
+
+def _badge(one: Finding, text: str, gap: bool) -> Badge:
+    style = SEVERITY_STYLES[one["severity"]]
+    words = (Code(clean(one["id"], 80)), _amount(one), f": {text}" if text else "")
+    return Badge(severity_word(one["severity"]), words, style, whole=False, gap=gap)
+
+
+def _first(report: Report, one: Finding, room: _Room) -> Page:
+    """The reason that matters most: what was seen, what to change, which requests show it."""
+    headline = clean(one.get("headline", ""))
+    told = headline and headline.lower() in clean(report["verdict"]).lower()  # the verdict says why
+    page: Page = [_badge(one, "" if told else _sentences(clean(one["title"]), room.most), room.gaps)]
+    if room.seen and one["evidence"] and len(one["evidence"][0]) <= room.most:
+        page.append(Labelled("Seen", [clean(one["evidence"][0])], 9))
+    if one["remedy"]:
+        page.append(Labelled("Remedy", [_sentences(clean(one["remedy"][0]), room.most)], 9))
+    shown = list(dict.fromkeys(clean(event["request"], 44) for event in one["events"] if event["request"]))
+    if room.requests and shown:
+        of = f" ({count(one['requests'])} of {count(report['requests']['total'])})" if one["requests"] else ""
+        page.append(Labelled("Requests", [", ".join(shown[:2]) + of], 9))
     return page
+
+
+def _further(one: Finding, room: _Room) -> Page:
+    """What and how much."""
+    title = _sentences(clean(one["title"]), 1) if room.titles else label(one["id"])
+    return [_badge(one, title, False)]
 
 
 _SENTENCE = re.compile(r"(?<=[a-z0-9_)'\"]\.) (?=[A-Z])")
@@ -252,7 +309,7 @@ def _left_out(report: Report, shown: int) -> str:
         parts.append(plural(len(more), "more finding") + (f" ({what})" if what else ""))
     parts += [f"{plural(len(report['ruled_out']), 'cause')} ruled out"]
     if unseen:
-        parts.append(f"{count(len(unseen))} not observed")
+        parts.append(f"{count(len(unseen))} could not be checked")
     if inside := report.get("connectors", []):
         parts.append(f"ledgers of {plural(len(inside), 'connector')} inside")
     if limits["lost_records"]:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from kvtrace.render.page import Code, Column, Heading, Page, Paragraph, Row, Table
 from kvtrace.terms import FAULT, LIMIT, NOTE
+from kvtrace.topics import TOPICS, Topic
 
 if TYPE_CHECKING:  # the command line imports this file, and shall not load the analysis
     from kvtrace.causes.cause import Cause
 
 _SEVERITY = {
     FAULT: "fault: needs a fix in the configuration, the connector or vLLM",
-    LIMIT: "limit: works as built; the remedy says what to change if that is not wanted",
+    LIMIT: "choice: not offered to store or load, by whatever rule; is that meant? (limit in JSON)",
     NOTE: "note: information",
 }
 _LIVE = "seen live: a scenario shows it on a real vLLM"
@@ -43,10 +44,25 @@ def cause_page(cause: Cause) -> Page:
     ]
 
 
+def topic_page(topic: Topic) -> Page:
+    """What people ask, and the answer."""
+    return [
+        Heading(topic.title, 1),
+        *(Paragraph(text, gap=at > 0) for at, text in enumerate(topic.answer)),
+        Paragraph(topic.look, gap=True),
+        Paragraph(f"Findings: {', '.join(topic.causes)}.", gap=True),
+    ]
+
+
 def cause_list(causes: Iterable[Cause]) -> Page:
     """The causes, and what each means."""
     rows = [Row((Code(cause.id), cause.meaning)) for cause in causes]
-    return [Heading("Causes", 1, quiet=True), Table((Column("cause"), Column("meaning")), rows)]
+    asked = [Row((Code(topic.id), topic.title)) for topic in TOPICS]
+    return [
+        Heading("Causes", 1, quiet=True),
+        Table((Column("question"), Column("")), asked),
+        Table((Column("cause"), Column("meaning")), rows),
+    ]
 
 
 def cause_document(cause: Cause) -> dict[str, object]:

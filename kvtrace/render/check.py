@@ -23,7 +23,7 @@ from kvtrace.render.page import (
     Table,
 )
 from kvtrace.render.report import SEVERITY_STYLES
-from kvtrace.terms import severity_order
+from kvtrace.terms import severity_order, severity_word
 from kvtrace.words import count, percent, plural
 
 MAX_ROWS = 12
@@ -61,7 +61,7 @@ def _group(group: Group) -> Page:
         return [Badge("No finding explains", style="failed"), table, Labelled("Remedy", group.remedies)]
     cause = Code(clean(group.cause.id, 80))
     return [
-        Badge(group.cause.severity.upper(), (cause,), SEVERITY_STYLES[group.cause.severity]),
+        Badge(severity_word(group.cause.severity), (cause,), SEVERITY_STYLES[group.cause.severity]),
         Paragraph(clean(group.cause.title), indent=True),
         table,
         Labelled("Evidence", [clean(line) for line in group.cause.evidence[:3]]),

@@ -10,7 +10,7 @@ from kvtrace.live.model import OpenHook, ProcessLook, Snapshot
 from kvtrace.render.layout import bar, clean
 from kvtrace.render.report import grade_of, outcome_label
 from kvtrace.render.styled import Styled, cell_len
-from kvtrace.terms import FAULT, outcome_order
+from kvtrace.terms import FAULT, outcome_order, severity_word
 from kvtrace.words import count, duration, percent, plural
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ def _findings(look: Snapshot) -> Iterator[Styled]:
 
 def _finding(one: Finding) -> Styled:
     line = Styled("  ")
-    line.append(f"{one['severity'].upper():<6}", _SEVERITY[one["severity"]])
+    line.append(f"{severity_word(one['severity']):<7}", _SEVERITY[one["severity"]])
     line.append(clean(one["id"], 40), "bold")
     line.append(f" {percent(one['share'])}" if one["share"] > 0 else "")
     line.append(f"  {clean(one['title'], 200)}", "dim")

@@ -33,6 +33,10 @@ if TYPE_CHECKING:  # the command line imports this file, and shall not load the 
     from kvtrace.merge.tell import List, Tale
 
 _LAST = "the last token of a prompt, which vLLM always computes"
+_SAME_ID = (
+    "requests that hand over no id are joined where the client sends both engines the same X-Request-Id "
+    "header (not a mere number)"
+)
 _MOST_ROWS = 200
 Ids: TypeAlias = "Mapping[int, Mapping[str, str]]"
 """Engine -> id of a request there -> its beginning that tells it apart."""
@@ -53,6 +57,8 @@ def merged_page(merged: Merged, where: str) -> Page:
     alone = [f"{plural(times, 'request')}: {clean(why)}" for why, times in merged.alone.items()]
     if alone:
         page.append(Labelled("Not joined", alone))
+    if alone and len(merged.engines) > 1:
+        page.append(Labelled("Hint", [_SAME_ID]))
     page.append(Labelled("Clocks", _clocks(merged)))
     verdicts = [f"{number}: {clean(run.verdict)}" for number, run in enumerate(merged.runs, 1) if run.verdict]
     page += [Labelled("Each run", verdicts)] if verdicts else []
@@ -66,7 +72,9 @@ def merged_page(merged: Merged, where: str) -> Page:
 
 def _facts(merged: Merged) -> list[str]:
     facts = [plural(len(merged.runs), "run"), plural(len(merged.engines), "engine")]
-    facts.append(plural(sum(run.requests for run in merged.runs), "request"))
+    asked = sum(run.requests for run in merged.runs)
+    inside = f" ({count(merged.sums.joined)} of them in two engines)" if merged.sums.joined else ""
+    facts.append(plural(asked - merged.sums.joined, "request") + inside)
     facts += ["still running"] if any(run.running for run in merged.runs) else []
     return facts
 

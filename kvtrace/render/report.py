@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from kvtrace.gate.layers import group_of, index_of, spelled
+from kvtrace.render.answers import engine_facts
 from kvtrace.render.layout import clean, names
 from kvtrace.render.page import (
     Badge,
@@ -28,7 +29,7 @@ from kvtrace.render.page import (
     Table,
     Terms,
 )
-from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, Stage, outcome_order
+from kvtrace.terms import FAULT, KEPT, LIMIT, NOT_OBSERVED, NOTE, Stage, outcome_order, severity_word
 from kvtrace.words import count, duration, of_all, percent, plural, size
 
 if TYPE_CHECKING:
@@ -155,21 +156,9 @@ def parallel_facts(engine: Engine, every: bool = False) -> list[str]:
 
 
 def way_facts(engine: Engine) -> list[str]:
-    """How attention and the connector's hooks are reached: backend, runner, graphs, direct call."""
-    facts = []
-    if backends := engine.get("attention", []):
-        facts.append(names(backends, 3))
-    if runner := clean(engine.get("runner", ""), 20):
-        facts.append(f"runner {runner}")
-    asked, used = clean(engine.get("graphs_asked", ""), 40), clean(engine.get("graphs_used", ""), 60)
-    if asked or used:
-        facts.append(f"graphs asked {asked or 'unknown'}, used {used or 'unknown'}")
-    direct = engine.get("direct_calls")
-    if direct is not None:
-        some = f"direct call in {direct} of {engine['pairs']} layers"
-        every = "direct call" if direct >= engine["pairs"] else some
-        facts.append(every if direct else "no direct call")
-    return facts
+    """How attention and the connector's hooks are reached, and which model runner runs them."""
+    runner = clean(engine.get("runner", ""), 20)
+    return [*engine_facts(engine), *([f"runner {runner}"] if runner else [])]
 
 
 _KEPT = {
@@ -200,8 +189,6 @@ def _engine_facts(report: Report, engine: Engine) -> list[str]:
         facts.append(groups)
     elif engine["block_size"]:
         facts.append(f"block {engine['block_size']}")
-    if engine["prefix_caching"] is not None:
-        facts.append(f"prefix caching {'on' if engine['prefix_caching'] else 'off'}")
     return facts
 
 
@@ -337,7 +324,7 @@ def finding_facts(one: Finding, requests: int | None) -> list[str]:
 def _finding(one: Finding, requests: int, whole: bool) -> Page:
     """A finding; what is no fault more briefly, unless it is `whole`."""
     cause, facts = Code(clean(one["id"], 80)), "".join(f" · {fact}" for fact in finding_facts(one, requests))
-    badge, style = one["severity"].upper(), SEVERITY_STYLES[one["severity"]]
+    badge, style = severity_word(one["severity"]), SEVERITY_STYLES[one["severity"]]
     evidence: list[Line] = [clean(line) for line in one["evidence"]]
     evidence += [event_words(event) for event in one["events"]]
     remedy = [clean(line) for line in one["remedy"]]
@@ -656,13 +643,13 @@ def next_command(
     report: Report, source: str | None, traced: str | None, more: str = "--format markdown"
 ) -> str:
     """The one command that helps most from here; `more`: the option that shows more of a healthy run."""
-    faults = [one for one in report["findings"] if one["severity"] == FAULT]
-    worst = next((event["request"] for one in faults for event in one["events"] if event["request"]), None)
+    found = [one for one in report["findings"] if one["severity"] != NOTE]
+    worst = next((event["request"] for one in found for event in one["events"] if event["request"]), None)
     if traced and worst:
         where, request = clean(shlex.quote(traced)), clean(shlex.quote(worst), 200)
         return f"kvtrace why {where} --request {request}"
-    if faults:
-        return f"kvtrace docs {clean(faults[0]['id'], 80)}"
+    if found:
+        return f"kvtrace docs {clean(found[0]['id'], 80)}"
     where = clean(shlex.quote(source)) if source else "PATH"
     return f"kvtrace explain {where} {more}"
 

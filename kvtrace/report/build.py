@@ -23,6 +23,7 @@ from kvtrace.ledger.graphs import asked_for, graph_uses, runner_of, used_by
 from kvtrace.ledger.states.model import Book
 from kvtrace.report import model
 from kvtrace.report.digest import seal
+from kvtrace.report.left_behind import left_behind
 from kvtrace.report.running import still_running
 from kvtrace.report.shape import row, text, whole
 from kvtrace.report.validate import schema_problem
@@ -53,7 +54,7 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
     notes: list[str] = list(run.notes)
     for pid, where, error in run.agent_errors:
         notes.append(f"the agent turned (a part of) itself off in process {pid}: {where}: {error}")
-    notes.extend(f"the engine did not start: {line}" for line in run.start_failures)
+    notes.extend(f"the engine did not start: {one.line}" for one in run.start_failures)
     for worker in run.workers():
         if worker.device_off:
             notes.append(f"device times were not taken in {worker.process}: {worker.device_off}")
@@ -93,6 +94,9 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
             },
         },
     }
+    report["places"] = [row(model.Place, one) for one in run.places[: model.MAX_PLACES]]
+    if layers := _layers(run):
+        report["layers"] = layers
     if connectors := _connectors(run, diagnosis, notes):
         report["connectors"] = connectors
     if graphs := _graphs(run, notes):
@@ -118,6 +122,7 @@ def _run(run: ledger_model.Run, notes: list[str]) -> model.RunFacts:
         why = "the run's end is not recorded (it still goes on, or kvtrace run was killed)"
         why = "the run still goes on" if running else why
         notes.append(f"{why}: its duration is that of the engines' steps, and what comes later is missing")
+    notes += left_behind(file)
     engine = next((one.facts for one in run.engines if one.facts.known), Engine())
     processes = run.processes[: model.MAX_PROCESSES]
     if len(processes) < len(run.processes):
@@ -310,6 +315,15 @@ def _sent(sent: Mapping[str, int]) -> list[model.Sent]:
     shown = found if len(found) <= model.MAX_PEERS else found[: model.MAX_PEERS - 1]
     rest = sum(amount for _, amount in found[len(shown) :])
     return [{"to": to, "amount": amount} for to, amount in [*shown, *([("others", rest)] if rest else [])]]
+
+
+def _layers(run: ledger_model.Run) -> list[model.LayerKept]:
+    """Those that kept less than others of their engine, the least first."""
+    most = {
+        tag: max(one.tokens for one in run.kept if one.engine == tag) for tag in {o.engine for o in run.kept}
+    }
+    less = sorted((one for one in run.kept if one.tokens < most[one.engine]), key=lambda one: one.tokens)
+    return [row(model.LayerKept, one, most=most[one.engine]) for one in less[: model.MAX_LAYER_ROWS]]
 
 
 def _finding(one: cause_model.Finding) -> model.Finding:

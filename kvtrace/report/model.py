@@ -25,6 +25,8 @@ MAX_GRAPH_ROWS = 256
 MAX_CONNECTORS = 64
 MAX_KV_GROUPS = 64
 MAX_PEERS = 64
+MAX_PLACES = 16
+MAX_LAYER_ROWS = 256
 STAGE_NAMES = tuple(stage.label for stage in StageName)
 
 _MOST = 2**63 - 1
@@ -85,7 +87,10 @@ class _LaterEngine(TypedDict, total=False):
     dp: Annotated[Count | None, "data-parallel size"]
     attention: Annotated[list[str], "attention backends of its KV layers"]
     runner: Annotated[str, "model runner: V1, V2; empty where unknown, or where its workers differ"]
-    graphs_asked: Annotated[str, "cudagraph_mode of the command; default where it names none, empty unknown"]
+    graphs_asked: Annotated[
+        str,
+        "cudagraph_mode of the command: NONE with --enforce-eager, default without one, empty unknown",
+    ]
     graphs_used: Annotated[str, "cudagraph_mode of its workers when their first step began; empty unknown"]
     direct_calls: Annotated[
         Count | None,
@@ -261,7 +266,11 @@ class Ledger(Graded):
         "not-loaded:<cause>, clamped:<cause>, missed:<cause>",
     ]
     pairs: Annotated[Count | None, "(layer, rank) pairs of the engine; null where the engines differ"]
-    tokens: Annotated[dict[str, Number], "tokens per outcome (token-layers / pairs), for people"]
+    tokens: Annotated[
+        dict[str, Number],
+        "tokens per outcome: a token is saved where it is saved in every pair, and has "
+        "the outcome of the pairs that lost it else",
+    ]
     total_tokens: Annotated[Number, "tokens in all"]
     trust: Annotated[Trust, "in one word: measured (all grade read or better), mixed, declared; see grades"]
     trust_note: Annotated[str, "what the grades mean that this ledger has"]
@@ -318,6 +327,7 @@ class Event(TypedDict):
 
 
 class GradedFinding(TypedDict, total=False):
+    headline: Annotated[str, "the reason in a clause, as the verdict says it; empty where it is none"]
     connector: Annotated[
         str,
         "of several connectors inside one, the name of the one (as in connectors) whose finding it is and in "
@@ -336,7 +346,7 @@ class Finding(GradedFinding):
     id: Annotated[str, "stable cause id (kvtrace docs ID)"]
     severity: Annotated[Severity, "fault: needs a fix; limit: works as built; note: information"]
     stage: Annotated[StageNumber | None, "stage at which the tokens were lost; null where none applies"]
-    tokens: Annotated[Number, "tokens that it explains"]
+    tokens: Annotated[Number, "tokens that it explains, in one layer on one rank at least"]
     share: Annotated[Share, "of the ledger's total tokens, 0..1"]
     requests: Annotated[Count, "requests concerned"]
     title: Annotated[str, "one line, with the numbers"]
@@ -513,9 +523,39 @@ class DeviceTimes(TypedDict):
     rows: Annotated[list[DeviceRow], "a row per hook and op"]
 
 
+class Place(TypedDict):
+    """A place to which the connector's workers wrote"""
+
+    kind: Annotated[
+        Literal["directory", "database", "shared memory", "peer", "configured"],
+        "configured: the connector's configuration names it, and nothing was written to any place",
+    ]
+    name: Annotated[str, "path, or the peer's host and port"]
+    files: Annotated[Count, "of a directory: files that the run wrote and that lay there when it was over"]
+    size: Annotated[Count, "their bytes; of a peer, bytes sent; of others, bytes written"]
+
+
+class LayerKept(TypedDict):
+    """Prompt tokens that were saved in one layer on one rank"""
+
+    engine: Annotated[Count, "number of the scheduler instance"]
+    rank: Annotated[Rank, "rank of the worker"]
+    layer: Annotated[str, "layer name"]
+    tokens: Annotated[Count, "prompt tokens whose KV was saved there"]
+    most: Annotated[Count, "the most that was saved in any layer on any rank of this engine"]
+
+
 class _Later(TypedDict, total=False):
     """Fields that are absent where there is no such thing."""
 
+    places: Annotated[
+        list[Place], Most(MAX_PLACES), "where the connector stored, those with most files first"
+    ]
+    layers: Annotated[
+        list[LayerKept],
+        Most(MAX_LAYER_ROWS),
+        "layers and ranks in which fewer prompt tokens were saved than in others; absent where all are alike",
+    ]
     connectors: Annotated[
         list[ConnectorBooks],
         Most(MAX_CONNECTORS),

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable
 
 from kvtrace.ledger.model import Process, Run
+from kvtrace.ledger.run_file import RunFile
 from kvtrace.trace.facts import Header
 
 _OPEN = ("open", "cut")
@@ -34,6 +35,14 @@ def any_alive(headers: Iterable[Header]) -> bool:
         if began is not None and began <= one.wall_ns + _SLACK_NS:
             return True
     return False
+
+
+def launcher_is_gone(file: RunFile) -> bool:
+    """Whether a run has no end since its ``kvtrace run`` was killed. False where that cannot be told."""
+    if file.ended_wall_ns is not None or file.launcher <= 0 or file.host != socket.gethostname():
+        return False
+    began = _began_wall_ns(file.launcher)
+    return began is None or began > (file.started_wall_ns or 0) + _SLACK_NS
 
 
 def _began_wall_ns(pid: int) -> int | None:

@@ -15,7 +15,7 @@ import numpy as np
 from kvtrace.ledger.model import RunError
 from kvtrace.ledger.scan import of_a_connector
 from kvtrace.trace import rows
-from kvtrace.trace.format import STEP_SHIFT, WORDS
+from kvtrace.trace.format import WORDS
 from kvtrace.trace.reader import Documents, Records, Spool, SpoolError, spool_paths
 from kvtrace.trace.rows import KIND_OF, Row, kind
 
@@ -97,7 +97,3 @@ def step_rows(path: Path, steps: Collection[int]) -> tuple[dict[int, str], dict[
         for words in chunk[of_steps].tolist():
             found.setdefault(words[_STEP], []).append(rows.decode(words))
     return spool.names, found
-
-
-def tag_of(step: int) -> int:
-    return step >> STEP_SHIFT

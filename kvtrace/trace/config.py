@@ -28,6 +28,9 @@ class AgentConfig:
         watch: one of WATCHES: which steps with something to see are watched call by call.
         metadata_adapter: ``module:function`` that says what the connector's metadata declares, "" for none.
         keep_messages: record messages of exceptions and logs with the values in them.
+        as_device: for tests: treat KV in host memory as if it lay on a device.
+        copies: blocks of computed KV that are kept, to say how far loads are from them; of verify alone.
+        keep_settings: record settings as they are, credentials masked (``trace/mask.py``).
     """
 
     dir: Path
@@ -39,6 +42,14 @@ class AgentConfig:
     watch: str = "full"
     metadata_adapter: str = ""
     keep_messages: bool = False
+    keep_settings: bool = False
+    as_device: bool = False
+    copies: int = 0
+
+    @property
+    def watching(self) -> str:
+        """How the accounts of watch and fingerprints are kept: where verify asks, no step is left out."""
+        return "full" if self.copies else "sampled"
 
     @classmethod
     def from_text(cls, text: str) -> AgentConfig:

@@ -171,7 +171,8 @@ class Engine(Document):
 class Worker(Document):
     """One worker, once its KV cache exists. ``connector``: index of the connector in its process;
     ``kv_layers``: layers that keep KV of tokens; ``other_layers``: those in the KV cache that keep something
-    else, with what (a value of NOT_OF_TOKENS)."""
+    else, with what (a value of NOT_OF_TOKENS); ``slot_bytes``: bytes of one token's slot in a layer, where
+    that is known."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.WORKER
 
@@ -191,6 +192,7 @@ class Worker(Document):
     connector_live: bool | None = None
     connector: int | None = None
     other_layers: Mapping[str, str] = field(default_factory=dict)
+    slot_bytes: Mapping[str, float] = field(default_factory=dict)
 
 
 UNIT_NAME = re.compile(r"unit|chunk|grain|granul|segment|stripe", re.IGNORECASE)
@@ -390,13 +392,16 @@ class Graphs(Document):
 
 @dataclass(frozen=True)
 class StartFailed(Document):
-    """A worker that never came up: the stage that raised, and what."""
+    """An engine that never came up: the stage that raised (a method of the worker, or one of ``engine core``,
+    ``configuration``, ``LLM``, ``command line``), and what. ``type``: "" where vLLM refused without an
+    exception; ``where``: the connector's line, else the innermost one."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.START_FAILED
 
     stage: str = ""
     type: str = ""
     message: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -423,7 +428,7 @@ class Limit(str, Enum):
 
     ADDRESS = "address"
     """The memory of a whole KV tensor was given out by address (``what``: by which method): whoever has it
-    may read or write any slot, unseen unless by ``ctypes.memmove``."""
+    may read or write any slot, unseen."""
     OPERATION = "operation"
     """A custom operation (``what``) got a KV tensor: how much it read or wrote is not known."""
     NATIVE = "native"
@@ -462,10 +467,36 @@ class WatchLimits(Document):
     step: int = 0
 
 
+@dataclass(frozen=True)
+class LoadErrors(Document):
+    """Blocks of a request's prompt against the first ones that were computed of the same tokens.
+
+    Attributes:
+        request: the engine's id.
+        loaded: they were loaded; else computed once more, by the engine itself.
+        places: in the request's block table.
+        largest, mean: of each layer the difference of two numbers, as a share of what the numbers are: the
+            largest of all blocks, and the mean (root of squares) of all.
+        differing: blocks of which not all numbers are the same.
+    """
+
+    CODE: ClassVar[fmt.Fact] = fmt.Fact.LOAD_ERRORS
+
+    request: str = ""
+    step: int = 0
+    group: int = 0
+    loaded: bool = False
+    places: tuple[int, ...] = ()
+    layers: tuple[str, ...] = ()
+    largest: tuple[float, ...] = ()
+    mean: tuple[float, ...] = ()
+    differing: int = 0
+
+
 AnyFact = (
     Target | Engine | Worker | Connector | EngineArgs | HookException | AgentError | ClientId | Swallowed
     | Log | ConfigKeys | DeviceTiming | Graphs | StartFailed | UnreadableMetadata | WatchLimits
-    | HandOver
+    | HandOver | LoadErrors
 )  # fmt: skip
 FACTS: dict[fmt.Fact, type[AnyFact]] = {kind.CODE: kind for kind in get_args(AnyFact)}
 

@@ -73,9 +73,7 @@ class Kind(IntEnum):
     TIMED = 22
     BLOCKS = 23
     SLOTS = 24
-    LEFT = 25
-    FOUND = 26
-    PIECE = 27
+    OUTSIDE = 37
     PRINTS = 28
     PART = 29
     SEAL = 30
@@ -115,6 +113,7 @@ class Fact(IntEnum):
     UNREADABLE_METADATA = 15
     WATCH_LIMITS = 16
     HAND_OVER = 17
+    LOAD_ERRORS = 18
 
 
 class Flag(IntEnum):
@@ -127,8 +126,8 @@ class Flag(IntEnum):
     DUMMY = 16
     """A dummy, profile or warm-up run: never counted as a real step."""
     FIRST = 32
-    """CHUNK: the first chunk of a request, or the first after a preemption (RESUMED). FOUND: the first head
-    of a slot was seen to stand before its last one."""
+    """CHUNK: the first chunk of a request, or the first after a preemption (RESUMED). OUTSIDE: the file held
+    something before, and was written anew."""
     RESUMED = 64
     UNREADABLE = 128
     """The connector's metadata has a shape that the reader does not understand."""
@@ -144,60 +143,25 @@ class Flag(IntEnum):
     CAUGHT_UP = 4096
     """DEVICE: all that its stream held when the call began was done when the call returned."""
     REPLACED = 8192
-    """EFFECT: the file of ``target`` held something before, and was written anew."""
+    """EFFECT: the file of ``target`` held something before, and was written anew. OUTSIDE: the file has
+    another name now, or none."""
     SHARED = 16384
     """SLOTS: another layer lies on the same bytes; that of the block's owner is meant."""
-    KEPT = 32768
-    """SLOTS: pieces of all that was read were kept, to be looked for in what leaves the process.
-    LEFT: all of it was looked through for them. FOUND: it was found in memory, all of which was."""
 
 
 class Way(IntEnum):
-    """How bytes left the process; the code of a ``LEFT`` record."""
+    """What a connector's work went to outside the process; the code of an ``OUTSIDE`` record."""
 
     FILE = 1
     SOCKET = 2
     SQLITE = 3
     SHARED_MEMORY = 4
-    MEMORY = 5
-    """Held in the process's own memory; in no record."""
+    NAME = 5
+    """No bytes: a file lost its name, or got another one."""
 
 
 PEER = ("tcp ", "unix ")
-"""How the target of KV begins that was sent through a socket; then come the host and port, or the path."""
-MEMORY = "memory "
-"""How the target of KV begins that was found in the process's own memory when the connector was shut down;
-then come the names of its module, or class, and attribute."""
-
-
-class Form(IntEnum):
-    """How KV was found again in what left the process; the code of a ``FOUND`` record."""
-
-    VERBATIM = 1
-    """Byte for byte."""
-    PARTLY = 2
-    """Some pieces byte for byte; others are not in what left."""
-    ZEROED = 3
-    """As PARTLY, and zeros stand where the others belong."""
-    CAST = 4
-    """As numbers of a narrower type."""
-    ALTERED = 5
-    """As numbers of its own type that went through a narrower one: they are not the same."""
-    REFUSED = 6
-    """Byte for byte in what was sent, and the answer was an error, or none came in time."""
-    GIVEN_UP = 7
-    """Not looked for any more: too much was waiting to be found."""
-    CUT = 8
-    """As PARTLY, and what was not found lies behind all that was."""
-    REPLACED = 9
-    """Sent before, and other KV was put under the same key since."""
-    DELETED = 10
-    """Sent before, and its key was deleted since."""
-    TURNED = 11
-    """Byte for byte, and a slot's last head stands before its first."""
-    COVERED = 12
-    """Sent before, and other KV was sent behind the same first bytes since, which may be its key. REPLACED
-    where they are."""
+"""How the target of what was sent through a socket begins; then come the host and port, or the path."""
 
 
 class Dispatch(IntEnum):

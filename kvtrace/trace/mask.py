@@ -1,271 +1,345 @@
-"""Masking of secrets in command lines, environments and nested settings.
+"""What of a user's texts is kept: of settings what is known to be harmless, of text what is no credential.
 
-Standard library only: the agent uses it inside vLLM's processes. What looks like a secret
-is known by its *name* (option, variable, JSON key), by its place (``user:password@`` of a
-URL, ``Authorization`` headers) or by a well-known shape (``hf_...``, ``sk-...``). Masking a
-harmless value costs a reader one number; leaking a key costs more: in doubt it is masked.
-``max_tokens``, ``num_tokens``, ``tokenizer``, ``eos_token_id`` and their like stay readable.
+Standard library only: the agent uses it inside vLLM's processes.
+
+**Settings** (command lines, the connector's configuration, engine arguments): numbers, booleans, null,
+paths, the names of options and keys, and of vLLM's own options (``options.py``) the words they take. Every
+other string becomes its length and a digest under the run's key, unless ``--keep-settings`` was given.
+**Free text** (messages, names of threads) is kept but for the values of assignments, what stands behind a
+word for a secret, credentials of URLs, and words that look like a key. Of a long text the first 64 KiB are.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
+import os
 import re
+import shlex
 from typing import Any
 
-from kvtrace.trace.secret_shapes import SHAPES
+from kvtrace.trace.options import COMMANDS, SHELLS, SHORT, WORDS
 
 MASK = "***"
+"""Of free text."""
+_MOST_TEXT = 1 << 16
+_MOST_DEPTH = 64
+_MOST_ITEMS = 20_000
+_salt, _keep = os.urandom(16), False
 
-# fmt: off
-_STRONG = (
-    "password", "passwd", "passphrase", "passcode", "secret", "credential", "authorization", "apikey",
-    "accesskey", "privatekey", "accountkey", "signingkey", "encryptionkey", "masterkey", "sharedkey",
-    "storagekey", "sessionkey", "authkey", "licensekey", "clientkey", "bearer", "jwt",
-    "connectionstring", "connstr", "webhook",
-)
-"""In a name without its separators: the value is a secret."""
-_TOKEN_KINDS = {"api", "hf", "auth", "access", "refresh", "bearer", "secret", "session"}
-_NO_SECRET_TOKENS = {
-    "eos", "bos", "pad", "unk", "sep", "cls", "mask", "per", "in", "last", "first", "next", "stop", "start",
-    "end", "special", "image", "video", "audio", "think", "tool", "new", "num", "max", "min", "by",
-}
-"""``<word>_token`` that is a piece of text or a unit, not a key."""
-_LAST = {
-    "auth", "salt", "cookie", "pw", "creds", "cred", "sk", "ak", "pat", "sig", "signature", "sid", "sessid",
-    "dsn",
-}
-"""As a name's last word: the value is a secret, unless it is a number."""
-_LAST_STRONG = {"pin", "otp", "totp", "psk"}
-"""The same, numbers too."""
-_KEY_OF = {
-    "", "ssh", "s3", "kms", "gpg", "pgp", "rsa", "dsa", "tls", "ssl", "aes", "hmac", "cipher", "crypto",
-    "service", "vault", "aws", "gcp", "azure", "openai", "hf", "wandb", "app", "host", "server", "admin",
-    "root",
-}
-"""``<word>_key`` that is a secret. A ``cache_key`` or ``block_key`` is none."""
-_PASS_OF = {
-    "", "user", "db", "redis", "http", "proxy", "smtp", "mysql", "postgres", "ftp", "admin", "root", "login",
-    "account", "store", "storage", "s3", "valkey", "kv", "cache",
-}
-_NO_PASS = {"bypass", "compass", "encompass", "overpass", "underpass", "surpass", "trespass"}
-# fmt: on
-_HINT = re.compile(
-    r"(?i)pass|pw|secret|token|key|cred|auth|salt|cookie|jwt|bearer|conn|sess|sid|sig|psk|otp|pin|pat|ak|sk|dsn|webhook"
-)
-"""What every name with a strength has in it: names without it are not looked at more closely."""
-_MAX_DEPTH = 64
 
-# Every repeat that could be tried at each position is bounded: masking stays linear.
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-_URL_PASSWORD = re.compile(
-    r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)([^\s/?#:@\"']{0,200}):(?!\d{1,5}[/?#])([^\s\"'@]{0,300})@"
+def use(salt: bytes, keep: bool = False) -> None:
+    """From now on. ``salt``: of digests; ``keep``: settings are kept as free text is."""
+    global _salt, _keep
+    _salt, _keep = salt, keep
+
+
+def digest(text: str) -> str:
+    """What stands for a string that is not kept: equal ones of a run have the same."""
+    data = text.encode("utf-8", "surrogatepass")
+    characters = "1 character" if len(text) == 1 else f"{len(text)} characters"
+    return f"<string of {characters}, {hashlib.blake2b(data, key=_salt, digest_size=3).hexdigest()}>"
+
+
+# --- settings --------------------------------------------------------------------------------
+
+_HARMLESS = re.compile(
+    r"(?i:|[-+]?(?:\d{1,24}|(?=\.))(?:\.\d{0,24}){0,3}(?:e[-+]?\d{1,4})?(?:[kmgt]i?b?|b|[mun]?s|min|h|d|%)?"
+    r"|true|false|none|null|nan|inf|on|off|yes|no|auto|default|always|never|enabled?|disabled?|all"
+    r"|fp8|fp16|bf16|fp32|u?int\d{1,2}|b?float\d{1,2}|half|cpu|cuda(?::\d{1,3})?|gpu|hip|xpu|tpu"
+    r"|\d{1,5}:\d{1,5}|(?:localhost|\d{1,3}(?:\.\d{1,3}){3}|\[[\da-f:.]{2,45}\]|\*)?:\d{1,5}|localhost|\*|…)\Z"
 )
-_URL_USER = re.compile(
-    r"(?i)\b((?:rediss?|valkeys?|https?|amqps?|mongodb(?:\+srv)?|mysql|postgres(?:ql)?|nats|mqtts?|wss?|ftps?|tcp|etcd)"
-    r"://)[^\s/?#:@\"']{1,300}@"
+_PATH = re.compile(r"(?:~?/|\.{1,2}/|\.{1,2}\Z)[^\s\"'<>|?*;&=@#$`\\]{0,4096}\Z")
+_FILE = re.compile(
+    r"(?:[\w.-]{1,200}/){0,20}[\w-]{1,200}\.(?:py|sh|jsonl?|ya?ml|toml|jinja|txt|csv|db|gguf|safetensors)\Z"
 )
-_USER = re.compile(r"(?<![\w-])(-u|-U|--user|--proxy-user)(\s{1,9}|=)([^\s:\"']{1,200}):[^\s\"']{1,300}")
-_SHORT = re.compile(r"(?<![\w-])-p\s{1,9}(?![\d./~-])[^\s\"']{1,300}")
-_PEM = re.compile(
-    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}://)(.{0,2000})\Z", re.DOTALL)
+_HOST = re.compile(r"[\w.*-]{0,200}(?::\d{1,5})?\Z|\[[\da-fA-F:.]{2,45}\](?::\d{1,5})?\Z")
+_WORD = re.compile(r"[\w.:,/+~*-]{1,300}\Z")
+_NAME = re.compile(
+    r"(?:[A-Za-z]{0,40}\d{0,9}[A-Za-z]{0,40}\d{0,9}[._/-]{1,2}){0,12}[A-Za-z]{0,40}\d{0,9}[A-Za-z]{0,40}\d{0,9}\Z"
 )
-_WEBHOOK = re.compile(
-    r"(?i)\b(https://(?:hooks\.slack\.com|(?:\w{1,9}\.)?discord(?:app)?\.com/api/webhooks)/)[\w/.+=-]{8,}"
+_OF_A_PATH = re.compile(r"(?i)(?:path|dir|directory|folder|file|root)\Z")
+_OPTION = re.compile(r"(--[A-Za-z][\w.-]{0,200}|-[A-Za-z]{1,3}(?:\.\w{1,99})*)(?:(=)(.*))?\Z", re.DOTALL)
+_SHORT = re.compile(r"(-[A-Za-z])(.+)\Z", re.DOTALL)
+_VARIABLE = re.compile(r"([A-Za-z_][\w.]{0,200})=(.*)\Z", re.DOTALL)
+_SECRET = re.compile(
+    r"(?i)pass(?:word|wd|phrase|code)|pwd|secret|credential|(?:api|access|private|master|enc\w{0,9})[_-]?key"
+    r"|(?:\A|[_.-])(?:pin|t?otp|psk|pw|pass)\Z"
 )
-_URL_TOKEN = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#:@\"']{16,1000}@")
-_HEADER = re.compile(r"(?i)(authorization\\{0,9}[\"']?\s{0,9}[:=]\s{0,9}\\{0,9}[\"']?)[^\"'\\\r\n]+")
-_SCHEME = re.compile(r"(?i)\b(bearer|basic)\s{1,9}[A-Za-z0-9._~+/=-]{4,}")
-_SHAPES = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
-    r"|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}|A(?:KIA|SIA)[0-9A-Z]{12,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|AIza[\w-]{20,}|ya29\.[\w-]{10,}|npm_[A-Za-z0-9]{16,}|pypi-[\w-]{16,}"
-    r"|[spr]k_(?:live|test)_[A-Za-z0-9]{10,}|whsec_[\w+/=]{16,}|hvs\.[\w-]{16,}|SG\.[\w-]{10,}\.[\w-]{10,}"
-    r"|nvapi-[\w-]{16,}|gsk_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{16,}|dop_v1_[0-9a-f]{16,}|gl(?:sa|c)_[\w=]{16,}|lin_api_\w{16,})"
-)
-_LEAST_SHAPE = 16
-_KEY = re.compile(r"(?<![\w.-])-{0,2}([A-Za-z_][\w.-]{0,120})(?:\\{0,9}[\"'])?\s{0,9}[=:]\s{0,9}")
-_OPTION = re.compile(r"(?<![\w-])--?([A-Za-z][\w.-]{0,120})\s{1,9}(?!--)")
-_VALUE = re.compile(r"(\\{0,9}[\"'])((?:(?!\1).)*)(?:\1)?|()([^\s,;&\"'{}\[\]]+)", re.DOTALL)
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?\.?\Z")
+"""Names under which not even a number is harmless."""
 
 
 def mask_argv(argv: list[str]) -> list[str]:
-    """A command line of the same length, its secrets replaced by ``***``."""
+    """A command line of the same length, with what is known to be harmless."""
     masked: list[str] = []
-    after = ""  # the option whose secret may come next
-    for arg in argv:
-        if after and not arg.startswith("--"):
-            masked.append(MASK)
-            # `--api-key K1 K2`: vLLM takes several
-            after = after if _takes_several(after) and not arg.startswith("-") else ""
+    name = ""  # of the option whose value may come next
+    for at, arg in enumerate(argv):
+        if at == 0:
+            masked.append(_program(arg))
+        elif arg.startswith("-") and not _HARMLESS.match(arg) and len(arg) > 1:
+            shown, name = _option(arg)
+            masked.append(shown)
             continue
-        before = masked[-1] if masked else ""
-        after = ""
-        if before in ("-u", "-U", "--user", "--proxy-user", "-p") and _short_option(before, arg) != arg:
-            masked.append(_short_option(before, arg))
-            continue
-        if arg.startswith("-") and "=" not in arg:
-            after = arg if _strength(arg) else ""
-            masked.append(arg if not re.search(r"\s", arg) else mask_text(arg))
-            continue
-        masked.append(_mask_argument(arg))
+        elif not name and argv[at - 1] in ("serve", "throughput", "latency") and _WORD.match(arg):
+            masked.append(_value(arg, "model"))
+        elif not name and arg in COMMANDS:
+            masked.append(arg)
+        elif name == "c" and any(os.path.basename(word) in SHELLS for word in argv[:at]):
+            masked.append(_line(arg))
+        elif not name and (variable := _VARIABLE.match(arg)) and _NAME.match(variable[1]):
+            masked.append(f"{variable[1]}={_value(variable[2], variable[1])}")
+        else:
+            masked.append(_value(arg, name))
+        name = ""
     return masked
 
 
 def mask_mapping(value: Any) -> Any:
-    """A copy of a JSON-like value (dict, list, tuple, str, numbers) without its secrets.
+    """A copy of a JSON-like value (dict, list, tuple, str, numbers), with what is known to be harmless.
 
     Tuples and sets come back as lists; other objects are returned as they are.
     """
-    return _mask_value(value, 0)
+    return _Copy().of(value, "", 0)
 
 
-def mask_text(text: str) -> str:
-    """Free text (a message, a shell line, JSON) without its secrets."""
-    text = _PEM.sub(MASK, text)
-    text = _WEBHOOK.sub(rf"\1{MASK}", text)
-    text = _URL_PASSWORD.sub(rf"\1\2:{MASK}@", text)
-    text = _URL_USER.sub(rf"\1{MASK}@", text)
-    text = _URL_TOKEN.sub(rf"\1{MASK}@", text)
-    text = _HEADER.sub(rf"\1{MASK}", text)
-    text = _SCHEME.sub(rf"\1 {MASK}", text)
-    text = _mask_values(text, _KEY)
-    text = _mask_values(text, _OPTION)
-    text = _USER.sub(rf"\1\2\3:{MASK}", text)
-    text = _SHORT.sub(f"-p {MASK}", text)
-    return _SHAPES.sub(MASK, _mask_shapes(text))
+class _Copy:
+    """Of one value; what is too deep or too much is left out."""
+
+    def __init__(self) -> None:
+        self._items = 0
+
+    def of(self, value: Any, name: str, depth: int) -> Any:
+        self._items += 1
+        if depth >= _MOST_DEPTH or self._items > _MOST_ITEMS:
+            return MASK
+        if isinstance(value, dict):
+            return {_key(key): self.of(item, str(key), depth + 1) for key, item in self._some(value.items())}
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return [self.of(item, name, depth + 1) for item in self._some(value)]
+        if isinstance(value, str):
+            return _value(value, name, depth)
+        if isinstance(value, (bytes, bytearray)):
+            return digest(value.hex())
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return digest(str(value)) if number and not _keep and _SECRET.search(name) else value
+
+    def _some(self, values: Any) -> Any:
+        for value in values:
+            if self._items > _MOST_ITEMS:
+                return
+            yield value
 
 
-def _mask_shapes(text: str) -> str:
-    """What has the shape of a key that a service gives out, by the table of a well-kept detector."""
-    lowered = text.lower()
-    if len(text) < _LEAST_SHAPE or not _any_word().search(lowered):
-        return text
-    for number in dict.fromkeys(
-        n for n, (_, words, _) in enumerate(SHAPES) for word in words if word in lowered
-    ):
-        text = _shape(number).sub(MASK, text)
-    return text
+def _key(key: Any) -> Any:
+    return key if not isinstance(key, str) or _NAME.match(key) else _value(key, "")
 
 
-@functools.cache
-def _any_word() -> re.Pattern[str]:
-    """Finds one of the table's words: what most texts have none of, in a fraction of the time."""
-    words = sorted({word for _, of_rule, _ in SHAPES for word in of_rule})
-    firsts = dict.fromkeys(word[0] for word in words)
-    return re.compile(
-        "|".join(
-            re.escape(first)
-            + "(?:" + "|".join(re.escape(word[1:]) for word in words if word[0] == first) + ")"
-            for first in firsts
-        )
-    )  # fmt: skip
-
-
-@functools.cache
-def _shape(number: int) -> re.Pattern[str]:
-    # with the rest of the word: a key that is longer than the table knows is masked as a whole
-    return re.compile(SHAPES[number][2] + r"[\w-]{0,400}")
-
-
-def _short_option(option: str, value: str) -> str:
-    """What follows ``-u`` (user:password) or ``-p`` (password; also a port, a path)."""
-    text = f"{option} {value}"
-    return (_SHORT if option == "-p" else _USER).sub(
-        lambda match: f"{option} {MASK}" if option == "-p" else f"{option} {match.group(3)}:{MASK}", text
-    )[len(option) + 1 :]
-
-
-@functools.lru_cache(4096)
-def _strength(name: str) -> int:
-    """0: no secret. 1: probably (a number under it is none). 2: surely."""
-    if name in ("PWD", "OLDPWD") or not _HINT.search(name):
-        return 0
-    words = [word.lower() for word in _WORDS.findall(name)]
-    if not words:
-        return 0
-    squeezed = "".join(words)
-    if any(part in squeezed for part in _STRONG):
-        return 2
-    last = words[-1]
-    before = words[-2] if len(words) > 1 else ""
-    if last.endswith("token"):
-        return 0 if last == "token" and before in _NO_SECRET_TOKENS else 1
-    if last == "tokens":
-        return 1 if before in _TOKEN_KINDS else 0
-    if last in _LAST_STRONG:
-        return 2
-    if last == "key":
-        return 1 if before in _KEY_OF or squeezed[:-3] in _KEY_OF else 0
-    if last == "pass":
-        return 1 if before in _PASS_OF else 0
-    ends = last.endswith(("pwd", "pass")) and last not in _NO_PASS
-    return 1 if last in _LAST or ends or squeezed.endswith("sessionid") else 0
-
-
-def _takes_several(option: str) -> bool:
-    return "apikey" in re.sub(r"[^a-z]", "", option.lower())
-
-
-def _mask_argument(arg: str) -> str:
-    """One argument that is no bare option: JSON, ``NAME=value``, ``--opt=value``, text."""
-    head, equals, tail = arg.partition("=")
-    if equals and re.fullmatch(r"-{0,2}[A-Za-z_][\w.-]*", head):
-        return f"{head}={MASK}" if tail and _strength(head) else f"{head}={_mask_string(tail, 0)}"
-    return _mask_string(arg, 0)
-
-
-def _mask_string(text: str, depth: int) -> str:
-    """JSON stays JSON (and byte for byte what it was where it holds no secret)."""
-    if depth < _MAX_DEPTH and text.lstrip()[:1] in ("{", "["):
+def _value(text: str, name: str, depth: int = 0) -> str:
+    """A string under the name of an option or key."""
+    if len(text) > _MOST_TEXT:
+        return digest(text)
+    if text.lstrip()[:1] in ("{", "[") and depth < _MOST_DEPTH:
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
-            return mask_text(text)
-        masked = _mask_value(value, depth + 1)
+            return mask_text(text) if _keep else digest(text)
+        masked = _Copy().of(value, name, depth + 1)
         return text if masked == value else json.dumps(masked)
-    return mask_text(text)
+    if _keep:
+        return mask_text(text)
+    if text and _SECRET.search(name):
+        return digest(text)
+    name = name.rpartition(".")[2].replace("-", "_")
+    if all(map(_HARMLESS.match, text.split(","))):
+        return text
+    if url := _URL.match(text):
+        return _url(url)
+    if _PATH.match(text) or _FILE.match(text):
+        return _path(text)
+    if _WORD.match(text) and not _random(text):
+        if name in WORDS or (name == "module" and _NAME.match(text)):
+            return text
+        if _OF_A_PATH.search(name):
+            return _path(text)
+    return digest(text)
 
 
-def _mask_value(value: Any, depth: int) -> Any:
-    if depth >= _MAX_DEPTH:
-        return MASK
-    if isinstance(value, dict):
-        return {key: _mask_item(key, item, depth) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_mask_value(item, depth + 1) for item in value]
-    if isinstance(value, str):
-        return _mask_string(value, depth)
-    if isinstance(value, (bytes, bytearray)):
-        return MASK
-    return value
+def _program(arg: str) -> str:
+    if _WORD.match(arg):
+        return _path(arg)
+    return " ".join(mask_argv(words)) if len(words := arg.split()) > 1 else _value(arg, "")
 
 
-def _mask_item(key: object, value: Any, depth: int) -> Any:
-    strength = _strength(key) if isinstance(key, str) else 0
-    if not strength or value is None or isinstance(value, bool) or value == "":
-        return _mask_value(value, depth + 1)
-    if strength == 1 and isinstance(value, (int, float)):
-        return value
-    return MASK
+def _option(arg: str) -> tuple[str, str]:
+    """An option as it is kept, and its name where its value comes next."""
+    option = _OPTION.match(arg)
+    if arg == "--":
+        return arg, ""
+    if option and _NAME.match(option[1].lstrip("-")):
+        shown, equals, value = option.groups()
+        name = SHORT.get(shown, shown.lstrip("-").rpartition(".")[2].replace("-", "_"))
+        if not shown.startswith("--") and shown.endswith("c") and len(shown) < 4:
+            name = "c"  # of a shell: -lc, -ec
+        return (f"{shown}={_value(value, name)}", "") if equals else (shown, name)
+    short = _SHORT.match(arg)
+    return (f"{short[1]}{_value(short[2], SHORT.get(short[1], ''))}" if short else _value(arg, "")), ""
 
 
-def _mask_values(text: str, names: re.Pattern[str]) -> str:
-    """Replace what stands behind each name that tells of a secret."""
+def _line(text: str) -> str:
+    """A shell's command line."""
+    try:
+        words = shlex.split(text) if len(text) <= _MOST_TEXT else []
+    except ValueError:
+        words = []
+    if not words:
+        return digest(text) if text else text
+    masked: list[str] = []
+    for first in [0, *(at + 1 for at, word in enumerate(words) if word in _BETWEEN)]:
+        end = next((at for at in range(first, len(words)) if words[at] in _BETWEEN), len(words))
+        part = words[first:end]
+        # what comes before the program: NAME=value
+        before = next((at for at, word in enumerate(part) if not _VARIABLE.match(word)), len(part))
+        masked += mask_argv(["env", *part[:before]])[1:] + mask_argv(part[before:]) + words[end : end + 1]
+    return text if masked == words else " ".join(masked)
+
+
+_BETWEEN = {"&&", "||", ";", "|", "&"}
+
+
+def _url(url: re.Match[str]) -> str:
+    scheme, rest = url.groups()
+    who, at, place = rest.rpartition("@")
+    host = re.split(r"[/?#]", place, maxsplit=1)[0]
+    path = place[len(host) :]
+    if not _HOST.match(host):
+        return scheme + digest(rest)
+    if path not in ("", "/"):
+        # of the web a path may be a key itself, as of webhooks
+        kept = _PATH.match(path) and not scheme.lower().startswith(("http", "ws"))
+        path = _path(path) if kept else f"/{digest(path)}"
+    return scheme + (digest(who) if who else "") + at + host + path
+
+
+def _path(text: str) -> str:
+    return "".join(digest(part) if _random(part) else part for part in re.split(r"([/:])", text))
+
+
+# --- free text -------------------------------------------------------------------------------
+
+# Every repeat that could be tried at each position is bounded: masking stays linear.
+_PEM = re.compile(
+    r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
+)
+_OF_URL = re.compile(r"(://)[^\s\"'<>]{1,300}@")
+_USER = re.compile(r"(?<![\w/~.@:-])[\w.+-]{1,64}[:/](?!/)[^\s@\"'<>]{1,200}@(?=[\w\[])")
+_WEBHOOK = re.compile(
+    r"(?i)\b(https?://[^\s\"'<>/]{0,200}(?:slack|discord|hook)[^\s\"'<>/]{0,100}/)[^\s\"'<>]{8,500}"
+)
+_TELLTALE = re.compile(
+    r"(?i)pass|pwd|secret|token|cred|auth|cookie|sess(?:ion)?_?id|jwt|bearer|licen[cs]e|signature|webhook|salt|conn\w{0,9}str"
+    r"|key\Z|(?:\A|[_.-])(?:pw|sk|ak|pat|pin|t?otp|psk|sig|sid|dsn|key\w?)\Z|\A[A-Za-z]{1,20}(?:-[A-Za-z]{1,20}){1,4}\Z"
+)
+"""A word for a secret at the end of a name, or the name of a header."""
+_BARE = r"[^\s,;&\"'{}\[\]()<>]{1,2000}"
+_ASSIGNED = re.compile(
+    r"(?<![\w.-])((?:\\{0,9}[\"'])?)-{0,2}([A-Za-z_][\w.-]{0,100})((?:\\{0,9}[\"'])?)\s{0,3}(=(?!=)|:)\s{0,3}"
+    rf"(?:(\\{{0,9}}[\"'])((?:(?!\5).){{0,2000}})|({_BARE}))",
+    re.DOTALL,
+)
+_BEHIND = re.compile(rf"(?<![\w-])(--?[A-Za-z][\w.-]{{0,60}})(\s{{1,9}})(?!-)([\"']?)({_BARE})")
+_SAID = re.compile(
+    rf"(?i)\b((?:pass(?:word|wd|phrase|code)|secret|credentials?|token|bearer|basic)\s{{1,9}})(?=\S{{0,99}}[\d$!%^*+=])({_BARE})"
+)
+_SHAPES = re.compile(
+    r"\b(?:hf_|sk-|[spr]k_(?:live|test|prod)_|gh[pousr]_|github_pat_|gl[a-z]{2,6}-|gl(?:sa|c)_|xox[a-z]-|xapp-|npm_|pypi-"
+    r"|whsec_|hv[sb]\.|SG\.|nvapi-|gsk_|lin_api_|sntrys_|sm_[aps]at_|fm[12]_|ops_eyJ|dp\.\w{2,5}\.|AIza|ya29\.|A[A-Z]{3}(?=[A-Z0-9]{16}\b)|eyJ)"
+    r"[\w.+/=-]{8,}"
+)
+_RUN = re.compile(r"(?<![\w/~.-])[\w+.~=-]{9,}")
+_ALNUM = re.compile(r"[A-Za-z0-9]{9,}")
+_PIECES = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_LETTERS = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]+(?![A-Za-z0-9])")
+_IDS = {"cmpl", "chatcmpl", "embd", "pool", "score", "req", "request", "block", "engine", "run", "sha", "md"}
+"""What stands before a number in hexadecimal digits that is an id or a checksum."""
+_HEX = re.compile(r"(?:0x)?(?:[0-9a-f]+|[0-9A-F]+)\Z")
+
+
+def mask_text(text: str) -> str:
+    """Free text (a message, a name) without its credentials."""
+    if len(text) > _MOST_TEXT:
+        whole = text[:_MOST_TEXT].rsplit(None, 1)  # a part of a key would not be known
+        text = f"{whole[0] if len(whole) > 1 else MASK} … ({len(text)} characters)"
+    text = _PEM.sub(MASK, text)
+    text = _WEBHOOK.sub(rf"\1{MASK}", text)
+    text = _OF_URL.sub(rf"\1{MASK}@", text)
+    text = _USER.sub(f"{MASK}@", text)
+    text = _assigned(text)
+    text = _BEHIND.sub(_behind, text)
+    text = _SAID.sub(rf"\1{MASK}", text)
+    text = _SHAPES.sub(MASK, text)
+    return _RUN.sub(lambda word: MASK if _random(word[0]) else word[0], text)
+
+
+def _assigned(text: str) -> str:
     parts: list[str] = []
     done = at = 0
-    while match := names.search(text, at):
-        at = match.end()
-        strength = _strength(match.group(1))
-        value = _VALUE.match(text, at) if strength else None
-        if value is None:
+    while found := _ASSIGNED.search(text, at):
+        before, name, after, sign, quote, quoted, bare = found.groups()
+        begin, end = found.span(6 if quote else 7)
+        in_path = text[found.start(2) - 1 : found.start(2)] == "/"  # /store/dt=2024/
+        if in_path and not quote:
+            end = begin + len(bare.partition("/")[0])
+        at = end
+        told = bool(_TELLTALE.search(name))
+        told = (
+            told and name.replace("-", "_") not in WORDS and not (sign == ":" and "." in name)
+        )  # file.py:12
+        if not (told or (sign == "=" and not in_path) or (before and after)):
+            at = found.end(4)
             continue
-        quote = value.group(1) or ""
-        bare = value.group(2) if quote else value.group(4)
-        if not bare or (strength == 1 and _NUMBER.match(bare)):
-            continue  # "next token: 5" is no key
-        parts += [text[done:at], quote, MASK, quote]
-        done = at = value.end()
+        value = quoted if quote else text[begin:end]
+        if _harmless(value.rstrip("."), name, told):
+            continue
+        if told and sign == ":" and not quote:  # Authorization: Bearer ...
+            stop = re.compile(r"[\"'\r\n,;&}\\]").search(text, end)
+            end = at = stop.start() if stop else len(text)
+        parts += [text[done:begin], MASK]
+        done = end
     return "".join(parts) + text[done:]
+
+
+def _harmless(value: str, name: str, told: bool) -> bool:
+    if _SECRET.search(name):
+        return not value or "…" in value or value == MASK
+    if not value or value == MASK or all(map(_HARMLESS.match, value.split(","))):
+        return True
+    return not told and (name.replace("-", "_") in WORDS or bool(_PATH.match(value)))
+
+
+def _behind(found: re.Match[str]) -> str:
+    option, space, quote, value = found.groups()
+    if option in ("-p", "-u", "-U") or option in ("--user", "--proxy-user"):
+        kept = ":" not in value if option != "-p" else value[0] in "/.~" or value[0].isdigit()
+    else:
+        kept = not _TELLTALE.search(option.lstrip("-").replace("-", "_")) or _harmless(value, option, True)
+    return found[0] if kept else f"{option}{space}{quote}{MASK}"
+
+
+@functools.lru_cache(4096)
+def _random(text: str) -> bool:
+    """Whether a part of it looks made up: letters and digits in turn. Ids and checksums do not."""
+    for part in _ALNUM.findall(text[:2000]):
+        if _HEX.match(part):
+            if len(part) > 19 and any(word.lower() not in _IDS for word in _LETTERS.findall(text)):
+                return True
+            continue
+        pieces = _PIECES.findall(part)
+        numbers = sum(piece[0].isdigit() for piece in pieces)
+        long, mean = len(part) > 15, len(part) / len(pieces)
+        if numbers and (mean < (5 if long and numbers > 1 else 3 if long else 2.5 if numbers > 1 else 0)):
+            return True
+        if len(part) > 21 and part.islower() and part.isalpha():
+            return True
+    return False

@@ -461,15 +461,14 @@ class StatesTouched(NamedTuple):
     call: Word
 
 
-class LeftProcess(NamedTuple):
-    """What left the process by one way in one watched call, or one piece of background work. code: Way;
-    detail: the connector's index. ``call``: as in SlotsTouched. ``target``: name of the file (``~`` for the
-    user's home) or of the peer. ``bytes``: that were seen to leave, -1 where the file is written in place;
-    ``calls``: of a socket how often something was sent that may have been a save, of a file 1 where this call
-    opened it, 0 where it grew by a handle that was open; ``errors``: how many of these, and of the
-    connections, failed or were refused, of a file 1 where it is not there when the call is over, of a
-    database 1 while its transaction is open. Flag.REPLACED: the connector removed this file. Flag.KEPT: all
-    that left was looked through."""
+class Outside(NamedTuple):
+    """What one watched call, or one piece of background work, did to one file or peer, by names and sizes.
+    code: Way; detail: the connector's index. ``call``: as in SlotsTouched. ``target``: name of the file
+    (``~`` for the user's home) or of the peer. ``bytes``: by which a file grew, or that were sent; -1 where
+    that can't be told: it is written in place. ``size``: of the file then. ``errors``: of a peer how many
+    connections were refused or broke, of a file 1 where it is not there when the call is over. Flag.FIRST:
+    the file held something before, and was written anew. Way.NAME: the file was removed (Flag.REPLACED,
+    ``size`` 0), or got the name ``size``: renamed (Flag.REPLACED), or linked."""
 
     head: Word
     t: Word
@@ -477,39 +476,8 @@ class LeftProcess(NamedTuple):
     step: Word
     target: Word
     bytes: Word
-    calls: Word
+    size: Word
     errors: Word
-
-
-class KvFound(NamedTuple):
-    """KV that one operation read (in the watched call ``call``, of this layer; see SlotsTouched) was found
-    again in what left the process in the call ``by``, or in its memory when the connector was shut down
-    (``target`` begins with ``memory``). code: Form; detail: the connector's index. ``slot_set``: as in
-    SlotsTouched; ``pieces``: tried << 32 | found; ``target``: as in LeftProcess. Flag.KEPT: of memory,
-    all that the connector holds was looked through. Where there is no such record, it was not found."""
-
-    head: Word
-    t: Word
-    call: Word
-    layer: Word
-    slot_set: Word
-    pieces: Word
-    by: Word
-    target: Word
-
-
-class Piece(NamedTuple):
-    """A piece of the KV of the KvFound before it, as it stands in a file or a segment of shared memory.
-    ``digest``: 63-bit keyed BLAKE2b of its bytes; the key is that of Arrival."""
-
-    head: Word
-    t: Word
-    call: Word
-    layer: Word
-    target: Word
-    offset: Word
-    length: Word
-    digest: Word
 
 
 class BlockPrints(NamedTuple):
@@ -589,7 +557,7 @@ class LayerAlike(NamedTuple):
 Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
-    | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | LeftProcess | KvFound | Piece
+    | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | Outside
     | BlockPrints | BlockPrintsAgain | LayerStayed | LayerPrints | LayerAlike
     | Parts | Growth | StatesTouched
 )  # fmt: skip
@@ -619,9 +587,7 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.TIMED: TimedStep,
     Kind.BLOCKS: BlocksGiven,
     Kind.SLOTS: SlotsTouched,
-    Kind.LEFT: LeftProcess,
-    Kind.FOUND: KvFound,
-    Kind.PIECE: Piece,
+    Kind.OUTSIDE: Outside,
     Kind.PRINTS: BlockPrints,
     Kind.REPRINTS: BlockPrintsAgain,
     Kind.STAYED: LayerStayed,

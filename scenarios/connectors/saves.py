@@ -6,16 +6,12 @@ Each class differs from :class:`chunk_store.ChunkStore` in one place; nothing he
 from __future__ import annotations
 
 import socket
-import threading
 import time
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from chunk_store import ChunkStore, ChunkStoreMetadata, Transfer, _Live, by_block, logger
-from safetensors.torch import save_file
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
 
 if TYPE_CHECKING:
@@ -252,47 +248,23 @@ class RoundingStore(ChunkStore):
 
 
 class RefusedStore(ChunkStore):
-    """Puts to a server that refuses all of it, and never looks at the answers."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._server: HTTPServer | None = None
+    """Puts to a server that is not there, and never tells anybody."""
 
     def _write(self, path: Path, rows: torch.Tensor) -> None:  # type: ignore[override]
-        if self._server is None:
-            self._server = HTTPServer(("127.0.0.1", 0), _Full)
-            threading.Thread(target=self._server.serve_forever, daemon=True).start()
-        connection = HTTPConnection(*self._server.server_address[:2])
-        connection.request("PUT", f"/{path.parent.name}/{path.stem}", rows.numpy().tobytes())
-        connection.getresponse().read()
-        connection.close()
-
-    def shutdown(self) -> None:
-        if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))  # bound, and never listens
+            with socket.socket() as put:
+                if put.connect_ex(nobody.getsockname()) == 0:
+                    put.sendall(rows.numpy().tobytes())
 
 
-class _Full(BaseHTTPRequestHandler):
-    """A server without room."""
-
-    def do_PUT(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.send_response(507)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        return
-
-
-class UnnamedStore(ChunkStore):
-    """Writes beside, and never gives its files their names."""
+class HollowStore(ChunkStore):
+    """Makes a file for each unit and layer, and writes nothing into it."""
 
     @staticmethod
     def _write(path: Path, rows: torch.Tensor) -> None:
         path.parent.mkdir(exist_ok=True)
-        save_file({"kv": rows}, path.with_suffix(".part"))
+        path.with_suffix(".kv").open("wb").close()
 
 
 class EvictingStore(ChunkStore):

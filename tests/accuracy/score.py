@@ -1,4 +1,9 @@
-"""Scores kvtrace's reports of generated connectors against what is true of them. No files, no engine."""
+"""Scores kvtrace's answers on generated connectors against what is true of them. No files, no engine.
+
+Two columns: *passive*, what a report says of a traced run, and *verify*, which properties fail where what was
+stored is asked for again. A fault that shows only in what comes back (``return-only``) is verify's: there the
+right passive answer is no fault, and no number above grade ``read`` for what is not there.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvgen.catalogue import Fault
+from kvgen.catalogue import PLACES, Fault
 
 RIGHT, SECOND, WRONG, SILENT, FALSE_ALARM = "right", "second", "wrong", "silent", "false_alarm"
 VERDICTS = (RIGHT, SECOND, WRONG, SILENT, FALSE_ALARM)
 NONE = "none"
 
-AT_REST_GRADES = ("proved", "written")
-"""Grades that say where a token's KV is: it must be there at the end; but for what the report says was only
+FAILED = "failed"
+"""The answer of verify that says that a property does not hold."""
+
+PROVED_GRADES = ("proved",)
+"""Grades that say that a token's KV is there and right."""
+
+AT_REST_GRADES = (*PROVED_GRADES, "written")
+"""Grades that say that a token's KV came to rest: as many bytes must be there at the end, also where they are
+spoilt or under a wrong name, which only ``proved`` denies; but for what the report says was only
 sent (``ledger.saves.sent``): that left for a peer whose keeping the report does not vouch for. It must have
 been taken from the KV cache, as what is read, and where it is not at rest a note counts the run."""
 
@@ -31,20 +43,23 @@ class Claims:
 
     Attributes:
         observed: whether it rests on more than the connector's own word.
+        proved: said to be there and right; None where the report knows no grades.
         resting: said to be at rest; None where the report knows no grades.
         sent: said to have left for a peer, and no more: part of ``taken``, not of ``resting``.
         taken: said to be saved, seen at least while they were read.
-        by_request: the same of each request: request -> (resting, taken), None where a grade is not said.
+        by_request: the same of each request: request -> (proved, resting, taken), None where a grade is not
+            said.
         total, not_observed: of the ledger of saves.
     """
 
     observed: bool
     resting: int | None
     taken: int
-    by_request: Mapping[str, tuple[int | None, int]]
+    by_request: Mapping[str, tuple[int | None, int | None, int]]
     total: int
     not_observed: int
     sent: int = 0
+    proved: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +68,10 @@ class Scored:
 
     Attributes:
         fault: name of what was planted; "" where nothing was.
+        choice: name of the deliberate choice of a healthy connector; "" for none.
+        shows: where the fault shows without verify; "" for a healthy one.
+        verify: verdict of the verify column; "" where it was not run, or nothing has to fail.
+        failed: properties that verify says fail, in order.
         first: id of the finding that counts; "none".
         findings: ids of all findings, in order.
         wrong_number: what the report calls saved and is not, judged by what its grade says, in words; "".
@@ -74,14 +93,26 @@ class Scored:
     total: int = 0
     not_observed: int = 0
     ruled_out: tuple[str, ...] = ()
+    choice: str = ""
+    shows: str = ""
+    verify: str = ""
+    failed: tuple[str, ...] = ()
 
 
-def verdict(fault: Fault | None, findings: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """The verdict and the finding that counts for it (or, with its severity, the first that does not)."""
+def verdict(fault: Fault | None, findings: Sequence[Mapping[str, Any]], shows: str = "") -> tuple[str, str]:
+    """The verdict and the finding that counts for it (or, with its severity, the first that does not).
+
+    ``shows``: where the fault shows without verify; the place that the catalogue gives it by default.
+    """
     faults = [str(f["id"]) for f in findings if f["severity"] == "fault"]
     everything = [str(f["id"]) for f in findings]
     if fault is None:
         return (FALSE_ALARM, faults[0]) if faults else (RIGHT, NONE)
+    if (shows or fault.shows) == "return-only":
+        first = faults[0] if faults else NONE
+        return (RIGHT if not faults or first in fault.right else WRONG), first
+    if fault.grade == "limit" and faults:
+        return FALSE_ALARM, faults[0]
     counting = faults if fault.grade == "fault" else everything
     first = counting[0] if counting else NONE
     if not counting and everything:
@@ -93,6 +124,28 @@ def verdict(fault: Fault | None, findings: Sequence[Mapping[str, Any]]) -> tuple
     return (WRONG, first) if faults or (fault.grade != "fault" and everything) else (SILENT, first)
 
 
+def verify_verdict(
+    fault: Fault | None, answers: Mapping[str, str] | None, unpromised: frozenset[str], returns: bool
+) -> tuple[str, tuple[str, ...]]:
+    """The verdict of the verify column, and what fails.
+
+    Args:
+        answers: of each property; None where verify was not run.
+        unpromised: properties that such a connector, sound, does not promise.
+        returns: whether it loads what it stores. Else nothing has to fail.
+    """
+    if answers is None:
+        return "", ()
+    failed = tuple(name for name, answer in answers.items() if answer == FAILED)
+    if fault is None or fault.grade == "limit":
+        return (FALSE_ALARM if set(failed) - unpromised else RIGHT), failed
+    if not fault.breaks or not returns:
+        return "", failed
+    if fault.breaks.intersection(failed):
+        return RIGHT, failed
+    return (WRONG if failed else SILENT), failed
+
+
 def claims(report: Mapping[str, Any], layers: int) -> Claims:
     """What a report says is saved, of a model of so many layers."""
     saves = report["ledger"]["saves"]
@@ -101,11 +154,13 @@ def claims(report: Mapping[str, Any], layers: int) -> Claims:
     sent = sum(int(one["amount"]) for one in saves.get("sent", ()))
     if grades is None and "grades" in saves:
         grades = {}
+    proved = None
     if grades is None:
         observed, resting = saves.get("trust") in OBSERVED_TRUST, None
         taken = accounts.get("saved", 0)
     else:
-        observed, resting = True, _of(grades, AT_REST_GRADES) - sent
+        observed, resting = True, _of(grades, AT_REST_GRADES)
+        proved = _of(grades, PROVED_GRADES)
         taken = _of(grades, TAKEN_GRADES)
     listed = report["requests"]["rows"]
     if grades is not None and _of(grades, tuple(grades)) > taken:
@@ -113,20 +168,23 @@ def claims(report: Mapping[str, Any], layers: int) -> Claims:
         listed = [row for row in listed if "grades" in row]
     rows = {str(row["id"]): _row(row, layers) for row in listed}
     unseen = sum(n for name, n in accounts.items() if name.split(":")[0] == "not-observed")
-    return Claims(observed, resting, int(taken), rows, int(saves["total"]), int(unseen), sent)
+    return Claims(observed, resting, int(taken), rows, int(saves["total"]), int(unseen), sent, proved)
 
 
 def _of(grades: Mapping[str, float], names: Sequence[str]) -> int:
     return round(sum(grades.get(name, 0) for name in names))
 
 
-def _row(row: Mapping[str, Any], layers: int) -> tuple[int | None, int]:
+def _row(row: Mapping[str, Any], layers: int) -> tuple[int | None, int | None, int]:
     """A request's tokens (averages over layers) as token-layers."""
     grades = row.get("grades")
     if grades is None:
-        return None, round(float(row.get("saved") or 0) * layers)
-    resting = sum(float(grades.get(name, 0)) for name in AT_REST_GRADES)
-    return round(resting * layers), round((resting + float(grades.get("read", 0))) * layers)
+        return None, None, round(float(row.get("saved") or 0) * layers)
+    proved, resting, taken = (
+        round(sum(float(grades.get(name, 0)) for name in names) * layers)
+        for names in (PROVED_GRADES, AT_REST_GRADES, TAKEN_GRADES)
+    )
+    return proved, resting, taken
 
 
 def wrong_number(claimed: Claims, truth: Mapping[str, Any], strict: bool = False) -> str:
@@ -135,35 +193,55 @@ def wrong_number(claimed: Claims, truth: Mapping[str, Any], strict: bool = False
     ``strict``: whatever is called saved must be at rest.
     """
     layers = int(truth["layers"])
-    resting = {request["id"]: int(request["claimable"]) for request in truth["requests"]}
-    taken = {request["id"]: int(request.get("taken", request["claimable"])) for request in truth["requests"]}
+    right = {request["id"]: int(request["claimable"]) for request in truth["requests"]}
+    resting = {request["id"]: _ceiling(request, "written") for request in truth["requests"]}
+    taken = {request["id"]: _ceiling(request, "taken") for request in truth["requests"]}
     if strict:
-        taken = resting
+        taken = resting = right
     word = "at rest" if strict else "taken"
     if claimed.resting is None:
-        taken, word = resting, "at rest"
+        taken, word = right, "at rest"
     elif claimed.resting > sum(resting.values()):
         return f"{claimed.resting} token-layers said to be at rest, {sum(resting.values())} are"
+    if (claimed.proved or 0) > sum(right.values()):
+        return f"{claimed.proved} token-layers said to be proved, {sum(right.values())} are right"
     if claimed.taken > sum(taken.values()):
         return f"{claimed.taken} token-layers called saved, {sum(taken.values())} {word}"
-    for name, (rests, takes) in claimed.by_request.items():
-        if rests is not None and rests > resting.get(name, 0):
-            return (
-                f"{name}: {rests / layers:g} tokens said to be at rest, {resting.get(name, 0) / layers:g} are"
-            )
-        if takes > taken.get(name, 0):
-            return f"{name}: {takes / layers:g} tokens called saved, {taken.get(name, 0) / layers:g} {word}"
+    for name, said in claimed.by_request.items():
+        told = ("proved", "said to be at rest", "called saved")
+        true = (right.get(name, 0), resting.get(name, 0), taken.get(name, 0))
+        for one, what, most in zip(said, told, true, strict=True):
+            if one is not None and one > most:
+                end = f" {word}" if what == "called saved" else " are"
+                return f"{name}: {one / layers:g} tokens {what}, {most / layers:g}{end}"
     return ""
 
 
+def _ceiling(request: Mapping[str, Any], name: str) -> int:
+    """What may be said of a request at most; a truth that does not know it knows what is at rest."""
+    return max(int(request["claimable"]), int(request.get(name, 0)))
+
+
 def score(
-    seed: int, fault: Fault | None, report: Mapping[str, Any] | None, truth: Mapping[str, Any]
+    seed: int,
+    fault: Fault | None,
+    report: Mapping[str, Any] | None,
+    truth: Mapping[str, Any],
+    shows: str = "",
+    verified: tuple[str, tuple[str, ...]] = ("", ()),
 ) -> Scored:
-    """Scores one run. A report that could not be made is a wrong answer."""
-    name = fault.name if fault is not None else ""
+    """Scores one run. A report that could not be made is a wrong answer.
+
+    Args:
+        shows: where the fault shows in this run; the place that the catalogue gives it by default.
+        verified: of ``verify_verdict``.
+    """
+    name, choice = fault.name if fault is not None else "", str(truth.get("choice", ""))
+    place = (shows or fault.shows) if fault is not None else ""
     if report is None:
-        return Scored(seed, name, WRONG if fault else FALSE_ALARM, "no report", ())
-    said, first = verdict(fault, report["findings"])
+        said = WRONG if fault else FALSE_ALARM
+        return Scored(seed, name, said, "no report", (), "", "", "", "", 0, 0, (), choice, place, *verified)
+    said, first = verdict(fault, report["findings"], place)
     claimed = claims(report, int(truth["layers"]))
     wrong, strict = wrong_number(claimed, truth), wrong_number(claimed, truth, strict=True)
     return Scored(
@@ -179,6 +257,9 @@ def score(
         claimed.total,
         claimed.not_observed,
         _denied(fault, report),
+        choice,
+        place,
+        *verified,
     )
 
 
@@ -196,25 +277,51 @@ def _denied(fault: Fault | None, report: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted({str(one["id"]) for one in report["ruled_out"]} & right))
 
 
+def _group(one: Scored) -> tuple[str, str]:
+    if one.fault:
+        return one.fault, one.shows
+    return ("(healthy)", "") if not one.choice else (f"(choice) {one.choice}", "")
+
+
 def table(scores: Iterable[Scored]) -> list[str]:
-    """The confusion table: a line for each fault, with what was found first instead of it."""
-    groups: dict[str, list[Scored]] = {}
+    """The confusion table: a line for each fault (and place where it shows) and each choice, with what was
+    found first, and in the last but one column how many verify judged right of those that it has to judge."""
+    groups: dict[tuple[str, str], list[Scored]] = {}
     for one in scores:
-        groups.setdefault(one.fault or "(healthy)", []).append(one)
-    heads = ("fault", "runs", *VERDICTS, "numbers", "first findings")
-    lines = ["{:<26}{:>5}{:>6}{:>7}{:>6}{:>7}{:>12}{:>8}  {}".format(*heads)]
-    for name in sorted(groups):
-        group = groups[name]
-        counts = Counter(one.verdict for one in group)
+        groups.setdefault(_group(one), []).append(one)
+    layout = "{:<31}{:<12}{:>5}{:>6}{:>7}{:>6}{:>7}{:>12}{:>8}{:>8}  {}"
+    lines = [layout.format("fault", "shows in", "runs", *VERDICTS, "numbers", "verify", "first findings")]
+    for (name, place), group in sorted(groups.items()):
         firsts = Counter(one.first for one in group)
         found = ", ".join(f"{ident} {n}" if n > 1 else ident for ident, n in firsts.most_common())
-        numbers = sum(bool(one.wrong_number) for one in group)
-        cells = [counts[v] or "." for v in VERDICTS]
-        lines.append(
-            "{:<26}{:>5}{:>6}{:>7}{:>6}{:>7}{:>12}{:>8}  {}".format(
-                name, len(group), *cells, numbers or ".", found
-            )
-        )
+        lines.append(layout.format(name, place or "-", len(group), *_cells(group), found))
+    return lines
+
+
+def _cells(group: Sequence[Scored]) -> list[str]:
+    counts = Counter(one.verdict for one in group)
+    numbers = sum(bool(one.wrong_number) for one in group)
+    return [str(n) if n else "." for n in (*(counts[v] for v in VERDICTS), numbers)] + [verify_share(group)]
+
+
+def verify_share(scores: Iterable[Scored]) -> str:
+    """How many verify judged right, of those that it has to judge; "-" where there are none."""
+    judged = [one.verify for one in scores if one.verify]
+    return f"{judged.count(RIGHT)}/{len(judged)}" if judged else "-"
+
+
+def places(scores: Sequence[Scored]) -> list[str]:
+    """The scores by the place where what was planted shows without verify."""
+    layout = "{:<31}{:>5}{:>6}{:>7}{:>6}{:>7}{:>12}{:>8}{:>8}"
+    groups = {
+        **{f"shows in: {place}": [s for s in scores if s.fault and s.shows == place] for place in PLACES},
+        "healthy": [s for s in scores if not s.fault and not s.choice],
+        "healthy, a deliberate choice": [s for s in scores if s.choice],
+    }
+    lines = [layout.format("", "runs", *VERDICTS, "numbers", "verify")]
+    lines += [layout.format(name, len(group), *_cells(group)) for name, group in groups.items() if group]
+    if not any(one.verify or one.failed for one in scores):
+        lines.append("verify: not run")
     return lines
 
 

@@ -16,8 +16,8 @@ import score
 
 # One of each kind of role, store, thread and effect.
 FIXED = [
-    (4, ""), (12, ""), (17, ""), (20, ""), (1, "takes-less"), (1, "put-swallowed-in-thread"),
-    (1, "half-precision"), (1, "into-a-copy"), (1, "never-told"),
+    (1000, ""), (1008, ""), (1016, ""), (1076, "reads-only"), (1052, "writes-only"), (1109, "takes-less"),
+    (1081, "put-swallowed-in-thread"), (1199, "half-zeroed"), (1078, "into-a-copy"), (1021, "never-told"),
 ]  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def test_the_instrument_works(tmp_path: Path) -> None:
     scores = [result.scored for result in results if result.scored is not None]
     assert len(scores) == len(FIXED)
     for one in scores:
-        name = f"{one.seed}-{one.fault or 'healthy'}"
+        name = f"{one.seed}-{one.fault or one.choice or 'healthy'}"
         truth = json.loads((tmp_path / name / "outcome.json").read_text(encoding="utf-8"))["truth"]
         at_rest = sum(request["at_rest"] for request in truth["requests"])
         expected = sum(request["expected"] for request in truth["requests"])

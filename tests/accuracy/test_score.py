@@ -42,14 +42,56 @@ def test_a_fault_is_judged_by_the_first_finding_of_that_severity(
     [
         (found(("below-save-granularity", "limit")), "right"),
         (found(("decode-not-offered", "limit"), ("below-save-granularity", "limit")), "second"),
-        (found(("stored-nothing", "fault"), ("below-save-granularity", "limit")), "second"),
-        (found(("stored-nothing", "fault")), "wrong"),
+        (found(("stored-nothing", "fault"), ("below-save-granularity", "limit")), "false_alarm"),
+        (found(("below-save-granularity", "fault")), "false_alarm"),
+        (found(("stored-nothing", "fault")), "false_alarm"),
         (found(("decode-not-offered", "limit")), "wrong"),
         ([], "silent"),
     ],
 )
 def test_a_limit_is_judged_by_the_first_finding_of_all(findings: list[dict[str, str]], expected: str) -> None:
     assert score.verdict(LIMIT, findings)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("findings", "shows", "expected"),
+    [
+        ([], "return-only", "right"),
+        (found(("decode-not-offered", "limit")), "return-only", "right"),
+        (found(("store-failed", "fault")), "return-only", "right"),
+        (found(("slots-short", "fault")), "return-only", "wrong"),
+        ([], "sizes", "silent"),
+    ],
+)
+def test_what_shows_only_in_what_comes_back_is_no_fault_of_a_traced_run(
+    findings: list[dict[str, str]], shows: str, expected: str
+) -> None:
+    assert score.verdict(BY_NAME["writer-dies"], findings, shows)[0] == expected
+
+
+FAILS = {"transfer": "proved", "whole-units": "failed", "restart": "not observed", "flat": "does not apply"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "answers", "expected"),
+    [
+        ("writer-dies", FAILS, "right"),
+        ("half-zeroed", FAILS, "wrong"),
+        ("half-zeroed", dict.fromkeys(FAILS, "proved"), "silent"),
+        ("child-dead", FAILS, ""),
+        ("tail-left-out", FAILS, "false_alarm"),
+        ("", FAILS, "false_alarm"),
+        ("", {"restart": "failed", "transfer": "proved"}, "right"),
+        ("", None, ""),
+    ],
+)
+def test_verify_is_judged_by_the_property_that_fails(
+    fault: str, answers: dict[str, str] | None, expected: str
+) -> None:
+    unpromised = frozenset({"restart"})
+    assert score.verify_verdict(BY_NAME.get(fault), answers, unpromised, True)[0] == expected
+    one_way = score.verify_verdict(BY_NAME.get(fault), answers, unpromised, False)[0]
+    assert one_way == ("" if fault in ("writer-dies", "half-zeroed") else expected)
 
 
 def test_a_healthy_run_shows_no_fault() -> None:
@@ -116,6 +158,19 @@ def test_a_number_is_judged_by_what_its_grade_says(grades: dict[str, int], right
     assert (one.wrong_number == "") is right
 
 
+def test_what_is_spoilt_at_rest_is_written_and_not_proved() -> None:
+    """200 token-layers are at rest and right, the bytes of 256 are there."""
+    true = truth(a=200, taken=256)
+    true["requests"][0]["written"] = 256
+
+    def of(**grades: int) -> str:
+        return score.score(1, None, report(256, {}, grades={"saved": grades}), true).wrong_number
+
+    assert of(written=256) == "" == of(proved=200, written=56)
+    assert of(written=257) == "257 token-layers said to be at rest, 256 are"
+    assert of(proved=201, written=55) == "201 token-layers said to be proved, 200 are right"
+
+
 def test_what_was_read_and_is_not_at_rest_is_noted() -> None:
     read = score.score(1, None, report(256, {}, grades={"saved": {"read": 256}}), truth(a=200, taken=256))
     assert read.wrong_number == "" and read.not_resting == "256 token-layers called saved, 200 at rest"
@@ -128,13 +183,14 @@ def test_what_was_read_and_is_not_at_rest_is_noted() -> None:
 
 @pytest.mark.parametrize(
     ("written", "sent", "wrong", "noted"),
-    [(256, 56, False, True), (200, 200, False, False), (256, 55, True, False), (257, 100, True, False)],
+    [(200, 56, False, True), (144, 56, False, False), (201, 55, True, False), (200, 57, True, False)],
 )
 def test_what_was_sent_to_a_server_is_not_said_to_be_at_rest(
     written: int, sent: int, wrong: bool, noted: bool
 ) -> None:
     """200 token-layers are at rest, 256 were taken from the KV cache."""
-    grades, peers = {"saved": {"written": written}}, [{"to": "tcp host:1", "amount": sent}]
+    grades = {"saved": {"written": written, "read": sent}}
+    peers = [{"to": "tcp host:1", "amount": sent}]
     one = score.score(1, None, report(256, {}, grades=grades, sent=peers), truth(a=200, taken=256))
     assert (one.wrong_number != "") is wrong
     assert score.notes([one])[1:3] == [
@@ -174,8 +230,26 @@ def test_a_report_that_cannot_be_made_is_wrong() -> None:
 
 def test_the_last_line_and_the_table() -> None:
     scores = [
-        score.Scored(1, "takes-less", "right", "slots-short", ("slots-short",), total=100, not_observed=50),
-        score.Scored(2, "takes-less", "wrong", "no-forward", ("no-forward",), "9 called saved", total=100),
+        score.Scored(
+            1,
+            "takes-less",
+            "right",
+            "slots-short",
+            ("slots-short",),
+            total=100,
+            not_observed=50,
+            shows="cache",
+        ),
+        score.Scored(
+            2,
+            "takes-less",
+            "wrong",
+            "no-forward",
+            ("no-forward",),
+            "9 called saved",
+            total=100,
+            shows="cache",
+        ),
         score.Scored(4, "", "false_alarm", "no-forward", ("no-forward",)),
         score.Scored(8, "", "right", "none", ()),
     ]
@@ -183,10 +257,17 @@ def test_the_last_line_and_the_table() -> None:
         "accuracy: runs=4 right=2 second=0 wrong=1 silent=0 false_alarm=1 wrong_numbers=1"
     )
     rows = score.table(scores)
-    assert rows[1].split()[:2] == ["(healthy)", "2"]
-    assert rows[2].split()[:4] == ["takes-less", "2", "1", "."]
+    assert rows[1].split()[:3] == ["(healthy)", "-", "2"]
+    assert rows[2].split()[:5] == ["takes-less", "cache", "2", "1", "."]
     assert rows[2].endswith("slots-short, no-forward")
     assert score.notes(scores)[0] == "not observed: 25.0% of all token-layers"
+    assert [row.split() for row in score.places(scores)[1:]] == [
+        ["shows", "in:", "cache", "2", "1", ".", "1", ".", ".", "1", "-"],
+        ["healthy", "2", "1", ".", ".", ".", "1", ".", "-"],
+        ["verify:", "not", "run"],
+    ]
+    verified = [*scores, score.Scored(9, "", "right", "none", (), choice="ring", verify="right")]
+    assert score.places(verified)[-1].split()[-1] == "1/1"
     assert score.last_line([]).startswith("accuracy: runs=0 right=0 ")
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from harness import truth
+from harness import choices, truth
 from harness.engine import Outcome, Request
 from harness.reference import Layout
 from harness.storeview import StoreView, record_name
 from kvgen.plan import Plan, draw
+from kvgen.stores import LOSSY_PACKS, StoreChoice
 from kvgen.workload import Round
 
 LAYERS = [f"layer.{i}" for i in range(4)]
@@ -29,7 +30,7 @@ class MadeUp:
         whole = rng.standard_normal((4, 1200, 2, 128)).astype(np.float32)
         return whole[:, : len(tokens)], np.zeros((len(tokens), 1))
 
-    def is_answer(self, prompt: list[int], answer: list[int]) -> bool:
+    def is_answer(self, prompt: list[int], answer: list[int], tie: float) -> bool:
         return True
 
 
@@ -183,7 +184,7 @@ def pusher(**choice: Any) -> Plan:
 @pytest.mark.parametrize(
     ("fault", "place", "all_taken"),
     [
-        ("half-precision", "end", True),
+        ("half-zeroed", "end", True),
         ("put-swallowed-in-thread", "end", True),
         ("put-swallowed-in-thread", "held", False),
         ("wrong-blocks", "end", False),
@@ -301,3 +302,76 @@ def test_a_fault_that_spoils_what_it_does_not_explain_is_refused() -> None:
     plan = draw(1, "takes-less")
     assert truth.problem(plan, *run_of(plan, at_rest=0)) == "" or len(plan.rounds[0].prompts) > 9
     assert truth.problem(plan, *run_of(plan, at_rest=0, answer_right=False)) != ""
+
+
+# --- deliberate choices -------------------------------------------------------------------------------
+
+LENGTHS = (70, 31, 140, 96)
+
+
+def chosen(design: str, limit: int = 0, variant: int = 0, **changed: Any) -> tuple[Plan, list[Request]]:
+    """A plan of units of 32 with a choice, and requests of LENGTHS tokens, one after another."""
+    plan = pusher()
+    prompts = [[n * 400 // 7 + i % 390 for i in range(length)] for n, length in enumerate(LENGTHS, 1)]
+    requests = [Request(f"r{i}", prompt, 0, [5], True) for i, prompt in enumerate(prompts)]
+    plan = replace(plan, design=design, limit=limit, variant=variant, unit=32, budget=80, **changed)
+    return replace(plan, choice={**plan.choice, "block": 32}), requests
+
+
+@pytest.mark.parametrize(
+    ("design", "limit", "variant", "expected"),
+    [
+        ("", 0, 0, [64, 0, 128, 96]),
+        ("first-chunk", 0, 0, [64, 0, 64, 64]),
+        ("minimum-length", 96, 0, [0, 0, 128, 96]),
+        ("head-only", 2, 0, [64, 0, 64, 64]),
+        ("end-left-out", 1, 0, [32, 0, 96, 64]),
+        ("quota", 3, 0, [64, 0, 32, 0]),
+        ("quota", 3, 1, [64, 0, 128, 0]),
+        ("ring", 4, 0, [0, 0, 32, 96]),
+        ("evicts", 8, 0, [32, 0, 128, 96]),
+        ("reads-only", 0, 0, [0, 0, 0, 0]),
+        ("time-to-live", 0, 0, [0, 0, 0, 96]),
+        ("opt-out", 0, 0, [64, 0, 0, 96]),
+        ("second-use", 0, 0, [0, 0, 0, 0]),
+    ],
+)
+def test_what_a_choice_leaves_in_the_store(
+    design: str, limit: int, variant: int, expected: list[int]
+) -> None:
+    plan, requests = chosen(design, limit, variant)
+    plan = replace(plan, rounds=plan.rounds * 2)
+    requests[2].opted_out, requests[3].round = True, 1
+    offered = [truth.offered_tokens(plan, request) for request in requests]
+    kept = choices.kept(plan, requests, offered)
+    assert kept == expected
+    for request, of, stays in zip(requests, offered, kept, strict=True):
+        assert choices.took(plan, request, len(request.prompt), of, stays) == (of - stays) * bool(design)
+
+
+def test_a_unit_is_kept_for_all_who_share_it_once_it_is_used_again() -> None:
+    plan, requests = chosen("second-use")
+    again = Request("r9", [*requests[2].prompt[:64], *range(3, 70)], 1, [5], True)
+    everyone = [*requests, again]
+    offered = [truth.offered_tokens(plan, request) for request in everyone]
+    assert choices.kept(plan, everyone, offered) == [0, 0, 64, 0, 64]
+
+
+def test_what_a_choice_of_the_unit_or_the_answer_takes() -> None:
+    for design, expected in (("large-unit", 6), ("prompt-only", 9), ("eight-bit", 64), ("decode-stored", 0)):
+        plan, requests = chosen(design)
+        assert choices.took(plan, requests[0], 79, 64, 64) == expected
+
+
+@pytest.mark.parametrize("pack", LOSSY_PACKS)
+def test_fewer_bits_are_right_within_their_bound_and_no_further(tmp_path: Path, pack: str) -> None:
+    plan = consumer(family="units", record="layer", axis="plain")
+    plan = replace(plan, store=StoreChoice("raw", pack=pack))
+    filled = Filled(plan, tmp_path)
+    whole = filled.whole()
+    assert filled.rest()[:, :whole].all()
+    values = filled.view.read(filled.name(0, 1))
+    assert values is not None
+    filled.view.write(filled.name(0, 1), values * 1.2)
+    assert filled.rest()[1, : plan.unit].sum() < plan.unit / 10
+    assert filled.rest()[0, :whole].all()

@@ -11,6 +11,7 @@ import pytest
 
 from kvtrace.agent import config_keys, owners
 from kvtrace.agent.connector import wrap_factory
+from kvtrace.agent.proxy import index_of
 from kvtrace.trace.format import Fact, Role
 
 EXTRA = {"path": "/x", "unit": 32, "nested": {"a": 1}, "api_key": "k"}
@@ -75,7 +76,7 @@ def test_what_the_source_asks_for_is_written_and_again_when_it_imports_more(make
     ]
     assert [fact["hidden"] for fact in written] == [False, False]
     assert written[0]["given"] == list(EXTRA)
-    assert written[0]["connector"] == connector._kvtrace_connector
+    assert written[0]["connector"] == index_of(connector)
 
 
 def test_where_the_source_goes_through_all_keys_none_is_called_unread(make: Any, trace: Any) -> None:

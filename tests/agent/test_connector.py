@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import pickle
+import types
 
 import pytest
 
 from kvtrace.agent.connector import traced
 from kvtrace.agent.connector_facts import answers_alike, resolves
+from kvtrace.agent.proxy import index_of
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Flag, Kind, Role
@@ -16,22 +16,13 @@ from kvtrace.trace.rows import code, detail, flags, kind
 
 from . import fakes
 
+BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+
 
 def hook_rows(trace, hook):
     _, rows = trace.read()
     w0 = rows[:, 0]
     return rows[(kind(w0) == Kind.HOOK) & (code(w0) == hooks.BY_NAME[hook].code)]
-
-
-def test_the_traced_connector_is_still_one_of_the_users_class(trace):
-    connector = fakes.Storing()
-    traced(connector, Role.WORKER, "Storing")
-    assert isinstance(connector, fakes.Storing)
-    assert isinstance(connector, fakes.KVConnectorBase_V1)
-    assert type(connector).__name__ == "Storing"
-    assert type(connector).__module__ == fakes.Storing.__module__
-    assert type(connector).requires_piecewise_for_cudagraph({"piecewise": 1}) is True
-    assert inspect.signature(connector.save_kv_layer) == inspect.signature(fakes.Storing().save_kv_layer)
 
 
 def test_whether_the_configured_module_gave_the_live_class() -> None:
@@ -41,18 +32,10 @@ def test_whether_the_configured_module_gave_the_live_class() -> None:
     assert resolves(fakes.Storing, None, "Storing") is None
 
 
-def test_a_traced_connector_pickles_as_the_users_own(trace):
-    connector = fakes.Storing()
-    traced(connector, Role.WORKER, "Storing")
-    connector.saved.append(1)
-    copy = pickle.loads(pickle.dumps(connector))
-    assert type(copy) is fakes.Storing
-    assert copy.saved == [1]
-
-
 def test_each_call_is_recorded_with_layer_step_and_the_bound_work(trace):
     connector = fakes.Storing()
-    number = traced(connector, Role.WORKER, "Storing")
+    connector = traced(connector, Role.WORKER, "Storing")
+    number = index_of(connector)
     AGENT.worker.step = 7
     AGENT.worker.store_slots, AGENT.worker.store_entries = 96, 2
     connector.save_kv_layer("layer.0", "kv", "meta", more=1)
@@ -69,7 +52,7 @@ def test_each_call_is_recorded_with_layer_step_and_the_bound_work(trace):
 
 def test_the_connectors_exception_passes_untouched_and_is_noted_without_secrets(trace):
     connector = fakes.Storing()
-    traced(connector, Role.WORKER, "Storing")
+    connector = traced(connector, Role.WORKER, "Storing")
     with pytest.raises(ValueError, match="hunter2") as caught:
         connector.save_kv_layer("layer.0", "bad", None)
     assert caught.value.args == ("token=hunter2 no room",)
@@ -89,7 +72,7 @@ def test_a_hook_that_does_not_take_what_vllm_gives_is_seen_to_raise(trace, own):
         "Outdated", (fakes.Storing,), {"save_kv_layer": own, "get_finished": lambda self: (None, None)}
     )
     connector = cls()
-    traced(connector, Role.WORKER, "Outdated")
+    connector = traced(connector, Role.WORKER, "Outdated")
     with pytest.raises(TypeError):
         connector.save_kv_layer("layer.0", kv_layer="kv", attn_metadata=None)
     with pytest.raises(TypeError, match=r"get_finished|positional"):
@@ -101,9 +84,8 @@ def test_a_hook_that_does_not_take_what_vllm_gives_is_seen_to_raise(trace, own):
     ]
 
 
-@pytest.mark.parametrize("instance", [False, True])
-def test_what_a_hooks_record_says_is_the_same_by_each_way(trace, instance):
-    """A method with vLLM's signature, one with ``*args``, one wrapped on the instance."""
+def test_what_a_hooks_record_says_is_the_same_by_each_way(trace):
+    """A method with vLLM's signature, one with ``*args``."""
 
     class Spread(fakes.Storing):
         def wait_for_layer_load(self, *args, **kwargs):
@@ -115,20 +97,14 @@ def test_what_a_hooks_record_says_is_the_same_by_each_way(trace, instance):
         def get_finished(self, *args):
             return {"r"}, None
 
-    class Frozen(Spread):
-        def __setattr__(self, name, value):
-            if name == "__class__":
-                raise TypeError("no")
-            super().__setattr__(name, value)
-
     class Plain(fakes.Storing):
         def get_finished(self, finished_req_ids):
             return {"r"}, None
 
     said = []
-    for cls in (Plain, Frozen if instance else Spread):
+    for cls in (Plain, Spread):
         connector = cls()
-        traced(connector, Role.WORKER, cls.__name__)
+        connector = traced(connector, Role.WORKER, cls.__name__)
         AGENT.worker.step, AGENT.worker.told_done = 3, (None, set())
         AGENT.worker.declared = (True, 48, 1, 16, 2, 0)
         connector.bind_connector_metadata(fakes.KVConnectorMetadata())
@@ -141,47 +117,59 @@ def test_what_a_hooks_record_says_is_the_same_by_each_way(trace, instance):
         connector.clear_connector_metadata()
         connector.wait_for_save()
         rows = trace.read()[1]
-        rows = rows[(kind(rows[:, 0]) == Kind.HOOK) & (detail(rows[:, 0]) == connector._kvtrace_connector)]
+        rows = rows[(kind(rows[:, 0]) == Kind.HOOK) & (detail(rows[:, 0]) == index_of(connector))]
         said.append([(code(w[:1])[0], flags(w[:1])[0], *w[3:].tolist()) for w in rows])
     assert said[0] == said[1]
     assert len(said[0]) == 11
 
 
 def test_tracing_twice_changes_nothing_more(trace):
-    connector = fakes.Storing()
-    first = traced(connector, Role.WORKER, "Storing")
-    assert traced(connector, Role.WORKER, "Storing") == first
+    connector = traced(fakes.Storing(), Role.WORKER, "Storing")
+    assert traced(connector, Role.WORKER, "Storing") is connector
     connector.save_kv_layer("layer.0", "kv", None)
     assert len(hook_rows(trace, "save_kv_layer")) == 1
 
 
+def test_what_a_connector_calls_on_itself_is_its_own_business(trace):
+    class Flushing(fakes.Storing):
+        def wait_for_save(self):
+            self.save_kv_layer("layer.9", "kv", None)
+
+    connector = traced(Flushing(), Role.WORKER, "Flushing")
+    connector.wait_for_save()
+    assert len(connector.saved) == 1 and len(hook_rows(trace, "wait_for_save")) == 1
+    assert not len(hook_rows(trace, "save_kv_layer"))
+
+
+def test_what_vllms_base_class_asks_of_a_connector_is_vllms_call(trace, monkeypatch):
+    """``get_transfer_results`` asks ``get_finished``; one of the connector's own does so unseen."""
+
+    class Own(fakes.KVConnectorBase_V1):
+        def get_transfer_results(self, finished_req_ids):
+            return self.get_finished(finished_req_ids)
+
+    vllms = types.FunctionType(Own.get_transfer_results.__code__, {"__name__": BASE})
+    monkeypatch.setattr(fakes.KVConnectorBase_V1, "get_transfer_results", vllms, raising=False)
+    connector = traced(fakes.Storing(), Role.WORKER, "Storing")
+    own = traced(Own(), Role.WORKER, "Own")
+    assert connector.get_transfer_results(set()) == own.get_transfer_results(set()) == (None, None)
+    asked, answered = (
+        detail(hook_rows(trace, name)[:, 0]).tolist() for name in ("get_transfer_results", "get_finished")
+    )
+    assert (asked, answered) == ([index_of(connector), index_of(own)], [index_of(connector)])
+
+
 def test_a_hook_that_shadows_the_class_on_the_instance_is_recorded(trace):
     connector = fakes.Shadowing()
-    traced(connector, Role.WORKER, "Shadowing")
+    connector = traced(connector, Role.WORKER, "Shadowing")
     connector.save_kv_layer("layer.0", "kv", None)
     assert connector.calls == 1
     assert len(hook_rows(trace, "save_kv_layer")) == 1
 
 
-def test_a_class_that_cannot_be_exchanged_is_wrapped_on_the_instance(trace, monkeypatch):
-    connector = fakes.Slotted()
-
-    class Frozen(fakes.Storing):
-        def __setattr__(self, name, value):
-            if name == "__class__":
-                raise TypeError("no")
-            super().__setattr__(name, value)
-
-    connector = Frozen()
-    traced(connector, Role.WORKER, "Frozen")
-    connector.save_kv_layer("layer.0", "kv", None)
-    assert len(hook_rows(trace, "save_kv_layer")) == 1
-    assert trace.facts(Fact.CONNECTOR)[0]["proxy"] == "instance"
-
-
 def test_a_method_patched_on_the_class_later_is_the_one_that_runs(trace, monkeypatch):
     connector = fakes.Storing()
-    traced(connector, Role.WORKER, "Storing")
+    connector = traced(connector, Role.WORKER, "Storing")
     seen = []
     monkeypatch.setattr(fakes.Storing, "save_kv_layer", lambda self, *a, **k: seen.append(a))
     connector.save_kv_layer("layer.0", "kv", None)
@@ -191,13 +179,25 @@ def test_a_method_patched_on_the_class_later_is_the_one_that_runs(trace, monkeyp
 
 def test_children_built_past_the_factory_are_traced_under_their_parent(trace):
     child = fakes.Storing()
-    parent = fakes.Parent(child)
-    top = traced(parent, Role.WORKER, "MultiConnector")
-    child.save_kv_layer("layer.0", "kv", None)
+    parent = traced(fakes.Parent(child), Role.WORKER, "MultiConnector")
+    (held,) = parent._connectors
+    assert held == child and held is not child
+    held.save_kv_layer("layer.0", "kv", None)
     facts = {fact["class"]: fact for fact in trace.facts(Fact.CONNECTOR)}
-    assert facts["Storing"]["parent"] == top
+    assert facts["Storing"]["parent"] == index_of(parent)
     assert facts["Parent"]["parent"] is None
     assert len(hook_rows(trace, "save_kv_layer")) == 1
+
+
+def test_what_another_connector_than_vllms_holds_is_its_own(trace):
+    class Own(fakes.KVConnectorBase_V1):
+        def __init__(self, *children):
+            super().__init__()
+            self._connectors = list(children)
+
+    child = fakes.Storing()
+    parent = traced(Own(child), Role.WORKER, "Own")
+    assert parent._connectors[0] is child
 
 
 def test_what_the_class_does_not_do_is_known_from_its_bytecode(trace):
@@ -278,7 +278,7 @@ def test_units_are_looked_for_one_object_deeper_but_not_in_vllms_configuration(t
     connector.connector_worker = part("vllm.distributed.kv_transfer.kv_connector.v1.x", block_size=64)
     connector._vllm_config = part("vllm.config.vllm", instance=77)
     connector._device = part("torch", index=5)
-    traced(connector, Role.WORKER, "Storing")
+    connector = traced(connector, Role.WORKER, "Storing")
     assert trace.facts(Fact.CONNECTOR)[0]["ints"] == {
         "_unit": 256,
         "_lmcache_engine._lmcache_chunk_size": 256,
@@ -288,7 +288,7 @@ def test_units_are_looked_for_one_object_deeper_but_not_in_vllms_configuration(t
 
 def test_nothing_is_bound_between_clear_and_bind(trace):
     connector = fakes.Storing()
-    traced(connector, Role.WORKER, "Storing")
+    connector = traced(connector, Role.WORKER, "Storing")
     connector.wait_for_save()
     connector.bind_connector_metadata(fakes.KVConnectorMetadata())
     connector.wait_for_save()
@@ -301,7 +301,7 @@ def test_nothing_is_bound_between_clear_and_bind(trace):
 def test_what_the_scheduler_read_in_the_metadata_holds_on_the_worker(trace):
     """It knows the requests; here, without them, the same metadata says nothing."""
     connector = fakes.Storing()
-    traced(connector, Role.WORKER, "Storing")
+    connector = traced(connector, Role.WORKER, "Storing")
     AGENT.worker.declared = (True, 48, 1, 0, 0, 0)
     connector.bind_connector_metadata(fakes.KVConnectorMetadata())
     assert (AGENT.worker.store_slots, AGENT.worker.store_entries) == (48, 1)
@@ -313,7 +313,7 @@ def test_what_the_scheduler_read_in_the_metadata_holds_on_the_worker(trace):
 
 def test_an_agent_that_fails_leaves_the_connector_working_and_says_so(trace, monkeypatch):
     connector = fakes.Storing()
-    traced(connector, Role.WORKER, "Storing")
+    connector = traced(connector, Role.WORKER, "Storing")
     monkeypatch.setattr(AGENT, "add", lambda words: 1 / 0)
     for _ in range(20):
         connector.save_kv_layer("layer.0", "kv", None)

@@ -298,11 +298,11 @@ def test_off_and_without_cuda_nothing_is_wrapped(
         make(cuda, mode)
         monkeypatch.setattr(sys.modules["vllm.platforms"].current_platform, "device_type", platform)
         connector = fakes.Storing()
-        traced(connector, Role.WORKER, "Storing")
+        connector = traced(connector, Role.WORKER, "Storing")
         return [
-            "_kvt_timed" in type(connector).save_kv_layer.__globals__,
-            type(connector).wait_for_save.__module__ == "never"
-            or "timed" in inspect.getclosurevars(type(connector).wait_for_save).unbound,
+            "_kvt_timed" in connector.save_kv_layer.__func__.__globals__,
+            connector.wait_for_save.__module__ == "never"
+            or "timed" in inspect.getclosurevars(connector.wait_for_save.__func__).unbound,
         ]
 
     assert code_of("sampled", "cuda") == [True, True]
@@ -317,7 +317,7 @@ def test_hooks_of_a_traced_connector_are_timed_in_timed_steps_alone(
     monkeypatch.setattr(wrappers, "DEVICE", device)
     child, parent = fakes.Storing(), None
     parent = fakes.Parent(child)
-    traced(parent, Role.WORKER, "Parent")
+    parent = traced(parent, Role.WORKER, "Parent")
     layers = ("layer.0", "layer.1")
 
     def call_hooks() -> None:
@@ -325,7 +325,7 @@ def test_hooks_of_a_traced_connector_are_timed_in_timed_steps_alone(
         for layer in layers:
             parent.wait_for_layer_load(layer)
             parent.save_kv_layer(layer, object(), None)
-            child.save_kv_layer(layer, object(), None)
+            parent._connectors[0].save_kv_layer(layer, object(), None)
         parent.wait_for_save()
 
     call_hooks()

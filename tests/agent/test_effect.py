@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent.connector import traced  # noqa: E402
 from kvtrace.agent.prefixes import digest_of  # noqa: E402
+from kvtrace.agent.proxy import index_of  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch import call, policy  # noqa: E402
 from kvtrace.agent.watch.caches import CACHES, Caches  # noqa: E402
@@ -53,7 +54,8 @@ def pick(connector, kv, slots):
 
 def make(caches, how=pick, cls=fakes.Copying):
     connector = cls(how)
-    number = traced(connector, Role.WORKER, cls.__name__)
+    connector = traced(connector, Role.WORKER, cls.__name__)
+    number = index_of(connector)
     connector.register_kv_caches(caches)
     return connector, number
 
@@ -530,14 +532,15 @@ def test_a_child_connector_has_records_of_its_own(trace, caches):
     child = fakes.Copying(pick)
     parent = fakes.Fan(child)
     parent._block_size = BLOCK
-    top = traced(parent, Role.WORKER, "MultiConnector")
+    parent = traced(parent, Role.WORKER, "MultiConnector")
+    top = index_of(parent)
     parent.register_kv_caches(caches)
     AGENT.worker.step = 1
     parent.bind_connector_metadata(fakes.WorkMetadata(store(7)))
     parent.save_kv_layer("layer.0", caches["layer.0"], None)
     _, rows = trace.read()
     rows = rows[kind(rows[:, 0]) == Kind.EFFECT]
-    assert sorted(detail(rows[:, 0]).tolist()) == [top, child._kvtrace_connector]
+    assert sorted(detail(rows[:, 0]).tolist()) == [top, index_of(parent._connectors[0])]
     assert rows[:, 4].tolist() == [7, 7]
     assert not CACHES.address_taken
 
@@ -560,12 +563,13 @@ def test_an_exception_that_a_child_catches_is_the_childs(trace, caches):
     child = fakes.Copying(refused)
     parent = Careless(child)
     parent._block_size = BLOCK
-    top = traced(parent, Role.WORKER, "MultiConnector")
+    parent = traced(parent, Role.WORKER, "MultiConnector")
+    top = index_of(parent)
     AGENT.worker.step = 1
     parent.bind_connector_metadata(fakes.WorkMetadata(store(7)))
     parent.save_kv_layer("layer.0", caches["layer.0"], None)
     caught = {fact["type"]: fact["connector"] for fact in trace.facts(Fact.SWALLOWED)}
-    assert caught == {"ConnectionRefusedError": child._kvtrace_connector, "ValueError": top}
+    assert caught == {"ConnectionRefusedError": index_of(parent._connectors[0]), "ValueError": top}
 
 
 def test_a_watch_that_breaks_changes_nothing_for_the_connector(trace, caches, monkeypatch):

@@ -67,7 +67,7 @@ def caches() -> dict[str, Any]:
 
 def made(caches: dict[str, Any], how: Callable[..., Any]) -> Any:
     connector = Background(how)
-    traced(connector, Role.WORKER, "Background")
+    connector = traced(connector, Role.WORKER, "Background")
     connector.register_kv_caches(caches)
     group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
     CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
@@ -89,7 +89,7 @@ def slots(trace: Any) -> list[tuple[int, int, str]]:
     found = []
     for words in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist():
         row = rows.decode(words)
-        assert rows.flags(row.head) & ~Flag.KEPT == Flag.STORE and rows.detail(row.head) > 0
+        assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) > 0
         found.append((row.step, rows.code(row.head), spool.names[row.slot_set] if row.slot_set else ""))
     return sorted(found)
 
@@ -605,39 +605,15 @@ def test_a_whole_tensors_memory_that_is_given_out_is_said_once(
     assert slots(trace) == [(number, 0, "") for number in (1, 2, 3)]  # slots were read, which is not known
 
 
-def test_a_copy_by_address_with_memmove_names_its_slots(
-    trace: Any, caches: dict[str, Any], pool: Any
-) -> None:
-    kv = caches["layer.0"]
-    size = kv.stride(0) * kv.element_size()
-    check = ctypes.memmove.errcheck
-
-    def copy(connector: Any, block: int) -> None:
-        out = torch.empty(BLOCK, 8)
-        ctypes.memmove(out.data_ptr(), kv.data_ptr() + block * size, size)
-        connector.kept.append(out)
-
-    connector = made(caches, lambda c, job: pool.submit(copy, c, AGENT.worker.step))
-    for number in (1, 2, 3):
-        step(connector, caches, number)
-    pool.shutdown()
-    assert slots(trace) == THREE_STEPS
-    kept = sorted(connector.kept, key=lambda one: [torch.equal(one, kv[at]) for at in (3, 2, 1)])
-    assert all(torch.equal(one, kv[number]) for one, number in zip(kept, (1, 2, 3), strict=True))
-    assert ctypes.memmove.errcheck is check is not None
-
-
-def test_a_load_by_address_with_memmove_names_what_it_wrote(trace: Any, caches: dict[str, Any]) -> None:
+def test_a_load_by_the_address_of_all_may_have_written_anything(trace: Any, caches: dict[str, Any]) -> None:
     kv = caches["layer.0"]
     size = kv.stride(0) * kv.element_size()
     data = ctypes.create_string_buffer(size)
     connector = made(caches, lambda c, job: ctypes.memmove(kv.data_ptr() + 2 * size, data, size))
     step(connector, caches, 1)
-    spool, table = trace.read()
-    wrote, unknown = [rows.decode(w) for w in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist()]
-    assert (rows.flags(wrote.head), spool.names[wrote.slot_set]) == (Flag.LOAD, "8+4")
+    _, table = trace.read()
+    (unknown,) = [rows.decode(w) for w in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist()]
     assert (rows.flags(unknown.head), unknown.slot_set) == (Flag.STORE, 0)  # its hook is for saving
-    assert not kv[2].any()
 
 
 def test_another_process_is_said(trace: Any, caches: dict[str, Any]) -> None:
@@ -694,7 +670,7 @@ def test_a_connector_that_copies_a_step_later(
     """The step after a watched one, and one in which requests end; whatever its metadata says."""
     connector = Later(lambda *_: None)
     connector.at = at
-    traced(connector, Role.WORKER, "Later")
+    connector = traced(connector, Role.WORKER, "Later")
     connector.register_kv_caches(caches)
     group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
     CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
@@ -725,7 +701,7 @@ def test_a_hook_that_was_seen_to_copy_steps_later_is_watched_on(
     """Not in its first calls alone, and not for as long as nothing is stored."""
     connector = Later(lambda *_: None)
     connector.at = "get_finished"
-    traced(connector, Role.WORKER, "Later")
+    connector = traced(connector, Role.WORKER, "Later")
     connector.register_kv_caches(caches)
     group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=list(caches))
     CACHES.configure(SimpleNamespace(num_blocks=BLOCKS, kv_cache_groups=[group]), {})
@@ -749,10 +725,10 @@ def test_whose_work_a_thread_does_is_known_by_its_latest_item(trace: Any) -> Non
 
     def loop() -> None:
         work = begin(THREAD, Origin(1, 0), "/nobody.py")
-        assert work is not None and work.left is not None
-        found.append(work.left.connector)
+        assert work is not None and work.outside is not None
+        found.append(work.outside.connector)
         work.got(1, Origin(1, 2, "wait_for_save"), None)
-        found.append(work.left.connector)
+        found.append(work.outside.connector)
         work.stop()
 
     thread = threading.Thread(target=loop)

@@ -126,7 +126,7 @@ class Chatty(fakes.KVConnectorBase_V1):
 def test_messages_of_logs_and_hooks_are_recorded_without_values(trace: Any) -> None:
     logs.install()
     connector = Chatty()
-    traced(connector, Role.WORKER, "Chatty")
+    connector = traced(connector, Role.WORKER, "Chatty")
     connector.wait_for_save()
     with pytest.raises(ValueError, match="garlic"):
         connector.save_kv_layer("layer.0", None, None)
@@ -144,3 +144,15 @@ def test_messages_of_logs_and_hooks_are_recorded_without_values(trace: Any) -> N
     spool, _ = trace.read()
     recorded = repr((spool.header, spool.names, list(spool.facts)))
     assert "cannot save" in recorded and "garlic" not in recorded and "51966" not in recorded
+
+
+def test_a_path_of_the_configuration_is_named_and_nothing_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign, "_configured", {})
+    error = PermissionError(13, "Permission denied", "/srv/kv/store/users-key")
+    assert foreign.of_exception(error) == "[Errno 13] Permission denied"
+    foreign.know_paths({"path": "/srv/kv/store/", "tiers": [{"root": "/other"}], "unit": 16})
+    assert foreign.of_exception(error) == "[Errno 13] Permission denied: '/srv/kv/store/…'"
+    above = PermissionError(13, "Permission denied", "/srv/kv")
+    assert foreign.of_exception(above) == "[Errno 13] Permission denied: '/srv/kv'"
+    beside = PermissionError(13, "Permission denied", "/srv/kv/store2")
+    assert foreign.of_exception(beside) == "[Errno 13] Permission denied"

@@ -46,7 +46,7 @@ def test_the_ids_that_a_request_brings(trace):
 
 def test_the_ids_that_the_connector_returns(trace):
     connector = HandsOver()
-    traced(connector, Role.SCHEDULER, "HandsOver")
+    connector = traced(connector, Role.SCHEDULER, "HandsOver")
     answer = connector.request_finished(SimpleNamespace(request_id="req-1"), [1])
     assert answer == (True, OF_A_PREFILL) and answer[1] is OF_A_PREFILL
     (fact,) = recorded(trace)

@@ -9,6 +9,7 @@ import pytest
 
 from kvtrace.agent import logs
 from kvtrace.agent.connector import traced
+from kvtrace.agent.proxy import index_of
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Fact, Role
 
@@ -39,7 +40,8 @@ def quiet():
 
 def run(log, say, layers=("layer.0",)):
     connector = Logging(log, say)
-    index = traced(connector, Role.WORKER, "Logging")
+    connector = traced(connector, Role.WORKER, "Logging")
+    index = index_of(connector)
     AGENT.worker.step = 5
     for layer in layers:
         connector.save_kv_layer(layer, None, None)

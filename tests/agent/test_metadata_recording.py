@@ -10,6 +10,7 @@ import pytest
 from kvtrace.agent import hook_records
 from kvtrace.agent.connector import traced
 from kvtrace.agent.metadata.recording import Reader
+from kvtrace.agent.proxy import index_of
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import rows
 from kvtrace.trace.format import Fact, Flag, Role
@@ -19,15 +20,13 @@ from . import fakes
 A, B = "req-a", "req-b"
 
 
-class Connector(fakes.KVConnectorBase_V1):
+class Connector(fakes.MultiConnector):
     """Offers ``external`` tokens, and hands out whatever metadata it is given."""
 
     def __init__(self, *children: Any) -> None:
-        super().__init__()
+        super().__init__(*children)
         self.meta: Any = None
         self.external = 0
-        if children:
-            self._connectors = list(children)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int, bool]:
         return self.external, False
@@ -36,7 +35,7 @@ class Connector(fakes.KVConnectorBase_V1):
         return
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
-        if hasattr(self, "_connectors"):
+        if self._connectors:
             return Multi(*(child.build_connector_meta(scheduler_output) for child in self._connectors))
         return self.meta
 
@@ -98,7 +97,7 @@ def entries(trace: Any) -> list[tuple[int, int, int, int]]:
 
 def test_entries_are_rows_and_what_is_awaited_ends_with_the_step(trace, reader):
     connector = Connector()
-    traced(connector, Role.SCHEDULER, "Connector")
+    connector = traced(connector, Role.SCHEDULER, "Connector")
     world = World(connector)
     connector.external = 32
     connector.get_num_new_matched_tokens(world.requests[A], 0)
@@ -114,7 +113,8 @@ def test_entries_are_rows_and_what_is_awaited_ends_with_the_step(trace, reader):
 
 def test_what_is_not_understood_is_written_when_it_has_doubled(trace, reader):
     connector = Connector()
-    index = traced(connector, Role.SCHEDULER, "Connector")
+    connector = traced(connector, Role.SCHEDULER, "Connector")
+    index = index_of(connector)
     world = World(connector)
     for number in range(1, 8):
         world.step(
@@ -130,7 +130,7 @@ def test_what_is_not_understood_is_written_when_it_has_doubled(trace, reader):
 
 def test_only_so_many_kinds_are_written(trace, reader):
     connector = Connector()
-    traced(connector, Role.SCHEDULER, "Connector")
+    connector = traced(connector, Role.SCHEDULER, "Connector")
     world = World(connector)
     for number in range(1, 30):
         name = "x" * number
@@ -143,23 +143,23 @@ def test_children_explain_theirs_once(trace, reader):
     first.meta = Meta(saves={A: [11, 12]})
     second.meta = Meta(saves={A: object()})
     parent = Connector(first, second)
-    traced(parent, Role.SCHEDULER, "Multi")
+    parent = traced(parent, Role.SCHEDULER, "Multi")
     world = World(parent)
     world.step(1, None, **{A: 32})
     assert (1, Flag.STORE, 32, 0) in entries(trace)
     (fact,) = trace.facts(Fact.UNREADABLE_METADATA)
-    assert fact["class"] == "Meta" and fact["connector"] == second._kvtrace_connector
+    assert fact["class"] == "Meta" and fact["connector"] == index_of(parent._connectors[1])
 
 
 def test_what_each_child_says_of_a_request_carries_its_index(trace, reader):
     first, second = Connector(), Connector()
     first.meta, second.meta = Meta(saves={A: [11]}), Meta(saves={A: [11, 12]})
     parent = Connector(first, second)
-    traced(parent, Role.SCHEDULER, "Multi")
+    parent = traced(parent, Role.SCHEDULER, "Multi")
     World(parent).step(1, None, **{A: 32})
     meta = rows.of_kind(rows.MetadataEntry, trace.read()[1])
     said = dict(zip(rows.detail(meta.head).tolist(), meta.slots.tolist(), strict=True))
-    of = [said[one._kvtrace_connector & 0xFF] for one in (first, second)]  # as the record holds it
+    of = [said[index_of(one) & 0xFF] for one in parent._connectors]  # as the record holds it
     assert of == [16, 32]
     assert 0 in said
 
@@ -173,6 +173,5 @@ def test_a_finished_request_is_remembered_with_its_blocks(reader):
 def test_no_child_s_number_reads_as_none_in_a_record(trace, reader, monkeypatch):
     """A record holds eight bits of it."""
     monkeypatch.setattr("kvtrace.agent.connector._next_index", 255)
-    children = Connector(), Connector()
-    traced(Connector(*children), Role.SCHEDULER, "Multi")
-    assert [one._kvtrace_connector for one in children] == [257, 258]
+    parent = traced(Connector(Connector(), Connector()), Role.SCHEDULER, "Multi")
+    assert [index_of(one) for one in parent._connectors] == [257, 258]

@@ -31,7 +31,7 @@ AGENT.config = AgentConfig(Path("."), b"k" * 16, "t", 1)
 AGENT.recorder = Recorder()
 AGENT.add = lambda words: None
 connector = swallowing.Careful()
-traced(connector, Role.WORKER, "Careful")
+connector = traced(connector, Role.WORKER, "Careful")
 AGENT.worker.step = 1
 connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(range(4))))
 connector.save_kv_layer("layer.0", None, None)

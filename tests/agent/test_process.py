@@ -32,7 +32,7 @@ def saves(path: Path) -> int:
 
 def test_a_forked_child_opens_its_own_spool_when_it_has_something_to_write(trace):
     connector = fakes.Storing()
-    traced(connector, Role.WORKER, "Storing")
+    connector = traced(connector, Role.WORKER, "Storing")
     connector.save_kv_layer("layer.0", "kv", None)
     AGENT.flush()
     for calls in (0, 2):

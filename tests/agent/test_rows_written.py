@@ -8,10 +8,8 @@ every record and sees the case fail.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
-import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -28,18 +26,11 @@ from kvtrace.agent import device as device_module
 from kvtrace.agent import ops, prefixes, scheduler, worker
 from kvtrace.agent.connector import traced
 from kvtrace.agent.device import Device
-from kvtrace.agent.left.leaving import Left
-from kvtrace.agent.left.paths import PLACES
-from kvtrace.agent.left.pieces import POOL
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch import call, policy, print_records, prints, records, states
-from kvtrace.agent.watch.caches import Layer
-from kvtrace.agent.watch.layout import layout_of
 from kvtrace.agent.watch.operations import READ, Touched
-from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.prompts import Filled
 from kvtrace.agent.watch.same_tokens import Look
-from kvtrace.agent.watch.touch import Touch
 from kvtrace.trace import hooks, rows
 from kvtrace.trace import ops as op_table
 from kvtrace.trace.facts import ClientId
@@ -48,7 +39,6 @@ from kvtrace.trace.format import (
     NONE_ANSWER,
     STEP_SHIFT,
     Flag,
-    Form,
     Kind,
     Role,
     Skip,
@@ -116,7 +106,8 @@ class Everything(fakes.KVConnectorBase_V1):
         if kv_layer == "bad":
             raise ValueError("no room")
         if kv_layer == "files":
-            (self.folder / "first").write_bytes(b"x" * 300)
+            with open(self.folder / "first", "ab") as file:
+                file.write(b"x" * 300)
             (self.folder / "second").write_bytes(b"x" * 33)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[Any, Any]:
@@ -171,7 +162,7 @@ def new_scheduler() -> Any:
 
 def new_connector(role: Role) -> Any:
     connector = Everything()
-    traced(connector, role, "Everything")
+    connector = traced(connector, role, "Everything")
     return connector
 
 
@@ -189,8 +180,8 @@ def on_worker() -> Any:
 def on_scheduler() -> Any:
     connector = new_connector(Role.SCHEDULER)
     AGENT.scheduler.step = STEP
-    AGENT.scheduler.current = new_scheduler()
-    AGENT.scheduler.current.add_request(request())
+    connector.scheduler = AGENT.scheduler.current = new_scheduler()  # which holds the connector, as vLLM's
+    connector.scheduler.add_request(request())
     return connector
 
 
@@ -302,6 +293,7 @@ def watched_save(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(call, "Watch", Seeing)
     AGENT.worker.watch_store = policy.Watched(policy._Samples(32), True)
     Everything.folder = AGENT.config.dir if AGENT.config else Path()
+    (Everything.folder / "first").write_bytes(bytes(50))
     patch.setattr(records, "_calls", itertools.count(12))
     connector.save_kv_layer("layer.0", "files", None)
 
@@ -637,7 +629,7 @@ def an_effect(row: rows.Effect, seen: Context) -> None:
 def slots_touched(row: rows.SlotsTouched, seen: Context) -> None:
     assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.step == STEP
     assert seen.names[row.slot_set] == "16+7/40+3" and (row.slots, row.partly, row.call) == (7, 3, 12)
-    assert rows.flags(row.head) == Flag.STORE | Flag.KEPT and rows.detail(row.head) > 0
+    assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) > 0
 
 
 def a_state_read(patch: pytest.MonkeyPatch) -> None:
@@ -654,49 +646,11 @@ def states_touched(row: rows.StatesTouched, seen: Context) -> None:
     assert rows.flags(row.head) == Flag.STORE and rows.detail(row.head) == 3
 
 
-@case(Kind.LEFT, watched_save, code=Way.FILE, patched=True)
-def what_left(row: rows.LeftProcess, seen: Context) -> None:
+@case(Kind.OUTSIDE, watched_save, code=Way.FILE, patched=True)
+def what_was_written(row: rows.Outside, seen: Context) -> None:
     assert seen.now(row.t) and row.step == STEP and row.call == 12
-    assert seen.names[row.target].endswith("/first") and (row.bytes, row.calls, row.errors) == (300, 1, 0)
-    assert rows.flags(row.head) == Flag.KEPT and rows.detail(row.head) > 0
-
-
-def found_again(patch: pytest.MonkeyPatch) -> None:
-    """The KV of slots 5 to 7 of a layer of 6 blocks of 4 slots of 8 floats each, 100 bytes into a file."""
-    patch.setattr(records, "_calls", itertools.count(12))
-    POOL.__init__()  # type: ignore[misc]
-    kv = np.random.default_rng(1).standard_normal((6, 4, 8), dtype=np.float32)
-    layout = layout_of(kv.shape, (32, 8, 1), 4, 6, 4)
-    assert layout is not None and AGENT.config is not None
-    layer = Layer("layer.0", kv.ctypes.data, kv.ctypes.data, kv.ctypes.data + kv.nbytes, kv.nbytes, kv.nbytes,
-                  kv.shape, (32, 8, 1), 4)  # fmt: skip
-    one, other = Left(3), Left(4)
-    with pytest.MonkeyPatch.context() as inside:
-        inside.setattr(HERE, "work", SimpleNamespace(left=one))
-        assert one.keep(layer, layout, [Touch(np.arange(5, 8), None)])
-    path = AGENT.config.dir / "store"
-    place = PLACES.opened(path, os.O_WRONLY | os.O_TRUNC)
-    assert place is not None
-    other.opened(place)
-    path.write_bytes(bytes(100) + kv.reshape(-1, 8)[5:8].tobytes())
-    assert one.call < other.call
-    other.write(STEP, clock(), 0)
-
-
-@case(Kind.FOUND, found_again, code=Form.VERBATIM, patched=True)
-def kv_found(row: rows.KvFound, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and (row.call, row.by) == (12, 13)
-    assert seen.names[row.slot_set] == "5+3" and seen.names[row.target].endswith("/store")
-    assert row.pieces >> 32 == row.pieces & 0xFFFFFFFF >= 2 and rows.detail(row.head) == 3
-
-
-@case(Kind.PIECE, found_again, number=1, patched=True)
-def a_piece(row: rows.Piece, seen: Context) -> None:
-    assert seen.now(row.t) and seen.names[row.layer] == "layer.0" and row.call == 12
-    assert seen.names[row.target].endswith("/store") and (row.offset, row.length) == (164, 32)
-    kv = np.random.default_rng(1).standard_normal((6, 4, 8), dtype=np.float32).reshape(-1, 8)
-    digest = hashlib.blake2b(kv[7].tobytes(), key=b"k" * 16, digest_size=8).digest()
-    assert row.digest == int.from_bytes(digest, "little") & (1 << 63) - 1
+    assert seen.names[row.target].endswith("/first") and (row.bytes, row.size, row.errors) == (300, 350, 0)
+    assert rows.flags(row.head) == 0 and rows.detail(row.head) > 0
 
 
 @case(

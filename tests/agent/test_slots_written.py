@@ -34,7 +34,7 @@ def pick(connector, kv, slots):
 
 def run(caches, *works, how=pick, number=1):
     connector = fakes.Copying(how)
-    traced(connector, Role.WORKER, "Copying")
+    connector = traced(connector, Role.WORKER, "Copying")
     connector.register_kv_caches(caches)
     AGENT.worker.step = number
     connector.bind_connector_metadata(fakes.WorkMetadata(*works))
@@ -54,7 +54,7 @@ def written(trace):
     for words in table[rows.kind(table[:, 0]) == Kind.SLOTS].tolist():
         row = rows.decode(words)
         name = spool.names[row.slot_set] if row.slot_set else None
-        flags = rows.flags(row.head) & ~Flag.KEPT
+        flags = rows.flags(row.head)
         found.append(
             (hooks.name_of(rows.code(row.head)), flags, spool.names[row.layer], name, row.slots,
              row.partly, row.call)

@@ -48,13 +48,17 @@ def test_the_stage_that_raised_is_told(trace: Any, stage: str) -> None:
         wrapper.load_model()
     assert str(caught.value) == OOM
     said = {"stage": stage, "type": "RuntimeError", "message": "CUDA error: out of memory"}
-    assert trace.facts(Fact.START_FAILED) == [said]
+    (fact,) = trace.facts(Fact.START_FAILED)
+    assert fact.pop("where").startswith("agent/test_startup.py:") and fact == said
     trace.read()  # the spool is on disk
     run_dir = trace.run_dir
     line = f"{stage} of a worker raised RuntimeError: CUDA error: out of memory"
-    assert read_run(run_dir).start_failures == [line]
+    assert [one.line for one in read_run(run_dir).start_failures] == [line]
     report = build_report(run_dir)
-    assert report["verdict"] == f"No engine was seen in this run: {line}."
+    assert report["verdict"] == f"The engine did not start: {line}."
+    (finding,) = report["findings"]
+    assert finding["id"] == "engine-did-not-start" and "out of memory" in finding["evidence"][0]
+    assert finding["remedy"][0] == "Free the device's memory, or lower --gpu-memory-utilization"
     assert f"the engine did not start: {line}" in report["limits"]["notes"]
     assert not [one for one in diagnose(read_run(run_dir)).not_observed if one.id == "device-time"]
 

@@ -73,7 +73,7 @@ def caches():
 def run(trace, caches, saves: Do = lambda caches: None, loads: Do = lambda caches: None, configured=BLOCKS):
     """[(hook, "read" or "wrote" or "given out" or "end", blocks, part, parts)] of one step."""
     connector = Keeping(saves, loads)
-    traced(connector, Role.WORKER, "Keeping")
+    connector = traced(connector, Role.WORKER, "Keeping")
     connector.register_kv_caches(caches)
     groups = [SimpleNamespace(layer_names=["a"], kv_cache_spec=SimpleNamespace(block_size=4))]
     config = SimpleNamespace(num_blocks=configured, kv_cache_groups=groups)

@@ -126,7 +126,7 @@ def call(connector, number=1, times=1):
 
 def make(how):
     connector = Careful(how)
-    traced(connector, Role.WORKER, "Careful")
+    connector = traced(connector, Role.WORKER, "Careful")
     return connector
 
 
@@ -205,7 +205,7 @@ def test_exceptions_of_one_line_in_two_hooks_are_written_for_both(trace):
             return self.how(self)
 
     connector = Both(quietly)
-    traced(connector, Role.WORKER, "Both")
+    connector = traced(connector, Role.WORKER, "Both")
     for number in range(1, 5):
         AGENT.worker.step = number
         connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(range(4))))
@@ -223,7 +223,7 @@ def test_scheduler_hooks_are_observed_too(trace):
             return 0, False
 
     connector = Lookup()
-    traced(connector, Role.SCHEDULER, "Lookup")
+    connector = traced(connector, Role.SCHEDULER, "Lookup")
 
     class Request:
         request_id = "r"

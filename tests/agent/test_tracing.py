@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent.left import paths
+from kvtrace.agent.outside import files as paths
 from kvtrace.agent.tracing import set_profile, set_trace
 
 

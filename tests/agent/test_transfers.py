@@ -39,7 +39,7 @@ def rows_of(trace, wanted):
 
 def test_a_request_whose_blocks_are_kept_opens_a_transfer(trace):
     connector = Async()
-    traced(connector, Role.SCHEDULER, "Async")
+    connector = traced(connector, Role.SCHEDULER, "Async")
     AGENT.scheduler.step = 3
     for req_id in ("kept", "freed"):
         connector.request_finished(SimpleNamespace(request_id=req_id), [1, 2])
@@ -48,7 +48,7 @@ def test_a_request_whose_blocks_are_kept_opens_a_transfer(trace):
 
 def test_workers_report_ends_once_and_forget_the_names(trace):
     connector = Async()
-    traced(connector, Role.WORKER, "Async")
+    connector = traced(connector, Role.WORKER, "Async")
     AGENT.worker.step = 4
     connector.get_transfer_results(set())
     assert sorted(rows_of(trace, Kind.DONE)) == [
@@ -61,7 +61,7 @@ def test_workers_report_ends_once_and_forget_the_names(trace):
 
 def test_the_scheduler_hears_of_it_and_keeps_the_names_of_live_requests(trace):
     connector = Async()
-    traced(connector, Role.SCHEDULER, "Async")
+    connector = traced(connector, Role.SCHEDULER, "Async")
     AGENT.scheduler.step = 5
     live = AGENT.request_id("loaded")
     connector.update_connector_output(SimpleNamespace(finished_sending={"kept"}, finished_recving={"loaded"}))

@@ -25,7 +25,7 @@ def test_pages_are_up_to_date() -> None:
     """Those of the causes, and the tables of docs/trace-format.md, native-copies.md and export.md."""
     files = runpy.run_path(str(ROOT / "scripts" / "pages.py"))["files"]()
     assert set(DOCS.glob("*.md")) == {path for path in files if path.parent == DOCS}
-    assert len(files) == len(CATALOGUE) + 4
+    assert len(files) == len(CATALOGUE) + 5
     for path, text in files.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python scripts/pages.py"
 

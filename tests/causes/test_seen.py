@@ -287,7 +287,9 @@ def test_parts_left_out_for_their_own_tokens(
     other = Prompt("b", length, digest=3, prefixes=(11, 12, 13, 14), parts=(9, 6, 7, 8))
     sim.serve([other], stores(*stored))
     diagnosis = analyse(sim)
-    first = [one for one in diagnosis.findings if one.severity == "fault"][:1]
+    first = [one for one in diagnosis.findings if one.severity != "note" and one.id != "decode-not-offered"][
+        :1
+    ]
     assert [one.id for one in first] == ([found] if found else [])
     if found == "false-already-stored":
         assert first[0].tokens == 64 and "behind another beginning" in first[0].title
@@ -314,7 +316,8 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
     facts = (swallowed(places=((first, ""),)),)
     diagnosis = diagnose(replace(run, pieces=lost, base=base, swallowed=facts))
     found = diagnosis.findings[0]
-    assert (found.id, found.severity, found.tokens, found.grade) == (ident, "fault", 64, Grade.READ)
+    severity = "limit" if ident == "store-lost-later" else "fault"
+    assert (found.id, found.severity, found.tokens, found.grade) == (ident, severity, 64, Grade.READ)
     where = "64 of 64 tokens of 1 request, in 2 of 2 (layer, rank) pairs, "
     first = [line.startswith(where) for line in found.evidence]
     # of a failed put the exception comes before how much it cost
@@ -323,7 +326,7 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
     assert ("OSError" in " ".join(found.evidence)) == (ident in ("store-failed", "exception-swallowed"))
     # The exception is the put's: it is not told twice as a fault.
     twice = {one.id for one in diagnosis.findings if one.severity == "fault"}
-    assert twice == {ident}
+    assert twice == ({ident} if severity == "fault" else set())
 
 
 @pytest.mark.parametrize(
@@ -331,7 +334,6 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
     [
         (SaveEnd.NOT_AT_REST, "store-incomplete"),
         (SaveEnd.DROPPED, "save-lost"),
-        (SaveEnd.ALTERED, "kv-altered"),
         (SaveEnd.NOTHING_READ, "stored-nothing"),
     ],
 )

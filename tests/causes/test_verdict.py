@@ -29,7 +29,7 @@ def said(
 ) -> str:
     sent = sent or {}
     saved = {
-        Grade.PROVED: proved, Grade.WRITTEN: sum(sent.values()), Grade.READ: read, Grade.DECLARED: declared,
+        Grade.PROVED: proved, Grade.READ: read + sum(sent.values()), Grade.DECLARED: declared,
     }  # fmt: skip
     prompts = Prompts(saved, sent, {Stage.HOOK: lost} if lost else {}, 0, unseen)
     return _tokens(prompts, "the reason", False)
@@ -44,9 +44,9 @@ def test_every_number_is_said_and_all_and_none_only_of_all(numbers: tuple[int, .
     assert text.startswith("None ") == (not saved and not unseen), text
     plain = text.replace("\N{NO-BREAK SPACE}", " ").replace("1 088", "1088")
     if unseen and (saved or lost):
-        assert "of 40 it is not observed" in plain, text
+        assert "of 40 it is not known" in plain, text
     elif unseen:
-        assert plain.startswith("It is not observed whether the 40 prompt tokens"), text
+        assert plain.startswith("It is not known whether the 40 prompt tokens"), text
     if saved and lost:
         assert f"; {lost} were not saved" in plain, text
 
@@ -64,4 +64,6 @@ def test_what_left_for_a_peer_is_sent_and_not_stored() -> None:
 def test_what_the_forum_s_user_read() -> None:
     """1 128 prompt tokens, 1 088 of them saved and 40 not observed, were "All prompt KV"."""
     text = said(1088, 0, 0, 0, 40)
-    assert text.startswith("1 088 of 1 128 prompt tokens computed here (96.5 %) were stored; of 40 it is not")
+    assert text.startswith(
+        "1 088 of 1 128 prompt tokens computed here (96.5 %) were stored; of 40 it is not k"
+    )

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.cli import check, diff, docs, doctor, explain, requests, scenario, why
+from kvtrace.cli import check, diff, docs, doctor, explain, requests, scenario, verify, why
 from kvtrace.cli.writing import write_file
 from kvtrace.render.formats import Format
 from kvtrace.render.page import Screen
@@ -32,6 +32,7 @@ TABLES: dict[str, Sequence[Format[Any]]] = {
     "diff": diff.FORMATS,
     "docs": docs.FORMATS,
     "doctor": doctor.FORMATS,
+    "verify": verify.FORMATS,
     "scenario list": scenario.FORMATS,
 }
 REQUIRED = {"why": ["--request", "r"]}
@@ -57,7 +58,7 @@ def test_help_and_choice_come_from_the_rows(shell: Shell, verb: str) -> None:
 @pytest.mark.parametrize("verb", TABLES)
 @pytest.mark.parametrize("name", ["nonsense", "TEXT", "", "tex", "\x1b[2J"])
 def test_a_name_without_a_row_is_a_usage_error(shell: Shell, report: Path, verb: str, name: str) -> None:
-    paths = {"diff": [str(report)] * 2, "docs": [], "doctor": [], "scenario list": []}.get(
+    paths = {"diff": [str(report)] * 2, "docs": [], "doctor": [], "verify": [], "scenario list": []}.get(
         verb, [str(report)]
     )
     code, out, err = shell(*verb.split(), *paths, *REQUIRED.get(verb, []), "--format", name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def test_a_run_leaves_a_private_directory_under_reports(here: Path) -> None:
     assert config == {
         "dir": str(folder), "salt": config["salt"], "limit_bytes": 1 << 30, "run": "my-run",
         "device_timing": "sampled", "budget": 0.01, "watch": "full", "metadata_adapter": "",
-        "keep_messages": False,
+        "keep_messages": False, "keep_settings": False, "as_device": False, "copies": 0,
     }  # fmt: skip
     assert len(bytes.fromhex(config["salt"])) == 16
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
@@ -119,15 +120,28 @@ def test_run_json(here: Path) -> None:
     _run(here, "-o", "run", "--", "/bin/sh", "-c", "exit 4", "--api-key", "s3cret", VLLM_PLUGINS="a")
     record = _record(here / "run")
     assert record["schema"] == "kvtrace.run/1"
-    assert record["command"] == ["/bin/sh", "-c", "exit 4", "--api-key", "***"]
+    assert record["command"][:4] == ["/bin/sh", "-c", "exit 4", "--api-key"]
+    assert re.fullmatch("<string of 6 characters, [0-9a-f]{6}>", record["command"][4])
     assert record["name"] == "sh" and record["cwd"] == str(here)
     assert record["plugins"]["VLLM_PLUGINS"] == "a,kvtrace"
     assert set(record) == {
         *("schema", "name", "command", "cwd", "started_wall_ns", "ended_wall_ns", "exit_code", "signal"),
-        *("host", "kvtrace", "python", "plugins", "processes", "notes", "spools", "crc32", "profiles"),
+        *(
+            "host",
+            "kvtrace",
+            "python",
+            "plugins",
+            "processes",
+            "notes",
+            "spools",
+            "crc32",
+            "profiles",
+            "launcher",
+            "left",
+        ),
     }
     (row,) = record["processes"]
-    assert set(row) == {"pid", "ppid", "name", "command", "vllm"}
+    assert set(row) == {"pid", "ppid", "name", "command", "vllm", "alive"}
     assert "s3cret" not in (here / "run/run.json").read_text()
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent.preflight import facts
+from kvtrace.agent.connector_facts import does_nothing
+from kvtrace.agent.preflight import facts, signatures
 from kvtrace.agent.preflight.facts import (
     BATCHED,
     BLOCK,
@@ -472,3 +473,37 @@ def test_the_page_says_every_line_in_every_format() -> None:
     document = answer.document()
     assert document["schema"] == "kvtrace.doctor/1" and document["problem"] == 1
     assert document["lines"][0] == {"check": "hooks", "level": "problem", "text": bad, "remedy": "mend it"}
+
+
+def test_what_vllms_offloading_cannot_start_without() -> None:
+    module = "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector"
+    one = replace(CLASS, name="OffloadingConnector", module=module)
+    (line,) = class_checks.required(facts_with(classes=(one,)))
+    assert line.level is PROBLEM and "cpu_bytes_to_use" in line.text and "--kv-offloading-size" in line.remedy
+    for extra in ({"cpu_bytes_to_use": 1 << 30}, {"spec_name": "MySpec"}):
+        assert levels(class_checks.required, facts_with(classes=(replace(one, extra=extra),))) == []
+    words = replace(COMMAND, words=(*COMMAND.words, "--kv-offloading-size=4"))
+    assert levels(class_checks.required, facts_with(classes=(one,), command=words)) == []
+    assert levels(class_checks.required, facts_with(classes=(replace(one, module="mine"),))) == []
+
+
+def test_hooks_are_given_their_arguments_by_place() -> None:
+    class Base:
+        def handle_preemptions(self, kv_connector_metadata): ...
+        def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs): ...
+
+    class Own(Base):
+        def handle_preemptions(self, **kwargs): ...
+        def save_kv_layer(self, name, *args, **kwargs): ...
+
+    Own.__module__ = "mine"
+    rows = {row.name: row.fits for row in signatures.signatures(Own, Base)}
+    assert rows == {"handle_preemptions": False, "save_kv_layer": True}
+
+
+def test_a_body_of_one_del_does_nothing() -> None:
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata):
+        """Saved in wait_for_save."""
+        del layer_name, kv_layer, attn_metadata
+
+    assert does_nothing(save_kv_layer)

@@ -120,7 +120,7 @@ HOOKS = [
     ("update_state_after_alloc(self, request, blocks, num_external_tokens, more)", Level.PROBLEM),
     ("update_state_after_alloc(self, r, b, n)", Level.OK),
     ("update_state_after_alloc(self, *args, **kwargs)", Level.OK),
-    ("update_state_after_alloc(self, *, request, blocks, num_external_tokens)", Level.OK),
+    ("update_state_after_alloc(self, *, request, blocks, num_external_tokens)", Level.PROBLEM),
     ("update_state_after_alloc(self, request, blocks, num_external_tokens, more=1)", Level.OK),
     ("reset(self)", Level.OK),
     ("reset(self, hard)", Level.OK),

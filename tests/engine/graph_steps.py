@@ -178,7 +178,7 @@ def run(engine: int, mode: CUDAGraphMode) -> None:
 def main() -> None:
     stream.bound, stream.tokens = False, 1
     connector = LayerStore()
-    traced(connector, Role.WORKER, "LayerStore")
+    connector = traced(connector, Role.WORKER, "LayerStore")
     kv_transfer_state._KV_CONNECTOR_AGENT = connector
     said = []
     for engine, name in enumerate(ASKED["modes"], 1):

@@ -68,7 +68,9 @@ def test_groups_of_layers(layer: str, group: str, index: str) -> None:
 def test_saved_of_offered(accounts: dict[str, int], share: float | None) -> None:
     report = sample()
     book = report["ledger"]["saves"]
-    book.update(accounts=accounts, total=sum(accounts.values()))
+    tokens = {name: float(amount) for name, amount in accounts.items()}
+    whole = sum(accounts.values())
+    book.update(accounts=accounts, total=whole, tokens=tokens, total_tokens=whole, pairs=1)
     assert saved_of_offered(book) == share
 
 

@@ -49,7 +49,7 @@ def test_grandchildren_are_seen_with_their_parents(stack: ExitStack) -> None:
     code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     table.start(child.pid)
-    _until(table, lambda: len(table.processes) == 2 and "input()" in table.processes[1].command)
+    _until(table, lambda: len(table.processes) == 2 and "input()" in table.processes[1].argv)
     rows = table.rows()
     assert rows[0]["pid"] == child.pid and rows[0]["ppid"] == os.getpid()
     assert rows[1]["ppid"] == child.pid and rows[1]["name"] == os.path.basename(sys.executable)
@@ -135,7 +135,7 @@ def test_names_and_commands() -> None:
     assert Process(1, 0, 0, ["VLLM::EngineCore"]).name == "VLLM::EngineCore"
     assert Process(1, 0, 0, ["/usr/bin/python3", "x.py"]).name == "python3"
     assert Process(1, 0, 0, []).name == "?"
-    assert Process(1, 0, 0, ["x", "--api-key", "abc"]).command == "x --api-key '***'"
+    assert "abc" not in Process(1, 0, 0, ["x", "--api-key", "abc"]).command
     assert len(Process(1, 0, 0, ["x"] * 500).command) == 200
 
 

@@ -182,7 +182,7 @@ def in_a_step_that_was_not_watched(sim: Sim, chance: Chance) -> None:
 def in_a_thread_that_is_not_followed(sim: Sim, chance: Chance) -> None:
     calls = _some(sim, chance)
     change(sim.workers[0], lambda w: None if _is_read(w) and w[7] in calls else w)
-    limit(sim, chance.choice([Limit.THREAD, Limit.NATIVE, Limit.PROCESS]))
+    limit(sim, chance.choice([Limit.THREAD, Limit.NATIVE]))
 
 
 WAYS = [

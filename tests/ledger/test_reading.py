@@ -70,8 +70,8 @@ def test_a_file_that_is_not_there_was_to_be_written_where_none_ever_was(
     sim.serve([Prompt("a", 64)], Rounding(32).policy())
     for at, (size, missing) in enumerate(files):
         target = sim.workers[0].name(f"/store/{at}.part")
-        head = pack_head(Kind.LEFT, Role.WORKER, Way.FILE)
-        sim.workers[0].add(*rows.LeftProcess(head, 0, at, 0, target, size, 1, missing))
+        head = pack_head(Kind.OUTSIDE, Role.WORKER, Way.FILE)
+        sim.workers[0].add(*rows.Outside(head, 0, at, 0, target, size, size, missing))
     fact = {"hook": "thread", "step": sim.tag << 32 | 1, "connector": 71, "type": "FileNotFoundError",
             "asked_by": "wait_for_save", "count": 2, "went_on": went_on, "where": "s.py:1"}  # fmt: skip
     sim.workers[0].fact(Fact.SWALLOWED, fact)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import struct
 import threading
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from kvtrace.live import server as server_module
 from kvtrace.live.exposition import CONTENT_TYPE, exposition
 from kvtrace.live.model import OpenHook, ProcessLook
 from kvtrace.live.server import MetricsServer
@@ -68,21 +73,93 @@ def test_a_run_without_anything_gives_metrics(tmp_path: Path) -> None:
     assert "kvtrace_ledger_tokens" not in found
 
 
-def test_the_server_answers_a_scrape(run: Path) -> None:
-    watch = Watch(run)
-    watch.look(wait=True)
-    with MetricsServer("127.0.0.1", 0, CONTENT_TYPE, lambda: exposition(watch.look())) as server:
+@contextmanager
+def serving(text: Callable[[], str]) -> Iterator[int]:
+    """Its port."""
+    with MetricsServer("127.0.0.1", 0, CONTENT_TYPE, text) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/metrics") as answer:
-                assert answer.headers["Content-Type"] == CONTENT_TYPE
-                assert "kvtrace_ledger_tokens" in samples(answer.read().decode())
-            with pytest.raises(urllib.error.HTTPError, match="404"):
-                urllib.request.urlopen(f"http://127.0.0.1:{server.server_address[1]}/other")
+            yield server.server_address[1]
         finally:
             server.shutdown()
             thread.join()
+
+
+def ask(port: int, head: str, then: Callable[[socket.socket], object] = lambda _: None) -> bytes:
+    """What comes back until the server closes."""
+    with socket.create_connection(("127.0.0.1", port), 20) as client:
+        client.sendall(head.encode())
+        then(client)
+        return b"".join(iter(lambda: client.recv(1 << 16), b""))
+
+
+def test_the_server_answers_a_scrape(run: Path) -> None:
+    watch = Watch(run)
+    watch.look(wait=True)
+    with serving(lambda: exposition(watch.look())) as port:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert answer.headers["Content-Type"] == CONTENT_TYPE
+            assert "kvtrace_ledger_tokens" in samples(answer.read().decode())
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/other")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9464", b"200"), ("localhost", b"200"), ("[::1]:9464", b"200"), ("10.1.2.3", b"200"),
+        ("evil.example:9464", b"421"), ("127.0.0.1.evil.example", b"421"), ("", b"421"),
+    ],
+)  # fmt: skip
+def test_who_comes_under_somebody_elses_name_is_not_answered(host: str, status: bytes) -> None:
+    """A page in a browser on this machine, by a name that its owner lets lead here."""
+    with serving(lambda: "x") as port:
+        assert ask(port, f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n").split()[1] == status
+
+
+def test_connections_that_say_nothing_take_no_threads_and_a_scrape_is_answered_all_the_same() -> None:
+    with serving(lambda: "text") as port, ExitStack() as stack:
+        before = threading.active_count()
+        for number in range(300):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: lo" if number % 2 else b"")
+        began = time.monotonic()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            assert answer.read() == b"text"
+        assert time.monotonic() - began < server_module.SECONDS
+        assert threading.active_count() <= before + 1  # the one that makes the text
+
+
+def test_who_asks_too_slowly_or_too_much_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "SECONDS", 0.2)
+    with serving(lambda: "x") as port:
+        assert ask(port, "GET / HTTP/1.1\r\nHost: l") == b""
+        assert ask(port, "POST / HTTP/1.1\r\n\r\n").split()[1] == b"405"
+        for _ in range(3):
+            with suppress(ConnectionError):
+                assert ask(port, "GET / HTTP/1.1\r\n" + "a: b\r\n" * 10_000) == b""
+        assert ask(port, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").split()[1] == b"200"
+
+
+def test_a_client_that_hangs_up_leaves_no_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(lambda: "x" * 30_000_000) as port:
+        for _ in range(5):
+            client = socket.create_connection(("127.0.0.1", port))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            client.recv(10)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()  # with a reset
+        assert ask(port, "GET /no HTTP/1.1\r\nHost: localhost\r\n\r\n").split()[1] == b"404"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_name_from_the_run_is_plain_text_in_a_label(run: Path) -> None:
+    names = ("\x1b]0;x\x07", 'a"b', "\u202eabc", "\ud800")
+    looks = tuple(ProcessLook(name, 1, "worker", 1.0, False, 0, None, None) for name in names)
+    text = exposition(replace(Watch(run).look(), processes=looks))
+    assert all(char == "\n" or char.isprintable() for char in text)
+    assert len(samples(text)["kvtrace_process_silence_seconds"]) == len(names)
 
 
 def test_a_port_that_is_taken_is_one_clear_line(run: Path, shell: Shell) -> None:

@@ -82,9 +82,9 @@ def test_parts_stand_in_their_order(tmp_path: Path) -> None:
     found = Elements(page(build_report(run), draw(run)))
     parts = [
         "verdict",
-        "flow",
-        "ledger",
         "findings",
+        "ledger",
+        "flow",
         "ruled-out",
         "map",
         "requests",

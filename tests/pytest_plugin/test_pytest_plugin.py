@@ -161,7 +161,7 @@ def test_failing_assertions_show_the_finding(inner: pytest.Pytester) -> None:
 
         def test_findings(kvtrace, serve):
             serve(unit=256)
-            kvtrace.assert_no_findings()
+            kvtrace.assert_no_findings(severity="limit")
 
         def test_one_rank(kvtrace, serve):
             serve(unhooked=frozenset({(1, 2)}))
@@ -187,7 +187,7 @@ def test_failing_assertions_show_the_finding(inner: pytest.Pytester) -> None:
     for name in ("test_tokens", "test_findings"):
         before, section = said[name].split(" kvtrace -", 1)
         for text in (before, section):
-            assert "FAULT  below-save-granularity" in text and "Remedy" in text
+            assert "CHOICE  below-save-granularity" in text and "Remedy" in text
         assert "Evidence" in section
         assert "more: kvtrace explain " in section
     assert "AssertionError: 1 finding that the test does not allow" in said["test_findings"]
@@ -221,7 +221,7 @@ def test_xdist(inner: pytest.Pytester) -> None:
     )
     result = inner.runpytest_subprocess("-n", "2", "--kvtrace")
     result.assert_outcomes(passed=3, failed=1)
-    result.stdout.fnmatch_lines(["*assert 0 == 288*", "*FAULT  below-save-granularity*", "* kvtrace -*"])
+    result.stdout.fnmatch_lines(["*assert 0 == 288*", "*CHOICE  below-save-granularity*", "* kvtrace -*"])
 
 
 # A package that looks like vLLM where the agent hooks it, with the order of imports that matters.
@@ -337,7 +337,7 @@ def test_the_documented_example_on_a_real_engine(
         "        prompt = {'prompt_token_ids': [n + i for i in range(n)]}\n"
         "        llm.generate([prompt], SamplingParams(max_tokens=1, ignore_eos=True), use_tqdm=False)\n"
         "    assert trace.coverage('save_kv_layer') == 1\n"
-        "    trace.assert_no_findings()\n",
+        "    trace.assert_no_findings(severity='limit')\n",
         encoding="utf-8",
     )
     result = pytester.runpytest_subprocess(timeout=300)
@@ -345,4 +345,4 @@ def test_the_documented_example_on_a_real_engine(
     text = result.stdout.str()
     assert "1 finding that the test does not allow: below-save-granularity" in text
     section = text.split(" kvtrace -", 1)[1]
-    assert "FAULT  below-save-granularity" in section and "Remedy" in section
+    assert "CHOICE  below-save-granularity" in section and "Remedy" in section

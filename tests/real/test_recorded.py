@@ -18,7 +18,6 @@ RUNS = Path(__file__).parent / "runs"
 CASES = {case.name: case for case in real.cases()}
 AT_REST = {
     "vua-in-one-step": 1716,
-    "semblend-exact": 1824,
     "kvblockd-up": 960,
     "kvblockd-down": 0,
     "example-chunked": 640,

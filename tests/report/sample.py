@@ -223,8 +223,8 @@ def sample() -> Report:
                 }
             ],
         },
-        "verdict": f"{count(SAVED)} of {count(PROMPT)} prompt tokens computed here (7.1 %) were read from "
-        "the KV cache by the connector (their further way was not seen); "
+        "verdict": f"{count(SAVED)} of {count(PROMPT)} prompt tokens computed here (7.1 %) were read by "
+        "the connector, and where they went was not seen; "
         f"{count(PROMPT - SAVED)} were not saved: 32 of 34 "
         f"prompts are shorter than this connector's unit of {UNIT} tokens.",
         "instrumentation": {
@@ -301,6 +301,7 @@ def sample() -> Report:
                 "trust_note": "34 of 34 lookups answered 0",
             },
         },
+        "places": [{"kind": "directory", "name": "/mnt/kv", "files": 16, "size": 4404019}],
         "findings": [
             _finding(
                 "below-save-granularity",

@@ -69,7 +69,7 @@ def test_the_order_is_verdict_ledgers_pipeline_findings_rule_outs_limits_next() 
             "Where the tokens went",
             "Save pipeline",
             "FAULT",
-            "LIMIT",
+            "CHOICE",
             "Checked, and not the cause",
             "Not observed",
             "Limits",
@@ -103,7 +103,7 @@ def hostile_report() -> Report:
             return {name: spoil(part, name) for name, part in value.items()}
         if isinstance(value, list):
             return [spoil(part, key) for part in value]
-        fixed = ("schema", "unit", "trust", "severity", "role", "status", "clock")
+        fixed = ("schema", "unit", "trust", "severity", "role", "status", "clock", "kind")
         return f"{HOSTILE} {value}" if isinstance(value, str) and key not in fixed else value
 
     report = spoil(with_loads())

@@ -85,13 +85,13 @@ def test_the_matrix_page_is_what_the_reports_give() -> None:
     page = (ROOT / "reports" / "README.md").read_text(encoding="utf-8")
     assert page == reference.matrix_page(VERSIONS), "run: python scripts/reference_reports.py --pages"
     row = next(line for line in page.splitlines() if line.startswith("| [flagship]("))
-    assert "fault [below-save-granularity]" in row and "1 024 / 14 050" in row
+    assert "limit [below-save-granularity]" in row and "1 024 / 14 050" in row
 
 
 def test_a_scenario_that_was_not_run_on_a_version_is_said() -> None:
     two = {"vllm-0.32.0-cpu": LATEST, "vllm-0.33.0-cpu": {"flagship": LATEST["flagship"]}}
     page = reference.matrix_page(two)
-    assert "not run" in page and page.count("| fault [below-save-granularity]") >= 2
+    assert "not run" in page and page.count("| limit [below-save-granularity]") >= 2
     matrix = page.partition("## Accuracy")[0]
     columns = {len(re.findall(r"(?<!\\)\|", line)) for line in matrix.splitlines() if line.startswith("|")}
     assert columns == {1 + 1 + 2 * 4}

@@ -131,7 +131,7 @@ def test_judge_sees_each_difference() -> None:
 
     assert "no finding" in differences(lambda r: r["findings"].clear())
     assert "first finding other" in differences(lambda r: r["findings"][0].update(id="other"))
-    assert "is a limit" in differences(lambda r: r["findings"][0].update(severity="limit"))
+    assert "is a fault" in differences(lambda r: r["findings"][0].update(severity="fault"))
     assert "does not say '512'" in differences(lambda r: r["findings"][0].update(evidence=[]))
     assert "not ruled out" in differences(lambda r: r["ruled_out"][0].update(evidence=" "))
     assert "accounts sum to" in differences(lambda r: r["ledger"]["saves"]["accounts"].update(saved=1))

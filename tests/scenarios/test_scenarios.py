@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from first_screen import judged
 from scenario_runs import Runs, judge, spec
 
 from kvtrace.report.build import build_report
@@ -39,6 +40,7 @@ def test_report_says_why(name: str, runs: Runs) -> None:
     report = build_report(runs.out / name)
     differences = judge.judge(scenario, report)
     assert not differences, json.dumps({"differences": differences, "findings": report["findings"]}, indent=1)
+    judged(report)
 
 
 @pytest.mark.engine

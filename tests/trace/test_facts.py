@@ -76,7 +76,7 @@ KEYS = {
     facts.KvTransfer: "connector role module_path engine_id extra",
     facts.KvGroup: "kind block_size layers window",
     facts.Worker: "tag ordinal rank local_rank tp_rank pp_rank dp_rank worker_class runner_class device "
-    "kv_layers direct_call backends connector_live connector other_layers",
+    "kv_layers direct_call backends connector_live connector other_layers slot_bytes",
     facts.Connector: "ordinal role parent configured class module file ok error_type error where proxy noop "
     "overrides ints engine_tag resolves requires_piecewise",
     facts.EngineArgs: "given",
@@ -90,8 +90,9 @@ KEYS = {
     facts.ConfigKeys: "connector given read asked hidden",
     facts.DeviceTiming: "mode budget on pairs why",
     facts.Graphs: "tag mode captured breakable v2",
-    facts.StartFailed: "stage type message",
+    facts.StartFailed: "stage type message where",
     facts.WatchLimits: "connector kind what where hook step",
+    facts.LoadErrors: "request step group loaded places layers largest mean differing",
     facts.UnreadableMetadata: "connector class field shape load steps",
 }
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from kvtrace.agent.metadata import Admissions, Declared, Holdings, Totals, is_empty, read
 from kvtrace.agent.metadata.adapters import Adapters
-from kvtrace.agent.site import INDEX_ATTRIBUTE
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import rows
 from kvtrace.trace.facts import UnreadableMetadata
@@ -27,8 +26,8 @@ class Reader:
         """The SchedulerOutput at hand and its requests: shared by connectors inside a connector."""
         self._counts: dict[int, dict[tuple[str, str, str], int]] = {}
 
-    def built(self, connector: Any, meta: Any, output: Any, child: bool, t: int) -> Totals:
-        """A connector (``child``: inside another one) has built the metadata of a step."""
+    def built(self, index: int, connector: Any, meta: Any, output: Any, child: bool, t: int) -> Totals:
+        """The connector of that index (``child``: inside another one) has built the metadata of a step."""
         declared = _NOTHING if is_empty(meta) else self._read(connector, meta, output, child)
         if not child:
             self._step = None
@@ -36,9 +35,9 @@ class Reader:
             if self.admissions.awaited:
                 self.admissions.ran(output.num_scheduled_tokens)
         else:
-            self._write(declared, t, getattr(connector, INDEX_ATTRIBUTE, 0))
+            self._write(declared, t, index)
         if declared.problems and (child or not getattr(connector, "_connectors", None)):
-            self._explain(connector, meta, declared)  # those inside it have explained theirs
+            self._explain(index, meta, declared)  # those inside it have explained theirs
         return declared
 
     def _read(self, connector: Any, meta: Any, output: Any, child: bool) -> Declared:
@@ -72,9 +71,8 @@ class Reader:
             )
             AGENT.add(row)
 
-    def _explain(self, connector: Any, meta: Any, declared: Declared) -> None:
+    def _explain(self, index: int, meta: Any, declared: Declared) -> None:
         """Say what is not understood: at the first time, and whenever it has come twice as often."""
-        index = getattr(connector, INDEX_ATTRIBUTE, 0)
         counts = self._counts.setdefault(index, {})
         cls = type(meta).__name__
         for problem in dict.fromkeys(declared.problems):

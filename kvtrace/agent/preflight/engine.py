@@ -38,7 +38,9 @@ def parse(asked: Asked) -> tuple[Parsed, Any]:
             arguments = parser.parse_args(list(asked.words))
     except SystemExit as ended:
         lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
-        return Parsed(refused=(lines[-1] if lines else "it ended")[:600] if ended.code else ""), None
+        first = next((at for at, line in enumerate(lines) if " error: " in line), -1)
+        why = " ".join(lines[first:]).partition(" error: ")
+        return Parsed(refused=(why[2] or why[0] or "it ended")[:600] if ended.code else ""), None
     if getattr(arguments, "model_tag", None):
         arguments.model = arguments.model_tag
     return Parsed(transfer=_transfer(getattr(arguments, "kv_transfer_config", None))), arguments

@@ -60,7 +60,9 @@ def _compare(name: str, theirs: Any, own: Any) -> Signature | None:
     needed = [one.name for one in named if one.default is one.empty]
     every = [one.name for one in named]
     signature = inspect.Signature(takes)
-    fits = any(_binds(signature, names, by) for names in (needed, every) for by in ("place", "name"))
+    # vLLM gives its hooks their arguments by place; of other methods that is not known
+    ways = ("place",) if name in hooks.BY_NAME else ("place", "name")
+    fits = any(_binds(signature, names, by) for names in (needed, every) for by in ways)
     return Signature(name, tuple(map(_shown, given)), tuple(map(_shown, takes)), fits)
 
 

@@ -7,11 +7,11 @@ aside, behind the operation on its stream, and read when that copy is done. Noth
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kvtrace.agent.watch.host import aside, event_behind, on_host
 from kvtrace.agent.watch.late import Late
 from kvtrace.agent.watch.touch import Pattern
 
@@ -112,18 +112,16 @@ class Aside:
     """A copy of an index on the host, on its way there. ``shape``: of the index, what it repeats included."""
 
     def __init__(self, index: Any) -> None:
-        device = getattr(sys.modules["torch"], index.device.type)
         self.shape = tuple(index.shape)
-        self.host = (index if str(index.dtype) == "torch.bool" else _thin(index)).to("cpu", non_blocking=True)
-        self._event = device.Event()
-        self._event.record(device.current_stream(index.device))
+        self.host = aside(index if str(index.dtype) == "torch.bool" else _thin(index))
+        self._event = event_behind(index.device)
 
     def done(self) -> bool:
         return bool(self._event.query())
 
 
 def _kept(index: Any) -> Any:
-    return index if index.device.type == "cpu" else Aside(index)
+    return index if on_host(index) else Aside(index)
 
 
 def _thin(index: Any) -> Any:

@@ -143,19 +143,6 @@ class Caches:
         pair = dims_of(layer.shape, blocks, size, self._hint(layer)) if blocks * size else None
         return (pair[0], layer.shape[pair[0]] // blocks) if pair is not None else None
 
-    def heads(self, layer: Layer) -> tuple[int, int] | None:
-        """How many KV heads lie in its tensor, and bytes from one to the next; None where no dimension is
-        surely theirs, or there is one head only."""
-        blocks, size = self._sizes(layer, 0)
-        hint = self._hint(layer)
-        pair = dims_of(layer.shape, blocks, size, hint) if blocks * size else None
-        rank = len(layer.shape)
-        if pair is None or not (rank == 5 or (rank == 4 and hint == (0, 2))):
-            return None
-        # Blocks, slots and the numbers of a head apart, heads are the last: K and V come before them.
-        at = max(set(range(rank - 1)) - set(pair))
-        return (layer.shape[at], layer.strides[at] * layer.itemsize) if layer.shape[at] > 1 else None
-
     def _sizes(self, layer: Layer, block_size: int) -> tuple[int, int]:
         known = self._blocks.get(layer.name)
         if known is not None:

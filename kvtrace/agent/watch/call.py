@@ -34,13 +34,12 @@ from typing import Any, NamedTuple
 from kvtrace.agent import frames, owners
 from kvtrace.agent.connector_facts import does_nothing
 from kvtrace.agent.files import Files
-from kvtrace.agent.left.leaving import Left
+from kvtrace.agent.outside.call import Outside
 from kvtrace.agent.prefixes import digest_of
 from kvtrace.agent.site import Site
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.swallowed import About, Swallowed
 from kvtrace.agent.watch import limits
-from kvtrace.agent.watch.by_address import BY_ADDRESS
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.operations import Watch
 from kvtrace.agent.watch.origin import HERE, Origin
@@ -76,8 +75,9 @@ class _FirstCalls:
 class WatchPoint(NamedTuple):
     """When and how the calls of a hook are watched.
 
-    The hook's wrapper calls ``watched(method, layer, *args, **kwargs)`` where one of the ``switches``
-    (pairs of an object and the name of its attribute) is not None, and the method itself elsewhere.
+    The hook's wrapper calls ``watched(connector, method, layer, *args, **kwargs)`` where one of the
+    ``switches`` (pairs of an object and the name of its attribute) is not None, and the method itself, which
+    is bound, elsewhere.
     """
 
     switches: tuple[tuple[Any, str], ...]
@@ -87,14 +87,11 @@ class WatchPoint(NamedTuple):
         return all(getattr(holder, attribute) is None for holder, attribute in self.switches)
 
 
-def watch_point(site: Site, connector: Any = None) -> WatchPoint:
+def watch_point(site: Site) -> WatchPoint:
     """The watch point of a hook. Of the hooks that copy no KV the first 16 calls are watched, for the
     exceptions that they handle themselves alone (and the registration of the caches for whether it takes
     their addresses); those of the worker also in steps whose saves are watched, for what they copy all the
     same.
-
-    Args:
-        connector: the instance, where the method is bound; else it is the first argument.
     """
     hook, on_worker = site.hook, site.role == Role.WORKER
     if hook.watch is hooks.Watch.COPY and on_worker:
@@ -102,34 +99,33 @@ def watch_point(site: Site, connector: Any = None) -> WatchPoint:
         if not hook.layered:
             names.append("watch_after")
         switches: list[tuple[Any, str]] = [(AGENT.worker, name) for name in names]
-        return WatchPoint(tuple(switches), _watched(site, connector, None))
+        return WatchPoint(tuple(switches), _watched(site, None))
     if hook.watch is hooks.Watch.CAUGHT and hook.role == site.role:
         first = _FirstCalls(FIRST_CALLS)
         switches = [(first, "left")]
         if on_worker:
             switches += [(AGENT.worker, "watch_store"), (AGENT.worker, "watch_after")]
-        return WatchPoint(tuple(switches), _watched(site, connector, first))
+        return WatchPoint(tuple(switches), _watched(site, first))
     return WatchPoint((), _plain)
 
 
-def _plain(method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _plain(connector: Any, method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
     return method(*args, **kwargs)
 
 
-def _watched(site: Site, connector: Any, first: _FirstCalls | None) -> Callable[..., Any]:
-    at = 0 if connector is not None else 1  # of the hook's first argument
-
-    def watched(method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
+def _watched(site: Site, first: _FirstCalls | None) -> Callable[..., Any]:
+    @frames.internal
+    def watched(connector: Any, method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         call = None
         try:
             if first is not None:
                 first.passed()
             if site.hook is hooks.REGISTER_KV_CACHES:
-                _register(kwargs["kv_caches"] if "kv_caches" in kwargs else args[at])
+                _register(kwargs["kv_caches"] if "kv_caches" in kwargs else args[0])
             idle = does_nothing(method) or getattr(method, "__module__", "") == _BASE
             if AGENT.recorder is not None and not idle and not _must_not_watch():
-                call = _Call(site, args[0] if connector is None else connector)
-                call.start(None if layer is None else str(layer), args[at:], kwargs)
+                call = _Call(site, connector)
+                call.start(None if layer is None else str(layer), args, kwargs)
         except Exception:
             AGENT.failed(f"watching {site.hook.name}")
         error: BaseException | None = None
@@ -168,7 +164,7 @@ class _Call:
         self._layer: str | None = None
         self._block_size = _block_size(connector)
         self._running: list[Any] = []
-        self.left = Left(site.index)
+        self.outside = Outside(site.index)
         self._cost = 0
         self._effects = site.hook.watch is hooks.Watch.COPY
         self._elsewhere = self._role == Role.WORKER and not self._effects and site.hook.in_step
@@ -194,12 +190,8 @@ class _Call:
         if self._role == Role.WORKER:
             watch = Watch(CACHES, layer, self._block_size)
             watch.before = self._ways.enough
-            self.left.follows(watch)
-            self.left.loads = self._hook in hooks.LOADING
-            if not self.left.loads:
-                watch.looks = self.left.in_tensor
-                if self._effects and BY_ADDRESS.hidden(self._index):
-                    BY_ADDRESS.note(self.left.call, named=layer)
+            watch.loads = self._hook in hooks.LOADING
+            watch.saves = not watch.loads
             if self._begin(watch):
                 self._watch = watch
             states = StateWatch() if STATES.layers else None
@@ -235,8 +227,6 @@ class _Call:
                 self._running.pop().stop()
             except Exception:
                 AGENT.failed(f"watching {self._hook.name}")
-        if self._watch is not None and BY_ADDRESS.given:
-            self.left.ends()
         HERE.work, HERE.origin = self._before
         if self._ways.native:
             limits.say(Limit.NATIVE, self._ways.native, self._index, self._step())
@@ -248,13 +238,13 @@ class _Call:
             elif self._elsewhere:
                 self._write_elsewhere(step, t)
             if self._watch is not None and (self._effects or self._elsewhere):
-                thread = AGENT.thread()
-                Touching(self._watch, self._hook.code, self._index, step, t, thread, self.left.call).write()
+                thread, number = AGENT.thread(), self.outside.call
+                Touching(self._watch, self._hook.code, self._index, step, t, thread, number).write()
             if self._states is not None and (self._effects or self._elsewhere):
                 self._write_states(self._states, step, t)
-            self.left.write(step, t, AGENT.thread(), self._role)
+            self.outside.write(step, t, AGENT.thread(), self._role)
             self._swallowed.report(error, About(self._layer, step))
-            cost = self.left.cost + sum(one.cost for one in (self._watch, self._states) if one)
+            cost = sum(one.cost for one in (self._watch, self._states) if one)
             POLICY.spent(self._cost + cost + clock() - began)
         except Exception:
             AGENT.failed(f"watching {self._hook.name}")
@@ -311,7 +301,7 @@ class _Call:
     def _write_states(self, states: StateWatch, step: int, t: int) -> None:
         """Which states it read and wrote, and whether it can have done more."""
         touching = TouchingStates(
-            states, self._hook.code, self._index, step, t, AGENT.thread(), self.left.call
+            states, self._hook.code, self._index, step, t, AGENT.thread(), self.outside.call
         )
         alone = self._ways.shut and not works_elsewhere(self._owner, followed_in_states())
         touching.sure = alone and STATES.complete and not (self._watch is None or self._watch.unsure)

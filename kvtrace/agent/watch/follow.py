@@ -22,10 +22,10 @@ from typing import Any
 
 from kvtrace.agent import frames, owners
 from kvtrace.agent.imports import when_imported
-from kvtrace.agent.left import leaving, paths, sockets
+from kvtrace.agent.outside import call, files, sockets
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.swallowed import ASYNCIO, EXECUTOR, THREAD
-from kvtrace.agent.watch import copies, limits
+from kvtrace.agent.watch import limits
 from kvtrace.agent.watch.origin import HERE, ORIGIN, Origin, origin_here
 from kvtrace.agent.watch.work import Work, begin, forget, write_all
 from kvtrace.trace.facts import Limit
@@ -41,9 +41,9 @@ def begins() -> None:
     """A connector is made in this process: from now on work is followed."""
     global _on
     install()
-    paths.install()
+    files.install()
     sockets.install()
-    leaving.begins()
+    call.begins()
     _on = True
 
 
@@ -64,7 +64,6 @@ def install() -> None:
         ("asyncio.queues", _wrap_async_queue),
         ("subprocess", _wrap_popen),
         ("multiprocessing.process", _wrap_process),
-        ("ctypes", _watch_copies),
     ):
         when_imported(name, apply)
 
@@ -77,7 +76,7 @@ def _wrap(cls: Any, name: str, around: Callable[[Any], Any]) -> None:
         setattr(cls, name, wrapper)
 
 
-# --- other processes, copies by address ---------------------------------------------------------------
+# --- other processes ---------------------------------------------------------------
 
 
 def _wrap_popen(module: ModuleType) -> None:
@@ -106,10 +105,6 @@ def _process(original: Any) -> Any:
         return original(self)
 
     return start
-
-
-def _watch_copies(module: ModuleType) -> None:
-    copies.install()
 
 
 def _origin() -> Origin | None:

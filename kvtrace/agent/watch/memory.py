@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kvtrace.agent.watch.access import Aside
+from kvtrace.agent.watch.host import on_host
 from kvtrace.agent.watch.late import Late
 from kvtrace.agent.watch.layout import Layout
 from kvtrace.agent.watch.tensors import is_tensor
@@ -168,7 +169,7 @@ class Numbered:
 
 
 def _on_its_way(value: Any) -> Any:
-    if is_tensor(value) and value.device.type != "cpu":
+    if is_tensor(value) and not on_host(value):
         if value.numel() > MOST:
             raise NotKnown
         return Aside(value)

@@ -25,17 +25,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from kvtrace.agent.state import clock
 from kvtrace.agent.tracing import set_trace
 from kvtrace.agent.watch import limits
-from kvtrace.agent.watch.access import READS, WRITES, Access, Table, View, access_of, pattern_of, view_of
-from kvtrace.agent.watch.by_address import BY_ADDRESS, Read
+from kvtrace.agent.watch.access import READS, WRITES, Access, Table, access_of, pattern_of, view_of
 from kvtrace.agent.watch.caches import Caches, Layer
-from kvtrace.agent.watch.layout import Layout
 from kvtrace.agent.watch.memory import Memory
 from kvtrace.agent.watch.modes import OF_THE_VIEW, Modes, of_this_thread
 from kvtrace.agent.watch.native import OPERATIONS, Row, copies_of, watching
@@ -89,7 +87,7 @@ _INDEX_TYPES = {"torch.int64", "torch.int32", "torch.bool"}
 READ, WRITTEN, GIVEN_OUT = "read", "written", "given out"
 _SEEN = (
     "read", "written", "opaque_reads", "opaque_writes", "failed", "elsewhere", "_touches", "_times", "_later",
-    "_not_kept", "_took_none", "blind", "maybe_written",
+    "_took_none", "blind", "maybe_written",
 )  # fmt: skip
 """What a watch saw, by the names of its attributes."""
 _DISPATCH = 5_000
@@ -172,10 +170,6 @@ class Watch:
         self._times: dict[tuple[str, str], int] = {}
         self._later: list[tuple[Layer, str, Access | Memory]] = []
         self._modes: Modes | None = None
-        self.keep: Callable[[Layer, Layout, list[Touch]], bool] | None = None
-        """Takes pieces of what is read, where somebody wants that; False: it could not."""
-        self._not_kept: set[str] = set()
-        """Layers of which something was read and nothing kept."""
         self.blind: set[str] = set()
         """Layers of which other slots may have been read than those that are known."""
         self.maybe_written: set[str] = set()
@@ -184,12 +178,8 @@ class Watch:
         """Layers from which an operation picked slots, none of them."""
         self.before: Callable[[], None] | None = None
         """Called before an operation on a KV tensor is added, where somebody wants that."""
-        self.gives: Callable[[tuple[Layer, ...]], None] | None = None
-        """Hears that the address of all of these layers, in host memory, was given out."""
-        self.copies: Callable[[], None] | None = None
-        """Hears that a copy by address out of KV was seen, as it was made."""
-        self.looks: Callable[[Any], None] | None = None
-        """Looks into other tensors that the connector works with, where somebody wants that."""
+        self.loads, self.saves = False, True
+        """What an address that is given out may be for: writing, reading."""
 
     def start(self) -> bool:
         """False where torch is not loaded."""
@@ -206,7 +196,6 @@ class Watch:
     def take(self) -> Watch:
         """What was seen so far, as a watch that is over; this one goes on from nothing."""
         seen = Watch(self.caches, self.named, self.block_size)
-        seen.keep = self.keep
         seen.cost, self.cost = self.cost, 0
         for name in _SEEN:
             fresh = getattr(seen, name)
@@ -218,10 +207,6 @@ class Watch:
     def saw(self) -> bool:
         """Whether a KV tensor was touched at all."""
         return bool(self._touches or self._later or self._took_none or self.blind or self.maybe_written)
-
-    def kept(self, layer: str) -> bool:
-        """Whether pieces of all that was read of a layer were kept."""
-        return self.keep is not None and layer not in self._not_kept
 
     def slots(self, written: bool, block_size: int) -> dict[str, int]:
         """Slots per layer that was touched: written into it, or read from it; -1 unknown."""
@@ -305,9 +290,7 @@ class Watch:
         try:
             if not is_tensor(args[0]):
                 return
-            if not self.caches.in_storage(args[0]):
-                self._look(args[:1])
-            else:
+            if self.caches.in_storage(args[0]):
                 self.caches.address_taken = True
                 if self.before is not None:
                     self.before()
@@ -316,83 +299,16 @@ class Watch:
                 layers = self.caches.at(args[0], view)
                 size = args[0].numel() * view.itemsize
                 if name in OF_THE_VIEW and all(size < one.nbytes for one in layers):
-                    self._note(layers, GIVEN_OUT, Access(view), args[0].is_cpu)
+                    self._note(layers, GIVEN_OUT, Access(view))
                 else:
                     limits.say(Limit.ADDRESS, name)
-                    if self.gives is not None and args[0].is_cpu:
-                        self.gives(layers)
+                    names = [layer.name for layer in layers]
+                    self.maybe_written.update(names if self.loads else ())
+                    self.blind.update(names if self.saves else ())
         except Exception:
             self.caches.address_taken = True
         finally:
             OWN.busy = False
-
-    def _look(self, others: Iterable[Any]) -> None:
-        """KV that was read by the address of a whole tensor may be in them."""
-        if self.looks is not None and BY_ADDRESS.on:
-            for tensor in others:
-                if tensor.is_cpu and not self.caches.in_storage(tensor):
-                    self.looks(tensor)
-
-    def held(self, found: Iterable[Read]) -> None:
-        """These slots were read by address: their content was found. Never raises."""
-        before, OWN.busy = OWN.busy, True  # pieces of them are copied by address too
-        try:
-            for read in found:
-                name, slots = read.layer.name, read.new
-                if not len(slots):
-                    continue
-                size = self.caches.slot_bytes(read.layer, self.block_size)
-                self.read[name] = self.read.get(name, 0.0) + len(slots) * size
-                self._times[name, READ] = clock() if read.now else read.t
-                touches = [Touch(slots, None)]
-                here = self._touches.setdefault((name, READ), [])
-                if here is not None:
-                    here.extend(touches)
-                alive = self.caches.tensor(name)
-                if not read.now or alive is None or not self._keeps(read.layer, touches):
-                    self._not_kept.add(name)
-        except Exception:
-            self.failed = True
-        finally:
-            OWN.busy = before
-
-    def held_again(self, layer: Layer, slots: int) -> None:
-        """So many slots were read by address more than once."""
-        size = self.caches.slot_bytes(layer, self.block_size)
-        self.read[layer.name] = self.read.get(layer.name, 0.0) + slots * size
-
-    def not_all_held(self, layers: Iterable[str]) -> None:
-        """More of these layers may have been read by address than was found; not where every copy is seen."""
-        self.blind.update(layers)
-
-    def moved(self, target: int, source: int, count: int) -> None:
-        """``count`` bytes were copied from one address to another; 0 for an address that is not known."""
-        if OWN.busy or count <= 0:
-            return
-        began = clock()
-        OWN.busy = True
-        try:
-            for address, way in ((source, READ), (target, WRITTEN)):
-                here = self.caches.around(address)
-                if here:
-                    if way == READ and self.copies is not None:
-                        self.copies()
-                    self._move(here, View(address - here[0].storage, (count,), (1,), 1), way)
-        except Exception:
-            self.failed = True
-        finally:
-            OWN.busy = False
-        self.cost += clock() - began
-
-    def _move(self, here: Sequence[Layer], view: View, way: str) -> None:
-        if self.before is not None:
-            self.before()
-        HERE.did = clock()
-        layers = self.caches.lying_at(here, view)
-        total = self.written if way == WRITTEN else self.read
-        for layer in layers:
-            total[layer.name] = total.get(layer.name, 0.0) + view.shape[0] / len(layers)
-        self._note(layers, way, Access(view), on_host=True)
 
     @contextmanager
     def own(self) -> Iterator[None]:
@@ -433,7 +349,6 @@ class Watch:
                 for layer in layers:
                     self._at(layer, way)
                     self._touches[layer.name, way] = None
-                    self._not_kept.add(layer.name)
             else:
                 self._note(layers, way, memory)
                 self._weigh(layers, memory, written)
@@ -469,8 +384,6 @@ class Watch:
                     others.append(tensor)
                 elif str(tensor.dtype) in _INDEX_TYPES:
                     picks = True
-        if self.looks is not None and BY_ADDRESS.on:
-            self._look(one for value in named.values() for one in tensors(value))
         if not inputs:
             return
         if self.before is not None:
@@ -517,11 +430,9 @@ class Watch:
 
     def _which(self, plan: Plan, tensor: Any, named: dict[str, Any], table: Table, way: str) -> None:
         access = access_of(tensor, table, plan.name, named)
-        self._note(self.caches.at(tensor, access.view), way, access, tensor.is_cpu)
+        self._note(self.caches.at(tensor, access.view), way, access)
 
-    def _note(
-        self, layers: tuple[Layer, ...], way: str, access: Access | Memory, on_host: bool = False
-    ) -> None:
+    def _note(self, layers: tuple[Layer, ...], way: str, access: Access | Memory) -> None:
         ready = access.ready()
         own = next((layer for layer in layers if layer.name == self.named), None)
         if own is not None:
@@ -529,37 +440,26 @@ class Watch:
         for layer in layers:
             self._at(layer, way)
             if ready:
-                found = self._touch(layer, way, access)
-                if way != WRITTEN and found != [] and not self._keeps(layer, found if on_host else None):
-                    self._not_kept.add(layer.name)
+                self._touch(layer, way, access)
             else:
-                self._not_kept.add(layer.name)
                 self._later.append((layer, way, access))
-
-    def _keeps(self, layer: Layer, found: list[Touch] | None) -> bool:
-        layout = self.caches.layout(layer, self.block_size)
-        if self.keep is None or layout is None or found is None:
-            return False
-        return self.keep(layer, layout, found)
 
     def _unknown(self, tensor: Any, way: str) -> None:
         for layer in self.caches.at(tensor, view_of(tensor)):
             self._at(layer, way)
             self._touches[layer.name, way] = None
-            self._not_kept.add(layer.name)
 
     def _at(self, layer: Layer, way: str) -> None:
         if way != WRITTEN or (layer.name, way) not in self._times:
             self._times[layer.name, way] = clock()
 
-    def _touch(self, layer: Layer, way: str, access: Access | Memory) -> list[Touch] | None:
+    def _touch(self, layer: Layer, way: str, access: Access | Memory) -> None:
         found = _touches_of(self.caches, layer, self.block_size, access)
         here = self._touches.setdefault((layer.name, way), [])
         if here is not None and found is not None and len(here) + len(found) <= _MOST_TOUCHES:
             here.extend(found)
         else:
             self._touches[layer.name, way] = None
-        return found
 
 
 def _untraced() -> Any:
@@ -593,12 +493,6 @@ def _touches_of(caches: Caches, layer: Layer, block_size: int, access: Access | 
             _memo.clear()
         _memo[key] = found
     return found
-
-
-def text_of_touches(touches: list[Touch]) -> str:
-    """The set of slots that they name, as in SLOTS records; "" where it can't be said."""
-    made = _put_together(tuple(touches))
-    return "" if made is None else made.text
 
 
 def _put_together(touches: tuple[Touch, ...]) -> Touched | None:

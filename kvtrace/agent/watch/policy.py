@@ -121,7 +121,7 @@ class Policy:
         if config is not self._config:
             self._config = config
             every = config is not None and config.watch == _EVERY_STEP
-            self._account = Sampler("sampled", config.budget, CREDIT) if config and every else None
+            self._account = Sampler(config.watching, config.budget, CREDIT) if config and every else None
         return self._account
 
     def passed(self, busy: int) -> None:

@@ -33,6 +33,8 @@ from kvtrace.agent.budget import Sampler
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch.again import Again
 from kvtrace.agent.watch.caches import CACHES
+from kvtrace.agent.watch.host import aside, event_behind, on_host
+from kvtrace.agent.watch.kept import Kept, Step
 from kvtrace.agent.watch.print_records import write_alike, write_layers, write_prints, write_stayed
 from kvtrace.agent.watch.prompts import LOADED_ATTRIBUTE, Filled, Prompts, Span
 from kvtrace.agent.watch.same_tokens import Look, Place, SameTokens, votes
@@ -107,6 +109,7 @@ class Prints:
         self._room = [0, 0]
         """Numbers of single layers that may still be written: of computed blocks, of loaded ones."""
         self._same: SameTokens | None = None
+        self._kept: Kept | None = None
 
     def open(self, wrapper: Any, kv_cache_config: Any) -> None:
         """The worker's KV cache is made, and CACHES knows it."""
@@ -117,11 +120,12 @@ class Prints:
         self._factors.clear()
         self._own, self._room, self._same = [], [MOST_NUMBERS, MOST_NUMBERS], None
         config = AGENT.config
+        self._kept = None
         parallel = describe.get(wrapper, "vllm_config.parallel_config")
         apart = [getattr(parallel, name, 1) for name in _SPREAD]
         if config is None or any(isinstance(size, int) and size > 1 for size in apart):
             return  # a block's tokens are spread over ranks
-        self._account = Sampler("sampled", config.budget, CREDIT)
+        self._account = Sampler(config.watching, config.budget, CREDIT)
         self._capturing = graphs.capturing_probe()
         for group in getattr(kv_cache_config, "kv_cache_groups", None) or ():
             spec = getattr(group, "kv_cache_spec", None)
@@ -134,6 +138,8 @@ class Prints:
         tensors_of = _tensors(wrapper, self._groups) or {}
         if not tensors_of:
             self._sizes = []
+        elif config.copies:
+            self._kept = Kept(config.copies, self._groups, self._sizes)
         for layer, tensor in tensors_of.items():  # now: making them waits for the device
             self._weights_of(tensor, layer.nbytes)
             for group in (group for group, layers in enumerate(self._groups) if layer in layers):
@@ -180,7 +186,7 @@ class Prints:
     def take(self) -> None:
         """Hash what was planned; write what has come from the device since."""
         planned, self._planned = self._planned, None
-        if planned is not None or self._waiting:
+        if planned is not None or self._waiting or (self._kept is not None and self._kept.waiting):
             self._safely(lambda: self._of_step(planned))
         if self._again.waiting and any(one.due <= self._again.step for one in self._again.waiting):
             self._look_again(self._again.due)
@@ -223,7 +229,7 @@ class Prints:
             found = {layer: CACHES.tensor(layer.name) for layers in self._groups for layer in layers}
             if not filled or any(tensor is None for tensor in found.values()):
                 return
-            if not last or all(tensor.device.type == "cpu" for tensor in found.values()):
+            if not last or all(on_host(tensor) for tensor in found.values()):
                 self._take(_Planned(self._again.step, filled, found, None))
 
         self._safely(look)
@@ -245,16 +251,17 @@ class Prints:
         if self._same is not None and planned.loaded is not None and planned.spans:
             named = {layer.name: tensor for layer, tensor in planned.tensors.items()}
             looked = self._same.look(torch, planned.spans, planned.loaded, named)
+        if self._kept is not None and planned.loaded is not None:
+            self._kept.take(Step(planned.step, filled, planned.spans, planned.loaded, planned.tensors))
         device = sums[0].device
-        if device.type == "cpu":
+        if on_host(sums[0]):
             self._came(planned, sums, looked)
         else:
-            aside = [of_group.to("cpu", non_blocking=True) for of_group in sums]
+            copies = [aside(of_group) for of_group in sums]
             if looked is not None:
-                looked = looked[0], looked[1].to("cpu", non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(device))
-            self._waiting.append(_Waiting(planned._replace(tensors={}, spans=()), aside, looked, event))
+                looked = looked[0], aside(looked[1])
+            event = event_behind(device)
+            self._waiting.append(_Waiting(planned._replace(tensors={}, spans=()), copies, looked, event))
             if len(self._waiting) > _MOST_WAITING:
                 self._waiting.popleft()
         cost = clock() - began
@@ -264,6 +271,8 @@ class Prints:
         self._account.spent(cost)
 
     def _settle(self) -> None:
+        if self._kept is not None:
+            self._kept.settle()
         while self._waiting and self._waiting[0].event.query():
             one = self._waiting.popleft()
             self._came(one.planned, one.sums, one.looked)

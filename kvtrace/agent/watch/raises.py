@@ -4,20 +4,26 @@ From Python 3.12 the RAISE event of ``sys.monitoring``, with a tool id of our ow
 use on (to take it and give it back for each call would make Python look at all its code again); before that
 a trace function confined to one thread and one piece of work. Where a debugger or a coverage tool has the
 trace function, or no tool id is free, nothing is recorded: the user's tool goes first.
+
+An exception holds its frames, and these their locals, KV tensors among them. So it is looked at while it
+passes, and only texts and numbers are kept: it is gone when the connector lets go of it.
 """
 
 from __future__ import annotations
 
+import dis
 import sys
-from types import CodeType, FrameType
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType, TracebackType
 from typing import Any, NamedTuple
 
 from kvtrace.agent.owners import Owner
-from kvtrace.agent.state import clock, get_ident
+from kvtrace.agent.state import get_ident
 from kvtrace.agent.tracing import set_trace
 
 _MAX_KEPT = 64
 _MAX_CALLERS = 16
+_MAX_CAUSES = 16
 _CALL = 500
 """ns that a call takes longer with a trace function, more or less."""
 _MONITORED = hasattr(sys, "monitoring")
@@ -27,21 +33,52 @@ _here: dict[int, list[Raises]] = {}
 _tool = -1
 
 
-class Raised(NamedTuple):
-    """``t``: when a frame of the connector's saw it last, host ns."""
+_IGNORED = (StopIteration, StopAsyncIteration, GeneratorExit)
+_LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENERATOR", "SUSPEND"})
+"""Instructions with which a frame is left without an exception."""
 
-    error: BaseException
+
+class Seen(NamedTuple):
+    """What is kept of an exception. ``key``: its id, good only while it lives; ``t``: when a frame of the
+    connector's saw it last, host ns; the rest as in :class:`kvtrace.trace.facts.Swallowed`."""
+
+    key: int
+    name: str
     t: int
+    where: str
+    inside: str
+    message: str
+    handed: bool
+    """Whether it was raised again outside of the calls in which it was raised first."""
+    broad: bool | None = None
+
+
+See = Callable[[BaseException, "TracebackType | None"], "Seen | None"]
+"""What is to be kept of an exception that has come as far as the traceback says; None: nothing."""
+
+
+class _Entry(NamedTuple):
+    """``top``, ``frame``: ids of the traceback's first entry and its frame."""
+
+    seen: Seen
+    top: int
+    frame: int
 
 
 class Raises:
     """The exceptions of one piece of work. ``start`` and ``stop`` in its thread; those who start last stop
-    first."""
+    first.
 
-    def __init__(self, owner: Owner) -> None:
+    Args:
+        passing: keep also what leaves the connector's frames unhandled, as far as the work's own.
+    """
+
+    def __init__(self, owner: Owner, see: See, passing: bool = False) -> None:
         self.owner = owner
+        self._see = see
+        self._passing = passing
         self._ident = 0
-        self._errors: dict[int, Raised] = {}
+        self._entries: list[_Entry] = []
         self._callers: list[FrameType] = []
         self._calls = 0
         self._around: Raises | None = None
@@ -88,22 +125,53 @@ class Raises:
 
     @property
     def none(self) -> bool:
-        return not self._errors
+        return not self._entries
 
-    def take(self) -> list[Raised]:
+    def take(self) -> list[Seen]:
         """What was raised so far; it is forgotten here."""
-        errors = list(self._errors.values())
-        self._errors.clear()
-        return errors
+        entries, self._entries = self._entries, []
+        return [entry.seen for entry in entries]
+
+    def forget(self, error: BaseException | None) -> None:
+        """What is said of an exception says it of its causes too."""
+        for _ in range(_MAX_CAUSES):
+            if error is None:
+                return
+            known = self._known(error)
+            if known is not None and known.top in list(_ids(error.__traceback__)):
+                self._entries.remove(known)
+            error = error.__cause__
 
     def cost(self) -> int:
         """Host ns that looking took since it was last asked, more or less."""
         calls, self._calls = self._calls, 0
         return calls * _CALL
 
-    def keep(self, error: Any) -> None:
-        if isinstance(error, BaseException) and (len(self._errors) < _MAX_KEPT or id(error) in self._errors):
-            self._errors[id(error)] = Raised(error, clock())
+    def _known(self, error: BaseException) -> _Entry | None:
+        name = type(error).__name__
+        found = (
+            one for one in reversed(self._entries) if one.seen.key == id(error) and one.seen.name == name
+        )
+        return next(found, None)
+
+    def keep(self, error: Any, trace: TracebackType | None) -> None:
+        if not isinstance(error, BaseException) or isinstance(error, _IGNORED) or trace is None:
+            return
+        known = self._known(error)
+        if known is not None and known.top in list(_ids(trace.tb_next)):
+            self._entries.remove(known)  # it has come further; else another one had its id
+        if len(self._entries) >= _MAX_KEPT:
+            return
+        self.forget(error.__cause__)
+        seen = self._see(error, trace)
+        if seen is not None:
+            self._entries.append(_Entry(seen, id(trace), id(trace.tb_frame)))
+
+    def _left(self, frame: FrameType) -> None:
+        """A frame of the connector's did not handle what it saw last."""
+        if not self._passing and self._entries:
+            at = id(frame)
+            self._entries = [entry for entry in self._entries if entry.frame != at]
 
     # --- before 3.12 ----------------------------------------------------------------------
 
@@ -118,17 +186,30 @@ class Raises:
             return None
 
     def _inside(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "exception" and arg:
-            error = arg[1]
-            if not isinstance(error, BaseException):
-                # An error raised in C is not made an object before somebody needs one.
-                try:
-                    error = arg[0](error) if error is not None else arg[0]()
-                except Exception:
-                    return self._inside
-                error.__traceback__ = arg[2]
-            self.keep(error)
+        self._calls += 1
+        try:
+            if event == "exception" and arg:
+                self.keep(arg[1], arg[2])
+                # Python keeps a copy of the frame's variables from one event to the next: what the handler
+                # lets go of must not wait for the call's end.
+                frame.f_trace_lines = True
+            elif event == "return" and arg is None and self._entries and _raises(frame):
+                self._left(frame)
+        except Exception:
+            return self._inside
         return self._inside
+
+
+def _raises(frame: FrameType) -> bool:
+    """Whether a frame that is being left is left by an exception."""
+    at, code = frame.f_lasti, frame.f_code.co_code
+    return not (0 <= at < len(code) and dis.opname[code[at]] in _LEAVES)
+
+
+def _ids(trace: TracebackType | None) -> Iterator[int]:
+    while trace is not None:
+        yield id(trace)
+        trace = trace.tb_next
 
 
 def _around(owner: Owner) -> Raises | None:
@@ -157,7 +238,8 @@ def _monitor() -> bool:
         except ValueError:
             continue
         monitoring.register_callback(tool, monitoring.events.RAISE, _raised)
-        monitoring.set_events(tool, monitoring.events.RAISE)
+        monitoring.register_callback(tool, monitoring.events.PY_UNWIND, _unwound)
+        monitoring.set_events(tool, monitoring.events.RAISE | monitoring.events.PY_UNWIND)
         _tool = tool
         return True
     return False
@@ -169,6 +251,12 @@ def _raised(code: CodeType, offset: int, error: BaseException) -> None:
         try:
             # What is raised in a connector inside another one is the inner one's.
             if raises.owner is stack[-1].owner and raises.owner.owns(code.co_filename):
-                raises.keep(error)
+                raises.keep(error, error.__traceback__)
         except Exception:
             return
+
+
+def _unwound(code: CodeType, offset: int, error: BaseException) -> None:
+    for raises in _here.get(get_ident(), []):
+        if not raises.none:
+            raises._left(sys._getframe(1))

@@ -61,8 +61,6 @@ class Touching:
             marks = int(_FLAGS[way])
             if any(other != layer and self.watch.caches.on_the_same(layer, other) for other, _ in touched):
                 marks |= Flag.SHARED
-            if way == READ and self.watch.kept(layer):
-                marks |= Flag.KEPT
             head = pack_head(Kind.SLOTS, Role.WORKER, self.code, self.connector, marks, self.thread)
             ident, amounts = 0, (UNKNOWN, UNKNOWN)
             if slots is not None:

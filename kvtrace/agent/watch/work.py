@@ -7,10 +7,9 @@ import threading
 from types import FrameType
 
 from kvtrace.agent import owners
-from kvtrace.agent.left.leaving import Left
+from kvtrace.agent.outside.call import Outside
 from kvtrace.agent.state import AGENT, clock, get_ident
 from kvtrace.agent.swallowed import ASYNCIO, EXECUTOR, THREAD, About, Swallowed
-from kvtrace.agent.watch.by_address import BY_ADDRESS
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.operations import Watch
 from kvtrace.agent.watch.origin import HERE, Origin
@@ -50,8 +49,8 @@ class Work:
         self._outer: Work | None = None
         self._watch = Watch(CACHES, None, alone=True)
         self._states: StateWatch | None = None
-        self.left: Left | None = None
-        """What leaves, while it is watched."""
+        self.outside: Outside | None = None
+        """What it does to files and peers, while it is watched."""
         self._watching = False
         self._due = 0
         self._swallowed: Swallowed | None = None
@@ -146,20 +145,18 @@ class Work:
             self._watching = self._watch.start()
             if self._watching and self._states is not None:
                 self._states.start()
-            if self._watching and self.left is None:
-                self.left = Left(self._index())
-                self.left.follows(self._watch)
+            if self._watching and self.outside is None:
+                self.outside = Outside(self._index())
         if self._watching and self._states is None and STATES.layers:
             self._states = StateWatch()
             self._states.start()
-        if self.left is not None:
+        if self.outside is not None:
             # Whose work it is may be known only by now.
-            self.left.connector = self.origin.connector or self.left.connector or self._index()
+            self.outside.connector = self.origin.connector or self.outside.connector or self._index()
             # A thread may save for one item of its queue, and load for the next one.
             hook = hooks.BY_NAME.get(self.origin.hook)
-            self.left.loads = hook in hooks.LOADING
-            saves = hook is not None and not self.left.loads
-            self._watch.looks = self.left.in_tensor if saves else None
+            self._watch.loads = hook is None or hook in hooks.LOADING
+            self._watch.saves = hook is None or not self._watch.loads
 
     @property
     def sees_states(self) -> bool:
@@ -193,21 +190,18 @@ class Work:
         began, cost = clock(), self._watch.cost + self._cost
         self._cost = 0
         step, index = self.origin.step, self._index()
-        left = self.left
-        if left is not None:
-            if BY_ADDRESS.given:
-                left.ends()
+        outside = self.outside
+        if outside is not None:
             if self._watch.saw:
                 seen = self._watch.take()
-                Touching(seen, 0, index, step, began, self._thread, left.call, over).write()
+                Touching(seen, 0, index, step, began, self._thread, outside.call, over).write()
             if self._states is not None:
                 cost += self._states.cost
                 if self._states.saw:
                     states = self._states.take()
-                    TouchingStates(states, 0, index, step, began, self._thread, left.call).write()
+                    TouchingStates(states, 0, index, step, began, self._thread, outside.call).write()
                 self._states.cost = 0
-            cost += left.cost
-            left.write(step, began, self._thread)
+            outside.write(step, began, self._thread)
         if self._swallowed is not None and not still:
             cost += self._swallowed.raises.cost()
             self._swallowed.report(error, About(self.origin.layer, step, self.origin.hook))

@@ -10,6 +10,7 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Event, Fields, Finding
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.model import LoadOf, Place
+from kvtrace.ledger.whole import of_load
 from kvtrace.words import count, listed, plural
 
 if TYPE_CHECKING:
@@ -31,9 +32,14 @@ def affected(case: Case, cause: Cause) -> list[LoadOf]:
     return [row for row in case.run.load_rows if lost_by(row, cause)]
 
 
-def tokens(case: Case, rows: Iterable[LoadOf], cause: Cause) -> float:
+def tokens(case: Case, rows: Iterable[LoadOf], cause: Cause) -> int:
     """Tokens that these requests lost by this cause."""
-    return sum(lost_by(row, cause) / max(1, case.engines[row.engine].pairs) for row in rows)
+    return sum(
+        whole
+        for row in rows
+        for end, whole in of_load(row, case.engines[row.engine].pairs).items()
+        if end in cause.load_ends
+    )
 
 
 def accepted(case: Case) -> list[LoadOf]:

@@ -59,7 +59,7 @@ def by_grade(grades: Grades) -> str:
 
 
 def sent_to(sent: Mapping[str, float]) -> str:
-    """``512 of the written ones were sent to 10.0.0.2:6379, and what it keeps was not seen``; "" of none.
+    """``512 of the read ones were sent to 10.0.0.2:6379, and what it keeps was not seen``; "" of none.
 
     Args:
         sent: peer -> amount.
@@ -67,7 +67,7 @@ def sent_to(sent: Mapping[str, float]) -> str:
     amount = sum(sent.values())
     if amount < 0.05:
         return ""
-    return f"{count(amount)} of the written ones were sent to {peers(sent)}, {kept_unseen(sent)}"
+    return f"{count(amount)} of the read ones were sent to {peers(sent)}, {kept_unseen(sent)}"
 
 
 def peers(sent: Mapping[str, float]) -> str:

@@ -11,7 +11,7 @@ from kvtrace.causes.evidence.accounted import all_accounted
 from kvtrace.causes.evidence.paths import short_path
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
-from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
 from kvtrace.terms import Grade
 from kvtrace.trace.format import STEP_MASK
@@ -20,12 +20,11 @@ from kvtrace.words import count, listed, of_all, percent, plural
 CAUSE = Cause(
     id="below-save-granularity",
     stage=Stage.SCHEDULE,
-    severity=FAULT,
+    severity=LIMIT,
     ledger=SAVES,
     meaning=(
         "The tokens do not fill the connector's unit (a block, a chunk, max_num_batched_tokens). A prompt "
-        "shorter than one unit is not stored at all (a fault); a longer one loses its partial last unit (a "
-        "limit)."
+        "shorter than one unit is not stored at all; a longer one loses its partial last unit."
     ),
     seen_as="Tokens stored = floor(prompt / unit) x unit over all requests, with a unit that has a name.",
     remedy=(
@@ -119,7 +118,6 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
     return case.finding(
         CAUSE,
         title,
-        severity=FAULT if short else LIMIT,
         evidence=evidence,
         events=_events(short or partial),
         remedy=_remedy(engine, unit, prompts, case.of_engine(tag)),
@@ -137,7 +135,7 @@ def _lengths(lengths: list[int], short: int, partial: int) -> str:
         f"all {count(len(lengths))} prompts here have {plural(low, 'token')}"
         if low == high
         else f"{count(len(lengths))} prompts here have {count(low)} to {count(high)} tokens, "
-        f"median {count(statistics.median(lengths))}"
+        f"median {count(round(statistics.median(lengths)))}"
     )
     shorter = f"{count(short)} {'is' if short == 1 else 'are'} shorter than one unit"
     lose = "loses" if partial == 1 else "lose"

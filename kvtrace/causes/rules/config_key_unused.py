@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from functools import partial
 
 from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, NOTE, Case, Cause, Results, Stage
@@ -16,7 +17,7 @@ CAUSE = Cause(
     severity=FAULT,
     meaning=(
         "Extra configuration keys that the connector never reads: misspelt, or of another version. A fault "
-        "where nothing was saved, otherwise a note."
+        "where nothing was saved and nothing else explains it, otherwise a note."
     ),
     seen_as=(
         "Keys given in kv_connector_extra_config, minus those that the connector's source asks for, in the "
@@ -26,6 +27,9 @@ CAUSE = Cause(
     remedy="Compare the keys with the connector's documentation.",
     about_calls=False,
 )
+
+_UNEXPLAINED = ("metadata-has-no-store", "connector-disabled-itself")
+"""What an option that never came may be the reason of."""
 
 
 def rule(case: Case) -> Results:
@@ -37,18 +41,18 @@ def rule(case: Case) -> Results:
         offered, read = _given_and_read(case, engine)
         if not offered:
             continue
-        if read is None or not read & offered:
-            unseen += 1  # read in a way that the source does not say, or none of them at all
+        if read is None or not (read & offered or any(map(partial(_near, read - offered), offered))):
+            unseen += 1  # read in a way that the source does not say, or none of them, nor one spelt alike
             continue
         given |= offered
         never = sorted(offered - read)
         if never:
             excused = excused or engine.role == "kv_consumer" or _saved_something(case, engine)
         for key in never:
-            near = difflib.get_close_matches(key, sorted(read - offered), n=1, cutoff=0.6)
-            unused.setdefault(key, near[0] if near else "")
+            unused.setdefault(key, _near(read - offered, key))
     if unused:
-        yield _finding(case, unused, len(given), NOTE if excused else FAULT)
+        unexplained = any(ident in case.assigned for ident in _UNEXPLAINED)
+        yield _finding(case, unused, len(given), FAULT if unexplained and not excused else NOTE)
     elif given:
         read_all = f"all {plural(len(given), 'key')}" if len(given) > 1 else "the only key"
         yield CAUSE.ruled_out(f"the connector's source asks for {read_all} of kv_connector_extra_config")
@@ -56,6 +60,12 @@ def rule(case: Case) -> Results:
         yield CAUSE.not_observed(
             "the connector's source does not say which keys it reads, or it asks for none of those given"
         )
+
+
+def _near(asked: set[str], key: str) -> str:
+    """The key that is asked for and was not given, and that is spelt most like one that was; "" for none."""
+    near = difflib.get_close_matches(key, sorted(asked), n=1, cutoff=0.6)
+    return near[0] if near else ""
 
 
 def _given_and_read(case: Case, engine: Engine) -> tuple[set[str], set[str] | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace import mend
 from kvtrace.causes.evidence.hooks import START_HOOKS
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.model import Connector, Engine
@@ -49,7 +50,7 @@ def rule(case: Case) -> Results:
         where = {process.pid: process.name for process in case.run.processes}
         evidence = [
             f"{c.configured or c.cls or 'the connector'} in the {where.get(c.pid, c.role)}: "
-            f"{c.error_type or 'error'}: {c.error or 'no message'}"
+            f"{c.error_type or 'error'}: {c.error or 'no message'}{f' (at {c.where})' if c.where else ''}"
             for c in failed[:3]
         ]
         evidence += [
@@ -63,6 +64,7 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{name} did not start in {places} process{'es' if places > 1 else ''}: {kind}.",
             evidence=evidence,
+            remedy=list(filter(None, [next(filter(None, map(mend.remedy, evidence)), ""), CAUSE.remedy])),
             headline=f"{name} did not start ({kind})",
         )
         return

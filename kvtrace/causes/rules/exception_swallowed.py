@@ -248,7 +248,6 @@ def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
         f"{first.type} {ended} in {where}: {count(tokens)} tokens of {plural(len(whose), 'request')} were "
         "read from the KV cache in these steps, and nothing shows that they came to rest.",
         tokens=tokens,
-        share=min(1.0, tokens / case.total_tokens) if case.total_tokens else 0.0,
         requests=len(whose),
         grade=min((r.grade for r in whose if r.grade is not None), default=None),
         evidence=[exception_line(fact) for fact in facts[:3]] + logs_in(case, {f.hook for f in facts}),

@@ -8,14 +8,14 @@ from kvtrace.causes.case import Request
 from kvtrace.causes.evidence.prompts import first_chunk_alone, held, offered_once, unit_no_chunk_fills
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.terms import Grade
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
     id="first-chunk-only",
     stage=Stage.SCHEDULE,
-    severity=FAULT,
+    severity=LIMIT,
     ledger=SAVES,
     meaning=(
         "Chunked prefill: the connector offers the first scheduled chunk of a prompt, or the first chunks "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS, START_HOOKS
@@ -32,6 +33,8 @@ CAUSE = Cause(
     remedy="Fix the connector where the hook raised; the evidence names the place.",
     save_ends=(SaveEnd.RAISED,),
 )
+_PATH = re.compile(r"Error: \[Errno \d+\] [^:]+: '(/[^']+?)(?:/…)?'")
+"""A path that the configuration names: that it can't be had is no fault of the connector's code."""
 _AT_START = (*START_HOOKS, "__init__")
 _STOPPED = ("KeyboardInterrupt", "SystemExit")
 """Somebody stopped the process while a hook ran (Ctrl-C, SIGTERM): no exception of the connector's."""
@@ -56,6 +59,9 @@ CLAIMS = {Turn.STEP: claim, Turn.SPOILED: claim_spoiled}
 
 
 def _remedy(raised: Sequence[HookException]) -> list[str]:
+    path = next((path for one in raised for path in _PATH.findall(f"{one.type}: {one.message}")), None)
+    if path:
+        return [f"make {path} a place where this user may write, or configure another one"]
     places = listed(dict.fromkeys(one.where for one in raised if one.where), 2)
     return [f"Fix the connector at {places}." if places else CAUSE.remedy]
 

@@ -1,42 +1,41 @@
-"""kv-altered: KV that left as other numbers than those that were read."""
+"""kv-altered: every block that came back holds other numbers than were stored."""
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import spoiled
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.causes.evidence import loads
+from kvtrace.causes.rule import LIMIT, LOADS, Case, Cause, LoadEnd, Results
+from kvtrace.ledger.contents.compare import ALTERED
 from kvtrace.words import plural
 
 CAUSE = Cause(
     id="kv-altered",
-    stage=Stage.COMPLETION,
-    severity=FAULT,
-    ledger=SAVES,
-    meaning="What was stored is not the KV that was read: other numbers in the same place.",
+    severity=LIMIT,
+    ledger=LOADS,
+    meaning="What comes back is not the KV that was stored, but other numbers, in every block.",
     seen_as=(
-        "The bytes that were read are not in what left, and their numbers are there after a cast to a "
-        "narrower type that loses digits, or as zeros. Or they are there head by head, and the last head of "
-        "a slot stands before the first one, always."
+        "The fingerprints of all loaded blocks that could be compared differ from those of the same tokens "
+        "as they were computed, in all layers, and none is that of other tokens or of another place."
     ),
     remedy=(
-        "Store the KV in the type of the cache. Where a narrower type is meant, say so in the connector's "
+        "Ask kvtrace verify by how much they differ. Where fewer bits are meant, say so in the connector's "
         "documentation and check what the model answers from it."
     ),
-    save_ends=(SaveEnd.ALTERED,),
+    load_ends=(LoadEnd.ALTERED,),
 )
 
 
 def rule(case: Case) -> Results:
-    hit = case.affected(CAUSE)
+    hit = loads.affected(case, CAUSE)
     if hit:
-        yield case.finding(
+        yield loads.finding(
+            case,
             CAUSE,
-            f"The KV of {plural(len(hit), 'request')} came to the store as other numbers than those "
-            "that were read, or in another order.",
+            f"{plural(loads.tokens(case, hit, CAUSE), 'token')} came back as other numbers than were "
+            "stored, every block of them. Is that meant?",
             evidence=[
-                *spoiled.where(case, CAUSE),
-                "what left was compared with what was read: as bytes, as narrower numbers, as zeros, by the "
-                "order of its heads",
+                f"{plural(case.run.compared.get(ALTERED, 0), 'loaded block')} compared: none equal, none "
+                "known to be other KV",
+                *loads.reasons_and_places(hit, CAUSE),
             ],
-            events=case.events(CAUSE, "read, and sent on as other numbers, or in another order"),
-            headline="what was stored is not the KV that was read",
+            headline="every loaded block holds other numbers than were stored",
         )

@@ -11,8 +11,8 @@ CAUSE = Cause(
     id="local-hit",
     severity=NOTE,
     meaning=(
-        "Often suspected, and never a cause of lost tokens: tokens that the GPU's own prefix cache already "
-        "held. It is only ever ruled out."
+        "Tokens that the GPU's own prefix cache already held are not computed again, so they are not offered "
+        "again. They are in the store only if they were stored when they were first computed."
     ),
     seen_as="The tokens that vLLM's prefix cache gave to requests, as the scheduler counts them.",
     remedy="Nothing to do.",
@@ -29,7 +29,8 @@ def rule(case: Case) -> Results:
     if any(engine.facts.prefix_caching for engine in known):
         share = percent(reused, case.total_tokens)
         yield CAUSE.ruled_out(
-            f"{count(reused)} tokens ({share}) were reused from the GPU's prefix cache: none of them is lost"
+            f"{count(reused)} tokens ({share}) were reused from the GPU's prefix cache; whether they were "
+            "ever stored, the request that computed them says"
         )
     else:
         yield CAUSE.ruled_out(

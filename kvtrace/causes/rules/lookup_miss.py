@@ -17,7 +17,7 @@ CAUSE = Cause(
     ),
     seen_as="A lookup that was answered with 0, and no earlier save of this run that surely covers it.",
     remedy=(
-        "See the ledger of saves: what was not saved cannot be loaded. A prefix that two prompts share is "
+        "See what was saved: what was not saved cannot be loaded. A prefix that two prompts share is "
         "found only in whole units of the connector, and not at all where it keys whole prompts "
         "(ExampleConnector)."
     ),
@@ -95,8 +95,8 @@ def _again(again: list[LoadOf]) -> list[str]:
         longest = max(row.shared for row in fresh)
         evidence.append(
             f"{plural(len(fresh), 'prompt')} begin like an earlier one (up to {count(longest)} tokens), "
-            "and no save of this run is known to hold that prefix under a unique key: see the ledger of "
-            "saves, and the unit that the connector stores in"
+            "and no save of this run is known to hold that prefix under a unique key: see what was "
+            "saved, and the unit that the connector stores in"
         )
     if kept:
         evidence.append(

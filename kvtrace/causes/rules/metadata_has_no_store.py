@@ -1,20 +1,20 @@
-"""metadata-has-no-store: what the scheduler side left out, and nothing explains."""
+"""metadata-has-no-store: what the scheduler side did not offer, by a rule that kvtrace does not know."""
 
 from __future__ import annotations
 
 from kvtrace.causes.case import Request, stored_before
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
 from kvtrace.words import count, listed, of_all, plural
 
 CAUSE = Cause(
     id="metadata-has-no-store",
     stage=Stage.SCHEDULE,
-    severity=FAULT,
+    severity=LIMIT,
     ledger=SAVES,
     meaning=(
-        "The connector's scheduler side did not put these tokens into any step's metadata, and nothing "
-        "that kvtrace knows explains it."
+        "The connector's scheduler side did not put these tokens into any step's metadata, by a rule that "
+        "kvtrace does not know: admission, a quota, a minimum, a state of its own. It may be meant."
     ),
     seen_as=(
         "No metadata names slots of these positions; and they were seen not to be read, or the metadata of "
@@ -63,10 +63,11 @@ def rule(case: Case) -> Results:
         evidence.append(f"switched off in kv_connector_extra_config: {listed(off)}; this may be the reason")
     yield case.finding(
         CAUSE,
-        f"{name} put {affected} (or a part of them) into no step's metadata, and kvtrace does not know why.",
+        f"{name} offered no store for {affected}, or for a part of them, and no rule that kvtrace knows "
+        "fits. Is that meant?",
         evidence=evidence,
         events=case.events(CAUSE),
-        headline=f"the connector put {affected} (or a part of them) into no step's metadata",
+        headline=f"the connector offered no store for {affected}, or for a part of them",
     )
 
 

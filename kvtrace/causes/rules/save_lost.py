@@ -19,9 +19,9 @@ CAUSE = Cause(
     seen_as=(
         "A file that was written for one prompt is written again, as the only file of a watched call and "
         "with as many bytes a slot, for a prompt that does not even share its first block (salted prefix "
-        "digests). Or KV that was read and is in nothing that left the process or is held in its memory, "
-        "where other KV of the connector is. Or a save that the connector itself reports as failed. What a "
-        "connector loses in other ways is not visible."
+        "digests). Or KV that was read and for which no byte came to rest, where all else that the "
+        "connector read accounts for the bytes that it wrote. Or a save that "
+        "the connector itself reports as failed. What a connector loses in other ways is not visible."
     ),
     remedy=(
         "Build the key from all tokens up to the end of what is stored, and from the model, the layer and "
@@ -57,11 +57,11 @@ def rule(case: Case) -> Results:
             f"The KV of {plural(len(hit), 'request')} was read, and never reached the store.",
             evidence=[
                 *spoiled.where(case, CAUSE),
-                "it was not found in what left the process (files, sockets, databases, shared memory), nor "
-                "in its memory when the connector was shut down; other KV of this connector was",
+                "nothing came to rest for it, where all else that this connector read accounts for the bytes "
+                "that it wrote",
                 *spoiled.caught_there(case, CAUSE),
             ],
-            events=case.events(CAUSE, "read from the KV cache, and found nowhere after"),
+            events=case.events(CAUSE, "read from the KV cache, and no byte came to rest for it"),
             headline="KV that was read never reached the store",
             remedy=[
                 "look at what holds the KV between the hook and the store: a queue or a dict that keeps the "

@@ -15,8 +15,8 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="The KV was read, and the store refused it or an exception ended its way there.",
     seen_as=(
-        "The slots were read; the piece of work that took them ended in an exception, or what it "
-        "sent was answered with an error."
+        "The slots were read, the connections that were asked for were refused, and nothing went to a "
+        "file or a peer."
     ),
     remedy=(
         "Look at the exception, or at what the store answered; let a failed put be seen: raise it, "

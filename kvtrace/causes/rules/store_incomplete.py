@@ -1,9 +1,9 @@
-"""store-incomplete: what came to rest is empty, cut or was never there."""
+"""store-incomplete: less came to rest than was read, or nothing at all."""
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import spoiled
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.causes.evidence import sizes, spoiled
+from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
 CAUSE = Cause(
@@ -11,10 +11,11 @@ CAUSE = Cause(
     stage=Stage.COMPLETION,
     severity=FAULT,
     ledger=SAVES,
-    meaning="The KV was read, and what came to rest of it is empty, cut, or was never there.",
+    meaning="The KV was read, and nothing of it, or much less than was read, came to rest.",
     seen_as=(
-        "At the end of the run a file that a save made is missing, empty, or shorter than what "
-        "was written to it."
+        "Files were opened for it and none ever held a byte: a fault. Or the files together got less than "
+        "nine tenths of the bytes that were read: narrower numbers, compression and a loss look alike from "
+        "outside, so this is a choice to confirm."
     ),
     remedy=(
         "Flush and close what is written before the save counts as done; write to a temporary "
@@ -29,9 +30,20 @@ def rule(case: Case) -> Results:
     if hit:
         yield case.finding(
             CAUSE,
-            f"What came to rest of {plural(len(hit), 'request')} is not whole: it is empty, cut, or was "
-            "never put in place.",
+            f"Nothing of {plural(len(hit), 'request')} came to rest: the files that were opened are empty.",
             evidence=spoiled.where(case, CAUSE) + spoiled.caught_there(case, CAUSE),
-            events=case.events(CAUSE, "read from the KV cache, and not whole where it came to rest"),
-            headline="what came to rest is not whole",
+            events=case.events(CAUSE, "read from the KV cache, and nothing in the files that were opened"),
+            headline="what came to rest is empty",
+        )
+        return
+    narrower = list(sizes.narrower(case))
+    if narrower and not (case.run.exceptions or case.run.swallowed):  # else that is why
+        yield case.finding(
+            CAUSE,
+            "Fewer bytes came to rest than were read. Is that meant: narrower numbers, or compression?",
+            severity=LIMIT,
+            tokens=float(sum(map(sizes.never_came, narrower))),
+            evidence=[sizes.in_words(one) for one in narrower[:3]],
+            headline="fewer bytes came to rest than were read",
+            remedy=["if it is not meant, kvtrace verify tells whether what was stored comes back"],
         )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import spoiled
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
 CAUSE = Cause(
     id="store-lost-later",
     stage=Stage.COMPLETION,
-    severity=FAULT,
+    severity=LIMIT,
     ledger=SAVES,
-    meaning="The KV was at rest once, and is gone or overwritten by the end of the run.",
-    seen_as=("A file that held it was removed or written anew by the connector itself before the run ended."),
+    meaning="The KV was at rest once, and the connector removed it before the run ended.",
+    seen_as=(
+        "As many bytes as were read came to rest in files, and the connector itself removed or emptied these "
+        "files before the run ended."
+    ),
     remedy=(
         "Give the store room for what is to be found again, and key what it holds by all tokens, "
         "the model, the layer and the rank."
@@ -26,8 +29,8 @@ def rule(case: Case) -> Results:
     if hit:
         yield case.finding(
             CAUSE,
-            f"The KV of {plural(len(hit), 'request')} was at rest, and is gone or overwritten by the end of "
-            "the run.",
+            f"The connector removed what it had stored of {plural(len(hit), 'request')} before the run "
+            "ended. Is that meant?",
             evidence=spoiled.where(case, CAUSE),
             events=case.events(CAUSE, "it was at rest, and is not any more"),
             headline="KV that was stored is gone by the end of the run",

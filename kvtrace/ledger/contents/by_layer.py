@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 from kvtrace.ledger.contents.prints import Block, Numbers, Origin, Printed
 from kvtrace.words import plural
@@ -32,6 +33,15 @@ class Misplaced:
 
     layers: frozenset[int]
     why: str
+
+
+class Differing(NamedTuple):
+    """``layers``: by number, None where it may be all of them, as not every layer's number is known.
+    ``said``: what is in them. ``exchanged``: they hold what other layers computed."""
+
+    layers: frozenset[int] | None
+    said: str = ""
+    exchanged: bool = False
 
 
 class ByLayer:
@@ -74,9 +84,8 @@ class ByLayer:
             self._seen_by_tokens(block) or self._computed_by_others(block) or self._doubled.get(_key(block))
         )
 
-    def differing(self, block: Block, computed: Iterable[Block]) -> tuple[frozenset[int] | None, str]:
-        """Which layers of a loaded block are not what the same tokens computed to, and what is in them; None
-        where all may be, as not every layer's number is known."""
+    def differing(self, block: Block, computed: Iterable[Block]) -> Differing:
+        """Which layers of a loaded block are not what the same tokens computed to, and what is in them."""
         own = self.of(block)
         found: list[tuple[list[int], Numbers]] = []
         for one in computed:
@@ -85,13 +94,13 @@ class ByLayer:
             if len(own) == len(right) == self._count and layers:
                 found.append((layers, right))
         if not found:
-            return None, ""
+            return Differing(None)
         layers, right = min(found, key=lambda one: len(one[0]))
-        return frozenset(layers), self._said(layers, own, right)
-
-    def _said(self, layers: Sequence[int], own: Numbers, right: Numbers) -> str:
         of_whom = {right[layer]: layer for layer in sorted(right, reverse=True) if right[layer]}
         held = {layer: of_whom[own[layer]] for layer in layers if own[layer] in of_whom}
+        return Differing(frozenset(layers), self._said(layers, held), bool(held))
+
+    def _said(self, layers: Sequence[int], held: Mapping[int, int]) -> str:
         if not held:
             return f"{self._called(layers)} differ{'s' if len(layers) == 1 else ''}"
         found = self._exchanged(held)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
-from kvtrace.ledger.contents.by_layer import ByLayer
+from kvtrace.ledger.contents.by_layer import ByLayer, Differing
 from kvtrace.ledger.contents.later import Later, held_later
 from kvtrace.ledger.contents.layers import LeftOut, left_out
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
@@ -50,6 +50,9 @@ class Wrong:
     late: bool = False
     of: int = 0
     """The pairs of the whole block, where ``pairs`` are some of them."""
+    altered: bool = False
+    """It is no other KV that is known, nor what stood there before, but other numbers, in all layers; and so
+    is every block that was loaded: a store of fewer bits alters them all."""
 
 
 Proved = tuple[int, tuple[Interval, ...]]
@@ -63,7 +66,7 @@ class Contents:
     Attributes:
         proved: positions whose load gave back what they compute to, and those that a later request got back
             so from the connector.
-        blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared".
+        blocks: loaded blocks (of a rank and KV cache group): "equal", "wrong", "not compared", "altered".
         written: requests into whose slots something was seen to be written.
     """
 
@@ -74,6 +77,7 @@ class Contents:
 
 
 EQUAL, WRONG, NOT_COMPARED = "equal", "wrong", "not compared"
+ALTERED = "altered"
 
 
 def compare(
@@ -125,9 +129,21 @@ def compare(
     for row in untouched(workers, suspects, places) if places is not None and suspects else ():
         wrong[row] = [replace(one, left=True) for one in wrong[row]]
     _same_layers(wrong, written)
+    _altered(wrong, blocks)
     if places is not None:
         _look_later(wrong, held_later(workers, places), requests)
     return Contents(wrong, by_row, blocks, frozenset(written))
+
+
+def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:
+    """Where one block came back equal, or one is known to be other KV, the others are no store of fewer
+    bits."""
+    every = [one for found in wrong.values() for one in found]
+    if every and not blocks[EQUAL] and all(one.altered and not one.left for one in every):
+        blocks[ALTERED] = blocks.pop(WRONG)
+        return
+    for row, found in wrong.items():
+        wrong[row] = [replace(one, altered=False) for one in found]
 
 
 def _found(
@@ -140,13 +156,17 @@ def _found(
     """What is wrong with a loaded block that nobody with its tokens computed, as far as that is known."""
     some = partly.get((pairs, block))
     why = judge.wrong(block)
-    layers, what = judge.differing(block) if why is not None and why.ours else (None, "")
+    ours = why is not None and why.ours
+    layers, what, exchanged = judge.differing(block) if ours else Differing(None)
     if some and (layers is None or not _bits(pairs, layers) & ~some.pairs):
         return Wrong(block.start, block.end, some.pairs, some.why, left=True, of=pairs)
     left = alone.get((pairs, block))
     if why is not None:
         said = f"{why.text}: {what}" if what else why.text
-        return Wrong(block.start, block.end, _bits(pairs, layers), said, left is not None, of=pairs)
+        altered = ours and not left and not exchanged and _bits(pairs, layers) == pairs
+        return Wrong(
+            block.start, block.end, _bits(pairs, layers), said, left is not None, of=pairs, altered=altered
+        )
     if left:
         return Wrong(block.start, block.end, pairs, left, left=True)
     moved = judge.by_layer.misplaced(block)
@@ -305,7 +325,7 @@ class _Judge:
         self._strange[self._prefixes.digest(block.row, block.end), block.end].add(block.value)
         return None
 
-    def differing(self, block: Block) -> tuple[frozenset[int] | None, str]:
+    def differing(self, block: Block) -> Differing:
         """Which layers are not what the same tokens computed to, and what is in them; None: it may be all."""
         sharing = self._prefixes.sharing(block.row, block.end)
         return self.by_layer.differing(block, [one for row in sharing for one in self._before(row, block)])

@@ -161,7 +161,7 @@ def _end(one: Wrong, failed: Sequence[str], partly: bool) -> LoadEnd:
     if one.late:
         return LoadEnd.USED_BEFORE
     if failed or not one.left:
-        return LoadEnd.FAILED if failed else LoadEnd.WRONG
+        return LoadEnd.FAILED if failed else LoadEnd.ALTERED if one.altered else LoadEnd.WRONG
     return LoadEnd.PARTLY if partly else LoadEnd.NOT_WRITTEN
 
 

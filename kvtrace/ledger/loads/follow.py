@@ -23,6 +23,7 @@ from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.reads import Slots
 from kvtrace.ledger.steps import Array, Executed
+from kvtrace.ledger.whole import of_load
 from kvtrace.terms import Grade
 
 DECLARED = "declared: what the scheduler accepted from the connector; the slots written were not measured"
@@ -149,7 +150,8 @@ def _sum(loads: Sequence[LoadOf], engines: Mapping[int, Engine]) -> Ledger[LoadE
             amounts[end] += amount
             proved = min(load.proved, amount) if end == LoadEnd.LOADED else 0
             grades[end] += Counter({Grade.PROVED: proved, load.grade(end): amount - proved})
-            tokens[end] += amount / pairs
+        for end, whole in of_load(load, pairs).items():
+            tokens[end] += whole
     pairs_of = {engines[load.engine].pairs for load in loads}
     watched = [load.measured for load in loads if load.accepted]
     note = MEASURED if watched and all(watched) else MIXED if any(watched) else DECLARED if watched else NONE

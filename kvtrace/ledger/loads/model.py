@@ -57,7 +57,9 @@ class LoadOf:
         they were watched."""
         if end == LoadEnd.NOT_OBSERVED:
             return Grade.NOT_OBSERVED
-        if end == LoadEnd.WRONG or (end in (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY) and self.untouched):
+        if end in (LoadEnd.WRONG, LoadEnd.ALTERED) or (
+            end in (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY) and self.untouched
+        ):
             return Grade.PROVED
         by_scheduler = end not in (LoadEnd.LOADED, LoadEnd.PARTLY, LoadEnd.NOT_WRITTEN)
         return Grade.READ if by_scheduler or self.measured else Grade.DECLARED

@@ -32,6 +32,7 @@ from kvtrace.ledger.saves.pairs import Evidence, Pairs, pairs_of
 from kvtrace.ledger.saves.positions import Segment, Way, reuse_of
 from kvtrace.ledger.saves.spoiled import doubted
 from kvtrace.ledger.steps import Array
+from kvtrace.ledger.whole import least, swept
 from kvtrace.terms import SAVED, Grade
 
 Rows = list[tuple[object, ...]]
@@ -66,6 +67,9 @@ class Saves:
     trust: Trust
     ways: Mapping[int, Way] = field(default_factory=dict)
     """By the request's row."""
+    whole: pd.DataFrame = field(default_factory=lambda: pd.DataFrame(columns=list(BASE_COLUMNS)))
+    kept: Mapping[int, Array] = field(default_factory=dict)
+    """Engine -> prompt tokens that were saved, pair by pair."""
 
 
 def assign(
@@ -94,6 +98,8 @@ def assign(
     total = 0
     base: Rows = []
     pieces: Rows = []
+    whole: Rows = []
+    kept = {tag: np.zeros(len(pairs), dtype=np.int64) for tag, (pairs, _) in made.items()}
     found: list[RequestSaves] = []
     spans: list[Span] = []
     ways: dict[int, Way] = {}
@@ -101,19 +107,19 @@ def assign(
         if request.engine not in made:
             found.append(RequestSaves())
             continue
-        way = _way(row, request, made[request.engine][0], evidence, load_of.get(row))
-        ways[row] = way
-        several = [(number, part[row]) for number, part in enumerate(parts) if row in part]
-        joint = Joint(several) if several else None
+        way = ways[row] = _way(row, request, made[request.engine][0], evidence, load_of.get(row))
+        joint = _joint([(number, part[row]) for number, part in enumerate(parts) if row in part])
         of_request = _OfRequest(row, way, joint, evidence.doubts.get(row))
         base += of_request.base()
         pieces += of_request.pieces()
+        whole += of_request.whole()
+        kept[request.engine] += of_request.kept()
         found.append(of_request.sums())
         total += request.computed * len(way.pairs)
         if request.id in watch:
             spans += of_request.spans()
     result = Saves(
-        total=total,
+        total,
         base=pd.DataFrame(base, columns=list(BASE_COLUMNS)),
         pieces=pd.DataFrame(pieces, columns=list(PIECE_COLUMNS)),
         entries=_entries(requests),
@@ -121,9 +127,15 @@ def assign(
         spans=tuple(spans),
         trust=sum((trust for _, trust in made.values()), Trust()),
         ways=ways,
+        whole=pd.DataFrame(whole, columns=list(BASE_COLUMNS)),
+        kept=kept,
     )
     _check(result)
     return result
+
+
+def _joint(parts: Sequence[tuple[int, Way]]) -> Joint | None:
+    return Joint(parts) if parts else None
 
 
 def _check(saves: Saves) -> None:
@@ -207,8 +219,35 @@ class _OfRequest:
             for part in one.segments:
                 if part.outcome.name != NOT_SAVED:
                     amounts[part.outcome] += (part.end - part.start) * one.pairs
-                    in_prompt = min(part.end, self._request.prompt) - part.start
-                    prompts[part.outcome] += max(0, in_prompt) * one.pairs
+                    prompts[part.outcome] += self._of_prompt(part.start, part.end) * one.pairs
+        return self._rows(amounts, prompts)
+
+    def whole(self) -> Rows:
+        """The same in tokens: those of which no pair lost its part."""
+        tokens: Counter[Outcome] = Counter()
+        prompts: Counter[Outcome] = Counter()
+        parts = [
+            (part.start, part.end, part.outcome, one.pairs) for one in self._classes for part in one.segments
+        ]
+        for start, end, outcomes in swept(parts):
+            outcome = least(outcomes)
+            if outcome.name != NOT_SAVED:
+                tokens[outcome] += end - start
+                prompts[outcome] += self._of_prompt(start, end)
+        return self._rows(tokens, prompts)
+
+    def kept(self) -> Array:
+        """Prompt tokens that were saved, pair by pair."""
+        saved = [
+            sum(self._of_prompt(part.start, part.end) for part in one.segments if part.outcome.name == SAVED)
+            for one in self._classes
+        ]
+        return np.array(saved, dtype=np.int64)[self._class_of]
+
+    def _of_prompt(self, start: int, end: int) -> int:
+        return max(0, min(end, self._request.prompt) - start)
+
+    def _rows(self, amounts: Mapping[Outcome, int], prompts: Mapping[Outcome, int]) -> Rows:
         return [
             (self._row, self._request.engine, outcome.name, outcome.code, amount, prompts[outcome],
              int(outcome.grade), outcome.sent_to)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,15 +15,14 @@ from kvtrace.ledger.intervals import Interval, intersect, subtract
 from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.reported import Caught, caught_in_saving
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.saves.accounts import Account
 from kvtrace.ledger.saves.check import check
-from kvtrace.ledger.saves.dropped import cut_records, left_in_part, often_lost, split
 from kvtrace.ledger.saves.instead import Instead, read_instead
 from kvtrace.ledger.saves.pipeline import ends
-from kvtrace.ledger.saves.rest import Fate
-from kvtrace.ledger.saves.stores import leading, named_in, stores_of
+from kvtrace.ledger.saves.stores import leading, stores_of
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.saves.windows import left_out, windows_of
-from kvtrace.ledger.slots.reads import Slots, Touch, covered, cut_steps, kept
+from kvtrace.ledger.slots.reads import Slots, Touch, covered
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
 from kvtrace.terms import Grade
 
@@ -54,7 +52,7 @@ class Evidence:
 @dataclass(frozen=True)
 class Read:
     """Positions of a request that were read alike in some pairs. ``stale``: before they were computed;
-    ``sent_to``: the peer, where nothing but their leaving for one was seen."""
+    ``sent_to``: the peer of what was sent."""
 
     step: int
     pairs: int  # a bit each
@@ -157,18 +155,14 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
     return pairs, checked.trust
 
 
-_FATES = {
-    Fate.READ: (SaveEnd.SAVED, Grade.READ),
-    Fate.WRITTEN: (SaveEnd.SAVED, Grade.WRITTEN),
-    Fate.PROVED: (SaveEnd.SAVED, Grade.PROVED),
-    Fate.PUT_FAILED: (SaveEnd.PUT_FAILED, Grade.WRITTEN),
-    Fate.NEVER_LEFT: (SaveEnd.DROPPED, Grade.READ),
-    Fate.NOT_AT_REST: (SaveEnd.NOT_AT_REST, Grade.WRITTEN),
-    Fate.LOST_LATER: (SaveEnd.LOST_LATER, Grade.WRITTEN),
-    Fate.ALTERED: (SaveEnd.ALTERED, Grade.WRITTEN),
-    Fate.REPLACED: (SaveEnd.LOST_LATER, Grade.WRITTEN),
-    Fate.LEFT_BEHIND: (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED),
-    Fate.DOUBTED: (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED),
+_ENDS = {
+    Account.OPEN: (SaveEnd.SAVED, Grade.READ),
+    Account.WRITTEN: (SaveEnd.SAVED, Grade.WRITTEN),
+    Account.SENT: (SaveEnd.SAVED, Grade.READ),
+    Account.REFUSED: (SaveEnd.PUT_FAILED, Grade.WRITTEN),
+    Account.NOTHING: (SaveEnd.DROPPED, Grade.READ),
+    Account.EMPTY: (SaveEnd.NOT_AT_REST, Grade.WRITTEN),
+    Account.LOST_LATER: (SaveEnd.LOST_LATER, Grade.WRITTEN),
 }
 
 
@@ -180,7 +174,7 @@ def _reads(
 ) -> dict[int, tuple[Read, ...]]:
     """What all workers read, by the request's row; pairs in the order of the workers."""
     found: dict[int, list[Read]] = defaultdict(list)
-    shared, unit = leading(requests), _unit(requests)
+    shared = leading(requests)
     first = 0
     for one in workers:
         caught = caught_in_saving(one.worker, swallowed)
@@ -189,37 +183,14 @@ def _reads(
             found[row].append(replace(read, pairs=read.pairs << first))
         for row, read in _outside(one, engine):
             found[row].append(replace(read, pairs=read.pairs << first))
-        often = often_lost(one.slots.reads)
-        dropped = Fate.NOT_AT_REST if cut_records(one.slots.reads, unit) else Fate.NEVER_LEFT
         for row, touches in one.slots.reads.items():
-            left, cut = {} if often else left_in_part(touches), cut_steps(touches)
             for touch in touches:
-                named = named_in(requests[row], touch.step)
-                there = kept(touch, named, cut)
-                seen = [
-                    touch if there == touch.positions else replace(touch, fate=Fate.READ, positions=there)
-                ]
-                if seen[0].fate == Fate.NEVER_LEFT and touch.step in left:
-                    seen = split(touch, intersect(left[touch.step], named))
-                seen = [
-                    replace(some, fate=dropped) if some.fate == Fate.NEVER_LEFT else some for some in seen
-                ]
-                for part in (
-                    part for some in seen for part in _fates(some, one.worker, caught, shared.get(row, 0))
-                ):
+                for part in _ended(touch, one.worker, caught, shared.get(row, 0)):
                     part = replace(part, end=SaveEnd.MISPLACED) if touch.late_for else part
                     for stood in _stood_for(part, instead):
                         found[row].append(replace(stood, pairs=stood.pairs << first))
         first += len(one.worker.kv_layers)
     return {row: tuple(reads) for row, reads in found.items()}
-
-
-def _unit(requests: Mapping[int, Request]) -> int:
-    """Tokens of which all that the metadata names is a multiple; 0 where it names nothing."""
-    entries = [
-        entry for one in requests.values() for entry in one.entries if entry.slots > 0 and not entry.implied
-    ]
-    return math.gcd(*(bound for one in entries for bound in (one.start, one.start + one.slots)))
 
 
 def _missed(instead: Instead) -> Iterator[tuple[int, Read]]:
@@ -273,16 +244,19 @@ def _stood_for(read: Read, instead: Instead) -> Iterator[Read]:
         yield replace(read, pairs=read.pairs & ~unknown & ~wrong)
 
 
-def _fates(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterator[Read]:
+def _ended(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterator[Read]:
     """A touch by what became of it; ``pairs`` are the worker's layers.
 
     Args:
-        shared: leading positions that another request has as well: what is not put again need not be lost,
-            and the other's may have been put in its place.
+        shared: leading positions that another request has as well: what is not stored again is not lost.
     """
-    end, grade = _FATES[touch.fate]
+    end, grade = (
+        (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
+        if touch.doubted and _ENDS[touch.account][0] == SaveEnd.SAVED
+        else _ENDS[touch.account]
+    )
     positions = touch.positions
-    if touch.fate in (Fate.NEVER_LEFT, Fate.REPLACED):
+    if touch.account == Account.NOTHING:
         put = tuple(intersect(list(positions), [(0, shared)]))
         yield Read(touch.step, touch.columns, put, ())
         positions = tuple(subtract(list(positions), [(0, shared)]))

@@ -18,11 +18,11 @@ from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract
 from kvtrace.ledger.model import Swallowed, Trust
 from kvtrace.ledger.reported import Caught, caught_in, caught_in_opening, caught_in_saving
+from kvtrace.ledger.saves.accounts import Account
 from kvtrace.ledger.saves.calls import LEAST_BYTES, At, WorkerCalls
 from kvtrace.ledger.saves.measured import WHOLE
 from kvtrace.ledger.saves.misplaced import read_again_instead, read_elsewhere, read_shifted, strangers
 from kvtrace.ledger.saves.pipeline import Ends
-from kvtrace.ledger.saves.rest import Fate
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.saves.windows import left_out
@@ -91,7 +91,7 @@ class PositionCalls(WorkerCalls):
             for touch in in_layer(self._slots.reads.get(request, ()), column)
             if touch.step == step
         ]
-        return bool(touches) and all(touch.fate == Fate.PROVED for touch in touches)
+        return bool(touches) and all(touch.account == Account.WRITTEN for touch in touches)
 
     def _judge_step(self, row: int, caught: Caught) -> Trust:
         named = self.stores.named[row]

@@ -16,9 +16,8 @@ from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request, StoreEntry
 from kvtrace.ledger.saves.implied import Implied
 from kvtrace.ledger.saves.pairs import settled_steps
-from kvtrace.ledger.saves.stores import named_in, positions
+from kvtrace.ledger.saves.stores import positions
 from kvtrace.ledger.saves.watched import Watched
-from kvtrace.ledger.slots.reads import cut_steps, kept
 from kvtrace.ledger.steps import Array, Steps, of_engine
 
 Entries = dict[int, tuple[StoreEntry, ...]]
@@ -66,9 +65,8 @@ def _entries(row: int, request: Request, workers: Sequence[Watched]) -> tuple[St
     local = [(0, one.local) for one in request.lookups if one.answer is not None][:1]
     by_step: dict[int, list[Interval]] = defaultdict(list)
     for one in workers:
-        cut = cut_steps(one.slots.reads.get(row, ()))
         for touch in one.slots.reads.get(row, ()):
-            by_step[touch.step] += kept(touch, named_in(request, touch.step), cut)
+            by_step[touch.step] += touch.positions
     found = []
     for step, parts in sorted(by_step.items()):
         reach = max([0, *(chunk.end for chunk in request.chunks if chunk.step <= step)])

@@ -102,8 +102,3 @@ def positions(request: Request, entry: StoreEntry) -> Interval:
     """What a store entry names, as far as the request had KV."""
     end = min(entry.start + min(max(0, entry.slots), _MOST_SLOTS), entry.available, request.computed)
     return entry.start, max(entry.start, end)
-
-
-def named_in(request: Request, step: int) -> list[Interval]:
-    """Positions of a request that the metadata of one step names."""
-    return union(positions(request, one) for one in request.entries if one.step == step and not one.implied)

@@ -7,16 +7,16 @@ A slot that was read counts for a token only once the token was computed: what w
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import cached_property
 from typing import NamedTuple
 
-from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
+from kvtrace.ledger.intervals import Interval, length, subtract, union
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request, StoreEntry, owner, rows_by_id
-from kvtrace.ledger.saves.rest import AtRest, Fate, Part, Why
+from kvtrace.ledger.saves.accounts import Account, Accounts
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.displaced import MOST_STEPS, Instead, displaced
 from kvtrace.ledger.slots.late import LateReads
@@ -31,7 +31,6 @@ _NULL_BLOCK = 0
 """vLLM gives it to nobody."""
 _BACKGROUND = 0
 """The hook code of what no hook did itself: a thread, a job, a task of the connector."""
-_KEPT = frozenset({Fate.READ, Fate.WRITTEN, Fate.PROVED})
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,9 @@ class Touch:
         positions: of tokens that had been computed by then.
         stale: of tokens that had not.
         late: of a write: the layer's attention of that step had begun.
-        fate: what became of what was read.
-        sent_to: the peer, where nothing but its leaving for one was seen.
-        cut: less of it left than was read.
+        account: what became of what was read.
+        sent_to: the peer of what was sent.
+        doubted: it may have been read for an earlier holder of the blocks.
         late_for: of a read: the requests (rows) for which it came too late: these tokens are in their blocks.
         given_out: of a write: the memory was given out by address, and may have been read instead.
     """
@@ -59,8 +58,8 @@ class Touch:
     stale: tuple[Interval, ...] = ()
     background: bool = False
     late: bool = False
-    fate: Fate = Fate.READ
-    cut: bool = False
+    account: Account = Account.OPEN
+    doubted: bool = False
     given_out: bool = False
     late_for: tuple[int, ...] = ()
     sent_to: str = ""
@@ -140,8 +139,7 @@ class Slots:
 
 
 NOTHING = Slots()
-_UNKNOWN = AtRest()
-"""Nothing was seen of what left."""
+_UNKNOWN = Accounts()
 
 
 def slots_of(
@@ -150,18 +148,18 @@ def slots_of(
     touches: Touches,
     given: Sequence[Given],
     requests: Mapping[int, Request],
-    rest: AtRest = _UNKNOWN,
+    told: Accounts = _UNKNOWN,
 ) -> Slots:
     """Resolve one worker's touched slots.
 
     Args:
-        rest: what became of what was read, of the worker's spool.
+        told: what became of what was read, of the worker's spool.
         given: the engine's, in the order of their steps.
         requests: those of the engine, by row.
     """
     if not len(touches.column):
         return NOTHING
-    return _Resolver(engine, worker, touches, given, requests, rest).result()
+    return _Resolver(engine, worker, touches, given, requests, told).result()
 
 
 def given_blocks(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dict[int, list[Given]]:
@@ -211,9 +209,9 @@ class _Resolver:
         touches: Touches,
         given: Sequence[Given],
         requests: Mapping[int, Request],
-        rest: AtRest,
+        told: Accounts,
     ) -> None:
-        self._rest = rest
+        self._accounts = told
         groups = engine.facts.kv_groups
         sizes = [group.block_size or engine.block_size for group in groups] or [engine.block_size]
         of_layer = {layer: i for i, group in enumerate(groups) for layer in group.layers}
@@ -374,28 +372,25 @@ class _Resolver:
             self._skew[at] = self._skew.get(at, True) and _skewed(whole, size)
         late = self._too_late(whole, column, step) if read and outer else ()
         if read:
-            for part in self._rest.split(record.call, record.layer, whole):
-                owned = self._owners(part.slots, column, step, after, how)
-                for row, positions, stale in owned.requests:
-                    if background:
-                        self._taking.append((row, column, positions))
-                    self._races |= background and not after and bool(stale) and not positions
-                    trimmed = bool(stale or owned.nobodys or owned.early)
-                    doubted = not late and self._is_doubted(row, column, step)
-                    fate = _fate(part, trimmed, doubted)
-                    cut = part.why == Why.CUT
-                    others = () if row in late else late
-                    to = part.sent_to if fate == part.fate else ""
-                    key = (row, step, positions, stale, background, False, fate, cut, False, others, to)
-                    self._gather(_Use.READ, key, record.t, column)
-                for row, positions in owned.aimed:
-                    key = (row, step, positions, (), background, False, Fate.READ, False, False, (), "")
-                    self._gather(_Use.AIMED, key, record.t, column)
+            account, to = self._accounts.of(record.call)
+            owned = self._owners(whole, column, step, after, how)
+            for row, positions, stale in owned.requests:
+                if background:
+                    self._taking.append((row, column, positions))
+                self._races |= background and not after and bool(stale) and not positions
+                doubted = not late and self._is_doubted(row, column, step)
+                others = () if row in late else late
+                key = _Key(
+                    row, step, positions, stale, background, False, account, doubted, False, others, to
+                )
+                self._gather(_Use.READ, key, record.t, column)
+            for row, positions in owned.aimed:
+                self._gather(_Use.AIMED, _Key(row, step, positions, (), background), record.t, column)
         if wrote:
             self._wrote.add((record.call, column))
             after_use = record.t >= self._touches.used_at(step, column)
             for row, there in self._written_for(whole, column, step, record):
-                key = (row, step, there, (), background, after_use, Fate.READ, False, read, (), "")
+                key = _Key(row, step, there, (), background, after_use, given_out=read)
                 self._gather(_Use.WRITTEN, key, record.t, column)
 
     def _read_unknown(self, record: rows.SlotsTouched, column: int, step: int) -> None:
@@ -684,48 +679,26 @@ class _Resolver:
         return dict(found)
 
     def _without_races(self, reads: dict[int, list[Touch]]) -> dict[int, list[Touch]]:
-        """Work in the background that was seen to come before the forward runs beside it: of what else it
-        read, only what is found again elsewhere is known to have been computed by then."""
+        """Work in the background that was seen to come before the forward runs beside it: of nothing that it
+        read is it known whether it had been computed by then."""
         if not self._races:
             return reads
         work = [touch for touches in reads.values() for touch in touches if touch.background]
         for touch in work:
-            if touch.fate == Fate.READ and touch.positions:
+            if touch.positions:
                 columns = range(len(self._group))
                 self._unknown.update((touch.step, at) for at in columns if touch.columns >> at & 1)
         return {
-            row: [
-                replace(touch, positions=()) if touch.background and touch.fate == Fate.READ else touch
-                for touch in touches
-            ]
+            row: [replace(touch, positions=()) if touch.background else touch for touch in touches]
             for row, touches in reads.items()
         }
 
     def _by_request(self, use: _Use) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
         for key, gathered in self._found[use].items():
-            row, step, positions, stale, background, late, fate, cut, given_out, late_for, sent_to = key
-            found[row].append(
-                Touch(
-                    step, gathered.t, gathered.columns, positions, stale, background, late, fate, cut,
-                    given_out, late_for, sent_to,
-                )
-            )  # fmt: skip
+            how = {name: value for name, value in key._asdict().items() if name not in ("row", "step")}
+            found[key.row].append(Touch(key.step, gathered.t, gathered.columns, **how))
         return dict(found)
-
-
-def _fate(part: Part, trimmed: bool, doubted: bool) -> Fate:
-    """What became of a part of a read.
-
-    Args:
-        trimmed: blocks were read beyond their tokens: the connector rightly leaves the rest out.
-        doubted: it may have been read for an earlier holder.
-    """
-    if part.why == Why.CUT and trimmed:
-        fate = Fate.READ
-    else:
-        fate = Fate.REPLACED if part.why == Why.OVERWRITTEN else part.fate
-    return Fate.DOUBTED if doubted and fate in _KEPT else fate
 
 
 def _skewed(runs: Sequence[Interval], size: int) -> bool:
@@ -765,23 +738,6 @@ def _left_by_windows(given: Sequence[Given], windows: Mapping[int, int]) -> dict
     return {at: first * windows[at[1]] for at, first in found.items() if first}
 
 
-def cut_steps(touches: Iterable[Touch]) -> set[int]:
-    """Steps in which less left, of some layer, than was read of a request."""
-    return {touch.step for touch in touches if touch.cut}
-
-
-def kept(touch: Touch, named: list[Interval], cut: Container[int]) -> tuple[Interval, ...]:
-    """What of a touch was kept: a connector that reads whole blocks and lets less than that leave keeps what
-    its metadata names.
-
-    Args:
-        named: positions that the metadata of that step names, of the same request.
-        cut: as :func:`cut_steps` says of that request.
-    """
-    inside = tuple(intersect(list(touch.positions), named)) if touch.step in cut and named else ()
-    return inside or touch.positions
-
-
 class _Use(Enum):
     """What slots were touched for; AIMED: see Slots."""
 
@@ -814,19 +770,20 @@ class _SetKey(NamedTuple):
     column: int
 
 
-_Key = tuple[
-    int,
-    int,
-    tuple[Interval, ...],
-    tuple[Interval, ...],
-    bool,
-    bool,
-    Fate,
-    bool,
-    bool,
-    tuple[int, ...],
-    str,
-]
+class _Key(NamedTuple):
+    """As in Touch; ``row``: of the request."""
+
+    row: int
+    step: int
+    positions: tuple[Interval, ...]
+    stale: tuple[Interval, ...]
+    background: bool
+    late: bool = False
+    account: Account = Account.OPEN
+    doubted: bool = False
+    given_out: bool = False
+    late_for: tuple[int, ...] = ()
+    sent_to: str = ""
 
 
 @dataclass

@@ -15,7 +15,7 @@ from kvtrace.render.html.markup import Markup, embedded, tag
 from kvtrace.report.model import Report
 
 _NAV = (
-    ("flow", "Token flow"), ("ledger", "Ledger"), ("findings", "Findings"), ("ruled-out", "Ruled out"),
+    ("findings", "Findings"), ("ledger", "Ledger"), ("flow", "Token flow"), ("ruled-out", "Ruled out"),
     ("map", "Layers and steps"), ("requests", "Requests"), ("times", "Hook times"),
     ("processes", "Processes"), ("glossary", "Glossary"),
 )  # fmt: skip
@@ -36,7 +36,6 @@ def page(report: Report, picture: Picture | None = None) -> str:
     """
     data: dict[str, Any] = {**(picture or Picture()).document(), "times": charts.times_data(report)}
     library, script, style = _file("charts.min.js"), _file("page.js"), _file("page.css")
-    name = report["run"]["name"] or "run"
     parts = [
         tag("a", "To the answer", href="#verdict", class_="skip"),
         sections.top(report),
@@ -54,7 +53,7 @@ def page(report: Report, picture: Picture | None = None) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"{tag('title', f'kvtrace: {name}')}<style>{style}</style>"
+        f"{tag('title', f'kvtrace: {sections.title(report)}')}<style>{style}</style>"
     )
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{"".join(parts)}</body></html>\n'
 
@@ -67,9 +66,9 @@ def _navigation() -> Markup:
 def _body(report: Report, picture: Picture | None) -> list[Markup]:
     return [
         tag("noscript", [tag("p", _WITHOUT, class_="bad")]),
-        sections.flow(report),
-        sections.ledgers(report),
         sections.findings(report),
+        sections.ledgers(report),
+        sections.flow(report),
         sections.ruled_out(report),
         charts.heat_maps(picture),
         charts.request_lanes(picture, report),

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvtrace.causes.registry import CATALOGUE
+from kvtrace.render.answers import uneven, where
 from kvtrace.render.html.markup import Content, Markup, bullets, section, table, tag, text
-from kvtrace.render.report import event_words, finding_facts, headline, outcome_label, state_lines
+from kvtrace.render.report import (
+    event_words,
+    finding_facts,
+    headline,
+    outcome_label,
+    state_lines,
+)
 from kvtrace.report.model import Finding, Ledger, Report, Stage
-from kvtrace.terms import FAULT, KEPT, MEANS, NOT_OBSERVED, SAVED, Grade, outcome_order
+from kvtrace.terms import FAULT, KEPT, MEANS, NOT_OBSERVED, SAVED, Grade, outcome_order, severity_word
 from kvtrace.terms import Stage as StageNumber
 from kvtrace.words import count, duration, percent, plural, size
 
@@ -16,9 +23,17 @@ MOST_REQUESTS = 60
 _ORDER = [grade.label for grade in Grade]
 
 
+def title(report: Report) -> str:
+    """The connector and the model; the run's name where they are not known."""
+    engines = report["run"]["engines"]
+    connector = engines[0]["connector"] if engines else None
+    name = (connector["class"] or connector["name"]) if connector else ""
+    model = engines[0]["model"].rstrip("/").rpartition("/")[2] if engines else ""
+    return " on ".join(filter(None, (name, model))) or report["run"]["name"] or "run"
+
+
 def top(report: Report) -> Markup:
     """What ran, and the answer."""
-    name = report["run"]["name"] or "run"
     button = tag("button", "Dark", id="theme", type="button", class_="noprint")
     facts = [tag("p", " · ".join(line), class_="facts") for line in headline(report)]
     grade = _saved_grade(report["ledger"]["saves"])
@@ -26,9 +41,10 @@ def top(report: Report) -> Markup:
     return tag(
         "header",
         [
-            tag("div", [tag("h1", f"kvtrace: {name}"), button], class_="top"),
+            tag("div", [tag("h1", f"kvtrace: {title(report)}"), button], class_="top"),
             *facts,
             tag("p", report["verdict"], class_="verdict", id="verdict"),
+            tag("p", " ".join(filter(None, (where(report), uneven(report)))), class_="where"),
             *(seen if grade else []),
         ],
     )
@@ -154,7 +170,7 @@ def _finding(one: Finding, requests: int, seen: set[str]) -> Markup:
     anchor = None if one["id"] in seen else f"finding-{one['id']}"
     seen.add(one["id"])
     facts = "".join(f" · {fact}" for fact in finding_facts(one, requests))
-    badge = tag("span", severity.upper(), class_=f"badge {severity}")
+    badge = tag("span", severity_word(severity), class_=f"badge {severity}")
     evidence = [*one["evidence"], *(event_words(event) for event in one["events"])]
     cause = CATALOGUE.get(one["id"])
     rest: list[Content] = []

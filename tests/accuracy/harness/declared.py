@@ -38,8 +38,9 @@ class Declarations:
         def noted(inner: Any, meta: Any, rid: str, *rest: Any) -> Any:
             lo, hi = rest[-2:]
             first = 0 if plan.shape.covers == "whole" else lo // plan.unit * plan.unit
-            if not getattr(inner, "_left", 1):
-                hi = first  # it has spent what it may store
+            left = getattr(inner, "_left", None)
+            if left is not None:
+                hi = max(first, min(hi, first + left * plan.unit))  # no more than it still may store
             self.rows.append((time.perf_counter_ns(), way, rid, first, hi))
             return method(inner, meta, rid, *rest)
 

@@ -7,12 +7,13 @@ import gc
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kvgen.plan import Plan
+from kvgen.scheduler_side import OPT_OUT
 from kvgen.source import Generated
 from kvgen.workload import Round
 
@@ -24,6 +25,7 @@ ENV = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
+LATE_SECONDS = 0.8
 STUCK_STEPS = 150
 """Engine steps in a row with nothing to show for, a few milliseconds each."""
 
@@ -38,6 +40,7 @@ class Request:
         cached: prompt tokens that it did not compute (own prefix cache and connector together).
         hashes: the engine's hashes of its full blocks.
         round: number of its round.
+        opted_out: it asked not to be stored.
     """
 
     id: str
@@ -47,6 +50,7 @@ class Request:
     finished: bool = False
     cached: int = 0
     hashes: list[bytes] = field(default_factory=list)
+    opted_out: bool = False
 
 
 @dataclass
@@ -125,9 +129,10 @@ _PATIENCE_SECONDS = 20.0
 class Work:
     """One engine and the requests that it gets."""
 
-    def __init__(self, llm: Any, outcome: Outcome, healthy: bool = False) -> None:
-        """``healthy``: nothing is planted that keeps a save from ending."""
-        self.llm, self.outcome = llm, outcome
+    def __init__(self, llm: Any, outcome: Outcome, healthy: bool = False, between: float = 0.0) -> None:
+        """``healthy``: nothing is planted that keeps a save from ending. ``between``: seconds of rest between
+        two rounds, for what is written later than it is said to be."""
+        self.llm, self.outcome, self._between = llm, outcome, between
         self._patience = _PATIENCE_SECONDS if healthy else 0.0
         self.engine = llm.llm_engine
         self.scheduler = self.engine.engine_core.engine_core.scheduler
@@ -141,21 +146,32 @@ class Work:
         for number, part in enumerate(rounds):
             if part.reset and number:
                 self.llm.reset_prefix_cache()
-            batches = [part.prompts] if part.together else [(prompt,) for prompt in part.prompts]
-            for batch in batches:
+            time.sleep(max(part.pause, self._between if number else 0.0))
+            numbers = range(len(part.prompts))
+            for batch in [numbers] if part.together else [[one] for one in numbers]:
                 self._batch(batch, part, number)
         self.outcome.free_at_last = self._free()
 
-    def _batch(self, batch: tuple[tuple[int, ...], ...], part: Round, number: int) -> None:
+    def _batch(self, batch: Sequence[int], part: Round, number: int) -> None:
+        """``batch``: numbers of the round's prompts that are submitted at once."""
         from vllm import SamplingParams
 
-        sampling = SamplingParams(
-            temperature=0.0, max_tokens=part.max_tokens, ignore_eos=True, detokenize=False
-        )
-        for i, prompt in enumerate(batch):
+        for i, at in enumerate(batch):
+            prompt, out = list(part.prompts[at]), at in part.opted_out
+            asks = {"kv_transfer_params": {OPT_OUT: True}} if out else None
+            sampling = SamplingParams(
+                temperature=0.0,
+                max_tokens=part.max_tokens,
+                ignore_eos=True,
+                detokenize=False,
+                extra_args=asks,
+            )
             name = f"{number}-{len(self.outcome.requests)}-{i}"
-            inner = self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, sampling)
-            request = Request(inner or name, list(prompt), number)
+            given: dict[str, Any] = {"prompt_token_ids": prompt}
+            if part.salts and part.salts[at]:
+                given["cache_salt"] = part.salts[at]
+            inner = self.engine.add_request(name, given, sampling)
+            request = Request(inner or name, prompt, number, opted_out=out)
             self.outcome.requests.append(request)
             self._open[name] = request
             self._note_hashes()
@@ -223,7 +239,8 @@ def run(
             outcome.started = True
             started()
             began = time.monotonic()
-            Work(llm, outcome, healthy=plan.planted is None).run(plan.rounds)
+            rest = LATE_SECONDS if plan.late else 0.0
+            Work(llm, outcome, plan.planted is None, rest).run(plan.rounds)
             outcome.seconds = time.monotonic() - began
         except Exception as error:
             outcome.error = f"{type(error).__name__}: {error}"[:500]

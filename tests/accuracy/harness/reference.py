@@ -108,8 +108,8 @@ class Reference:
     def forget(self) -> None:
         self._seen.clear()
 
-    def is_answer(self, prompt: Sequence[int], answer: Sequence[int]) -> bool:
-        """Whether a greedy answer is one that this model gives."""
+    def is_answer(self, prompt: Sequence[int], answer: Sequence[int], tie: float = TIE) -> bool:
+        """Whether a greedy answer is one that this model gives. Logits nearer than ``tie`` are a tie."""
         _, logits = self.of([*prompt, *answer])
         after = logits[len(prompt) - 1 : len(prompt) - 1 + len(answer)]
-        return bool(np.all(after[np.arange(len(answer)), list(answer)] >= after.max(axis=-1) - TIE))
+        return bool(np.all(after[np.arange(len(answer)), list(answer)] >= after.max(axis=-1) - tie))

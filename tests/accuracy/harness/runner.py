@@ -1,8 +1,10 @@
 """Runs generated connectors one after another in this process: ``python runner.py SPEC``.
 
-SPEC is a JSON file: ``{"out": DIR, "model": DIR, "trace": bool, "runs": [{"seed": N, "fault": NAME}]}``
-(null: the seed's own fault). Of each run DIR/<name>/ gets ``src`` (the connector), ``store``, ``trace``
-(kvtrace's run directory) and, last, ``outcome.json`` (what the engine and the store say).
+SPEC is a JSON file: ``{"out": DIR, "model": DIR, "trace": bool, "verify": bool, "device_memory": bool,
+"runs": [{"seed": N, "fault": NAME}]}``. NAME is a fault or a deliberate choice; null: the seed's own.
+``verify``: what is stored is asked for again, in engines of its own (harness/verified.py). ``device_memory``:
+the agent takes every KV tensor for device memory. Of each run DIR/<name>/ gets ``src`` (the connector),
+``store``, ``trace`` (the run directory) and, last, ``outcome.json`` (what the engine and the store say).
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(4)]
 LIMIT_BYTES = 256 << 20
+COPIES = 512
+"""Blocks that verify keeps to compare with, of the process in which the engine runs."""
+_OF_FULL = frozenset({"restart", "flat", "store-conditions"})
 CHILD_SEED = 500_000_000  # of kvgen.plan, which is not imported before the agent is set up
 
 
@@ -27,10 +32,15 @@ def name_of(seed: int, fault: str | None) -> str:
     return f"{seed}" if fault is None else f"{seed}-{fault or 'healthy'}"
 
 
+def _suite(plan: Any) -> str:
+    """Of verify: the quick one, unless the planted fault breaks what the full one asks for."""
+    return "full" if plan.planted is not None and plan.planted.breaks & _OF_FULL else "quick"
+
+
 class Part:
     """One connector of a run: its source, written below the run's folder, and its store."""
 
-    def __init__(self, plan: Any, folder: Path, tag: str) -> None:
+    def __init__(self, plan: Any, folder: Path, tag: str, store: str = "store") -> None:
         from kvgen.source import generate
 
         from harness.storeview import StoreView
@@ -41,7 +51,7 @@ class Part:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
         second = "-2" if plan.seed >= CHILD_SEED else ""
-        self.view = StoreView(plan, folder / f"store{second}", tag + second)
+        self.view = StoreView(plan, folder / f"{store}{second}", tag + second)
 
     def opened(self) -> Any:
         """The store, with the connector's own memory where that is the store."""
@@ -61,6 +71,10 @@ class Runs:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.out, self.model, self.trace = Path(spec["out"]), spec["model"], bool(spec["trace"])
+        self.verify = bool(spec.get("verify"))
+        self.agent: dict[str, Any] = {"as_device": True} if spec.get("device_memory") else {}
+        if self.verify:
+            self.agent |= {"copies": COPIES, "budget": 1.0}
         self.runs = [(int(run["seed"]), run["fault"]) for run in spec["runs"]]
         if self.trace:
             self._configure(self._trace_dir(*self.runs[0]))
@@ -75,7 +89,9 @@ class Runs:
         from kvtrace.agent.bootstrap import wait_for_vllm
         from kvtrace.trace.config import AgentConfig, new_salt
 
-        os.environ[CONFIG_VARIABLE] = AgentConfig(first, new_salt(), "accuracy", LIMIT_BYTES).to_text()
+        os.environ[CONFIG_VARIABLE] = AgentConfig(
+            first, new_salt(), "accuracy", LIMIT_BYTES, **self.agent
+        ).to_text()
         wait_for_vllm()
 
     def all(self) -> None:
@@ -114,7 +130,7 @@ class Runs:
         declared = Declarations([(part.plan, part.made) for part in parts])
         sys.path.insert(0, str(folder / "src"))
         try:
-            if plan.role == "consumer":
+            if plan.filled:
                 truth.fill(plan, parts[0].view, reference, LAYERS)
             transfers = [engine.transfer_config(part.plan, part.made, part.view.place) for part in parts]
             arguments = engine.engine_arguments(plan, transfers, self.model)
@@ -126,6 +142,7 @@ class Runs:
             ran = time.monotonic()
             readers = [truth.Reader(part.plan, part.opened(), reference, LAYERS) for part in parts]
             found = truth.establish(plan, outcome, readers)
+            verified = self._verified(parts, folder, found.problem)
         finally:
             sys.path.remove(str(folder / "src"))
             for part in parts:
@@ -137,9 +154,22 @@ class Runs:
             "plan": plan.describe(),
             "outcome": outcome.document(),
             "truth": found.document(),
+            "verified": verified,
             "declared": declared.document(),
             "seconds": {"engine": round(ran - began, 2), "truth": round(time.monotonic() - ran, 2)},
         }
+
+    def _verified(self, parts: list[Part], folder: Path, problem: str) -> dict[str, str] | None:
+        """What verify answers on each property, of the same connector and an empty store; None: not run."""
+        if not self.verify or problem or len(parts) > 1:
+            return None
+        from harness.verified import verify_generated
+
+        part = Part(parts[0].plan, folder, f"{os.getpid()}v{parts[0].plan.seed}", "verify-store")
+        try:
+            return verify_generated(part, folder / "verify", self.model, _suite(parts[0].plan))
+        finally:
+            part.close()
 
     def _traced(self, trace_dir: Path, number: int) -> None:
         if not self.trace:
@@ -156,13 +186,12 @@ class Runs:
         from kvtrace.agent.plugin import retarget
 
         retarget(None)
-        from kvtrace.agent.state import AGENT
         from kvtrace.launch.own_process import write_run
         from kvtrace.launch.rest import write_rest
 
         note = f"one process: scheduler and worker side by side, several engines in turn; {title}"
         write_run(trace_dir, "accuracy", began_ns, exit_code=int(failed), notes=[note])
-        write_rest(trace_dir, AGENT.config.salt if AGENT.config is not None else None)
+        write_rest(trace_dir)
 
 
 def main() -> None:

@@ -1,13 +1,14 @@
 """A small store server on the loopback interface, in a process of its own: ``python server.py KIND MODE``.
 
 KIND: ``frame``, ``line`` or ``http`` (the protocols that kvgen.stores writes clients for). MODE: ``keep``;
-``refuse`` (says no to every put); ``late`` (answers puts after a second and keeps nothing). Prints its port,
-and ends when its standard input does.
+``refuse`` (says no to every put); ``some`` (to every second one); ``late`` (answers puts after a second and
+keeps nothing). Prints its port, and ends when its standard input does.
 """
 
 from __future__ import annotations
 
 import http.server
+import itertools
 import socketserver
 import struct
 import sys
@@ -16,6 +17,7 @@ import time
 import urllib.parse
 
 CONTENTS: dict[str, bytes] = {}
+PUTS = itertools.count()
 LATE_SECONDS = 1.0
 
 
@@ -27,7 +29,7 @@ def put(name: str, data: bytes, mode: str) -> bool:
     if mode == "late":
         time.sleep(LATE_SECONDS)
         return False
-    if mode == "refuse":
+    if mode == "refuse" or (mode == "some" and next(PUTS) % 2):
         return False
     CONTENTS[name] = data
     return True

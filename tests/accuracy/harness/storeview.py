@@ -5,15 +5,18 @@ Follows the plan's own naming and layout; shares no code with the connector.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
+import lzma
 import pickle
 import socket
 import sqlite3
 import struct
 import subprocess
 import sys
+import tempfile
 import urllib.parse
 import zlib
 from collections.abc import Mapping
@@ -23,10 +26,10 @@ from typing import Any
 
 import numpy as np
 from kvgen.plan import Plan
-from kvgen.stores import FILE_KINDS, HEADER, SERVER_KINDS
+from kvgen.stores import FILE_KINDS, HEADER, LOSSY_PACKS, ROW, SECRET, SERVER_KINDS
 
 SERVER = Path(__file__).with_name("server.py")
-SUFFIX = {"npy": ".npy", "safetensors": ".safetensors", "raw": ".bin", "pt": ".pt"}
+SUFFIX = {"npy": ".npy", "safetensors": ".safetensors", "raw": ".bin", "pt": ".pt", "writer": ".bin"}
 
 
 def record_name(plan: Plan, key: str, layers: list[str], number: int) -> str:
@@ -39,6 +42,9 @@ def record_name(plan: Plan, key: str, layers: list[str], number: int) -> str:
         "number-last": f"{key}.{number}",
         "layer-last": f"{key}@{layers[number]}",
     }[plan.naming]
+
+
+_MODES = {"server-slow": "late", "server-refuses": "refuse", "server-refuses-some": "some"}
 
 
 class StoreView:
@@ -56,6 +62,8 @@ class StoreView:
         folder.mkdir(parents=True, exist_ok=True)
         if self.kind == "shm":
             self.place = f"kvgen{tag}"
+        elif self.kind == "daemon":
+            self.place = f"{tempfile.gettempdir()}/kvgen-{tag}.sock"  # names of sockets are short
         elif self.kind in SERVER_KINDS:
             self.place = f"127.0.0.1:{self._serve()}"
         else:
@@ -66,7 +74,7 @@ class StoreView:
             with socket.socket() as probe:
                 probe.bind(("127.0.0.1", 0))
                 return int(probe.getsockname()[1])
-        mode = {"server-slow": "late", "server-refuses": "refuse"}.get(self.plan.fault, "keep")
+        mode = _MODES.get(self.plan.fault, "keep")
         command = [sys.executable, "-S", "-E", str(SERVER), self.kind, mode]
         # nothing of the traced process's environment: the server is no part of the run
         self._process = subprocess.Popen(
@@ -80,6 +88,10 @@ class StoreView:
         self._memory = contents
 
     def close(self) -> None:
+        if self.kind == "daemon" and Path(self.place).exists():
+            with contextlib.suppress(OSError, struct.error):
+                self._ask("QUIT", "")
+            Path(self.place).unlink(missing_ok=True)
         if self._process is not None:
             self._process.communicate()
             self._process = None
@@ -94,13 +106,13 @@ class StoreView:
             return None
 
     def _read(self, name: str) -> np.ndarray | None:
-        if self.kind in FILE_KINDS:
+        if self.kind in (*FILE_KINDS, "writer"):
             return self._read_file(self.folder / f"{name}{SUFFIX[self.kind]}")
         if self.kind == "memory":
             value = self._memory[name]
             return self._floats(value) if isinstance(value, bytes) else _flat(value)
-        if self.kind == "container":
-            return self._read_container(name)
+        if self.kind in ("container", "pwrite"):
+            return self._read_container(name, {"container": "data.kv", "pwrite": "arena.kv"}[self.kind])
         if self.kind == "sqlite":
             with sqlite3.connect(self.folder / "kv.sqlite") as db:
                 row = db.execute("SELECT value FROM kv WHERE name = ?", (name,)).fetchone()
@@ -117,15 +129,14 @@ class StoreView:
         return None if data is None else self._floats(data)
 
     def _floats(self, data: bytes) -> np.ndarray:
-        data = _unpacked(data, self.plan.store.pack)
-        return np.frombuffer(data[: len(data) // 4 * 4], dtype=np.float32)
+        return floats(data, self.plan.store.pack)
 
     def _read_file(self, path: Path) -> np.ndarray | None:
         if not path.exists():
             return None
         if self.kind == "npy":
             return np.load(path).astype(np.float32).ravel()
-        if self.kind == "raw":
+        if self.kind in ("raw", "writer"):
             return self._floats(path.read_bytes())
         if self.kind == "pt":
             import torch
@@ -135,13 +146,13 @@ class StoreView:
 
         return np.asarray(safetensors.numpy.load_file(path)["kv"], dtype=np.float32).ravel()
 
-    def _read_container(self, name: str) -> np.ndarray | None:
+    def _read_container(self, name: str, data: str) -> np.ndarray | None:
         rows = [json.loads(line) for line in (self.folder / "index.jsonl").read_text().splitlines()]
         found = [(at, size) for key, at, size in rows if key == name]
-        if not found or not (self.folder / "data.kv").exists():
+        if not found or not (self.folder / data).exists():
             return None
         at, size = found[-1]
-        with (self.folder / "data.kv").open("rb") as file:
+        with (self.folder / data).open("rb") as file:
             file.seek(at)
             return self._floats(file.read(size))
 
@@ -166,7 +177,7 @@ class StoreView:
     def write(self, name: str, values: np.ndarray) -> None:
         self.folder.mkdir(exist_ok=True)
         values = np.ascontiguousarray(values, dtype=np.float32)
-        data = _packed(values, self.plan.store.pack)
+        data = packed(values, self.plan.store.pack)
         if self.kind in SERVER_KINDS:
             self._ask("PUT", f"!{name}", data)
         elif self.kind == "sqlite":
@@ -194,6 +205,10 @@ class StoreView:
             safetensors.numpy.save_file({"kv": values}, path)
 
     def _ask(self, op: str, name: str, data: bytes = b"") -> bytes | None:
+        if self.kind == "daemon":
+            with socket.socket(socket.AF_UNIX) as link:
+                link.connect(self.place)
+                return _ask_frames(link, op, name, data)
         if self._process is None:
             return None
         host, port = self.place.split(":")
@@ -212,19 +227,40 @@ class StoreView:
                 verdict, size = pipe.readline().split()
                 body = pipe.read(int(size))
                 return body if verdict == b"OK" else None
-            text = name.encode()
-            pipe.write(struct.pack(">cHI", op[:1].encode(), len(text), len(data)) + text + data)
-            pipe.flush()
-            verdict, size = struct.unpack(">cI", pipe.read(5))
-            body = pipe.read(size)
-            return body if verdict == b"+" else None
+            return _ask_frames(link, op, name, data)
 
 
-def _packed(values: np.ndarray, pack: str) -> bytes:
+def _ask_frames(link: socket.socket, op: str, name: str, data: bytes) -> bytes | None:
+    text, pipe = name.encode(), link.makefile("rwb")
+    pipe.write(struct.pack(">cHI", op[:1].encode(), len(text), len(data)) + text + data)
+    pipe.flush()
+    verdict, size = struct.unpack(">cI", pipe.read(5))
+    body = pipe.read(size)
+    return body if verdict == b"+" else None
+
+
+def floats(data: bytes, pack: str) -> np.ndarray:
+    """What a connector packed, flat. Of what was cut as much as is there."""
+    if pack in LOSSY_PACKS:
+        return _widened(data, pack)
+    data = _unpacked(data, pack)
+    return np.frombuffer(data[: len(data) // 4 * 4], dtype=np.float32)
+
+
+def packed(values: np.ndarray, pack: str) -> bytes:
+    """As a connector packs it."""
     if pack == "zlib":
         return zlib.compress(values.tobytes(), 1)
     if pack == "pickle":
         return pickle.dumps(values)
+    if pack == "lzma":
+        return lzma.compress(values.tobytes(), preset=0)
+    if pack == "shuffle":
+        return zlib.compress(values.view(np.uint8).reshape(-1, 4).T.tobytes(), 1)
+    if pack == "xor":
+        return bytes(16) + _crypted(values.tobytes(), bytes(16))
+    if pack in LOSSY_PACKS:
+        return _narrowed(values, pack)
     return (HEADER if pack == "header" else b"") + values.tobytes()
 
 
@@ -233,7 +269,46 @@ def _unpacked(data: bytes, pack: str) -> bytes:
         return zlib.decompress(data)
     if pack == "pickle":
         return bytes(pickle.loads(data).tobytes())
+    if pack == "lzma":
+        return lzma.decompress(data)
+    if pack == "shuffle":
+        return bytes(np.frombuffer(zlib.decompress(data), dtype=np.uint8).reshape(4, -1).T.tobytes())
+    if pack == "xor":
+        return _crypted(data[16:], data[:16])
     return data[len(HEADER) :] if pack == "header" else data
+
+
+def _crypted(data: bytes, nonce: bytes) -> bytes:
+    """Encrypted, or decrypted: the same."""
+    stream = np.frombuffer(hashlib.shake_128(SECRET + nonce).digest(len(data)), dtype=np.uint8)
+    return bytes((np.frombuffer(data, dtype=np.uint8) ^ stream).tobytes())
+
+
+def _narrowed(values: np.ndarray, pack: str) -> bytes:
+    """Numbers of eight or sixteen bits, with their scales before them."""
+    import torch
+
+    tensor = torch.from_numpy(values.reshape(-1, ROW))
+    if pack == "bf16":
+        return bytes(tensor.to(torch.bfloat16).view(torch.int16).numpy().tobytes())
+    most = tensor.abs().amax(dim=1, keepdim=True) if pack == "int8-rows" else tensor.abs().max().reshape(1)
+    scale = most.clamp_min(1e-9) / (448 if pack == "fp8" else 127)
+    small = tensor / scale
+    small = small.to(torch.float8_e4m3fn).view(torch.uint8) if pack == "fp8" else small.round().to(torch.int8)
+    return bytes(scale.numpy().tobytes() + small.numpy().tobytes())
+
+
+def _widened(data: bytes, pack: str) -> np.ndarray:
+    import torch
+
+    if pack == "bf16":
+        return _flat(torch.frombuffer(bytearray(data), dtype=torch.bfloat16))
+    count = len(data) // (ROW + 4) if pack == "int8-rows" else 1
+    scale = np.frombuffer(data[: 4 * count], dtype=np.float32)
+    if pack == "fp8":
+        return _flat(torch.frombuffer(bytearray(data[4:]), dtype=torch.float8_e4m3fn)) * scale
+    small = np.frombuffer(data[4 * count :], dtype=np.int8).astype(np.float32)
+    return np.asarray((small.reshape(count, -1) * scale[:, None]).ravel(), dtype=np.float32)
 
 
 def _flat(value: Any) -> np.ndarray:

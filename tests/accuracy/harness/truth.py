@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from kvgen.catalogue import TAKES_ALL
+from kvgen.catalogue import BYTES_REST, TAKES_ALL
+from kvgen.designs import GONE_LATER
 from kvgen.plan import Plan
 
+from harness import choices, lossy
 from harness.engine import Outcome, Request
-from harness.reference import CLOSE, Layout, Reference
+from harness.reference import CLOSE, TIE, Layout, Reference
 from harness.storeview import StoreView, record_name
 
 
@@ -39,6 +41,9 @@ class RequestTruth:
     taken: token-layers whose own KV the connector took from the right slots after it was computed, wherever
         it went then. At least claimable.
     answer_right: the answer is what the model gives without a connector.
+    written: token-layers of which as many bytes came to rest as their KV has: claimable, and what lies there
+        spoilt or under a name that is never asked for.
+    by_choice: tokens that the connector's deliberate choice keeps out of the store, or puts there changed.
     """
 
     id: str
@@ -52,6 +57,8 @@ class RequestTruth:
     claimable: int
     taken: int
     answer_right: bool
+    written: int = 0
+    by_choice: int = 0
 
 
 @dataclass
@@ -63,6 +70,7 @@ class Truth:
         records: that were found.
         first, child: token-layers at rest in the one and the other connector's store, where there are two.
         child_expected: as ``expected``, of the second.
+        choice: name of the connector's deliberate choice; "" for none.
         problem: why the run proves nothing (a healthy plan is broken, or what was planted took no effect).
     """
 
@@ -73,6 +81,7 @@ class Truth:
     child: int = 0
     child_expected: int = 0
     hits_expected: int = 0
+    choice: str = ""
     problem: str = ""
 
     def total(self, name: str) -> int:
@@ -136,7 +145,7 @@ class Reader:
             end = min(count, piece.lo + self._room(piece))
             want = kv[:, piece.lo : end]
             for layer in range(len(self.layers)):
-                good, there, share = self._compare(piece, layer, want[layer])
+                good, there, share = self._compare(piece, layer, want[layer], request.cached)
                 right[layer, piece.lo : piece.hi] |= good[: piece.hi - piece.lo]
                 claim[layer, piece.lo : end] |= good
                 claim[layer, piece.lo : piece.lo + share] = True
@@ -153,8 +162,13 @@ class Reader:
         """Tokens of a piece's record: records hold whole blocks."""
         return -(-(piece.hi - piece.lo) // self.plan.block) * self.plan.block
 
-    def _compare(self, piece: Piece, layer: int, want: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-        """Of each wanted token: it is there and right; it is there; and the share of a cut record."""
+    def _compare(
+        self, piece: Piece, layer: int, want: np.ndarray, cached: int
+    ) -> tuple[np.ndarray, np.ndarray, int]:
+        """Of each wanted token: it is there and right; it is there; and the share of a cut record.
+
+        ``cached``: tokens of the request that it did not compute.
+        """
         flat = self._read(record_name(self.plan, piece.key, self.layers, layer))
         count, room = len(want), self._room(piece)
         if flat is None or not count:
@@ -163,13 +177,14 @@ class Reader:
         part = self._of_layer(flat, layer, room * width)
         found = self.layout.unpack(self._blocks(part, room))[:count]
         with np.errstate(invalid="ignore"):
-            good = (np.abs(found - want) <= CLOSE).all(axis=(1, 2))
+            close = CLOSE + lossy.bound(self.plan, want, max(0, cached - piece.lo) if cached else None)
+            good = (np.abs(found - want) <= close).all(axis=(1, 2))
         there = ~np.isnan(found).any(axis=(1, 2))
         share = 0
         if self.plan.store.flaw == "cut":
             packed = self._as_stored(self.layout.pack(want))
-            close = np.abs(packed[: len(part)] - part[: len(packed)]) <= CLOSE
-            share = (len(close) if close.all() else int(close.argmin())) // width
+            same = np.abs(packed[: len(part)] - part[: len(packed)]) <= CLOSE
+            share = (len(same) if same.all() else int(same.argmin())) // width
         return good, there, share
 
     def _read(self, name: str) -> np.ndarray | None:
@@ -224,17 +239,22 @@ def establish(plan: Plan, outcome: Outcome, readers: Sequence[Reader]) -> Truth:
     """The truth of a run, and whether it proves what it was made for. One reader for each connector of the
     run: a token is at rest where any of them has it."""
     layers, reference = readers[0].layers, readers[0].reference
-    truth = Truth(len(layers))
-    for request in outcome.requests:
+    truth = Truth(len(layers), choice=plan.design)
+    offered = [offered_tokens(plan, request) for request in outcome.requests]
+    stays = choices.kept(plan, outcome.requests, offered)
+    for request, of_plan, kept in zip(outcome.requests, offered, stays, strict=True):
         seen = [reader.at_rest(request) for reader in readers]
         truth.child += int(seen[-1][0].sum()) if len(seen) > 1 else 0
-        truth.child_expected += offered_tokens(readers[-1].plan, request) * len(layers) * (len(seen) > 1)
+        of_child = offered_tokens(readers[-1].plan, request) if len(seen) > 1 else 0
+        truth.child_expected += of_child * len(layers)
         truth.first += int(seen[0][0].sum())
         right = np.logical_or.reduce([one[0] for one in seen])
         claim = np.logical_or.reduce([one[1] for one in seen])
-        expected = max(offered_tokens(reader.plan, request) for reader in readers) * len(layers)
-        saves = plan.role != "consumer"
-        claimable = int(claim.sum())
+        expected = max(kept, of_child) * len(layers)
+        claimable = 0 if plan.filled else int(claim.sum())
+        everything = (of_plan if plan.design in GONE_LATER else max(kept, of_child)) * len(layers)
+        taken = max(claimable, everything) if takes_all(plan, request) else claimable
+        tie = lossy.TIES.get(plan.store.pack, TIE) if request.cached else TIE
         truth.requests.append(
             RequestTruth(
                 request.id,
@@ -243,11 +263,13 @@ def establish(plan: Plan, outcome: Outcome, readers: Sequence[Reader]) -> Truth:
                 request.finished,
                 request.cached,
                 computed_tokens(request),
-                expected if saves else 0,
-                int(right.sum()) if saves else 0,
-                claimable if saves else 0,
-                (max(claimable, expected) if takes_all(plan, request) else claimable) if saves else 0,
-                reference.is_answer(request.prompt, request.answer),
+                expected,
+                0 if plan.filled else int(right.sum()),
+                claimable,
+                taken,
+                reference.is_answer(request.prompt, request.answer, tie),
+                taken if plan.fault in BYTES_REST else claimable,
+                choices.took(plan, request, computed_tokens(request), of_plan, kept),
             )
         )
     truth.records = sum(reader.records for reader in readers)
@@ -264,6 +286,8 @@ def takes_all(plan: Plan, request: Request) -> bool:
     of the loads leaves the saves of a request that loads nothing as they are: a later one that computes on
     wrongly loaded KV may put its own in their place.
     """
+    if plan.design in GONE_LATER:
+        return True
     if plan.planted is not None and plan.planted.effect == "answers" and not request.cached:
         return True
     cut_short = plan.fault == "put-swallowed-in-thread" and plan.place == "held"
@@ -278,7 +302,7 @@ def expected_hits(plan: Plan, requests: Sequence[Request]) -> int:
     hits = 0
     for number, part in enumerate(plan.rounds):
         found = 0
-        for prompt in part.prompts if number or plan.role == "consumer" else ():
+        for prompt in part.prompts if number or plan.filled else ():
             ends = range(plan.unit, len(prompt), plan.unit)
             known = [end for end in ends if prompt[:end] in held]
             found += max(known, default=0)
@@ -287,7 +311,7 @@ def expected_hits(plan: Plan, requests: Sequence[Request]) -> int:
             ends = range(plan.unit, len(prompt) + 1, plan.unit)
             last = [len(prompt) // plan.unit * plan.unit]
             held |= {prompt[:end] for end in (last if plan.whole and plan.role == "both" else ends)}
-        if plan.role == "consumer" and number == 0:
+        if plan.filled and number == 0:
             hits += sum((len(prompt) - 1) // plan.unit * plan.unit for prompt in part.prompts)
     return hits
 
@@ -326,13 +350,34 @@ def _healthy_problem(plan: Plan, outcome: Outcome, truth: Truth) -> str:
             return f"{request.id}: the answer is wrong"
         if request.at_rest != request.expected:
             return f"{request.id}: {request.at_rest} token-layers at rest, expected {request.expected}"
-    if plan.load != "none" and not truth.total("cached"):
+    if _has_to_load(plan) and not truth.total("cached"):
         return "nothing was loaded"
+    if plan.design == "writes-only" and truth.total("cached"):
+        return "something was loaded"
     if truth.child != truth.child_expected:
         return f"the second child has {truth.child} token-layers at rest, expected {truth.child_expected}"
     if outcome.free_at_last < outcome.free_at_first:
         return f"{outcome.free_at_first - outcome.free_at_last} blocks were never given back"
     return ""
+
+
+def _has_to_load(plan: Plan) -> bool:
+    """A healthy connector with a store that holds what is asked for."""
+    never = ("writes-only", "second-use")  # of second-use: what is stored at the second use has no third
+    return plan.returns and plan.work in ("repeats", "longer") and plan.design not in never
+
+
+def _intact(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    """Nothing is amiss as long as the process lives."""
+    return _healthy_problem(plan, outcome, truth)
+
+
+def _stolen(plan: Plan, outcome: Outcome, truth: Truth) -> str:
+    """What was stored for one salt is loaded for another."""
+    first = len(plan.rounds[0].prompts)
+    if any(request.cached for request in truth.requests[:first]):
+        return "something was loaded in the first round"
+    return "" if truth.total("cached") else "nothing was loaded under another salt"
 
 
 def _lost(plan: Plan, outcome: Outcome, truth: Truth) -> str:
@@ -412,4 +457,6 @@ _EFFECTS = {
     "slow": _slow,
     "child-dead": _child_dead,
     "stuck": _stuck,
+    "intact": _intact,
+    "stolen": _stolen,
 }

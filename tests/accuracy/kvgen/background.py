@@ -1,4 +1,5 @@
-"""The threads of generated connectors: an executor, a queue with threads of its own, an asyncio loop."""
+"""The threads of generated connectors: an executor, a queue with threads of its own, an asyncio loop, a
+thread that wakes now and then and writes what has gathered."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from kvgen.plan import Plan
 
 def source(plan: Plan, kind: str, names: Names) -> str:
     """A class with submit(function, *arguments), wait() and close(), constructed with a number of threads."""
-    text = {"pool": _pool, "thread": _thread, "aio": _aio}[kind](plan)
+    text = {"pool": _pool, "thread": _thread, "aio": _aio, "behind": _behind}[kind](plan)
     words = {"CLS": names["class:bg"], "PREFIX": names["self:pending"].strip("_")}
     words.update({word.upper(): names[f"call:{word}"] for word in ("submit", "wait", "close")})
     for mark, word in words.items():
@@ -33,8 +34,8 @@ class @CLS@:
             future.result()
 
     def @CLOSE@(self):
-        self._pool.shutdown(wait=True)
-"""
+        self._pool.shutdown(@HOW@)
+""".replace("@HOW@", "wait=False, cancel_futures=True" if plan.fault == "queue-thrown-away" else "wait=True")
 
 
 def _thread(plan: Plan) -> str:
@@ -49,6 +50,7 @@ def _thread(plan: Plan) -> str:
     )
     if plan.fault == "thread-dies":
         run = "            function(*arguments)\n            self._queue.task_done()"
+    drop = "        self._queue.queue.clear()\n" if plan.fault == "queue-thrown-away" else ""
     submit = "        self._queue.put((function, arguments))"
     size = ""
     if plan.fault == "queue-full":
@@ -90,11 +92,49 @@ class @CLS@:
         self._queue.join()
 
     def @CLOSE@(self):
-        for thread in self._threads:
+{drop}        for thread in self._threads:
             if thread.is_alive():
                 self._queue.put(None)
         for thread in self._threads:
             thread.join(timeout=5)
+"""
+
+
+def _behind(plan: Plan) -> str:
+    every = (0.03, 0.08, 0.2)[plan.variant % 3]
+    return f"""
+
+class @CLS@:
+    def __init__(self, threads):
+        self._jobs = collections.deque()
+        self._over = threading.Event()
+        self._errors = 0
+        self._thread = threading.Thread(target=self._run, name="@PREFIX@", daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        while not self._over.wait({every}):
+            self._write()
+
+    def _write(self):
+        while self._jobs:
+            function, arguments = self._jobs.popleft()
+            try:
+                function(*arguments)
+            except Exception as error:
+                self._errors += 1
+                log.warning("write failed: %s", error)
+
+    def @SUBMIT@(self, function, *arguments):
+        self._jobs.append((function, arguments))
+
+    def @WAIT@(self):
+        pass
+
+    def @CLOSE@(self):
+        self._over.set()
+        self._thread.join()
+        self._write()
 """
 
 

@@ -22,6 +22,9 @@ CONFIG_WORDS = "cfg conf opts settings params knobs options"
 DEEP_WORDS = "sizes geometry shape_ layout limits dims"
 SWITCH_WORDS = "enable_save write_enabled save_kv offload_on persist store_prompts"
 MINIMUM_WORDS = "min_tokens min_prompt threshold smallest min_prefix_tokens"
+TOKEN_BYTES = 4 * 2 * 128 * 4
+"""KV of a token of the model: layers, heads, key and value, bytes of a number."""
+LIMIT_WORDS = "quota most max_entries keep budget_units allowed cap"
 CONSTANTS = "CHUNK UNIT GRAIN TOKENS_PER_ENTRY SEGMENT STEP_TOKENS"
 
 
@@ -62,6 +65,7 @@ class Writer:
                 "deep": DEEP_WORDS,
                 "switch": SWITCH_WORDS,
                 "minimum": MINIMUM_WORDS,
+                "limit": LIMIT_WORDS,
                 "constant": CONSTANTS,
             }.items()
         }
@@ -77,9 +81,9 @@ class Writer:
             self.unit = self.block
         self.shape = ShapeSource(plan.shape, self.names, self.block, self.unit, self.per_unit)
 
-    def is_(self, *faults: str) -> bool:
-        """Whether one of these is planted."""
-        return self.plan.fault in faults
+    def is_(self, *names: str) -> bool:
+        """Whether one of these is planted, or is the connector's design."""
+        return (self.plan.fault or self.plan.design) in names
 
     def attribute(self, concept: str) -> str:
         return f"self.{self.names[f'self:{concept}']}"
@@ -109,6 +113,6 @@ class Writer:
 
 
 def place_kind(plan: Plan) -> str:
-    if plan.store.kind in ("frame", "line", "http"):
+    if plan.store.kind in ("frame", "line", "http", "daemon"):
         return "address"
     return "prefix" if plan.store.kind == "shm" else "path"

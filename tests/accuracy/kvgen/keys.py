@@ -26,7 +26,8 @@ class KeyScheme:
     chain: ``chain`` (digest over the parent's digest and the unit), ``prefix`` (digest over the whole
         prefix) or ``vllm`` (the engine's own block hashes).
     flaw: "" or what is wrong with it: ``head`` (only the first block of tokens counts), ``orphan`` (only
-        the unit's own tokens count), ``narrow`` (three different values in all).
+        the unit's own tokens count), ``narrow`` (three different values in all), ``hash`` (Python's salted
+        hash: the same in one process only).
     head: tokens that count with ``head``.
     """
 
@@ -53,6 +54,8 @@ class KeyScheme:
                 data = self._encode(tokens[j * unit : (j + 1) * unit])
             elif self.flaw == "narrow":
                 data = str(zlib.crc32(self._encode(tokens[: (j + 1) * unit])) % 3).encode()
+            elif self.flaw == "hash":
+                data = str(hash(self._encode(tokens[: (j + 1) * unit]))).encode()
             elif self.chain == "prefix":
                 data = self._encode(tokens[: (j + 1) * unit])
             else:
@@ -103,6 +106,7 @@ class KeyScheme:
             "head": f"_bytes_of(tokens[:{self.head}]) + str(j).encode()",
             "orphan": "_bytes_of(tokens[j * unit:(j + 1) * unit])",
             "narrow": "str(zlib.crc32(_bytes_of(tokens[:(j + 1) * unit])) % 3).encode()",
+            "hash": "str(hash(_bytes_of(tokens[:(j + 1) * unit]))).encode()",
             "prefix": "_bytes_of(tokens[:(j + 1) * unit])",
             "chain": "digest + _bytes_of(tokens[j * unit:(j + 1) * unit])",
         }[self.flaw or self.chain]

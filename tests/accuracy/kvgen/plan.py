@@ -8,16 +8,31 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from kvgen.catalogue import BY_NAME, FAULTS, HOOKS, Fault
+from kvgen.designs import DESIGN_BY_NAME, DESIGNS, LOSSY, Design
 from kvgen.keys import ALGORITHMS, ENCODINGS, FORMATS, KeyScheme
 from kvgen.shapes import CONTAINERS, ENTRY_NOISE, RECORDS, SPECIAL, STEP_NOISE, WHERE, Shape
-from kvgen.stores import FILE_KINDS, FLAWS, KINDS, PACKED_KINDS, PACKS, SERVER_KINDS, StoreChoice
+from kvgen.stores import (
+    FILE_KINDS,
+    FLAWS,
+    KINDS,
+    LOSSY_PACKS,
+    PACKED_KINDS,
+    PACKS,
+    PUBLISH,
+    SEEN_BY_SIZE,
+    SERVER_KINDS,
+    StoreChoice,
+)
 from kvgen.workload import Round, draw_rounds
 
-VERSION = 2
+VERSION = 3
 """Goes into every draw: a new version of the generator gives new connectors."""
 
 HEALTHY_EVERY = 4
 """One seed of four is healthy; the others go through the faults in turn."""
+
+DESIGN_EVERY = 2
+"""One healthy seed of two is a deliberate choice of designs.py, in turn."""
 
 # What a plan can be. Repeating a value makes it more likely.
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -37,7 +52,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "dedupe": ("none", "ask", "index"),
     "start": ("zero", "computed"),
     "place": ("layer", "layer", "buffer", "end", "end", "deferred", "held", "held"),
-    "run": ("inline", "inline", "pool", "thread", "aio"),
+    "run": ("inline", "inline", "pool", "thread", "aio", "behind"),
     "waits": (True, False),
     "lazy": (False, False, True),
     "copy": ("fancy", "index-select", "stack", "clone", "staging", "numpy", "address", "slots", "view"),
@@ -52,9 +67,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "algorithm": ALGORITHMS,
     "encoding": ENCODINGS,
     "key_form": FORMATS,
-    "store_kind": (*KINDS, "npy", "safetensors"),
+    "store_kind": (*KINDS, "npy", "safetensors", "raw"),
     "store_flaw": ("",),
-    "atomic": (True, True, False),
+    "publish": (*PUBLISH, "rename", "link"),
     "form": ("entries",) * 8 + SPECIAL,
     "shape_record": RECORDS,
     "container": CONTAINERS,
@@ -100,7 +115,8 @@ SLOTS = ("slot-tensor", "slot-list")
 WHOLE = ("prefix", "request-whole", "request-exact")
 """Families whose records hold a whole prefix."""
 
-NO_INDEX_OF_ITS_OWN = ("container", "arena")
+NO_INDEX_OF_ITS_OWN = ("container", "arena", "pwrite")
+BY_ADDRESS = ("numpy", "address")
 """Stores whose index lives in one object: the scheduler's object knows nothing of the worker's."""
 
 
@@ -117,6 +133,8 @@ class Plan:
         threads: of a pool.
         variant: which of a fault's forms it is (its meaning is the fault's own).
         child: the second child, where a MultiConnector holds two of them.
+        design: name of the deliberate choice of a healthy connector; "" for none.
+        limit: the number that a design counts by (tokens, units, prompts, records).
     """
 
     seed: int
@@ -132,6 +150,8 @@ class Plan:
     threads: int
     variant: int
     child: Plan | None = None
+    design: str = ""
+    limit: int = 0
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -144,14 +164,66 @@ class Plan:
         return BY_NAME.get(self.fault)
 
     @property
+    def chosen(self) -> Design | None:
+        return DESIGN_BY_NAME.get(self.design)
+
+    @property
+    def shows(self) -> str:
+        """Where the fault shows without opening the store; "" for a healthy one."""
+        if self.planted is None:
+            return ""
+        hidden = self.planted.shows == "sizes" and self.store.kind not in SEEN_BY_SIZE
+        hidden |= self.planted.shows == "cache" and self.by_address
+        return "return-only" if hidden else self.planted.shows
+
+    @property
+    def by_address(self) -> bool:
+        """It copies by the address of all of a KV tensor, as only KV in host memory lets it: nobody sees
+        which slots."""
+        loads = self.returns and self.choice["give"] in BY_ADDRESS
+        return loads or self.choice["copy"] in BY_ADDRESS
+
+    @property
+    def returns(self) -> bool:
+        """The connector also loads: what it stores can come back."""
+        return bool(self.choice["load"] != "none")
+
+    @property
+    def filled(self) -> bool:
+        """The store holds the first round's prompts before the engine starts."""
+        return bool(self.choice["role"] == "consumer" or self.design == "reads-only")
+
+    @property
+    def unpromised(self) -> frozenset[str]:
+        """Properties of verify that a sound connector of this plan does not promise."""
+        out = {"store-conditions"}  # an error of the store goes through to the engine
+        in_memory = self.store.kind in ("memory", "shm", "daemon", *NO_INDEX_OF_ITS_OWN)
+        if in_memory or not self.returns or "index" in (self.choice["dedupe"], self.choice["lookup"]):
+            out.add("restart")
+        if not self.returns:
+            out |= {"transfer", "whole-units"}
+        if self.design or (self.planted is not None and self.planted.grade != "fault"):
+            out |= {"transfer", "whole-units", "restart"}  # some of it is left out, as it is meant
+        if self.design in LOSSY:
+            out.add("outputs")
+        return frozenset(out)
+
+    @property
+    def late(self) -> bool:
+        """Writes come to rest some time after the connector has said all that it says of them."""
+        return bool(self.choice["run"] == "behind" or self.store.kind == "writer")
+
+    @property
     def whole(self) -> bool:
         """One record holds a whole prefix."""
         return self.choice["covers"] == "whole"
 
     @property
     def kv_role(self) -> str:
-        if self.fault == "role-consumer":
+        if self.fault == "role-consumer" or self.design == "reads-only":
             return "kv_consumer"
+        if self.design == "writes-only":
+            return "kv_producer"
         if self.role == "producer":
             return "kv_producer" if self.seed % 3 else "kv_both"
         return "kv_consumer" if self.role == "consumer" else "kv_both"
@@ -162,9 +234,15 @@ class Plan:
         meta = shape.form if shape.form != "entries" else f"{shape.record}/{shape.container}/{shape.where}"
         saves = "-" if self.role == "consumer" else f"{self.place}/{self.run}{'/wait' if self.waits else ''}"
         load = "" if self.load == "none" else f" load={self.load}"
+        store = self.store.kind
+        if store in FILE_KINDS and self.store.publish != "rename":
+            store += f" by {self.store.publish}"
+        if self.store.pack != "plain":
+            store += f" as {self.store.pack}"
+        design = f" choice={self.design}" + (f" {self.limit}" if self.limit else "") if self.design else ""
         return (
             f"{self.role} {self.family} unit={self.unit} of {self.block} save={saves} meta={meta} "
-            f"store={self.store.kind}{load} work={self.work}{' + a second child' if self.child else ''}"
+            f"store={store}{load} work={self.work}{design}{' + a second child' if self.child else ''}"
         )
 
 
@@ -179,17 +257,34 @@ def fault_of(seed: int) -> str:
     return FAULTS[order[place]].name
 
 
-def draw(seed: int, fault: str | None = None) -> Plan:
-    """The plan of a seed, with its own fault or the one that is named ("" for none).
+def design_of(seed: int) -> str:
+    """The name of the deliberate choice of a healthy seed; "" for none."""
+    number = seed // HEALTHY_EVERY
+    return "" if seed % HEALTHY_EVERY or number % DESIGN_EVERY == 0 else nth_design(number // DESIGN_EVERY)
+
+
+def nth_design(number: int) -> str:
+    """The designs in turn."""
+    lap, place = divmod(number, len(DESIGNS))
+    order = [design.name for design in DESIGNS]
+    random.Random(f"designs {lap}").shuffle(order)
+    return order[place]
+
+
+def draw(seed: int, name: str | None = None) -> Plan:
+    """The plan of a seed, with its own fault or design, or the one that is named ("" for none).
 
     Raises:
-        KeyError: no fault of that name.
+        KeyError: no fault and no design of that name.
         RuntimeError: no valid plan was found (an error of the generator).
     """
-    name = fault_of(seed) if fault is None else fault
-    planted = BY_NAME[name] if name else None
+    if name is None:
+        name = fault_of(seed) or design_of(seed)
+    asks: Fault | Design | None = None
+    if name:
+        asks = DESIGN_BY_NAME[name] if name in DESIGN_BY_NAME else BY_NAME[name]
     rng = random.Random(f"connector {VERSION}:{seed}:{name}")
-    allowed = _allowed(planted)
+    allowed = _allowed(asks)
     role = rng.choice(allowed["role"])
     for attempt in range(3000):
         if attempt % 500 == 499:
@@ -216,6 +311,8 @@ def _narrowed(allowed: dict[str, tuple[Any, ...]], rng: random.Random) -> dict[s
         return here[field][0]
 
     role = here["role"][0]
+    if here["pack"] != OPTIONS["pack"]:
+        only("store_kind", PACKED_KINDS)
     if role == "consumer":
         here.update((field, (value,)) for field, value in NOTHING_SAVED.items())
         only("store_kind", (*FILE_KINDS, "sqlite", *SERVER_KINDS))
@@ -258,15 +355,18 @@ def _slots_go(here: dict[str, tuple[Any, ...]]) -> bool:
     return (consumer or "slots" in here["copy"]) and (producer or "scatter" in here["give"])
 
 
-def _allowed(planted: Fault | None) -> dict[str, tuple[Any, ...]]:
+def _allowed(asks: Fault | Design | None) -> dict[str, tuple[Any, ...]]:
     allowed = dict(OPTIONS)
-    if planted is None:
+    if asks is None:
         return allowed
     allowed["multi"] = (False,)
-    for key, values in planted.allow.items():
+    for key, values in asks.allow.items():
         kept = tuple(value for value in OPTIONS[key] if value in values)
         allowed[key] = kept or tuple(values)
-    allowed["work"] = planted.work or OPTIONS["work"]
+    flaws = allowed["store_flaw"]
+    kinds = {kind for flaw in flaws for kind in FLAWS[flaw]}
+    allowed["store_kind"] = tuple(kind for kind in allowed["store_kind"] if kind in kinds)
+    allowed["work"] = asks.work or OPTIONS["work"]
     return allowed
 
 
@@ -305,8 +405,8 @@ def _record_conflicts(c: dict[str, Any]) -> Iterator[bool]:
     yield slots != (c["give"] == "scatter") and c["role"] != "producer"
     yield slots and c["copy"] != "slots"
     yield c["record"] == "stack" and c["place"] == "layer"
-    yield c["axis"] == "permuted" and c["copy"] in ("numpy", "address")
-    yield c["axis"] == "permuted" and c["give"] in ("numpy", "address")
+    yield c["axis"] == "permuted" and c["copy"] in BY_ADDRESS
+    yield c["axis"] == "permuted" and c["give"] in BY_ADDRESS
     needs_rid = c["place"] in ("deferred", "held") or c["load"] == "async"
     if c["form"] == "entries":
         yield needs_rid and not c["rid"] and c["what"] != "index"
@@ -360,7 +460,12 @@ def _worker_conflicts(c: dict[str, Any]) -> Iterator[bool]:
     # places of one size
     yield c["store_kind"] == "arena" and c["covers"] == "whole"
     yield c["pack"] != "plain" and (c["store_kind"] not in PACKED_KINDS or c["store_flaw"] == "cut")
-    yield not c["atomic"] and c["run"] != "inline" and not c["waits"]
+    yield c["pack"] in LOSSY_PACKS and c["family"] == "request-exact"
+    # a record of zeroes is read back as numbers
+    yield c["store_flaw"] == "empty-read" and c["pack"] != "plain"
+    yield c["publish"] == "place" and c["run"] != "inline" and not c["waits"]
+    # what writes later is never waited for, and its names show later than the lookup of the next request
+    yield c["run"] == "behind" and c["waits"]
     # put and get of a store with an index of its own must be the same object
     yield c["store_kind"] == "memory" and c["role"] == "consumer"
 
@@ -377,6 +482,7 @@ def _workload_conflicts(c: dict[str, Any]) -> Iterator[bool]:
 
 
 def _finish(seed: int, name: str, c: dict[str, Any], rng: random.Random) -> Plan:
+    design, name = (name, "") if name in DESIGN_BY_NAME else ("", name)
     unit = c["block"] * c["unit_blocks"]
     shape = Shape(
         c["form"], c["shape_record"], c["container"], c["what"], c["where"], c["covers"], c["rid"],
@@ -384,7 +490,7 @@ def _finish(seed: int, name: str, c: dict[str, Any], rng: random.Random) -> Plan
     )  # fmt: skip
     flaw = {
         "key-of-head": "head", "hit-by-head": "head", "key-without-parent": "orphan",
-        "key-collides": "narrow",
+        "key-collides": "narrow", "salted-hash": "hash",
     }.get(name, "")  # fmt: skip
     keys = KeyScheme(c["chain"], c["algorithm"], c["encoding"], c["key_form"], flaw, c["block"])
     if name in ("unit-above-all", "empty-prefix", "misspelt-unit"):
@@ -396,7 +502,9 @@ def _finish(seed: int, name: str, c: dict[str, Any], rng: random.Random) -> Plan
     budget = 2048
     if c["work"] in ("chunked", "aborts"):
         budget = rng.choice((100, 128, 150, 180, 192))
-    if name == "rounds-up" and budget % unit == 0:
+    if c["work"] == "chunked-alone":
+        budget = unit + rng.randrange(unit)
+    if name in ("rounds-up", "straddling-left-out") and budget % unit == 0:
         budget -= 14  # a step must end within a unit
     if c["unit_from"] == "budget":
         budget = unit
@@ -405,11 +513,31 @@ def _finish(seed: int, name: str, c: dict[str, Any], rng: random.Random) -> Plan
         budget = max(budget, *(sum(map(len, one.prompts)) for one in work))
     plan = Plan(
         seed, name, c, unit, budget, rng.choice((96, 160, 256)), keys, shape,
-        StoreChoice(c["store_kind"], c["store_flaw"], 0, c["atomic"], pack=c["pack"]),
-        work, rng.choice((1, 2, 3)), rng.randrange(1000),
+        StoreChoice(c["store_kind"], c["store_flaw"], 0, c["publish"], pack=c["pack"]),
+        work, rng.choice((1, 2, 3)), rng.randrange(1000), design=design,
     )  # fmt: skip
+    plan = replace(plan, limit=_limit(plan, rng))
     plan = replace(plan, store=_store(plan, rng), blocks=_enough_blocks(plan))
     return replace(plan, child=_child(plan, rng)) if plan.multi else plan
+
+
+def _limit(plan: Plan, rng: random.Random) -> int:
+    """The number that a design counts by."""
+    lengths = sorted(len(prompt) for part in plan.rounds for prompt in part.prompts)
+    units = sum(length // plan.unit for length in lengths)
+    most = max(lengths) // plan.unit
+    if plan.design == "quota" and plan.variant % 2:
+        return rng.randint(1, len(lengths) - 1)  # prompts
+    numbers = {
+        "minimum-length": lengths[len(lengths) // 2],
+        "quota": rng.randint(1, max(1, units - 1)),
+        "head-only": rng.randint(1, max(1, most - 1)),
+        "end-left-out": rng.randint(1, max(1, most - 1)),
+        "ring": rng.randint(1, max(1, units - 1)),
+        "evicts": rng.randint(1, max(1, units - 1)),
+        "time-to-live": 1500,  # milliseconds
+    }
+    return numbers.get(plan.design, 0)
 
 
 def _child(plan: Plan, rng: random.Random) -> Plan:
@@ -450,14 +578,21 @@ def _store(plan: Plan, rng: random.Random) -> StoreChoice:
         "cut": record // 4 + rng.choice((0, 12, 500)),
         "evict": rng.choice((1, 2, 3)) * (1 if plan.record == "stack" else layers),
         "wrap": rng.choice((1, 2)) * (1 if plan.record == "stack" else layers),
+        "newest": rng.choice((1, 2, 3)) * (1 if plan.record == "stack" else layers),
+        "wipe": rng.choice((2, 3)) * (1 if plan.record == "stack" else layers),
+        "unanswered": rng.choice((1, 2, 3)) * (1 if plan.record == "stack" else layers),
+        "dies": rng.choice((1, 2, 5)),
         "slow": rng.choice((40, 60)),
     }.get(flaw, 0)
     if plan.fault == "queue-full":
         limit = 80
+    if plan.fault == "queue-thrown-away":
+        limit = 200
+    limit = plan.limit or limit
     choice = replace(plan.store, limit=limit)
     if plan.fault == "server-slow":
         choice = replace(choice, timeout=0.08)
-    if plan.fault == "server-refuses":
+    if plan.fault in ("server-refuses", "server-refuses-some"):
         choice = replace(choice, check=False)
     return choice
 
@@ -470,7 +605,7 @@ def _enough_blocks(plan: Plan) -> int:
         else max((len(p) + r.max_tokens) // plan.block + 1 for p in r.prompts)
         for r in plan.rounds
     )
-    if plan.fault == "late-read":
+    if plan.fault in ("late-read", "thread-reads-late"):
         return most + 2
     if plan.work == "pressure":
         longest = max(len(p) + r.max_tokens for r in plan.rounds for p in r.prompts) // plan.block + 3

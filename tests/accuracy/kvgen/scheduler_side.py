@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kvgen.common import Method, Writer
+from kvgen.common import TOKEN_BYTES, Method, Writer
+
+OPT_OUT = "no_store"
+"""What a request says in its kv_transfer_params that is not to be stored."""
 
 
 def state_class(w: Writer) -> str:
@@ -31,8 +34,18 @@ def init(w: Writer) -> str:
         lines.append(f"{w.attribute('asked')} = set()")
     if w.asks:
         lines.append(f"{w.attribute('store')} = {w.names['class:store']}(place)")
-    if w.is_("store-budget"):
-        lines.append(f"self._left = {1 + w.plan.variant % 2}")
+    limit = f"int(extra['{w.words['limit']}'])"
+    if w.is_("quota"):
+        if w.plan.variant % 4 == 2:
+            limit += f" // ({w.unit} * {TOKEN_BYTES})"
+        lines.append(f"self._prompts_left = {limit}" if w.plan.variant % 2 else f"self._left = {limit}")
+        lines.append("self._let_in = set()")
+    if w.is_("head-only", "end-left-out"):
+        lines.append(f"self._cut = {limit}")
+    if w.is_("second-use"):
+        lines.append("self._once = set()")
+    if w.is_("remainder-never-offered"):
+        lines.append("self._partly = set()")
     if w.is_("never-offered"):
         lines.append("self._wanted = set()" if w.plan.variant % 2 else "self._mode = 'auto'")
     return "\n".join(lines)
@@ -92,6 +105,7 @@ def _lookup(w: Writer) -> str:
     if not w.loads:
         return "return 0, False"
     u, plan = w.unit, w.plan
+    barred = "if self._writes_only:\n    return 0, False\n" if w.is_("writes-only") else ""
     toks = "list(request.prompt_token_ids)"
     if w.is_("lookup-off-by-one") and plan.variant % 2:
         toks = "list(request.prompt_token_ids)[1:]"
@@ -128,7 +142,7 @@ def _lookup(w: Writer) -> str:
         f"{w.attribute('hits')}[request.request_id] = num_computed_tokens",
         f"return n - num_computed_tokens, {plan.load == 'async'}",
     ]
-    return "\n".join(line for line in lines if line)
+    return barred + "\n".join(line for line in lines if line)
 
 
 def _paren(expression: str) -> str:
@@ -141,6 +155,7 @@ def _admit(w: Writer) -> str:
         lines += [
             f"local = {w.attribute('hits')}.pop(request.request_id, 0)",
             "if num_external_tokens > 0:",
+            *(["    self._partly.add(request.request_id)"] if w.is_("remainder-never-offered") else []),
             f"    {w.attribute('due')}[request.request_id] = (",
             "        list(request.prompt_token_ids), list(blocks.get_block_ids()[0]),",
             "        local, local + num_external_tokens, request)",
@@ -190,14 +205,15 @@ def _tracker(w: Writer) -> list[str]:
     state, open_, offer = w.names["class:state"], w.attribute("open"), w.call("offer")
     requests, tracker = w.attribute("requests"), w.plan.tracker
     scheduled = "scheduler_output.num_scheduled_tokens"
+    first_only = w.is_("first-step-only", "first-chunk")
     gone = [f"for rid in scheduler_output.finished_req_ids:\n    {open_}.pop(rid, None)"]
     if tracker in ("manager", "blockstate"):
         table = {
             "manager": f"{_manager(w)}.get_block_ids(rid)[0]",
             "blockstate": "scheduler_output.kv_connector_block_state.get_block_ids(rid)[0]",
         }[tracker]
-        only = ["    if rid in open_before:", "        continue"] if w.is_("first-step-only") else []
-        before = [f"open_before = set({open_})"] if w.is_("first-step-only") else []
+        only = ["    if rid in open_before:", "        continue"] if first_only else []
+        before = [f"open_before = set({open_})"] if first_only else []
         return [
             *before,
             f"for rid, count in {scheduled}.items():",
@@ -222,7 +238,7 @@ def _tracker(w: Writer) -> list[str]:
         f"        len(new.prompt_token_ids), {req})",
         f"    {offer}(meta, new.req_id, st, new.num_computed_tokens + {scheduled}[new.req_id])",
     ]
-    if tracker == "first-step" or w.is_("first-step-only"):
+    if tracker == "first-step" or first_only:
         return lines + gone
     return [
         *lines,
@@ -269,8 +285,20 @@ def _guards(w: Writer) -> list[str]:
     lines = []
     if w.is_("misspelt-switch", "disables-itself"):
         lines += [f"if not {w.attribute('enabled')}:", "    return"]
-    if w.is_("role-consumer"):
+    if w.is_("role-consumer", "reads-only"):
         lines += ["if self._reads_only:", "    return"]
+    if w.is_("remainder-never-offered"):
+        lines += ["if rid in self._partly:", "    return"]
+    if w.is_("opt-out"):
+        live = f"getattr({w.attribute('requests')}.get(rid), 'kv_transfer_params', None)"
+        lines += [f"if ({live} or {{}}).get('{OPT_OUT}'):", "    return"]
+    if w.is_("quota") and w.plan.variant % 2:
+        lines += [
+            "if rid not in self._let_in:",
+            "    if len(self._let_in) >= self._prompts_left:",
+            "        return",
+            "    self._let_in.add(rid)",
+        ]
     if w.is_("never-offered"):
         test = "rid not in self._wanted" if w.plan.variant % 2 else "self._mode not in ('write', 'both')"
         lines += [f"if {test}:", "    return"]
@@ -287,6 +315,10 @@ def _offer(w: Writer) -> str:
     lines = [*_guards(w), f"full = {limit} // {u} * {u}"]
     if plan.family == "request-exact":
         lines = [*_guards(w), f"full = {limit}"]
+    if w.is_("head-only"):
+        lines += [f"full = min(full, self._cut * {u})"]
+    if w.is_("end-left-out"):
+        lines += [f"full = min(full, max(0, st.plen // {u} - self._cut) * {u})"]
     if w.is_("rounds-up"):
         lines = [
             *_guards(w),
@@ -306,7 +338,14 @@ def _offer(w: Writer) -> str:
         table = "[b + 1 for b in st.table]"
     put = f"{w.call('add_put')}(meta, rid, toks, keys, {table}, "
     each = plan.dedupe != "none" and plan.family == "units" and plan.shape.form != "combined"
-    if plan.whole:
+    if w.is_("second-use"):
+        lines += [
+            f"for at in range(st.done // {u}, full // {u}):",
+            "    if keys[at] in self._once:",
+            f"        {put}at * {u}, (at + 1) * {u})",
+            "    self._once.add(keys[at])",
+        ]
+    elif plan.whole:
         lines += _offer_whole(w, put)
     elif plan.dedupe == "none":
         lines += [put + "st.done, full)"]
@@ -329,7 +368,7 @@ def _offer(w: Writer) -> str:
             lines += [f"{known}.update(keys)"]
         else:
             lines += [f"{known}.add(keys[-1] if keys else '')"]
-    lines += ["st.done = full"]
+    lines += [f"st.done = -(-upto // {u}) * {u}" if w.is_("straddling-left-out") else "st.done = full"]
     if w.is_("sent-flag"):
         lines += ["st.sent = True"]
     if w.is_("one-per-step"):
@@ -351,8 +390,10 @@ def _offer_whole(w: Writer, put: str) -> list[str]:
 
 def _add_put(w: Writer) -> str:
     body = w.shape.add("put")
-    if w.is_("store-budget"):
-        body = "if self._left <= 0:\n    return\nself._left -= 1\n" + body
+    if w.is_("quota") and not w.plan.variant % 2:
+        u = w.unit
+        cut = f"hi = min(hi, lo + self._left * {u})\nif hi <= lo:\n    return\n"
+        body = cut + f"self._left -= (hi - lo) // {u}\n" + body
     return f"{w.attribute('busy')}.add(rid)\n{body}"
 
 

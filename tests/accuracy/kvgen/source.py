@@ -8,7 +8,7 @@ from textwrap import indent
 from typing import Any
 
 from kvgen import background, scheduler_side, stores, worker_side
-from kvgen.common import Method, Writer, place_kind
+from kvgen.common import TOKEN_BYTES, Method, Writer, place_kind
 from kvgen.plan import Plan
 
 IMPORTS = """import array
@@ -22,13 +22,18 @@ import hashlib
 import http.client
 import json
 import logging
+import lzma
+import multiprocessing
 import os
 import pathlib
 import pickle
 import queue
+import shutil
 import socket
 import sqlite3
 import struct
+import subprocess
+import sys
 import threading
 import time
 import urllib.parse
@@ -77,7 +82,8 @@ class Generated:
 def generate(plan: Plan) -> Generated:
     """Writes the connector of a plan. The same plan gives the same text."""
     w = Writer(plan)
-    unique = f"{plan.seed}" + (f"_{plan.fault.replace('-', '_')}" if plan.fault else "")
+    name = plan.fault or plan.design
+    unique = f"{plan.seed}" + (f"_{name.replace('-', '_')}" if name else "")
     module = f"{w.names.module()}_{unique}"
     class_name = w.names.connector()
     store = stores.source(plan.store, w.names)
@@ -261,9 +267,14 @@ def _setup(w: Writer) -> str:
         lines += [f"{w.attribute('enabled')} = bool(extra.get('{w.words['switch']}', False))"]
         w.settings[_misspelt(w.words["switch"], plan.variant)] = True
     if w.is_("minimum-length"):
-        w.settings[w.words["minimum"]] = max(len(p) for r in plan.rounds for p in r.prompts)
+        w.settings[w.words["minimum"]] = plan.limit
         lines += [f"self._minimum = int(extra.get('{w.words['minimum']}', 0))"]
-    if w.is_("role-consumer"):
+    if w.is_("quota", "head-only", "end-left-out"):
+        in_bytes = w.is_("quota") and plan.variant % 4 == 2
+        w.settings[w.words["limit"]] = plan.limit * plan.unit * TOKEN_BYTES + 1000 if in_bytes else plan.limit
+    if w.is_("writes-only"):
+        lines += ["self._writes_only = vllm_config.kv_transfer_config.kv_role == 'kv_producer'"]
+    if w.is_("role-consumer", "reads-only"):
         lines += ["self._reads_only = vllm_config.kv_transfer_config.kv_role == 'kv_consumer'"]
     if w.is_("disables-itself"):
         lines += _disables(w)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kvgen.common import Method, Writer
 
-SWALLOWS = ("put-swallowed", "server-down", "server-slow")
+LOST_IN_THREADS = ("future-lost", "thread-dies", "put-swallowed-in-thread", "exists-in-future")
+SWALLOWS = ("put-swallowed", "server-down", "server-slow", "locked-swallowed")
 
 
 def needs_threads(w: Writer) -> bool:
@@ -19,7 +20,7 @@ def init(w: Writer) -> str:
     if needs_threads(w):
         lines.append(f"{w.attribute('bg')} = {w.names['class:bg']}({w.plan.threads})")
     if w.saves and w.plan.place == "buffer":
-        buffer = f"collections.deque(maxlen={2 + w.plan.variant % 3})" if w.is_("deque-full") else "{}"
+        buffer = f"collections.deque(maxlen={2 + w.plan.variant % 2})" if w.is_("deque-full") else "{}"
         lines.append(f"{w.attribute('buffer')} = {buffer}")
     if w.saves and w.plan.place == "deferred":
         lines += [f"{w.attribute('backlog')} = []", f"{w.attribute('tick')} = 0"]
@@ -88,7 +89,7 @@ def _layer_out(w: Writer) -> str:
     if not w.saves or plan.place not in ("layer", "buffer"):
         return "return"
     lines = []
-    if w.is_("some-layers"):
+    if w.is_("some-layers", "one-layer"):
         lines += _skip_layers(w, "layer_name")
     send, grab = w.call("send"), w.call("grab")
     if w.is_("ahead-of-layer"):
@@ -121,6 +122,8 @@ def _layer_out(w: Writer) -> str:
 def _skip_layers(w: Writer, layer: str) -> list[str]:
     at = f"{w.attribute('order')}.index({layer})"
     test = (f"{at} % 2 == 1", f"{at} == 3", f"{at} > 0", f"'layers.2.' in {layer}")[w.plan.variant % 4]
+    if w.is_("one-layer"):
+        test = f"{at} == {w.plan.variant % 4}"
     return [f"if {test}:", "    return" if layer == "layer_name" else "    continue"]
 
 
@@ -170,7 +173,7 @@ def _end(w: Writer) -> str:
             ]
         if plan.place == "held":
             lines += _ship(w)
-        if plan.waits and plan.run != "inline":
+        if plan.waits and plan.run != "inline" and not w.is_("thread-reads-late"):
             lines += [f"{w.attribute('bg')}.{w.names['call:wait']}()"]
     if plan.load == "threaded" and not w.is_("load-too-late"):
         lines += [f"{w.attribute('pending')}.clear()"]
@@ -255,7 +258,7 @@ def _save_all(w: Writer) -> str:
         body = [_raises(w), *body]
     if w.is_("swallowed-in-hook"):
         body = _swallowing(w, [_raises(w), *body])
-    if w.is_("some-layers"):
+    if w.is_("some-layers", "one-layer"):
         body = [*_skip_layers(w, "layer"), *body]
     return "\n".join([f"for layer, kv in {caches}.items():", *("    " + line for line in body)])
 
@@ -294,7 +297,7 @@ def _put_one(w: Writer) -> str:
     put = f"{w.attribute('store')}.{w.names['call:put']}(name, tensor)"
     if w.is_(*SWALLOWS):
         return "\n".join(_swallowing(w, [put]))
-    if w.plan.guard == "none" or w.is_("future-lost", "thread-dies", "put-swallowed-in-thread"):
+    if w.plan.guard == "none" or w.is_(*LOST_IN_THREADS):
         return put
     react = (
         "log.warning('put of %s failed: %s', name, error)" if w.plan.guard == "log" else "self._errors += 1"
@@ -303,6 +306,10 @@ def _put_one(w: Writer) -> str:
 
 
 def _take_and_put(w: Writer) -> str:
+    return ("time.sleep(0.3)\n" if w.is_("thread-reads-late") else "") + _copied_and_put(w)
+
+
+def _copied_and_put(w: Writer) -> str:
     if w.plan.record == "stack":
         return f"self._put_one(name, torch.stack([{w.call('grab')}(part, where) for part in kv]))"
     return f"self._put_one(name, {w.call('grab')}(kv, where))"
@@ -349,11 +356,6 @@ def _grab(w: Writer) -> str:
 
 
 def _alters(w: Writer) -> list[str]:
-    if w.is_("half-precision"):
-        half = ("torch.float16", "torch.bfloat16")[w.plan.variant % 2]
-        return [f"out = out.to({half}).to(torch.float32)"]
-    if w.is_("quantised"):
-        return ["scale = out.abs().max() / 127", "out = (out / scale).round().to(torch.int8).float() * scale"]
     if w.is_("half-zeroed"):
         return ["out = out.clone()", "out[..., out.shape[-1] // 2:] = 0"]
     if w.is_("heads-flipped"):
@@ -408,6 +410,8 @@ def _begin(w: Writer) -> str:
         lines += ["for rid, items in parts.items():", f"    {w.call('pull')}(rid, items)"]
     elif plan.load == "async":
         lines += ["for rid, items in parts.items():", f"    {submit}({w.call('pull')}, rid, items)"]
+        if w.is_("load-told-early"):
+            lines += [f"    {w.attribute('got')}.add(rid)"]
     elif plan.load == "threaded":
         lines += [
             "items = [item for part in parts.values() for item in part]",
@@ -483,6 +487,8 @@ def _pull(w: Writer) -> str:
         ]
     loop += ["    for key, where in items:", *("        " + line for line in _pull_body(w, "layer", "kv"))]
     lines = ["with torch.inference_mode():", *("    " + line for line in loop)]
+    if w.is_("load-told-early"):
+        return "\n".join(["time.sleep(0.3)", *lines])
     if w.plan.load == "async":
         lines += [f"with {w.attribute('lock')}:", f"    {w.attribute('got')}.add(rid)"]
     return "\n".join(lines)

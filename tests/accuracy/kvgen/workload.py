@@ -17,6 +17,9 @@ class Round:
     max_tokens: of each answer.
     reset: the engine forgets its own prefix cache before the round.
     abort_after: engine steps after which what still runs is aborted.
+    pause: seconds before the round.
+    opted_out: numbers of the prompts whose requests ask not to be stored.
+    salts: of the prompts (``cache_salt``); empty: none.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -24,6 +27,9 @@ class Round:
     max_tokens: int
     reset: bool = True
     abort_after: int | None = None
+    pause: float = 0.0
+    opted_out: tuple[int, ...] = ()
+    salts: tuple[str, ...] = ()
 
 
 class Maker:
@@ -183,7 +189,63 @@ def _aborts(m: Maker, rng: random.Random) -> tuple[Round, ...]:
     )
 
 
+def _chunked_alone(m: Maker, rng: random.Random) -> tuple[Round, ...]:
+    """Some prompts take more than one step, one after another. The budget is between one unit and two."""
+    prompts = [
+        m.tokens(2 * m.unit + rng.randint(m.block, m.unit + m.block)) for _ in range(rng.randint(2, 3))
+    ]
+    return (_round([*prompts, m.tokens(m.unit)], False, rng.choice((1, 4))),)
+
+
+def _shorts(m: Maker, rng: random.Random) -> tuple[Round, ...]:
+    """Lengths around one block and two; some prompts fill none."""
+    lengths = [
+        m.block - 1,
+        m.block,
+        m.block + 1,
+        2 * m.block - 1,
+        2 * m.block + 1,
+        rng.randint(3, m.block // 2),
+    ]
+    rng.shuffle(lengths)
+    return (_round([m.tokens(n) for n in lengths], rng.random() < 0.5, rng.choice((1, 2))),)
+
+
+def _long(m: Maker, rng: random.Random) -> tuple[Round, ...]:
+    """Several units each, one after another."""
+    prompts = [m.tokens(m.unit * rng.randint(2, 4) + rng.randrange(m.unit)) for _ in range(rng.randint(2, 4))]
+    return (_round(prompts, False, rng.choice((1, 3))),)
+
+
+def _apart(m: Maker, rng: random.Random) -> tuple[Round, ...]:
+    """The last prompt comes a while after the others, and is computed in one step."""
+    last = Round((m.tokens(m.whole_units() + rng.randrange(m.unit)),), False, 1, pause=2.5)
+    return (_round(m.prompts(rng.randint(2, 3)), False, 1), last)
+
+
+def _opt_out(m: Maker, rng: random.Random) -> tuple[Round, ...]:
+    """Some of the requests ask not to be stored."""
+    prompts = tuple(m.prompts(rng.randint(3, 5)))
+    out = tuple(sorted(rng.sample(range(len(prompts)), rng.randint(1, len(prompts) - 1))))
+    return (Round(prompts, rng.random() < 0.5, rng.choice((1, 3)), opted_out=out),)
+
+
+def _salted(m: Maker, rng: random.Random) -> tuple[Round, ...]:
+    """The same prompts come again under another salt, and under none."""
+    prompts = tuple(m.tokens(m.whole_units(2) + rng.randint(1, m.unit)) for _ in range(2))
+    return (
+        Round(prompts, rng.random() < 0.5, 2, salts=("tenant-a", "tenant-a")),
+        Round(prompts, rng.random() < 0.5, 2, salts=("tenant-b", rng.choice(("", "tenant-c")))),
+    )
+
+
 _KINDS = {
+    "chunked-alone": _chunked_alone,
+    "shorts": _shorts,
+    "long": _long,
+    "apart": _apart,
+    "opt-out": _opt_out,
+    "salted": _salted,
     "mixed": _mixed,
     "few": _few,
     "one-by-one": _one_by_one,

@@ -1,0 +1,143 @@
+"""One watched call, or one piece of background work: what it did to files and peers, as OUTSIDE records.
+
+``files.py`` and ``sockets.py`` tell what happens, in the thread of the call; sizes are asked for when the
+call is over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvtrace.agent.outside import files, sockets
+from kvtrace.agent.outside.files import PLACES, Place, Removal
+from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.watch.origin import HERE
+from kvtrace.agent.watch.records import Names, next_call
+from kvtrace.trace.format import Flag, Kind, Role, Way, pack_head
+from kvtrace.trace.mask import mask_text
+from kvtrace.trace.rows import Outside as Row
+
+_targets = Names(256)
+_spool: Any = None
+
+
+def begins() -> None:
+    """Where a spool has begun since the last time, all that was noted for an earlier one is forgotten."""
+    global _spool
+    if _spool is not AGENT.recorder:
+        _spool = AGENT.recorder
+        PLACES.forget()
+
+
+class Outside:
+    """Of one call; after :meth:`write`, of the next one."""
+
+    def __init__(self, connector: int) -> None:
+        files.install()
+        sockets.install()
+        begins()
+        self._call = 0
+        self.connector = connector
+        self._empty()
+
+    @property
+    def call(self) -> int:
+        """The call's number, given at the first question."""
+        self._call = self._call or next_call()
+        return self._call
+
+    def _empty(self) -> None:
+        self._opened: dict[str, Place] = {}
+        self._moved: list[Removal] = []
+        self._sent: dict[str, int] = {}
+        self._failed: dict[str, int] = {}
+
+    def opened(self, place: Place) -> None:
+        HERE.did = clock()
+        self._opened[place.path] = place
+
+    def moved(self, removal: Removal, place: Place | None) -> None:
+        if place is not None:
+            self._opened.pop(removal.path, None)
+            self._opened[place.path] = place
+        self._moved.append(removal)
+
+    def sent(self, peer: str, amount: int) -> None:
+        HERE.did = clock()
+        self._sent[peer] = self._sent.get(peer, 0) + amount
+
+    def failed(self, peer: str) -> None:
+        """A connection was refused, or broke while something was sent."""
+        self._failed[peer] = self._failed.get(peer, 0) + 1
+
+    def write(self, step: int, t: int, thread: int, role: Role = Role.WORKER) -> None:
+        """Records of all that happened since it began, or since they were last written. Never raises."""
+        try:
+            for row in self._rows(t, step, thread) if role == Role.WORKER else ():
+                AGENT.add(row)
+            for one in self._moved:
+                write_removal(one, (t, self.call, step), role, self.connector)
+        except Exception:
+            AGENT.failed("what came to rest")
+        self._call = 0
+        self._empty()
+
+    def _rows(self, t: int, step: int, thread: int) -> Iterator[Row]:
+        looked = [PLACES.look(place) for place in self._opened.values()]
+        for place in PLACES.still_open():
+            if place.path not in self._opened:
+                new, wrote = not place.looks, PLACES.look(place)
+                if new or wrote.changed:
+                    looked.append(wrote)
+        for wrote in looked:
+            place = wrote.place
+            marks = Flag.FIRST if place.anew else 0
+            head = pack_head(Kind.OUTSIDE, Role.WORKER, place.way, self.connector, marks, thread)
+            place.anew = False
+            gone = wrote.size < 0
+            size = max(0, wrote.size)
+            yield Row(head, t, self.call, step, _target(place.path), wrote.written, size, int(gone))
+        for peer in {**self._sent, **self._failed}:
+            if peer:  # else a pair of the process's own: an event loop wakes itself
+                head = pack_head(Kind.OUTSIDE, Role.WORKER, Way.SOCKET, self.connector, 0, thread)
+                amounts = self._sent.get(peer, 0), 0, self._failed.get(peer, 0)
+                yield Row(head, t, self.call, step, _target(peer), *amounts)
+
+
+def write_removal(removal: Removal, when: tuple[int, int, int], role: Role, connector: int) -> None:
+    """``when``: time, call, step."""
+    marks = 0 if removal.linked else Flag.REPLACED
+    head = pack_head(Kind.OUTSIDE, role, Way.NAME, connector, marks, AGENT.thread())
+    to = _target(removal.to) if removal.to else 0
+    AGENT.add(Row(head, *when, _target(removal.path), 0, to, 0))
+
+
+def _elsewhere(removal: Removal) -> None:
+    """In a call that is not watched."""
+    write_removal(removal, (clock(), 0, 0), Role.WORKER, 0)
+
+
+files.ELSEWHERE.append(_elsewhere)
+
+
+def _target(name: str) -> int:
+    return _targets.id(_shown(name))
+
+
+_home = ""
+
+
+def _shown(path: str) -> str:
+    """A path as it is recorded: ``~`` for the user's home, no secrets."""
+    global _home
+    if not _home:
+        try:
+            _home = str(Path.home()).rstrip(os.sep) or os.sep
+        except RuntimeError:
+            _home = os.sep
+    if len(_home) > 1 and path.startswith(_home + os.sep):
+        path = "~" + path[len(_home) :]
+    return mask_text(path)

@@ -1,0 +1,312 @@
+"""Files that a connector writes to, by name and size, in whatever thread and call.
+
+Python's ``open``, ``os.open``, ``os.rename``, ``os.link``, ``os.remove``, ``os.truncate`` and
+``sqlite3.connect`` raise audit events; native writers that are known (``agent/files.py``) and shared memory
+segments are noted where Python calls them. What is opened in a watched call, or while one of the connector's
+hooks is on the stack, is remembered by its path. Sizes come from ``os.stat``; no file is ever opened: POSIX
+takes away all locks that a process holds on a file as soon as it closes any handle of it.
+
+A file may stay open and grow later: those that were opened outside a watched call, that are written in place,
+or that are still empty, are looked at again at the end of each later call; so are, once, all others.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from kvtrace.agent.imports import when_imported
+from kvtrace.agent.state import AGENT
+from kvtrace.agent.watch.origin import HERE, origin_here
+from kvtrace.trace.format import SPOOL_DIR, Way
+
+_MOST_PLACES = 8192
+_MOST_OPEN = 24
+_WRITING = os.O_WRONLY | os.O_RDWR
+_SEGMENTS = "/dev/shm/"
+_NOISE = ("/dev/", "/proc/", "/sys/")
+
+
+class Place:
+    """One file.
+
+    Attributes:
+        size: in bytes, as it was last seen.
+        in_place: not written from its begin, or at its end: how much came into it can't be told by its size.
+        anew: it held something before, which this writer took away.
+        stays: it is written to by a handle that stays open, for all that is known.
+        looks: how often it was looked at since it was opened.
+    """
+
+    __slots__ = ("anew", "changed", "in_place", "looks", "path", "size", "stays", "way")
+
+    def __init__(self, path: str, way: Way, size: int) -> None:
+        self.path, self.way, self.size = path, way, size
+        self.in_place = self.anew = self.stays = False
+        self.changed = 0
+        """``st_mtime_ns`` when it was last seen."""
+        self.looks = 0
+
+
+class Wrote(NamedTuple):
+    """What one look at a file found. ``size``: -1, it is not there; ``written``: bytes that came, -1 where
+    that can't be told; ``changed``: it is not as it was."""
+
+    place: Place
+    size: int
+    written: int
+    changed: bool
+
+
+class Places:
+    """Of this process."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}
+        self._open: dict[str, Place] = {}
+        """Those that may still be written to, the latest last."""
+
+    def forget(self) -> None:
+        """A spool begins: it knows of nothing that an earlier one named."""
+        self._places.clear()
+        self._open.clear()
+
+    def opened(self, path: Any, flags: int, way: Way = Way.FILE, in_call: bool = True) -> Place | None:
+        """It is about to be opened for writing (in a watched call, or not); None for what is no store."""
+        name = os.path.abspath(os.fsdecode(path))
+        if name.startswith(_SEGMENTS):
+            way = Way.SHARED_MEMORY
+        elif name.startswith(_NOISE) or "__pycache__" in name or _ours(name):
+            return None
+        known = self._places.get(name)
+        empties = bool(flags & os.O_TRUNC)
+        size = _size(name)
+        if known is None:
+            known = self._places[name] = Place(name, way, 0 if empties else size)
+            if len(self._places) > _MOST_PLACES:
+                del self._places[next(iter(self._places))]
+        if empties:
+            known.size, known.in_place, known.anew = 0, False, size > 0
+        elif not flags & os.O_APPEND and way != Way.SQLITE:
+            known.in_place |= size > 0
+        known.stays = not empties or not in_call
+        known.looks = known.changed = 0
+        self._keep(known)
+        return known
+
+    def _keep(self, place: Place) -> None:
+        self._open.pop(place.path, None)
+        self._open[place.path] = place
+        if len(self._open) > _MOST_OPEN:
+            closed = (one.path for one in self._open.values() if one.looks and one.size and not one.stays)
+            del self._open[next(closed, next(iter(self._open)))]
+
+    def renamed(self, source: Any, target: Any) -> tuple[str, Place] | None:
+        """(path before, the place under its new path) of a known one."""
+        old, new = (os.path.abspath(os.fsdecode(name)) for name in (source, target))
+        place = self._places.pop(old, None)
+        if place is None:
+            return None
+        self._open.pop(old, None)
+        place.anew |= _size(new) > 0
+        place.path = new
+        self._places[new] = place
+        self._keep(place)
+        return old, place
+
+    def removed(self, name: str) -> None:
+        self._open.pop(name, None)
+        self._places.pop(name, None)
+
+    def known(self, name: str) -> Place | None:
+        return self._places.get(name)
+
+    def still_open(self) -> Iterator[Place]:
+        """What may have been written to by a handle that stayed open."""
+        yield from list(self._open.values())
+
+    def look(self, place: Place) -> Wrote:
+        try:
+            found = os.stat(place.path)
+        except OSError:
+            self._open.pop(place.path, None)
+            return Wrote(place, -1, 0, place.size > 0 or not place.looks)
+        grown, touched = found.st_size - place.size, found.st_mtime_ns != place.changed
+        place.size, place.changed = found.st_size, found.st_mtime_ns
+        place.looks += 1
+        if place.looks > 1 and place.size and not (grown or touched or place.stays):
+            self._open.pop(place.path, None)  # it was closed
+        unknown = place.in_place or grown < 0
+        written = (-1 if grown or touched else 0) if unknown else grown
+        return Wrote(place, place.size, written, bool(grown or touched))
+
+
+PLACES = Places()
+
+
+class Removal(NamedTuple):
+    """A file that lost its name, or got another one: ``to`` "": it was removed."""
+
+    path: str
+    to: str = ""
+    linked: bool = False
+    """The old name leads to it still."""
+
+
+ELSEWHERE: list[Callable[[Removal], None]] = []
+"""Are told of what a connector removes, renames or links outside a watched call."""
+
+
+def _ours(name: str) -> bool:
+    config = AGENT.config
+    return config is not None and name.startswith(str(config.dir / SPOOL_DIR) + os.sep)
+
+
+def _size(name: str) -> int:
+    try:
+        return os.path.getsize(name)
+    except OSError:
+        return 0
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+_installed = False
+
+
+def install() -> None:
+    """Idempotent; an audit hook can't be taken out again."""
+    global _installed
+    if not _installed:
+        _installed = True
+        sys.addaudithook(_audit)
+        when_imported("multiprocessing.shared_memory", _wrap_segments)
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    handler = _EVENTS.get(event)
+    if handler is not None:
+        try:
+            handler(args)
+        except Exception:
+            AGENT.failed("files outside")
+
+
+def _open(args: tuple[Any, ...]) -> None:
+    path, _, flags = args
+    if isinstance(flags, int) and flags & _WRITING and not isinstance(path, int):
+        _note(path, flags)
+
+
+def _rename(args: tuple[Any, ...], linked: bool = False) -> None:
+    """A file that is published by a link goes on under its new name, too: the old one goes next, mostly."""
+    moved = PLACES.renamed(args[0], args[1])
+    if moved is not None:
+        old, place = moved
+        _tell(Removal(old, place.path, linked), place)
+
+
+def _link(args: tuple[Any, ...]) -> None:
+    _rename(args, linked=True)
+
+
+def _remove(args: tuple[Any, ...]) -> None:
+    if isinstance(args[0], int):
+        return
+    name = os.fsdecode(args[0])
+    if args[1] != -1:  # in a folder that is open, as shutil.rmtree does it
+        name = os.path.join(os.readlink(f"/proc/self/fd/{args[1]}"), name)
+    name = os.path.abspath(name)
+    if not name.startswith(_NOISE) and not _ours(name):
+        _tell(Removal(name))
+        PLACES.removed(name)
+
+
+def _truncate(args: tuple[Any, ...]) -> None:
+    if not isinstance(args[0], int):
+        _note(args[0], os.O_RDWR)
+
+
+def _connect(args: tuple[Any, ...]) -> None:
+    name = os.fsdecode(args[0])
+    if name and not name.startswith((":memory:", "file:")):
+        _note(name, os.O_RDWR, Way.SQLITE)
+
+
+_EVENTS: dict[str, Callable[[tuple[Any, ...]], None]] = {
+    "open": _open,
+    "os.rename": _rename,
+    "os.link": _link,
+    "os.remove": _remove,
+    "os.truncate": _truncate,
+    "sqlite3.connect": _connect,
+}
+
+
+def _tell(removal: Removal, place: Place | None = None) -> None:
+    here = _here()
+    if here is not None:
+        here.moved(removal, place)
+    elif origin_here() is not None:
+        for tell in ELSEWHERE:
+            tell(removal)
+
+
+def note(path: Any) -> None:
+    """A native writer truncates and writes this path."""
+    try:
+        _note(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    except Exception:
+        AGENT.failed("files outside")
+
+
+def _attached(path: str) -> None:
+    """A segment is opened by its name. One that was written before may be written anew: one more look at it
+    is enough, since whoever opens it by name for each record does so again."""
+    try:
+        place = PLACES.known(path)
+        if place is not None:
+            _note(path, os.O_RDWR)
+            place.stays = False
+    except Exception:
+        AGENT.failed("files outside")
+
+
+def wanted() -> bool:
+    """Whether this thread is in a watched call or piece of work."""
+    return _here() is not None
+
+
+def _here() -> Any:
+    return getattr(HERE.work, "outside", None)
+
+
+def _note(path: Any, flags: int, way: Way = Way.FILE) -> None:
+    """What a watched call, or a connector's hook, opens."""
+    here = _here()
+    if here is not None or origin_here() is not None:
+        place = PLACES.opened(path, flags, way, here is not None)
+        if place is not None and here is not None:
+            here.opened(place)
+
+
+def _wrap_segments(module: Any) -> None:
+    original = module.SharedMemory.__init__
+    if hasattr(original, "_kvtrace"):
+        return
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        create = args[1] if len(args) > 1 else kwargs.get("create", False)
+        path = _SEGMENTS + str(self.name).lstrip("/")
+        if create:
+            note(path)
+        else:
+            _attached(path)
+
+    wrapper: Any = functools.update_wrapper(__init__, original)
+    wrapper._kvtrace = True
+    module.SharedMemory.__init__ = wrapper

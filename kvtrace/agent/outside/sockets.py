@@ -1,0 +1,101 @@
+"""Connections that are made or refused through Python's sockets, and how many bytes go out.
+
+``socket.socket`` is wrapped where bytes go out or a connection is made: http.client, redis and most other
+clients written in Python pass there. A call that is not watched pays one look at a thread's variable. What is
+sent, and what comes back, is never looked at.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from kvtrace.agent import frames
+from kvtrace.agent.state import AGENT
+from kvtrace.agent.watch.origin import HERE
+
+_SENDS, _CONNECTS = ("send", "sendall"), ("connect", "connect_ex")
+_ON_THE_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY, errno.EISCONN})
+_installed = False
+
+
+def install() -> None:
+    """Idempotent."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for names, around in ((_SENDS, _sending), (_CONNECTS, _connecting)):
+        for name in names:
+            original = getattr(socket.socket, name)
+            setattr(socket.socket, name, functools.update_wrapper(around(original), original))
+
+
+def _here() -> Any:
+    return getattr(HERE.work, "outside", None)
+
+
+def _told(tell: Callable[..., None], *args: Any) -> None:
+    try:
+        tell(*args)
+    except Exception:
+        AGENT.failed("sockets")
+
+
+def _sending(original: Any) -> Any:
+    def send(self: Any, data: Any, *args: Any) -> Any:
+        here = _here()
+        if here is None:
+            return original(self, data, *args)
+        try:
+            sent = original(self, data, *args)
+        except OSError as error:
+            if not isinstance(error, (BlockingIOError, InterruptedError)):
+                _told(here.failed, name_of(self))
+            frames.step_out(error)
+            raise
+        _told(_sent, here, self, data, sent)
+        return sent
+
+    return send
+
+
+def _sent(here: Any, sock: Any, data: Any, sent: int | None) -> None:
+    here.sent(name_of(sock), memoryview(data).nbytes if sent is None else sent)
+
+
+def _connecting(original: Any) -> Any:
+    def connect(self: Any, address: Any) -> Any:
+        here = _here()
+        if here is None:
+            return original(self, address)
+        try:
+            result = original(self, address)
+        except OSError as error:
+            if not isinstance(error, (BlockingIOError, InterruptedError)):
+                _told(here.failed, name_of_address(address))
+            frames.step_out(error)
+            raise
+        if result and result not in _ON_THE_WAY:  # connect_ex
+            _told(here.failed, name_of_address(address))
+        return result
+
+    return connect
+
+
+def name_of(sock: Any) -> str:
+    """The peer: ``tcp host:port``, or ``unix path``."""
+    try:
+        peer = sock.getpeername()
+    except OSError:
+        return ""
+    return name_of_address(peer)
+
+
+def name_of_address(peer: Any) -> str:
+    if isinstance(peer, tuple) and len(peer) >= 2:
+        return f"tcp {peer[0]}:{peer[1]}"
+    return f"unix {peer}" if peer and isinstance(peer, str) else ""

@@ -1,0 +1,34 @@
+"""Bytes of KV that were read against bytes that came to rest, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvtrace.causes.case import Case
+from kvtrace.ledger.model import Outside
+from kvtrace.words import size
+
+_LEAST, _MOST = 0.02, 0.9
+"""Bytes in files for one that was read: less is an index, a list of names; more is all of it."""
+
+
+def narrower(case: Case) -> Iterator[Outside]:
+    """Connectors of which less came into files than they read: narrower numbers, compression, or a loss."""
+    for one in case.run.outside:
+        if one.came is not None and one.read and _LEAST <= one.came / one.read < _MOST:
+            yield one
+
+
+def never_came(one: Outside) -> int:
+    """Tokens for which no byte came, where others account for all of theirs, so that no number was made
+    narrower; 0 where that can't be told."""
+    if not one.accounted or not one.token or one.came is None:
+        return 0
+    return max(0, one.read - one.came) // one.token
+
+
+def in_words(one: Outside) -> str:
+    """``4.0 MiB were read from the KV cache, 1.0 MiB came to rest (25 %)``."""
+    came = one.came or 0
+    share = 100 * came / one.read if one.read else 0.0
+    return f"{size(one.read)} were read from the KV cache, {size(came)} came to rest ({share:.0f} %)"

@@ -1,0 +1,112 @@
+"""``kvtrace verify``: does a connector give back what it took?"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import typer
+
+from kvtrace.cli.output import NO_COLOR, emit, format_option, screen
+from kvtrace.errors import KvtraceError
+from kvtrace.render.formats import Format, page_formats
+from kvtrace.render.verify import verify_junit, verify_page
+from kvtrace.verify.answers import Result
+
+PAGES = {row.name: row for row in page_formats(verify_page, Result.document)}
+JUNIT = Format[Result]("junit", "JUnit XML", lambda result, _: verify_junit(result))
+FORMATS = (*PAGES.values(), JUNIT)
+
+
+def verify(
+    command: list[str] | None = typer.Argument(
+        None, metavar="[--] COMMAND...", help="Starts the server to verify, as vllm serve MODEL ..."
+    ),
+    connector: str | None = typer.Option(
+        None,
+        "--connector",
+        metavar="MODULE:CLASS",
+        help="In place of COMMAND: a small server with this connector (or one of vLLM's, by its name).",
+    ),
+    config: str | None = typer.Option(
+        None, "--config", metavar="JSON", help="With --connector: its kv_connector_extra_config."
+    ),
+    model: Path | None = typer.Option(
+        None, "--model", metavar="DIR", help="With --connector: this model, not a small one made on the spot."
+    ),
+    suite: str = typer.Option("quick", "--suite", metavar="quick|full", help="How much is tried."),
+    case: str = typer.Option(
+        "", "--case", metavar="CASE", help="Try this workload alone, as a failure names it: 'a96 ; a96'."
+    ),
+    error: str = typer.Option(
+        "10%",
+        "--error",
+        metavar="SHARE",
+        help="How far KV that comes back may be from what was computed, on the mean of a layer; 0% for none.",
+    ),
+    hook_share: str = typer.Option(
+        "", "--hook-share", metavar="SHARE", help="Share of a step's time that one hook may take."
+    ),
+    store: Path | None = typer.Option(
+        None,
+        "--store",
+        metavar="DIR",
+        help="The connector's directory, empty at the start: a restart must find what is in it, "
+        "and suite full damages it.",
+    ),
+    reference: bool = typer.Option(
+        True,
+        "--reference/--no-reference",
+        help="Also start the same command without its connector, and compare answers.",
+    ),
+    shrink: float = typer.Option(
+        60.0, "--shrink", min=0, metavar="SECONDS", help="Look so long for the smallest failing case; 0: not."
+    ),
+    seed: int | None = typer.Option(None, "--seed", min=0, help="Of the prompts. [default: a new one]"),
+    start_timeout: float = typer.Option(
+        900.0, "--start-timeout", min=1, metavar="SECONDS", help="How long the server may take to start."
+    ),
+    output: Path | None = typer.Option(
+        None,
+        "-o",
+        "--output",
+        metavar="DIR",
+        help="Where the traced runs go: new, or empty. [default: reports/<timestamp>-verify-...]",
+    ),
+    junit: Path | None = typer.Option(None, "--junit", metavar="FILE", help="Also write JUnit XML."),
+    format: Format[Result] = format_option(FORMATS),
+    no_color: bool = NO_COLOR,
+) -> None:
+    """Prove that a connector gives back what it took.
+
+    To the right asker, and to nobody else. Starts a server of its own, asks prompts, empties the GPU's own
+    prefix cache, asks again, and compares the KV. Exit codes: 0 no property failed, 1 one did, 2 usage, or
+    the server did not start.
+    """
+    from kvtrace.cli.progress import progress_bar
+    from kvtrace.cli.writing import write_file
+    from kvtrace.launch.say import say
+    from kvtrace.verify.property import SUITES
+    from kvtrace.verify.session import Options, Small, parse_share, verify
+
+    if suite not in SUITES:
+        raise KvtraceError(f"--suite {suite!r} is not known", f"write {' or '.join(SUITES)}")
+    if bool(command) == bool(connector):
+        raise KvtraceError(
+            "verify needs a command or a connector", "kvtrace verify -- vllm serve MODEL ... or --connector"
+        )
+    if connector is None and (config or model):
+        raise KvtraceError("--config and --model go with --connector", "COMMAND has its own")
+    small = Small(connector, config, model) if connector else None
+    shares = parse_share("--error", error), parse_share("--hook-share", hook_share)
+    options = Options(
+        command or [], suite, output, seed, *shares, reference, case, store, start_timeout, small, shrink
+    )
+    with progress_bar() as progress:
+        result = verify(options, progress, say)
+    here = screen(no_color)
+    if junit is not None:
+        write_file(junit, JUNIT.draw(result, here), replace=True)
+    with contextlib.suppress(typer.Exit):  # a reader that has gone does not turn a failure into a pass
+        emit(format.draw(result, here))
+    raise typer.Exit(0 if result.passed else 1)

@@ -1,0 +1,106 @@
+"""Where the connectors' writes went, as people name it: directories, databases, shared memory, peers.
+
+From the OUTSIDE records of the workers, and what lay at those paths when the run was over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvtrace.ledger.model import Engine, Place
+from kvtrace.ledger.rest_file import RestFile
+from kvtrace.ledger.scan import SpoolScan
+from kvtrace.trace import rows
+from kvtrace.trace.format import PEER, Way
+
+DIRECTORY, DATABASE, MEMORY, PEERS, CONFIGURED = (
+    "directory", "database", "shared memory", "peer", "configured",
+)  # fmt: skip
+_KIND = {Way.FILE: DIRECTORY, Way.SQLITE: DATABASE, Way.SHARED_MEMORY: MEMORY, Way.SOCKET: PEERS}
+_LEAST_DEPTH = 2
+"""Parts of a path above which a common directory says nothing: ``/``, ``/home``."""
+
+
+def places(scans: Sequence[SpoolScan], engines: Sequence[Engine], rest: RestFile) -> list[Place]:
+    """The places that were written to, those with most files first; then what the configuration names, where
+    nothing was written to any place."""
+    spools = {worker.spool for engine in engines for worker in engine.workers}
+    wrote: dict[tuple[str, str], int] = defaultdict(int)
+    for scan in scans:
+        if scan.name in spools:
+            for kind, target, size in _written(scan):
+                wrote[kind, target] += size
+    roots = [path for engine in engines for path in configured_paths(engine.extra)]
+    found = [*_directories(wrote, roots, rest), *_others(wrote)]
+    if found:
+        return sorted(found, key=lambda one: (-one.files, -one.size, one.name))
+    return [Place(CONFIGURED, path) for path in dict.fromkeys(roots)]
+
+
+def _written(scan: SpoolScan) -> Iterable[tuple[str, str, int]]:
+    wrote = rows.columns(rows.Outside, scan.outside)
+    for way, target in np.unique(np.stack([rows.code(wrote.head), wrote.target]), axis=1).T.tolist():
+        name, kind = scan.names.get(target, ""), _KIND.get(way, "")
+        here = (rows.code(wrote.head) == way) & (wrote.target == target)
+        if name and kind:
+            yield kind, name, int(np.clip(wrote.bytes[here], 0, None).sum())
+
+
+def _directories(
+    wrote: Mapping[tuple[str, str], int], roots: Sequence[str], rest: RestFile
+) -> Iterable[Place]:
+    """Files by the configured directory that they lie in, else by the one that all others share."""
+    lies = {one.path: one for one in rest.files}
+    files: dict[str, list[str]] = defaultdict(list)
+    loose: list[str] = []
+    for kind, path in wrote:
+        if kind == DIRECTORY:
+            root = next((root for root in roots if _inside(path, root)), None)
+            (loose if root is None else files[root]).append(path)
+    for path in loose:
+        files[_shared(path, loose)].append(path)
+    for root, inside in files.items():
+        there = [path for path in inside if path not in lies or lies[path].exists is not False]
+        sizes = [lies[path].size if path in lies else None for path in there]
+        size = sum(wrote[DIRECTORY, path] if n is None else n for path, n in zip(there, sizes, strict=True))
+        yield Place(DIRECTORY, root, len(there), size)
+
+
+def _others(wrote: Mapping[tuple[str, str], int]) -> Iterable[Place]:
+    for (kind, name), size in wrote.items():
+        if kind != DIRECTORY:
+            yield Place(kind, name, size=size)
+
+
+def _inside(path: str, root: str) -> bool:
+    """``~`` stands for the user's home in a record, as it may in a configuration."""
+    whole = os.path.expanduser(path), os.path.normpath(os.path.expanduser(root))
+    return whole[0] == whole[1] or whole[0].startswith(whole[1].rstrip("/") + "/")
+
+
+def _shared(path: str, others: Sequence[str]) -> str:
+    """The directory that holds a path and those that begin alike."""
+    head = path.split("/")[: _LEAST_DEPTH + 1]
+    alike = [os.path.dirname(one) for one in others if one.split("/")[: _LEAST_DEPTH + 1] == head]
+    return os.path.commonpath(alike) if len(alike) > 1 else os.path.dirname(path)
+
+
+def configured_paths(value: Any, depth: int = 0) -> list[str]:
+    """Absolute paths and peers (``redis://host:6379``) that stand in a connector's configuration."""
+    if isinstance(value, str):
+        return [value] if value.startswith(("/", "~/")) or "://" in value else []
+    if depth < 6 and isinstance(value, Mapping):
+        return [path for inner in value.values() for path in configured_paths(inner, depth + 1)]
+    if depth < 6 and isinstance(value, (list, tuple)):
+        return [path for inner in value for path in configured_paths(inner, depth + 1)]
+    return []
+
+
+def named(place: str) -> str:
+    """``tcp 10.0.0.2:6379`` -> ``10.0.0.2:6379``."""
+    return next((place[len(one) :] for one in PEER if place.startswith(one)), place)

@@ -1,0 +1,206 @@
+"""What a report answers in one sentence each: where things were stored, whether vLLM did its part (attention,
+hooks, prefix cache, CUDA graphs), what was loaded. In the terms of vLLM alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvtrace.gate.layers import index_of
+from kvtrace.labels import label
+from kvtrace.render.layout import clean, names
+from kvtrace.terms import LOADED, NOT_OBSERVED, SAVED
+from kvtrace.words import count, listed, peer, percent, plural, size
+
+if TYPE_CHECKING:
+    from kvtrace.report.model import Engine, HookRow, Ledger, OpRow, Place, Report
+
+_SHOWN_PLACES = 3
+_SAVE_LAYER, _WAIT_SAVE = "save_kv_layer", "wait_for_save"
+_ATTENTION = "attention"
+"""In the names of attention ops, and not in those that update the KV cache."""
+
+
+# --------------------------------------------------------------------------------- where
+
+
+def where(report: Report) -> str:
+    """``In /mnt/kv: 16 files, 4.2 MiB.``"""
+    saved = tokens_of(report["ledger"]["saves"], SAVED)
+    written = report.get("places")
+    if written is None:  # reports of before
+        return "Where to is not in this report: a newer kvtrace writes it." if saved else _nothing(report)
+    there = [one for one in written if one["kind"] != "configured"]
+    shown = [_place(one) for one in there[:_SHOWN_PLACES]]
+    more = f" and {len(there) - len(shown)} more places" if len(there) > len(shown) else ""
+    if saved:
+        if shown:
+            return f"Stored in {'; '.join(shown)}{more}."
+        return "Where to was not seen: the connector wrote no file and no database, and sent nothing."
+    nothing = _nothing(report)
+    if shown:
+        return f"{nothing} Written to {'; '.join(shown)}{more}."
+    configured = listed((clean(one["name"], 100) for one in written), 2)
+    return f"{nothing} Configured is {configured}." if configured else nothing
+
+
+def _nothing(report: Report) -> str:
+    """Where no token is counted as stored."""
+    if report["ledger"]["saves"]["accounts"].get(NOT_OBSERVED):
+        return "No token was seen to be stored."
+    return "Nothing was stored."
+
+
+def _place(one: Place) -> str:
+    name, amount = clean(one["name"], 100), size(one["size"])
+    if one["kind"] == "directory":
+        return f"{name} ({plural(one['files'], 'file')}, {amount})"
+    if one["kind"] == "peer":
+        return f"{peer(name)} ({amount} sent)"
+    return f"{name} ({one['kind']}, {amount} written)" if one["size"] else f"{name} ({one['kind']})"
+
+
+# ------------------------------------------------------------------------- vLLM's own part
+
+
+def engine_facts(engine: Engine) -> list[str]:
+    """How attention and the hooks are reached, and what else people suspect: each in a few words."""
+    facts = []
+    if backends := engine.get("attention", []):
+        facts.append(names(backends, 3))
+    direct = engine.get("direct_calls")
+    if direct is not None:
+        every = direct >= engine["pairs"]
+        facts.append(
+            "no direct call" if not direct else "direct call" if every
+            else f"direct call in {direct} of {engine['pairs']} layers"
+        )  # fmt: skip
+    if engine["prefix_caching"] is not None:
+        facts.append(f"prefix cache {'on' if engine['prefix_caching'] else 'off'}")
+    if graphs := graph_words(engine):
+        facts.append(graphs)
+    return facts
+
+
+def graph_words(engine: Engine) -> str:
+    """``eager: no CUDA graphs``, ``CUDA graphs PIECEWISE``; "" where that is not known."""
+    if engine["enforce_eager"]:
+        return "eager: no CUDA graphs"
+    if engine["platform"] and engine["platform"] not in ("cuda", "rocm"):
+        return "no CUDA graphs here"
+    used = clean(engine.get("graphs_used", "") or engine["cudagraph_mode"], 40)
+    asked = clean(engine.get("graphs_asked", ""), 40)
+    if not used:
+        return ""
+    changed = f" ({asked} was asked for)" if asked not in ("", "default", used) else ""
+    return ("no CUDA graphs" if used == "NONE" else f"CUDA graphs {used}") + changed
+
+
+def attention(report: Report) -> str:
+    """``unified_attention_with_output ran in Python in all 560 layer-steps``; "" where nothing ran."""
+    rows = [row for row in report["coverage"]["ops"] if _ATTENTION in row["op"] and row["layer"]]
+    due = sum(row["eligible"] for row in rows)
+    if not due:
+        return ""
+    ran = sum(row["fired"] for row in rows)
+    called = names(dict.fromkeys(row["op"] for row in rows if row["fired"]), 2) or names(
+        dict.fromkeys(row["op"] for row in rows), 2
+    )
+    steps = sum(engine["real_steps"] for engine in report["run"]["engines"])
+    often = (
+        f"in every layer in {'all ' if steps > 1 else ''}{plural(steps, 'step')}"
+        if ran >= due
+        else f"for {count(ran)} of {count(due)} (layer, step) pairs"
+    )
+    return f"{called} ran in Python {often}{_missing(rows)}{_direct(rows, ran)}"
+
+
+def _direct(rows: list[OpRow], ran: int) -> str:
+    direct = sum(row["direct"] for row in rows)
+    if not direct:
+        return ""
+    return ", called directly" if direct >= ran else f", {count(direct)} of them called directly"
+
+
+def saving(report: Report) -> str:
+    """``save_kv_layer was called in all 560, with something to save in 16``."""
+    parts: list[str] = []
+    for hook in (_SAVE_LAYER, _WAIT_SAVE):
+        rows = [row for row in report["coverage"]["hooks"] if row["hook"] == hook]
+        due, fired = sum(row["eligible"] for row in rows), sum(row["fired"] for row in rows)
+        work = sum(row["with_work"] for row in rows)
+        if not due:
+            continue
+        if hook == _WAIT_SAVE and (parts and not _elsewhere(report)):
+            continue
+        did = f"{count(work)} of them with KV to save" if work else "never with KV to save"
+        parts.append(f"{hook} was called {count(fired)} of {count(due)} times, {did}{_missing(rows)}")
+    return "; ".join(parts)
+
+
+def _elsewhere(report: Report) -> bool:
+    return any(one["id"] == "saves-elsewhere" for one in report["findings"])
+
+
+def _missing(rows: list[OpRow] | list[HookRow]) -> str:
+    """Names the layers in which it did not run as often as it was due, where these are few."""
+    layers = dict.fromkeys(row["layer"] for row in rows if row["fired"] < row["eligible"] and row["layer"])
+    every = {row["layer"] for row in rows}
+    if not layers or len(layers) == len(every):
+        return ""
+    return f" (less in {listed((layer_name(one) for one in layers if one), 2)})"
+
+
+def layer_name(layer: str) -> str:
+    """``layer 3, model.layers.3``: its number in the model, and its name without what all have."""
+    number = index_of(layer)
+    short = clean(layer, 80)
+    for tail in (".self_attn.attn", ".attn"):
+        short = short.removesuffix(tail)
+    return f"layer {number}, {short}" if number else short
+
+
+def uneven(report: Report) -> str:
+    """Where KV was saved in some layers or on some ranks alone: ``0 prompt tokens saved in layer 3, ...``."""
+    rows = report.get("layers", [])
+    if not rows:
+        return ""
+    least, engine = rows[0]["tokens"], rows[0]["engine"]
+    worst = [row for row in rows if row["tokens"] == least and row["engine"] == engine]
+    layers = list(dict.fromkeys(row["layer"] for row in worst))
+    ranks = sorted({row["rank"] for row in worst})
+    of = next((one for one in report["run"]["engines"] if one["tag"] == engine), None)
+    every_layer, every_rank = (of["kv_layers"], len(of["ranks"])) if of else (0, 0)
+    if len(worst) != len(layers) * len(ranks) or (len(layers) < every_layer and len(ranks) < every_rank):
+        first = f"{layer_name(worst[0]['layer'])}, rank {worst[0]['rank']}"
+        pairs = of["pairs"] if of else len(worst)
+        where = f"{len(worst)} of {plural(pairs, '(layer, rank) pair')} (the first: {first})"
+    elif len(layers) == every_layer:
+        where = listed((f"rank {rank}" for rank in ranks), 3)
+    else:
+        where = listed(map(layer_name, layers), 2)
+    return f"{plural(least, 'prompt token')} saved in {where}; elsewhere {count(rows[0]['most'])}."
+
+
+# ---------------------------------------------------------------------------------- loads
+
+
+def loaded(report: Report) -> str:
+    """``Loaded: 512 of 1 024 prompt tokens; 512 were not in the store``."""
+    ledger = report["ledger"]["loads"]
+    if ledger["total"] <= 0:
+        return "Loaded: nothing was looked up or offered."
+    whole = ledger["total_tokens"]
+    came = tokens_of(ledger, LOADED)
+    rest = [
+        f"{count(tokens_of(ledger, name))} {label(name)}"
+        for name in sorted(ledger["accounts"], key=lambda name: -ledger["accounts"][name])
+        if name not in (LOADED,) and ledger["accounts"][name] and tokens_of(ledger, name)
+    ]
+    share = f" ({percent(came, whole)})" if came else ""
+    said = f"Loaded: {count(came)} of {plural(whole, 'prompt token')}{share}"
+    return f"{said}; {', '.join(rest)}." if rest else f"{said}."
+
+
+def tokens_of(ledger: Ledger, name: str) -> int:
+    """Whole tokens with one outcome (older reports have parts of them)."""
+    return round(ledger["tokens"].get(name, ledger["accounts"].get(name, 0) / (ledger["pairs"] or 1)))

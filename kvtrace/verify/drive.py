@@ -1,0 +1,213 @@
+"""Asks an engine the workloads of all properties: their first rounds one after the other, then a rest, then
+their second rounds. So the engine comes to rest a few times, whatever the number of properties."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvtrace.verify.answers import VerifyError
+from kvtrace.verify.engine import Engine, Reply, Request
+from kvtrace.verify.evidence import IDENT, Evidence
+from kvtrace.verify.observed import Asked, Death, with_stored
+from kvtrace.verify.workload import RESET, STORE_ACTS, Round, Streams, Workload, parse
+
+PROBE = "probe"
+_DELAYS = (0.2, 1.5, 5.0)
+"""Seconds that a store may need after the engine is at rest, tried one after the other."""
+_FIRST_PATIENCE = 120.0
+_LEAST_PATIENCE = 20.0
+_TIMES = 30.0
+"""An answer may take so many times as long as the slowest one before."""
+_MOST_LATE = 3
+"""Answers that never came after which the engine is asked no more."""
+_REST_PATIENCE = 15.0
+_SAMPLED = 10
+"""Requests from one look at the processes to the next."""
+_MOST_DEATHS = 5
+"""Of the engine, after which it is started anew."""
+
+Progress = Callable[[int, int, str], None]
+"""Requests made, requests in all, what is asked now."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A workload, and the property whose it is."""
+
+    name: str
+    workload: Workload
+
+
+class Driver:
+    """Asks one engine.
+
+    Attributes:
+        asked: in order, with what came back, without what the spools say.
+        samples: what the processes used (``usage`` says it), with the number of the request asked then.
+        held: numbers of the rests (from 1) after which blocks were still held.
+        died: why the engine is asked no more; deaths: after which it was started anew, too.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        streams: Streams,
+        look: Callable[[], Evidence],
+        progress: Progress = lambda done, total, what: None,
+        act: Callable[[str], None] | None = None,
+    ) -> None:
+        """``act``: damages the store."""
+        self._engine, self._streams, self._look = engine, streams, look
+        self._progress, self._act = progress, act
+        self.usage: Callable[[], Mapping[str, int]] | None = None
+        self.samples: list[Mapping[str, float]] = []
+        self.asked: list[Asked] = []
+        self.held: list[int] = []
+        self.deaths: list[Death] = []
+        self.died = ""
+        self.resets = 0
+        self.resets_known = True
+        self.delay = _DELAYS[0]
+        self._late = self._life = self._batch = 0
+        self._slowest = 0.0
+        self._total = 0
+
+    @property
+    def patience(self) -> float:
+        """Seconds that an answer may take."""
+        return max(_LEAST_PATIENCE, _TIMES * self._slowest) if self._slowest else _FIRST_PATIENCE
+
+    def probe(self, lengths: Sequence[Sequence[int]]) -> None:
+        """Learn what comes back at all, and how long the connector's store needs until it does: prompts of
+        the first of these lengths, then of the next ones after longer rests."""
+        for number, (delay, tried) in enumerate(zip(_DELAYS, lengths, strict=False)):
+            self.delay = delay
+            words = " ".join(f"{name}{length}" for name, length in zip("ab", tried, strict=False))
+            first = len(self.asked)
+            self.run([Job(f"{PROBE}-{number}", parse(f"{words} ; {words}"))])
+            if self.died:
+                return
+            evidence = self._look()
+            again = [evidence.of(one.number) for one in self.asked[first:] if one.round]
+            if all(seen is not None and seen.accepted for seen in again):
+                return
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """All of them; stops where the engine cannot be asked any more. A job that ends the engine, or has no
+        answer, is asked no further; the engine is started anew for the others, which begin anew."""
+        self._total += sum(len(job.workload.prompts) for job in jobs)
+        kinds = dict.fromkeys(job.workload.acts for job in jobs)
+        # what damages the store, or ends the engine, comes last
+        for acts in sorted(kinds, key=lambda acts: (bool(set(acts) - {"", RESET}), len(acts))):
+            left = [job for job in jobs if job.workload.acts == acts]
+            while left and not self.died:
+                deadly = self._together(left, acts)
+                if deadly is None:
+                    break
+                left = [job for job in left if job is not deadly]
+                self._begin_anew()
+
+    def _together(self, jobs: Sequence[Job], acts: Sequence[str]) -> Job | None:
+        """Round by round; the job that ended the engine, if one did."""
+        late: set[str] = set()
+        for at, act in enumerate(acts):
+            if act and not self._rest(act):
+                return None
+            for job in jobs:
+                if job.name in late:
+                    continue
+                replies = self._round(job, at, job.workload.rounds[at])
+                if any(reply.late for reply in replies):
+                    late.add(job.name)
+                    self._late += 1
+                    if self._late >= _MOST_LATE:
+                        self.died = f"{self._late} times there was no answer"
+                if any(reply.error for reply in replies) and (why := self._engine.gone()):
+                    self.deaths.append(Death(job.name, why, len(self.asked) - 1))
+                    return job
+                if self.died:
+                    return None
+        return None
+
+    def _begin_anew(self) -> None:
+        if len(self.deaths) > _MOST_DEATHS:
+            self.died = self.deaths[-1].why
+            return
+        self._progress(len(self.asked), self._total, "starting the engine anew")
+        try:
+            self._engine.restart()
+        except VerifyError as error:
+            self.died = str(error)
+        self._life += 1
+
+    def _round(self, job: Job, number: int, part: Round) -> list[Reply]:
+        found: list[Reply] = []
+        name = f"{job.name} {self._life}" if self.deaths else job.name
+        for batch in part.batches:
+            self._progress(len(self.asked), self._total, job.name)
+            self._batch += 1
+            first = len(self.asked)
+            tokens = [self._streams.tokens(name, prompt) for prompt in batch]
+            requests = [
+                Request(
+                    f"{IDENT}-{first + at}",
+                    ids,
+                    prompt.generate,
+                    prompt.salt,
+                    prompt.leaves,
+                    prompt.preempted,
+                )
+                for at, (prompt, ids) in enumerate(zip(batch, tokens, strict=True))
+            ]
+            replies = self._engine.ask(requests, self.patience)
+            for at, (prompt, ids, reply) in enumerate(zip(batch, tokens, replies, strict=True)):
+                self.asked.append(
+                    Asked(
+                        first + at, job.name, job.workload.text, number, part.act, self._life, self._batch,
+                        prompt, ids, reply,
+                    )
+                )  # fmt: skip
+            found += replies
+            if self.usage is not None and first % _SAMPLED == 0 and (used := self.usage()):
+                self.samples.append({"number": first, **used})
+            self._slowest = max([self._slowest, *(one.seconds for one in replies if not one.error)])
+            if any(reply.error for reply in replies):
+                break
+        return found
+
+    def _rest(self, act: str) -> bool:
+        """Let the engine come to rest, do what is to be done, empty its prefix cache."""
+        self._progress(len(self.asked), self._total, act)
+        self.resets += 1
+        time.sleep(self.delay / 2)
+        if not self._reset():
+            return False
+        time.sleep(self.delay / 2)
+        if act == RESET:
+            return True
+        if act in STORE_ACTS:
+            if self._act is not None:
+                self._act(act)
+            return True
+        try:
+            self._engine.restart()
+        except VerifyError as error:
+            self.died = str(error)
+            return False
+        self._life += 1
+        return True
+
+    def _reset(self) -> bool:
+        came_about = self._engine.reset(_REST_PATIENCE)
+        if came_about is None:
+            self.resets_known = False
+        elif not came_about:
+            self.died = self._engine.gone()
+            self.held.append(self.resets)
+        return not self.died
+
+    def seen(self, evidence: Evidence) -> list[Asked]:
+        """All requests, with what the spools say of them."""
+        return with_stored([replace(one, seen=evidence.of(one.number)) for one in self.asked])

@@ -1,0 +1,58 @@
+"""An engine that can be asked, however it runs: what a driver needs of it, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request to make. ``id``: the client's; it is the run directory's name for it, too."""
+
+    id: str
+    tokens: Sequence[int]
+    generate: int
+    salt: str = ""
+    leaves: bool = False
+    preempted: bool = False
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came back.
+
+    Attributes:
+        tokens: generated, as their ids; of one that left those until then.
+        logprobs: of each token its own, and the best few at its place by their ids; () not told.
+        error: why there is no answer, in the engine's words; "" none.
+        late: there was none when the patience ended.
+    """
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[tuple[float, dict[int, float]], ...] = ()
+    error: str = ""
+    late: bool = False
+    seconds: float = 0.0
+
+
+class Engine(Protocol):
+    """An engine with a connector. All calls come from one thread."""
+
+    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+        """Make them together; the replies in their order. Never raises: errors stand in the replies."""
+
+    def reset(self, patience: float) -> bool | None:
+        """Empty the engine's own prefix cache, waiting so long for its blocks to be given back. None: whether
+        it was is not known."""
+
+    def restart(self) -> None:
+        """Stop it, start it anew with the same configuration.
+
+        Raises:
+            VerifyError: it can't be, or it did not start.
+        """
+
+    def gone(self) -> str:
+        """Why it cannot be asked any more, in its own words; "" it can."""

@@ -1,0 +1,182 @@
+"""What a run directory says of the requests that verify made: the ledger's books, request by request."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvtrace.ledger.ends import LoadEnd, SaveEnd
+from kvtrace.ledger.model import Engine, Run
+from kvtrace.ledger.read import read_run
+from kvtrace.ledger.scan import SpoolScan, scan
+from kvtrace.trace.facts import LoadErrors
+from kvtrace.trace.format import SPOOL_DIR
+from kvtrace.trace.reader import SpoolError, spool_paths
+
+IDENT = "kvverify"
+_NUMBER = re.compile(rf"{IDENT}-(\d+)(?!\d)")
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """Of one layer: how far blocks are from those that the same tokens computed to."""
+
+    largest: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request as its engine's spools tell it. Counts are tokens, unless they say token-layers.
+
+    Attributes:
+        local: in the engine's own prefix cache; offered: by the connector (None: not asked, or never said);
+            accepted: of these, by the scheduler.
+        ends: token-layers of what was accepted, by how they ended.
+        proved: token-layers that came back as they were computed.
+        reasons: what was seen of those that did not, by their end.
+        saved: token-layers that the connector took.
+        errors: of loaded blocks; noise: of blocks that the engine computed twice; by layer.
+        compared, differing: loaded blocks that were compared number by number, and those not the same.
+    """
+
+    id: str
+    engine: int
+    prompt: int
+    computed: int
+    local: int
+    offered: int | None
+    accepted: int
+    asynchronous: bool
+    pairs: int
+    ends: Mapping[LoadEnd, int]
+    proved: int
+    reasons: Mapping[LoadEnd, tuple[str, ...]]
+    saved: int
+    chunks: int
+    preemptions: int
+    status: str
+    finished: bool
+    errors: Mapping[str, LayerError] = field(default_factory=dict)
+    noise: Mapping[str, LayerError] = field(default_factory=dict)
+    compared: int = 0
+    differing: int = 0
+
+    def lost(self, *ends: LoadEnd) -> int:
+        """Token-layers that ended in one of these ways."""
+        return sum(self.ends.get(end, 0) for end in ends)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Of one or more runs that are read as one. ``engine``: the one that has the connector."""
+
+    engine: Engine | None
+    seen: Mapping[int, Sequence[Seen]]
+    """Number of a request -> as each engine saw it (of a prefill and a decode server two)."""
+    run: Run | None = None
+
+    def of(self, number: int) -> Seen | None:
+        """The one that answered it: the last."""
+        found = self.seen.get(number)
+        return found[-1] if found else None
+
+
+def read(directories: Sequence[Path]) -> Evidence:
+    """What is there now; the runs may still go on.
+
+    Raises:
+        RunError: nothing can be read.
+    """
+    if len(directories) == 1:
+        return _read(directories[0])
+    with tempfile.TemporaryDirectory(prefix="kvtrace-verify-", dir=directories[0].parent) as folder:
+        spools = Path(folder) / SPOOL_DIR
+        spools.mkdir(mode=0o700)
+        for directory in directories:
+            for path in spool_paths(directory):
+                with suppress(FileExistsError):
+                    os.link(path, spools / path.name)
+        return _read(Path(folder))
+
+
+def _read(directory: Path) -> Evidence:
+    run = read_run(directory)
+    errors = _errors([one for path in spool_paths(directory) if (one := _scan(path)) is not None])
+    loads = {load.request: load for load in run.load_rows}
+    seen: dict[int, list[Seen]] = defaultdict(list)
+    by_tag = {engine.tag: engine for engine in run.engines}
+    for row, one in enumerate(_rows(run.requests)):
+        number = _NUMBER.search(one.client) or _NUMBER.search(one.id)
+        load = loads.get(row)
+        if number is None:
+            continue
+        of_blocks = errors.get(one.id, ())
+        engine = by_tag.get(one.engine)
+        seen[int(number[1])].append(
+            Seen(
+                one.id, one.engine, one.prompt, one.computed,
+                load.local if load else 0,
+                load.answer if load else None,
+                load.accepted if load else 0,
+                load.asynchronous if load else False,
+                engine.pairs if engine else 0,
+                dict(load.ends) if load else {},
+                load.proved if load else 0,
+                dict(load.reasons) if load else {},
+                one.saved, one.chunks, one.preemptions, one.status, one.finished,
+                _by_layer([fact for fact in of_blocks if fact.loaded]),
+                _by_layer([fact for fact in of_blocks if not fact.loaded]),
+                sum(len(fact.places) for fact in of_blocks if fact.loaded),
+                sum(fact.differing for fact in of_blocks if fact.loaded),
+            )
+        )  # fmt: skip
+    with_connector = [engine for engine in run.engines if engine.configured is not None]
+    engines = with_connector or list(run.engines)
+    return Evidence(engines[-1] if engines else None, dict(seen), run)
+
+
+def _rows(table: Any) -> Any:
+    return table.itertuples(index=False)
+
+
+def _scan(path: Path) -> SpoolScan | None:
+    try:
+        return scan(path)
+    except SpoolError:
+        return None
+
+
+def _errors(scans: Sequence[SpoolScan]) -> dict[str, list[LoadErrors]]:
+    found: dict[str, list[LoadErrors]] = defaultdict(list)
+    for one in scans:
+        for fact in one.facts_of(LoadErrors):
+            found[fact.request].append(fact)
+    return found
+
+
+def _by_layer(facts: Sequence[LoadErrors]) -> dict[str, LayerError]:
+    largest: dict[str, float] = defaultdict(float)
+    total: dict[str, float] = defaultdict(float)
+    blocks: dict[str, int] = defaultdict(int)
+    for fact in facts:
+        for layer, most, mean in zip(fact.layers, fact.largest, fact.mean, strict=False):
+            largest[layer] = max(largest[layer], most)
+            total[layer] += mean * len(fact.places)
+            blocks[layer] += len(fact.places)
+    return {layer: LayerError(largest[layer], total[layer] / max(1, blocks[layer])) for layer in largest}
+
+
+def unfinished_saves(run: Run) -> list[tuple[str, SaveEnd]]:
+    """Requests whose asynchronous save did not end well, and how it ended."""
+    bad = (SaveEnd.NOT_FINISHED, SaveEnd.FAILED)
+    return [
+        (str(run.requests["id"].iloc[save.request]), save.end) for save in run.async_saves if save.end in bad
+    ]

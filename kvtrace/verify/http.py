@@ -1,0 +1,200 @@
+"""A vLLM server over HTTP: prompts as token ids, and what its developer mode adds."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from kvtrace.verify.engine import Reply, Request
+
+_TOP = 5
+"""Best tokens at each place that are asked for."""
+_ID = "token_id:"
+_Parts = tuple[list[int], list[tuple[float, dict[int, float]]], str]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens. ``key``: its API key, "" none."""
+
+    host: str
+    port: int
+    key: str = ""
+
+    @property
+    def taken(self) -> bool:
+        """Whether somebody listens there."""
+        try:
+            with socket.create_connection((self.host, self.port), 1.0):
+                return True
+        except OSError:
+            return False
+
+
+class Client:
+    """Asks one server."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._model = ""
+
+    def call(
+        self, method: str, path: str, body: Any = None, patience: float = 30.0
+    ) -> tuple[int, dict[str, Any]]:
+        """Status (0: no answer) and the JSON object that came back."""
+        connection = self._connect(patience)
+        try:
+            connection.request(method, path, _json(body), self._headers())
+            answer = connection.getresponse()
+            value = json.loads(answer.read() or b"{}")
+            return answer.status, value if isinstance(value, dict) else {}
+        except (OSError, http.client.HTTPException):
+            return 0, {}
+        except ValueError:
+            return answer.status, {}
+        finally:
+            connection.close()
+
+    @property
+    def healthy(self) -> bool:
+        return self.call("GET", "/health", patience=5.0)[0] == 200
+
+    def reset(self, running: bool = False) -> tuple[int, bool | None]:
+        """Status of the reset, and whether it came about (None: this version does not tell)."""
+        more = "?reset_running_requests=true" if running else ""
+        status, value = self.call("POST", f"/reset_prefix_cache{more}")
+        return status, value.get("success") if isinstance(value.get("success"), bool) else None
+
+    def ask(
+        self, requests: Sequence[Request], patience: float, more: Mapping[str, Any] | None = None
+    ) -> list[Reply]:
+        """Together; the replies in their order."""
+        if not self._model:
+            models = self.call("GET", "/v1/models")[1].get("data") or [{}]
+            self._model = str(models[0].get("id", ""))
+        if len(requests) == 1:
+            return [self._one(requests[0], patience, more)]
+        begin = threading.Barrier(len(requests))
+
+        def one(request: Request) -> Reply:
+            begin.wait()
+            return self._one(request, patience, more)
+
+        with ThreadPoolExecutor(len(requests)) as pool:
+            return list(pool.map(one, requests))
+
+    def body(self, request: Request, more: Mapping[str, Any] | None) -> dict[str, Any]:
+        body = {
+            "model": self._model, "prompt": list(request.tokens), "max_tokens": request.generate,
+            "temperature": 0.0, "seed": 0, "ignore_eos": True, "logprobs": _TOP,
+            "return_tokens_as_token_ids": True, **(more or {}),
+        }  # fmt: skip
+        return body | ({"cache_salt": request.salt} if request.salt else {})
+
+    def _one(self, request: Request, patience: float, more: Mapping[str, Any] | None) -> Reply:
+        began = time.monotonic()
+        streamed = request.leaves or request.preempted
+        body = self.body(request, more) | ({"stream": True} if streamed else {})
+        connection = self._connect(patience)
+        try:
+            connection.request("POST", "/v1/completions", _json(body), self._headers(request.id))
+            answer = connection.getresponse()
+            if answer.status != 200:
+                said = answer.read(4096).decode("utf-8", "replace")
+                return Reply(error=f"HTTP {answer.status}: {_message(said)}", seconds=_since(began))
+            if streamed:
+                tokens, best, error = self._stream(answer, request)
+            else:
+                tokens, best, error = _parts(json.loads(answer.read()))
+            return Reply(tuple(tokens), tuple(best), error, seconds=_since(began))
+        except TimeoutError:
+            return Reply(error=f"no answer in {patience:.0f} s", late=True, seconds=_since(began))
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            return Reply(error=f"{type(error).__name__}: {error}", seconds=_since(began))
+        finally:
+            connection.close()
+
+    def _stream(self, answer: http.client.HTTPResponse, request: Request) -> _Parts:
+        tokens: list[int] = []
+        best: list[tuple[float, dict[int, float]]] = []
+        for event in _events(answer.readline):
+            more, also, error = _parts(event)
+            if error:
+                return tokens, best, error
+            first = not tokens and bool(more)
+            tokens += more
+            best += also
+            if first and request.leaves:
+                break  # the connection is closed
+            if first and request.preempted:
+                self.reset(running=True)
+        return tokens, best, ""
+
+    def _connect(self, patience: float) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._address.host, self._address.port, timeout=patience)
+
+    def _headers(self, ident: str = "") -> dict[str, str]:
+        headers = {"Content-Type": "application/json"}
+        if ident:
+            headers["X-Request-Id"] = ident
+        if self._address.key:
+            headers["Authorization"] = f"Bearer {self._address.key}"
+        return headers
+
+
+def _json(body: Any) -> bytes | None:
+    return None if body is None else json.dumps(body).encode()
+
+
+def _since(began: float) -> float:
+    return time.monotonic() - began
+
+
+def _message(text: str) -> str:
+    try:
+        value = json.loads(text)
+        return str(value["error"]["message"])[:300]
+    except (ValueError, KeyError, TypeError):
+        return text[:300]
+
+
+def _events(line: Callable[[], bytes]) -> Iterator[dict[str, Any]]:
+    """Of a stream of server-sent events."""
+    while text := line():
+        data = text.strip().removeprefix(b"data: ")
+        if not data or data == b"[DONE]":
+            continue
+        value = json.loads(data)
+        if isinstance(value, dict):
+            yield value
+
+
+def _parts(value: Mapping[str, Any]) -> _Parts:
+    """Tokens, their logprobs and an error, of an answer or a piece of one."""
+    if "error" in value:
+        return [], [], _message(json.dumps(value))
+    choice = (value.get("choices") or [{}])[0]
+    told = choice.get("logprobs") or {}
+    tokens = [_token(name) for name in told.get("tokens") or ()]
+    own = told.get("token_logprobs") or [0.0] * len(tokens)
+    top = told.get("top_logprobs") or [{}] * len(tokens)
+    best = [
+        (float(mine or 0.0), {_token(name): float(of) for name, of in (others or {}).items()})
+        for mine, others in zip(own, top, strict=False)
+    ]
+    error = "the server ended it with an error" if choice.get("finish_reason") == "error" else ""
+    return tokens, best, error
+
+
+def _token(name: str) -> int:
+    """``token_id:17`` -> 17; of a server that writes words instead the same number for the same word."""
+    if name.startswith(_ID) and name[len(_ID) :].isdigit():
+        return int(name[len(_ID) :])
+    return -1 - int.from_bytes(name.encode()[:6], "big")

@@ -1,0 +1,310 @@
+"""Judgements that several properties share: pure functions from what was observed to a verdict."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from kvtrace.ledger.ends import LoadEnd
+from kvtrace.verify.answers import Number, Verdict, failed, not_applicable, not_observed, proved
+from kvtrace.verify.observed import BAD, MOST_APART, Asked, Observed
+from kvtrace.words import count, listed, percent, plural
+
+MOST_NAMED = 4
+_MOST_SAID = 3
+_ENDS = {
+    LoadEnd.WRONG: "hold other KV than these tokens compute to",
+    LoadEnd.ALTERED: "hold other numbers than were stored",
+    LoadEnd.USED_BEFORE: "were used before they were loaded",
+    LoadEnd.NOT_WRITTEN: "were accepted and never written",
+    LoadEnd.PARTLY: "were written in part",
+    LoadEnd.FAILED: "failed to load",
+    LoadEnd.NOT_FINISHED: "never finished loading",
+}
+
+
+def names(asked: Iterable[Asked]) -> list[str]:
+    return [one.id for one in asked][:MOST_NAMED]
+
+
+def nothing(what: Observed) -> Verdict | None:
+    """Why nothing of the connector's loads can be judged; None: some were seen."""
+    if what.facts.role == "kv_producer":
+        return not_applicable("its role is kv_producer: it never loads")
+    if what.loads:
+        return None
+    if not what.facts.looks_up:
+        return not_applicable("its lookup finds nothing, whatever it is asked: it never loads")
+    if what.facts.role == "kv_consumer":
+        return not_applicable("its role is kv_consumer: it never saves")
+    if what.died:
+        return not_observed(f"the engine could not be asked any more: {what.died}")
+    return not_observed("nothing was loaded")
+
+
+def error_of(one: Asked) -> tuple[float, float] | None:
+    """Mean and largest error of what a request loaded, over its layers; None: not compared."""
+    if one.seen is None or not one.seen.errors:
+        return None
+    errors = one.seen.errors.values()
+    return max(error.mean for error in errors), max(error.largest for error in errors)
+
+
+def close(one: Asked, what: Observed) -> bool | None:
+    """Whether what a request loaded is near enough to what was computed; None: not compared."""
+    error = error_of(one)
+    if error is None:
+        return None
+    return error[0] <= what.settings.error and error[1] <= what.settings.error * MOST_APART
+
+
+def altered(one: Asked, what: Observed) -> bool:
+    """Whether it came back as other numbers, within what is stated."""
+    return one.seen is not None and one.seen.differing > 0 and close(one, what) is True
+
+
+def bad_ends(one: Asked, what: Observed, *ends: LoadEnd) -> dict[LoadEnd, int]:
+    """How tokens of a load ended that did not come back, in token-layers. Other numbers within the stated
+    error are no such end."""
+    if one.seen is None:
+        return {}
+    found = {end: one.seen.lost(end) for end in ends or BAD}
+    if close(one, what):
+        # the same blocks, number by number: near enough, whatever their fingerprints say
+        found.pop(LoadEnd.WRONG, None)
+        found.pop(LoadEnd.ALTERED, None)
+        if one.seen.compared * max(1, what.facts.block) >= one.given - what.facts.block:
+            for end in (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY):
+                found.pop(end, None)
+    elif LoadEnd.WRONG in found and close(one, what) is False and not any(found.values()):
+        found[LoadEnd.WRONG] = one.seen.pairs * what.facts.block * one.seen.differing
+    return {end: n for end, n in found.items() if n}
+
+
+def loaded_wrong(asked: Sequence[Asked], what: Observed, *ends: LoadEnd) -> Verdict | None:
+    """A failure where accepted tokens did not come back; None: all did."""
+    bad = [(one, found) for one in asked if (found := bad_ends(one, what, *ends))]
+    if not bad:
+        return None
+    total: Counter[LoadEnd] = Counter()
+    for _, found in bad:
+        total.update(found)
+    worst = [f"{count(n)} token-layers {_ENDS[end]}" for end, n in total.most_common()]
+    lines = [
+        reason
+        for one, found in bad
+        if one.seen is not None
+        for end in found
+        for reason in one.seen.reasons.get(end, ())
+    ]
+    lines = [*dict.fromkeys([*(error_line(one, what) for one, _ in bad[:1]), *lines])]
+    first = bad[0][0]
+    return failed(
+        f"in {len(bad)} of {plural(len(asked), 'request')} that loaded, {'; '.join(worst)}",
+        evidence=[line for line in lines if line][:_MOST_SAID],
+        requests=names(one for one, _ in bad),
+        numbers={"requests": len(bad), "token-layers": sum(total.values())},
+        case=first.case,
+    )
+
+
+def error_line(one: Asked, what: Observed) -> str:
+    """How far it is, beside the engine's own noise; "" where it was not compared."""
+    error = error_of(one)
+    if error is None or one.seen is None:
+        return ""
+    layers = one.seen.errors
+    apart = [name for name, of in layers.items() if of.largest > 0]
+    if not apart:
+        return f"{one.id}: the same, bit by bit, in {plural(one.seen.compared, 'block')}"
+    own = noise(what)
+    beside = f"the engine's own noise {percent(own)}" if own is not None else "no noise was measured"
+    return (
+        f"{one.id}: error {share(error[0])} on the mean, {share(error[1])} at most, in {len(apart)} of "
+        f"{plural(len(layers), 'layer')}; {beside}"
+    )
+
+
+def share(value: float) -> str:
+    """An error; past any bound it is no number."""
+    return percent(value) if value < 1 else f"{value * 100:.0f} %" if value < 1e6 else "not a number"
+
+
+def noise(what: Observed) -> float | None:
+    """The mean error between two computations of the same tokens, of the worst layer; None: none was seen.
+    What is computed on top of what was loaded is none."""
+    alone = [one.seen for one in what.plain if one.seen and not one.given and not one.seen.preemptions]
+    found = [of.mean for seen in alone for of in seen.noise.values()]
+    return max(found, default=None)
+
+
+def answers_differ(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, str]]:
+    """Requests whose answer is not that of the engine without what was loaded, beyond its own noise."""
+    found = []
+    for one in asked:
+        if not one.answered or one.prompt.leaves:
+            continue
+        right = _right(one, what)
+        if right and not any(_same(one, other, what) for other in right):
+            found.append((one, _first_difference(one, right[0])))
+    return found
+
+
+def _right(one: Asked, what: Observed) -> list[tuple[tuple[int, ...], object]]:
+    """The answers that are right: without a connector, else of the requests that computed it all."""
+    arm = what.reference.get((tuple(one.tokens), one.prompt.generate))
+    if arm is not None:
+        return [(reply.tokens, reply) for reply in arm.replies if reply.tokens]
+    return [
+        (other.reply.tokens, other.reply)
+        for other in what.plain
+        if other is not one
+        and other.answered
+        and other.seen is not None
+        and other.seen.offered is not None
+        and not other.given
+        and list(other.tokens) == list(one.tokens)
+        and len(other.reply.tokens) >= one.prompt.generate
+    ]
+
+
+def _same(one: Asked, other: tuple[tuple[int, ...], object], what: Observed) -> bool:
+    """Whether the answers are equal, or differ first where the best two tokens are as good as equal."""
+    tokens, reply = other
+    at = next((i for i, (a, b) in enumerate(zip(one.reply.tokens, tokens, strict=False)) if a != b), None)
+    if at is None:
+        return True
+    logprobs = getattr(reply, "logprobs", ())
+    if at >= len(logprobs):
+        return False
+    own, best = logprobs[at]
+    theirs = best.get(one.reply.tokens[at])
+    return theirs is not None and own - theirs <= tie(what)
+
+
+def tie(what: Observed) -> float:
+    """Difference of two logprobs up to which the engine may prefer the one or the other: twice the most that
+    its own answers to one prompt differ."""
+    most = 0.0
+    for arm in what.reference.values():
+        first = arm.replies[0]
+        for other in arm.replies[1:]:
+            for (a, b), (x, y) in zip(
+                zip(first.tokens, first.logprobs, strict=False),
+                zip(other.tokens, other.logprobs, strict=False),
+                strict=False,
+            ):
+                if a != x:
+                    break
+                most = max(most, abs(b[0] - y[0]))
+    return 2 * most + 1e-4
+
+
+def _first_difference(one: Asked, other: tuple[tuple[int, ...], object]) -> str:
+    pairs = zip(one.reply.tokens, other[0], strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
+    return (
+        f"{one.id} ({one.prompt.length} tokens, {one.given} loaded): token {at + 1} of its answer is another"
+    )
+
+
+def unanswered(asked: Sequence[Asked], what: Observed) -> Verdict | None:
+    """A failure where a request had no answer; None: all had one."""
+    bad = [one for one in asked if one.reply.error]
+    if not bad:
+        return None
+    said = listed(one.reply.error for one in bad)
+    return failed(
+        f"{len(bad)} of {plural(len(asked), 'request')} had no answer: {said}",
+        evidence=[*(death.why for death in what.deaths if death.job == bad[0].job), *raised(what)],
+        requests=names(bad),
+        case=bad[0].case,
+    )
+
+
+def raised(what: Observed) -> list[str]:
+    """Exceptions that left the connector's hooks, and where."""
+    run = what.evidence.run
+    found = run.exceptions if run is not None else ()
+    lines = [f"{one.hook} raised {one.type} at {one.where}: {one.message}" for one in found]
+    return list(dict.fromkeys(lines))[:_MOST_SAID]
+
+
+def expected(one: Asked, unit: int) -> int:
+    """Tokens of its prompt that have to come back: whole units that were stored, but for the last token."""
+    return min(one.stored, len(one.tokens) - 1) // unit * unit
+
+
+def missing(asked: Sequence[Asked], unit: int, edges: bool = False) -> list[Asked]:
+    """Of repeated prompts those of which whole units did not come back.
+
+    Args:
+        edges: also of prompts that end with a unit, or a token behind it. A store that keeps one record of a
+            prompt may lose these, as the engine always computes the last token: a property of their own.
+    """
+    repeated = [one for one in asked if one.answered and one.stored == len(one.tokens)]
+    usual = [one for one in repeated if edges or len(one.tokens) % unit > 1]
+    return [one for one in usual if one.back < expected(one, unit)]
+
+
+def comes_back(asked: Sequence[Asked], what: Observed, shared: bool = False, edges: bool = False) -> Verdict:
+    """The judgement of one workload: answered, right, and given back equal.
+
+    Args:
+        shared: its prompts share beginnings: what of them comes back is the connector's choice.
+        edges: as of :func:`missing`.
+    """
+    later = [one for one in asked if one.round > 0 and what.unit and expected(one, what.unit)]
+    late = unanswered([one for one in asked if not one.prompt.leaves], what)
+    if late is not None:
+        return late
+    wrong = loaded_wrong([one for one in asked if one.given], what)
+    if wrong is not None:
+        return wrong
+    other = answers_differ(asked, what)
+    if other and not any(altered(one, what) for one, _ in other):
+        return failed(
+            f"{len(other)} of {plural(len(asked), 'answer')} differ from those without loads",
+            evidence=[line for _, line in other][:_MOST_SAID],
+            requests=names(one for one, _ in other),
+            case=other[0][0].case,
+        )
+    if not any(one.given for one in asked):
+        cannot = nothing(what)
+        if cannot is not None:
+            return cannot
+        if not later:
+            return not_observed("no whole unit of these prompts was stored")
+        if shared:
+            return not_observed("nothing of these prompts came back")
+        return failed(
+            f"nothing of {plural(len(later), 'stored prompt')} came back",
+            requests=names(later),
+            case=later[0].case,
+        )
+    gone = [] if shared or not what.unit else missing(later, what.unit, edges)
+    if gone:
+        return not_back(gone, what)
+    tokens = sum(one.given for one in asked)
+    equal = sum(one.seen.proved for one in asked if one.seen)
+    numbers: dict[str, Number] = {"requests": len(asked), "tokens": tokens, "token-layers equal": equal}
+    if not equal and not any(close(one, what) for one in asked):
+        return not_observed(f"{count(tokens)} tokens came back, and could not be compared", numbers=numbers)
+    return proved(f"{count(tokens)} tokens of {plural(len(asked), 'request')} came back", numbers=numbers)
+
+
+def not_back(gone: Sequence[Asked], what: Observed) -> Verdict:
+    """The failure of repeated prompts whose whole units did not come back."""
+    first = max(gone, key=lambda one: expected(one, what.unit) - one.back)
+    earlier = next(
+        (one for one in what.asked if one.round < first.round and one.tokens == first.tokens), None
+    )
+    took = earlier.seen.saved // max(1, earlier.seen.pairs) if earlier and earlier.seen else 0
+    return failed(
+        f"of {plural(len(gone), 'repeated prompt')} whole units of {what.unit} tokens did not come back: "
+        f"{count(first.back)} of {count(expected(first, what.unit))} tokens of {first.id}",
+        evidence=[f"the connector took {plural(took, 'token')} of it when it was asked first"],
+        requests=names(gone),
+        numbers={"prompts": len(gone), "unit": what.unit},
+        case=first.case,
+    )

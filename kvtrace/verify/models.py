@@ -1,0 +1,295 @@
+"""Small models for connectors that come without a server: made on the spot, with nothing but numpy.
+
+Random weights with a wide spread: with small ones answers hardly depend on the KV cache. One word of the
+vocabulary is one token. The same call gives the same bytes; a finished folder is left as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+VERSION = 1
+_SEED = 20261123
+_SPREAD = 0.15
+_VOCABULARY = 512
+_LAYERS = 4
+_HIDDEN, _INNER, _HEADS, _HEAD = 128, 256, 4, 64
+_DONE = "kvtrace-model.json"
+
+Shapes: TypeAlias = dict[str, tuple[int, ...]]
+
+
+def _common(layers: int = _LAYERS) -> dict[str, Any]:
+    return {
+        "vocab_size": _VOCABULARY, "hidden_size": _HIDDEN, "intermediate_size": _INNER,
+        "num_hidden_layers": layers, "num_attention_heads": _HEADS, "num_key_value_heads": 2,
+        "head_dim": _HEAD, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False, "hidden_act": "silu", "torch_dtype": "bfloat16",
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "rope_theta": 10000.0,
+    }  # fmt: skip
+
+
+def _outside() -> Shapes:
+    return {
+        "model.embed_tokens.weight": (_VOCABULARY, _HIDDEN),
+        "model.norm.weight": (_HIDDEN,),
+        "lm_head.weight": (_VOCABULARY, _HIDDEN),
+    }
+
+
+def _mlp(layer: str) -> Shapes:
+    return {
+        f"{layer}.mlp.gate_proj.weight": (_INNER, _HIDDEN),
+        f"{layer}.mlp.up_proj.weight": (_INNER, _HIDDEN),
+        f"{layer}.mlp.down_proj.weight": (_HIDDEN, _INNER),
+    }
+
+
+def _attention(layer: str) -> Shapes:
+    own = f"{layer}.self_attn"
+    return {
+        f"{own}.q_proj.weight": (_HEADS * _HEAD, _HIDDEN),
+        f"{own}.k_proj.weight": (2 * _HEAD, _HIDDEN),
+        f"{own}.v_proj.weight": (2 * _HEAD, _HIDDEN),
+        f"{own}.o_proj.weight": (_HIDDEN, _HEADS * _HEAD),
+    }
+
+
+def _norms(layer: str, *names: str) -> Shapes:
+    return {f"{layer}.{name}.weight": (_HIDDEN,) for name in names}
+
+
+_AROUND = ("input_layernorm", "post_attention_layernorm")
+
+
+def _llama() -> Shapes:
+    found = _outside()
+    for number in range(_LAYERS):
+        layer = f"model.layers.{number}"
+        found |= {**_attention(layer), **_mlp(layer), **_norms(layer, *_AROUND)}
+    return found
+
+
+_RANK, _NOPE, _ROPE = 512, 64, 64
+
+
+def _deepseek() -> Shapes:
+    found = _outside()
+    for number in range(_LAYERS):
+        layer = f"model.layers.{number}"
+        own = f"{layer}.self_attn"
+        found |= {
+            f"{own}.q_proj.weight": (_HEADS * (_NOPE + _ROPE), _HIDDEN),
+            f"{own}.kv_a_proj_with_mqa.weight": (_RANK + _ROPE, _HIDDEN),
+            f"{own}.kv_a_layernorm.weight": (_RANK,),
+            f"{own}.kv_b_proj.weight": (_HEADS * (_NOPE + _HEAD), _RANK),
+            f"{own}.o_proj.weight": (_HIDDEN, _HEADS * _HEAD),
+            **_mlp(layer),
+            **_norms(layer, *_AROUND),
+        }
+    return found
+
+
+def _gemma() -> Shapes:
+    found = _outside()
+    for number in range(6):
+        layer = f"model.layers.{number}"
+        found |= {
+            **_attention(layer),
+            **_mlp(layer),
+            **_norms(layer, *_AROUND, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+            f"{layer}.self_attn.q_norm.weight": (_HEAD,),
+            f"{layer}.self_attn.k_norm.weight": (_HEAD,),
+        }
+    return found
+
+
+_STATE, _MAMBA = 32, 256
+"""Size of a Mamba2 state, and of what goes through it: four heads of 64."""
+
+
+def _bamba() -> Shapes:
+    found = _outside() | {"model.final_layernorm.weight": (_HIDDEN,)}
+    del found["model.norm.weight"]
+    for number in range(_LAYERS):
+        layer = f"model.layers.{number}"
+        own = f"{layer}.mamba"
+        wide = _MAMBA + 2 * _STATE
+        state: Shapes = {
+            f"{own}.in_proj.weight": (_MAMBA + wide + 4, _HIDDEN),
+            f"{own}.conv1d.weight": (wide, 1, 4),
+            f"{own}.conv1d.bias": (wide,),
+            f"{own}.A_log": (4,),
+            f"{own}.D": (4,),
+            f"{own}.dt_bias": (4,),
+            f"{own}.norm.weight": (_MAMBA,),
+            f"{own}.out_proj.weight": (_HIDDEN, _MAMBA),
+        }
+        found |= _attention(layer) if number % 2 else state
+        found |= _norms(layer, "input_layernorm", "pre_ff_layernorm")
+        found |= {name.replace(".mlp.", ".feed_forward."): shape for name, shape in _mlp(layer).items()}
+    return found
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model, as far as it decides how vLLM lays out its KV cache.
+
+    Attributes:
+        says: in words.
+        config: of its ``config.json``, beside what all have.
+        shapes: its weights.
+    """
+
+    says: str
+    architecture: str
+    config: Mapping[str, Any]
+    shapes: Callable[[], Shapes]
+    layers: int = _LAYERS
+    arguments: tuple[str, ...] = field(default=())
+
+
+KINDS: Mapping[str, Kind] = {
+    "gqa": Kind("grouped-query attention", "LlamaForCausalLM", {"model_type": "llama"}, _llama),
+    "mla": Kind(
+        "MLA, one latent a token and layer",
+        "DeepseekV2ForCausalLM",
+        {
+            "model_type": "deepseek_v2", "kv_lora_rank": _RANK, "q_lora_rank": None,
+            "qk_nope_head_dim": _NOPE, "qk_rope_head_dim": _ROPE, "v_head_dim": _HEAD,
+            "num_key_value_heads": _HEADS, "n_routed_experts": None, "first_k_dense_replace": _LAYERS,
+            "moe_layer_freq": 1, "n_shared_experts": None, "num_experts_per_tok": None,
+        },
+        _deepseek,
+    ),
+    "sliding": Kind(
+        "a sliding window beside full attention",
+        "Gemma3ForCausalLM",
+        {
+            "model_type": "gemma3_text", "sliding_window": 128, "query_pre_attn_scalar": 64,
+            "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+            "hidden_activation": "gelu_pytorch_tanh", "rope_local_base_freq": 10000.0,
+        },
+        _gemma,
+        6,
+    ),
+    "hybrid": Kind(
+        "layers that keep a state a request beside full attention",
+        "BambaForCausalLM",
+        {
+            "model_type": "bamba", "attn_layer_indices": [1, 3], "mamba_n_heads": 4, "mamba_d_head": 64,
+            "mamba_d_state": _STATE, "mamba_expand": 2, "mamba_n_groups": 1, "mamba_d_conv": 4,
+            "mamba_chunk_size": 64, "attn_rotary_emb": _HEAD, "mamba_conv_bias": True,
+            "mamba_proj_bias": False,
+        },
+        _bamba,
+    ),
+}  # fmt: skip
+FIRST = "gqa"
+
+
+def folder() -> Path:
+    """Where they are kept."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "kvtrace" / "models"
+
+
+def make(kind: str, place: Path | None = None) -> Path:
+    """The folder of that kind's model, made where it is not there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = (place or folder()) / f"{kind}-{VERSION}"
+    if (path / _DONE).exists():
+        return path
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    shutil.rmtree(half, ignore_errors=True)
+    half.mkdir(parents=True)
+    try:
+        for name, value in _documents(KINDS[kind]):
+            (half / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        _write_weights(half / "model.safetensors", KINDS[kind].shapes())
+        (half / _DONE).write_text(json.dumps({"kind": kind, "version": VERSION}) + "\n", encoding="utf-8")
+        if not (path / _DONE).exists():  # another process may have been faster
+            shutil.rmtree(path, ignore_errors=True)
+            half.rename(path)
+    except OSError:
+        if not (path / _DONE).exists():
+            raise
+    finally:
+        shutil.rmtree(half, ignore_errors=True)
+    return path
+
+
+def _documents(kind: Kind) -> Iterator[tuple[str, Any]]:
+    yield "config.json", {"architectures": [kind.architecture], **_common(kind.layers), **kind.config}
+    yield "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    special = ["<pad>", "<s>", "</s>", "<unk>"]
+    words = [*special, *(f"w{number}" for number in range(len(special), _VOCABULARY))]
+    yield (
+        "tokenizer.json",
+        {
+            "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
+            "added_tokens": [
+                {
+                    "id": number, "content": word, "special": True, "single_word": False, "lstrip": False,
+                    "rstrip": False, "normalized": False,
+                }
+                for number, word in enumerate(special)
+            ],
+            "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None,
+            "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
+            "model": {
+                "type": "WordLevel", "vocab": {word: number for number, word in enumerate(words)},
+                "unk_token": "<unk>",
+            },
+        },
+    )  # fmt: skip
+    yield (
+        "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 4096, "pad_token": "<pad>",
+            "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+            "clean_up_tokenization_spaces": False,
+        },
+    )  # fmt: skip
+
+
+def _write_weights(path: Path, shapes: Shapes) -> None:
+    """A safetensors file: the length of a JSON head, the head, the numbers."""
+    source = np.random.default_rng(_SEED)
+    parts: list[bytes] = []
+    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, shape in sorted(shapes.items()):
+        data = _bfloat16(_values(name, shape, source)).tobytes()
+        head[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + len(data)]}
+        parts.append(data)
+        at += len(data)
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(parts))
+
+
+def _values(name: str, shape: tuple[int, ...], source: np.random.Generator) -> NDArray[np.float32]:
+    if "norm" in name or name.endswith(".D"):
+        return np.ones(shape, dtype=np.float32)
+    if name.endswith("A_log"):
+        return np.log(np.arange(1, shape[0] + 1, dtype=np.float32))
+    return (source.standard_normal(shape) * _SPREAD).astype(np.float32)
+
+
+def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The upper half of each number."""
+    return (values.view(np.uint32) >> 16).astype(np.uint16)

@@ -1,0 +1,192 @@
+"""What the properties judge: each request as it was asked, what came back, what its engine's spools say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from kvtrace.ledger.ends import LoadEnd
+from kvtrace.verify.engine import Reply
+from kvtrace.verify.evidence import Evidence, Seen
+from kvtrace.verify.workload import STORE_ACTS, Prompt
+
+BAD = (
+    LoadEnd.WRONG, LoadEnd.ALTERED, LoadEnd.USED_BEFORE, LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED,
+    LoadEnd.NOT_FINISHED,
+)  # fmt: skip
+"""How accepted tokens may end other than loaded."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request.
+
+    Attributes:
+        job: whose workload it belongs to, and the text of that workload.
+        round: its number there; act: what happened before it.
+        life: of the engine: each restart begins a new one.
+        batch: a number for all that were asked together, growing with time.
+    """
+
+    number: int
+    job: str
+    case: str
+    round: int
+    act: str
+    life: int
+    batch: int
+    prompt: Prompt
+    tokens: Sequence[int]
+    reply: Reply
+    seen: Seen | None = None
+    stored: int = 0
+    """Leading tokens that a request of an earlier batch had, with the same salt, that was answered."""
+    known: int = 0
+    """The same of any request made by then, with what it generated: nobody else's tokens may be given."""
+
+    @property
+    def id(self) -> str:
+        return f"kvverify-{self.number}"
+
+    @property
+    def answered(self) -> bool:
+        return not self.reply.error and len(self.reply.tokens) > 0
+
+    @property
+    def given(self) -> int:
+        """Tokens that the connector gave, as far as the scheduler took them."""
+        return self.seen.accepted if self.seen is not None else 0
+
+    @property
+    def back(self) -> int:
+        """Leading tokens that were there without computing."""
+        return self.seen.local + self.seen.accepted if self.seen is not None else 0
+
+
+@dataclass(frozen=True)
+class Death:
+    """The engine ended, or was not healthy any more. ``number``: of the last request before that."""
+
+    job: str
+    why: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of the engine, as far as they decide about the workload. 0: not known."""
+
+    block: int
+    budget: int
+    longest: int
+    seqs: int
+    layers: int
+    unit: int
+    role: str = ""
+    looks_up: bool = True
+    """Whether its lookup may answer anything but "nothing"."""
+    store: bool = False
+    """Whether the user named the connector's directory."""
+    prefix_caching: bool = True
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user states.
+
+    Attributes:
+        error: how far KV that comes back may be from what was computed, on the mean of a layer; a single
+            number so many times as far as MOST_APART says.
+        share: of a step's time that one hook may take.
+    """
+
+    error: float = 0.1
+    share: float = 0.0
+    full: bool = False
+
+
+MOST_APART = 5.0
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What an engine without the connector answered to one prompt: each of several times."""
+
+    replies: tuple[Reply, ...]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """All of it.
+
+    Attributes:
+        died: why the engine could not be asked any more.
+        held: rests after which blocks were not given back in time.
+        reference: prompt (tokens, generated) -> the answers without connector.
+        samples: of the processes over many requests: memory, descriptors, threads.
+    """
+
+    asked: Sequence[Asked]
+    evidence: Evidence
+    facts: Facts
+    settings: Settings = field(default_factory=Settings)
+    died: str = ""
+    deaths: Sequence[Death] = ()
+    held: Sequence[int] = ()
+    resets: int = 0
+    resets_known: bool = True
+    reference: Mapping[tuple[tuple[int, ...], int], Arm] = field(default_factory=dict)
+    patience: float = 0.0
+    samples: Sequence[Mapping[str, float]] = ()
+
+    def of(self, job: str) -> list[Asked]:
+        return [one for one in self.asked if one.job == job]
+
+    @cached_property
+    def plain(self) -> list[Asked]:
+        """Requests to a store that nobody has damaged."""
+        return [one for one in self.asked if one.act not in STORE_ACTS]
+
+    @cached_property
+    def loads(self) -> list[Asked]:
+        """Requests for which the scheduler took tokens from the connector."""
+        return [one for one in self.plain if one.given > 0]
+
+    @cached_property
+    def unit(self) -> int:
+        """Tokens of which what came back is always a multiple; 0 where nothing did."""
+        return math.gcd(self.facts.unit, unit_of(self.loads))
+
+
+def unit_of(loads: Iterable[Asked]) -> int:
+    """Tokens of which what came back is always a multiple. The last token of a prompt is computed anyway:
+    where all others came back, it may have been there, too."""
+    backs = [(one.back, len(one.tokens)) for one in loads]
+    sure = math.gcd(*(back for back, prompt in backs if back < prompt - 1))
+    return sure or math.gcd(*(prompt for _, prompt in backs))
+
+
+def with_stored(asked: Sequence[Asked]) -> list[Asked]:
+    """The requests, with ``stored`` and ``known``."""
+    found = []
+    for one in asked:
+        stored = known = 0
+        for other in asked:
+            if other is one or other.batch > one.batch or other.prompt.salt != one.prompt.salt:
+                continue
+            known = max(known, _common(one.tokens, [*other.tokens, *other.reply.tokens]))
+            if other.batch < one.batch and other.answered and not other.prompt.leaves:
+                stored = max(stored, _common(one.tokens, other.tokens))
+        found.append(replace(one, stored=stored, known=known))
+    return found
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -1,0 +1,118 @@
+"""To nobody else: what was saved for one prompt is not given to another."""
+
+from __future__ import annotations
+
+from kvtrace.ledger.ends import LoadEnd
+from kvtrace.verify import judging
+from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
+from kvtrace.verify.observed import Asked, Facts, Observed
+from kvtrace.verify.properties.sizes import unit, units
+from kvtrace.verify.property import Property
+from kvtrace.words import count, plural
+
+
+def _beyond(asked: list[Asked]) -> list[Asked]:
+    """Requests for which the connector offered more than anybody with the same beginning ever asked."""
+    return [
+        one
+        for one in asked
+        if one.seen is not None and one.seen.offered is not None and one.seen.offered > 0
+        if one.seen.local + one.seen.offered > one.known
+    ]
+
+
+def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
+    looked = [one for one in asked if one.seen is not None and one.seen.offered is not None]
+    bad = _beyond(looked)
+    if bad:
+        first = bad[0]
+        offered = first.seen.local + (first.seen.offered or 0) if first.seen else 0
+        return failed(
+            f"{plural(len(bad), 'request')} got what {who} never asked for: {count(offered)} tokens of "
+            f"{first.id} were offered, {count(first.known)} were asked by anybody",
+            requests=judging.names(bad),
+            case=first.case,
+        )
+    another = [(one, line) for one in asked for line in _of_another(one)]
+    if another:
+        return failed(
+            f"{plural(len(another), 'load')} brought another prompt's KV",
+            evidence=[line for _, line in another][:3],
+            requests=judging.names(one for one, _ in another),
+            case=another[0][0].case,
+        )
+    other = [
+        (one, line)
+        for one, line in judging.answers_differ(asked, what)
+        if one.given and not judging.altered(one, what) and not judging.bad_ends(one, what)
+    ]
+    if other:
+        return failed(
+            f"{len(other)} of {plural(len(asked), 'answer')} are not those of their own prompt",
+            evidence=[line for _, line in other][:3],
+            requests=judging.names(one for one, _ in other),
+            case=other[0][0].case,
+        )
+    if not looked:
+        return judging.nothing(what) or not_observed("the connector was not asked")
+    if not what.loads:
+        return judging.nothing(what) or not_observed("nothing was loaded")
+    return proved(f"{plural(len(looked), 'lookup')} offered nothing but what the same prefix had saved")
+
+
+def _of_another(one: Asked) -> list[str]:
+    """What shows that a load brought another prompt's KV."""
+    reasons = one.seen.reasons.get(LoadEnd.WRONG, ()) if one.seen else ()
+    return [reason for reason in reasons if "another prompt" in reason][:1]
+
+
+def _others(own: list[Asked], what: Observed) -> Verdict:
+    salted = {one.job for one in what.plain if one.prompt.salt}
+    return _judge([one for one in what.plain if one.job not in salted], what, "a prompt with this beginning")
+
+
+def _salts(own: list[Asked], what: Observed) -> Verdict:
+    if not own:
+        return not_observed("not asked")
+    refused = [one for one in own if one.prompt.salt and one.reply.error]
+    if refused:
+        return not_observed(f"requests with a cache_salt had no answer: {refused[0].reply.error}")
+    return _judge(own, what, "a request with this cache_salt")
+
+
+def _ranks(own: list[Asked], what: Observed) -> Verdict:
+    engine = what.evidence.engine
+    ranks = len(engine.workers) if engine is not None else 0
+    if ranks < 2:
+        return not_applicable("the engine has one rank")
+    wrong = judging.loaded_wrong(what.loads, what)
+    cannot = judging.nothing(what)
+    if wrong is not None or cannot is not None:
+        return wrong or cannot or not_observed("nothing was loaded")
+    return proved(f"what {plural(ranks, 'rank')} loaded is what each of them computed")
+
+
+def _words(facts: Facts) -> str:
+    one, two, three = units(facts, 1), units(facts, 2), units(facts, 3)
+    first = f"a{one}b{two} d1e{three} g{two}h{one}i{one} k{three - 1}l{one}"
+    return f"{first} ; c{one}b{two} f1e{three} g{two}j{one}i{one} k{three - 1}m{one}"
+
+
+def _salted(facts: Facts) -> str:
+    n = units(facts, 2) + unit(facts) // 2
+    return f"a{n} b{n}@x ; a{n}@x b{n}@y b{n} ; b{n}@x"
+
+
+PROPERTIES = (
+    Property("nobody-else", "Nothing comes back for another prompt", _others, _words),
+    Property("other-salt", "Nothing comes back for another cache_salt", _salts, _salted),
+    Property(
+        "other-adapter", "Nothing comes back for another LoRA adapter",
+        lambda own, what: not_applicable("verify asks without adapters"),
+    ),
+    Property(
+        "other-image", "Nothing comes back for another image",
+        lambda own, what: not_applicable("verify asks with text alone"),
+    ),
+    Property("ranks-apart", "No rank gets another rank's KV", _ranks),
+)  # fmt: skip

@@ -1,0 +1,95 @@
+"""How a connector behaves meanwhile: it ends what it began, gives back blocks, does not hold up a step."""
+
+from __future__ import annotations
+
+from kvtrace.verify import judging
+from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
+from kvtrace.verify.evidence import unfinished_saves
+from kvtrace.verify.observed import Asked, Observed
+from kvtrace.verify.property import Property
+from kvtrace.words import duration, percent, plural
+
+
+def _hangs(own: list[Asked], what: Observed) -> Verdict:
+    late = [one for one in what.plain if one.reply.late]
+    if late:
+        return failed(
+            f"{plural(len(late), 'request')} had no answer in {duration(what.patience)}",
+            requests=judging.names(late), case=late[0].case,
+        )  # fmt: skip
+    if what.deaths:
+        first = what.deaths[0]
+        asked = [one for one in what.asked if one.number == first.number]
+        return failed(
+            f"the engine ended: {first.why}", evidence=judging.raised(what), requests=judging.names(asked),
+            numbers={"times": len(what.deaths)}, case=asked[0].case if asked else "",
+        )  # fmt: skip
+    if what.died:
+        last = what.plain[-1:]
+        return failed(
+            f"the engine could not be asked any more: {what.died}",
+            requests=judging.names(last), case=last[0].case if last else "",
+        )  # fmt: skip
+    other = judging.unanswered([one for one in what.plain if not one.prompt.leaves], what)
+    if other is not None:
+        return other
+    slowest = max((one.reply.seconds for one in what.plain), default=0.0)
+    return proved(f"{plural(len(what.plain), 'request')} were answered, the slowest in {duration(slowest)}")
+
+
+def _blocks(own: list[Asked], what: Observed) -> Verdict:
+    if what.held:
+        return failed(
+            f"after {len(what.held)} of {plural(what.resets, 'rest')} the engine still had blocks in use "
+            "that no request needs",
+            evidence=["POST /reset_prefix_cache was refused until the patience ended"],
+        )
+    if not what.resets or not what.resets_known:
+        return not_observed("this version does not say whether its blocks are free")
+    return proved(f"at {plural(what.resets, 'rest')} every block had been given back")
+
+
+def _told(own: list[Asked], what: Observed) -> Verdict:
+    run = what.evidence.run
+    if run is None:
+        return not_observed("nothing was recorded")
+    open_loads = [one for one in what.plain if one.seen and one.seen.asynchronous and one.given]
+    if not run.async_saves and not open_loads:
+        return not_applicable("it saves and loads within the step")
+    late = unfinished_saves(run)
+    if late:
+        ends = sorted({end.name.lower().replace("_", " ") for _, end in late})
+        return failed(
+            f"of {plural(len(run.async_saves), 'asynchronous save')} {len(late)} were {', '.join(ends)}",
+            requests=[ident for ident, _ in late][: judging.MOST_NAMED],
+        )
+    return proved(
+        f"the engine heard of the end of {plural(len(run.async_saves), 'asynchronous save')} and "
+        f"{plural(len(open_loads), 'asynchronous load')}"
+    )
+
+
+def _share(own: list[Asked], what: Observed) -> Verdict:
+    run = what.evidence.run
+    if run is None or run.timing.empty:
+        return not_observed("no hook was timed")
+    hooks = run.timing[(run.timing["kind"] == "hook") & run.timing["share_of_steps"].notna()]
+    if hooks.empty:
+        return not_observed("no hook was timed in the workers' steps")
+    worst = hooks.loc[hooks["share_of_steps"].astype(float).idxmax()]
+    share = float(worst["share_of_steps"])
+    says = f"{worst['hook']} takes {percent(share)} of the workers' steps"
+    numbers = {"share": round(share, 4)}
+    if not what.settings.share:
+        return not_observed(f"{says}; no share was stated (--hook-share)", numbers=numbers)
+    if share > what.settings.share:
+        return failed(f"{says}, more than {percent(what.settings.share)}", numbers=numbers)
+    return proved(f"{says}, of {percent(what.settings.share)} that it may", numbers=numbers)
+
+
+PROPERTIES = (
+    Property("nothing-hangs", "Every request is answered", _hangs),
+    Property("blocks-given-back", "Blocks are given back when requests are over", _blocks),
+    Property("finish-told", "The end of each asynchronous save and load is told", _told),
+    Property("hook-share", "No hook holds up the step for more than the stated share", _share),
+)

@@ -1,0 +1,127 @@
+"""What lasts: over a restart, over a store that fails, and over many requests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from statistics import fmean
+
+from kvtrace.verify import judging
+from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
+from kvtrace.verify.observed import Asked, Facts, Observed
+from kvtrace.verify.properties.sizes import usual
+from kvtrace.verify.property import FULL, Property
+from kvtrace.verify.usage import DESCRIPTORS, MEMORY, THREADS
+from kvtrace.words import count, plural, size
+
+_MANY, _PROMPTS = 1000, 20
+_MAY_GROW = {MEMORY: 128 << 20, DESCRIPTORS: 8.0, THREADS: 8.0}
+"""From the second quarter of many requests to the last one: more is no noise."""
+_NO_STORE = "its directory is not known (--store DIR)"
+
+
+def _restart(own: list[Asked], what: Observed) -> Verdict:
+    later = [one for one in own if one.act == "restart"]
+    if not later:
+        return not_observed(f"not restarted: {what.died}" if what.died else "not restarted")
+    late = judging.unanswered(later, what)
+    wrong = judging.loaded_wrong([one for one in later if one.given], what)
+    if late is not None or wrong is not None:
+        return late or wrong or not_observed("")
+    if not any(one.given for one in later):
+        cannot = judging.nothing(what)
+        says = f"nothing of {plural(len(later), 'stored prompt')} was found after a restart"
+        if cannot is not None:
+            return cannot
+        if what.facts.store:
+            return failed(says, requests=judging.names(later), case=later[0].case)
+        return not_observed(f"{says}; whether it is meant to last is not known (--store DIR says so)")
+    tokens = sum(one.given for one in later)
+    equal = sum(one.seen.proved for one in later if one.seen)
+    return proved(
+        f"{count(tokens)} tokens of {plural(len(later), 'prompt')} were found after a restart",
+        numbers={"tokens": tokens, "token-layers equal": equal},
+    )
+
+
+def _damaged(own: list[Asked], what: Observed) -> Verdict:
+    if not what.facts.store:
+        return not_applicable(_NO_STORE)
+    later = [one for one in own if one.round > 0]
+    if not later:
+        return not_observed(f"not asked any more: {what.died}" if what.died else "not asked")
+    if later[0].act == "read-only" and os.geteuid() == 0:
+        return not_observed("this user may write everywhere")
+    late = judging.unanswered(later, what)
+    if late is not None:
+        return late
+    other = judging.answers_differ(later, what)
+    if other:
+        return failed(
+            f"{len(other)} of {plural(len(later), 'answer')} are not those that were right before",
+            evidence=[line for _, line in other][:3],
+            requests=judging.names(one for one, _ in other),
+            case=other[0][0].case,
+        )
+    if what.held:
+        return failed("blocks were not given back", case=later[0].case)
+    return proved(f"{plural(len(later), 'answer')} are right all the same")
+
+
+def _cannot(own: list[Asked], what: Observed) -> Verdict:
+    if not what.facts.store:
+        return not_applicable(_NO_STORE)
+    return not_observed("verify cannot make it so from outside")
+
+
+def _flat(own: list[Asked], what: Observed) -> Verdict:
+    numbers = {one.number for one in own}
+    samples = [one for one in what.samples if one.get("number") in numbers]
+    if len(samples) < 16:
+        return not_observed("too few samples of the processes")
+    quarter = len(samples) // 4
+    grown = {}
+    for name in _MAY_GROW:
+        second, last = samples[quarter : 2 * quarter], samples[-quarter:]
+        grown[name] = fmean(one[name] for one in last) - fmean(one[name] for one in second)
+    bad = [name for name, most in _MAY_GROW.items() if grown[name] > most]
+    memory, descriptors, threads = (max(0.0, grown[name]) for name in (MEMORY, DESCRIPTORS, THREADS))
+    says = (
+        f"over {plural(len(own), 'request')} memory grew by {size(round(memory))}, "
+        f"descriptors by {count(descriptors)}, threads by {count(threads)}"
+    )
+    numbers_of = {name: round(value, 1) for name, value in grown.items()}
+    return failed(says, numbers=numbers_of) if bad else proved(says, numbers=numbers_of)
+
+
+def _again_after(facts: Facts) -> str:
+    n = usual(facts)
+    return f"a{n} b{n} ; restart a{n} b{n}"
+
+
+def _with(act: str) -> Property:
+    def words(facts: Facts) -> str:
+        n = usual(facts)
+        return f"a{n} b{n} ; {act} a{n} c{n} b{n}" if facts.store else ""
+
+    title = f"The store is {act}: answers are right all the same"
+    return Property(f"store-{act}", title, _damaged, words, FULL)
+
+
+def _many(facts: Facts) -> str:
+    n = usual(facts)
+    round_ = [f"{chr(97 + number)}{n}*1" for number in range(_PROMPTS)]
+    return f"{' '.join(round_)} ; {' '.join(_cycled(round_, _MANY - _PROMPTS))}"
+
+
+def _cycled(words: Sequence[str], number: int) -> list[str]:
+    return [words[at % len(words)] for at in range(number)]
+
+
+PROPERTIES = (
+    Property("restart", "A restart finds what was stored", _restart, _again_after, FULL),
+    *(_with(act) for act in ("gone", "cut", "garbage", "read-only")),
+    Property("store-full", "The store is full: answers are right all the same", _cannot, suite=FULL),
+    Property("store-slow", "The store is slow: answers are right all the same", _cannot, suite=FULL),
+    Property("flat", "Memory, descriptors and threads do not grow over many requests", _flat, _many, FULL),
+)

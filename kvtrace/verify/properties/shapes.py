@@ -1,0 +1,127 @@
+"""Requests of all shapes: of each the answer is right, and what was saved comes back."""
+
+from __future__ import annotations
+
+from kvtrace.verify import judging
+from kvtrace.verify.answers import Verdict, not_applicable, not_observed, proved
+from kvtrace.verify.observed import Asked, Facts, Observed
+from kvtrace.verify.properties.sizes import fits, twice, unit, units, usual
+from kvtrace.verify.property import Property
+from kvtrace.words import plural
+
+_STREAMS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def _units(own: list[Asked], what: Observed) -> Verdict:
+    cannot = judging.nothing(what)
+    if cannot is not None:
+        return cannot
+    again = [
+        one
+        for one in what.plain
+        if one.round > 0 and one.answered and one.stored == len(one.tokens) and one.stored > what.unit
+    ]
+    if not again:
+        return not_observed("no repeated prompt has a whole unit")
+    gone = judging.missing(again, what.unit)
+    if gone:
+        return judging.not_back(gone, what)
+    return proved(
+        f"of {plural(len(again), 'repeated prompt')} every whole unit of {what.unit} tokens came back",
+        numbers={"unit": what.unit, "prompts": len(again)},
+    )
+
+
+def _same(own: list[Asked], what: Observed) -> Verdict:
+    if not own:
+        return not_applicable("no such prompt fits into this engine") if not what.died else _not_asked(what)
+    return judging.comes_back(own, what)
+
+
+def _lengthwise(own: list[Asked], what: Observed) -> Verdict:
+    return judging.comes_back(own, what, edges=True) if own else _not_asked(what)
+
+
+def _of_others(own: list[Asked], what: Observed) -> Verdict:
+    return judging.comes_back(own, what, shared=True) if own else _not_asked(what)
+
+
+def _preempted(own: list[Asked], what: Observed) -> Verdict:
+    if not own:
+        return _not_asked(what)
+    if not any(one.seen and one.seen.preemptions for one in own):
+        return not_observed("no request was preempted")
+    return judging.comes_back(own, what)
+
+
+def _aborted(own: list[Asked], what: Observed) -> Verdict:
+    if not own:
+        return _not_asked(what)
+    left = [one for one in own if one.prompt.leaves]
+    if not any(one.seen and "ABORT" in one.seen.status.upper() for one in left):
+        return not_observed("no request was aborted: each was over before its client left")
+    return judging.comes_back(own, what, shared=True)
+
+
+def _not_asked(what: Observed) -> Verdict:
+    return not_observed(f"not asked any more: {what.died}" if what.died else "not asked")
+
+
+def _lengths(facts: Facts) -> str:
+    around = {2, facts.block, facts.budget, facts.unit, 2 * unit(facts)}
+    lengths = sorted({n for size in around if size for n in (size - 1, size, size + 1) if fits(facts, n)})
+    return twice(" ".join(f"{name}{n}" for name, n in zip(_STREAMS, lengths, strict=False)))
+
+
+def _chunked(facts: Facts) -> str:
+    lengths = [n for n in (facts.budget + facts.block + 1, 2 * facts.budget + facts.block // 2 + 1) if n]
+    words = " ".join(f"{name}{n}" for name, n in zip("ab", lengths, strict=True) if fits(facts, n))
+    return twice(words) if words and facts.budget else ""
+
+
+def _concurrent(facts: Facts) -> str:
+    number = max(2, min(6, facts.seqs or 6))
+    n, one = usual(facts), unit(facts)
+    lengths = [n - at % 3 * one if n > 3 * one else n for at in range(number)]
+    together = "&".join(f"{name}{length}" for name, length in zip(_STREAMS, lengths, strict=False))
+    return twice(f"{together} {together.replace('&', ' ', 1)}")
+
+
+def _repeated(facts: Facts) -> str:
+    n, short = usual(facts), facts.block + 1
+    return f"a{n} b{short} ; a{n} a{n} b{short} b{short} ; a{n}&a{n}"
+
+
+def _shared(facts: Facts) -> str:
+    p, n = units(facts, 2), units(facts, 1)
+    return f"p{p}a{n} p{p}b{n} ; p{p}c{n} p{p}a{n} ; p{p}b{n}&p{p}c{n}&p{p}d{n}"
+
+
+def _extended(facts: Facts) -> str:
+    short, long = units(facts, 1) + 1, usual(facts)
+    return f"a{short} ; a{long} ; a{long}"
+
+
+def _preempt(facts: Facts) -> str:
+    n = usual(facts)
+    return f"a{n}*12^ ; a{n}*12"
+
+
+def _abort(facts: Facts) -> str:
+    n = usual(facts)
+    return f"a{n}*12! b{n}*12!&c{n}*12 ; a{n}*12 b{n}*12 c{n}*12"
+
+
+PROPERTIES = (
+    Property("whole-units", "Every whole unit that was saved comes back", _units),
+    Property(
+        "lengths", "Prompts of n-1, n and n+1 tokens around block, chunk and unit", _lengthwise, _lengths
+    ),
+    Property("chunked", "Prompts that are computed in several steps", _same, _chunked),
+    Property("concurrent", "Prompts asked together", _same, _concurrent),
+    Property("repeated", "A prompt asked again and again", _same, _repeated),
+    Property("shared-prefix", "Prompts that begin alike", _of_others, _shared),
+    Property("extended", "Prompts that grow", _of_others, _extended),
+    Property("preempted", "Requests whose blocks are taken back and computed anew", _preempted, _preempt),
+    Property("aborted", "Requests whose client leaves", _aborted, _abort),
+)

@@ -1,0 +1,139 @@
+"""Whether anything is saved and loaded, and whether what comes back is what was taken."""
+
+from __future__ import annotations
+
+from kvtrace.ledger.ends import LoadEnd
+from kvtrace.verify import judging
+from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
+from kvtrace.verify.observed import Asked, Facts, Observed
+from kvtrace.verify.properties.sizes import twice, usual
+from kvtrace.verify.property import Property
+from kvtrace.words import count, plural
+
+
+def _transfers(own: list[Asked], what: Observed) -> Verdict:
+    saved = sum(one.seen.saved for one in what.plain if one.seen)
+    came = sum(one.given for one in what.loads)
+    numbers = {"token-layers saved": saved, "tokens loaded": came}
+    if came:
+        return proved(
+            f"{count(came)} tokens were loaded, for {plural(len(what.loads), 'request')}", numbers=numbers
+        )
+    if what.facts.role == "kv_producer" or not what.facts.looks_up:
+        says = f"it never loads; {count(saved)} token-layers were taken"
+        return (
+            not_applicable(says, numbers=numbers) if saved else failed("nothing was taken", numbers=numbers)
+        )
+    if what.facts.role == "kv_consumer":
+        return judging.nothing(what) or not_observed("nothing was loaded", numbers=numbers)
+    again = [one for one in what.plain if one.round > 0 and one.stored and one.seen is not None]
+    late = judging.unanswered(what.plain, what)
+    if late is not None:
+        return late
+    if not again:
+        return not_observed(what.died or "no prompt was asked twice", numbers=numbers)
+    asked = [one for one in again if one.seen and one.seen.offered is not None]
+    if not asked:
+        return failed(
+            f"the connector was never asked for one of {plural(len(again), 'repeated prompt')}",
+            numbers=numbers, requests=judging.names(again), case=again[0].case,
+        )  # fmt: skip
+    took = "something was taken" if saved else "nothing was taken either"
+    return failed(
+        f"nothing came back for {plural(len(again), 'repeated prompt')}; {took}",
+        numbers=numbers, requests=judging.names(again), case=again[0].case,
+    )  # fmt: skip
+
+
+def _equal(own: list[Asked], what: Observed) -> Verdict:
+    cannot = judging.nothing(what)
+    if cannot is not None:
+        return cannot
+    wrong = judging.loaded_wrong(what.loads, what)
+    if wrong is not None:
+        return wrong
+    proved_layers = sum(one.seen.proved for one in what.loads if one.seen)
+    changed = [one for one in what.loads if judging.altered(one, what)]
+    total = sum(one.given * one.seen.pairs for one in what.loads if one.seen)
+    numbers = {"token-layers": total, "equal": proved_layers}
+    if changed:
+        worst = max(changed, key=lambda one: judging.error_of(one) or (0.0, 0.0))
+        error = judging.error_of(worst) or (0.0, 0.0)
+        return proved(
+            f"it comes back as other numbers: error {judging.share(error[0])} on the mean, "
+            f"{judging.share(error[1])} at most",
+            evidence=[judging.error_line(worst, what)],
+            numbers={**numbers, "mean error": error[0], "largest error": error[1]},
+            requests=judging.names(changed),
+        )
+    compared = sum(one.seen.compared for one in what.loads if one.seen)
+    if not proved_layers and not compared:
+        return not_observed(f"what was loaded could not be compared ({count(total)} token-layers)")
+    return proved(
+        f"{count(proved_layers)} of {count(total)} token-layers that were loaded are what these tokens "
+        "computed to, bit by bit; of the others, begun blocks, nothing is known",
+        numbers=numbers,
+    )
+
+
+def _lookups(own: list[Asked], what: Observed) -> Verdict:
+    cannot = judging.nothing(what)
+    if cannot is not None:
+        return cannot
+    ends = (LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY, LoadEnd.FAILED, LoadEnd.NOT_FINISHED)
+    wrong = judging.loaded_wrong(what.loads, what, *ends)
+    if wrong is not None:
+        return wrong
+    offered = sum(one.seen.offered or 0 for one in what.loads if one.seen)
+    return proved(
+        f"{count(offered)} tokens were offered for {plural(len(what.loads), 'request')}, and what the "
+        "scheduler took of them came"
+    )
+
+
+def _outputs(own: list[Asked], what: Observed) -> Verdict:
+    compared = [one for one in what.plain if one.answered and not one.prompt.leaves]
+    if what.reference:
+        compared = [one for one in compared if (tuple(one.tokens), one.prompt.generate) in what.reference]
+        beside = "an engine without the connector"
+    else:
+        compared = [one for one in compared if one.given]
+        beside = "the same engine before it loaded"
+    if not compared:
+        return not_observed("no answer could be compared")
+    other = judging.answers_differ(compared, what)
+    numbers = {
+        "answers": len(compared),
+        "other": len(other),
+        "a tie, in logprobs": round(judging.tie(what), 6),
+    }
+    if not other:
+        return proved(f"{plural(len(compared), 'answer')} are those of {beside}", numbers=numbers)
+    says = f"{len(other)} of {plural(len(compared), 'answer')} are not those of {beside}"
+    if all(judging.altered(one, what) for one, _ in other):
+        return not_observed(
+            f"{says}; KV comes back as other numbers there, within the stated error",
+            numbers=numbers, requests=judging.names(one for one, _ in other),
+        )  # fmt: skip
+    return failed(
+        says, evidence=[line for _, line in other][:3], numbers=numbers,
+        requests=judging.names(one for one, _ in other), case=other[0][0].case,
+    )  # fmt: skip
+
+
+def _asked_twice(facts: Facts) -> str:
+    return twice(f"a{usual(facts)}")
+
+
+PROPERTIES = (
+    Property(
+        "transfers",
+        "A transfer really happens: KV is saved, and loaded",
+        _transfers,
+        _asked_twice,
+        shrinks=False,
+    ),
+    Property("comes-back-equal", "What was saved comes back for the same prefix, equal", _equal),
+    Property("lookups-agree", "What a lookup offers is what is loaded", _lookups),
+    Property("outputs", "Answers are those of an engine without the connector", _outputs),
+)

@@ -1,0 +1,363 @@
+"""One ``kvtrace verify``: the order in which it happens."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvtrace.launch.rundir import RunDir, safe_name, shown
+from kvtrace.ledger.model import Engine
+from kvtrace.trace.config import new_salt
+from kvtrace.trace.format import SPOOL_DIR
+from kvtrace.verify import child, connector, models, shrink
+from kvtrace.verify.answers import Answer, Answered, Number, Result, VerifyError
+from kvtrace.verify.command import without_connector
+from kvtrace.verify.drive import Driver, Progress
+from kvtrace.verify.engine import Reply, Request
+from kvtrace.verify.evidence import Evidence, read
+from kvtrace.verify.judge import judged
+from kvtrace.verify.observed import Arm, Facts, Observed, Settings
+from kvtrace.verify.property import FULL, QUICK
+from kvtrace.verify.registry import of_suite
+from kvtrace.verify.served import Server
+from kvtrace.verify.store import Store
+from kvtrace.verify.suite import ask, observed
+from kvtrace.verify.usage import usage
+from kvtrace.verify.workload import Streams
+
+COPIES = 1024
+"""Blocks of which copies are kept."""
+_MOST_COMPARED = 24
+"""Prompts that an engine without the connector is asked."""
+_TURNS = 3
+
+
+@dataclass(frozen=True)
+class Small:
+    """A small server with a connector that comes without one.
+
+    Attributes:
+        config: JSON, as :func:`kvtrace.verify.connector.transfer_config` takes it.
+        model: a folder; None makes small ones.
+    """
+
+    connector: str
+    config: str | None = None
+    model: Path | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for.
+
+    Attributes:
+        command: starts the server; empty with ``small``.
+        error, hook_share: as in :class:`~kvtrace.verify.observed.Settings`.
+        reference: whether an engine without the connector is asked, too.
+        case: a workload that is asked in place of the suite's; "" the suite's.
+        store: the connector's own directory, where the user names it.
+        shrink_seconds: for the search of the smallest failing case, in all; 0 none is made.
+    """
+
+    command: Sequence[str]
+    suite: str = QUICK
+    output: Path | None = None
+    seed: int | None = None
+    error: float = Settings.error
+    hook_share: float = 0.0
+    reference: bool = True
+    case: str = ""
+    store: Path | None = None
+    start_timeout: float = 900.0
+    small: Small | None = None
+    shrink_seconds: float = 0.0
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(self.error, self.hook_share)
+
+
+def parse_share(option: str, text: str) -> float:
+    """``10%`` -> 0.1, "" -> 0.
+
+    Raises:
+        VerifyError: no percentage.
+    """
+    number = text.strip().removesuffix("%").strip()
+    try:
+        share = float(number or 0) / 100
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 10 or (text and not text.strip().endswith("%")):
+        raise VerifyError(f"{option} {text!r} is no share", "write a percentage, for example 5%")
+    return share
+
+
+class Traced:
+    """The user's server, traced, as an engine; each start of it has a run directory of its own, and all of
+    them are read as one."""
+
+    def __init__(
+        self, command: Sequence[str], environ: Mapping[str, str], directory: Path, patience: float
+    ) -> None:
+        self._command, self._environ = command, environ
+        self._directory, self._patience = directory, patience
+        self.runs: list[Path] = []
+        self._salt = new_salt()
+        self._server: Server | None = None
+
+    @property
+    def log(self) -> Path:
+        return self._directory / "server.log"
+
+    def start(self) -> None:
+        """Raises VerifyError."""
+        run = self._directory / f"run-{len(self.runs) + 1}"
+        command = child.words(run, COPIES, self._command)
+        server = Server(command, self._command, self.log, self._patience)
+        self._server = server
+        self.runs.append(run)
+        server.start({**self._environ, child.SALT: self._salt.hex()})
+
+    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+        return self._running.ask(requests, patience)
+
+    def reset(self, patience: float) -> bool | None:
+        return self._running.reset(patience)
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def gone(self) -> str:
+        return self._running.gone()
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.stop()
+
+    def look(self) -> Evidence:
+        """What its spools say now; a step's last records come with the next step."""
+        if self._server is not None and not self._server.stopped:
+            self._server.nudge()
+        return read(self.runs)
+
+    def usage(self) -> Mapping[str, int]:
+        """Of all processes of the server."""
+        return usage(self._running.pid)
+
+    @property
+    def _running(self) -> Server:
+        assert self._server is not None
+        return self._server
+
+
+def verify(
+    options: Options,
+    progress: Progress = lambda done, total, what: None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Result:
+    """Start the server, ask it, stop it, judge; of a connector without one each kind of model in turn.
+
+    Raises:
+        VerifyError: it cannot be verified: usage, no connector, a server that does not start.
+        LaunchError: no run directory can be made.
+    """
+    began = time.monotonic()
+    name = options.small.connector if options.small else os.path.basename(options.command[0])
+    rundir = RunDir.create(safe_name(f"verify-{name}"), options.output)
+    (rundir.path / SPOOL_DIR).rmdir()  # each start of a server has a run directory of its own
+    seed = secrets.randbits(32) if options.seed is None else options.seed
+    try:
+        found = [
+            _One(options, kind, rundir.path / kind, seed, progress, say).verify() for kind in _kinds(options)
+        ]
+    except VerifyError:
+        if not any(path.is_dir() for path in rundir.path.iterdir()):
+            rundir.discard()
+        raise
+    first = found[0]
+    again = {key: line for one in found for key, line in one.again.items()}
+    return replace(
+        first,
+        run=shown(rundir.path),
+        answers=[answer for one in found for answer in one.answers],
+        again=again,
+        notes=[note for one in found for note in one.notes],
+        seconds=time.monotonic() - began,
+    )
+
+
+def _kinds(options: Options) -> list[str]:
+    if options.small is None:
+        return [""]
+    return connector.kinds(options.small.model, options.suite == FULL)
+
+
+class _One:
+    """One server, from its start to the answers."""
+
+    def __init__(
+        self,
+        options: Options,
+        kind: str,
+        directory: Path,
+        seed: int,
+        progress: Progress,
+        say: Callable[[str], None],
+    ) -> None:
+        self._options, self._kind, self._directory = options, kind, directory
+        self._seed, self._progress, self._say = seed, progress, say
+        self._notes: list[str] = []
+        self._environ: dict[str, str] = {}
+        self._command = list(options.command)
+        small = options.small
+        if small is not None:
+            model = small.model or models.make(kind)
+            self._command = connector.command(small.connector, small.config, model)
+            self._environ = connector.environ(os.environ)
+
+    def verify(self) -> Result:
+        options = self._options
+        bare = without_connector(self._command)
+        self._directory.mkdir(exist_ok=True, mode=0o700)
+        engine = Traced(self._command, self._environ, self._directory, options.start_timeout)
+        store = Store(options.store) if options.store is not None else None
+        act = store.act if store is not None else None
+        driver = Driver(engine, Streams(self._seed), engine.look, self._progress, act)
+        driver.usage = engine.usage
+        self._say(f"starting the server; its output goes to {shown(engine.log)}")
+        try:
+            engine.start()
+            first, facts = ask(driver, engine.look, options.suite, options.case, options.store is not None)
+            smaller = self._smaller(driver, engine, facts)
+        finally:
+            if store is not None:
+                store.restore()
+            engine.stop()
+        what = observed(driver, read(engine.runs), facts, options.settings)
+        if bare is None:
+            line = (
+                "how to start it without its connector is not known: answers are compared within one engine"
+            )
+            self._notes.append(line)
+        elif options.reference:
+            self._say("starting the same server without the connector")
+            what = replace(what, reference=self._reference(bare, what))
+        answers = [replace(one, model=self._kind) for one in judged(of_suite(options.suite), what)]
+        answers = [_with_case(one, *smaller.get(one.id, ("", ""))) for one in answers]
+        if options.case:
+            answers = [one for one in answers if one.verdict.answer is not Answer.NOT_APPLICABLE]
+        again = {one.key: shlex.join(self._again(one)) for one in answers if _repeatable(one)}
+        return Result(
+            subject(first), options.suite, self._seed, "", answers, _numbers(facts), again, self._notes
+        )
+
+    def _smaller(self, driver: Driver, engine: Traced, facts: Facts) -> dict[str, tuple[str, str]]:
+        """Property -> the smallest case found, of those that fail; the engine is still up."""
+        suite = of_suite(self._options.suite)
+        seconds = self._options.shrink_seconds
+        if not seconds or driver.died:
+            return {}
+        what = observed(driver, engine.look(), facts, self._options.settings)
+        deadly = {death.job for death in driver.deaths}
+        failed = [
+            (one, answered.verdict.case)
+            for one, answered in zip(suite, judged(suite, what), strict=True)
+            if answered.verdict.answer is Answer.FAILED and answered.verdict.case
+            if one.shrinks and one.id not in deadly
+        ]
+        if failed and not shrink.available():
+            self._notes.append("for the smallest failing case: pip install 'kvtrace[verify]'")
+            return {}
+        kept, deaths = len(driver.asked), len(driver.deaths)
+        shrinker = shrink.Shrinker(
+            driver, engine.look, facts, self._options.settings, seconds / max(1, len(failed))
+        )
+        found = {}
+        for one, case in failed:
+            self._progress(0, len(failed), f"smallest case of {one.id}")
+            found[one.id] = shrinker.smallest(one, case)
+        del driver.asked[kept:]
+        del driver.deaths[deaths:]
+        return found
+
+    def _reference(self, command: Sequence[str], what: Observed) -> dict[tuple[tuple[int, ...], int], Arm]:
+        """What the same server answers without a connector: to each prompt anew, from its own prefix cache,
+        and anew once more. Its own answers differ by its noise."""
+        loaded = {(tuple(one.tokens), one.prompt.generate) for one in what.loads}
+        prompts = list(
+            dict.fromkeys(
+                (tuple(one.tokens), one.prompt.generate)
+                for one in what.plain
+                if one.answered and not one.prompt.leaves
+            )
+        )
+        prompts = sorted(prompts, key=lambda prompt: prompt not in loaded)[:_MOST_COMPARED]
+        log = self._directory / "reference.log"
+        server = Server(command, command, log, self._options.start_timeout)
+        replies: dict[tuple[tuple[int, ...], int], list[Reply]] = {prompt: [] for prompt in prompts}
+        try:
+            server.start(self._environ)
+            for turn in range(_TURNS):
+                if turn == _TURNS - 1:
+                    server.reset(20.0)
+                for number, (tokens, generate) in enumerate(prompts):
+                    self._progress(
+                        turn * len(prompts) + number, _TURNS * len(prompts), "without the connector"
+                    )
+                    request = Request(f"kvreference-{turn}-{number}", tokens, generate)
+                    answer = server.ask([request], what.patience)
+                    replies[tokens, generate] += [one for one in answer if not one.error]
+        except VerifyError as error:
+            line = "without its connector the server did not start, answers are compared within one engine"
+            self._notes.append(f"{line}: {error}")
+            return {}
+        finally:
+            server.stop()
+        return {prompt: Arm(tuple(found)) for prompt, found in replies.items() if found}
+
+    def _again(self, one: Answered) -> list[str]:
+        """The command line that repeats the case of a failure alone."""
+        options, small = self._options, self._options.small
+        words = ["kvtrace", "verify", "--case", one.verdict.case]
+        if small is None:
+            return [*words, "--", *options.command]
+        config = ["--config", small.config] if small.config else []
+        model = ["--model", str(small.model)] if small.model else []
+        return [*words, "--connector", small.connector, *config, *model]
+
+
+def _with_case(one: Answered, case: str, says: str) -> Answered:
+    """With its smallest case, and what is said of that."""
+    verdict = one.verdict
+    if not case or verdict.answer is not Answer.FAILED:
+        return one
+    evidence = [*verdict.evidence, f"the smallest case: {says}"]
+    return replace(one, verdict=replace(verdict, case=case, evidence=evidence))
+
+
+def _repeatable(one: Answered) -> bool:
+    return one.verdict.answer is Answer.FAILED and bool(one.verdict.case)
+
+
+def subject(engine: Engine) -> str:
+    """The connector, in words."""
+    configured = engine.configured
+    if configured is None:
+        return "no connector"
+    name = configured.connector or "a connector"
+    module = f"{configured.module_path}:" if configured.module_path else ""
+    return f"{module}{name} ({configured.role})" if configured.role else f"{module}{name}"
+
+
+def _numbers(facts: Facts) -> dict[str, Number]:
+    return {
+        "block": facts.block, "max_num_batched_tokens": facts.budget, "max_model_len": facts.longest,
+        "layers": facts.layers, "unit": facts.unit,
+    }  # fmt: skip

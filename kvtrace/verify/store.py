@@ -1,0 +1,73 @@
+"""The connector's directory, where the user names it: damaged in the ways in which stores fail.
+
+Only what came into it since the start is touched: it has to be empty, or missing, then.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvtrace.verify.answers import VerifyError
+from kvtrace.verify.workload import STORE_ACTS
+
+_CHUNK = 1 << 20
+
+
+class Store:
+    """Raises VerifyError: it is not empty, or no directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._modes: dict[Path, int] = {}
+        if directory.exists() and not directory.is_dir():
+            raise VerifyError(f"--store {directory} is no directory")
+        if directory.is_dir() and any(directory.iterdir()):
+            raise VerifyError(
+                f"--store {directory} is not empty",
+                "verify damages what is in it: name a new one, and configure the connector for it",
+            )
+
+    def act(self, name: str) -> None:
+        """One of STORE_ACTS. Files that vanish meanwhile are no error."""
+        assert name in STORE_ACTS
+        self.restore()
+        for path in list(self._files()):
+            try:
+                if name == "gone":
+                    path.unlink()
+                elif name == "cut":
+                    os.truncate(path, path.stat().st_size // 2)
+                elif name == "garbage":
+                    _overwrite(path)
+            except OSError:
+                continue
+        if name == "read-only":
+            for folder, _, _ in os.walk(self._directory):
+                path = Path(folder)
+                self._modes[path] = stat.S_IMODE(path.stat().st_mode)
+                path.chmod(0o500)
+
+    def restore(self) -> None:
+        """Its permissions, as they were."""
+        for path, mode in self._modes.items():
+            if path.is_dir():
+                path.chmod(mode)
+        self._modes.clear()
+
+    def _files(self) -> Iterator[Path]:
+        for folder, _, names in os.walk(self._directory):
+            for name in names:
+                path = Path(folder) / name
+                if path.is_file() and not path.is_symlink():
+                    yield path
+
+
+def _overwrite(path: Path) -> None:
+    """Random bytes, as many as there are."""
+    left = path.stat().st_size
+    with open(path, "r+b") as file:
+        while left > 0:
+            left -= file.write(os.urandom(min(left, _CHUNK)))

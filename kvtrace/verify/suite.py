@@ -1,0 +1,91 @@
+"""A suite on an engine: learn sizes and the connector's unit, ask every workload, gather what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvtrace.ledger.model import Engine, RunError
+from kvtrace.verify.answers import VerifyError
+from kvtrace.verify.drive import Driver, Job
+from kvtrace.verify.evidence import Evidence
+from kvtrace.verify.judge import workloads
+from kvtrace.verify.observed import Facts, Observed, Settings, unit_of
+from kvtrace.verify.registry import of_suite
+from kvtrace.verify.workload import STORE_ACTS, parse
+
+CASE = "case"
+Look = Callable[[], Evidence]
+
+
+def ask(driver: Driver, look: Look, suite: str, case: str = "", store: bool = False) -> tuple[Engine, Facts]:
+    """Ask everything, or one case alone.
+
+    Args:
+        look: what the engine's spools say now.
+        store: whether the connector's directory is named.
+
+    Raises:
+        VerifyError: nothing was traced, or the engine has no connector.
+    """
+    try:
+        first = look().engine
+    except RunError as error:
+        raise VerifyError("nothing of the server was traced", str(error)) from None
+    if first is None or first.configured is None:
+        raise VerifyError("this server has no KV connector", "add --kv-transfer-config to its command")
+    facts = facts_of(first, store)
+    if case:
+        workload = parse(case)
+        if not store and set(workload.acts) & set(STORE_ACTS):
+            raise VerifyError(f"the case {case!r} damages the store", "name its directory with --store")
+        driver.run([Job(CASE, workload)])
+        return first, _with_unit(facts, driver, look)
+    driver.probe(probes(facts))
+    facts = _with_unit(facts, driver, look)
+    driver.run([Job(name, workload) for name, workload in workloads(of_suite(suite), facts)])
+    return first, facts
+
+
+def observed(driver: Driver, evidence: Evidence, facts: Facts, settings: Settings) -> Observed:
+    """What the properties judge."""
+    return Observed(
+        driver.seen(evidence), evidence, facts, settings,
+        driver.died, driver.deaths, driver.held, driver.resets, driver.resets_known,
+        patience=driver.patience, samples=driver.samples,
+    )  # fmt: skip
+
+
+def probes(facts: Facts) -> list[tuple[int, int]]:
+    """Lengths of prompts, two a block or two apart: a few blocks, then all that fits into one step, then the
+    longest."""
+    block, most = facts.block, facts.longest - 32
+    few = min(4 * block + block // 2, most)
+    step = min(facts.budget or most, most) - 1
+    tried = [few, step if step > few else most, most]
+    return [(max(1, length - block), length) for length in tried]
+
+
+def _with_unit(facts: Facts, driver: Driver, look: Look) -> Facts:
+    if driver.died:
+        return facts
+    unit = unit_of(one for one in driver.seen(look()) if one.given)
+    return replace(facts, unit=unit)
+
+
+def facts_of(engine: Engine, store: bool = False) -> Facts:
+    """Of an engine, from its spools."""
+    known = engine.facts
+    longest = known.max_model_len or 2048
+    return Facts(
+        block=engine.block_size or 16,
+        budget=known.max_num_batched_tokens or 0,
+        longest=longest,
+        seqs=known.max_num_seqs or 0,
+        layers=engine.layers,
+        unit=0,
+        role=engine.role or "",
+        looks_up=engine.looks_up or engine.role == "kv_producer",
+        store=store,
+        prefix_caching=known.prefix_caching is not False,
+    )

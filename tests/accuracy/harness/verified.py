@@ -1,0 +1,61 @@
+"""What ``kvtrace verify`` answers for a generated connector with an empty store, in the words of the
+catalogue of faults (kvgen/catalogue.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+GROUPS = {
+    "transfer": ("transfers",),
+    "returns-equal": ("comes-back-equal",),
+    "whole-units": ("whole-units",),
+    "right-asker": ("nobody-else", "other-salt", "other-adapter", "other-image", "ranks-apart"),
+    "outputs": ("outputs",),
+    "lookups-agree": ("lookups-agree",),
+    "workloads": (
+        "chunked", "concurrent", "repeated", "shared-prefix", "extended", "preempted", "aborted",
+        "nothing-hangs",
+    ),
+    "lengths": ("lengths",),
+    "restart": ("restart",),
+    "store-conditions": (
+        "store-gone", "store-cut", "store-garbage", "store-read-only", "store-full", "store-slow",
+    ),
+    "finishes-told": ("finish-told", "blocks-given-back"),
+    "step-time": ("hook-share",),
+    "flat": ("flat",),
+}  # fmt: skip
+"""Property of the catalogue -> those of kvtrace.verify."""
+_WORST = ("failed", "proved", "not observed", "does not apply")
+
+
+def grouped(answers: Mapping[str, str]) -> dict[str, str]:
+    """Of each group the worst answer that one of its properties got."""
+    found = {}
+    for name, members in GROUPS.items():
+        given = [answers[one] for one in members if one in answers]
+        if given:
+            found[name] = min(given, key=_WORST.index)
+    return found
+
+
+def verify_generated(part: Any, folder: Path, model: str, suite: str) -> dict[str, str]:
+    """{property: answer}.
+
+    Args:
+        part: the connector, with a store of its own that is empty.
+        folder: the run directory that the agent is to write to; it is made.
+    """
+    from harness import engine, verify
+    from kvtrace.agent.plugin import retarget
+
+    transfer = engine.transfer_config(part.plan, part.made, part.view.place)
+    folder.mkdir(mode=0o700)
+    retarget(str(folder))
+    try:
+        arguments = engine.engine_arguments(part.plan, [transfer], model)
+        return grouped(verify.verify_generated(arguments, folder, suite, part.plan.seed))
+    finally:
+        retarget(None)

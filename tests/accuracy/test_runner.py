@@ -1,0 +1,42 @@
+"""What the process that runs generated connectors does with its switches, without an engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from harness import runner
+
+
+def runs(tmp_path: Path, **switches: bool) -> runner.Runs:
+    return runner.Runs(
+        {"out": str(tmp_path), "model": "m", "trace": False, "runs": [{"seed": 4, "fault": ""}], **switches}
+    )
+
+
+def test_verify_gets_the_plan_the_source_a_folder_and_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    module = ModuleType("harness.verified")
+    module.verify_generated = lambda *given: asked.append(given) or {"transfer": "proved"}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "harness.verified", module)
+    plan: Any = SimpleNamespace(seed=7, planted=None)
+    part: Any = SimpleNamespace(plan=plan, made="source")
+    made: Any = SimpleNamespace(plan=plan, close=lambda: None)
+    monkeypatch.setattr(runner, "Part", lambda *given: made)
+    verifying = runs(tmp_path, verify=True)
+    assert verifying._verified([part], tmp_path, "") == {"transfer": "proved"}
+    assert asked == [(made, tmp_path / "verify", "m", "quick")]
+    for parts, problem in (([part], "the plan did not come true"), ([part, part], "")):
+        assert verifying._verified(parts, tmp_path, problem) is None
+    assert runs(tmp_path)._verified([part], tmp_path, "") is None
+    assert len(asked) == 1
+
+
+def test_the_agent_is_told_of_device_memory_where_it_is_asked_for(tmp_path: Path) -> None:
+    assert runs(tmp_path, device_memory=True).agent == {"as_device": True}
+    assert runs(tmp_path).agent == {}

@@ -1,0 +1,276 @@
+"""What a connector's work does outside the process, by names and sizes: OUTSIDE records and rest.json."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+from multiprocessing import shared_memory
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.outside import files  # noqa: E402
+from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.agent.watch.caches import CACHES  # noqa: E402
+from kvtrace.launch.rest import look, write_rest  # noqa: E402
+from kvtrace.ledger.rest_file import read_rest_file  # noqa: E402
+from kvtrace.trace import rows  # noqa: E402
+from kvtrace.trace.format import Flag, Kind, Role, Way  # noqa: E402
+
+from . import fakes  # noqa: E402
+
+BLOCKS, BLOCK = 10, 4
+SLOTS = torch.tensor([20, 21, 22, 23, 8, 9, 10, 11])
+
+
+@pytest.fixture
+def kv():
+    CACHES.__init__()
+    files.PLACES.__init__()
+    return torch.randn(BLOCKS, BLOCK, 8)
+
+
+def data_of(layer):
+    return layer[SLOTS // BLOCK, SLOTS % BLOCK].contiguous().numpy().tobytes()
+
+
+def saves(kv, how, steps=1):
+    """``how(number of the step, KV)`` is what the connector does in its save hook."""
+    number = [0]
+    connector = fakes.Copying(lambda connector, layer, slots: how(number[0], layer))
+    connector = traced(connector, Role.WORKER, "Copying")
+    connector.register_kv_caches({"layer.0": kv})
+    for number[0] in range(1, steps + 1):
+        AGENT.worker.step = AGENT.worker.latest = number[0]
+        connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(SLOTS)))
+        with torch.inference_mode():
+            connector.save_kv_layer("layer.0", kv, None)
+            connector.wait_for_save()
+        connector.clear_connector_metadata()
+    AGENT.worker.step = 0
+
+
+def outside(trace):
+    """[(way, last part of the target, bytes, size or new name, errors)] in the order of the file."""
+    spool, table = trace.read()
+    found = []
+    for words in table[rows.kind(table[:, 0]) == Kind.OUTSIDE].tolist():
+        row = rows.decode(words)
+        way, name = Way(rows.code(row.head)), spool.names[row.target].rsplit("/", 1)[-1]
+        size = spool.names.get(row.size, "").rsplit("/", 1)[-1] if way == Way.NAME else row.size
+        found.append((way, name, row.bytes, size, row.errors))
+    return found
+
+
+def test_a_file_under_its_last_name(trace, kv, tmp_path):
+    def how(step, layer):
+        part = tmp_path / "a.part"
+        part.write_bytes(b"header" + data_of(layer))
+        part.rename(tmp_path / "a.kv")
+
+    saves(kv, how)
+    assert outside(trace) == [(Way.FILE, "a.kv", 262, 262, 0), (Way.NAME, "a.part", 0, "a.kv", 0)]
+
+
+def test_a_file_that_is_published_by_a_hard_link(trace, kv, tmp_path):
+    def how(step, layer):
+        part = tmp_path / "a.tmp"
+        part.write_bytes(data_of(layer))
+        os.link(part, tmp_path / "a.kv")
+        part.unlink()
+
+    saves(kv, how)
+    first, linked, gone = outside(trace)
+    assert first == (Way.FILE, "a.kv", 256, 256, 0)
+    assert linked == (Way.NAME, "a.tmp", 0, "a.kv", 0) and gone == (Way.NAME, "a.tmp", 0, "", 0)
+
+
+def test_a_file_that_grows_in_later_calls(trace, kv, tmp_path):
+    with (tmp_path / "log").open("ab") as file:
+
+        def how(step, layer):
+            file.write(data_of(layer))
+            file.flush()
+
+        saves(kv, lambda step, layer: open(tmp_path / "log", "ab").close(), 1)
+        saves(kv, how, 2)
+    grown = [row for row in outside(trace) if row[2]]
+    assert grown == [(Way.FILE, "log", 256, 256, 0), (Way.FILE, "log", 256, 512, 0)]
+
+
+def test_what_is_written_in_place_has_no_amount(trace, kv, tmp_path):
+    arena = tmp_path / "arena"
+    arena.write_bytes(bytes(4096))
+
+    def how(step, layer):
+        with arena.open("r+b") as file:
+            file.seek(512)
+            file.write(data_of(layer))
+
+    saves(kv, how)
+    assert outside(trace) == [(Way.FILE, "arena", -1, 4096, 0)]
+
+
+def test_a_file_that_is_written_anew_says_so(trace, kv, tmp_path):
+    saves(kv, lambda step, layer: (tmp_path / "a").write_bytes(data_of(layer)), 2)
+    _, table = trace.read()
+    marks = [rows.flags(head) for head in table[rows.kind(table[:, 0]) == Kind.OUTSIDE][:, 0].tolist()]
+    assert marks == [0, Flag.FIRST]
+
+
+def test_what_goes_to_a_peer_and_a_connection_that_is_refused(trace, kv):
+    server = socket.create_server(("127.0.0.1", 0))
+    port = server.getsockname()[1]
+    closed = socket.create_server(("127.0.0.1", 0))
+    nobody = closed.getsockname()[1]
+    closed.close()
+
+    def how(step, layer):
+        with socket.create_connection(("127.0.0.1", port)) as sock:
+            sock.sendall(data_of(layer))
+            sock.send(b"end")
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", nobody))
+
+    saves(kv, how)
+    server.close()
+    assert set(outside(trace)) == {
+        (Way.SOCKET, f"tcp 127.0.0.1:{port}", 259, 0, 0),
+        (Way.SOCKET, f"tcp 127.0.0.1:{nobody}", 0, 0, 1),
+    }
+
+
+def test_a_segment_of_shared_memory(trace, kv):
+    held = []
+
+    def how(step, layer):
+        held.append(shared_memory.SharedMemory(create=True, size=1024))
+        held[0].buf[:256] = data_of(layer)
+
+    try:
+        saves(kv, how)
+        assert [row[0] for row in outside(trace)] == [Way.SHARED_MEMORY]
+    finally:
+        held[0].close()
+        held[0].unlink()
+
+
+def test_a_file_that_the_connector_removes(trace, kv, tmp_path):
+    def how(step, layer):
+        (tmp_path / "a").write_bytes(data_of(layer))
+        (tmp_path / "a").unlink()
+
+    saves(kv, how)
+    assert (Way.NAME, "a", 0, "", 0) in outside(trace)
+
+
+def test_names_and_sizes_at_the_end_are_looked_at_once_without_opening_anything(trace, kv, tmp_path):
+    def how(step, layer):
+        (tmp_path / f"{step}.part").write_bytes(data_of(layer))
+        (tmp_path / f"{step}.part").rename(tmp_path / f"{step}.kv")
+
+    saves(kv, how, 2)
+    (tmp_path / "2.kv").unlink()
+    outside(trace)  # writes what is waiting
+    opened = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+    found = {os.path.basename(one.path): (one.exists, one.size) for one in look(trace.run_dir).files}
+    assert found == {
+        "1.kv": (True, 256), "1.part": (False, None), "2.kv": (False, None), "2.part": (False, None),
+    }  # fmt: skip
+    assert not [path for path in opened if path.startswith(str(tmp_path)) and path.endswith((".kv", ".part"))]
+    assert write_rest(trace.run_dir) and read_rest_file(trace.run_dir)[0].files
+
+
+LOCKS = {
+    "flock": "import fcntl; fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+    "lockf": "import fcntl; fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)",
+    "os.lockf": "import os; os.lockf(f.fileno(), os.F_TLOCK, 0)",
+}
+LIBC = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.lockf(f.fileno(), 2, ctypes.c_long(0)): raise OSError(ctypes.get_errno(), "locked")
+"""
+LOCKS["libc lockf"] = LIBC
+
+
+def is_locked(path, how):
+    """Whether another process finds the file locked."""
+    code = f"f = open({str(path)!r}, 'r+b')\n{how}"
+    return subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL).returncode != 0
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_is_held_through_later_watched_calls(trace, kv, tmp_path, name):
+    path, held = tmp_path / "store", {}
+
+    def how(step, layer):
+        if step == 1:
+            path.write_bytes(b"")  # opened and closed before the lock is taken
+            held["file"] = open(path, "r+b")  # noqa: SIM115
+            exec(LOCKS[name], {"f": held["file"]})
+        else:
+            held["file"].write(data_of(layer))
+            held["file"].flush()
+
+    saves(kv, how, 3)
+    assert is_locked(path, LOCKS[name])
+    held["file"].close()
+    assert not is_locked(path, LOCKS[name])
+
+
+@pytest.mark.parametrize("journal", ["delete", "truncate", "persist", "memory", "wal", "off"])
+@pytest.mark.parametrize("before", ["none", "touched", "opened"])
+def test_a_database_keeps_its_write_lock_through_watched_calls(trace, kv, tmp_path, journal, before):
+    path, held = tmp_path / "store.db", {}
+
+    def how(step, layer):
+        if step == 1:
+            if before == "touched":
+                path.touch()
+            elif before == "opened":
+                with open(path, "ab"):
+                    pass
+            held["db"] = sqlite3.connect(path, isolation_level=None)
+            held["db"].execute(f"pragma journal_mode={journal}")
+            held["db"].execute("create table t (x)")
+            held["db"].execute("begin immediate")
+        held["db"].execute("insert into t values (?)", (data_of(layer),))
+
+    saves(kv, how, 3)
+    code = (
+        f"import sqlite3; sqlite3.connect({str(path)!r}, timeout=0, isolation_level=None)"
+        ".execute('begin immediate')"
+    )
+    busy = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "locked" in busy.stderr, "another process got the write lock"
+    held["db"].execute("commit")
+    assert held["db"].execute("select count(*) from t").fetchone() == (3,)
+    held["db"].close()
+
+
+def test_no_file_of_the_connector_is_opened_by_the_agent(trace, kv, tmp_path):
+    mine, opened = [0], []
+    sys.addaudithook(
+        lambda event, args: (
+            opened.append(str(args[0]))
+            if event == "open" and str(args[0]).startswith(str(tmp_path / "store"))
+            else None
+        )
+    )
+    (tmp_path / "store").mkdir()
+
+    def how(step, layer):
+        np.save(tmp_path / "store" / f"{step}.npy", layer[SLOTS // BLOCK, SLOTS % BLOCK].numpy())
+        mine[0] += 1
+
+    saves(kv, how, 3)
+    assert len(opened) == mine[0] == 3

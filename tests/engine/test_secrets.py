@@ -1,0 +1,133 @@
+"""Secrets in every place where a user puts them, through a real run: none is in clear in what kvtrace writes
+or prints, and what a reader needs is."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvtrace.trace.reader import Spool, spool_paths
+
+from .server import KVTRACE
+
+pytestmark = pytest.mark.engine
+SCRIPT = Path(__file__).with_name("secretive.py")
+READABLE = {"chunk_tokens": 256, "lazy": True, "tier_path": "/mnt/tier-0", "unit": "64", "note": None}
+FORMATS = ("markdown", "json", "html")
+
+
+class Planted:
+    """Each asked for is another one: words that nothing tells from other words."""
+
+    def __init__(self) -> None:
+        self._numbers = count()
+        self.all: list[str] = ["literalhorse", "enginehorse", "enginefoal", "childhorse"]
+
+    def __call__(self) -> str:
+        number = next(self._numbers)
+        self.all.append("correct" + "".join(chr(97 + int(digit)) * 2 for digit in f"{number:02}") + "horse")
+        return self.all[-1]
+
+
+def command(v: Planted) -> list[str]:
+    """Words of a command line."""
+    return [
+        "--header", f"X-Custom-Key: {v()}", "--enc-key", v(), f"-p{v()}", "password", v(), "--api-key", v(),
+        f"--api-key={v()}", "--license", v(), f"user/{v()}@host", f"redis://u:{v()}@host:1/0",
+        f"redis://{v()}@host",
+        f"https://host/x?access={v()}", f"https://hooks.slack.com/services/T0/B0/{v()}", f"NAME={v()}",
+        json.dumps({"password": v()}), json.dumps({"headers": [f"X-Key: {v()}"]}),
+        f"--extra={json.dumps([v()])}",
+        "-u", f"bob:{v()}", "--token", v(), "--password", f"-{v()}", v(),
+        "-H", f"Authorization: Bearer {v()}",
+        "--db", f"postgresql://u:{v()}@h/db", "--kv.extra.key", v(), "--kv-cache-dtype", f"fp8:{v()}@h",
+        f"-----BEGIN PRIVATE KEY-----\n{v()}\n-----END PRIVATE KEY-----", "--two", v(), v(),
+    ]  # fmt: skip
+
+
+def configuration(v: Planted) -> dict[str, Any]:
+    return {
+        "enc_key": v(), "license": v(), "dsn": f"user/{v()}@host", "options": f"-p{v()}",
+        "words": ["--token", v()],
+        "pairs": [["password", v()]], "pair": ["password", v()],
+        "inner": {"access": v(), "deep": [{"k": [v()]}]},
+        "url": f"redis://u:{v()}@h:1", "headers": {"X-Custom-Key": v()}, "text": json.dumps({"pw": v()}),
+        "auth": f"Bearer {v()}", "command": f"tool --enc-key {v()}", "broken": f'{{"a": "{v()}"',
+        f"k-{v()}@x": 1,
+        "endpoint": f"https://{v()}@h:1/x", **READABLE,
+    }  # fmt: skip
+
+
+def messages(v: Planted) -> list[str]:
+    return [
+        f"login failed: password={v()}", f"X-Custom-Key: {v()}", f"no answer of redis://u:{v()}@h:1",
+        f'{{"access": "{v()}"}}', f"{{'anything': '{v()}'}}", f"tool --enc-key {v()} failed",
+        f"bad user/{v()}@host",
+        f"anything={v()}", f"Authorization: Bearer {v()}", f"license: {v()}", f"https://h/x?sig={v()}&y=1",
+        f"password {v()}77", f"curl -u bob:{v()} h", f"refused: token={v()}",
+    ]  # fmt: skip
+
+
+def test_no_planted_secret_is_in_clear_in_what_a_run_leaves_or_says(
+    tmp_path: Path, tiny_model: Path, vllm_env: dict[str, str]
+) -> None:
+    v = Planted()
+    words, config, says = command(v), configuration(v), messages(v)
+    env = vllm_env | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(SCRIPT.parent), "SAYS": json.dumps(says),
+        "MY_API_KEY": v(), "KV_PASSWORD": v(), "CHILD": f"--secret {v()} -p{v()}", "VLLM_API_KEY": v(),
+    }  # fmt: skip
+    env["CHILD"] = "; : " + env["CHILD"]
+    run = tmp_path / "run"
+    args = [sys.executable, str(SCRIPT), str(tiny_model), str(tmp_path / "store"), json.dumps(config), *words]
+    done = subprocess.run(
+        [*KVTRACE, "run", "--keep-messages", "-o", str(run), "--", *args],
+        env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(v.all) >= 60
+    texts = {
+        str(path.relative_to(run)): path.read_bytes().decode("latin-1")
+        for path in run.rglob("*")
+        if path.is_file()
+    }
+    texts["stderr"] = "".join(line for line in done.stderr.splitlines(True) if line.startswith("kvtrace: "))
+    verbs = [
+        ["explain", str(run), *more] for more in ([], ["-vv"], *(["--format", name] for name in FORMATS))
+    ]
+    verbs += [
+        ["requests", str(run)],
+        ["why", str(run), "--request", "0"],
+        ["explain", str(run / "report.json"), "-vv"],
+    ]
+    verbs.append(["export", str(run), "--format", "csv", "-o", str(tmp_path / "tables")])
+    for verb in verbs:
+        said = subprocess.run([*KVTRACE, *verb], capture_output=True, text=True, env=env, check=False)
+        texts[" ".join(verb[:1] + verb[2:])] = said.stdout + said.stderr
+    texts |= {path.name: path.read_text() for path in (tmp_path / "tables").rglob("*") if path.is_file()}
+    # a text goes over several records of a spool: there it is read as one
+    spools = [Spool(path) for path in spool_paths(run)]
+    for spool in spools:
+        list(spool.chunks())
+    facts = [value for spool in spools for _, _, value in spool.facts]
+    texts["facts"] = json.dumps(
+        [facts, [spool.header for spool in spools], [spool.names for spool in spools]]
+    )
+    assert "cannot do it" in texts["facts"]
+    leaks = {(secret, where) for where, text in texts.items() for secret in v.all if secret in text}
+    assert not leaks
+    # ... and the connector said it all, where it was recorded
+    assert "login failed: password=***" in texts["explain -vv"]
+
+    report = json.loads((run / "report.json").read_text())
+    (engine,) = report["run"]["engines"]
+    assert engine["connector"]["name"] == "Secretive"
+    kept = next(value["kv_transfer"]["extra"] for value in facts if value.get("kv_transfer"))
+    assert {name: kept[name] for name in READABLE} == READABLE and "enc_key" in kept
+    assert "--enc-key" in report["run"]["command"] and str(tiny_model) in report["run"]["command"]

@@ -1,0 +1,194 @@
+"""A front without its engine core is said once, with its stack and what to end; who outlives a run stands in
+run.json and in what explain says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvtrace.launch import hanging
+from kvtrace.launch.hanging import FrontWatch
+from kvtrace.launch.processes import Process, ProcessTable
+from kvtrace.launch.spy import MISSING, Spy, SpyError
+from kvtrace.ledger.run_file import ListedProcess, RunFile, read_run_file
+from kvtrace.ledger.stuck_file import Frame, Thread
+from kvtrace.report.left_behind import left_behind
+
+FRONT = ["/usr/bin/python3", "/x/bin/vllm", "serve", "m"]
+WAITS = Frame("select", "/usr/lib/python3.11/selectors.py", 468)
+LOOP = Frame("run_forever", "/usr/lib/python3.11/asyncio/base_events.py", 608)
+
+
+class Scene:
+    """A server of three processes and a clock."""
+
+    def __init__(
+        self, folder: Path, after: float = 30.0, front: list[str] = FRONT, core: str = "VLLM::EngineCore"
+    ) -> None:
+        (folder / "spool").mkdir()
+        self.now, self.error, self.notes, self.looked = 0.0, "", list[str](), list[int]()
+        self.front, self.core = Process(10, 1, 0, list(front)), Process(11, 10, 0, [core])
+        self.worker = Process(12, 11, 0, ["VLLM::Worker_TP0"])
+        self.processes = [self.front, self.core, self.worker]
+        clock = lambda: self.now  # noqa: E731
+        seen = lambda: self.processes  # noqa: E731
+        self.watch = FrontWatch(folder, after, seen, self.notes.append, self.look, clock)
+
+    def look(self, pid: int, native: bool) -> Spy:
+        self.looked.append(pid)
+        if self.error:
+            raise SpyError(self.error)
+
+        class Look(Spy):
+            def __init__(self) -> None:
+                pass
+
+            def threads(self) -> tuple[Thread, ...]:
+                return Thread("other", False, ()), Thread("MainThread", False, (WAITS, LOOP))
+
+            def stop(self) -> None:
+                pass
+
+        return Look()
+
+    def passes(self, seconds: float) -> None:
+        for _ in range(round(seconds * 2)):
+            self.now += 0.5
+            self.watch.tick()
+
+
+def test_a_front_whose_engine_core_is_gone_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene = Scene(tmp_path)
+    scene.passes(100)
+    scene.core.alive = False
+    scene.passes(29)
+    assert not scene.notes and not scene.looked
+    scene.passes(200)
+    (line,) = scene.notes
+    assert scene.looked == [10] and capsys.readouterr().err == f"kvtrace: {line}\n"
+    for part in (
+        "(pid 11 (VLLM::EngineCore))", "pid 10 (python3) goes on", "so does pid 12 (VLLM::Worker_TP0)",
+        "select (selectors.py:468) < run_forever (base_events.py:608)", "kill 10 12",
+    ):  # fmt: skip
+        assert part in line
+
+
+def test_without_py_spy_the_kernel_says_where_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "10").mkdir()
+    (tmp_path / "10/stat").write_text("10 (a) b) S 1 2 3")
+    (tmp_path / "10/wchan").write_text("ep_poll")
+    assert hanging._in_kernel(10, tmp_path) == "the kernel, asleep in ep_poll"
+    assert hanging._in_kernel(11, tmp_path) == "a place that is not known"
+    scene = Scene(tmp_path)
+    scene.front.pid, scene.core.alive, scene.error = os.getpid(), False, MISSING
+    scene.passes(40)
+    assert re.search(r"it stands in the kernel, \w+.* \(py-spy is not installed", scene.notes[0])
+
+
+@pytest.mark.parametrize("what", ["script", "another core", "front gone", "off", "no core yet"])
+def test_of_what_may_go_on_nothing_is_said(tmp_path: Path, what: str) -> None:
+    script = [sys.executable, "bench.py"]
+    scene = Scene(tmp_path, after=0 if what == "off" else 30, front=script if what == "script" else FRONT)
+    scene.core.alive = False
+    if what == "another core":
+        scene.processes.append(Process(14, 10, 0, ["VLLM::EngineCore_DP1"]))
+    elif what == "front gone":
+        scene.front.alive = scene.worker.alive = False
+    elif what == "no core yet":
+        scene.processes.remove(scene.core)
+    scene.passes(300)
+    assert not scene.notes and not scene.looked
+
+
+def test_an_engine_core_without_a_title_is_known_by_its_spool(tmp_path: Path) -> None:
+    scene = Scene(tmp_path, core="python3")
+    scene.core.alive = False
+    scene.passes(60)
+    assert not scene.notes
+    (tmp_path / "spool" / "scheduler-dp0-11-ab12cd34.kvt").write_text("")
+    scene.passes(60)
+    assert len(scene.notes) == 1
+
+
+def test_a_process_that_nobody_waits_for_has_ended(tmp_path: Path) -> None:
+    table = ProcessTable("{}", tmp_path, foreign=True)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    table.start(child.pid, ["python"])
+    os.kill(child.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while table.living():
+        assert time.monotonic() < deadline
+        table.scan()
+    assert [row["alive"] for row in table.rows()] == [False]
+    child.wait()
+
+
+VLLM = ListedProcess(12, 1, "VLLM::Worker_TP0", "VLLM::Worker_TP0", True, True)
+
+
+def test_who_was_left_is_said() -> None:
+    (line,) = left_behind(RunFile(ended_wall_ns=1, host="h", left=(VLLM,)))
+    assert line.startswith("pid 12 (VLLM::Worker_TP0) outlived the command") and line.endswith(
+        "on h: kill 12"
+    )
+    assert not left_behind(RunFile(ended_wall_ns=1, processes=(VLLM,)))
+
+
+def test_of_a_run_whose_launcher_was_killed_those_that_lived_then_are_said() -> None:
+    host = os.uname().nodename
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    killed = RunFile(started_wall_ns=time.time_ns(), host=host, launcher=dead.pid, processes=(VLLM,))
+    assert left_behind(killed)[0].startswith(
+        "kvtrace run was killed, and pid 12 (VLLM::Worker_TP0) lived then"
+    )
+    goes_on = RunFile(started_wall_ns=time.time_ns(), host=host, launcher=os.getpid(), processes=(VLLM,))
+    elsewhere = RunFile(started_wall_ns=1, host="elsewhere", launcher=dead.pid, processes=(VLLM,))
+    assert not left_behind(goes_on) and not left_behind(elsewhere)
+
+
+# A `vllm` that leaves a worker behind: it ends itself as a kill would.
+SERVES = """
+import os, signal, subprocess, sys
+quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+child = subprocess.Popen(["VLLM::Worker_TP0", "300"], executable="/bin/sleep", **quiet)
+print(child.pid, flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_front_leaves_its_workers_in_run_json(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "kvtrace", "run", "-o", str(run), "--", sys.executable, "-c", SERVES]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        worker = int(process.stdout.readline())
+        try:
+            deadline = time.monotonic() + 60
+            while worker not in [
+                row["pid"] for row in json.loads((run / "run.json").read_text())["processes"]
+            ]:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            process.stdin.write("\n")
+            process.stdin.close()
+            assert process.wait() == 128 + signal.SIGKILL
+            said = process.stderr.read()
+        finally:
+            os.kill(worker, signal.SIGKILL)
+    file, _ = read_run_file(run)
+    assert [(one.pid, one.name) for one in file.left] == [(worker, "VLLM::Worker_TP0")]
+    assert f"vLLM still runs, pid {worker} (VLLM::Worker_TP0)" in said and f"kill {worker}" in said

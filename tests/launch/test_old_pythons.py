@@ -1,0 +1,100 @@
+"""Every Python that a command starts reads our sitecustomize: where the agent can't run, nothing shows."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtrace.agent import plugin
+from kvtrace.launch import overlay as overlay_module
+from kvtrace.launch.environment import child_environment
+from kvtrace.launch.overlay import make_overlay
+from kvtrace.trace.config import AgentConfig, new_salt
+
+OLDEST, NEWEST = 6, 15
+
+
+def pythons() -> list[str]:
+    """Those of this machine, one of each version, by PATH and as pyenv keeps them."""
+    names = ["python2.7", *(f"python3.{minor}" for minor in range(OLDEST, NEWEST + 1))]
+    home = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = [sys.executable]
+    for name in names:
+        kept = sorted(str(path) for path in home.glob(f"versions/*/bin/{name}"))
+        places = [*kept, *filter(None, [shutil.which(name)])]
+        found += [place for place in places if _runs(place)][:1]
+    return found
+
+
+def _runs(python: str) -> bool:
+    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("import sys\nsys.theirs = 7\n")
+    vllm = theirs / "vllm"
+    vllm.mkdir()
+    (vllm / "__init__.py").write_text("x = 5\n")
+    overlay = make_overlay(tmp_path / "run" / "overlay", with_agent=True)
+    config = AgentConfig(tmp_path / "run", new_salt()).to_text()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    return child_environment(environ | {"PYTHONPATH": str(theirs)}, [], config, overlay)
+
+
+CODE = "import sys, sitecustomize, vllm; print((sys.theirs, sitecustomize.sys.theirs, vllm.x))"
+
+
+def test_every_python_here_is_silent_and_runs_the_users_own(environ: dict[str, str], tmp_path: Path) -> None:
+    for python in pythons():
+        for options in ([], ["-W", "error"], ["-bb"]):
+            done = subprocess.run(
+                [python, *options, "-c", CODE],
+                env=environ, cwd=tmp_path, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            assert (done.returncode, done.stdout, done.stderr) == (0, "(7, 7, 5)\n", ""), python
+
+
+def test_the_file_can_be_read_by_every_version() -> None:
+    for minor in range(OLDEST, NEWEST + 1):
+        ast.parse(overlay_module._SITECUSTOMIZE, feature_version=(3, minor))
+    assert overlay_module._SITECUSTOMIZE.isascii()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "kvtrace/__init__.py", "kvtrace/agent/__init__.py", "kvtrace/agent/bootstrap.py",
+        "kvtrace/agent/plugin.py", "kvtrace/agent/state.py",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "source", ["from __future__ import what\n", "def (:\n", "raise OSError('x')\n", "1 / 0\n"]
+)
+def test_an_agent_that_this_python_cannot_read_is_no_concern_of_the_users(
+    environ: dict[str, str], tmp_path: Path, broken: str, source: str
+) -> None:
+    (tmp_path / "run" / "overlay" / broken).write_text(source)
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "(7, 7, 5)\n")
+    # where the agent itself fails in a Python that it is for, one line says so
+    said = "kvtrace: the agent did not start" if broken.endswith("state.py") else ""
+    assert done.stderr.startswith(said) and done.stderr.count("\n") <= 1 and bool(said) == bool(done.stderr)
+
+
+def test_a_python_that_is_too_old_is_never_armed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVTRACE_CONFIG", "{}")
+    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+    monkeypatch.delattr(sys, "orig_argv")  # as in 3.9
+    plugin.arm()
+    assert not plugin._armed

@@ -1,0 +1,200 @@
+"""Bytes that were read against bytes that came to rest (kvtrace/ledger/saves/accounts.py)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvtrace.ledger.rest_file import RestFile, RestingFile
+from kvtrace.ledger.saves.accounts import Account, Traced, accounts
+from kvtrace.trace import hooks
+from kvtrace.trace.format import Flag, Kind, Role, Way, pack_head
+
+SLOT = 64
+NONE = np.empty((0, 8), dtype=np.int64)
+
+
+class Run:
+    """A spool of one layer: reads and what went outside, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {1: "layer"}
+        self.slots: list[tuple[int, ...]] = []
+        self.outside: list[tuple[int, ...]] = []
+        self.t = 0
+        self.limited: frozenset[int] = frozenset()
+
+    def name(self, text: str) -> int:
+        ident = len(self.names) + 1
+        self.names[ident] = text
+        return ident
+
+    def read(self, call: int, count: int = 4, step: int = 1, first: int = 0, text: str | None = None) -> Run:
+        head = pack_head(Kind.SLOTS, Role.WORKER, hooks.SAVE_LAYER.code, 7, Flag.STORE)
+        named = self.name(f"{first}+{count}" if text is None else text) if text != "" else 0
+        self.t += 1
+        self.slots.append((head, self.t, 1, step, named, count, 0, call))
+        return self
+
+    def write(
+        self, call: int, path: str, amount: int, size: int | None = None, step: int = 1, anew: bool = False
+    ) -> Run:
+        marks = int(Flag.FIRST) if anew else 0
+        head = pack_head(Kind.OUTSIDE, Role.WORKER, Way.FILE, 7, marks)
+        self.t += 1
+        size = max(0, amount) if size is None else size
+        self.outside.append((head, self.t, call, step, self.name(path), amount, size, 0))
+        return self
+
+    def sent(self, call: int, amount: int, refused: int = 0) -> Run:
+        head = pack_head(Kind.OUTSIDE, Role.WORKER, Way.SOCKET, 7)
+        self.t += 1
+        self.outside.append((head, self.t, call, 1, self.name("tcp host:1"), amount, 0, refused))
+        return self
+
+    def named(self, call: int, old: str, new: str = "", gone: bool = True) -> Run:
+        head = pack_head(Kind.OUTSIDE, Role.WORKER, Way.NAME, 7, int(Flag.REPLACED) if gone else 0)
+        self.t += 1
+        to = self.name(new) if new else 0
+        self.outside.append((head, self.t, call, 1, self.name(old), 0, to, 0))
+        return self
+
+    def result(self, **sizes: int | None):
+        """``sizes``: of files at the end, None for those that are gone."""
+        files = tuple(RestingFile(name, size is not None, size) for name, size in sizes.items())
+        table = [np.array(part, dtype=np.int64) if part else NONE for part in (self.slots, self.outside)]
+        trace = Traced("spool", self.names, *table, {"layer": float(SLOT)}, self.limited)
+        return accounts(trace, RestFile(files=files))
+
+    def told(self, **sizes: int | None) -> dict[int, Account]:
+        return {call: one for call, (one, _) in self.result(**sizes).of_call.items()}
+
+
+def test_a_call_whose_bytes_account_for_what_it_read_is_written() -> None:
+    assert Run().read(1).write(1, "a", 4 * SLOT).told(a=256) == {1: Account.WRITTEN}
+    assert Run().read(1).write(1, "a", 4 * SLOT + 80).told(a=336) == {1: Account.WRITTEN}  # a header
+
+
+@pytest.mark.parametrize("amount", [0, 64, 128, 200, 250, 1000, -1])
+def test_bytes_that_do_not_account_for_what_was_read_say_nothing(amount: int) -> None:
+    assert Run().read(1).write(1, "a", amount, max(0, amount)).told(a=max(0, amount)) == {}
+
+
+def test_reads_of_some_calls_and_writes_of_others_meet_in_their_step_or_in_the_run() -> None:
+    of_step = Run().read(1).read(2, first=8).write(3, "a", 512)
+    assert of_step.told(a=512) == {1: Account.WRITTEN, 2: Account.WRITTEN}
+    of_run = Run().read(1).read(2, step=2).write(3, "a", 512, step=0)
+    assert of_run.told(a=512) == {1: Account.WRITTEN, 2: Account.WRITTEN}
+
+
+def test_slots_that_one_call_reads_twice_count_once() -> None:
+    assert Run().read(1).read(1).write(1, "a", 256).told(a=256) == {1: Account.WRITTEN}
+
+
+def test_slots_that_are_not_known_leave_it_open() -> None:
+    assert Run().read(1, text="").write(1, "a", 256).told(a=256) == {}
+    assert Run().read(1, text="0+4/8+1").write(1, "a", 256).told(a=256) == {}
+
+
+@pytest.mark.parametrize("keeps_old", [False, True])
+def test_a_file_that_is_published_under_another_name_is_at_rest_there(keeps_old: bool) -> None:
+    run = Run().read(1).write(1, "part", 256).named(1, "part", "a", gone=not keeps_old)
+    assert run.told(a=256, part=256 if keeps_old else None) == {1: Account.WRITTEN}
+    linked = Run().read(1).write(1, "part", 256).named(1, "part", "a", gone=False).named(1, "part")
+    assert linked.told(a=256, part=None) == {1: Account.WRITTEN}
+
+
+def test_one_temporary_name_for_many_files() -> None:
+    run = Run()
+    for call in (1, 2, 3):
+        run.read(call, step=call).write(call, "tmp", 256, step=call).named(call, "tmp", f"f{call}")
+    assert set(run.told(tmp=None, f1=256, f2=256, f3=256).values()) == {Account.WRITTEN}
+
+
+def test_what_the_connector_itself_removes_or_empties_was_there_once() -> None:
+    run = Run().read(1).write(1, "a", 256).named(2, "a")
+    assert run.told(a=None) == {1: Account.LOST_LATER}
+    assert Run().read(1).write(1, "a", 256).told(a=0) == {1: Account.LOST_LATER}
+
+
+def test_a_file_that_is_gone_and_that_nobody_was_seen_to_take_away_says_nothing() -> None:
+    assert Run().read(1).write(1, "a", 256).told(a=None) == {}
+
+
+def test_a_name_that_is_written_anew_says_nothing_of_what_stood_there() -> None:
+    run = Run().read(1).write(1, "a", 256).read(2, step=2, first=8).write(2, "a", 256, step=2, anew=True)
+    assert run.told(a=256) == {2: Account.WRITTEN}
+
+
+def test_what_went_to_a_peer_is_sent_and_what_was_refused_is_said() -> None:
+    found = Run().read(1).sent(1, 300).result()
+    assert found.of(1) == (Account.SENT, "tcp host:1")
+    assert Run().read(1).sent(1, 0, refused=1).told() == {1: Account.REFUSED}
+    assert Run().read(1).sent(1, 20).told() == {}
+
+
+def test_a_call_without_a_byte_among_many_that_account_for_themselves() -> None:
+    run = Run()
+    for call in (1, 2, 3, 4, 6):
+        run.read(call, step=call).write(call, f"f{call}", 256, step=call)
+    run.read(5, step=5)
+    assert run.told(**{f"f{n}": 256 for n in (1, 2, 3, 4, 6)})[5] == Account.NOTHING
+    run.limited = frozenset({7})  # it may copy where nobody looks
+    assert 5 not in run.told(**{f"f{n}": 256 for n in (1, 2, 3, 4, 6)})
+
+
+def test_what_was_read_last_may_still_be_on_its_way() -> None:
+    run = Run()
+    for call in (1, 2, 3, 4):
+        run.read(call, step=call).write(call, f"f{call}", 256, step=call)
+    run.read(5, step=5)
+    assert 5 not in run.told(**{f"f{n}": 256 for n in (1, 2, 3, 4)})
+
+
+def test_files_that_never_get_a_byte() -> None:
+    run = Run().read(1).write(1, "a", 0).read(2, step=2).write(2, "b", 0, step=2)
+    assert run.told(a=0, b=0) == {1: Account.EMPTY, 2: Account.EMPTY}
+    assert Run().read(1).write(1, "lock", 0).told(lock=0) == {}  # one name says nothing
+
+
+def test_the_totals_of_a_connector() -> None:
+    (total,) = Run().read(1, 8).write(1, "a", 128).result(a=128).totals
+    assert (total.read, total.came, total.rest, total.places) == (512, 128, 128, {"a": 128})
+    (total,) = Run().read(1).write(1, "arena", -1, 4096).result(arena=4096).totals
+    assert total.came is None and total.rest is None
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["read", "write", "anew", "gone", "rename", "sent"]),
+        st.integers(1, 4),
+        st.integers(1, 3),
+        st.sampled_from([-1, 0, 64, 128, 256, 512]),
+    ),
+    max_size=12,
+)
+
+
+def made(events) -> Run:
+    run = Run()
+    for what, call, step, amount in events:
+        if what == "read":
+            run.read(call, 4, step, first=16 * call)
+        elif what == "sent":
+            run.sent(call, max(0, amount))
+        elif what in ("write", "anew"):
+            run.write(call, f"f{call}", amount, abs(amount), step, anew=what == "anew")
+        else:
+            run.named(call, f"f{call}", f"g{call}" if what == "rename" else "")
+    return run
+
+
+@settings(max_examples=200, deadline=None)
+@given(EVENTS)
+def test_nothing_is_written_that_is_not_there_at_the_end(events) -> None:
+    """With all files gone nothing is WRITTEN."""
+    run = made(events)
+    names = {name: None for name in run.names.values() if name[0] in "fg"}
+    assert Account.WRITTEN not in run.told(**names).values()

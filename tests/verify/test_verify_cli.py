@@ -1,0 +1,83 @@
+"""The command line of ``kvtrace verify``: usage errors, and what is printed of a result."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+import jsonschema
+import pytest
+
+from kvtrace.cli.app import main
+from kvtrace.render.page import Screen
+from kvtrace.render.terminal import terminal
+from kvtrace.render.verify import verify_junit, verify_page
+from kvtrace.verify.answers import Answered, Result, failed, not_applicable, not_observed, proved
+from kvtrace.verify.document import verify_schema
+
+ANSWERS = [
+    Answered("transfers", "A transfer happens", proved("96 tokens", numbers={"tokens": 96})),
+    Answered(
+        "outputs", "Answers are right",
+        failed("1 of 2", evidence=["token 3\x1b[2J"], requests=["kvverify-1"], case="a96 ; a96"), "mla",
+    ),
+    Answered("ranks-apart", "Ranks", not_applicable("one rank")),
+    Answered("finish-told", "Told", not_observed("nothing")),
+]  # fmt: skip
+RESULT = Result(
+    "Mine (kv_both)",
+    "quick",
+    7,
+    "reports/x",
+    ANSWERS,
+    {"block": 32},
+    {"mla/outputs": "kvtrace verify --case"},
+)
+
+
+def test_the_document_has_the_published_shape() -> None:
+    document = json.loads(json.dumps(RESULT.document()))
+    jsonschema.validate(document, verify_schema())
+    assert not document["passed"] and document["properties"][1]["again"] == "kvtrace verify --case"
+
+
+def test_the_page_names_each_failure_with_its_case() -> None:
+    text = terminal(verify_page(RESULT), Screen(120, None))
+    assert "FAILED" in text and "mla: outputs" in text and "a96 ; a96" in text and "\x1b" not in text
+    assert "kvtrace verify --case" in text and "not observed" in text
+
+
+def test_junit_has_a_case_a_property() -> None:
+    root = ElementTree.fromstring(verify_junit(RESULT))
+    (suite,) = root
+    assert (root.get("tests"), root.get("failures"), root.get("skipped")) == ("4", "1", "2")
+    assert [case.get("name") for case in suite] == [one.id for one in ANSWERS]
+
+
+def test_an_assertion_says_what_failed() -> None:
+    assert str(RESULT).startswith("mla/outputs failed: 1 of 2") and not RESULT.passed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "a command or a connector"),
+        (["--connector", "m:C", "--", "vllm"], "a command or a connector"),
+        (["--suite", "huge", "--connector", "m:C"], "'huge' is not known"),
+        (["--config", "{}", "--", "vllm", "serve"], "go with --connector"),
+        (["--error", "5", "--connector", "m:C"], "no share"),
+        (["-o", "X", "--connector", "a-b"], "no class"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    words: list[str],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: object,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(str(tmp_path))
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", *words])
+    err = capsys.readouterr().err
+    assert ended.value.code == 2 and said in err and err.count("\n") == 1

@@ -1,0 +1,73 @@
+"""``kvtrace verify`` on a real vLLM: a server of its own, with vLLM's ExampleConnector and a small model."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvtrace.verify.answers import Answer, Result, VerifyError
+from kvtrace.verify.session import Options, Small, verify
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+from vllm_env import vllm_env  # noqa: E402
+
+pytestmark = pytest.mark.engine
+START = 600.0
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """The quick suite: one server for all tests here."""
+    folder = tmp_path_factory.mktemp("verify")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in vllm_env().items():
+            patch.setenv(name, value)
+        config = f'{{"shared_storage_path": "{folder / "store"}"}}'
+        options = Options(
+            (), output=folder / "run", small=Small("ExampleConnector", config), start_timeout=START,
+            reference=False,
+        )  # fmt: skip
+        return verify(options)
+
+
+def answer(result: Result, ident: str) -> Answer:
+    return next(one.verdict.answer for one in result.answers if one.id == ident)
+
+
+def test_what_comes_back_is_what_was_computed_bit_by_bit(example: Result) -> None:
+    found = next(one.verdict for one in example.answers if one.id == "comes-back-equal")
+    assert found.answer is Answer.PROVED and found.numbers["equal"] > 0
+    assert answer(example, "transfers") is answer(example, "lookups-agree") is Answer.PROVED
+    assert answer(example, "outputs") is Answer.PROVED
+
+
+def test_a_prompt_of_several_steps_ends_the_engine(example: Result) -> None:
+    """ExampleConnector stores what the first step computes, and loads the whole prompt."""
+    found = next(one.verdict for one in example.answers if one.id == "chunked")
+    assert found.answer is Answer.FAILED
+    assert any("shape mismatch" in line for line in found.evidence), found
+    assert any("example_connector.py" in line for line in found.evidence), found
+
+
+def test_its_keys_leave_the_salt_out(example: Result) -> None:
+    assert answer(example, "other-salt") is Answer.FAILED
+    assert answer(example, "nobody-else") is Answer.PROVED
+
+
+def test_other_shapes_go_on_after_the_engine_was_started_anew(example: Result) -> None:
+    assert answer(example, "concurrent") is answer(example, "extended") is Answer.PROVED
+
+
+def test_the_engines_own_words_where_it_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in vllm_env().items():
+        monkeypatch.setenv(name, value)
+    options = Options((), output=tmp_path / "run", small=Small("NoSuchConnector"), start_timeout=START)
+    with pytest.raises(VerifyError, match="NoSuchConnector"):
+        verify(options)
+    assert os.listdir(tmp_path / "run")

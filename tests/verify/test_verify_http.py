@@ -1,0 +1,131 @@
+"""Asking a server over HTTP: what is sent, and what is made of the answer. The server here is a stand-in for
+the wire alone; what vLLM answers is tried on vLLM (test_verify_engine.py)."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from kvtrace.verify.answers import VerifyError
+from kvtrace.verify.engine import Request
+from kvtrace.verify.http import Address, Client
+from kvtrace.verify.served import Server
+
+
+class Wire(BaseHTTPRequestHandler):
+    bodies: ClassVar[list[dict[str, Any]]] = []
+    resets: ClassVar[list[str]] = []
+
+    def log_message(self, *words: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._say({"data": [{"id": "tiny"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+        if self.path.startswith("/reset"):
+            self.resets.append(self.path)
+            self._say({"success": len(self.resets) > 1})
+            return
+        self.bodies.append({**body, "id": self.headers["X-Request-Id"]})
+        if body["prompt"] == [0]:
+            self._say({"error": {"message": "no such prompt"}}, 400)
+            return
+        told = {
+            "tokens": ["token_id:7", "token_id:8"],
+            "token_logprobs": [-0.5, None],
+            "top_logprobs": [{"token_id:7": -0.5, "token_id:9": -0.6}, None],
+        }
+        choice = {"choices": [{"logprobs": told, "finish_reason": "length"}]}
+        if not body.get("stream"):
+            self._say(choice)
+            return
+        self.send_response(200)
+        self.end_headers()
+        for data in (json.dumps(choice), json.dumps(choice), "[DONE]"):
+            self.wfile.write(f"data: {data}\n\n".encode())
+
+    def _say(self, value: Any, status: int = 200) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    Wire.bodies.clear()
+    Wire.resets.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Wire)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield Client(Address("127.0.0.1", server.server_address[1]))
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_tokens_and_what_was_nearly_chosen_come_back(client: Client) -> None:
+    (reply,) = client.ask([Request("kvverify-1", [5, 6], 2, salt="x")], 5)
+    assert reply.tokens == (7, 8) and not reply.error
+    assert reply.logprobs[0] == (-0.5, {7: -0.5, 9: -0.6})
+    (body,) = Wire.bodies
+    assert (body["model"], body["prompt"], body["cache_salt"], body["id"]) == (
+        "tiny",
+        [5, 6],
+        "x",
+        "kvverify-1",
+    )
+    assert body["temperature"] == 0 and body["ignore_eos"]
+
+
+def test_an_error_is_the_servers_own_words(client: Client) -> None:
+    (reply,) = client.ask([Request("a", [0], 2)], 5)
+    assert reply.error == "HTTP 400: no such prompt" and not reply.late
+
+
+def test_requests_are_asked_together(client: Client) -> None:
+    replies = client.ask([Request(f"r-{n}", [n + 1], 2) for n in range(4)], 5)
+    assert [reply.tokens for reply in replies] == [(7, 8)] * 4
+    assert {body["id"] for body in Wire.bodies} == {f"r-{n}" for n in range(4)}
+
+
+def test_who_leaves_and_who_is_preempted(client: Client) -> None:
+    (left,) = client.ask([Request("a", [1], 4, leaves=True)], 5)
+    assert left.tokens == (7, 8)  # of the first piece alone
+    (stayed,) = client.ask([Request("b", [1], 4, preempted=True)], 5)
+    assert stayed.tokens == (7, 8, 7, 8) and Wire.resets == [
+        "/reset_prefix_cache?reset_running_requests=true"
+    ]
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    nobody = Client(Address("127.0.0.1", 9))
+    assert not nobody.healthy and nobody.reset() == (0, None)
+    (reply,) = nobody.ask([Request("a", [1], 1)], 5)
+    assert reply.error and not reply.tokens
+
+
+def test_no_other_server_is_touched(client: Client, tmp_path: Path) -> None:
+    port = str(client._address.port)
+    server = Server(["true"], ["vllm", "serve", "--port", port], tmp_path / "log", 5)
+    with pytest.raises(VerifyError, match="listens on"):
+        server.start()
+    assert not Wire.bodies and not Wire.resets
+
+
+def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
+    words = ["python3", "-c", "raise SystemExit('ValueError: no such model')"]
+    server = Server(words, ["vllm", "serve", "--port", "1"], tmp_path / "log", 30)
+    with pytest.raises(VerifyError, match="exit code 1 while starting: ValueError: no such model"):
+        server.start()
+    with pytest.raises(VerifyError, match="cannot start"):
+        Server(["/no/such"], ["x", "--port", "1"], tmp_path / "log", 5).start()

@@ -1,0 +1,294 @@
+"""From what was observed to the answers, on synthetic requests: what is promised and kept is proved, what is
+promised and not kept fails, and what was not seen is neither."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvtrace.ledger.ends import LoadEnd
+from kvtrace.verify.answers import Answer
+from kvtrace.verify.drive import Driver, Job
+from kvtrace.verify.engine import Reply, Request
+from kvtrace.verify.evidence import Evidence, LayerError, Seen
+from kvtrace.verify.judge import judged, workloads
+from kvtrace.verify.observed import Facts, Observed, Settings
+from kvtrace.verify.registry import of_suite
+from kvtrace.verify.shrink import Shrinker
+from kvtrace.verify.suite import observed
+from kvtrace.verify.workload import Streams, parse
+
+FACTS = Facts(block=32, budget=256, longest=2048, seqs=16, layers=4, unit=32, role="kv_both")
+PAIRS = 4
+
+
+class Connector:
+    """A connector on an engine that is made up: it keeps whole units of 32 tokens by their prefix. Faults are
+    planted by overriding what it does."""
+
+    unit = 32
+
+    def __init__(self) -> None:
+        self.kept: set[tuple[int, ...]] = set()
+        self.seen: dict[int, Seen] = {}
+
+    def key(self, tokens: Sequence[int], salt: str) -> tuple[int, ...]:
+        return (*tokens, *map(ord, salt))
+
+    def offered(self, request: Request) -> int:
+        ends = range(self.unit, len(request.tokens), self.unit)
+        return max((n for n in ends if self.key(request.tokens[:n], request.salt) in self.kept), default=0)
+
+    def save(self, request: Request) -> None:
+        for n in range(self.unit, len(request.tokens) + 1, self.unit):
+            self.kept.add(self.key(request.tokens[:n], request.salt))
+
+    def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
+        return {LoadEnd.LOADED: loaded * PAIRS} if loaded else {}
+
+    def more(self, loaded: int) -> dict[str, Any]:
+        """Fields of what is seen."""
+        return {"proved": loaded * PAIRS, "compared": loaded // 32}
+
+    def reply(self, request: Request, loaded: int) -> Reply:
+        """Depends on the prompt alone."""
+        return Reply(tuple((sum(request.tokens) + at) % 400 for at in range(request.generate)), seconds=0.01)
+
+    # --- the engine
+
+    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+        return [self._one(request) for request in requests]
+
+    def _one(self, request: Request) -> Reply:
+        loaded = self.offered(request)
+        number = int(request.id.rpartition("-")[2])
+        status = "FINISHED_ABORTED" if request.leaves else "FINISHED_LENGTH_CAPPED"
+        seen = Seen(
+            request.id, 1, len(request.tokens), len(request.tokens), 0, loaded, loaded, False, PAIRS,
+            self.ends(loaded), 0, {}, 0 if loaded else PAIRS * len(request.tokens), 1,
+            int(request.preempted), status, True,
+        )  # fmt: skip
+        self.seen[number] = replace(seen, **self.more(loaded))
+        self.save(request)
+        return self.reply(request, loaded)
+
+    def reset(self, patience: float) -> bool | None:
+        return True
+
+    def restart(self) -> None:
+        pass
+
+    def gone(self) -> str:
+        return ""
+
+    def look(self) -> Evidence:
+        return Evidence(None, {number: [seen] for number, seen in self.seen.items()})
+
+
+def everything(connector: Connector, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Observed:
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+    driver = Driver(connector, Streams(1), connector.look)
+    driver.run([Job(name, workload) for name, workload in workloads(of_suite("quick"), FACTS)])
+    return observed(driver, connector.look(), FACTS, Settings(**settings))
+
+
+def answers(connector: Connector, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> dict[str, Answer]:
+    what = everything(connector, monkeypatch, **settings)
+    return {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
+
+
+def failed(found: Mapping[str, Answer]) -> set[str]:
+    return {name for name, answer in found.items() if answer is Answer.FAILED}
+
+
+def test_a_connector_that_keeps_its_promises_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = answers(Connector(), monkeypatch)
+    assert not failed(found)
+    proved = {name for name, answer in found.items() if answer is Answer.PROVED}
+    assert {"transfers", "comes-back-equal", "whole-units", "nobody-else", "other-salt", "lengths"} <= proved
+    assert {
+        "chunked",
+        "concurrent",
+        "repeated",
+        "shared-prefix",
+        "extended",
+        "preempted",
+        "aborted",
+    } <= proved
+
+
+def test_nothing_that_comes_back_is_a_failure_of_the_transfer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loses(Connector):
+        def save(self, request: Request) -> None:
+            pass
+
+    found = answers(Loses(), monkeypatch)
+    assert failed(found) == {"transfers"}
+    assert found["comes-back-equal"] is found["nobody-else"] is Answer.NOT_OBSERVED
+
+
+def test_a_key_without_the_prefix_gives_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Orphan(Connector):
+        def key(self, tokens: Sequence[int], salt: str) -> tuple[int, ...]:
+            return (*tokens[-self.unit :], *map(ord, salt))
+
+    assert "nobody-else" in failed(answers(Orphan(), monkeypatch))
+
+
+def test_a_key_without_the_salt_gives_to_other_salts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoSalt(Connector):
+        def key(self, tokens: Sequence[int], salt: str) -> tuple[int, ...]:
+            return tuple(tokens)
+
+    assert failed(answers(NoSalt(), monkeypatch)) == {"other-salt"}
+
+
+def test_other_numbers_fail_where_they_are_far_and_not_where_they_are_near(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Altered(Connector):
+        error = LayerError(0.02, 0.006)
+
+        def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
+            return {LoadEnd.WRONG: loaded * PAIRS} if loaded else {}
+
+        def more(self, loaded: int) -> dict[str, Any]:
+            errors = {"layers.0": self.error} if loaded else {}
+            return {"errors": errors, "compared": loaded // 32, "differing": loaded // 32}
+
+        def reply(self, request: Request, loaded: int) -> Reply:
+            return Reply((9, 9, 9, 9)[: request.generate]) if loaded else super().reply(request, loaded)
+
+    near = everything(Altered(), monkeypatch)
+    found = {one.id: one.verdict for one in judged(of_suite("quick"), near)}
+    assert found["comes-back-equal"].answer is Answer.PROVED
+    assert "error 0.6 % on the mean" in found["comes-back-equal"].says
+    assert found["outputs"].answer is Answer.NOT_OBSERVED  # other numbers give other answers
+    assert not failed({name: verdict.answer for name, verdict in found.items()})
+    assert {"comes-back-equal", "outputs"} <= failed(answers(Altered(), monkeypatch, error=0.001))
+    monkeypatch.setattr(Altered, "error", LayerError(1.9, 1.4))
+    assert {"comes-back-equal", "outputs", "concurrent"} <= failed(answers(Altered(), monkeypatch))
+
+
+def test_a_load_that_does_not_arrive_is_a_broken_lookup(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Half(Connector):
+        def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
+            half = loaded * PAIRS // 2
+            return {LoadEnd.LOADED: loaded * PAIRS - half, LoadEnd.PARTLY: half} if loaded else {}
+
+        def more(self, loaded: int) -> dict[str, Any]:
+            return {"proved": 0}
+
+    assert {"lookups-agree", "comes-back-equal"} <= failed(answers(Half(), monkeypatch))
+
+
+def test_other_answers_without_other_numbers_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Spoils(Connector):
+        def reply(self, request: Request, loaded: int) -> Reply:
+            return Reply((9, 9, 9, 9)[: request.generate]) if loaded else super().reply(request, loaded)
+
+    assert "outputs" in failed(answers(Spoils(), monkeypatch))
+
+
+def test_prompts_that_end_with_a_unit_are_a_property_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Whole(Connector):
+        def save(self, request: Request) -> None:
+            whole = len(request.tokens) // self.unit * self.unit
+            self.kept.add(self.key(request.tokens[:whole], request.salt))
+
+    assert failed(answers(Whole(), monkeypatch)) == {"lengths"}
+
+
+def test_long_prompts_of_which_one_step_is_kept_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    class FirstChunk(Connector):
+        def save(self, request: Request) -> None:
+            super().save(replace(request, tokens=request.tokens[: FACTS.budget]))
+
+    assert {"chunked", "whole-units"} <= failed(answers(FirstChunk(), monkeypatch))
+
+
+def test_what_is_not_compared_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unseen(Connector):
+        def more(self, loaded: int) -> dict[str, Any]:
+            return {}
+
+    found = answers(Unseen(), monkeypatch)
+    assert found["comes-back-equal"] is Answer.NOT_OBSERVED and not failed(found)
+
+
+def test_an_engine_that_ends_is_a_failure_of_what_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dies(Connector):
+        dead = False
+
+        def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+            self.dead = self.dead or any(len(one.tokens) > FACTS.budget + 40 for one in requests)
+            if self.dead:
+                return [Reply(error="HTTP 500") for _ in requests]
+            return super().ask(requests, patience)
+
+        def gone(self) -> str:
+            return "RuntimeError: shape mismatch" if self.dead else ""
+
+        def restart(self) -> None:
+            self.dead = False
+
+    found = answers(Dies(), monkeypatch)
+    assert failed(found) == {"chunked", "nothing-hangs"} and found["concurrent"] is Answer.PROVED
+
+
+def test_blocks_that_are_never_given_back_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Holds(Connector):
+        def reset(self, patience: float) -> bool | None:
+            return False
+
+    assert failed(answers(Holds(), monkeypatch)) == {"blocks-given-back"}
+
+
+def test_a_role_that_never_loads_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Producer(Connector):
+        def offered(self, request: Request) -> int:
+            return 0
+
+    what = everything(Producer(), monkeypatch)
+    what = replace(what, facts=replace(FACTS, role="kv_producer"))
+    found = {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
+    assert not failed(found) and found["comes-back-equal"] is Answer.NOT_APPLICABLE
+
+
+def test_a_case_alone_is_judged_by_what_it_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+    connector = Connector()
+    driver = Driver(connector, Streams(1), connector.look)
+    driver.run([Job("case", parse("a96 ; a96"))])
+    what = observed(driver, connector.look(), FACTS, Settings())
+    assert [one.stored for one in what.asked] == [0, 96] and what.asked[1].given == 64
+
+
+def test_the_smallest_case_is_found_while_the_engine_stays_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class LongOnly(Connector):
+        """What it brings for prompts of 100 tokens and more is wrong."""
+
+        def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
+            return {LoadEnd.WRONG if loaded >= 96 else LoadEnd.LOADED: loaded * PAIRS} if loaded else {}
+
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+    connector = LongOnly()
+    driver = Driver(connector, Streams(1), connector.look)
+    (one,) = [found for found in of_suite("quick") if found.id == "comes-back-equal"]
+    known = "a200 b200&c200 ; a200 b200&c200"
+    case, says = Shrinker(driver, connector.look, FACTS, Settings(), 15.0).smallest(one, known)
+    found = parse(case)
+    assert "hold other KV" in says
+    assert [len(part.batches) for part in found.rounds] == [1, 1]
+    assert {prompt.length for prompt in found.prompts} <= set(range(97, 130))
+
+
+def test_without_a_smaller_one_the_known_case_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+    connector = Connector()
+    driver = Driver(connector, Streams(1), connector.look)
+    shrinker = Shrinker(driver, connector.look, FACTS, Settings(), 1.0)
+    assert shrinker.smallest(of_suite("quick")[1], "a96 ; a96") == ("", "")

@@ -1,0 +1,47 @@
+"""The user's own directory is damaged on purpose, and never what was there before."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from kvtrace.verify.answers import VerifyError
+from kvtrace.verify.store import Store
+from kvtrace.verify.usage import DESCRIPTORS, MEMORY, THREADS, usage
+
+
+def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("x")
+    with pytest.raises(VerifyError, match="not empty"):
+        Store(tmp_path)
+    with pytest.raises(VerifyError, match="no directory"):
+        Store(tmp_path / "mine")
+
+
+def test_what_came_later_is_damaged_and_links_are_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"x" * 100)
+    place = tmp_path / "store"
+    store = Store(place)
+    file = place / "a" / "b"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"k" * 100)
+    (place / "link").symlink_to(outside)
+    store.act("garbage")
+    assert file.stat().st_size == 100 and file.read_bytes() != b"k" * 100
+    store.act("cut")
+    assert file.stat().st_size == 50
+    store.act("read-only")
+    assert stat.S_IMODE(os.stat(place / "a").st_mode) == 0o500
+    store.act("gone")
+    assert not file.exists() and stat.S_IMODE(os.stat(place / "a").st_mode) != 0o500
+    assert outside.read_bytes() == b"x" * 100
+
+
+def test_what_processes_use_is_the_sum_of_a_session() -> None:
+    mine = usage(os.getsid(0))
+    assert mine[MEMORY] > 1 << 20 and mine[DESCRIPTORS] > 2 and mine[THREADS] >= 1
+    assert usage(1 << 30) == {}

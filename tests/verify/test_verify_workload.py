@@ -1,0 +1,67 @@
+"""A workload is a line of text: what is written is what is asked."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from kvtrace.verify.answers import VerifyError
+from kvtrace.verify.observed import Facts
+from kvtrace.verify.registry import PROPERTIES
+from kvtrace.verify.shrink import workloads
+from kvtrace.verify.workload import FIRST_TOKEN, LAST_TOKEN, Streams, parse
+
+FACTS = Facts(block=32, budget=512, longest=2048, seqs=16, layers=4, unit=64)
+
+
+def test_a_workload_is_what_its_text_says() -> None:
+    workload = parse("a96 b64&c64b3@x*8 ; restart a96! d5^")
+    first, second = workload.rounds
+    assert [len(batch) for batch in first.batches] == [1, 2] and second.act == "restart"
+    together = first.batches[1][1]
+    assert (together.length, together.salt, together.generate) == (67, "x", 8)
+    assert second.batches[0][0].leaves and second.batches[1][0].preempted
+    assert parse(workload.text) == workload
+
+
+@given(workloads(FACTS))
+@settings(max_examples=50, deadline=None)
+def test_what_is_generated_can_be_written_and_read(workload: object) -> None:
+    assert parse(workload.text) == workload  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("text", ["", "a96 ;", "96", "a0", "a96&", "a96!!", "A96", "restart a96", "a96*0"])
+def test_what_is_no_workload_is_a_usage_error(text: str) -> None:
+    with pytest.raises(VerifyError):
+        parse(text)
+
+
+def test_prompts_share_exactly_what_their_pieces_share() -> None:
+    streams = Streams(7)
+    one, other = (streams.tokens("p", prompt) for prompt in parse("a40b9 a64").prompts)
+    assert one[:40] == other[:40] and one[40:] != other[40:49]
+    assert all(FIRST_TOKEN <= token <= LAST_TOKEN for token in (*one, *other))
+
+
+def test_other_names_and_seeds_have_other_tokens() -> None:
+    prompt = parse("a64").prompts[0]
+    assert Streams(7).tokens("p", prompt) == Streams(7).tokens("p", prompt)
+    assert Streams(7).tokens("p", prompt) != Streams(7).tokens("q", prompt)
+    assert Streams(7).tokens("p", prompt) != Streams(8).tokens("p", prompt)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        FACTS,
+        Facts(block=16, budget=8192, longest=32768, seqs=256, layers=32, unit=256),
+        Facts(block=32, budget=512, longest=600, seqs=2, layers=4, unit=0),
+        Facts(block=128, budget=128, longest=1024, seqs=1, layers=1, unit=512),
+    ],
+)
+def test_every_property_asks_what_can_be_read(facts: Facts) -> None:
+    assert len({one.id for one in PROPERTIES}) == len(PROPERTIES)
+    for one in PROPERTIES:
+        text = one.workload(facts)
+        if text:
+            assert parse(text).text == " ".join(text.split()), one.id
