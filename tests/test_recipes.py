@@ -183,7 +183,9 @@ def test_a_property(copy: Copy) -> None:
 
 def test_a_hook(copy: Copy, tmp_path: Path) -> None:
     copy.follow("A connector hook")
-    assert "- 23: `finish_forward`" in (copy.root / "docs" / "trace-format.md").read_text(encoding="utf-8")
+    assert "- 23: `finish_forward`" in (copy.root / "kvtrace" / "trace" / "records.md").read_text(
+        encoding="utf-8"
+    )
     # the proxy wraps it, and its calls are recorded
     copy.python(
         """
