@@ -208,6 +208,15 @@ def test_the_map_for_contributors_is_the_same() -> None:
         assert path.stem.startswith("__") or f"`{path.stem}`" in text
 
 
+def test_each_room_says_what_it_takes_gives_and_may_not_do() -> None:
+    for name in MAY_IMPORT:
+        about = (
+            ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text(encoding="utf-8"))) or ""
+        )
+        starts = re.findall(r"^(Comes in|Goes out|May not): \S", about, re.MULTILINE)
+        assert starts == ["Comes in", "Goes out", "May not"], name
+
+
 @pytest.mark.parametrize("piece", sorted(set(MAY_IMPORT) - {"agent"}))
 def test_only_the_agent_may_import_what_it_observes(piece: str) -> None:
     for path in (PACKAGE / piece).rglob("*.py"):
