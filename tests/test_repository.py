@@ -311,6 +311,24 @@ def test_relative_links_in_the_docs_lead_somewhere() -> None:
     assert not dead
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link can name in a page: its headings, as they are shown on the web."""
+    headings = re.findall(r"^#{1,6} (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", one).strip().lower().replace(" ", "-") for one in headings}
+
+
+def test_links_to_a_part_of_a_page_name_one_of_its_headings() -> None:
+    links = [
+        (path, target, anchor)
+        for path in repository_files()
+        if path.suffix == ".md"
+        for target, anchor in re.findall(r"\]\(([\w./-]*\.md)#([^)]+)\)", path.read_text(encoding="utf-8"))
+    ]
+    assert links
+    dead = [one for one in links if one[2] not in anchors(one[0].parent / one[1])]
+    assert not dead
+
+
 def test_top_level() -> None:
     for name in (
         "pyproject.toml",
