@@ -187,3 +187,14 @@ def test_hooks_that_the_readme_names_are_in_the_table() -> None:
 
 def test_the_readme_names_the_versions_of_the_table_of_targets() -> None:
     assert f"covers 0.11.1 to {NEWEST} by their sources" in text_of(ROOT / "README.md")
+
+
+def words_of(*pages: Path) -> int:
+    return sum(len(text_of(page).split()) for page in pages)
+
+
+def test_the_documents_can_be_read_by_a_person() -> None:
+    assert words_of(ROOT / "README.md") < 700
+    assert words_of(ROOT / "docs" / "architecture.md") < 900
+    assert words_of(*(ROOT / "docs").glob("*.md")) < 9000
+    assert words_of(ROOT / "CHANGELOG.md") < 800
