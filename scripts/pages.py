@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Write the pages of docs/ that are made from the code: docs/causes/, and the tables of docs/trace-format.md,
-docs/native-copies.md and docs/export.md.
+"""Write the pages that are made from the code: docs/causes/, and beside the code the tables of the spool,
+of an export and of the known native copies.
 
 python scripts/pages.py
 """
@@ -25,45 +25,42 @@ from kvtrace.topics import TOPICS  # noqa: E402
 from kvtrace.trace import format as fmt  # noqa: E402
 from kvtrace.trace import hooks, ops, rows  # noqa: E402
 
-_HEAD = (
-    "<!-- written by python scripts/pages.py; edit the cause's file in kvtrace/causes/rules, or "
-    "kvtrace/topics.py -->\n"
-)
-MARKER = "<!-- below: written by python scripts/pages.py -->\n"
+_HEAD = "<!-- written by python scripts/pages.py from {} -->\n"
 
 
 def files() -> dict[Path, str]:
     """Each page that is made from the code, and its text."""
-    docs = ROOT / "docs"
-    written = {
-        docs / "causes" / f"{cause.id}.md": markdown(cause_page(cause)) for cause in CATALOGUE.values()
+    made = {
+        f"docs/causes/{cause.id}.md": ("kvtrace/causes/rules", markdown(cause_page(cause)))
+        for cause in CATALOGUE.values()
     }
-    written[docs / "causes" / "README.md"] = _index()
-    written[docs / "questions.md"] = topics()
-    found = {path: _HEAD + text for path, text in written.items()}
-    made = (
-        ("trace-format.md", tables()),
-        ("native-copies.md", native_copies()),
-        ("export.md", export_tables()),
-    )
-    for name, text in made:
-        page = docs / name
-        found[page] = page.read_text(encoding="utf-8").split(MARKER)[0] + MARKER + "\n" + text
-    return found
+    made |= {
+        "docs/causes/README.md": ("kvtrace/causes/rules and kvtrace/topics.py", _index() + "\n" + topics()),
+        "kvtrace/trace/records.md": ("the tables in kvtrace/trace", records()),
+        "kvtrace/export/tables.md": ("kvtrace/export/tables.py", export_tables()),
+        "kvtrace/agent/watch/native.md": ("kvtrace/agent/watch/native.py", native_copies()),
+    }
+    return {ROOT / name: _HEAD.format(source) + text for name, (source, text) in made.items()}
 
 
 def topics() -> str:
-    """What people ask, on one page."""
+    """What people ask."""
     lines = ["# Questions about vLLM's part", "", "Each is also `kvtrace docs NAME`.", ""]
     for topic in TOPICS:
         lines += [f"## {topic.title}", "", f"`kvtrace docs {topic.id}`", ""]
         lines += [line for text in (*topic.answer, topic.look) for line in (text, "")]
-        lines += ["Findings: " + ", ".join(f"[{one}](causes/{one}.md)" for one in topic.causes) + ".", ""]
+        lines += ["Findings: " + ", ".join(f"[{one}]({one}.md)" for one in topic.causes) + ".", ""]
     return "\n".join(lines)
 
 
 def native_copies() -> str:
-    lines = ["| entry point | what names the memory; direction | read in |", "|---|---|---|"]
+    """The entry points that are known."""
+    lines = [
+        "# Known native copies",
+        "",
+        "| entry point | what names the memory; direction | read in |",
+        "|---|---|---|",
+    ]
     lines += [f"| `{row.where}` | {row.names} | {row.read_in} |" for row in native.rows()]
     return "\n".join(lines) + "\n"
 
@@ -71,7 +68,7 @@ def native_copies() -> str:
 def export_tables() -> str:
     """The tables of an export and their columns."""
     head = ["| column | type | unit | meaning |", "|---|---|---|---|"]
-    lines = ["Each table begins with these columns:", "", *head]
+    lines = ["# The tables of an export", "", "Each table begins with these columns:", "", *head]
     lines += [_column(column) for column in PARTITIONS]
     for table in TABLES:
         lines += ["", f"### {table.name}", "", f"A row is {table.row}.", "", *head]
@@ -84,7 +81,14 @@ def _column(column: Column) -> str:
 
 
 def _index() -> str:
-    lines = ["# Causes\n", "| stage | cause | severity | rule |", "|---|---|---|---|"]
+    lines = [
+        "# Causes",
+        "",
+        "Each is also `kvtrace docs ID`.",
+        "",
+        "| stage | cause | severity | rule |",
+        "|---|---|---|---|",
+    ]
     for cause in CATALOGUE.values():
         stage = "" if cause.stage is None else f"{int(cause.stage)} {cause.stage.label}"
         rule = "seen live" if cause.live else "not yet seen live"
@@ -92,10 +96,12 @@ def _index() -> str:
     return "\n".join(lines) + "\n"
 
 
-def tables() -> str:
+def records() -> str:
+    """What a spool's records hold."""
     lines = [
-        "## Records",
+        "# The records of a spool",
         "",
+        *(line for part in (fmt.__doc__ or "").split("\n\n")[1:] for line in (_plain(part), "")),
         "| kind | name | word 1 | 2 | 3 | 4 | 5 | 6 | 7 |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -127,11 +133,16 @@ def tables() -> str:
 
 
 def _about(row: type[Any]) -> str:
-    """A row's docstring in Markdown, with the kinds' names in place of the rows'."""
-    text = re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", " ".join((row.__doc__ or "").split()))
+    """A row's docstring, with the kinds' names in place of the rows'."""
+    text = _plain(row.__doc__ or "")
     for other, kind in rows.KIND_OF.items():
         text = re.sub(rf"\b{other.__name__}\b(?= record|[,;. )]|$)", kind.name, text)
-    return text.replace("``", "`")
+    return text
+
+
+def _plain(text: str) -> str:
+    """A docstring as a paragraph of Markdown."""
+    return re.sub(r":\w+:`~?([\w.]+)`", r"`\1`", " ".join(text.split())).replace("``", "`")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Put the demo's report into README.md (the short answer) and docs/sample-report.md (with the evidence).
+"""Put the demo's report into README.md (the short answer) and reports/demo/explained.md (with the evidence).
 
     python scripts/readme.py
 
@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = ROOT / "reports" / "demo" / "report.json"
 README = ROOT / "README.md"
-SAMPLE = ROOT / "docs" / "sample-report.md"
+SAMPLE = REPORT.with_name("explained.md")
 START, END = "<!-- demo -->\n", "<!-- /demo -->"
 
 INTRODUCTION = """\
@@ -26,7 +26,7 @@ INTRODUCTION = """\
 # A sample report
 
 What `kvtrace explain -v reports/demo/report.json` prints: a run of `make demo` with vLLM's ExampleConnector.
-[concepts.md](concepts.md) explains the words.
+[concepts.md](../../docs/concepts.md) explains the words.
 
 """
 
@@ -61,7 +61,7 @@ def rewritten(text: str) -> str:
 
 
 def sample() -> str:
-    """The text of docs/sample-report.md."""
+    """The text of reports/demo/explained.md."""
     return INTRODUCTION + block(explained(110, "-v"))
 
 

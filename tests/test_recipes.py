@@ -183,7 +183,9 @@ def test_a_property(copy: Copy) -> None:
 
 def test_a_hook(copy: Copy, tmp_path: Path) -> None:
     copy.follow("A connector hook")
-    assert "- 23: `finish_forward`" in (copy.root / "docs" / "trace-format.md").read_text(encoding="utf-8")
+    assert "- 23: `finish_forward`" in (copy.root / "kvtrace" / "trace" / "records.md").read_text(
+        encoding="utf-8"
+    )
     # the proxy wraps it, and its calls are recorded
     copy.python(
         """
@@ -219,6 +221,42 @@ def test_an_output_format(copy: Copy) -> None:
     assert "FAULT" in copy.kvtrace("check", raised, "--format", "outline", "--no-config", code=1)
     wrong = copy.run("-m", "kvtrace", "diff", demo, demo, "--format", "outlin", code=2)
     assert wrong.stdout == "" and "outline" in wrong.stderr and wrong.stderr.count("\n") == 1
+
+
+def test_an_export_format(copy: Copy, tmp_path: Path) -> None:
+    copy.follow("An export format")
+    reports_of(copy, tmp_path, "sim.serve([Prompt('a', 64)], Policy(nothing))")
+    run, place = str(tmp_path / "0"), tmp_path / "out"
+    assert "events" in copy.kvtrace("export", run, "--format", "jsonl", "-o", str(place))
+    copy.kvtrace("export", run, "--format", "csv", "-o", str(tmp_path / "csv"))
+    for name in ("events", "steps", "requests", "ledger"):
+        lines = (place / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        table = (tmp_path / "csv" / f"{name}.csv").read_text(encoding="utf-8").splitlines()
+        assert len(lines) == len(table) - 1 > 0 and all(json.loads(line) for line in lines)
+    assert "jsonl" in copy.run("-m", "kvtrace", "export", run, "--format", "jsonx", code=2).stderr
+    assert "perfetto|parquet|csv|jsonl" in copy.kvtrace("export", "--help")
+
+
+def test_a_native_copy(copy: Copy) -> None:
+    copy.follow("A native copy")
+    page = (copy.root / "kvtrace" / "agent" / "watch" / "native.md").read_text(encoding="utf-8")
+    assert "| `acme_kv.native.copy` | sources into targets" in page
+    printed = copy.python(
+        """
+        from types import ModuleType
+
+        from kvtrace.agent.watch import native
+
+        (row,) = [one for one in native.rows() if one.where == "acme_kv.native.copy"]
+        module = ModuleType("acme_kv.native")
+        module.copy = lambda sources, targets, sizes: len(sources)
+        assert native.wrap(row, module) and module.copy([4096], [8192], [64]) == 1
+        known = native.copies_of(row, ([4096], [8192]), {"sizes": [64]}, None)
+        print([(written, memory is not None) for written, memory in known])
+        print(native.copies_of(row, (["x"], None, None), {}, None))
+        """
+    )
+    assert printed == "[(False, True), (True, True)]\n[(False, None), (True, None)]\n"
 
 
 def test_a_flag_that_reaches_the_agent(copy: Copy, tmp_path: Path) -> None:

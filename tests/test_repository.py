@@ -208,6 +208,15 @@ def test_the_map_for_contributors_is_the_same() -> None:
         assert path.stem.startswith("__") or f"`{path.stem}`" in text
 
 
+def test_each_room_says_what_it_takes_gives_and_may_not_do() -> None:
+    for name in MAY_IMPORT:
+        about = (
+            ast.get_docstring(ast.parse((PACKAGE / name / "__init__.py").read_text(encoding="utf-8"))) or ""
+        )
+        starts = re.findall(r"^(Comes in|Goes out|May not): \S", about, re.MULTILINE)
+        assert starts == ["Comes in", "Goes out", "May not"], name
+
+
 @pytest.mark.parametrize("piece", sorted(set(MAY_IMPORT) - {"agent"}))
 def test_only_the_agent_may_import_what_it_observes(piece: str) -> None:
     for path in (PACKAGE / piece).rglob("*.py"):
@@ -299,6 +308,24 @@ def test_relative_links_in_the_docs_lead_somewhere() -> None:
                     and not (path.parent / target).exists()
                 ):
                     dead.append(f"{path.relative_to(ROOT)}: {target}")
+    assert not dead
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link can name in a page: its headings, as they are shown on the web."""
+    headings = re.findall(r"^#{1,6} (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", one).strip().lower().replace(" ", "-") for one in headings}
+
+
+def test_links_to_a_part_of_a_page_name_one_of_its_headings() -> None:
+    links = [
+        (path, target, anchor)
+        for path in repository_files()
+        if path.suffix == ".md"
+        for target, anchor in re.findall(r"\]\(([\w./-]*\.md)#([^)]+)\)", path.read_text(encoding="utf-8"))
+    ]
+    assert links
+    dead = [one for one in links if one[2] not in anchors(one[0].parent / one[1])]
     assert not dead
 
 

@@ -51,7 +51,7 @@ def load(
 
 
 class Trace:
-    """One run. Its frames are made when they are first asked for; columns and units: docs/export.md."""
+    """One run. Its frames are made when they are first asked for; columns and units: tables.md."""
 
     def __init__(self, report: Report, run: Opened | None = None) -> None:
         self.report = report

@@ -1,6 +1,6 @@
 """The tables of an export: names, types, units and meanings of their columns.
 
-One row here is a column in Parquet, in CSV and in ``kvtrace.load``'s frames, and a line in docs/export.md
+One row here is a column in Parquet, in CSV and in ``kvtrace.load``'s frames, and a line in tables.md
 (``python scripts/pages.py`` writes it).
 """
 
@@ -53,7 +53,7 @@ _PADDED = Column("padded", INT, "tokens", "that the model ran, padding included"
 
 EVENTS = Table(
     "events",
-    "one record of a spool (docs/trace-format.md), without texts, digests, slots and block ids",
+    "one record of a spool (kvtrace/trace/records.md), without texts, digests, slots and block ids",
     (
         _PROCESS,
         Column("pid", INT, "", "process id on its host"),

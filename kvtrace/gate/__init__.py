@@ -1,1 +1,6 @@
-"""Gates over reports: the contract of a good run, rules, comparison. Pure functions over report.json."""
+"""The contract of a good run, rules, comparison: ``check``, ``baseline``, ``diff``.
+
+Comes in: reports, a baseline, rules.
+Goes out: checks that passed or failed, each with what explains it.
+May not: read a spool, or pass a run of which nothing can be judged.
+"""

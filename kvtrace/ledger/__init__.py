@@ -2,6 +2,10 @@
 
 ``read_run(run_dir)`` reads everything once and returns a :class:`Run`; the rules in
 ``kvtrace.causes`` read nothing else.
+
+Comes in: a run directory.
+Goes out: a :class:`Run`: frozen values, each token-layer with one outcome and its grade.
+May not: name a cause, or take what was not seen for what was not there.
 """
 
 from __future__ import annotations

@@ -2,4 +2,8 @@
 :class:`~kvtrace.picture.model.Picture`, whose size is bounded whatever the run's length.
 
 ``draw(run_dir)`` makes it; ``kvtrace.render.html`` shows it.
+
+Comes in: spools.
+Goes out: a picture of bounded size.
+May not: count anything in another way than the ledger.
 """

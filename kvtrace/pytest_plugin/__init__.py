@@ -4,6 +4,10 @@ pytest loads this module in every session of an environment that has kvtrace. At
 pytest and the standard library only, and it does nothing until the fixture is used or the
 project asks for it (``kvtrace = true`` in pytest's configuration, or ``--kvtrace``): then the
 agent's hooks go in before any conftest or test module can import vLLM.
+
+Comes in: a test that asks for a fixture.
+Goes out: the report of its engine, or what verify says of its connector.
+May not: do anything in a session that does not ask for it.
 """
 
 from __future__ import annotations

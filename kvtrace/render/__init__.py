@@ -1,1 +1,6 @@
-"""Renderers of a report: each reads the report dict alone and claims nothing that is not in it."""
+"""Every printing: terminal, Markdown, HTML, JUnit, SARIF.
+
+Comes in: a report, or another verb's answer.
+Goes out: text.
+May not: claim what is not in it.
+"""

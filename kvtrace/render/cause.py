@@ -22,7 +22,7 @@ _NOT_LIVE = "not yet seen live: tested on synthetic traces only"
 
 
 def cause_page(cause: Cause) -> Page:
-    """What the catalogue says of `cause`."""
+    """What the catalogue says of `cause`: what to do comes first."""
     stage = "none: no token is lost on its way into the store"
     if cause.stage is not None:
         stage = f"{int(cause.stage)} {cause.stage.label}"
@@ -35,12 +35,13 @@ def cause_page(cause: Cause) -> Page:
     )
     return [
         Heading(cause.id, 1),
-        Paragraph(cause.meaning),
-        Table((Column(), Column()), [Row(fact) for fact in facts], head=False),
-        Heading("How it shows", 2),
-        Paragraph(cause.seen_as),
         Heading("What to do", 2),
         Paragraph(cause.remedy),
+        Heading("What it means", 2),
+        Paragraph(cause.meaning),
+        Heading("How it shows", 2),
+        Paragraph(cause.seen_as),
+        Table((Column(), Column()), [Row(fact) for fact in facts], head=False),
     ]
 
 

@@ -2,4 +2,8 @@
 
 ``tell(run_dir, text)`` reads the spools and returns a :class:`~kvtrace.story.model.Story`;
 ``listing`` gives one row a request. Renderers in ``kvtrace.render.story``.
+
+Comes in: a run directory, a request's id.
+Goes out: its story, or one row a request.
+May not: give an outcome of its own: the ledger's stand.
 """

@@ -22,10 +22,10 @@ DOCS = ROOT / "docs" / "causes"
 
 
 def test_pages_are_up_to_date() -> None:
-    """Those of the causes, and the tables of docs/trace-format.md, native-copies.md and export.md."""
+    """Those of the causes with their list, and the tables of the spool, of an export and of native copies."""
     files = runpy.run_path(str(ROOT / "scripts" / "pages.py"))["files"]()
     assert set(DOCS.glob("*.md")) == {path for path in files if path.parent == DOCS}
-    assert len(files) == len(CATALOGUE) + 5
+    assert len(files) == len(CATALOGUE) + 4
     for path, text in files.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python scripts/pages.py"
 
@@ -36,8 +36,9 @@ def test_a_page_says_the_same_in_a_terminal_and_in_docs() -> None:
         written = markdown(cause_page(cause))
         assert [line.strip("# ") for line in written.splitlines() if line.startswith("#")] == [
             cause.id,
-            "How it shows",
             "What to do",
+            "What it means",
+            "How it shows",
         ]
         for text in (cause.id, cause.meaning, cause.seen_as, cause.remedy, cause.versions):
             assert text in printed and markdown_text(text) in written

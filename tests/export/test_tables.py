@@ -215,8 +215,10 @@ def test_the_books_are_of_the_whole_run(run: Path) -> None:
 
 
 def test_the_page_and_the_program_name_the_same_columns() -> None:
-    """docs/export.md is made of the tables; the header of each file is held to them by ``tables``."""
-    page = (Path(__file__).resolve().parents[2] / "docs" / "export.md").read_text(encoding="utf-8")
+    """The page is made of the tables; the header of each file is held to them by ``tables``."""
+    page = (Path(__file__).resolve().parents[2] / "kvtrace" / "export" / "tables.md").read_text(
+        encoding="utf-8"
+    )
     sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^### |\Z)", page, re.MULTILINE | re.DOTALL))
     assert list(sections) == [table.name for table in TABLES]
     for table in TABLES:

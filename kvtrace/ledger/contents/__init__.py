@@ -1,1 +1,6 @@
-"""Whether loads gave back what was computed: fingerprints of KV, compared by prefix, place and rank."""
+"""Whether loads gave back what was computed.
+
+Comes in: fingerprints of KV blocks, prompts' digests.
+Goes out: loaded blocks that are proved, wrong, or not compared.
+May not: compare what another engine or run computed.
+"""

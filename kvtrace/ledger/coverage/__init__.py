@@ -2,6 +2,10 @@
 
 Everything is counted in distinct (step, layer) pairs of real forward steps, so that a layer
 that runs twice in a step (draft passes, micro-batches) counts once.
+
+Comes in: spools, the layers that own KV.
+Goes out: calls and due steps by hook, layer and rank.
+May not: count warm-up and dummy runs.
 """
 
 from kvtrace.ledger.coverage.read import Coverage, cover

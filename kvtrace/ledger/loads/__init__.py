@@ -3,4 +3,8 @@
 Total: the prompt tokens of every request that a scheduler with a connector let in, times pairs; each
 ends at one :class:`~kvtrace.ledger.ends.LoadEnd`. A request is looked at in its first admission: what is
 loaded again after a preemption was computed once already.
+
+Comes in: lookups, accepted loads, slots that were written.
+Goes out: one outcome a prompt token and pair.
+May not: take an accepted load for one that arrived where it was seen not to.
 """

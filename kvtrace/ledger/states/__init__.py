@@ -1,1 +1,6 @@
-"""States of Mamba and linear attention: a book of their own, beside those of tokens."""
+"""States of Mamba and linear attention, which keep no KV of tokens.
+
+Comes in: STATES records, block tables.
+Goes out: one outcome a state.
+May not: count a token.
+"""
