@@ -53,9 +53,8 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
     """The report of an analysed run; not yet checked against the schema."""
     notes: list[str] = list(run.notes)
     for pid, where, error in run.agent_errors:
-        what = (
-            "hooks are not seen" if where == HOOKS else f"the agent turned (a part of) itself off at {where}"
-        )
+        off = f"the agent turned (a part of) itself off at {where}"
+        what = "not every call of a hook is seen" if where == HOOKS else off
         notes.append(f"{what} in process {pid}: {error}")
     notes.extend(f"the engine did not start: {one.line}" for one in run.start_failures)
     for worker in run.workers():
