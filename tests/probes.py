@@ -1006,6 +1006,27 @@ def _forked(name: str) -> Any:
         config["daemon"] = daemon
 
 
+@probe("multiprocessing's spawn")
+def _(self: Any) -> Any:
+    context = multiprocessing.get_context("spawn")
+    main, config = sys.modules["__main__"], multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    file, daemon = main.__dict__.pop("__file__", None), config.get("daemon")
+    config["daemon"] = False
+    try:  # a child that does not import the script anew
+        process = context.Process(target=_ends_with, args=(5,), daemon=False)
+        process.start()
+        process.join()
+        return process.exitcode, multiprocessing.get_start_method(allow_none=True)
+    finally:
+        config["daemon"] = daemon
+        if file is not None:
+            main.__dict__["__file__"] = file
+
+
+def _ends_with(code: int) -> None:
+    sys.exit(code)
+
+
 probe("environment variables")(
     lambda self: sorted(name for name in os.environ if "KVTRACE" in name or name == "PYTHONPATH")
 )
@@ -1096,8 +1117,12 @@ def ask(connector: Any) -> dict[str, str]:
     return answers
 
 
+def page() -> str:
+    """What the user is told of what can be noticed."""
+    text = (Path(__file__).resolve().parents[1] / "docs" / "run.md").read_text(encoding="utf-8")
+    return text.partition("## What a traced process can notice")[2].partition("\n## ")[0]
+
+
 def noticed() -> set[str]:
     """What the page lists: the first column of its table."""
-    page = Path(__file__).resolve().parents[1] / "docs" / "run.md"
-    part = page.read_text(encoding="utf-8").partition("## What a traced process can notice")[2]
-    return set(re.findall(r"^\| `(.+?)` \|", part.partition("\n## ")[0], re.MULTILINE))
+    return set(re.findall(r"^\| `(.+?)` \|", page(), re.MULTILINE))

@@ -10,6 +10,7 @@ import functools
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from kvtrace.agent import config_keys, frames, logs, owners, proxy, startup, swallowed, wrappers
 from kvtrace.agent.connector_facts import fact_of, resolves
@@ -23,6 +24,8 @@ from kvtrace.trace.facts import Connector
 from kvtrace.trace.format import Role
 
 _next_index = 1
+_outermost: WeakValueDictionary[tuple[Role, int], Any] = WeakValueDictionary()
+"""(role, id of a connector) -> its proxy, as long as somebody holds that, which holds the connector."""
 
 
 def traced(
@@ -39,6 +42,9 @@ def traced(
     global _next_index
     if proxy.index_of(connector) is not None:
         return connector
+    known = _outermost.get((role, id(connector)))
+    if known is not None:
+        return known
     try:
         index = _next_index
         # A record has eight bits for it, and 0 stands for none.
@@ -50,6 +56,8 @@ def traced(
         AGENT.fact(replace(fact, resolves=found, proxy="object"), role)
         owners.register(connector, index)
         _trace_inside(connector, role, index)
+        if parent is None:
+            _outermost[role, id(connector)] = made
         return made
     except Exception:
         AGENT.failed("connector proxy")
@@ -71,14 +79,27 @@ def creation_failed(role: Role, configured: str | None, error: BaseException) ->
     AGENT.fact(fact, role)
 
 
-def _trace_inside(connector: Any, role: Role, index: int) -> None:
-    """Proxies for those that vLLM's MultiConnector made past the factory, where it keeps them. What another
-    connector holds is its own."""
-    mro = type(connector).__mro__
+def others(connector: Any, role: Role) -> list[int]:
+    """Indexes of connectors that have a proxy for vLLM to call in this process, where this one has none."""
+    if (role, id(connector)) in _outermost:
+        return []
+    return [proxy.index_of(one) or 0 for (side, _), one in list(_outermost.items()) if side == role]
+
+
+def inside(connector: Any) -> Any:
+    """Those that vLLM's MultiConnector makes past the factory, where it keeps them. What another connector
+    holds is its own."""
+    mro = type(proxy.its(connector)).__mro__
     if any(cls.__name__ == "MultiConnector" and cls.__module__.startswith("vllm.") for cls in mro):
-        held = getattr(connector, "_connectors", None)
-        if isinstance(held, list):
-            held[:] = [traced(child, role, type(child).__name__, parent=index) for child in held]
+        held = getattr(connector, "_connectors", None) or ()
+        return held.values() if isinstance(held, dict) else held
+    return ()
+
+
+def _trace_inside(connector: Any, role: Role, index: int) -> None:
+    held = inside(connector)
+    if isinstance(held, list):
+        held[:] = [traced(child, role, type(child).__name__, parent=index) for child in held]
 
 
 def _hooks(connector: Any, role: Role, index: int, parent: int | None) -> dict[str, proxy.Make]:

@@ -36,7 +36,7 @@ def fact_of(connector: Any, role: Role, configured: str | None, parent: int | No
         file=getattr(sys.modules.get(base.__module__), "__file__", None) or "",
         ok=True,
         noop=tuple(name for name in hooks.NAMES if _idles(connector, name)),
-        overrides=tuple(name for name in hooks.NAMES if _defined_by_user(base, name)),
+        overrides=own_hooks(base),
         ints=_integers(connector),
         requires_piecewise=requires_piecewise(connector, base),
     )
@@ -63,6 +63,11 @@ def requires_piecewise(connector: Any, base: type) -> bool | None:
         return bool(ask(copy.deepcopy(extra) if isinstance(extra, dict) else {}))
     except Exception:
         return None
+
+
+def own_hooks(base: type) -> tuple[str, ...]:
+    """Hooks that a connector's class, and not vLLM's base class, defines."""
+    return tuple(name for name in hooks.NAMES if _defined_by_user(base, name))
 
 
 def _defined_by_user(base: type, name: str) -> bool:

@@ -1,22 +1,15 @@
 """Files that one thread opens for writing during a sampled call.
 
-Python's ``open`` and ``os.open`` raise the audit event ``open``, ``os.rename`` and ``replace``
-raise ``os.rename`` (so a ``.part`` file counts under its final name). Native writers raise
-none: safetensors' ``serialize_file`` (Rust) and torch's zip writer (C++) are wrapped where
-Python calls them. What else writes past Python is seen by the thread's counter of written
-bytes (``/proc/thread-self/io``): then the bytes are known and the files are not (-1).
+``outside/files.py`` tells of them; a ``.part`` file counts under its final name. What else
+writes past Python is seen by the thread's counter of written bytes
+(``/proc/thread-self/io``): then the bytes are known and the files are not (-1).
 
 Not seen: files written by other threads, memory-mapped stores, ``io_uring``, network.
-
-The audit hook can't be taken out again; it is installed with the first sampled call and
-does one dictionary check per event after that.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import sys
 import threading
 from typing import Any
 
@@ -27,10 +20,8 @@ UNKNOWN = -1
 _MAX_PATHS = 4096
 _NOISE_BYTES = 4096
 """Bytes that a thread may write without a file to show for it: lines of its log."""
-_WRITING = os.O_WRONLY | os.O_RDWR
 
 _watches: dict[int, list[Files]] = {}
-_installed = False
 
 
 class Files:
@@ -44,7 +35,6 @@ class Files:
         self._ident = 0
 
     def start(self) -> None:
-        _install()
         self._ident = get_ident()
         self._recorded = _recorded_bytes()
         self._before = _written()
@@ -157,55 +147,15 @@ def _written() -> int | None:
         return None
 
 
-def _audit(event: str, args: tuple[Any, ...]) -> None:
-    if not _watches or (event != "open" and event != "os.rename"):
-        return
-    try:
-        for files in _watches.get(get_ident(), ()):
-            if event == "os.rename":
-                files.renamed(args[0], args[1])
-            elif not isinstance(args[0], int) and isinstance(args[2], int) and args[2] & _WRITING:
-                files.opened(args[0], args[2])
-    except Exception:
-        AGENT.failed("files")
+def _opened(path: Any, flags: int) -> None:
+    for files in _watches.get(get_ident(), ()):
+        files.opened(path, flags)
 
 
-def note(path: Any) -> None:
-    """A native writer truncates and writes this path."""
-    outside.note(path)
-    try:
-        for files in _watches.get(get_ident(), ()):
-            files.opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    except Exception:
-        AGENT.failed("files")
+def _renamed(source: Any, target: Any) -> None:
+    for files in _watches.get(get_ident(), ()):
+        files.renamed(source, target)
 
 
-def _install() -> None:
-    global _installed
-    if not _installed:
-        _installed = True
-        sys.addaudithook(_audit)
-    for name in ("safetensors.torch", "safetensors.numpy", "safetensors"):
-        module: Any = sys.modules.get(name)
-        original = getattr(module, "serialize_file", None)
-        if original is not None and not hasattr(original, "_kvtrace"):
-            module.serialize_file = _noting(original, 1)
-    serialization: Any = sys.modules.get("torch.serialization")
-    writer = getattr(serialization, "_open_zipfile_writer_file", None)
-    if writer is not None and not hasattr(writer.__init__, "_kvtrace"):
-        writer.__init__ = _noting(writer.__init__, 1)
-
-
-def _noting(original: Any, index: int) -> Any:
-    """``original`` that notes its path argument (position ``index``) first."""
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if _watches or outside.wanted():
-            path = args[index] if len(args) > index else kwargs.get("filename", kwargs.get("name"))
-            if isinstance(path, (str, bytes, os.PathLike)):
-                note(path)
-        return original(*args, **kwargs)
-
-    wrapper._kvtrace = True  # type: ignore[attr-defined]
-    return wrapper
+outside.OPENED.append(_opened)
+outside.RENAMED.append(_renamed)

@@ -145,6 +145,8 @@ READS: tuple[Reads, ...] = (
     ),
     _reads("vllm.v1.worker.gpu_worker", "Worker", "sample_tokens", since("0.11.1")),
     _reads("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", "", since("0.12.0")),
+    _reads("vllm.v1.worker.gpu.model_runner", "GPUModelRunner", "kv_connector", _NATIVE),
+    _reads("vllm.v1.worker.gpu.kv_connector", "ActiveKVConnector", "kv_connector", _NATIVE),
     _reads("vllm.v1.kv_cache_interface", "KVCacheConfig", "num_blocks kv_cache_groups"),
     _reads("vllm.v1.kv_cache_interface", "KVCacheGroupSpec", "layer_names kv_cache_spec"),
     _reads("vllm.v1.kv_cache_interface", "KVCacheSpec", "block_size"),

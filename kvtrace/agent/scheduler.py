@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import config_keys, describe, frames, handover, prefixes
+from kvtrace.agent import config_keys, describe, frames, handover, held, prefixes
 from kvtrace.agent.block_tables import BlockTables
 from kvtrace.agent.metadata import read_tables
 from kvtrace.agent.metadata.recording import READER
@@ -99,11 +99,13 @@ def _around(
 def _created(self: Any, t0: int, result: Any, *args: Any) -> None:
     state = _steps(self)
     AGENT.scheduler.current = self
+    held.of_scheduler(self)
     AGENT.set_role(Role.SCHEDULER, f"scheduler-dp{describe.dp_rank(self.vllm_config)}")
     AGENT.fact(describe.engine(self, state.tag), Role.SCHEDULER)
 
 
 def _before_schedule(self: Any, t0: int, *args: Any, **kwargs: Any) -> None:
+    held.of_scheduler(self)
     state = _steps(self)
     state.step += 1
     AGENT.scheduler.step = state.step

@@ -13,7 +13,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent import config_keys, describe, frames, graphs, startup
+from kvtrace.agent import config_keys, describe, frames, graphs, held, startup
 from kvtrace.agent.device import DEVICE
 from kvtrace.agent.hook_records import DECLARED_ATTRIBUTE
 from kvtrace.agent.scheduler import PROMPT_ATTRIBUTE, STEP_ATTRIBUTE
@@ -64,6 +64,7 @@ def _wrap_initialize(cls: Any) -> None:
 
 def _ready(wrapper: Any, kv_cache_config: Any) -> None:
     global _next_ordinal
+    held.of_worker(wrapper)
     fact = describe.worker(wrapper, kv_cache_config, _next_ordinal)
     _next_ordinal += 1
     AGENT.set_role(Role.WORKER, f"worker-r{fact.rank}")
@@ -107,6 +108,7 @@ def _wrap_execute(cls: Any) -> None:
     def execute_model(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         step = 0
         try:
+            held.of_worker(self)
             step = getattr(scheduler_output, STEP_ATTRIBUTE, 0)
             _begin_of_step(step)
             PRINTS.begins(scheduler_output, step)

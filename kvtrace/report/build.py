@@ -27,7 +27,7 @@ from kvtrace.report.left_behind import left_behind
 from kvtrace.report.running import still_running
 from kvtrace.report.shape import row, text, whole
 from kvtrace.report.validate import schema_problem
-from kvtrace.trace.facts import NOT_OF_TOKENS, Engine, Header, KvGroup, KvTransfer
+from kvtrace.trace.facts import HOOKS, NOT_OF_TOKENS, Engine, Header, KvGroup, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
 _TRUSTS, _ROLES = get_args(model.Trust), get_args(model.Role)
@@ -53,7 +53,9 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
     """The report of an analysed run; not yet checked against the schema."""
     notes: list[str] = list(run.notes)
     for pid, where, error in run.agent_errors:
-        notes.append(f"the agent turned (a part of) itself off in process {pid}: {where}: {error}")
+        off = f"the agent turned (a part of) itself off at {where}"
+        what = "not every call of a hook is seen" if where == HOOKS else off
+        notes.append(f"{what} in process {pid}: {error}")
     notes.extend(f"the engine did not start: {one.line}" for one in run.start_failures)
     for worker in run.workers():
         if worker.device_off:

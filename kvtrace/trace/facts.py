@@ -255,9 +255,13 @@ class HookException(Document):
     count_so_far: int = 1
 
 
+HOOKS = "hooks"
+"""Of an :class:`AgentError`: hooks of a connector that are not seen, and why."""
+
+
 @dataclass(frozen=True)
 class AgentError(Document):
-    """The agent itself failed."""
+    """The agent itself failed, ``where``, or can't do its part there."""
 
     CODE: ClassVar[fmt.Fact] = fmt.Fact.AGENT_ERROR
 

@@ -173,6 +173,36 @@ def test_an_executor(trace: Any, caches: dict[str, Any], pool: Any) -> None:
     assert slots(trace) == THREE_STEPS and len(connector.kept) == 3
 
 
+def test_a_job_costs_a_bounded_number_of_calls(trace: Any, caches: dict[str, Any]) -> None:
+    """Of Python functions, which tell the same on a busy machine: 60 us or so (docs/run.md)."""
+    jobs: list[Any] = []
+    module = concurrent.futures.thread
+
+    def keep(connector: Any, job: Any) -> None:
+        jobs.extend(module._WorkItem(concurrent.futures.Future(), len, ("",), {}) for _ in range(JOBS))
+
+    JOBS = 200
+    calls = 0
+
+    def counts(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    def work() -> None:
+        sys.setprofile(counts)
+        for job in jobs:
+            job.run()
+        sys.setprofile(None)
+
+    connector = made(caches, keep)
+    step(connector, caches, 1)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert len(jobs) == len(caches) * JOBS and all(job.future.done() for job in jobs)
+    assert 20 * len(jobs) < calls < 200 * len(jobs)
+
+
 def test_a_thread_for_each_save(trace: Any, caches: dict[str, Any]) -> None:
     threads = []
 

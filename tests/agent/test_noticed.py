@@ -93,3 +93,15 @@ def test_only_what_the_page_lists_can_be_noticed(trace: Any, tmp_path: Path) -> 
     assert len(plain) > 90 and trace.facts(Fact.AGENT_ERROR) == []
     listed = probes.noticed()
     assert {n: (plain[n], seen[n]) for n in plain if plain[n] != seen[n] and n not in listed} == {}
+
+
+KINDS = (
+    "type(self)", "super(", "isinstance", "pickle", "copy", "inspect", "torch.jit", "dispatch mode", "SQLite",
+    "lockf", "descriptor", "weakref", "thread", "signal", "os.fork", "multiprocessing's fork", "posix_spawn",
+    "multiprocessing's spawn", "stacklevel", "sys.gettrace", "sys.monitoring",
+)  # fmt: skip
+
+
+def test_there_are_probes_of_each_kind_and_the_page_says_how_many() -> None:
+    assert [kind for kind in KINDS if not any(kind in name for name in probes.PROBES)] == []
+    assert len(probes.PROBES) >= 100 and f" {len(probes.PROBES)} questions" in probes.page()

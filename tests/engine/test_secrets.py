@@ -4,6 +4,7 @@ or prints, and what a reader needs is."""
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import count
@@ -18,6 +19,9 @@ from .server import KVTRACE
 
 pytestmark = pytest.mark.engine
 SCRIPT = Path(__file__).with_name("secretive.py")
+PATH = os.pathsep.join(
+    [str(SCRIPT.parent), str(SCRIPT.parents[2])]
+)  # this clone's kvtrace, whatever is installed
 READABLE = {"chunk_tokens": 256, "lazy": True, "tier_path": "/mnt/tier-0", "unit": "64", "note": None}
 FORMATS = ("markdown", "json", "html")
 
@@ -80,7 +84,7 @@ def test_no_planted_secret_is_in_clear_in_what_a_run_leaves_or_says(
     v = Planted()
     words, config, says = command(v), configuration(v), messages(v)
     env = vllm_env | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": str(SCRIPT.parent), "SAYS": json.dumps(says),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": PATH, "SAYS": json.dumps(says),
         "MY_API_KEY": v(), "KV_PASSWORD": v(), "CHILD": f"--secret {v()} -p{v()}", "VLLM_API_KEY": v(),
     }  # fmt: skip
     env["CHILD"] = "; : " + env["CHILD"]

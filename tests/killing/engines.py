@@ -96,7 +96,7 @@ class Engine:
         self._dropped = False
         prefix = [*KVTRACE, "run", "-o", str(place.run), "--"] if traced else []
         env = place.env | {
-            "PYTHONPATH": str(HERE.parent),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE.parents[1])]),  # this clone's kvtrace
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if setup.server else "0",
             # Many engines are started: what they import is compiled once.
             "PYTHONDONTWRITEBYTECODE": "",

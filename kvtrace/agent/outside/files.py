@@ -1,10 +1,11 @@
 """Files that a connector writes to, by name and size, in whatever thread and call.
 
 Python's ``open``, ``os.open``, ``os.rename``, ``os.link``, ``os.remove``, ``os.truncate`` and
-``sqlite3.connect`` raise audit events; native writers that are known (``agent/files.py``) and shared memory
-segments are noted where Python calls them. What is opened in a watched call, or while one of the connector's
-hooks is on the stack, is remembered by its path. Sizes come from ``os.stat``; no file is ever opened: POSIX
-takes away all locks that a process holds on a file as soon as it closes any handle of it.
+``sqlite3.connect`` raise audit events. Native writers raise none: safetensors' ``serialize_file`` (Rust),
+torch's zip writer (C++) and shared memory segments are noted where Python calls them. What is opened in a
+watched call, or while one of the connector's hooks is on the stack, is remembered by its path. Sizes come
+from ``os.stat``; no file is ever opened: POSIX takes away all locks that a process holds on a file as soon as
+it closes any handle of it.
 
 A file may stay open and grow later: those that were opened outside a watched call, that are written in place,
 or that are still empty, are looked at again at the end of each later call; so are, once, all others.
@@ -156,6 +157,10 @@ class Removal(NamedTuple):
     """The old name leads to it still."""
 
 
+OPENED: list[Callable[[Any, int], None]] = []
+"""Are told of each path that is opened for writing, with the flags, in the thread that does so."""
+RENAMED: list[Callable[[Any, Any], None]] = []
+"""... and of each that gets another name."""
 ELSEWHERE: list[Callable[[Removal], None]] = []
 """Are told of what a connector removes, renames or links outside a watched call."""
 
@@ -184,6 +189,9 @@ def install() -> None:
         _installed = True
         sys.addaudithook(_audit)
         when_imported("multiprocessing.shared_memory", _wrap_segments)
+        for name in ("safetensors.torch", "safetensors.numpy", "safetensors"):
+            when_imported(name, lambda module: _wrap_writer(module, "serialize_file"))
+        when_imported("torch.serialization", _wrap_zip_writer)
 
 
 def _audit(event: str, args: tuple[Any, ...]) -> None:
@@ -198,7 +206,13 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
 def _open(args: tuple[Any, ...]) -> None:
     path, _, flags = args
     if isinstance(flags, int) and flags & _WRITING and not isinstance(path, int):
-        _note(path, flags)
+        _opening(path, flags)
+
+
+def _opening(path: Any, flags: int) -> None:
+    for tell in OPENED:
+        tell(path, flags)
+    _note(path, flags)
 
 
 def _rename(args: tuple[Any, ...], linked: bool = False) -> None:
@@ -207,6 +221,12 @@ def _rename(args: tuple[Any, ...], linked: bool = False) -> None:
     if moved is not None:
         old, place = moved
         _tell(Removal(old, place.path, linked), place)
+
+
+def _renamed(args: tuple[Any, ...]) -> None:
+    for tell in RENAMED:
+        tell(args[0], args[1])
+    _rename(args)
 
 
 def _link(args: tuple[Any, ...]) -> None:
@@ -238,7 +258,7 @@ def _connect(args: tuple[Any, ...]) -> None:
 
 _EVENTS: dict[str, Callable[[tuple[Any, ...]], None]] = {
     "open": _open,
-    "os.rename": _rename,
+    "os.rename": _renamed,
     "os.link": _link,
     "os.remove": _remove,
     "os.truncate": _truncate,
@@ -258,7 +278,7 @@ def _tell(removal: Removal, place: Place | None = None) -> None:
 def note(path: Any) -> None:
     """A native writer truncates and writes this path."""
     try:
-        _note(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        _opening(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     except Exception:
         AGENT.failed("files outside")
 
@@ -310,3 +330,25 @@ def _wrap_segments(module: Any) -> None:
     wrapper: Any = functools.update_wrapper(__init__, original)
     wrapper._kvtrace = True
     module.SharedMemory.__init__ = wrapper
+
+
+def _wrap_zip_writer(module: Any) -> None:
+    _wrap_writer(getattr(module, "_open_zipfile_writer_file", None), "__init__")
+
+
+def _wrap_writer(holder: Any, name: str) -> None:
+    """A native writer that notes its path, the second argument, first."""
+    original = getattr(holder, name, None)
+    if original is None or hasattr(original, "_kvtrace"):
+        return
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if wanted():
+            path = args[1] if len(args) > 1 else kwargs.get("filename", kwargs.get("name"))
+            if isinstance(path, (str, bytes, os.PathLike)):
+                note(path)
+        return original(*args, **kwargs)
+
+    wrapper._kvtrace = True  # type: ignore[attr-defined]
+    setattr(holder, name, wrapper)

@@ -1,0 +1,38 @@
+"""A user's script whose connectors vLLM's factory does not make: python past_factory.py MODEL STORE."""
+
+import sys
+from typing import Any
+
+from vllm import LLM, SamplingParams
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
+
+
+class Mine(ExampleConnector):
+    pass
+
+
+def create(config: Any, role: Any, kv_cache_config: Any) -> Any:
+    return Mine(config, role, kv_cache_config)
+
+
+def main() -> None:
+    model, store = sys.argv[1:]
+    KVConnectorFactory.create_connector = create  # type: ignore[method-assign]
+    engine = LLM(
+        model=model,
+        enforce_eager=True,
+        max_model_len=512,
+        block_size=32,
+        kv_transfer_config={
+            "kv_connector": "ExampleConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"shared_storage_path": store},
+        },
+    )
+    prompt = {"prompt_token_ids": list(range(10, 138))}
+    engine.generate([prompt], SamplingParams(temperature=0, max_tokens=2), use_tqdm=False)
+
+
+if __name__ == "__main__":
+    main()
