@@ -11,7 +11,7 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -156,7 +156,6 @@ class Kind:
     config: Mapping[str, Any]
     shapes: Callable[[], Shapes]
     layers: int = _LAYERS
-    arguments: tuple[str, ...] = field(default=())
 
 
 KINDS: Mapping[str, Kind] = {

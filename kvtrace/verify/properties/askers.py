@@ -108,11 +108,11 @@ PROPERTIES = (
     Property("other-salt", "Nothing comes back for another cache_salt", _salts, _salted),
     Property(
         "other-adapter", "Nothing comes back for another LoRA adapter",
-        lambda own, what: not_applicable("verify asks without adapters"),
+        lambda own, what: not_observed("verify asks without adapters"),
     ),
     Property(
         "other-image", "Nothing comes back for another image",
-        lambda own, what: not_applicable("verify asks with text alone"),
+        lambda own, what: not_observed("verify asks with text alone"),
     ),
     Property("ranks-apart", "No rank gets another rank's KV", _ranks),
 )  # fmt: skip
