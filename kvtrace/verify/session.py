@@ -192,14 +192,15 @@ def verify(
     name = options.small.connector if options.small else os.path.basename(options.command[0])
     rundir = RunDir.create(safe_name(f"verify-{name}"), options.output)
     (rundir.path / SPOOL_DIR).rmdir()  # each start of a server has a run directory of its own
-    seed = secrets.randbits(32) if options.seed is None else options.seed
+    if options.seed is None:
+        options = replace(options, seed=secrets.randbits(32))
     found: list[Result] = []
     notes: list[str] = []
     try:
         store = Store(options.store) if options.store is not None else None
         for kind in _kinds(options):
             try:
-                found.append(_One(options, kind, rundir.path / kind, seed, progress, say, store).verify())
+                found.append(_One(options, kind, rundir.path / kind, progress, say, store).verify())
             except VerifyError as error:
                 if not found:
                     raise
@@ -234,13 +235,12 @@ class _One:
         options: Options,
         kind: str,
         directory: Path,
-        seed: int,
         progress: Progress,
         say: Callable[[str], None],
         store: Store | None,
     ) -> None:
         self._options, self._kind, self._directory = options, kind, directory
-        self._seed, self._progress, self._say, self._store = seed, progress, say, store
+        self._progress, self._say, self._store = progress, say, store
         self._notes: list[str] = []
         self._environ: dict[str, str] = {}
         self._command = list(options.command)
@@ -257,7 +257,7 @@ class _One:
         engine = self._engine()
         store = self._store
         act = store.act if store is not None else None
-        driver = Driver(engine, Streams(self._seed), engine.look, self._progress, act)
+        driver = Driver(engine, Streams(self._options.seed or 0), engine.look, self._progress, act)
         driver.usage = engine.usage
         self._say(f"starting the server; its output goes to {shown(self._directory)}")
         try:
@@ -284,7 +284,14 @@ class _One:
             answers = [one for one in answers if one.verdict.answer is not Answer.NOT_APPLICABLE]
         again = {one.key: shlex.join(self._again(one)) for one in answers if _repeatable(one)}
         return Result(
-            subject(first), options.suite, self._seed, "", answers, _numbers(facts), again, self._notes
+            subject(first),
+            options.suite,
+            self._options.seed or 0,
+            "",
+            answers,
+            _numbers(facts),
+            again,
+            self._notes,
         )
 
     def _engine(self) -> Traced | TracedPair:
