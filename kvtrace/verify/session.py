@@ -112,7 +112,7 @@ class Traced:
         self._command, self._environ = command, environ
         self._directory, self._patience = directory, patience
         self.runs: list[Path] = []
-        self._salt = new_salt()
+        self.salt = new_salt()
         self._server: Server | None = None
 
     def start(self) -> None:
@@ -122,7 +122,7 @@ class Traced:
         server = Server(command, self._command, self._directory / "server.log", self._patience)
         self._server = server
         self.runs.append(run)
-        server.start({**self._environ, child.SALT: self._salt.hex()})
+        server.start({**self._environ, child.SALT: self.salt.hex()})
 
     def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
         return self._running.ask(requests, patience)
@@ -165,6 +165,7 @@ class TracedPair(Pair):
 
     def __init__(self, prefill: Traced, decode: Traced) -> None:
         super().__init__(prefill, decode)
+        decode.salt = prefill.salt  # fingerprints are compared across the two
         self._sides = prefill, decode
 
     def look(self) -> Evidence:
@@ -282,7 +283,9 @@ class _One:
         answers = [_with_case(one, *smaller.get(one.id, ("", ""))) for one in answers]
         if options.case:
             answers = [one for one in answers if one.verdict.answer is not Answer.NOT_APPLICABLE]
-        again = {one.key: shlex.join(self._again(one)) for one in answers if _repeatable(one)}
+        again = {
+            one.key: shlex.join(repeats(options, self._kind, one)) for one in answers if _repeatable(one)
+        }
         return Result(
             subject(first),
             options.suite,
@@ -371,20 +374,21 @@ class _One:
             server.stop()
         return {prompt: Arm(tuple(found)) for prompt, found in replies.items() if found}
 
-    def _again(self, one: Answered) -> list[str]:
-        """The command line that repeats the case of a failure alone."""
-        options, small = self._options, self._options.small
-        words = ["kvtrace", "verify", "--case", f"{one.id}: {one.verdict.case}", "--suite", options.suite]
-        if options.store is not None:
-            words += ["--store", str(options.store)]
-        if options.decode:
-            return [*words, "--prefill", shlex.join(options.command), "--decode", shlex.join(options.decode)]
-        if small is None:
-            return [*words, "--", *options.command]
-        config = ["--config", small.config] if small.config else []
-        given = self._kind or small.model
-        model = ["--model", str(given)] if given else []
-        return [*words, "--connector", small.connector, *config, *model]
+
+def repeats(options: Options, kind: str, one: Answered) -> list[str]:
+    """The command line that repeats the case of a failure alone."""
+    small = options.small
+    words = ["kvtrace", "verify", "--case", f"{one.id}: {one.verdict.case}", "--suite", options.suite]
+    if options.store is not None:
+        words += ["--store", str(options.store)]
+    if options.decode:
+        return [*words, "--prefill", shlex.join(options.command), "--decode", shlex.join(options.decode)]
+    if small is None:
+        return [*words, "--", *options.command]
+    config = ["--config", small.config] if small.config else []
+    given = kind or small.model
+    model = ["--model", str(given)] if given else []
+    return [*words, "--connector", small.connector, *config, *model]
 
 
 def _with_case(one: Answered, case: str, says: str) -> Answered:

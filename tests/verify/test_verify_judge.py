@@ -5,19 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.verify.answers import Answer, VerifyError
+from kvtrace.verify.answers import Answer, Answered, Verdict, VerifyError
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.engine import Reply, Request
 from kvtrace.verify.evidence import Evidence, LayerError, Seen
 from kvtrace.verify.judge import judged, workloads
 from kvtrace.verify.observed import Facts, Observed, Settings, with_stored
 from kvtrace.verify.registry import of_suite
+from kvtrace.verify.session import Options, Small, repeats
 from kvtrace.verify.shrink import Shrinker
 from kvtrace.verify.suite import ask, observed
 from kvtrace.verify.workload import Streams, parse
@@ -318,3 +320,21 @@ def test_a_case_may_name_the_property_that_it_is_of() -> None:
     assert [(one.job, one.act) for one in driver.asked] == [("restart", ""), ("restart", "restart")]
     with pytest.raises(VerifyError, match="names no property of suite quick"):
         ask(driver, lambda: evidence, "quick", "restart: a96 ; restart a96")
+
+
+def test_answers_that_were_compared_with_nothing_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = everything(Connector(), monkeypatch)
+    what = replace(what, asked=[one for one in what.asked if one.given])
+    found = {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
+    assert found["outputs"] is Answer.NOT_OBSERVED
+
+
+def test_the_command_of_a_failure_names_its_property_model_and_store() -> None:
+    small = Small("ExampleConnector", None)
+    options = Options((), "full", store=Path("s"), small=small, seed=1)
+    verdict = Verdict(Answer.FAILED, "", case="a96 ; restart a96")
+    words = repeats(options, "mla", Answered("restart", "", verdict, "mla"))
+    assert words[2:] == [
+        "--case", "restart: a96 ; restart a96", "--suite", "full", "--store", "s",
+        "--connector", "ExampleConnector", "--model", "mla",
+    ]  # fmt: skip

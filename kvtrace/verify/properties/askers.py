@@ -57,6 +57,8 @@ def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
         return judging.nothing(what) or not_observed("the connector was not asked")
     if not what.loads:
         return judging.nothing(what) or not_observed("nothing was loaded")
+    if what.evidence.pair and not any(one.seen and one.seen.proved for one in looked):
+        return not_observed("what the second server loaded could not be compared")
     return proved(f"{plural(len(looked), 'lookup')} offered nothing but what the same prefix had saved")
 
 
