@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
+import signal
+import sys
 from pathlib import Path
 
 import typer
@@ -15,7 +18,24 @@ from kvtrace.verify.answers import Result
 
 PAGES = {row.name: row for row in page_formats(verify_page, Result.document)}
 JUNIT = Format[Result]("junit", "JUnit XML", lambda result, _: verify_junit(result))
-FORMATS = (*PAGES.values(), JUNIT)
+FORMATS = (
+    *PAGES.values(),
+    Format[Result]("html", "a page for a browser", lambda result, _: _html(result)),
+    JUNIT,
+)
+
+
+def _html(result: Result) -> str:
+    from kvtrace.render.html.page import verify_page as html_page
+
+    return html_page(result)
+
+
+def _words(option: str, command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise KvtraceError(f"{option} is no command: {error}", "quote it as a shell does") from None
 
 
 def verify(
@@ -32,7 +52,16 @@ def verify(
         None, "--config", metavar="JSON", help="With --connector: its kv_connector_extra_config."
     ),
     model: Path | None = typer.Option(
-        None, "--model", metavar="DIR", help="With --connector: this model, not a small one made on the spot."
+        None,
+        "--model",
+        metavar="DIR|KIND",
+        help="With --connector: this model, or the small one of this kind: gqa, mla, sliding, hybrid.",
+    ),
+    prefill: str = typer.Option(
+        "", "--prefill", metavar="COMMAND", help="In place of COMMAND, with --decode: the server that saves."
+    ),
+    decode: str = typer.Option(
+        "", "--decode", metavar="COMMAND", help="The server that loads; each prompt goes to --prefill first."
     ),
     suite: str = typer.Option("quick", "--suite", metavar="quick|full", help="How much is tried."),
     case: str = typer.Option(
@@ -91,17 +120,20 @@ def verify(
 
     if suite not in SUITES:
         raise KvtraceError(f"--suite {suite!r} is not known", f"write {' or '.join(SUITES)}")
-    if bool(command) == bool(connector):
+    if bool(prefill) != bool(decode) or bool(command) + bool(connector) + bool(prefill) != 1:
         raise KvtraceError(
-            "verify needs a command or a connector", "kvtrace verify -- vllm serve MODEL ... or --connector"
+            "verify needs a command or a connector, or --prefill and --decode",
+            "kvtrace verify -- vllm serve MODEL ...",
         )
     if connector is None and (config or model):
         raise KvtraceError("--config and --model go with --connector", "COMMAND has its own")
     small = Small(connector, config, model) if connector else None
     shares = parse_share("--error", error), parse_share("--hook-share", hook_share)
     options = Options(
-        command or [], suite, output, seed, *shares, reference, case, store, start_timeout, small, shrink
-    )
+        command or _words("--prefill", prefill), suite, output, seed, *shares, reference, case, store,
+        start_timeout, small, shrink, _words("--decode", decode),
+    )  # fmt: skip
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its servers end with it
     with progress_bar() as progress:
         result = verify(options, progress, say)
     here = screen(no_color)

@@ -4,7 +4,6 @@ command without a connector. Pure; the command itself is never changed."""
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Sequence
 
 from kvtrace.verify.answers import VerifyError
@@ -56,7 +55,3 @@ def without_connector(command: Sequence[str]) -> list[str] | None:
         if not equals:
             next(words, None)
     return kept if found else None
-
-
-def shown(command: Sequence[str]) -> str:
-    return shlex.join(command)

@@ -85,5 +85,5 @@ def free_port() -> int:
 def kinds(model: Path | None, full: bool) -> list[str]:
     """Kinds of models that are tried; "" the user's own."""
     if model is not None:
-        return [""]
+        return [str(model)] if str(model) in models.KINDS else [""]
     return list(models.KINDS) if full else [models.FIRST]

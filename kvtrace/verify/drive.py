@@ -210,4 +210,4 @@ class Driver:
 
     def seen(self, evidence: Evidence) -> list[Asked]:
         """All requests, with what the spools say of them."""
-        return with_stored([replace(one, seen=evidence.of(one.number)) for one in self.asked])
+        return with_stored([replace(one, seen=evidence.of(one.number)) for one in self.asked], evidence.pair)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request to make. ``id``: the client's; it is the run directory's name for it, too."""
+    """One request to make. ``id``: the client's, also in the run directory. ``transfer``: its
+    ``kv_transfer_params``."""
 
     id: str
     tokens: Sequence[int]
@@ -17,6 +18,7 @@ class Request:
     salt: str = ""
     leaves: bool = False
     preempted: bool = False
+    transfer: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Reply:
         logprobs: of each token its own, and the best few at its place by their ids; () not told.
         error: why there is no answer, in the engine's words; "" none.
         late: there was none when the patience ended.
+        transfer: the answer's ``kv_transfer_params``.
     """
 
     tokens: tuple[int, ...] = ()
@@ -35,6 +38,7 @@ class Reply:
     error: str = ""
     late: bool = False
     seconds: float = 0.0
+    transfer: Mapping[str, Any] | None = None
 
 
 class Engine(Protocol):

@@ -8,7 +8,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +84,15 @@ class Evidence:
     run: Run | None = None
 
     def of(self, number: int) -> Seen | None:
-        """The one that answered it: the last."""
+        """As the engine saw it that answered it, the last one; saved by any of them."""
         found = self.seen.get(number)
-        return found[-1] if found else None
+        return replace(found[-1], saved=sum(one.saved for one in found)) if found else None
+
+    @property
+    def pair(self) -> bool:
+        """Whether one engine saves and another one loads."""
+        engines = self.run.engines if self.run is not None else ()
+        return {"kv_producer", "kv_consumer"} <= {engine.role for engine in engines}
 
 
 def read(directories: Sequence[Path]) -> Evidence:
@@ -113,7 +119,8 @@ def _read(directory: Path) -> Evidence:
     loads = {load.request: load for load in run.load_rows}
     seen: dict[int, list[Seen]] = defaultdict(list)
     by_tag = {engine.tag: engine for engine in run.engines}
-    for row, one in enumerate(_rows(run.requests)):
+    producers = {engine.tag for engine in run.engines if engine.role == "kv_producer"}
+    for row, one in sorted(enumerate(_rows(run.requests)), key=lambda at: at[1].engine not in producers):
         number = _NUMBER.search(one.client) or _NUMBER.search(one.id)
         load = loads.get(row)
         if number is None:
@@ -140,6 +147,7 @@ def _read(directory: Path) -> Evidence:
         )  # fmt: skip
     with_connector = [engine for engine in run.engines if engine.configured is not None]
     engines = with_connector or list(run.engines)
+    engines.sort(key=lambda engine: engine.role != "kv_producer")
     return Evidence(engines[-1] if engines else None, dict(seen), run)
 
 

@@ -72,36 +72,35 @@ class Client:
         status, value = self.call("POST", f"/reset_prefix_cache{more}")
         return status, value.get("success") if isinstance(value.get("success"), bool) else None
 
-    def ask(
-        self, requests: Sequence[Request], patience: float, more: Mapping[str, Any] | None = None
-    ) -> list[Reply]:
+    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
         """Together; the replies in their order."""
         if not self._model:
             models = self.call("GET", "/v1/models")[1].get("data") or [{}]
             self._model = str(models[0].get("id", ""))
         if len(requests) == 1:
-            return [self._one(requests[0], patience, more)]
+            return [self._one(requests[0], patience)]
         begin = threading.Barrier(len(requests))
 
         def one(request: Request) -> Reply:
             begin.wait()
-            return self._one(request, patience, more)
+            return self._one(request, patience)
 
         with ThreadPoolExecutor(len(requests)) as pool:
             return list(pool.map(one, requests))
 
-    def body(self, request: Request, more: Mapping[str, Any] | None) -> dict[str, Any]:
-        body = {
+    def body(self, request: Request) -> dict[str, Any]:
+        body: dict[str, Any] = {
             "model": self._model, "prompt": list(request.tokens), "max_tokens": request.generate,
             "temperature": 0.0, "seed": 0, "ignore_eos": True, "logprobs": _TOP,
-            "return_tokens_as_token_ids": True, **(more or {}),
+            "return_tokens_as_token_ids": True,
         }  # fmt: skip
-        return body | ({"cache_salt": request.salt} if request.salt else {})
+        more = {"cache_salt": request.salt, "kv_transfer_params": request.transfer}
+        return body | {name: value for name, value in more.items() if value}
 
-    def _one(self, request: Request, patience: float, more: Mapping[str, Any] | None) -> Reply:
+    def _one(self, request: Request, patience: float) -> Reply:
         began = time.monotonic()
         streamed = request.leaves or request.preempted
-        body = self.body(request, more) | ({"stream": True} if streamed else {})
+        body = self.body(request) | ({"stream": True} if streamed else {})
         connection = self._connect(patience)
         try:
             connection.request("POST", "/v1/completions", _json(body), self._headers(request.id))
@@ -109,11 +108,10 @@ class Client:
             if answer.status != 200:
                 said = answer.read(4096).decode("utf-8", "replace")
                 return Reply(error=f"HTTP {answer.status}: {_message(said)}", seconds=_since(began))
-            if streamed:
-                tokens, best, error = self._stream(answer, request)
-            else:
-                tokens, best, error = _parts(json.loads(answer.read()))
-            return Reply(tuple(tokens), tuple(best), error, seconds=_since(began))
+            value = {} if streamed else json.loads(answer.read())
+            tokens, best, error = self._stream(answer, request) if streamed else _parts(value)
+            transfer = value.get("kv_transfer_params")
+            return Reply(tuple(tokens), tuple(best), error, seconds=_since(began), transfer=transfer)
         except TimeoutError:
             return Reply(error=f"no answer in {patience:.0f} s", late=True, seconds=_since(began))
         except (OSError, http.client.HTTPException, ValueError) as error:

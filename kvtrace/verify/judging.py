@@ -144,13 +144,13 @@ def answers_differ(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, 
     for one in asked:
         if not one.answered or one.prompt.leaves:
             continue
-        right = _right(one, what)
-        if right and not any(_same(one, other, what) for other in right):
-            found.append((one, _first_difference(one, right[0])))
+        known = right(one, what)
+        if known and not any(_same(one, other, what) for other in known):
+            found.append((one, _first_difference(one, known[0])))
     return found
 
 
-def _right(one: Asked, what: Observed) -> list[tuple[tuple[int, ...], object]]:
+def right(one: Asked, what: Observed) -> list[tuple[tuple[int, ...], object]]:
     """The answers that are right: without a connector, else of the requests that computed it all."""
     arm = what.reference.get((tuple(one.tokens), one.prompt.generate))
     if arm is not None:

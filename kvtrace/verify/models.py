@@ -11,14 +11,14 @@ import os
 import shutil
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = 1
+VERSION = 2
 _SEED = 20261123
 _SPREAD = 0.15
 _VOCABULARY = 512
@@ -156,7 +156,6 @@ class Kind:
     config: Mapping[str, Any]
     shapes: Callable[[], Shapes]
     layers: int = _LAYERS
-    arguments: tuple[str, ...] = field(default=())
 
 
 KINDS: Mapping[str, Kind] = {
@@ -167,8 +166,7 @@ KINDS: Mapping[str, Kind] = {
         {
             "model_type": "deepseek_v2", "kv_lora_rank": _RANK, "q_lora_rank": None,
             "qk_nope_head_dim": _NOPE, "qk_rope_head_dim": _ROPE, "v_head_dim": _HEAD,
-            "num_key_value_heads": _HEADS, "n_routed_experts": None, "first_k_dense_replace": _LAYERS,
-            "moe_layer_freq": 1, "n_shared_experts": None, "num_experts_per_tok": None,
+            "num_key_value_heads": _HEADS, "first_k_dense_replace": _LAYERS,
         },
         _deepseek,
     ),

@@ -89,6 +89,8 @@ class Facts:
     """Whether its lookup may answer anything but "nothing"."""
     store: bool = False
     """Whether the user named the connector's directory."""
+    fillable: bool = False
+    """Whether that is a file system of its own, small enough to be filled."""
     prefix_caching: bool = True
 
 
@@ -168,11 +170,11 @@ def unit_of(loads: Iterable[Asked]) -> int:
     return sure or math.gcd(*(prompt for _, prompt in backs))
 
 
-def with_stored(asked: Sequence[Asked]) -> list[Asked]:
-    """The requests, with ``stored`` and ``known``."""
+def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
+    """The requests, with ``stored`` and ``known``. Of a pair the first server has just saved each prompt."""
     found = []
     for one in asked:
-        stored = known = 0
+        stored = known = len(one.tokens) if pair and one.answered else 0
         for other in asked:
             if other is one or other.batch > one.batch or other.prompt.salt != one.prompt.salt:
                 continue

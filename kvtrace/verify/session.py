@@ -6,6 +6,7 @@ import os
 import secrets
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +23,11 @@ from kvtrace.verify.engine import Reply, Request
 from kvtrace.verify.evidence import Evidence, read
 from kvtrace.verify.judge import judged
 from kvtrace.verify.observed import Arm, Facts, Observed, Settings
+from kvtrace.verify.pair import Pair
 from kvtrace.verify.property import FULL, QUICK
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.served import Server
-from kvtrace.verify.store import Store
+from kvtrace.verify.store import Store, fillable
 from kvtrace.verify.suite import ask, observed
 from kvtrace.verify.usage import usage
 from kvtrace.verify.workload import Streams
@@ -43,7 +45,7 @@ class Small:
 
     Attributes:
         config: JSON, as :func:`kvtrace.verify.connector.transfer_config` takes it.
-        model: a folder; None makes small ones.
+        model: a folder, or the kind of a small one; None makes small ones.
     """
 
     connector: str
@@ -57,6 +59,7 @@ class Options:
 
     Attributes:
         command: starts the server; empty with ``small``.
+        decode: starts a second one, which loads what the first one saves; empty where there is one.
         error, hook_share: as in :class:`~kvtrace.verify.observed.Settings`.
         reference: whether an engine without the connector is asked, too.
         case: a workload that is asked in place of the suite's; "" the suite's.
@@ -76,6 +79,7 @@ class Options:
     start_timeout: float = 900.0
     small: Small | None = None
     shrink_seconds: float = 0.0
+    decode: Sequence[str] = ()
 
     @property
     def settings(self) -> Settings:
@@ -108,21 +112,17 @@ class Traced:
         self._command, self._environ = command, environ
         self._directory, self._patience = directory, patience
         self.runs: list[Path] = []
-        self._salt = new_salt()
+        self.salt = new_salt()
         self._server: Server | None = None
-
-    @property
-    def log(self) -> Path:
-        return self._directory / "server.log"
 
     def start(self) -> None:
         """Raises VerifyError."""
         run = self._directory / f"run-{len(self.runs) + 1}"
         command = child.words(run, COPIES, self._command)
-        server = Server(command, self._command, self.log, self._patience)
+        server = Server(command, self._command, self._directory / "server.log", self._patience)
         self._server = server
         self.runs.append(run)
-        server.start({**self._environ, child.SALT: self._salt.hex()})
+        server.start({**self._environ, child.SALT: self.salt.hex()})
 
     def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
         return self._running.ask(requests, patience)
@@ -143,9 +143,12 @@ class Traced:
 
     def look(self) -> Evidence:
         """What its spools say now; a step's last records come with the next step."""
+        self.nudge()
+        return read(self.runs)
+
+    def nudge(self) -> None:
         if self._server is not None and not self._server.stopped:
             self._server.nudge()
-        return read(self.runs)
 
     def usage(self) -> Mapping[str, int]:
         """Of all processes of the server."""
@@ -155,6 +158,24 @@ class Traced:
     def _running(self) -> Server:
         assert self._server is not None
         return self._server
+
+
+class TracedPair(Pair):
+    """A prefill and a decode server, both traced, read as one."""
+
+    def __init__(self, prefill: Traced, decode: Traced) -> None:
+        super().__init__(prefill, decode)
+        decode.salt = prefill.salt  # fingerprints are compared across the two
+        self._sides = prefill, decode
+
+    def look(self) -> Evidence:
+        for side in self._sides:
+            side.nudge()
+        return read([run for side in self._sides for run in side.runs])
+
+    def usage(self) -> Mapping[str, int]:
+        """Of all processes of both."""
+        return dict(sum((Counter(side.usage()) for side in self._sides), Counter()))
 
 
 def verify(
@@ -172,11 +193,19 @@ def verify(
     name = options.small.connector if options.small else os.path.basename(options.command[0])
     rundir = RunDir.create(safe_name(f"verify-{name}"), options.output)
     (rundir.path / SPOOL_DIR).rmdir()  # each start of a server has a run directory of its own
-    seed = secrets.randbits(32) if options.seed is None else options.seed
+    if options.seed is None:
+        options = replace(options, seed=secrets.randbits(32))
+    found: list[Result] = []
+    notes: list[str] = []
     try:
-        found = [
-            _One(options, kind, rundir.path / kind, seed, progress, say).verify() for kind in _kinds(options)
-        ]
+        store = Store(options.store) if options.store is not None else None
+        for kind in _kinds(options):
+            try:
+                found.append(_One(options, kind, rundir.path / kind, progress, say, store).verify())
+            except VerifyError as error:
+                if not found:
+                    raise
+                notes.append(f"nothing is known of {kind}: {error}")
     except VerifyError:
         if not any(path.is_dir() for path in rundir.path.iterdir()):
             rundir.discard()
@@ -188,7 +217,7 @@ def verify(
         run=shown(rundir.path),
         answers=[answer for one in found for answer in one.answers],
         again=again,
-        notes=[note for one in found for note in one.notes],
+        notes=[*(note for one in found for note in one.notes), *notes],
         seconds=time.monotonic() - began,
     )
 
@@ -207,40 +236,41 @@ class _One:
         options: Options,
         kind: str,
         directory: Path,
-        seed: int,
         progress: Progress,
         say: Callable[[str], None],
+        store: Store | None,
     ) -> None:
         self._options, self._kind, self._directory = options, kind, directory
-        self._seed, self._progress, self._say = seed, progress, say
+        self._progress, self._say, self._store = progress, say, store
         self._notes: list[str] = []
         self._environ: dict[str, str] = {}
         self._command = list(options.command)
         small = options.small
         if small is not None:
-            model = small.model or models.make(kind)
+            model = models.make(kind) if kind else small.model or models.make(models.FIRST)
             self._command = connector.command(small.connector, small.config, model)
             self._environ = connector.environ(os.environ)
 
     def verify(self) -> Result:
         options = self._options
-        bare = without_connector(self._command)
+        bare = without_connector(options.decode or self._command)
         self._directory.mkdir(exist_ok=True, mode=0o700)
-        engine = Traced(self._command, self._environ, self._directory, options.start_timeout)
-        store = Store(options.store) if options.store is not None else None
+        engine = self._engine()
+        store = self._store
         act = store.act if store is not None else None
-        driver = Driver(engine, Streams(self._seed), engine.look, self._progress, act)
+        driver = Driver(engine, Streams(self._options.seed or 0), engine.look, self._progress, act)
         driver.usage = engine.usage
-        self._say(f"starting the server; its output goes to {shown(engine.log)}")
+        self._say(f"starting the server; its output goes to {shown(self._directory)}")
         try:
             engine.start()
             first, facts = ask(driver, engine.look, options.suite, options.case, options.store is not None)
+            facts = replace(facts, fillable=options.store is not None and fillable(options.store))
             smaller = self._smaller(driver, engine, facts)
         finally:
             if store is not None:
                 store.restore()
             engine.stop()
-        what = observed(driver, read(engine.runs), facts, options.settings)
+        what = observed(driver, engine.look(), facts, options.settings)
         if bare is None:
             line = (
                 "how to start it without its connector is not known: answers are compared within one engine"
@@ -253,12 +283,34 @@ class _One:
         answers = [_with_case(one, *smaller.get(one.id, ("", ""))) for one in answers]
         if options.case:
             answers = [one for one in answers if one.verdict.answer is not Answer.NOT_APPLICABLE]
-        again = {one.key: shlex.join(self._again(one)) for one in answers if _repeatable(one)}
+        again = {
+            one.key: shlex.join(repeats(options, self._kind, one)) for one in answers if _repeatable(one)
+        }
         return Result(
-            subject(first), options.suite, self._seed, "", answers, _numbers(facts), again, self._notes
+            subject(first),
+            options.suite,
+            self._options.seed or 0,
+            "",
+            answers,
+            _numbers(facts),
+            again,
+            self._notes,
         )
 
-    def _smaller(self, driver: Driver, engine: Traced, facts: Facts) -> dict[str, tuple[str, str]]:
+    def _engine(self) -> Traced | TracedPair:
+        patience, decode = self._options.start_timeout, self._options.decode
+        if not decode:
+            return Traced(self._command, self._environ, self._directory, patience)
+        sides = []
+        for name, command in (("prefill", self._command), ("decode", decode)):
+            folder = self._directory / name
+            folder.mkdir(mode=0o700)
+            sides.append(Traced(command, self._environ, folder, patience))
+        return TracedPair(*sides)
+
+    def _smaller(
+        self, driver: Driver, engine: Traced | TracedPair, facts: Facts
+    ) -> dict[str, tuple[str, str]]:
         """Property -> the smallest case found, of those that fail; the engine is still up."""
         suite = of_suite(self._options.suite)
         seconds = self._options.shrink_seconds
@@ -322,15 +374,21 @@ class _One:
             server.stop()
         return {prompt: Arm(tuple(found)) for prompt, found in replies.items() if found}
 
-    def _again(self, one: Answered) -> list[str]:
-        """The command line that repeats the case of a failure alone."""
-        options, small = self._options, self._options.small
-        words = ["kvtrace", "verify", "--case", one.verdict.case]
-        if small is None:
-            return [*words, "--", *options.command]
-        config = ["--config", small.config] if small.config else []
-        model = ["--model", str(small.model)] if small.model else []
-        return [*words, "--connector", small.connector, *config, *model]
+
+def repeats(options: Options, kind: str, one: Answered) -> list[str]:
+    """The command line that repeats the case of a failure alone."""
+    small = options.small
+    words = ["kvtrace", "verify", "--case", f"{one.id}: {one.verdict.case}", "--suite", options.suite]
+    if options.store is not None:
+        words += ["--store", str(options.store)]
+    if options.decode:
+        return [*words, "--prefill", shlex.join(options.command), "--decode", shlex.join(options.decode)]
+    if small is None:
+        return [*words, "--", *options.command]
+    config = ["--config", small.config] if small.config else []
+    given = kind or small.model
+    model = ["--model", str(given)] if given else []
+    return [*words, "--connector", small.connector, *config, *model]
 
 
 def _with_case(one: Answered, case: str, says: str) -> Answered:

@@ -6,14 +6,18 @@ Only what came into it since the start is touched: it has to be empty, or missin
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.workload import STORE_ACTS
 
 _CHUNK = 1 << 20
+_MOST_FILLED = 4 << 30
+_FILLER = ".kvtrace-verify-filler"
 
 
 class Store:
@@ -22,6 +26,7 @@ class Store:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._modes: dict[Path, int] = {}
+        self._filler = directory / _FILLER
         if directory.exists() and not directory.is_dir():
             raise VerifyError(f"--store {directory} is no directory")
         if directory.is_dir() and any(directory.iterdir()):
@@ -44,6 +49,11 @@ class Store:
                     _overwrite(path)
             except OSError:
                 continue
+        if name == "full" and fillable(self._directory):
+            with open(self._filler, "wb", buffering=0) as file, suppress(OSError):
+                left = shutil.disk_usage(self._directory).free
+                while left > 0:
+                    left -= file.write(b"x" * _CHUNK)
         if name == "read-only":
             for folder, _, _ in os.walk(self._directory):
                 path = Path(folder)
@@ -51,7 +61,8 @@ class Store:
                 path.chmod(0o500)
 
     def restore(self) -> None:
-        """Its permissions, as they were."""
+        """Its permissions and its free space, as they were."""
+        self._filler.unlink(missing_ok=True)
         for path, mode in self._modes.items():
             if path.is_dir():
                 path.chmod(mode)
@@ -63,6 +74,11 @@ class Store:
                 path = Path(folder) / name
                 if path.is_file() and not path.is_symlink():
                     yield path
+
+
+def fillable(directory: Path) -> bool:
+    """Whether filling it harms nobody else: a small file system of its own."""
+    return os.path.ismount(directory) and shutil.disk_usage(directory).total <= _MOST_FILLED
 
 
 def _overwrite(path: Path) -> None:

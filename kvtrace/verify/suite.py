@@ -29,17 +29,25 @@ def ask(driver: Driver, look: Look, suite: str, case: str = "", store: bool = Fa
         VerifyError: nothing was traced, or the engine has no connector.
     """
     try:
-        first = look().engine
+        evidence = look()
     except RunError as error:
         raise VerifyError("nothing of the server was traced", str(error)) from None
+    first = evidence.engine
     if first is None or first.configured is None:
         raise VerifyError("this server has no KV connector", "add --kv-transfer-config to its command")
     facts = facts_of(first, store)
+    if evidence.pair:
+        facts = replace(facts, role="", looks_up=True)
     if case:
-        workload = parse(case)
+        name, colon, text = case.rpartition(":")
+        if colon and name not in {one.id for one in of_suite(suite)}:
+            raise VerifyError(
+                f"the case {case!r} names no property of suite {suite}", "write it without a name"
+            )
+        workload = parse(text)
         if not store and set(workload.acts) & set(STORE_ACTS):
             raise VerifyError(f"the case {case!r} damages the store", "name its directory with --store")
-        driver.run([Job(CASE, workload)])
+        driver.run([Job(name or CASE, workload)])
         return first, _with_unit(facts, driver, look)
     driver.probe(probes(facts))
     facts = _with_unit(facts, driver, look)

@@ -8,7 +8,8 @@ beginning are written with one. Behind a prompt: ``@x`` its cache salt, ``*8`` t
 client leaves after the first of them, ``^`` the engine takes its blocks back then (a preemption).
 
 At ``;`` the engine comes to rest and its own prefix cache is emptied; with ``restart``, ``gone``, ``cut``,
-``garbage`` or ``read-only`` as the first word behind it also that happens to the server, or to its store.
+``garbage``, ``read-only`` or ``full`` as the first word behind it also that happens to the server, or to its
+store.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ GENERATED = 4
 FIRST_TOKEN, LAST_TOKEN = 100, 499
 """Ids of prompts' tokens: ordinary ones in every vocabulary."""
 RESET = "reset"
-STORE_ACTS = ("gone", "cut", "garbage", "read-only")
+STORE_ACTS = ("gone", "cut", "garbage", "read-only", "full")
 ACTS = ("restart", *STORE_ACTS)
 
 _PROMPT = re.compile(r"((?:[a-z]\d{1,7})+)(?:@([\w-]{1,32}))?(?:\*(\d{1,4}))?([!^]?)\Z")

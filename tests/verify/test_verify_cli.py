@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from kvtrace.cli.app import main
+from kvtrace.render.html.page import verify_page as verify_html
 from kvtrace.render.page import Screen
 from kvtrace.render.terminal import terminal
 from kvtrace.render.verify import verify_junit, verify_page
@@ -47,6 +48,12 @@ def test_the_page_names_each_failure_with_its_case() -> None:
     assert "kvtrace verify --case" in text and "not observed" in text
 
 
+def test_the_html_page_holds_each_answer_and_no_script() -> None:
+    text = verify_html(RESULT)
+    assert all(one.key in text and one.verdict.says in text for one in ANSWERS)
+    assert "kvtrace verify --case" in text and "<script" not in text and "script-src 'none'" in text
+
+
 def test_junit_has_a_case_a_property() -> None:
     root = ElementTree.fromstring(verify_junit(RESULT))
     (suite,) = root
@@ -64,6 +71,8 @@ def test_an_assertion_says_what_failed() -> None:
         ([], "a command or a connector"),
         (["--connector", "m:C", "--", "vllm"], "a command or a connector"),
         (["--suite", "huge", "--connector", "m:C"], "'huge' is not known"),
+        (["--prefill", "vllm serve x"], "--prefill and --decode"),
+        (["--prefill", "vllm", "--decode", "'x"], "--decode is no command"),
         (["--config", "{}", "--", "vllm", "serve"], "go with --connector"),
         (["--error", "5", "--connector", "m:C"], "no share"),
         (["-o", "X", "--connector", "a-b"], "no class"),

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.verify.answers import Answer
+from kvtrace.verify.answers import Answer, Answered, Verdict, VerifyError
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.engine import Reply, Request
 from kvtrace.verify.evidence import Evidence, LayerError, Seen
 from kvtrace.verify.judge import judged, workloads
-from kvtrace.verify.observed import Facts, Observed, Settings
+from kvtrace.verify.observed import Facts, Observed, Settings, with_stored
 from kvtrace.verify.registry import of_suite
+from kvtrace.verify.session import Options, Small, repeats
 from kvtrace.verify.shrink import Shrinker
-from kvtrace.verify.suite import observed
+from kvtrace.verify.suite import ask, observed
 from kvtrace.verify.workload import Streams, parse
 
 FACTS = Facts(block=32, budget=256, longest=2048, seqs=16, layers=4, unit=32, role="kv_both")
@@ -292,3 +295,46 @@ def test_without_a_smaller_one_the_known_case_stays(monkeypatch: pytest.MonkeyPa
     driver = Driver(connector, Streams(1), connector.look)
     shrinker = Shrinker(driver, connector.look, FACTS, Settings(), 1.0)
     assert shrinker.smallest(of_suite("quick")[1], "a96 ; a96") == ("", "")
+
+
+def test_of_a_pair_every_prompt_is_already_saved_when_the_second_server_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = answers(Connector(), monkeypatch)
+    assert found["nobody-else"] is Answer.PROVED
+    what = everything(Connector(), monkeypatch)
+    alone, pair = with_stored(what.asked), with_stored(what.asked, pair=True)
+    assert alone[0].stored == alone[0].known == 0
+    assert pair[0].stored == pair[0].known == len(pair[0].tokens)
+
+
+def test_a_case_may_name_the_property_that_it_is_of() -> None:
+    engine = SimpleNamespace(
+        configured=object(), facts=SimpleNamespace(max_model_len=2048, max_num_batched_tokens=256,
+        max_num_seqs=16, prefix_caching=True), block_size=32, layers=4, role="kv_both", looks_up=True,
+    )  # fmt: skip
+    evidence = Evidence(cast(Any, engine), {})
+    connector = Connector()
+    driver = Driver(connector, Streams(1), lambda: evidence)
+    ask(driver, lambda: evidence, "full", "restart: a96 ; restart a96")
+    assert [(one.job, one.act) for one in driver.asked] == [("restart", ""), ("restart", "restart")]
+    with pytest.raises(VerifyError, match="names no property of suite quick"):
+        ask(driver, lambda: evidence, "quick", "restart: a96 ; restart a96")
+
+
+def test_answers_that_were_compared_with_nothing_are_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = everything(Connector(), monkeypatch)
+    what = replace(what, asked=[one for one in what.asked if one.given])
+    found = {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
+    assert found["outputs"] is Answer.NOT_OBSERVED
+
+
+def test_the_command_of_a_failure_names_its_property_model_and_store() -> None:
+    small = Small("ExampleConnector", None)
+    options = Options((), "full", store=Path("s"), small=small, seed=1)
+    verdict = Verdict(Answer.FAILED, "", case="a96 ; restart a96")
+    words = repeats(options, "mla", Answered("restart", "", verdict, "mla"))
+    assert words[2:] == [
+        "--case", "restart: a96 ; restart a96", "--suite", "full", "--store", "s",
+        "--connector", "ExampleConnector", "--model", "mla",
+    ]  # fmt: skip

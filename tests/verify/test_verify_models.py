@@ -23,3 +23,10 @@ def test_a_model_is_made_once_and_can_be_read(kind: str, tmp_path: Path) -> None
     before = (path / "config.json").stat().st_mtime_ns
     assert models.make(kind, tmp_path) == path and (path / "config.json").stat().st_mtime_ns == before
     assert (models.make(kind, tmp_path / "again") / "model.safetensors").read_bytes() == data
+
+
+@pytest.mark.parametrize("kind", models.KINDS)
+def test_transformers_takes_its_configuration(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.from_pretrained(str(models.make(kind, tmp_path)))
+    assert config.model_type == models.KINDS[kind].config["model_type"]

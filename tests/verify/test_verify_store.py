@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvtrace.verify.answers import VerifyError
-from kvtrace.verify.store import Store
+from kvtrace.verify.store import Store, fillable
 from kvtrace.verify.usage import DESCRIPTORS, MEMORY, THREADS, usage
 
 
@@ -39,6 +41,24 @@ def test_what_came_later_is_damaged_and_links_are_not_followed(tmp_path: Path) -
     store.act("gone")
     assert not file.exists() and stat.S_IMODE(os.stat(place / "a").st_mode) != 0o500
     assert outside.read_bytes() == b"x" * 100
+
+
+def test_a_directory_on_a_shared_file_system_is_never_filled(tmp_path: Path) -> None:
+    Store(tmp_path).act("full")
+    assert not fillable(tmp_path) and not list(tmp_path.iterdir())
+
+
+def test_a_file_system_of_its_own_is_filled_and_emptied_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No test may mount one: its size is made up here, the bytes are real."""
+    monkeypatch.setattr(os.path, "ismount", lambda path: True)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=1 << 21, free=1 << 21))
+    store = Store(tmp_path)
+    store.act("full")
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 1 << 21
+    store.restore()
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_processes_use_is_the_sum_of_a_session() -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from kvtrace import __version__
 from kvtrace.picture.model import Picture
-from kvtrace.render.html import charts, sections
+from kvtrace.render.html import charts, sections, verify
 from kvtrace.render.html.markup import Markup, embedded, tag
 from kvtrace.report.model import Report
+from kvtrace.verify.answers import Result
 
 _NAV = (
     ("findings", "Findings"), ("ledger", "Ledger"), ("flow", "Token flow"), ("ruled-out", "Ruled out"),
@@ -35,7 +37,7 @@ def page(report: Report, picture: Picture | None = None) -> str:
         picture: of the run's steps, None where there is only the report.
     """
     data: dict[str, Any] = {**(picture or Picture()).document(), "times": charts.times_data(report)}
-    library, script, style = _file("charts.min.js"), _file("page.js"), _file("page.css")
+    library, script = _file("charts.min.js"), _file("page.js")
     parts = [
         tag("a", "To the answer", href="#verdict", class_="skip"),
         sections.top(report),
@@ -44,8 +46,23 @@ def page(report: Report, picture: Picture | None = None) -> str:
         Markup(f'<script type="application/json" id="kvtrace-picture">{embedded(data)}</script>'),
         Markup(f"<script>{library}</script><script>{script}</script>"),
     ]  # fmt: skip
+    return document(sections.title(report), parts, library, script)
+
+
+def verify_page(result: Result) -> str:
+    """The answers of ``kvtrace verify`` as an HTML document."""
+    parts = [
+        tag("header", [tag("h1", "kvtrace verify"), tag("p", result.subject)]),
+        tag("main", [verify.section_of(result)]),
+    ]
+    return document(f"verify {result.subject}", parts)
+
+
+def document(title: str, parts: Sequence[Markup], *scripts: str) -> str:
+    """A whole document; it may run these scripts and nothing else."""
+    allowed = " ".join(_hash(script) for script in scripts) or "'none'"
     policy = (
-        f"default-src 'none'; script-src {_hash(library)} {_hash(script)}; style-src 'unsafe-inline'; "
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     head = (
@@ -53,7 +70,7 @@ def page(report: Report, picture: Picture | None = None) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"{tag('title', f'kvtrace: {sections.title(report)}')}<style>{style}</style>"
+        f"{tag('title', f'kvtrace: {title}')}<style>{_file('page.css')}</style>"
     )
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{"".join(parts)}</body></html>\n'
 

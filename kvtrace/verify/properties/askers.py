@@ -57,6 +57,8 @@ def _judge(asked: list[Asked], what: Observed, who: str) -> Verdict:
         return judging.nothing(what) or not_observed("the connector was not asked")
     if not what.loads:
         return judging.nothing(what) or not_observed("nothing was loaded")
+    if what.evidence.pair and not any(one.seen and one.seen.proved for one in looked):
+        return not_observed("what the second server loaded could not be compared")
     return proved(f"{plural(len(looked), 'lookup')} offered nothing but what the same prefix had saved")
 
 
@@ -108,11 +110,11 @@ PROPERTIES = (
     Property("other-salt", "Nothing comes back for another cache_salt", _salts, _salted),
     Property(
         "other-adapter", "Nothing comes back for another LoRA adapter",
-        lambda own, what: not_applicable("verify asks without adapters"),
+        lambda own, what: not_observed("verify asks without adapters"),
     ),
     Property(
         "other-image", "Nothing comes back for another image",
-        lambda own, what: not_applicable("verify asks with text alone"),
+        lambda own, what: not_observed("verify asks with text alone"),
     ),
     Property("ranks-apart", "No rank gets another rank's KV", _ranks),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from kvtrace.verify.observed import Asked, Facts, Observed
 from kvtrace.verify.properties.sizes import usual
 from kvtrace.verify.property import FULL, Property
 from kvtrace.verify.usage import DESCRIPTORS, MEMORY, THREADS
+from kvtrace.verify.workload import STORE_ACTS
 from kvtrace.words import count, plural, size
 
 _MANY, _PROMPTS = 1000, 20
@@ -52,6 +53,10 @@ def _damaged(own: list[Asked], what: Observed) -> Verdict:
         return not_observed(f"not asked any more: {what.died}" if what.died else "not asked")
     if later[0].act == "read-only" and os.geteuid() == 0:
         return not_observed("this user may write everywhere")
+    if later[0].act == "full" and not what.facts.fillable:
+        return not_observed(
+            "the directory is no file system of its own of at most 4 GiB, which could be filled"
+        )
     late = judging.unanswered(later, what)
     if late is not None:
         return late
@@ -120,8 +125,7 @@ def _cycled(words: Sequence[str], number: int) -> list[str]:
 
 PROPERTIES = (
     Property("restart", "A restart finds what was stored", _restart, _again_after, FULL),
-    *(_with(act) for act in ("gone", "cut", "garbage", "read-only")),
-    Property("store-full", "The store is full: answers are right all the same", _cannot, suite=FULL),
+    *(_with(act) for act in STORE_ACTS),
     Property("store-slow", "The store is slow: answers are right all the same", _cannot, suite=FULL),
     Property("flat", "Memory, descriptors and threads do not grow over many requests", _flat, _many, FULL),
 )

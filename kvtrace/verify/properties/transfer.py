@@ -97,7 +97,7 @@ def _outputs(own: list[Asked], what: Observed) -> Verdict:
         compared = [one for one in compared if (tuple(one.tokens), one.prompt.generate) in what.reference]
         beside = "an engine without the connector"
     else:
-        compared = [one for one in compared if one.given]
+        compared = [one for one in compared if one.given and judging.right(one, what)]
         beside = "the same engine before it loaded"
     if not compared:
         return not_observed("no answer could be compared")

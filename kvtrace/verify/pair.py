@@ -1,0 +1,68 @@
+"""Two servers as one engine: every request goes to the one that saves, then to the one that loads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Protocol
+
+from kvtrace.verify.engine import Engine, Reply, Request
+
+ASKS = {
+    "do_remote_decode": True, "do_remote_prefill": False,
+    "remote_engine_id": None, "remote_block_ids": None, "remote_host": None, "remote_port": None,
+}  # fmt: skip
+"""``kv_transfer_params`` of a request to the prefill server, as vLLM's own proxies write them."""
+
+
+class Side(Engine, Protocol):
+    """One of the two."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class Pair:
+    """What the prefill server answers with (``kv_transfer_params``) goes to the decode server."""
+
+    def __init__(self, prefill: Side, decode: Side) -> None:
+        self._prefill, self._decode = prefill, decode
+        self._both = prefill, decode
+
+    def start(self) -> None:
+        """Raises VerifyError."""
+        with ThreadPoolExecutor(2) as pool:  # a model takes minutes to load
+            for started in [pool.submit(side.start) for side in self._both]:
+                started.result()
+
+    def stop(self) -> None:
+        for side in self._both:
+            side.stop()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
+        """One that the prefill server does not answer has its error, and goes no further."""
+        first = self._prefill.ask(
+            [replace(one, generate=1, leaves=False, preempted=False, transfer=ASKS) for one in requests],
+            patience,
+        )
+        onward = [
+            replace(one, transfer=reply.transfer)
+            for one, reply in zip(requests, first, strict=True)
+            if not reply.error
+        ]
+        replies = iter(self._decode.ask(onward, patience) if onward else [])
+        return [reply if reply.error else next(replies) for reply in first]
+
+    def reset(self, patience: float) -> bool | None:
+        """None where one of them does not tell, False where one of them could not."""
+        told = [side.reset(patience) for side in self._both]
+        return False if False in told else None if None in told else True
+
+    def gone(self) -> str:
+        return self._prefill.gone() or self._decode.gone()
