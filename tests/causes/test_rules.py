@@ -59,7 +59,7 @@ def test_flagship(tmp_path: Path) -> None:
     text = " ".join([first.title, *first.evidence, *first.remedy])
     for words in ("2048", "max_num_batched_tokens, set by --max-num-batched-tokens",
                   "10 prompts here have", "8 are shorter than one unit; 2 lose a partial last unit",
-                  "1024 would have", "median", "0 (8 requests)", "2 048 (2 requests)"):  # fmt: skip
+                  "median", "0 (8 requests)", "2 048 (2 requests)"):  # fmt: skip
         assert words in text, words
     assert tokens(diagnosis) == {
         "saved": 4096,
@@ -107,16 +107,27 @@ def test_unit_of_the_connector_itself(tmp_path: Path, empty: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "said"),
+    ("extra", "ints", "setting"),
     [
-        ([300, 330], "256 would have saved 81.3 % of these prompt tokens, 128 81.3 %, 64 91.4 %"),
-        ([20, 25], "but no prompt of this run would fill 32 either"),
+        ({"unit": 512}, {"unit": 512}, 'lower "unit" in kv_connector_extra_config'),
+        ({"store": {"chunk_size": 512}}, {}, 'lower "store.chunk_size" in kv_connector_extra_config'),
+        ({}, {"_max_num_batched_tokens": 512}, "lower --max-num-batched-tokens"),
+        ({"seg": 512, "capacity": 512}, {"capacity": 512}, ""),
+        ({"max_chunks": 512}, {"max_chunks": 512}, ""),
+        ({}, {"unit": 512}, ""),  # what a user sets it by is not known
     ],
 )
-def test_the_remedy_halves_a_large_unit_until_it_helps(tmp_path: Path, lengths: list[int], said: str) -> None:
-    sim = Sim(tmp_path, batched=512, block=32, extra={"unit": 4096}, ints={"unit": 4096})
-    sim.serve(prompts(lengths), Rounding(4096).policy())
-    assert said in analyse(sim).findings[0].remedy[0]
+def test_a_remedy_names_a_setting_that_is_called_a_unit_and_no_number(
+    tmp_path: Path, extra: dict[str, Any], ints: dict[str, int], setting: str
+) -> None:
+    """What a smaller unit would save was said as a number, though other losses stay; and any setting of the
+    unit's size was named."""
+    sim = Sim(tmp_path, batched=512, block=32, extra=extra, ints=ints)
+    sim.serve(prompts([300, 600, 1100]), Rounding(512).policy())
+    finding = next(one for one in analyse(sim).findings if one.id == "below-save-granularity")
+    said = " ".join(finding.remedy)
+    assert setting.lower() in said.lower() and ("lower" in said.lower()) == bool(setting)
+    assert "change the rounding in " in said.lower() and "%" not in said and "would have" not in said
 
 
 def test_stock_connector_with_all_prompts_below_a_block(tmp_path: Path) -> None:
