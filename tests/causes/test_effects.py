@@ -14,6 +14,7 @@ from kvtrace.causes import Diagnosis
 from kvtrace.causes.case import Case, Piece, make_case, stored_before
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger import read_run
+from kvtrace.terms import Grade
 from kvtrace.trace.format import Fact, Flag
 
 
@@ -385,7 +386,7 @@ def test_what_two_of_the_same_prompt_both_leave_out_is_held_by_nobody(tmp_path: 
     sim.write()
     case = make_case(read_run(sim.dir))
     assert [stored_before(case, request) for request in case.requests] == [128, 128]
-    assert [stored_before(case, request, saved=True) for request in case.requests] == [64, 64]
+    assert [stored_before(case, request, Grade.DECLARED) for request in case.requests] == [64, 64]
 
 
 def test_replicated_kv_is_saved_by_one_rank(tmp_path: Path) -> None:

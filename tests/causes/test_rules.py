@@ -13,6 +13,7 @@ from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing, ru
 from kvtrace.causes import Diagnosis, diagnose
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import read_run
+from kvtrace.terms import Grade
 from kvtrace.trace.format import Fact, Flag
 from kvtrace.words import count
 
@@ -355,6 +356,41 @@ def test_already_stored_by_an_earlier_request(tmp_path: Path) -> None:
     }  # fmt: skip
     assert ids(diagnosis) == ["already-stored", "below-save-granularity"]
     assert {f.severity for f in diagnosis.findings if f.id in ids(diagnosis)} == {"limit"}
+
+
+def test_what_is_held_of_a_prompt_is_what_was_kept_of_prompts_that_begin_like_it(tmp_path: Path) -> None:
+    """The most that was kept of any other prompt was taken for it."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt("other", 256, digest=1)], Rounding(32).policy())
+    first = Policy(lambda p, i, start, end, last: [Entry(p.id, 32, -1, 0)])
+    sim.serve([Prompt("a", 128, digest=2, prefixes=(7, 8, 9))], first)
+    sim.serve([Prompt("b", 130, digest=3, prefixes=(7, 8, 9))], Policy(nothing))
+    assert tokens(analyse(sim)).get("not-saved:already-stored") == 32
+
+
+@pytest.mark.parametrize(
+    ("grade", "calm"), [(Grade.DECLARED, False), (Grade.READ, False), (Grade.WRITTEN, True)]
+)
+def test_already_stored_is_no_better_seen_than_the_earlier_save(
+    tmp_path: Path, grade: Grade, calm: bool
+) -> None:
+    """From an earlier read it was said that the connector holds the tokens, and nothing is to be fixed."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt(f"a{i}", 128, digest=5) for i in range(2)], Rounding(32, keep=True).policy())
+    sim.write()
+    run = read_run(tmp_path)
+    run = replace(
+        run, base=run.base.assign(grade=int(grade)), pieces=run.pieces.assign(grade=int(Grade.READ))
+    )
+    finding = next(one for one in diagnose(run).findings if one.id == "already-stored")
+    assert (finding.id, finding.severity, finding.grade) == (
+        "already-stored",
+        "limit",
+        min(grade, Grade.READ),
+    )
+    assert ("holds these tokens" in finding.title) == calm == ("came to rest" not in finding.title)
+    assert "Nothing to fix" not in " ".join(finding.remedy)
+    assert finding.remedy[0].startswith("Let such prompts load" if calm else "First see whether the earlier")
 
 
 def test_already_stored_by_a_hit_that_is_loaded(tmp_path: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
-from kvtrace.causes.case import Request, after_empty, shared_before, stored_before
+from kvtrace.causes.case import Request, after_empty, kept_of_alike, shared_before, stored_before
 from kvtrace.causes.evidence.accounted import all_left
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
@@ -106,8 +104,8 @@ def _behind_all(case: Case, request: Request) -> bool:
     """Whether of its prompt that alone was kept which stands behind all that was kept of earlier ones."""
     if request.middle is None:
         return False
-    steps, most = case.taken_before[request.engine]
-    return request.shared < request.middle[0] == most[bisect_left(steps, request.chunk_step)]
+    most = max((kept for _, kept in kept_of_alike(case, request)), default=0)
+    return request.shared < request.middle[0] == most
 
 
 def claim_by_head(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
