@@ -393,6 +393,16 @@ def test_already_stored_is_no_better_seen_than_the_earlier_save(
     assert finding.remedy[0].startswith("Let such prompts load" if calm else "First see whether the earlier")
 
 
+def test_of_reused_tokens_it_is_said_whether_they_were_ever_stored(tmp_path: Path) -> None:
+    """It was said that none of them is lost."""
+    sim = Sim(tmp_path, ints={"unit": 32}, prefix_caching=True)
+    half = Policy(lambda p, i, start, end, last: [Entry(p.id, 64, -1, 0)])
+    sim.serve([Prompt("a", 128, digest=2, prefixes=(7, 8, 9))], half)
+    sim.serve([Prompt("b", 130, digest=3, prefixes=(7, 8, 9))], Policy(nothing), local=lambda p: 96)
+    said = ruled_out(analyse(sim))["local-hit"]
+    assert said.endswith("a save of 64 of these was seen, and none of the other 32")
+
+
 def test_already_stored_by_a_hit_that_is_loaded(tmp_path: Path) -> None:
     sim = Sim(tmp_path, ints={"unit": 32})
     policy = Policy(nothing, match=lambda prompt, local: prompt.length - 1)
