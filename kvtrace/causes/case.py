@@ -226,6 +226,18 @@ class Case:
             found[key] = ([step for step, _ in one], list(most))
         return found
 
+    @cached_property
+    def elsewhere(self) -> Mapping[int, int]:
+        """Row of a request -> how many of its first tokens an earlier prompt of another engine has."""
+        engines: dict[int, set[int]] = defaultdict(set)
+        found = {}
+        for row, beginnings in self.run.in_common.items() if len(self.engines) > 1 else ():
+            mine = {self.requests[row].engine}
+            found[row] = max((tokens for digest, tokens in beginnings if engines[digest] - mine), default=0)
+            for digest, _ in beginnings:
+                engines[digest] |= mine
+        return found
+
     def alike(self, engine: int, digest: int) -> Sequence[Request]:
         """The requests of one engine whose prompts have the same tokens, in the order of ``requests``."""
         return self._by_digest.get((engine, digest), ()) if digest else ()

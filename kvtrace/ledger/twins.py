@@ -31,16 +31,17 @@ def beginnings(request: Request) -> dict[int, int]:
 
 
 def in_common(requests: Sequence[Request]) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Of each request (by row) its beginnings that another one of its engine has too, as (digest, tokens)."""
-    rows: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    """Of each request (by row) its beginnings that another one of the run has too, as (digest, tokens); in
+    the order in which they began."""
+    rows: dict[tuple[int, int], list[int]] = defaultdict(list)
     for row, request in enumerate(requests):
-        for digest, tokens in beginnings(request).items():
-            rows[request.engine, digest, tokens].append(row)
+        for beginning in beginnings(request).items():
+            rows[beginning].append(row)
     found: dict[int, tuple[tuple[int, int], ...]] = defaultdict(tuple)
-    for (_, digest, tokens), those in rows.items():
+    for beginning, those in rows.items():
         for row in those if len(those) > 1 else ():
-            found[row] += ((digest, tokens),)
-    return found
+            found[row] += (beginning,)
+    return {row: found[row] for row in sorted(found, key=lambda row: requests[row].t_first)}
 
 
 @dataclass(frozen=True)

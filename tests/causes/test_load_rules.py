@@ -21,8 +21,9 @@ LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
 SECOND = 10**9
 
 
-def analyse(sim: Sim) -> Diagnosis:
-    sim.write()
+def analyse(sim: Sim, *others: Sim) -> Diagnosis:
+    for one in (sim, *others):
+        one.write()
     diagnosis = diagnose(read_run(sim.dir))
     diagnosis.loads.check()
     return diagnosis
@@ -60,6 +61,24 @@ def again(sim: Sim, lengths: list[int], stored: list[int], answers: list[int | N
 
 
 # ------------------------------------------------------------------------- key-mismatch
+
+
+def test_keys_of_several_engines_are_not_said_to_agree(tmp_path: Path) -> None:
+    """The second engine finds nothing of what the first one stored; of each alone nothing is wrong, and it
+    was said that these prompts begin like no earlier one of the run."""
+    first, second = Sim(tmp_path, tag=1, pid=100), Sim(tmp_path, tag=2, pid=200)
+    first.serve([Prompt("a", 128, digest=4)], Rounding(32).policy())
+    second.serve([Prompt("b", 128, digest=4)], Rounding(32).policy())
+    diagnosis = analyse(first, second)
+    out = {one.id for one in diagnosis.ruled_out}
+    assert not out & {"key-mismatch", "lookup-miss", "already-stored"}
+    why = {one.id: one.why for one in diagnosis.not_observed}
+    assert why["key-mismatch"].startswith(
+        "1 lookup found nothing of a prompt that begins like an earlier one of"
+    )
+    alone = Sim(tmp_path / "alone")
+    alone.serve([Prompt("a", 128, digest=4)], Rounding(32).policy())
+    assert {"lookup-miss", "already-stored"} <= {one.id for one in analyse(alone).ruled_out}
 
 
 def test_key_mismatch(tmp_path: Path) -> None:

@@ -189,6 +189,8 @@ def swallowed(**more: object) -> Swallowed:
         ({}, "fault"),
         ({"went_on": True}, "note"),  # a lookup that missed
         ({"type": "FileExistsError"}, None),
+        ({"type": "FileExistsError", "ended": True}, "fault"),  # into a future that nobody asks
+        ({"type": "FileNotFoundError", "ended": True}, "fault"),
         ({"type": "FileNotFoundError", "went_on": False}, None),  # by which code finds out what is there
         ({"type": "FileNotFoundError", "went_on": False, "in_vain": True}, "fault"),
         ({"type": "KeyError", "message": "'x'"}, "note"),  # by which code may find out
@@ -215,6 +217,19 @@ def test_an_exception_where_saves_are_not_seen_to_come_to_rest(
     # What was seen to come to rest is not lost, whatever was caught.
     rest = diagnose(replace(run, base=base.assign(grade=int(Grade.WRITTEN)), swallowed=(fact,)))
     assert "fault" not in {one.severity for one in rest.findings}
+
+
+def test_what_was_caught_where_it_saves_stands_beside_a_save_that_is_not_seen_at_rest(tmp_path: Path) -> None:
+    """Such an exception was taken for control flow, and the prompt for stored, with nothing to fix."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt(f"a{i}", 128, digest=5) for i in range(2)], Rounding(32, keep=True).policy())
+    sim.write()
+    run = read_run(tmp_path)
+    fact = swallowed(places=((int(run.entries["step"].iloc[0]), ""),), type="FileExistsError", message="x")
+    for grade, said in ((Grade.READ, True), (Grade.WRITTEN, False)):
+        found = diagnose(replace(run, base=run.base.assign(grade=int(grade)), swallowed=(fact,))).findings
+        finding = next(one for one in found if one.id == "already-stored")
+        assert any("where it saves: FileExistsError: x" in line for line in finding.evidence) == said
 
 
 @pytest.mark.parametrize(("last", "ident"), [(-1, "exception-swallowed"), (1, "store-incomplete")])

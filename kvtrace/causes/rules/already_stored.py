@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.case import Request, kept_before, stored_before
+from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
+from kvtrace.causes.evidence.loads import missed_elsewhere
+from kvtrace.causes.evidence.logs import exception_line
 from kvtrace.causes.evidence.prompts import held
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.terms import Grade
@@ -48,7 +51,8 @@ def rule(case: Case) -> Results:
     rows = case.affected(CAUSE)
     if not rows:
         looked = [r for r in case.requests if r.offered >= 0]
-        if looked and not any(engine.unreadable_steps for engine in case.run.engines):
+        unread = any(engine.unreadable_steps for engine in case.run.engines)
+        if looked and not unread and not missed_elsewhere(case):
             hits = sum(r.offered > 0 for r in looked)
             yield CAUSE.ruled_out(
                 f"{plural(hits, 'hit')} in {plural(len(looked), 'lookup')}, and no prompt that an earlier "
@@ -84,6 +88,7 @@ def rule(case: Case) -> Results:
         headline=headline,
     )
     if unsure:
+        found.evidence += _caught_meanwhile(case)
         weakest = min(_seen(case, r) for r in unsure)
         found.grade = min(weakest, found.grade) if found.grade is not None else weakest
         found.remedy = [_REMEDY_UNSURE, *found.remedy]
@@ -94,6 +99,16 @@ _REMEDY_UNSURE = (
     "First see whether the earlier save is in the store: it was seen to be offered or read, and not to come "
     "to rest (kvtrace verify looks at that)."
 )
+
+
+def _caught_meanwhile(case: Case) -> list[str]:
+    """Exceptions of the connector's work that saves: by those that code finds out with, a save may end."""
+    saving = [
+        fact
+        for fact in case.run.swallowed
+        if not fact.broad and (fact.asked_by or fact.hook) in (*SAVE_HOOKS, *BACKGROUND)
+    ]
+    return [f"where it saves: {exception_line(fact)}" for fact in saving[:2]]
 
 
 def _at_rest(case: Case, request: Request) -> bool:

@@ -44,6 +44,9 @@ def rule(case: Case) -> Results:
         yield _unfound(case, never)
         return
     if not lost:
+        if apart := loads.missed_elsewhere(case):
+            yield CAUSE.not_observed(loads.NOT_COMPARED.format(lookups=plural(len(apart), "lookup")))
+            return
         hits = [row for row in again if (row.answer or 0) > 0]
         if hits and len(hits) == len(again):
             whose = of_all(len(hits), len(again), "prompt")
