@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim
+from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim, nothing
 from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
@@ -257,6 +257,17 @@ def test_prompts_left_out_for_their_first_tokens(tmp_path: Path) -> None:
     first = diagnosis.findings[0]
     assert (first.id, first.requests) == ("false-already-stored", 2)
     assert "are others after 32 tokens" in first.title
+
+
+def test_what_is_not_offered_behind_a_hit_was_not_taken_for_stored(tmp_path: Path) -> None:
+    """The connector loads the part that it has, and never offers the rest; its keys were blamed."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt("a", 128, digest=1, prefixes=(7, 8, 9))], Rounding(32).policy())
+    rest = [Prompt(f"r{n}", 128, digest=n, prefixes=(7, n * 10, n * 100)) for n in (2, 3)]
+    sim.serve(rest, Policy(nothing, match=lambda prompt, local: 32))
+    diagnosis = analyse(sim)
+    assert diagnosis.loads.tokens["loaded"] == 64
+    assert "false-already-stored" not in {one.id for one in diagnosis.findings}
 
 
 @pytest.mark.parametrize(("grade", "found"), [(Grade.READ, ["false-already-stored"]), (Grade.DECLARED, [])])

@@ -95,7 +95,8 @@ def _left_out(case: Case, request: Request) -> bool:
     unit = case.units.get(request.engine)
     # What is behind the common part must fill a unit, or a block.
     whole = unit.surely_aligned(request.prompt) if unit else request.prompt - max(request.block, 1)
-    other = 0 < request.shared < whole and request.offered <= request.shared and not request.grown_step
+    # Behind a hit it may be the rest of a prompt that is not offered: no key says so.
+    other = 0 < request.shared < whole and request.offered <= 0 and not request.grown_step
     none = not request.saved or _behind_all(case, request)
     return other and none and not request.unseen and not stored_before(case, request)
 

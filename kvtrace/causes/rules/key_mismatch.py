@@ -30,8 +30,9 @@ CAUSE = Cause(
         "stored again, or are while what was saved of others before stands there to the end."
     ),
     remedy=(
-        "Use one function for both keys. Up to vLLM 0.28, or with a hash other than sha256, set "
-        "PYTHONHASHSEED where keys build on vLLM's block hashes."
+        "See whether the entry is there at the lookup: a store that was emptied, or an index that was never "
+        "written, looks the same from here. If it is, use one function for both keys. Up to vLLM 0.28, or "
+        "with a hash other than sha256, set PYTHONHASHSEED where keys build on vLLM's block hashes."
     ),
     load_ends=(LoadEnd.MISSED_SAVED,),
 )
@@ -76,7 +77,7 @@ def rule(case: Case) -> Results:
             for row in (at_once or lost)[:3]
         ],
         remedy=_remedy(case, lost),
-        headline="what was saved is looked up under another key",
+        headline="what was saved is not found by the lookup",
     )
 
 
