@@ -87,7 +87,8 @@ NOT_OBSERVED = "not-observed"
 OUTCOMES = (SAVED, LOADED, LOCAL_HIT, PENDING, NOT_OBSERVED)
 """What may become of a token, without the losses; these follow, with their cause's id."""
 KEPT = (SAVED, LOADED, LOCAL_HIT)
-"""Outcomes of tokens whose KV is in the store, came from it, or was reused."""
+"""Outcomes of tokens that were not lost here: their KV is in the store, came from it, or was reused. Whether
+what was reused was ever stored is another matter."""
 
 
 def severity_order(severity: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -192,29 +192,50 @@ class Case:
         return dict(found)
 
     @cached_property
-    def earlier(self) -> dict[tuple[int, int, bool], Earlier]:
-        """``stored`` by (engine, digest or prefix digest, whether only where something was saved)."""
-        found = {}
+    def earlier(self) -> dict[tuple[int, int, Grade | None], Earlier]:
+        """``stored`` by (engine, digest or prefix digest, least grade of what was saved; None: whether it was
+        or not)."""
+        found: dict[tuple[int, int, Grade | None], Earlier] = {}
         for (engine, key), stores in self.stored.items():
-            found[engine, key, False] = Earlier(stores)
-            # as far as it was kept: of two with the same tokens neither holds what both leave out
-            found[engine, key, True] = Earlier(
-                (step, min(end, _kept(self.requests[row])), row)
-                for step, end, row in stores
-                if self.requests[row].saved
-            )
+            found[engine, key, None] = Earlier(stores)
+            for least in _LEAST:
+                # as far as it was kept: of two with the same tokens neither holds what both leave out
+                found[engine, key, least] = Earlier(
+                    (step, min(end, _kept(self.requests[row])), row)
+                    for step, end, row in stores
+                    if _saved(self.requests[row], least)
+                )
         return found
 
     @cached_property
-    def taken_before(self) -> dict[int, tuple[list[int], list[int]]]:
-        """Engine -> the steps in which its requests began, in order, and the most that was kept of a prompt
-        before each of them, and after the last: as it was seen, else as the metadata of what was saved says.
-        """
+    def kept_of(self) -> dict[tuple[int, int, Grade], tuple[list[int], list[int]]]:
+        """(engine, digest of a beginning, least grade) -> the steps in which prompts with that beginning
+        began, in order, and the most that was kept of one of them before each of these steps, and after the
+        last: as it was seen, else as the metadata of what was saved says."""
+        rows: dict[tuple[int, int, Grade], list[tuple[int, int]]] = defaultdict(list)
+        for row, shared in self.run.in_common.items():
+            request = self.requests[row]
+            for digest, _ in shared:
+                for least in _LEAST:
+                    if _saved(request, least):
+                        rows[request.engine, digest, least].append((request.chunk_step, _kept(request)))
         found = {}
-        for tag, requests in self._by_engine.items():
-            rows = sorted((request.chunk_step, _kept(request)) for request in requests)
-            most = accumulate((taken for _, taken in rows), max, initial=0)
-            found[tag] = ([step for step, _ in rows], list(most))
+        for key, one in rows.items():
+            one.sort()
+            most = accumulate((taken for _, taken in one), max, initial=0)
+            found[key] = ([step for step, _ in one], list(most))
+        return found
+
+    @cached_property
+    def elsewhere(self) -> Mapping[int, int]:
+        """Row of a request -> how many of its first tokens an earlier prompt of another engine has."""
+        engines: dict[int, set[int]] = defaultdict(set)
+        found = {}
+        for row, beginnings in self.run.in_common.items() if len(self.engines) > 1 else ():
+            mine = {self.requests[row].engine}
+            found[row] = max((tokens for digest, tokens in beginnings if engines[digest] - mine), default=0)
+            for digest, _ in beginnings:
+                engines[digest] |= mine
         return found
 
     def alike(self, engine: int, digest: int) -> Sequence[Request]:
@@ -433,9 +454,7 @@ def _reach(case: Case, request: Request) -> int | None:
     if request.middle is None:
         return request.taken
     start, end = request.middle
-    return (
-        end if start <= max(stored_before(case, request, saved=True), shared_before(case, request)) else None
-    )
+    return end if start <= kept_before(case, request, Grade.DECLARED) else None
 
 
 def _kept(request: Request) -> int:
@@ -444,12 +463,30 @@ def _kept(request: Request) -> int:
     return request.stored_end if request.saved else 0
 
 
-def shared_before(case: Case, request: Request) -> int:
-    """Leading positions that were kept of an earlier prompt with the same beginning."""
-    if not request.shared:
-        return 0
-    steps, most = case.taken_before[request.engine]
-    return min(request.shared, most[bisect_left(steps, request.chunk_step)])
+_LEAST = (Grade.DECLARED, Grade.READ, Grade.WRITTEN)
+"""What may be asked of an earlier save."""
+
+
+def _saved(request: Request, least: Grade) -> bool:
+    return request.saved > 0 and (request.grade or Grade.DECLARED) >= least
+
+
+def kept_of_alike(case: Case, request: Request, least: Grade = Grade.DECLARED) -> Iterator[tuple[int, int]]:
+    """Of each beginning that earlier prompts have too: its tokens, and the most that was kept of one of these
+    prompts."""
+    for digest, tokens in case.run.in_common.get(request.row, ()):
+        steps, most = case.kept_of.get((request.engine, digest, least), ((), (0,)))
+        yield tokens, most[bisect_left(steps, request.chunk_step)]
+
+
+def shared_before(case: Case, request: Request, least: Grade = Grade.DECLARED) -> int:
+    """Leading positions that were kept of an earlier prompt with the same beginning, with this grade."""
+    return max((min(one) for one in kept_of_alike(case, request, least)), default=0)
+
+
+def kept_before(case: Case, request: Request, least: Grade) -> int:
+    """Leading positions that an earlier save holds, with this grade at least."""
+    return max(stored_before(case, request, least), shared_before(case, request, least))
 
 
 def _unread(engine: Engine | None) -> bool:
@@ -486,15 +523,15 @@ def after_empty(case: Case, request: Request) -> bool:
     )
 
 
-def stored_before(case: Case, request: Request, saved: bool = False) -> int:
+def stored_before(case: Case, request: Request, least: Grade | None = None) -> int:
     """Leading positions that an earlier request with the same tokens had offered for storing; with
-    ``saved`` only where something of it was."""
+    ``least`` only as far as they were saved, and it was seen so well."""
     best = 0
     aligned = (request.arrived - 1) // request.block * request.block if request.block > 0 else 0
     for key, limit in ((request.digest, request.arrived), (request.prefix, aligned)):
         if not key:
             continue
-        earlier = case.earlier.get((request.engine, key, saved))
+        earlier = case.earlier.get((request.engine, key, least))
         if earlier is not None:
             best = max(best, min(earlier.furthest(request.chunk_step, request.row), limit))
     return best

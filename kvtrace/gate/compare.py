@@ -15,9 +15,9 @@ from kvtrace.gate.model import Baseline, CoverageRow, EngineShape, subject
 from kvtrace.gate.outcome import Check, State
 from kvtrace.gate.read import BaselineFile
 from kvtrace.gate.rules import Rules
-from kvtrace.gate.shares import DECODE, kept, shares, without_decode
+from kvtrace.gate.shares import DECODE, kept, shares, without
 from kvtrace.report.model import Report
-from kvtrace.terms import FAULT, KEPT, LOADED, NOTE, cause_of
+from kvtrace.terms import FAULT, KEPT, LOADED, LOCAL_HIT, NOTE, cause_of
 from kvtrace.trace.targets import other_id
 from kvtrace.words import percent, plural
 
@@ -253,8 +253,12 @@ def _saves(held: _Held) -> list[Check]:
             )
         ]  # fmt: skip
     if before.get(DECODE, 0.0) > 0:
-        before, after = without_decode(before), without_decode(after)
-    check = _share_kept(held, "tokens kept", (before, after), kept)
+        # How long the answers are is no matter of the connector's.
+        before, after = without(before, DECODE), without(after, DECODE)
+    here = without(before, LOCAL_HIT), without(after, LOCAL_HIT)
+    if not all(here):
+        return []  # all was reused from the GPU: that says nothing of the store
+    check = _share_kept(held, "tokens kept", here, kept)
     if check.state == "failed" and (lost := less_in(held.report)):
         check = replace(check, text="; ".join(filter(None, (check.text, lost))))
     checks = [replace(check, line=line)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvtrace.report.model import Ledger
-from kvtrace.terms import KEPT, LOADED, LOCAL_HIT, SAVED
+from kvtrace.terms import LOADED, LOCAL_HIT, SAVED
 
 DECODE = "not-saved:decode-not-offered"
 
@@ -24,16 +24,19 @@ def whole(ledger: Ledger, name: str) -> float:
     return ledger["tokens"].get(name, ledger["accounts"].get(name, 0) / (ledger["pairs"] or 1))
 
 
-def without_decode(part: Mapping[str, float]) -> dict[str, float]:
-    """The shares of all other tokens: how long the answers are is no matter of the connector's."""
-    rest = 1.0 - part.get(DECODE, 0.0)
+def without(part: Mapping[str, float], outcome: str) -> dict[str, float]:
+    """The shares of all other tokens; empty where there are none."""
+    rest = 1.0 - part.get(outcome, 0.0)
     if rest <= 1e-9:
         return {}
-    return {name: share / rest for name, share in part.items() if name != DECODE}
+    return {name: share / rest for name, share in part.items() if name != outcome}
 
 
 def kept(part: Mapping[str, float]) -> float:
-    return sum(part.get(name, 0.0) for name in KEPT)
+    """Share that is in the store or came from it, of the tokens that the GPU's prefix cache did not have:
+    whether those were ever stored, their reuse does not say."""
+    rest = without(part, LOCAL_HIT)
+    return rest.get(SAVED, 0.0) + rest.get(LOADED, 0.0)
 
 
 def grade_of_saved(ledger: Ledger) -> str:

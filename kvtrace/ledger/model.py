@@ -519,6 +519,8 @@ class Run:
     """The ledger of loads, request by request; ``loads`` is its sum."""
     twins: Mapping[int, Sequence[Twin]] = field(default_factory=dict)
     """Row of a request -> its tokens that stood in an earlier prompt, behind another beginning."""
+    in_common: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    """Row of a request -> (digest, tokens) of the beginnings that another prompt of the run has too."""
     stuck: StuckFile = field(default_factory=StuckFile)
     parts: Sequence[Part] = ()
     """Of engines with several connectors inside one: the run as each of these saw it."""

@@ -44,7 +44,7 @@ from kvtrace.ledger.states.follow import book_of_states
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
-from kvtrace.ledger.twins import twins
+from kvtrace.ledger.twins import in_common, twins
 from kvtrace.trace import facts, rows
 from kvtrace.trace.facts import Limit, WatchLimits
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
@@ -154,7 +154,7 @@ def _books(
         base=saves.base,
         loads=loads_sum,
         load_rows=loads,
-        twins=twins(requests),
+        twins=twins(requests), in_common=in_common(requests),
         compared=contents.blocks,
         spoiled=bad,
         total=saves.total,

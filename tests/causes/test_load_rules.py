@@ -21,8 +21,9 @@ LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
 SECOND = 10**9
 
 
-def analyse(sim: Sim) -> Diagnosis:
-    sim.write()
+def analyse(sim: Sim, *others: Sim) -> Diagnosis:
+    for one in (sim, *others):
+        one.write()
     diagnosis = diagnose(read_run(sim.dir))
     diagnosis.loads.check()
     return diagnosis
@@ -62,6 +63,24 @@ def again(sim: Sim, lengths: list[int], stored: list[int], answers: list[int | N
 # ------------------------------------------------------------------------- key-mismatch
 
 
+def test_keys_of_several_engines_are_not_said_to_agree(tmp_path: Path) -> None:
+    """The second engine finds nothing of what the first one stored; of each alone nothing is wrong, and it
+    was said that these prompts begin like no earlier one of the run."""
+    first, second = Sim(tmp_path, tag=1, pid=100), Sim(tmp_path, tag=2, pid=200)
+    first.serve([Prompt("a", 128, digest=4)], Rounding(32).policy())
+    second.serve([Prompt("b", 128, digest=4)], Rounding(32).policy())
+    diagnosis = analyse(first, second)
+    out = {one.id for one in diagnosis.ruled_out}
+    assert not out & {"key-mismatch", "lookup-miss", "already-stored"}
+    why = {one.id: one.why for one in diagnosis.not_observed}
+    assert why["key-mismatch"].startswith(
+        "1 lookup found nothing of a prompt that begins like an earlier one of"
+    )
+    alone = Sim(tmp_path / "alone")
+    alone.serve([Prompt("a", 128, digest=4)], Rounding(32).policy())
+    assert {"lookup-miss", "already-stored"} <= {one.id for one in analyse(alone).ruled_out}
+
+
 def test_key_mismatch(tmp_path: Path) -> None:
     sim = Sim(tmp_path, connector="ExampleConnector", ints={"_block_size": 32})
     again(sim, [129, 129, 129], [128, 128, 128], [0, 0, 0])
@@ -71,10 +90,12 @@ def test_key_mismatch(tmp_path: Path) -> None:
     assert diagnosis.findings[0] is finding
     assert (finding.severity, finding.tokens, finding.requests) == ("fault", 256, 2)
     for text in ("all 2 lookups", "one token longer than whole blocks of 32", "rounds 129 tokens to 128",
-                 "asks for 96 tokens", "would have found 256 tokens"):  # fmt: skip
+                 "asks for 96 tokens", "Round the lookup as the store does."):  # fmt: skip
         assert text in words(finding), text
     assert diagnosis.loads.tokens == {"missed:key-mismatch": 256, "missed:lookup-miss": 131}
-    assert diagnosis.verdict.endswith("Loads: what was saved is looked up under another key.")
+    # No key was compared: an emptied store, or an index that was never written, looks the same.
+    assert diagnosis.verdict.endswith("Loads: what was saved is not found by the lookup.")
+    assert "See whether the entry is there at the lookup" in words(finding)
 
 
 def test_a_connector_whose_lookup_is_a_constant_only_pushes(tmp_path: Path) -> None:

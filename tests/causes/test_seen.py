@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim
+from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim, nothing
 from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
@@ -189,6 +189,8 @@ def swallowed(**more: object) -> Swallowed:
         ({}, "fault"),
         ({"went_on": True}, "note"),  # a lookup that missed
         ({"type": "FileExistsError"}, None),
+        ({"type": "FileExistsError", "ended": True}, "fault"),  # into a future that nobody asks
+        ({"type": "FileNotFoundError", "ended": True}, "fault"),
         ({"type": "FileNotFoundError", "went_on": False}, None),  # by which code finds out what is there
         ({"type": "FileNotFoundError", "went_on": False, "in_vain": True}, "fault"),
         ({"type": "KeyError", "message": "'x'"}, "note"),  # by which code may find out
@@ -217,6 +219,19 @@ def test_an_exception_where_saves_are_not_seen_to_come_to_rest(
     assert "fault" not in {one.severity for one in rest.findings}
 
 
+def test_what_was_caught_where_it_saves_stands_beside_a_save_that_is_not_seen_at_rest(tmp_path: Path) -> None:
+    """Such an exception was taken for control flow, and the prompt for stored, with nothing to fix."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt(f"a{i}", 128, digest=5) for i in range(2)], Rounding(32, keep=True).policy())
+    sim.write()
+    run = read_run(tmp_path)
+    fact = swallowed(places=((int(run.entries["step"].iloc[0]), ""),), type="FileExistsError", message="x")
+    for grade, said in ((Grade.READ, True), (Grade.WRITTEN, False)):
+        found = diagnose(replace(run, base=run.base.assign(grade=int(grade)), swallowed=(fact,))).findings
+        finding = next(one for one in found if one.id == "already-stored")
+        assert any("where it saves: FileExistsError: x" in line for line in finding.evidence) == said
+
+
 @pytest.mark.parametrize(("last", "ident"), [(-1, "exception-swallowed"), (1, "store-incomplete")])
 def test_exceptions_that_came_too_often_to_be_said_one_by_one(tmp_path: Path, last: int, ident: str) -> None:
     """Of those after the sixteenth the steps are not all known: what is lost after it is theirs."""
@@ -242,6 +257,17 @@ def test_prompts_left_out_for_their_first_tokens(tmp_path: Path) -> None:
     first = diagnosis.findings[0]
     assert (first.id, first.requests) == ("false-already-stored", 2)
     assert "are others after 32 tokens" in first.title
+
+
+def test_what_is_not_offered_behind_a_hit_was_not_taken_for_stored(tmp_path: Path) -> None:
+    """The connector loads the part that it has, and never offers the rest; its keys were blamed."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt("a", 128, digest=1, prefixes=(7, 8, 9))], Rounding(32).policy())
+    rest = [Prompt(f"r{n}", 128, digest=n, prefixes=(7, n * 10, n * 100)) for n in (2, 3)]
+    sim.serve(rest, Policy(nothing, match=lambda prompt, local: 32))
+    diagnosis = analyse(sim)
+    assert diagnosis.loads.tokens["loaded"] == 64
+    assert "false-already-stored" not in {one.id for one in diagnosis.findings}
 
 
 @pytest.mark.parametrize(("grade", "found"), [(Grade.READ, ["false-already-stored"]), (Grade.DECLARED, [])])

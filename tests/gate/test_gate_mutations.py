@@ -67,7 +67,7 @@ MUTATIONS: dict[str, Mutation] = {
         Plan(policy=Rounding(512).policy(), settings={"ints": {"unit": 512}}),
         ("tokens kept", "", None),
         "below-save-granularity",
-        "256",
+        "Change the rounding",
     ),
     "only the first chunk is offered": Mutation(
         Plan(policy=Rounding(32, first_chunk_only=True).policy(), settings={"batched": 128}),

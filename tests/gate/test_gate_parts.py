@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import random
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import jsonschema
 import pytest
-from gated import check, contract
+from gated import check, contract, report_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutate import mutated
@@ -23,7 +24,7 @@ from kvtrace.gate.layers import group_of, index_of, ranges, spelled, within
 from kvtrace.gate.model import baseline_schema
 from kvtrace.gate.read import parse_baseline
 from kvtrace.gate.rules import NAMES, Rules, from_options
-from kvtrace.gate.shares import saved_of_offered
+from kvtrace.gate.shares import kept, saved_of_offered
 from kvtrace.render.check import check_page
 from kvtrace.render.diff import diff_page
 from kvtrace.render.github import commands, silenced
@@ -32,6 +33,7 @@ from kvtrace.render.markdown import markdown
 from kvtrace.render.page import Screen
 from kvtrace.render.sarif import sarif_json
 from kvtrace.render.terminal import terminal
+from kvtrace.report.model import Report
 from kvtrace.report.read import check_report
 
 SCHEMA = baseline_schema()
@@ -72,6 +74,29 @@ def test_saved_of_offered(accounts: dict[str, int], share: float | None) -> None
     whole = sum(accounts.values())
     book.update(accounts=accounts, total=whole, tokens=tokens, total_tokens=whole, pairs=1)
     assert saved_of_offered(book) == share
+
+
+def test_what_was_reused_from_the_gpu_is_not_counted_as_kept() -> None:
+    """Whether it was ever stored, its reuse does not say: 78.6 % was said, where 512 of 1 300 were stored."""
+    part = {"saved": 0.2, "loaded": 0.1, "local-hit": 0.5, "not-saved:hook-raised": 0.2}
+    assert kept(part) == pytest.approx(0.6)
+    assert kept({"local-hit": 1.0}) == 0.0
+
+
+def test_more_reuse_hides_no_loss_and_is_none(tmp_path: Path) -> None:
+    def report(saved: int, lost: int, reused: int) -> Report:
+        made = report_of(tmp_path / f"{saved}-{lost}-{reused}")
+        accounts = {"saved": saved, "local-hit": reused, "not-saved:hook-raised": lost}
+        whole = sum(accounts.values())
+        tokens = {name: float(amount) for name, amount in accounts.items()}
+        made["ledger"]["saves"].update(
+            accounts=accounts, total=whole, tokens=tokens, total_tokens=whole, pairs=1
+        )
+        return made
+
+    good = contract(report(80, 20, 0))
+    assert "tokens kept" not in {one.subject for one in check(report(40, 10, 50), good).failed}
+    assert "tokens kept" in {one.subject for one in check(report(40, 60, 900), good).failed}
 
 
 def test_ranges() -> None:

@@ -12,12 +12,16 @@ from synth import Chunk, Entry, Prompt, Sim
 
 from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
+from kvtrace.ledger.contents.compare import Contents, Wrong
+from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Chunk as Computed
 from kvtrace.ledger.requests import Request
 from kvtrace.terms import LOADED, SAVED, Grade
+from kvtrace.trace import facts
 from kvtrace.trace.format import Fact, Flag, Kind
 
 BLOCK, LAYERS = 32, 2
@@ -471,6 +475,31 @@ def test_a_load_that_is_known_to_have_failed_is_left_to_its_cause(tmp_path: Path
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 99, 9])
     cache.sim.step([Chunk("b", 32, 96)], prompts={"b": 128})
     assert lost(cache.run()) == 0
+
+
+@pytest.mark.parametrize(
+    ("block", "unlike", "pairs", "wrong"),
+    [
+        ((0, 32), False, 0b11, 64),  # layer 1 lost the other block
+        ((0, 32), True, 0b11, 64),
+        ((32, 64), False, 0b11, 32),  # it holds another prompt's KV, but for what did not come
+        ((32, 64), False, 0b01, 32),  # it is known to differ in layer 0
+        ((32, 64), True, 0b11, 0),  # all that is known is explained by what did not come
+    ],
+)
+def test_of_a_load_that_lost_a_layer_what_is_wrong_besides_counts_as_wrong(
+    block: tuple[int, int], unlike: bool, pairs: int, wrong: int
+) -> None:
+    """Everything that was wrong in it was dropped, and counted as loaded."""
+    lost = {((32, 64, LoadEnd.PARTLY),): 0b10}
+    load = LoadOf(
+        0, "a", 0, 64, 2, accepted=64, lost=lost, ends={LoadEnd.LOADED: 96, LoadEnd.PARTLY: 32}, measured=True
+    )
+    found = Wrong(*block, pairs, "why", of=0b11, unlike=unlike)
+    engine = Engine(0, 1, "engine core", facts.Engine(block_size=32), None, pairs=2)
+    (judged,) = with_contents([load], Contents({0: [found]}), [engine], [Request("a", 0, 64, 64, 0)], {})
+    assert judged.ends.get(LoadEnd.WRONG, 0) == wrong
+    assert judged.ends[LoadEnd.PARTLY] == 32 and sum(judged.ends.values()) == 128
 
 
 # --- what the report says ----------------------------------------------------------------------------

@@ -31,11 +31,6 @@ WORKER_HOOKS = (
 )
 
 
-def effect(unit: int) -> int:
-    """Share of the prompt tokens, in per cent, that a unit would have saved."""
-    return round(100 * sum(prompt // unit * unit for prompt in PROMPTS) / PROMPT)
-
-
 def _hooks() -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {
@@ -325,9 +320,8 @@ def sample() -> Report:
                     }
                 ],
                 remedy=[
-                    f"lower --max-num-batched-tokens: 1024 would have saved {effect(1024)} % of these prompt "
-                    f"tokens, 512 {effect(512)} %, 256 {effect(256)} %; or change the rounding "
-                    "in my_store/connector.py"
+                    "change the rounding in my_store/connector.py",
+                    "or lower --max-num-batched-tokens (for the whole engine: long prompts take more steps)",
                 ],
             ),
             _finding(

@@ -27,6 +27,23 @@ def places_of(row: LoadOf, cause: Cause) -> list[Place]:
     return [place for end in cause.load_ends for place in row.places.get(end, ())]
 
 
+def missed_elsewhere(case: Case) -> list[LoadOf]:
+    """Lookups that found nothing of a prompt that begins like an earlier one of another engine. Whether
+    these engines have one store, and the same keys in it, is not compared."""
+    return [
+        row
+        for row in case.run.load_rows
+        if row.answer == 0 and row.local < case.elsewhere.get(row.request, 0)
+    ]
+
+
+NOT_COMPARED = (
+    "{lookups} found nothing of a prompt that begins like an earlier one of another engine: whether these "
+    "engines share a store, and its keys, is not compared (vLLM's own keys may differ by engine where "
+    "PYTHONHASHSEED is not set)"
+)
+
+
 def affected(case: Case, cause: Cause) -> list[LoadOf]:
     """The requests that lost tokens by this cause."""
     return [row for row in case.run.load_rows if lost_by(row, cause)]

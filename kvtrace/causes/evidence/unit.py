@@ -88,7 +88,7 @@ class Unit:
     value: int
     kept_back: int  # d
     kind: str  # max_num_batched_tokens | block_size | extra | attribute | blocks | unnamed
-    name: str  # what to change
+    setting: str  # what a user sets it by, where a name says that it is the unit; "" where none does
     where: str  # where the number comes from, for people
     attributes: tuple[str, ...]  # the connector's integers with this value
     both_fit: bool = False  # kept_back 0 and 1 both give every store of the run, and neither is known
@@ -399,30 +399,42 @@ def _without_stores(fits: list[_Candidate], offered: bool, silent: Sequence[Samp
 
 def _named(candidate: _Candidate, engine: Engine, command: Sequence[str]) -> Unit:
     keeps = f"; the connector keeps it as {_quoted(candidate.attributes)}" if candidate.attributes else ""
+    keys = {key for key, _ in _integers(engine.extra)}
+    called = (key for key in (*candidate.extra, *candidate.times) if key in keys and _says_unit(key))
+    setting = next(called, "")
     if candidate.extra:
-        key = candidate.extra[0]
-        where = f'kv_connector_extra_config["{key}"]'
+        where = f'kv_connector_extra_config["{setting or candidate.extra[0]}"]'
         if candidate.batched:
             where += ", and also max_num_batched_tokens"
-        kind, name = "extra", key
+        kind = "extra"
     elif candidate.batched and not candidate.block:
         given = "max_num_batched_tokens" in engine.args or any(
             part.replace("_", "-").startswith("--max-num-batched-tokens") for part in command
         )
         source = "set by --max-num-batched-tokens" if given else "vLLM's default for --max-num-batched-tokens"
-        kind, name = "max_num_batched_tokens", "--max-num-batched-tokens"
+        kind = "max_num_batched_tokens"
         where = f"max_num_batched_tokens, {source}{keeps}"
+        if any(map(_BATCHED_NAME.search, candidate.attributes)):
+            setting = "--max-num-batched-tokens"
     elif candidate.block:
-        kind, name, where = "block_size", "--block-size", f"the engine's block size{keeps}"
+        kind, where = "block_size", f"the engine's block size{keeps}"
+        if any("block" in name.lower() for name in candidate.attributes):
+            setting = "--block-size"
     elif not candidate.attributes:
-        kind, name = "blocks", candidate.times[0]
-        where = f"'{name}' x the engine's block size of {engine.block_size}"
+        kind = "blocks"
+        where = f"'{candidate.times[0]}' x the engine's block size of {engine.block_size}"
     else:
-        kind, name = "attribute", candidate.attributes[0]
+        kind = "attribute"
         where = f"the connector's own {_quoted(candidate.attributes)}"
     return Unit(
-        candidate.value, candidate.kept_back, kind, name, where, candidate.attributes, candidate.both_fit
+        candidate.value, candidate.kept_back, kind, setting, where, candidate.attributes, candidate.both_fit
     )
+
+
+def _says_unit(key: str) -> bool:
+    """Whether a key of the configuration is called a unit, or its blocks, and not the most of something."""
+    name = key.rpartition(".")[2]
+    return bool(UNIT_NAME.search(name) or _BLOCKS_NAME.search(name)) and not _MOST_NAME.search(name)
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import shared_before, stored_before
+from collections.abc import Sequence
+
+from kvtrace.causes.case import Request, kept_before, stored_before
+from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
+from kvtrace.causes.evidence.loads import missed_elsewhere
+from kvtrace.causes.evidence.logs import exception_line
 from kvtrace.causes.evidence.prompts import held
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
-from kvtrace.words import plural
+from kvtrace.terms import Grade
+from kvtrace.words import of_all, plural
 
 CAUSE = Cause(
     id="already-stored",
     stage=Stage.SCHEDULE,
     severity=LIMIT,
     ledger=SAVES,
-    meaning="The connector holds these tokens already, so it does not store them again.",
+    meaning=(
+        "The connector holds these tokens already, or takes them for held, so it does not store them again. "
+        "The grade says how well the earlier save was seen: read is not stored."
+    ),
     seen_as="No store entry, and an earlier store of the same tokens in this trace, or a hit at the lookup.",
     remedy=(
-        "Nothing to fix. Let such prompts load (kv_role kv_both, no prompt_logprobs) if they should not be "
-        "computed again."
+        "Let such prompts load (kv_role kv_both, no prompt_logprobs) if they should not be computed again."
     ),
 )
 
@@ -32,7 +40,7 @@ def claim_unread(case: Case, piece: Piece, left: list[Interval]) -> list[Interva
     """Of what the save hook was given and did not read: what an earlier request had saved. The worker
     may well look whether a key is there."""
     request = case.requests[piece.request]
-    end_held = max(stored_before(case, request, saved=True), shared_before(case, request))
+    end_held = kept_before(case, request, Grade.DECLARED)
     return [(start, min(end, end_held)) for start, end in left if start < end_held]
 
 
@@ -43,39 +51,91 @@ def rule(case: Case) -> Results:
     rows = case.affected(CAUSE)
     if not rows:
         looked = [r for r in case.requests if r.offered >= 0]
-        if looked and not any(engine.unreadable_steps for engine in case.run.engines):
+        unread = any(engine.unreadable_steps for engine in case.run.engines)
+        if looked and not unread and not missed_elsewhere(case):
             hits = sum(r.offered > 0 for r in looked)
             yield CAUSE.ruled_out(
                 f"{plural(hits, 'hit')} in {plural(len(looked), 'lookup')}, and no prompt that an earlier "
                 "store of this run covers was left out"
             )
         return
-    here = sum(max(stored_before(case, r), shared_before(case, r)) > 0 for r in rows)
+    here = [r for r in rows if kept_before(case, r, Grade.DECLARED) or stored_before(case, r)]
+    unsure = [r for r in here if not r.offered > 0 and not _at_rest(case, r)]
     hits = sum(r.offered > 0 for r in rows)
-    skipped = len(rows) - sum(
-        max(stored_before(case, r), shared_before(case, r), r.offered) > 0 for r in rows
-    )
+    skipped = len({r.row for r in rows} - {r.row for r in (*here, *(r for r in rows if r.offered > 0))})
     parts = []
-    if here:
+    if unsure:
+        parts.append(
+            "an earlier request of this run begins with the same tokens; that its save came to rest was not "
+            f"seen ({of_all(len(unsure), len(here), 'request')})"
+        )
+    elif here:
         parts.append(
             "an earlier request of this run that begins with the same tokens stored them "
-            f"({plural(here, 'request')})"
+            f"({plural(len(here), 'request')})"
         )
     if hits:
         parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
     if skipped:
         parts.append(f"the store begins after them ({plural(skipped, 'request')})")
     whole = [r for r in rows if not r.external and not r.entries]
-    title = "The connector holds these tokens already and does not store them again"
-    if not whole:
-        title += ": they are what a hit leaves to compute"
-    yield case.finding(
+    title, headline = _words(whole, len(unsure))
+    found = case.finding(
         CAUSE,
         f"{title} ({plural(len(rows), 'request')}).",
         evidence=["; ".join(parts)],
-        events=case.events(CAUSE, "computed again, no store: held by the connector"),
-        headline=f"{plural(len(whole), 'prompt')} that the connector holds already "
-        f"{'was' if len(whole) == 1 else 'were'} computed again"
-        if whole
-        else "the connector's store holds them already (what a hit leaves to compute)",
+        events=case.events(CAUSE, "computed again, no store"),
+        headline=headline,
     )
+    if unsure:
+        found.evidence += _caught_meanwhile(case)
+        weakest = min(_seen(case, r) for r in unsure)
+        found.grade = min(weakest, found.grade) if found.grade is not None else weakest
+        found.remedy = [_REMEDY_UNSURE, *found.remedy]
+    yield found
+
+
+_REMEDY_UNSURE = (
+    "First see whether the earlier save is in the store: it was seen to be offered or read, and not to come "
+    "to rest (kvtrace verify looks at that)."
+)
+
+
+def _caught_meanwhile(case: Case) -> list[str]:
+    """Exceptions of the connector's work that saves: by those that code finds out with, a save may end."""
+    saving = [
+        fact
+        for fact in case.run.swallowed
+        if not fact.broad and (fact.asked_by or fact.hook) in (*SAVE_HOOKS, *BACKGROUND)
+    ]
+    return [f"where it saves: {exception_line(fact)}" for fact in saving[:2]]
+
+
+def _at_rest(case: Case, request: Request) -> bool:
+    """Whether what an earlier save is taken to hold of a request was seen to come to rest."""
+    said = max(kept_before(case, request, Grade.DECLARED), stored_before(case, request))
+    return kept_before(case, request, Grade.WRITTEN) >= said
+
+
+def _seen(case: Case, request: Request) -> Grade:
+    """How well the earlier save is seen of which that is not known."""
+    read = kept_before(case, request, Grade.READ)
+    return Grade.READ if read >= stored_before(case, request) else Grade.DECLARED
+
+
+def _words(whole: Sequence[Request], unsure: int) -> tuple[str, str]:
+    """Title and headline; whole: the requests of which nothing was loaded or offered."""
+    were = "was" if len(whole) == 1 else "were"
+    if unsure:
+        title = "Not stored again after an earlier save of the same tokens, of which it was not seen that it "
+        title += "came to rest"
+        return (
+            title,
+            f"{plural(len(whole) or unsure, 'prompt')} {were} not stored again after an earlier save",
+        )
+    title = "The connector holds these tokens already and does not store them again"
+    if whole:
+        headline = f"{plural(len(whole), 'prompt')} that the connector holds already {were} computed again"
+        return title, headline
+    left = "the connector's store holds them already (what a hit leaves to compute)"
+    return f"{title}: they are what a hit leaves to compute", left

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
 
 from kvtrace.causes.case import Request, after_empty
 from kvtrace.causes.evidence.accounted import all_accounted
@@ -15,7 +14,7 @@ from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piec
 from kvtrace.ledger.model import Engine
 from kvtrace.terms import Grade
 from kvtrace.trace.format import STEP_MASK
-from kvtrace.words import count, listed, of_all, percent, plural
+from kvtrace.words import count, listed, of_all, plural
 
 CAUSE = Cause(
     id="below-save-granularity",
@@ -120,7 +119,7 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
         title,
         evidence=evidence,
         events=_events(short or partial),
-        remedy=_remedy(engine, unit, prompts, case.of_engine(tag)),
+        remedy=_remedy(engine, unit),
         headline=headline,
     )
 
@@ -196,55 +195,24 @@ def _events(requests: list[Request]) -> list[Event]:
     return events
 
 
-def _remedy(engine: Engine, unit: Unit, prompts: list[Request], every: Sequence[Request]) -> list[str]:
-    """What to change, the connector's own first, with what smaller units would have saved."""
-    change = {
-        "max_num_batched_tokens": "lower --max-num-batched-tokens",
-        "block_size": "lower --block-size",
-        "extra": f'lower "{unit.name}" in kv_connector_extra_config',
-        "attribute": f"lower {unit.name} of the connector",
-        "blocks": f"lower {unit.name} of the connector",
-        "unnamed": "make the connector's unit smaller",
-    }[unit.kind]
-    cost = {
-        "max_num_batched_tokens": " (for the whole engine: long prompts take more steps)",
-        "block_size": " (for the whole engine: more blocks to manage)",
-    }.get(unit.kind, "")
-    lower = _lower(engine, unit, (prompts, every), change, cost)
+def _remedy(engine: Engine, unit: Unit) -> list[str]:
+    """What to change: a setting where its name says that it is the unit, and no number of what it would save:
+    what else loses tokens would go on losing them."""
     file = engine.connector.file if engine.connector else ""
-    if unit.kind == "block_size" or not file:
-        return [lower]
-    rounding = f"change the rounding in {short_path(file)}"
-    return [rounding, f"or {lower}"] if cost else [lower, f"or {rounding}"]
+    rounding = f"change the rounding in {short_path(file)}" if file else "change the connector's rounding"
+    if unit.kind == "block_size" and unit.value // 2 < (32 if engine.facts.platform == "cpu" else 16):
+        return ["the unit is a block of the KV cache already at its smallest: only longer prompts are stored"]
+    if not unit.setting:
+        return [rounding]
+    cost = _COSTS.get(unit.setting)
+    if cost is None:
+        return [f'lower "{unit.setting}" in kv_connector_extra_config', f"or {rounding}"]
+    lower = f"lower {unit.setting} (for the whole engine: {cost})"
+    return [lower] if unit.kind == "block_size" else [rounding, f"or {lower}"]
 
 
-def _lower(
-    engine: Engine, unit: Unit, whose: tuple[Sequence[Request], Sequence[Request]], change: str, cost: str
-) -> str:
-    """`change`, with what the first three halves of the unit that fit any prompt would have saved."""
-    if unit.kind == "block_size":
-        floor = 32 if engine.facts.platform == "cpu" else 16
-    else:
-        floor = max(1, engine.block_size)
-    prompts, every = whose
-    total = sum(r.prompt for r in prompts)
-    longest = max((r.prompt for r in every), default=0)
-    effects: list[str] = []
-    smaller = unit.value
-    while smaller % 2 == 0 and smaller // 2 >= floor and len(effects) < 3:
-        smaller //= 2
-        saved = sum(max(0, r.prompt - unit.kept_back) // smaller * smaller for r in prompts)
-        if not saved:
-            continue
-        share = percent(saved, total)
-        more = "" if effects else " would have saved"
-        effects.append(f"{smaller}{more} {share}{'' if effects else ' of these prompt tokens'}")
-    if effects:
-        return f"{change}: {', '.join(effects)}{cost}"
-    if unit.kind == "block_size":
-        return "the unit is a block of the KV cache already at its smallest: only longer prompts are stored"
-    if smaller < unit.value and longest - unit.kept_back < smaller:
-        return f"{change} (but no prompt of this run would fill {smaller} either)"
-    if unit.value <= floor:
-        return f"{change} (here it is no more than a block already)"
-    return f"{change}{cost}"
+_COSTS = {
+    "--max-num-batched-tokens": "long prompts take more steps",
+    "--block-size": "more blocks to manage",
+}
+"""Settings of the engine, and what a smaller value costs."""

@@ -45,15 +45,17 @@ CAUSE = Cause(
         "those that a handler for any exception took, as often as calls lost slots). Or such an exception "
         "ended a piece of work that saves, in a hook or in the background, and nothing shows that what was "
         "read for it came to rest; where no token was seen to be saved, as often as there were requests. "
-        "That a file is not there is how code finds out what is; it counts where all files that were opened "
-        "to write were not there afterwards. A note where the same call went on."
+        "That a file is there or not is how code finds out what is; it counts where nobody caught it, and "
+        "it ended the work, or all files that were opened to write were not there afterwards. A note "
+        "where the same call went on."
     ),
     remedy="Fix the connector where it catches the exception; the evidence names the place.",
     save_ends=(SaveEnd.CAUGHT,),
 )
 _SAVE_PATH = (*SAVE_HOOKS, "get_finished")
 _FINDS_OUT = frozenset({"FileExistsError", "FileNotFoundError"})
-"""By these code finds out whether something is there; but for files that it opens to write."""
+"""By these code finds out whether something is there, where it catches them; but for files that it opens to
+write."""
 _DROPS = frozenset({"Full", "QueueFull"})
 """A queue did not take what it was given."""
 _ENDS_A_LOOP = frozenset(
@@ -138,6 +140,7 @@ def rule(case: Case) -> Results:
         if fact.type not in HARMLESS
         or fact.logged
         or fact.in_vain
+        or fact.ended
         or (fact.type not in _FINDS_OUT and fact.went_on is False)
     ]
     facts.sort(key=lambda fact: (fact.hook not in SAVE_HOOKS, -fact.count))
@@ -215,7 +218,7 @@ def _ends_a_save(fact: Swallowed) -> bool:
     saving = (fact.asked_by or SAVE_HOOKS[0]) if fact.hook in BACKGROUND else fact.hook
     if saving not in _SAVE_PATH or fact.went_on or fact.broad:
         return False
-    if fact.type in _FINDS_OUT:
+    if fact.type in _FINDS_OUT and not fact.ended:
         return fact.in_vain
     if fact.ended or fact.went_on is False:
         return fact.type not in _ENDS_A_LOOP

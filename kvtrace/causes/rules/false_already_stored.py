@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
-from kvtrace.causes.case import Request, after_empty, shared_before, stored_before
+from kvtrace.causes.case import Request, after_empty, kept_of_alike, shared_before, stored_before
 from kvtrace.causes.evidence.accounted import all_left
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
@@ -97,7 +95,8 @@ def _left_out(case: Case, request: Request) -> bool:
     unit = case.units.get(request.engine)
     # What is behind the common part must fill a unit, or a block.
     whole = unit.surely_aligned(request.prompt) if unit else request.prompt - max(request.block, 1)
-    other = 0 < request.shared < whole and request.offered <= request.shared and not request.grown_step
+    # Behind a hit it may be the rest of a prompt that is not offered: no key says so.
+    other = 0 < request.shared < whole and request.offered <= 0 and not request.grown_step
     none = not request.saved or _behind_all(case, request)
     return other and none and not request.unseen and not stored_before(case, request)
 
@@ -106,8 +105,8 @@ def _behind_all(case: Case, request: Request) -> bool:
     """Whether of its prompt that alone was kept which stands behind all that was kept of earlier ones."""
     if request.middle is None:
         return False
-    steps, most = case.taken_before[request.engine]
-    return request.shared < request.middle[0] == most[bisect_left(steps, request.chunk_step)]
+    most = max((kept for _, kept in kept_of_alike(case, request)), default=0)
+    return request.shared < request.middle[0] == most
 
 
 def claim_by_head(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:

@@ -92,7 +92,7 @@ def rule(case: Case) -> Results:
         return
     chunked = [r for r in case.requests if r.chunks >= 2 and not r.grown_step]
     wanting = [r for r in chunked if _left_after_first(case, r)]
-    later = [r for r in wanting if any(e.step > r.chunk_step for e in r.entries)]
+    later = [r for r in wanting if _stores_later(r)]
     if later and len(later) == len(wanting):
         whose = of_all(len(later), len(wanting), "chunked prompt")
         yield CAUSE.ruled_out(
@@ -105,6 +105,12 @@ def rule(case: Case) -> Results:
         )
     elif case.requests and not chunked:
         yield CAUSE.ruled_out(f"each of {plural(len(case.requests), 'prompt')} was computed in one chunk")
+
+
+def _stores_later(request: Request) -> bool:
+    """Whether a later step's store entry reaches past the first chunk, and no more is known to be kept."""
+    reaches = any(e.step > request.chunk_step and e.end > request.first_end for e in request.entries)
+    return reaches and (request.taken is None or request.taken > request.first_end)
 
 
 def _no_chunk(case: Case, rows: list[Request], unit: Unit) -> Finding:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.case import Request, kept_before
 from kvtrace.causes.rule import NOTE, Case, Cause, Results
 from kvtrace.causes.tables import rows
-from kvtrace.terms import LOCAL_HIT
+from kvtrace.terms import LOCAL_HIT, Grade
 from kvtrace.words import count, percent
 
 CAUSE = Cause(
@@ -19,19 +20,28 @@ CAUSE = Cause(
 )
 
 
+def _stored(case: Case, request: Request) -> int:
+    """Leading tokens of a request that were seen to be saved before: of an earlier prompt that begins with
+    them, or as its own before it was preempted."""
+    own = (request.taken or 0) if request.preemptions else 0
+    return max(own, kept_before(case, request, Grade.DECLARED))
+
+
 def rule(case: Case) -> Results:
     known = [engine for engine in case.run.engines if engine.facts.prefix_caching is not None]
     if not known or not case.requests:
         return
     base = case.run.base
     reuse = base[base["outcome"] == LOCAL_HIT]
-    reused = sum(row.amount / max(1, case.engines[row.engine].pairs) for row in rows(reuse))
+    reused = round(sum(row.amount / max(1, case.engines[row.engine].pairs) for row in rows(reuse)))
     if any(engine.facts.prefix_caching for engine in known):
         share = percent(reused, case.total_tokens)
-        yield CAUSE.ruled_out(
-            f"{count(reused)} tokens ({share}) were reused from the GPU's prefix cache; whether they were "
-            "ever stored, the request that computed them says"
-        )
+        stored = min(reused, sum(min(r.local, _stored(case, r)) for r in case.requests if r.local))
+        found = f"{count(reused)} tokens ({share}) were reused from the GPU's prefix cache"
+        if reused:
+            found += f"; a save of {count(stored)} of these was seen, and none of the other "
+            found += count(reused - stored)
+        yield CAUSE.ruled_out(found)
     else:
         yield CAUSE.ruled_out(
             f"prefix caching is off; {count(reused)} tokens reused. With it on, fewer tokens would be "

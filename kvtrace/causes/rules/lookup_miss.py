@@ -38,7 +38,8 @@ def rule(case: Case) -> Results:
     expected = {row.request for row in consumers}
     again = [row for row in missed if row.shared > row.local and row.request not in expected]
     if not consumers and not again:
-        yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
+        if not loads.missed_elsewhere(case):
+            yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
         return
     evidence = _again(again)
     if consumers:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from kvtrace.causes.case import Request
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, Stage
+from kvtrace.terms import Grade
 from kvtrace.words import of_all, plural
 
 CAUSE = Cause(
@@ -14,6 +16,11 @@ CAUSE = Cause(
     seen_as="The ledger, rank by rank: one saved what another is known not to have saved.",
     remedy="Look at the causes that are found on the rank that saved less.",
 )
+
+
+def _unknown(request: Request) -> bool:
+    """Whether it was not seen of each rank what it saved: what metadata says, it says for all of them."""
+    return request.unseen or (request.saved > 0 and (request.grade or Grade.DECLARED) < Grade.READ)
 
 
 def rule(case: Case) -> Results:
@@ -35,6 +42,6 @@ def rule(case: Case) -> Results:
             headline="ranks saved different amounts of the same request",
             requests=len(apart),
         )
-    elif ranks > 1 and any(r.saved for r in case.requests) and not any(r.unseen for r in case.requests):
+    elif ranks > 1 and any(r.saved for r in case.requests) and not any(map(_unknown, case.requests)):
         both = "both ranks" if ranks == 2 else f"all {ranks} ranks"
         yield CAUSE.ruled_out(f"{both} saved the same tokens of {plural(len(requests), 'request')}")

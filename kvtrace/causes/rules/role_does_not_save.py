@@ -13,8 +13,8 @@ CAUSE = Cause(
     severity=LIMIT,
     ledger=SAVES,
     meaning=(
-        "Under this role the connector only reads: kv_consumer, or a rank that it leaves out. Or it is made "
-        "to load alone."
+        "As kv_consumer, or on a rank that it leaves out, the connector offered no store in this run. Or it "
+        "is made to load alone."
     ),
     seen_as=(
         "kv_role, and no store entry in any metadata of the run. Or the same of a connector that loads: its "
@@ -66,18 +66,18 @@ def rule(case: Case) -> Results:
             return
         yield case.finding(
             CAUSE,
-            "kv_role is kv_consumer, and under this role the connector stores nothing.",
+            "kv_role is kv_consumer, and no metadata of this run names a store.",
             evidence=[
                 f"kv_role is kv_consumer; 0 store entries in the metadata of {count(steps)} steps, for "
                 f"{count(sum(e.requests for e in reading))} requests"
             ],
             events=case.events(CAUSE),
-            headline="this engine runs as kv_consumer, and its connector stores nothing under that role",
+            headline="this engine runs as kv_consumer, and its connector offered no store",
         )
         return
     configured = [engine for engine in case.run.engines if engine.configured]
     roles = [str(engine.role) for engine in configured]
-    if any(engine.store_entries for engine in configured):
+    if configured and all(engine.store_entries for engine in configured):
         yield CAUSE.ruled_out(f"kv_role is {listed(roles)}, and the metadata holds store entries")
     elif configured and "kv_consumer" not in roles:
         yield CAUSE.ruled_out(f"kv_role is {listed(roles)}")

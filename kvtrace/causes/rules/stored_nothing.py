@@ -83,7 +83,12 @@ def _finding(case: Case) -> Finding:
         CAUSE,
         f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
         evidence=_evidence(case) + logs_in(case, SAVE_HOOKS),
-        events=case.events(CAUSE, "a store entry with slots, and none was read from the KV tensor"),
+        events=case.events(
+            CAUSE,
+            "a store entry with slots, and none was read from the KV tensor"
+            if trust.nothing
+            else "none of their slots was read from the KV tensor",
+        ),
         headline=headline,
         remedy=[
             "look at what save_kv_layer does with an entry: an early return, an empty slot mapping, a "
@@ -117,8 +122,7 @@ def _evidence(case: Case) -> list[str]:
     if steps:
         evidence.append(
             "the metadata of this connector names no request: what it stores is decided on the worker; "
-            f"there the save hooks read 0 slots in {plural(len(steps), 'watched step')}, passed nothing to "
-            "another thread and took no memory address"
+            f"there the save hooks were seen to read 0 slots in {plural(len(steps), 'watched step')}"
         )
     if trust.empty:
         evidence.append(f"{count(trust.empty)} of them opened a file for writing and wrote almost nothing")

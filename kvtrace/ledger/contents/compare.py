@@ -53,6 +53,9 @@ class Wrong:
     altered: bool = False
     """It is no other KV that is known, nor what stood there before, but other numbers, in all layers; and so
     is every block that was loaded: a store of fewer bits alters them all."""
+    unlike: bool = False
+    """All that is known is that it is not what its tokens computed to, in some layer: one that lost its part
+    explains that."""
 
 
 Proved = tuple[int, tuple[Interval, ...]]
@@ -165,8 +168,9 @@ def _found(
         said = f"{why.text}: {what}" if what else why.text
         altered = ours and not left and not exchanged and _bits(pairs, layers) == pairs
         return Wrong(
-            block.start, block.end, _bits(pairs, layers), said, left is not None, of=pairs, altered=altered
-        )
+            block.start, block.end, _bits(pairs, layers), said, left is not None, of=pairs, altered=altered,
+            unlike=ours and layers is None and not left,
+        )  # fmt: skip
     if left:
         return Wrong(block.start, block.end, pairs, left, left=True)
     moved = judge.by_layer.misplaced(block)

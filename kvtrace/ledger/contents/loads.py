@@ -47,14 +47,20 @@ def with_contents(
     by_tag = {engine.tag: engine for engine in engines}
     found = []
     for load in loads:
-        # A block's print is that of all layers: where some layer lost its part, that is why.
-        wrong = () if load.lost else contents.wrong.get(load.request, ())
+        wrong = [one for one in contents.wrong.get(load.request, ()) if not _explained(load, one)]
         proved = contents.proved.get(load.request, ())
         judged = load.accepted and (wrong or proved)
         failed = [] if load.request in contents.written else _caught(load, requests[load.request], caught)
         found.append(_judged(load, by_tag[load.engine], wrong, proved, failed) if judged else load)
     partly = {load.engine for load in found if load.untouched and load.ends.get(LoadEnd.PARTLY)}
     return [_in_part(load) if load.engine in partly and _may_be_partly(load) else load for load in found]
+
+
+def _explained(load: LoadOf, one: Wrong) -> bool:
+    """Whether a layer that lost its part of a block is why the block is not what it should be: its print is
+    that of all layers."""
+    block, of = (one.start, one.end), one.of or one.pairs
+    return one.unlike and any(_met(parts, block) for parts, pairs in load.lost.items() if pairs & of)
 
 
 def _may_be_partly(load: LoadOf) -> bool:

@@ -12,6 +12,7 @@ from kvtrace.ledger.intervals import union
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.twins import beginnings
 
 _BETWEEN = 64
 """Saves between a save and a lookup that are counted, at most."""
@@ -53,15 +54,10 @@ def _alike(loads: Sequence[LoadOf], requests: Sequence[Request]) -> Iterator[int
     known: dict[int, dict[int, int]] = defaultdict(dict)  # engine -> digest -> tokens
     for load in loads:
         request = requests[load.request]
-        beginnings = dict(request.prefixes)
-        if request.prefix and request.block > 0:
-            beginnings[request.prefix] = (request.arrived - 1) // request.block * request.block
-        if request.digest:
-            beginnings[request.digest] = request.arrived
-        seen = known[load.engine]
-        alike = [tokens for digest, tokens in beginnings.items() if seen.get(digest) == tokens]
+        mine, seen = beginnings(request), known[load.engine]
+        alike = [tokens for digest, tokens in mine.items() if seen.get(digest) == tokens]
         yield min(max(alike, default=0), request.prompt)
-        seen.update(beginnings)
+        seen.update(mine)
 
 
 def _saved_before(
