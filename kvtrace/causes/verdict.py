@@ -6,6 +6,7 @@ from kvtrace.causes.case import Case
 from kvtrace.causes.cause import LOADS
 from kvtrace.causes.evidence import measured
 from kvtrace.causes.model import Finding
+from kvtrace.causes.outcomes import not_saved
 from kvtrace.causes.pipeline import Prompts, prompt_tokens
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.terms import FAULT, NOTE, Grade
@@ -52,6 +53,7 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     reasons.sort(key=lambda finding: not any(case.assigned[finding.id].prompts.values())
                  if finding.id in case.assigned else finding.severity != FAULT)  # fmt: skip
     why = reasons[0].headline if reasons else ""
+    lost = case.whole.prompts.get(not_saved(reasons[0].id), 0) if reasons else 0
     if not case.requests and not why:
         why = next((one.line for one in case.run.start_failures), "")
     if any(one.id == NOT_STARTED for one in findings):
@@ -64,7 +66,9 @@ def _saves(case: Case, findings: list[Finding]) -> str:
         return f"{capital(case.run.engines[0].why_no_kv)}."
     partly = any(one.tokens for one in case.run.kept)
     reused = bool(case.run.total and not case.assigned)
-    return _tokens(prompt_tokens(case), why, reused, " in every layer on every rank" if partly else "")
+    prompts = prompt_tokens(case)
+    few = lost if 2 * lost < sum(prompts.lost.values()) else 0  # then it is no reason for most of them
+    return _tokens(prompts, why, reused, " in every layer on every rank" if partly else "", few)
 
 
 _AT_REST = (Grade.PROVED, Grade.WRITTEN)
@@ -87,9 +91,9 @@ def _named(prompts: Prompts) -> list[tuple[float, str, str]]:
     return [one for one in found if one[0] >= 1]
 
 
-def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "") -> str:
+def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "", few: int = 0) -> str:
     """The sentence for what became of the prompt tokens; no "all" and no "none" where some are not
-    observed."""
+    observed. ``few``: why fewer than half of those that were not saved were not; 0: why most were not."""
     whole = prompts.known + prompts.unseen
     if whole < 1:
         if reused:
@@ -99,7 +103,7 @@ def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "") -> s
     lost = sum(prompts.lost.values())
     tokens = f"{plural(whole, 'prompt token')} computed here"
     if prompts.unseen < 1 and not saved:
-        return f"None of the {tokens} was saved{everywhere}{_by_metadata(prompts, lost)}{_because(why)}."
+        return f"None of the {tokens} was saved{everywhere}{_by_metadata(prompts, lost)}{_because(why, few)}."
     if prompts.unseen < 1 and lost < 1 and len(saved) == 1:
         _, words, note = saved[0]
         return f"All {tokens} were {words}{note}{'; ' + why if why else ''}."
@@ -112,7 +116,7 @@ def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "") -> s
     if prompts.unseen >= 1:
         parts.append(f"of {count(prompts.unseen)} it is not known")
     if lost >= 1:
-        parts.append(f"{_were(lost)} not saved{_by_metadata(prompts, lost)}{_because(why)}")
+        parts.append(f"{_were(lost)} not saved{_by_metadata(prompts, lost)}{_because(why, few)}")
     elif why:
         parts.append(why)
     return ("" if saved else f"Of {tokens}, ") + "; ".join(parts) + "."
@@ -131,5 +135,6 @@ def _were(tokens: float) -> str:
     return f"{number} {'was' if number == '1' else 'were'}"
 
 
-def _because(why: str) -> str:
-    return f": {why.rstrip('.')}" if why else ""  # vLLM's own messages end in one
+def _because(why: str, few: int = 0) -> str:
+    which = f", {count(few)} of them" if few else ""
+    return f"{which}: {why.rstrip('.')}" if why else ""  # vLLM's own messages end in one

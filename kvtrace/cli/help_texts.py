@@ -147,8 +147,12 @@ Options:
                                   name).
   --config JSON                   With --connector: its
                                   kv_connector_extra_config.
-  --model DIR                     With --connector: this model, not a small
-                                  one made on the spot.
+  --model DIR|KIND                With --connector: this model, or the small
+                                  one of this kind: gqa, mla, sliding, hybrid.
+  --prefill COMMAND               In place of COMMAND, with --decode: the
+                                  server that saves.
+  --decode COMMAND                The server that loads; each prompt goes to
+                                  --prefill first.
   --suite quick|full              How much is tried.  [default: quick]
   --case CASE                     Try this workload alone, as a failure names
                                   it: 'a96 ; a96'.
@@ -171,10 +175,11 @@ Options:
   -o, --output DIR                Where the traced runs go: new, or empty.
                                   [default: reports/<timestamp>-verify-...]
   --junit FILE                    Also write JUnit XML.
-  --format text|markdown|json|junit
+  --format text|markdown|json|html|junit
                                   text (for a terminal), markdown (for an
-                                  issue), json (for programs), junit (JUnit
-                                  XML).  [default: text]
+                                  issue), json (for programs), html (a page
+                                  for a browser), junit (JUnit XML).
+                                  [default: text]
   --no-color                      No colour (also: NO_COLOR=1).
   -h, --help                      Show this message and exit.
 

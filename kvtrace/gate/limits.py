@@ -27,7 +27,7 @@ def limits_of(report: Report) -> list[str]:
         found.append(f"and {len(limits['damaged']) - _MOST_SPOOLS} more damaged spools")
     for what, ledger in (("saves", report["ledger"]["saves"]), ("loads", report["ledger"]["loads"])):
         if ledger["accounts"].get(NOT_OBSERVED):
-            tokens = count(ledger["tokens"][NOT_OBSERVED])
+            tokens = count(ledger["tokens"].get(NOT_OBSERVED, 0))
             found.append(f"{what}: {tokens} of {count(ledger['total_tokens'])} tokens not observed")
     if unseen := report["not_observed"]:
         names = ", ".join(dict.fromkeys(one["id"] for one in unseen))

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
 
-from kvtrace.ledger.intervals import Interval
 from kvtrace.terms import Grade
 
 
@@ -123,25 +121,3 @@ class Outcome:
     def code(self) -> int:
         """The end as tables hold it, 0 for none."""
         return int(self.end or 0)
-
-
-class Spoiled(NamedTuple):
-    """From position ``start`` on a request's KV is not its prompt's: a load that ended so did not bring it,
-    and what was computed after it stands on that."""
-
-    start: int
-    end: LoadEnd
-
-
-EVER = 1 << 62
-"""Behind all positions, and all times."""
-
-
-class Doubt(NamedTuple):
-    """What is not called stored of a request: from position ``start`` on no more is said than that it was
-    read. ``unknown``: positions of which nothing is said: they were read as they stood, and computed anew
-    later, or hold another request's load that went wrong, reused from the GPU's prefix cache, or were read
-    for a later request alone, that reuses them."""
-
-    start: int
-    unknown: tuple[Interval, ...] = ()

@@ -17,7 +17,7 @@ import pandas as pd
 
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.device import DeviceTimes
-from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd, Spoiled
+from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.run_file import RunFile
 from kvtrace.ledger.states.model import States
@@ -526,8 +526,6 @@ class Run:
     """Of engines with several connectors inside one: the run as each of these saw it."""
     compared: Mapping[str, int] = field(default_factory=dict)
     """Loaded blocks of KV by what their fingerprints say (:mod:`kvtrace.ledger.contents.compare`)."""
-    spoiled: Mapping[int, Spoiled] = field(default_factory=dict)
-    """Requests, by their row, that computed on KV that a load did not bring."""
     states: States | None = None
     """The book of layers that keep a state a request; None where there is none."""
     outside: Sequence[Outside] = ()

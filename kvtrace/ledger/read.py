@@ -33,9 +33,7 @@ from kvtrace.ledger.saves.implied import Implied, imply
 from kvtrace.ledger.saves.measured import Measured, measure
 from kvtrace.ledger.saves.pairs import Evidence
 from kvtrace.ledger.saves.positions import Way
-from kvtrace.ledger.saves.reused_later import with_reused
 from kvtrace.ledger.saves.seen import seen
-from kvtrace.ledger.saves.spoiled import doubts, spoiled
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.slots.reads import given_blocks, slots_of
@@ -125,12 +123,10 @@ def _books(
     contents = compare(prints, requests, places, _written(engines, watched))
     swallowed = reported.swallowed(scans)
     followed = with_contents(loaded, contents, engines, requests, reported.caught_in_loading(swallowed))
-    bad, reads = spoiled(requests, engines, followed, places), [one.slots.reads for one in watched.values()]
     evidence = Evidence(
         executed=executed, coverage=coverage.workers, watched=watched, proved=contents.proved,
         unfinished={save.request: save.unfinished for save in async_saves}, swallowed=swallowed,
         unknown=Steps(implied.unknown | cut_off(requests)), given_away=reported.given_away(scans),
-        doubts=with_reused(doubts(requests, bad, followed, reads), requests, reads),
     )  # fmt: skip
     saves = assign(requests, engines, evidence, followed, watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
@@ -156,7 +152,6 @@ def _books(
         load_rows=loads,
         twins=twins(requests), in_common=in_common(requests),
         compared=contents.blocks,
-        spoiled=bad,
         total=saves.total,
         notes=[*unfinished(requests), *unchecked([scan.info for scan in scans]), *_notes(found, engines)],
         spans=saves.spans,

@@ -200,21 +200,6 @@ def caught_in_saving(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
     )
 
 
-def caught_in_opening(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
-    """Files that were not there, as a worker's connector found in hooks that save, and did no more then."""
-    names = {hook.name for hook in hooks.SAVING}
-    return Caught(
-        tuple(
-            fact
-            for fact in _of_worker(worker, swallowed)
-            if fact.type == "FileNotFoundError"
-            and fact.hook in names
-            and not fact.broad
-            and fact.went_on is False
-        )
-    )
-
-
 def caught_in_loading(swallowed: Sequence[Swallowed]) -> dict[int, list[str]]:
     """Step -> what a connector caught itself where it loads, its work in the background included; without
     that after which the same call went on to do its work."""

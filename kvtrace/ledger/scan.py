@@ -39,7 +39,6 @@ _KEPT = {
     "reprints": Kind.REPRINTS,
     "stayed": Kind.STAYED,
     "layers": Kind.LAYERS,
-    "alike": Kind.ALIKE,
     "states": Kind.STATES,
 }
 """Field of SpoolScan -> the kind of records that it holds."""
@@ -82,7 +81,6 @@ class SpoolScan:
     reprints: Records  # (n, 8): REPRINTS, in file order
     stayed: Records  # (n, 8): STAYED, in file order
     layers: Records  # (n, 8): LAYERS, in file order
-    alike: Records  # (n, 8): ALIKE, in file order
     states: Records  # (n, 8): STATES, in file order
     device: DeviceTally
     hooks_of: frozenset[int] | None = None
@@ -221,6 +219,7 @@ class _Executions:
         self._modes: list[Array] = []
         self._batches: list[Array] = []  # tokens, padded tokens, whether a graph was captured
         self._idle: list[Array] = []
+        self._failed: list[Array] = []
         self._watched: list[Array] = []
         self._watched_loads: list[Array] = []
         self._began: list[Array] = []  # step, host time of its begin
@@ -239,6 +238,7 @@ class _Executions:
         self._modes.append(np.clip(ran.mode[~idle], -1, 2))
         self._batches.append(np.stack([ran.tokens, ran.padded, captured], axis=1)[~idle])
         self._idle.append(ran.step[idle])
+        self._failed.append(ran.step[(marks & Flag.RAISED) != 0])
         self._watched.append(ran.step[(marks & Flag.STORE) != 0])
         self._watched_loads.append(ran.step[(marks & Flag.LOAD) != 0])
         self._began.append(np.stack([ran.step, ran.t0], axis=1))
@@ -256,6 +256,7 @@ class _Executions:
         mode = np.concatenate([_EMPTY, *self._modes])[first]
         batch = np.concatenate([np.empty((0, 3), dtype=np.int64), *self._batches])[first]
         idle = np.unique(np.concatenate([_EMPTY, *self._idle]))
+        failed = np.unique(np.concatenate([_EMPTY, *self._failed]))
         watched = np.unique(np.concatenate([_EMPTY, *self._watched]))
         watched_loads = np.unique(np.concatenate([_EMPTY, *self._watched_loads]))
         began = np.concatenate([np.empty((0, 2), dtype=np.int64), *self._began])
@@ -274,6 +275,7 @@ class _Executions:
                 modes=dict(zip(kinds.tolist(), counts.tolist(), strict=True)),
                 full=step[here & (mode == _FULL)],
                 idle=idle_here[~np.isin(idle_here, step[here])],
+                failed=failed[(failed >> STEP_SHIFT) == tag],
                 watched=watched[(watched >> STEP_SHIFT) == tag],
                 watched_loads=watched_loads[(watched_loads >> STEP_SHIFT) == tag],
                 began_steps=began_here[:, 0],

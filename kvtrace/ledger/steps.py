@@ -80,6 +80,7 @@ class Executed:
     nanoseconds: int
     first_t: int
     last: int  # greatest step executed
+    failed: Array = field(default_factory=lambda: _EMPTY)  # steps that an exception ended
     watched: Array = field(default_factory=lambda: _EMPTY)  # steps that were watched for what they store
     watched_loads: Array = field(default_factory=lambda: _EMPTY)  # ... for what they load
     began_steps: Array = field(default_factory=lambda: _EMPTY)  # steps in the order of their begins ...

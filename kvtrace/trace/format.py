@@ -81,7 +81,6 @@ class Kind(IntEnum):
     STAYED = 32
     GROWN = 33
     LAYERS = 34
-    ALIKE = 35
     STATES = 36
 
 

@@ -537,28 +537,11 @@ class LayerPrints(NamedTuple):
     numbers2: Word
 
 
-class LayerAlike(NamedTuple):
-    """Loaded blocks of a request, tokens [start, end), against other blocks that have the same token at the
-    same offset: of ``pairs`` so many (``alike``) held some equal KV in this layer at the end of ``step``, and
-    in no other layer of the group (detail), as it is in the first layer of a model. Where the other block was
-    computed here, its part in the first layer is compared. code: 1 for the model's first layer, which has
-    such a record always."""
-
-    head: Word
-    request: Word
-    step: Word
-    layer: Word
-    start: Word
-    end: Word
-    pairs: Word
-    alike: Word
-
-
 Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
     | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | Outside
-    | BlockPrints | BlockPrintsAgain | LayerStayed | LayerPrints | LayerAlike
+    | BlockPrints | BlockPrintsAgain | LayerStayed | LayerPrints
     | Parts | Growth | StatesTouched
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
@@ -592,7 +575,6 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.REPRINTS: BlockPrintsAgain,
     Kind.STAYED: LayerStayed,
     Kind.LAYERS: LayerPrints,
-    Kind.ALIKE: LayerAlike,
     Kind.PART: Parts,
     Kind.TRAILER: Trailer,
     Kind.SEAL: Seal,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 
-from kvtrace.agent import held, proxy
+from kvtrace.agent import connector, held, proxy
 from kvtrace.agent.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
@@ -28,6 +29,12 @@ class Asked(fakes.Storing):
 def engine(**more: Any) -> SimpleNamespace:
     transfer = SimpleNamespace(kv_connector="Mine", kv_connector_module_path=None)
     return SimpleNamespace(vllm_config=SimpleNamespace(kv_transfer_config=transfer), **more)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No connector of another test that nobody has collected yet."""
+    monkeypatch.setattr(connector, "_outermost", WeakValueDictionary())
 
 
 @pytest.fixture

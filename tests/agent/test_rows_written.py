@@ -30,7 +30,6 @@ from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch import call, policy, print_records, prints, records, states
 from kvtrace.agent.watch.operations import READ, Touched
 from kvtrace.agent.watch.prompts import Filled
-from kvtrace.agent.watch.same_tokens import Look
 from kvtrace.trace import hooks, rows
 from kvtrace.trace import ops as op_table
 from kvtrace.trace.facts import ClientId
@@ -677,7 +676,7 @@ def a_layer_left_out() -> None:
     made._groups, made._sizes = [layers], [4]
     admitted = prints._Planned(STEP, [Filled("req", 0, 0, [8, 9])], {}, {"req": 8})
     torch = pytest.importorskip("torch")
-    made._came(admitted, [torch.tensor([[12, 0, 12], [14, 0, 14]])], None)
+    made._came(admitted, [torch.tensor([[12, 0, 12], [14, 0, 14]])])
 
 
 @case(Kind.STAYED, a_layer_left_out)
@@ -703,13 +702,6 @@ def fingerprints_of_layers(row: rows.LayerPrints, seen: Context) -> None:
     assert row.numbers0 == 3 | 1 << bits and row.numbers1 == 11
     assert row.numbers2 == (1 << bits) - 1 | 7 << bits
     assert rows.detail(row.head) == 3
-
-
-@case(Kind.ALIKE, lambda: print_records.write_alike(STEP, 3, ["layer.0"], [Look("req", 32, 96, 5)], [[4]]))
-def the_first_layer_s_tokens(row: rows.LayerAlike, seen: Context) -> None:
-    assert seen.names[row.request] == "req" and row.step == STEP and seen.names[row.layer] == "layer.0"
-    assert (row.start, row.end, row.pairs, row.alike) == (32, 96, 5, 4)
-    assert rows.code(row.head) == 1 and rows.detail(row.head) == 3
 
 
 @case(Kind.OPEN, lambda: on_scheduler().request_finished(request(), [9]))

@@ -67,3 +67,11 @@ def test_what_the_forum_s_user_read() -> None:
     assert text.startswith(
         "1 088 of 1 128 prompt tokens computed here (96.5 %) were stored; of 40 it is not k"
     )
+
+
+def test_a_reason_of_few_lost_tokens_is_said_of_these_alone() -> None:
+    lost = Prompts({Grade.WRITTEN: 2966}, {}, {Stage.SCHEDULE: 3124, Stage.EFFECT: 106}, 0, 0)
+    assert _tokens(lost, "KV was read before it was computed", False, few=106).endswith(
+        "; 3 230 were not saved, 106 of them: KV was read before it was computed."
+    )
+    assert _tokens(lost, "the reason", False).endswith("; 3 230 were not saved: the reason.")

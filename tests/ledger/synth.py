@@ -101,6 +101,7 @@ class Fate:
     raising: frozenset[tuple[int, int]] = frozenset()
     unbound_ranks: frozenset[int] = frozenset()
     missing_ranks: frozenset[int] = frozenset()  # the step was never executed there
+    broken_ranks: frozenset[int] = frozenset()  # vLLM raised there before it bound the metadata
     mode: int = 0
     direct: bool = False
     twice: bool = False  # every layer runs twice, as with micro-batches
@@ -464,6 +465,10 @@ class Sim:
     ) -> None:
         w, t0 = self.workers[rank], self.clock()
         live = self.live[rank] and self.connector is not None
+        if rank in fate.broken_ranks:
+            head = pack_head(Kind.EXEC, Role.WORKER, flags=int(Flag.RAISED | self.watching))
+            w.add(*rows.Execution(head, t0, self.clock(), step, tokens, requests, -1, 0))
+            return
         bound = live and rank not in fate.unbound_ranks
         slots = sum(max(0, e.slots) for e in entries)
         if bound:
@@ -604,14 +609,6 @@ class Sim:
                 sum(n << rows.NUMBER_BITS * at for at, n in enumerate(nine[i : i + 3])) for i in (0, 3, 6)
             ]
             w.add(*rows.LayerPrints(head, w.name(request), self.step_id, place, layer_set, *words))
-
-    def alike(self, request: str, pairs: int, *layers: int, end: int = 1 << 20) -> None:
-        """Of so many pairs of loaded blocks with the same tokens, how many are alike in each layer alone."""
-        w = self.workers[0]
-        for at, count in enumerate(layers):
-            head = pack_head(Kind.ALIKE, Role.WORKER, code=int(not at))
-            name = w.name(self.layer_names[at])
-            w.add(*rows.LayerAlike(head, w.name(request), self.step_id, name, 0, end, pairs, count))
 
     def device(
         self, rank: int, step: int, *, device: int, before: int, host: int, caught_up: bool = True,

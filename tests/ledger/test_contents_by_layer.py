@@ -64,21 +64,6 @@ def test_what_stands_in_the_wrong_layers_is_said(tmp_path: Path, numbers: list[i
     assert why(run)[0].endswith(f": {said}")
 
 
-def test_another_layer_s_kv_is_wrong_whoever_may_have_stored_it(tmp_path: Path) -> None:
-    """The store had these tokens before they were computed here: the right layer may have other bits."""
-    made = Cache(tmp_path, layers=LAYERS).computes("a", [5, 6, 7, 8], answer=3 * BLOCK)
-    made.sim.of_layers("a", RIGHT)
-    run = loads(made, [5, 99, 98], [RIGHT[0], [22, 21, 23, 24], [91, 92, 93, 94]])
-    assert why(run) == ("tokens 32-64: layers 0, 1 of 4: each holds the other's KV",)
-    assert wrong(run) == 2 * BLOCK and run.compared == {"equal": 1, "wrong": 1, "not compared": 1}
-
-
-def test_two_layers_that_hold_the_same_in_several_blocks_are_wrong(tmp_path: Path) -> None:
-    run = loads(cache(tmp_path), [97, 98, 99], [[1, 2, 3, 3], [4, 5, 6, 6], [7, 8, 9, 10]], C)
-    assert "layers 2, 3 of 4 hold the same KV, which no two layers compute" in why(run)[0]
-    assert wrong(run) == 2 * BLOCK and layers(run) == [run.engines[0].workers[0].kv_layers[3]]
-
-
 @pytest.mark.parametrize(
     "numbers",
     [
@@ -102,39 +87,5 @@ def test_layers_that_compute_the_same_may_hold_the_same(tmp_path: Path) -> None:
 # --- which layer is the first one -------------------------------------------------------------------
 
 
-def test_the_first_layer_s_kv_in_another_layer_is_seen_of_tokens_that_are_never_computed(
-    tmp_path: Path,
-) -> None:
-    made = Cache(tmp_path, layers=LAYERS)
-    for request, tokens in (("b", (11, 12, 13, 14)), ("c", C)):
-        made.loads(request, [], tokens)
-        made.sim.prints(request, [sum(tokens), sum(tokens) + 1, sum(tokens) + 2])
-        made.sim.alike(request, 2, 0, 0, 0, 2)
-    run = made.run()
-    assert wrong(run) == 2 * 3 * BLOCK * 2  # of two loads in two layers: of the others nothing is known
-    assert "layer 3 of 4 holds what only the first layer of a model holds" in why(run)[0]
-    assert layers_of_all(run) == {made.sim.layer_names[0], made.sim.layer_names[3]}
-
-
 def layers_of_all(run: Run) -> set[str]:
     return {layer for row in run.load_rows for _, layer in row.places.get(LoadEnd.WRONG, ())}
-
-
-@pytest.mark.parametrize(
-    "times",
-    [
-        [(2, 0, 0, 0), (2, 0, 0, 0)],  # as it should be
-        [(0, 0, 0, 2), (1, 0, 0, 0)],  # of one load the first layer is where it belongs
-        [(0, 0, 0, 1), (0, 0, 0, 0)],  # once
-        [(0, 0, 0, 1), (0, 0, 1, 0)],  # two that do not agree
-        [(0, 0, 0, 0), (0, 0, 0, 0)],  # a model of which it does not hold
-    ],
-)
-def test_nothing_is_said_where_the_loads_do_not_agree_on_it(
-    tmp_path: Path, times: list[tuple[int, ...]]
-) -> None:
-    made = Cache(tmp_path, layers=LAYERS)
-    for request, tokens, own in (("b", (11, 12, 13, 14), times[0]), ("c", C, times[1])):
-        made.loads(request, [sum(tokens), sum(tokens) + 1, sum(tokens) + 2], tokens)
-        made.sim.alike(request, 2, *own)
-    assert wrong(made.run()) == 0

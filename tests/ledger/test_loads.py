@@ -464,7 +464,8 @@ def checked(folder: Path) -> Run:
         if cause == "lookup-miss":
             continue  # a finding only where something could be expected
         assert cause in found and cause not in ruled_out
-        assert abs(found[cause].tokens - book.tokens[account]) < 1e-6 * max(1, amount)
+        # no whole token counts for an account where each token has a worse one on another layer
+        assert abs(found[cause].tokens - book.tokens.get(account, 0)) < 1e-6 * max(1, amount)
     return run
 
 

@@ -12,7 +12,7 @@ from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.terms import Grade
-from kvtrace.trace.format import Fact, Flag
+from kvtrace.trace.format import Flag
 
 LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
 BLOCK = 16
@@ -99,28 +99,6 @@ def test_tokens_that_the_hook_read_are_saved(tmp_path: Path) -> None:
     sim.read("a", 0, 64)
     sim.finish("a", 64)
     assert alike(sim) == {(0, 64): SAVED}
-
-
-@pytest.mark.parametrize(
-    ("files", "size", "went_on", "fate"),
-    [(1, 0, False, "CAUGHT READ"), (0, 0, False, SAVED), (1, 9000, False, SAVED), (1, 0, True, SAVED)],
-    ids=["its folder is missing", "opened nothing", "wrote something", "went on"],
-)
-def test_a_file_that_was_not_there_when_it_was_to_be_written(
-    tmp_path: Path, files: int, size: int, went_on: bool, fate: str
-) -> None:
-    """By that exception code finds out what is there; not where it opens to write and then writes nothing."""
-    sim = cache(tmp_path)
-    step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
-    sim.read("a", 0, 64)
-    for layer in range(2):
-        sim.effect(0, step, layer, 64, files=files, size=size)
-        place = {"hook": "save_kv_layer", "layer": sim.layer_names[layer], "step": step, "connector": 71}
-        how = {"count": 2, "observed_calls": 2, "logged": False, "went_on": went_on}
-        what = {"type": "FileNotFoundError", "message": "", "where": "store.py:7 in put"}
-        sim.workers[0].fact(Fact.SWALLOWED, {**place, **how, **what})
-    sim.finish("a", 64)
-    assert alike(sim) == {(0, 64): fate}
 
 
 @pytest.mark.parametrize(("also", "fate"), [(False, "NOTHING_READ READ"), (True, SAVED)])
@@ -462,20 +440,6 @@ def test_some_layers_only_without_metadata(tmp_path: Path) -> None:
     assert by_pair(sim) == [{(0, 64): SAVED}, {(0, 64): "NOTHING_READ READ"}]
 
 
-@pytest.mark.parametrize(("unknown", "second"), [(0, "NOTHING_READ READ"), (1, "not-observed NOT_OBSERVED")])
-@pytest.mark.parametrize("named", [True, False], ids=["with metadata", "without"])
-def test_a_layer_of_which_nothing_was_ever_read_beside_others_of_which_not_all_is_known(
-    tmp_path: Path, named: bool, unknown: int, second: str
-) -> None:
-    sim = cache(tmp_path)
-    prefill(sim, "a", 0, 64, [entry("a", 0, 64)] if named else [])
-    sim.read("a", 0, 64, layers=[0])
-    sim.workers[0].names["0+1"] = 0  # which slots is not known
-    sim.touch({unknown: [0]})
-    sim.finish("a", 64)
-    assert by_pair(sim) == [{(0, 64): SAVED}, {(0, 64): second}]
-
-
 def test_each_rank_answers_for_its_own_part(tmp_path: Path) -> None:
     sim = cache(tmp_path, tp=2)
     witness(sim)
@@ -592,14 +556,6 @@ def test_the_block_after_the_right_one(tmp_path: Path) -> None:
     assert alike(sim) == {(0, 64): "MISPLACED READ"}
 
 
-def test_slots_that_are_shifted_by_one(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    prefill(sim, "a", 0, 64, [entry("a", 0, 60)])
-    sim.touch({layer: [slot + 1 for slot in sim.slots("a", 0, 60)] for layer in range(2)})
-    sim.finish("a", 64)
-    assert alike(sim) == {(0, 60): "MISPLACED READ", (60, 64): NOT_OFFERED}
-
-
 def test_slots_that_are_shifted_by_one_over_several_blocks_and_steps(tmp_path: Path) -> None:
     """What one step leaves out of a block the next one reads: together they have every slot, and none of it
     is what its metadata names."""
@@ -709,8 +665,7 @@ def test_a_part_that_is_read_by_a_worker_that_reads_other_slots(tmp_path: Path, 
     for request in ("a", "b"):
         sim.finish(request, 64)
     assert alike(sim) == {(0, 64): "MISPLACED READ" if elsewhere else SAVED}
-    fates = {(0, 64): UNSEEN} if elsewhere else {(0, 32): "PART_READ READ", (32, 64): SAVED}
-    assert alike(sim, "b") == fates
+    assert alike(sim, "b") == {(0, 32): "PART_READ READ", (32, 64): SAVED}
 
 
 def test_the_block_after_the_right_one_where_no_metadata_names_any(tmp_path: Path) -> None:
@@ -723,20 +678,6 @@ def test_the_block_after_the_right_one_where_no_metadata_names_any(tmp_path: Pat
     sim.finish("a", 64)
     assert alike(sim) == {(0, 64): "MISPLACED READ"}
     assert alike(sim, "w") == {(0, 32): UNSEEN}
-
-
-@pytest.mark.parametrize("shift", [1, 5])
-def test_slots_that_are_shifted_where_no_metadata_names_any(tmp_path: Path, shift: int) -> None:
-    """Of two prompts whole blocks are read that begin within blocks: no unit leaves out a block's first slot.
-    What was read stands for the slots before it."""
-    sim = cache(tmp_path)
-    for request, length in (("a", 64), ("b", 40)):
-        prefill(sim, request, 0, length, unreadable=True)
-        slots = sim.slots(request, 0, length // BLOCK * BLOCK)
-        sim.touch({layer: [slot + shift for slot in slots] for layer in range(2)})
-        sim.finish(request, length)
-    assert alike(sim, "a") == {(0, 64): "MISPLACED READ"}
-    assert alike(sim, "b")[0, 32 + shift] == "MISPLACED READ"
 
 
 def test_one_prompt_alone_that_is_read_from_within_a_block_says_nothing(tmp_path: Path) -> None:
@@ -762,40 +703,6 @@ def test_another_requests_slots_where_no_metadata_names_any(tmp_path: Path) -> N
     assert alike(sim, "a") == alike(sim, "b") == {(0, 32): "MISPLACED READ"}
 
 
-@pytest.mark.parametrize(
-    ("slots", "misread"), [(80, True), (96, False), (48, False)], ids=["some twice", "all twice", "once"]
-)
-def test_slots_that_one_call_reads_twice_in_the_place_of_others(
-    tmp_path: Path, slots: int, misread: bool
-) -> None:
-    """Who reads all of it twice has another reason; then a unit or a length may leave the prompt out."""
-    sim = cache(tmp_path)
-    for request, tokens in (("a", 32), ("b", 48)):
-        sim.arrive(Prompt(request, tokens))
-    chunks = [Chunk("a", 0, 32, first=True), Chunk("b", 0, 48, first=True)]
-    step = sim.step(chunks, prompts={"a": 32, "b": 48}, unreadable=True)
-    sim.read("b", 0, 48)
-    for layer in range(2):
-        sim.effect(0, step, layer, slots)
-    for request, tokens in (("a", 32), ("b", 48)):
-        sim.finish(request, tokens)
-    assert alike(sim, "a") == {(0, 32): "MISPLACED READ" if misread else NOT_OFFERED}
-    assert alike(sim, "b") == {(0, 48): "MISPLACED READ" if misread else SAVED}
-
-
-@pytest.mark.parametrize("times", [1, 2])
-def test_another_layers_slots_where_no_metadata_names_any(tmp_path: Path, times: int) -> None:
-    """Both calls read the second layer. Read once, it says nothing of the first one."""
-    sim = cache(tmp_path)
-    prefill(sim, "a", 0, 64, unreadable=True)
-    for _ in range(times):
-        sim.read("a", 0, 64, layers=[1])
-    sim.finish("a", 64)
-    first, second = by_pair(sim)
-    assert second == {(0, 64): SAVED}
-    assert (first == {(0, 64): "MISPLACED READ"}) == (times == 2)
-
-
 @pytest.mark.parametrize("read", [range(BLOCK, 64), range(32)])
 def test_tokens_that_are_left_out_alone_are_not_misplaced(tmp_path: Path, read: range) -> None:
     """Their head is known to the store already, or a unit leaves their end out: nothing else was read."""
@@ -815,142 +722,6 @@ def test_blocks_that_are_read_beyond_the_right_ones_take_nothing_away(tmp_path: 
     sim.touch({layer: range(800, 864) for layer in range(2)})
     sim.finish("a", 64)
     assert alike(sim) == {(0, 32): SAVED, (32, 64): NOT_OFFERED}
-
-
-@pytest.mark.parametrize(
-    ("prompts", "first", "fate"),
-    [
-        # as long as a unit of four blocks makes them, and one block too far behind
-        ({"a": 120, "b": 180}, BLOCK, "MISPLACED READ"),
-        ({"a": 120, "b": 180}, 1, UNSEEN),
-        ({"a": 120, "b": 180}, 0, SAVED),
-        ({"a": 120}, BLOCK, SAVED),
-    ],
-    ids=["a-block-late", "a-slot-late", "from-the-start", "one-alone"],
-)
-def test_requests_that_are_read_without_their_beginning(
-    tmp_path: Path, prompts: dict[str, int], first: int, fate: str
-) -> None:
-    """A prefix is found again by its beginning: what several of them stand for without it is not known."""
-    sim = cache(tmp_path)
-    for name, tokens in prompts.items():
-        prefill(sim, name, 0, tokens, unreadable=True)
-        sim.read(name, first, first + tokens // 64 * 64)
-        sim.finish(name, tokens)
-    for name in prompts:
-        fates = alike(sim, name).items()
-        assert {now for (start, end), now in fates if start < first + 64 and end > first} == {fate}
-
-
-@pytest.mark.parametrize(
-    ("times", "digests", "fate"),
-    [(5, (1, 2), "MISPLACED READ"), (4, (1, 2), UNSEEN), (6, (1, 2), UNSEEN), (5, (1, 1), UNSEEN)],
-    ids=["for all", "for less", "for more", "of the same tokens"],
-)
-def test_one_block_read_for_all_that_is_named_where_other_reads_are_not_known(
-    tmp_path: Path, times: int, digests: tuple[int, int], fate: str
-) -> None:
-    """By address: of the same tokens the content is the same, and it may be either's."""
-    sim = cache(tmp_path)
-    lengths = {"a": 32, "b": 48}
-    for (name, tokens), digest in zip(lengths.items(), digests, strict=True):
-        sim.arrive(Prompt(name, tokens))
-        sim.prefix(name, BLOCK, digest)
-    chunks = [Chunk(name, 0, tokens, first=True) for name, tokens in lengths.items()]
-    sim.step(chunks, [entry(name, 0, tokens) for name, tokens in lengths.items()], prompts=lengths)
-    for _ in range(times):
-        sim.read("b", 32, 48)
-    sim.workers[0].names["0+1"] = 0  # which slots is not known
-    sim.touch({0: [0], 1: [0]})
-    for name, tokens in lengths.items():
-        sim.finish(name, tokens)
-    assert alike(sim, "a") == {(0, 32): fate}
-    assert alike(sim, "b")[0, 48 if fate[0] == "M" else 32] == fate
-
-
-def test_a_null_block_that_is_read_in_place_of_first_blocks(tmp_path: Path) -> None:
-    """Places in the table, taken for block numbers: 0 is nobody's."""
-    sim = cache(tmp_path)
-    for name in ("a", "b"):
-        prefill(sim, name, 0, 64, unreadable=True)
-        sim.read(name, BLOCK, 64)
-        sim.touch({layer: range(BLOCK) for layer in range(2)})
-        sim.finish(name, 64)
-    assert alike(sim, "a") == alike(sim, "b") == {(0, 64): "MISPLACED READ"}
-
-
-def test_what_is_read_with_the_null_block_is_nobodys_save(tmp_path: Path) -> None:
-    """Places in the table, taken for block numbers: with the null block the first request's blocks are read
-    in the steps of all, some of them for the first time in a later one, and in one that names nobody."""
-    sim = cache(tmp_path)
-    lengths = {"a": 64, "b": 80, "c": 48}
-    for name, length in lengths.items():
-        prefill(sim, name, 0, length, [entry(name, 0, length)])
-        slots = [*range(BLOCK), *sim.slots("a", 0, length - BLOCK)]
-        sim.touch(dict.fromkeys(range(2), slots))
-        sim.finish(name, length)
-    prefill(sim, "d", 0, 10)
-    sim.touch({layer: [*range(BLOCK), *sim.slots("a", 0, 64)] for layer in range(2)})
-    assert alike(sim, "a") == {(0, 64): "not-observed NOT_OBSERVED"}
-
-
-def test_where_the_null_block_stands_for_others_tokens_nothing_was_copied_late(tmp_path: Path) -> None:
-    """Places in the table, taken for block numbers: one of request a is read when b's second one is named.
-    That it was named two steps before makes no late copy of it."""
-    sim = cache(tmp_path)
-    prefill(sim, "a", 0, 32, [entry("a", 0, 32)])
-    first, second = [*range(BLOCK), *sim.slots("a", 0, BLOCK)], sim.slots("a", BLOCK, 32)
-    sim.touch({0: first, 1: first})
-    sim.finish("a", 32)
-    for name in ("b", "c"):
-        prefill(sim, name, 0, 32, [entry(name, 0, 32)], of=48)
-        sim.touch({0: first, 1: first})
-        prefill(sim, name, 32, 48, [entry(name, 32, 48)], of=48)
-        sim.touch({0: second, 1: second})
-        sim.finish(name, 48)
-    assert alike(sim, "a") == {(0, 32): UNSEEN}
-    assert alike(sim, "b")[0, 32] == "MISPLACED READ"
-
-
-def test_wrong_numbers_that_the_metadata_names_itself_are_nobodys_save(tmp_path: Path) -> None:
-    """Slot numbers are known by whose they are: of places in the table some are this request's own."""
-    sim = cache(tmp_path)
-    for name in ("a", "b", "c"):
-        prefill(sim, name, 0, 32, [entry(name, 0, 32 if name != "b" else BLOCK)])
-        slots = [*range(BLOCK), *sim.slots("b" if name == "b" else "a", 0, BLOCK)]
-        sim.touch({0: slots, 1: slots})
-        sim.finish(name, 32)
-    prefill(sim, "d", 0, 32, [entry("d", 0, 32)])
-    sim.touch({0: slots, 1: slots})
-    assert alike(sim, "b")[0, BLOCK] == UNSEEN
-
-
-def test_where_the_null_block_alone_was_read_a_later_read_of_the_same_tokens_is_nobodys_save(
-    tmp_path: Path,
-) -> None:
-    """Places in the table, taken for block numbers: a's first block is read for b and c, in their steps."""
-    sim = cache(tmp_path)
-    for name in ("a", "b", "c"):
-        length = BLOCK if name == "a" else 32
-        prefill(sim, name, 0, length, [entry(name, 0, length)])
-        slots = [*range(BLOCK), *(sim.slots("a", 0, BLOCK) if name != "a" else ())]
-        sim.touch({0: slots, 1: slots})
-        sim.finish(name, length)
-    assert alike(sim, "a") == {(0, BLOCK): UNSEEN}
-
-
-def test_where_the_null_block_alone_was_read_twice_the_metadatas_numbers_are_wrong(tmp_path: Path) -> None:
-    """Also where all else that was read is what it names: it says who has these blocks, not for whom."""
-    sim = cache(tmp_path)
-    for name in ("a", "b"):
-        prefill(sim, name, 0, 32, [entry("a", 0, BLOCK)])
-        sim.touch({layer: range(BLOCK) for layer in range(2)})
-        sim.finish(name, 32)
-    prefill(sim, "c", 0, 32, [entry("a", 0, BLOCK)])
-    slots = sim.slots("a", 0, BLOCK)
-    sim.touch({0: slots, 1: slots})
-    sim.finish("c", 32)
-    assert alike(sim, "a")[0, BLOCK] == UNSEEN
 
 
 def test_the_null_block_alone_pads_steps_that_store_nothing(tmp_path: Path) -> None:
@@ -1076,21 +847,6 @@ def test_a_read_that_comes_after_its_blocks_went_to_another_request_is_neither_o
     assert "SAVED READ" not in alike(sim, "b").values()
 
 
-@pytest.mark.parametrize("named", [True, False])
-def test_reads_of_blocks_that_each_prompt_has_may_be_for_the_one_before(tmp_path: Path, named: bool) -> None:
-    """One request after the other in the only blocks there are; each is read once, in the next one's step."""
-    sim = cache(tmp_path, kv_blocks=4)
-    blocks = sim.blocks
-    assert blocks is not None
-    for request in "abc":
-        prefill(sim, request, 0, 48, [entry(request, 0, 48)] if named else [], unreadable=not named)
-        if request != "a":
-            sim.read(request, 0, 48)
-        sim.finish(request, 48)
-        blocks.release(request)
-    assert [alike(sim, request) for request in "abc"] == [{(0, 48): UNSEEN}] * 3
-
-
 def test_new_blocks_that_the_metadata_names_and_that_are_read_once_are_their_present_holders(
     tmp_path: Path,
 ) -> None:
@@ -1214,29 +970,6 @@ def test_a_load_that_reads_what_it_fills_saves_nothing_of_the_former_holder(tmp_
     sim.touch({layer: range(80, 128) for layer in range(2)}, hook="", step=step, t=before)
     sim.finish("b", 64)
     assert alike(sim) == {(0, 32): SAVED, (32, 48): NOT_OFFERED}
-
-
-def test_a_thread_that_reads_before_the_forward_for_the_new_holder(tmp_path: Path) -> None:
-    """The metadata names the new holder, and the former one had the first of these blocks alone. Such a
-    thread runs beside the forward: what else it read is not known to have been computed by then."""
-    sim = cache(tmp_path)
-    first = int(Flag.FIRST)
-    sim.give("a", [5, 6], flags=first)
-    prefill(sim, "a", 0, 32, [entry("a", 0, 16)])
-    sim.read("a", 0, 16)
-    sim.finish("a", 32)
-    sim.give("b", [6, 7], flags=first)
-    step = prefill(sim, "b", 0, 32, [entry("b", 0, 32)])
-    before = sim.hook_t[0, step, "start_load_kv", ""]
-    sim.touch({layer: range(96, 128) for layer in range(2)}, hook="", step=step, t=before)
-    sim.finish("b", 32)
-    sim.give("c", [9, 10], flags=first)
-    step = prefill(sim, "c", 0, 32, [entry("c", 0, 32)])
-    sim.read("c", 0, 32, hook="", step=step)
-    sim.finish("c", 32)
-    assert alike(sim) == {(0, 16): SAVED, (16, 32): NOT_OFFERED}
-    assert alike(sim, "b") == {(0, 32): "STALE READ"}
-    assert alike(sim, "c") == {(0, 32): UNSEEN}
 
 
 def test_reads_of_the_same_slots_again_take_nothing_away(tmp_path: Path) -> None:

@@ -401,29 +401,10 @@ def given_again(sim: Sim, entry: Entry) -> dict[str, list[tuple[Parts, Parts]]]:
     return {ids: [(one.positions, one.stale) for one in touched] for ids, touched in owners(sim).items()}
 
 
-def test_background_work_before_the_forward_reads_for_whom_the_metadata_names(tmp_path: Path) -> None:
-    assert given_again(cache(tmp_path), Entry("b", 4, start=0)) == {"b": [((), ((0, 4),))]}
-
-
 def test_background_work_before_the_forward_reads_for_the_former_holder_where_nothing_else_is_named(
     tmp_path: Path,
 ) -> None:
     assert given_again(cache(tmp_path), Entry("a", 4, start=4)) == {"a": [(((4, 8),), ())]}
-
-
-def test_a_hook_that_reads_blocks_that_never_held_a_token_reads_for_the_new_holder(tmp_path: Path) -> None:
-    sim = cache(tmp_path)
-    sim.give("a", [5], flags=FIRST)
-    compute(sim, "a", 0, 4)
-    sim.touch({0: range(20, 24)}, hook="start_load_kv")
-    sim.finish("a", 4)
-    sim.give("b", [5], flags=FIRST)
-    compute(sim, "b", 0, 4)
-    sim.touch({0: range(20, 24)}, hook="start_load_kv")
-    assert {ids: [(one.positions, one.stale) for one in reads] for ids, reads in owners(sim).items()} == {
-        "a": [((), ((0, 4),))],
-        "b": [((), ((0, 4),))],
-    }
 
 
 def test_slots_that_hold_nobodys_tokens(tmp_path: Path) -> None:

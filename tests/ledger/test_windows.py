@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from synth import Chunk, Entry, Prompt, Sim
+from synth import Sim
 from test_positions import BLOCK, SAVED, by_pair, cache, entry, prefill
-from test_slots import resolved
 
 from kvtrace.report.build import build_report
 from kvtrace.trace.format import Flag
@@ -59,26 +58,3 @@ def test_what_a_window_had_left_and_was_saved_is_saved(tmp_path: Path, start: in
 def test_a_layer_without_a_window_has_lost_what_was_not_read(tmp_path: Path) -> None:
     _, second = by_pair(saved(windowed(tmp_path, None), 96, 128))
     assert second == {(0, 96): "PART_READ READ", (96, 128): SAVED}
-
-
-def test_slots_that_a_load_reads_before_it_fills_them_are_of_no_former_holder_in_another_group(
-    tmp_path: Path,
-) -> None:
-    """Both layers lie on the same bytes: block 42 was a's in the second layer's group, and is to be filled
-    for b in the first one's."""
-    sim = windowed(tmp_path, None)
-    sim.give("a", [40], 0, FIRST)
-    sim.give("a", [42], 1, FIRST)
-    prefill(sim, "a", 0, BLOCK, [entry("a", 0, BLOCK)])
-    sim.read("a", 0, BLOCK)
-    sim.finish("a", BLOCK)
-    sim.arrive(Prompt("b", 2 * BLOCK))
-    sim.lookup("b", 0, BLOCK, BLOCK)
-    sim.give("b", [42, 43], 0, FIRST)
-    sim.give("b", [44, 45], 1, FIRST)
-    chunk = Chunk("b", BLOCK, BLOCK, first=True)
-    sim.step([chunk], [Entry("b", BLOCK, BLOCK, 0, int(Flag.LOAD))], prompts={"b": 2 * BLOCK})
-    slots = range(42 * BLOCK, 43 * BLOCK)
-    sim.touch({0: slots, 1: slots}, hook="start_load_kv", flags=int(Flag.STORE | Flag.SHARED))
-    found, ids = resolved(sim)
-    assert not any(touch.step == sim.step_id for touch in found.reads[ids.index("a")])

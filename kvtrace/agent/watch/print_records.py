@@ -9,9 +9,8 @@ from typing import Any
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch.again import Stayed
 from kvtrace.agent.watch.prompts import Filled
-from kvtrace.agent.watch.same_tokens import Look
 from kvtrace.trace.format import Kind, Role, pack_head
-from kvtrace.trace.rows import NUMBER_BITS, NUMBERS, BlockPrints, LayerAlike, LayerPrints, LayerStayed
+from kvtrace.trace.rows import NUMBER_BITS, NUMBERS, BlockPrints, LayerPrints, LayerStayed
 
 _MASK = (1 << 64) - 1
 _NULL = 0
@@ -66,16 +65,3 @@ def write_stayed(step: int, found: Iterable[Stayed], names: Sequence[Sequence[st
         layer = AGENT.id(names[one.group][one.layer])
         with AGENT.passing_request(one.request) as ident:
             AGENT.add(LayerStayed(head, ident, step, layer, one.first, one.blocks, int(one.zeroes)))
-
-
-def write_alike(
-    step: int, group: int, names: Sequence[str], looks: Sequence[Look], counts: Sequence[Sequence[int]]
-) -> None:
-    """``names``: the layers, the model's first one first; ``counts``: of each look, one a layer."""
-    for look, alike in zip(looks, counts, strict=True):
-        with AGENT.passing_request(look.request) as ident:
-            for at, (name, count) in enumerate(zip(names, alike, strict=True)):
-                if count or not at:
-                    head = pack_head(Kind.ALIKE, Role.WORKER, code=int(not at), detail=group)
-                    range_ = look.start, look.end, look.pairs
-                    AGENT.add(LayerAlike(head, ident, step, AGENT.id(name), *range_, count))

@@ -9,7 +9,7 @@ step: nothing is waited for, and nothing is done while a CUDA graph is captured.
 
 Of each layer's own sum 21 bits are kept as well (LAYERS), of loaded blocks and of as many computed ones as
 there is room for, where the connector may load at all: they say which layers differ, and where a layer holds
-another one's KV. :mod:`~kvtrace.agent.watch.same_tokens` looks at loads of what is never computed here.
+another one's KV.
 
 Loaded blocks that hold what they held before are hashed again later (``again.py``): REPRINTS records. Where
 some of their layers do, and others not, STAYED records say which.
@@ -35,9 +35,8 @@ from kvtrace.agent.watch.again import Again
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.host import aside, event_behind, on_host
 from kvtrace.agent.watch.kept import Kept, Step
-from kvtrace.agent.watch.print_records import write_alike, write_layers, write_prints, write_stayed
+from kvtrace.agent.watch.print_records import write_layers, write_prints, write_stayed
 from kvtrace.agent.watch.prompts import LOADED_ATTRIBUTE, Filled, Prompts, Span
-from kvtrace.agent.watch.same_tokens import Look, Place, SameTokens, votes
 from kvtrace.agent.watch.tensors import OWN, tensors
 from kvtrace.trace.format import Flag, Kind
 
@@ -83,7 +82,6 @@ class _Waiting:
 
     planned: _Planned
     sums: list[Any]
-    looked: tuple[list[Look], Any] | None
     event: Any
 
 
@@ -108,7 +106,6 @@ class Prints:
         never loads."""
         self._room = [0, 0]
         """Numbers of single layers that may still be written: of computed blocks, of loaded ones."""
-        self._same: SameTokens | None = None
         self._kept: Kept | None = None
 
     def open(self, wrapper: Any, kv_cache_config: Any) -> None:
@@ -118,7 +115,7 @@ class Prints:
         self._again = Again()
         self._weights.clear()
         self._factors.clear()
-        self._own, self._room, self._same = [], [MOST_NUMBERS, MOST_NUMBERS], None
+        self._own, self._room = [], [MOST_NUMBERS, MOST_NUMBERS]
         config = AGENT.config
         self._kept = None
         parallel = describe.get(wrapper, "vllm_config.parallel_config")
@@ -146,7 +143,6 @@ class Prints:
                 self._factors_of(group, tensor.device)
         if describe.get(wrapper, "vllm_config.kv_transfer_config.kv_role") != "kv_producer":
             self._own = [_lying_apart(layers) for layers in self._groups]
-            self._same = _same_tokens(wrapper, self._groups, self._own, self._sizes)
 
     # --- steps ----------------------------------------------------------------------------
 
@@ -247,21 +243,15 @@ class Prints:
                 of_layers = self._sums(torch, [(layer, planned.tensors[layer]) for layer in layers], blocks)
                 total = (of_layers * self._factors_of(group, of_layers.device)).sum(1, keepdim=True)
                 sums.append(torch.cat((of_layers, total), dim=1))
-        looked = None
-        if self._same is not None and planned.loaded is not None and planned.spans:
-            named = {layer.name: tensor for layer, tensor in planned.tensors.items()}
-            looked = self._same.look(torch, planned.spans, planned.loaded, named)
         if self._kept is not None and planned.loaded is not None:
             self._kept.take(Step(planned.step, filled, planned.spans, planned.loaded, planned.tensors))
         device = sums[0].device
         if on_host(sums[0]):
-            self._came(planned, sums, looked)
+            self._came(planned, sums)
         else:
             copies = [aside(of_group) for of_group in sums]
-            if looked is not None:
-                looked = looked[0], aside(looked[1])
             event = event_behind(device)
-            self._waiting.append(_Waiting(planned._replace(tensors={}, spans=()), copies, looked, event))
+            self._waiting.append(_Waiting(planned._replace(tensors={}, spans=()), copies, event))
             if len(self._waiting) > _MOST_WAITING:
                 self._waiting.popleft()
         cost = clock() - began
@@ -275,9 +265,9 @@ class Prints:
             self._kept.settle()
         while self._waiting and self._waiting[0].event.query():
             one = self._waiting.popleft()
-            self._came(one.planned, one.sums, one.looked)
+            self._came(one.planned, one.sums)
 
-    def _came(self, planned: _Planned, sums: Sequence[Any], looked: tuple[list[Look], Any] | None) -> None:
+    def _came(self, planned: _Planned, sums: Sequence[Any]) -> None:
         """``sums``: of each group in ``planned`` int64 of shape (blocks, layers and their total)."""
         step, filled = planned.step, planned.filled
         totals = [total for of_group in sums for total in of_group[:, -1].tolist()]
@@ -290,9 +280,6 @@ class Prints:
         names = [[layer.name for layer in layers] for layers in self._groups]
         write_stayed(step, self._again.printed(step, filled, values, planned.loaded, self._sizes), names)
         self._again.step = max(self._again.step, step)
-        if looked is not None and self._same is not None:
-            layers = [layer.name for layer in self._same.layers]
-            write_alike(step, self._same.group, layers, looked[0], votes(looked[0], looked[1].tolist()))
 
     def _write_layers(self, planned: _Planned, sums: Sequence[Any]) -> None:
         """Of single layers, as far as there is room."""
@@ -407,30 +394,6 @@ def _lying_apart(layers: Sequence[_Layer]) -> list[int]:
         for at, layer in enumerate(layers)
         if not any(CACHES.on_the_same(layer.name, other.name) for other in layers[:at])
     ]
-
-
-def _same_tokens(
-    wrapper: Any, groups: Sequence[Sequence[_Layer]], own: Sequence[Sequence[int]], sizes: Sequence[int]
-) -> SameTokens | None:
-    """Of the group of the model's first layer, which has the number 0, and of all layers that are called like
-    it; None where there is no such layer, or no other. A draft model has a first layer of its own."""
-    order = list(describe.get(wrapper, "vllm_config.compilation_config.static_forward_context", {}))
-    known = {groups[group][at].name: group for group, numbers in enumerate(own) for at in numbers}
-    first = next((name for name in order if name in known), None)
-    if first is None or not sizes or not sizes[known[first]] or _ANY_NUMBER.findall(first)[:1] != ["0"]:
-        return None
-    group = known[first]
-    layers = {name: CACHES.layers[name] for name in (groups[group][at].name for at in own[group])}
-    alike = layers[first]
-    places = []
-    for name in sorted(layers, key=lambda name: name != first):
-        layer, block = layers[name], CACHES.block_dim(layers[name])
-        same = (layer.shape, layer.itemsize) == (alike.shape, alike.itemsize)
-        same &= _ANY_NUMBER.sub("", name) == _ANY_NUMBER.sub("", first)
-        if same and block is not None:
-            places.append(Place(name, *block))
-    nbytes = groups[group][own[group][0]].nbytes
-    return SameTokens(group, sizes[group], places, nbytes) if len(places) > 1 else None
 
 
 def _tensors(wrapper: Any, layers: Sequence[Sequence[_Layer]]) -> dict[_Layer, Any] | None:

@@ -16,9 +16,8 @@ CAUSE = Cause(
     seen_as=(
         "The fingerprint of a loaded block is that of other tokens or of another place, or stands twice in "
         "one load, or is none of those that the same tokens computed to in this run on that rank, though "
-        "each of these is known and the store had nothing for them before. Or some of its layers hold what "
-        "other layers compute: by the fingerprints of single layers, or as another layer than the first is "
-        "alike where only the first one can be, in blocks that share a token."
+        "each of these is known and the store had nothing for them before. The "
+        "fingerprints of single layers tell which of them differ."
     ),
     remedy=(
         "Check the key (all tokens up to the end of what is stored, model, layer, rank), the order of the "
@@ -49,7 +48,6 @@ def rule(case: Case) -> Results:
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
                 *loads.reasons_and_places(wrong, CAUSE),
-                *_computed_on_top(case),
             ],
             headline="loaded KV is not what its tokens compute to",
         )
@@ -65,14 +63,3 @@ def rule(case: Case) -> Results:
             f"of {plural(unknown, 'loaded block')} none could be compared with what the same tokens "
             "computed to in this run"
         )
-
-
-def _computed_on_top(case: Case) -> list[str]:
-    """What stands on such KV, by that request or by a later one that reused its blocks."""
-    spoiled = [
-        row
-        for row, by in case.run.spoiled.items()
-        if by.end in CAUSE.load_ends and case.requests[row].entries
-    ]
-    said = "what was stored of that is not the KV of their prompts, and counts as read, never as stored"
-    return [f"{plural(len(spoiled), 'request')} computed on with it: {said}"] if spoiled else []

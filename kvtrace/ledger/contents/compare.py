@@ -9,8 +9,7 @@ nothing. It is *wrong*
 - where one load put the same KV into two places;
 - where it is none of those that its tokens computed to, and every one of them is known, and the connector had
   said, as they were first computed, that it has nothing for them: what it gives back later is what this run
-  gave it;
-- where some of its layers hold what other layers computed (:mod:`~kvtrace.ledger.contents.by_layer`).
+  gave it.
 
 Everything else is not compared. Each of these needs more than one layer: in a model of one layer the KV
 of a block is the same whatever comes before it.
@@ -29,7 +28,7 @@ from kvtrace.ledger.contents.by_layer import ByLayer, Differing
 from kvtrace.ledger.contents.later import Later, held_later
 from kvtrace.ledger.contents.layers import LeftOut, left_out
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
-from kvtrace.ledger.contents.residue import Places, left_alone, remaining, untouched
+from kvtrace.ledger.contents.residue import Places, left_alone, remaining
 from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.requests import Request
 from kvtrace.words import plural
@@ -124,14 +123,6 @@ def compare(
     by_row: dict[int, list[Proved]] = defaultdict(list)
     for (row, pairs), intervals in proved.items():
         by_row[row].append((pairs, tuple(union(intervals))))
-    suspects = {
-        row: {one.start for one in found}
-        for row, found in wrong.items()
-        if row not in written and row not in by_row
-    }
-    for row in untouched(workers, suspects, places) if places is not None and suspects else ():
-        wrong[row] = [replace(one, left=True) for one in wrong[row]]
-    _same_layers(wrong, written)
     _altered(wrong, blocks)
     if places is not None:
         _look_later(wrong, held_later(workers, places), requests)
@@ -173,20 +164,7 @@ def _found(
         )  # fmt: skip
     if left:
         return Wrong(block.start, block.end, pairs, left, left=True)
-    moved = judge.by_layer.misplaced(block)
-    if moved is None:
-        return None
-    return Wrong(block.start, block.end, _bits(pairs, moved.layers), moved.why, of=pairs)
-
-
-def _same_layers(wrong: dict[int, list[Wrong]], written: Mapping[int, int]) -> None:
-    """A load that left layers of some blocks as they were left those of its other blocks as well, where these
-    layers of theirs are not what they should be, no other is, and nothing was seen to be written there."""
-    for row, found in wrong.items():
-        layers = {(one.of, one.pairs) for one in found if one.left and one.of and one.pairs != one.of}
-        for at, one in enumerate(found):
-            if not one.left and (one.of, one.pairs) in layers and not one.pairs & written.get(row, 0):
-                found[at] = replace(one, left=True)
+    return None
 
 
 def _bits(pairs: int, layers: Collection[int] | None) -> int:

@@ -59,18 +59,6 @@ Numbers = Mapping[int, int]
 """Number of a layer in its shape -> of that layer's KV in a block; 0: none, or nothing but zeroes."""
 
 
-class Alike(NamedTuple):
-    """Loaded tokens in [start, end) of a prompt. ``first``: the layer that is the first of the model;
-    ``layers``: how many of ``pairs`` of blocks with the same tokens are alike in a layer, and in no other, as
-    they are in the first of a model."""
-
-    start: int
-    end: int
-    pairs: int
-    first: int
-    layers: Numbers
-
-
 @dataclass(frozen=True)
 class Printed:
     """The blocks of one worker and KV cache group, in the order of their steps.
@@ -94,8 +82,6 @@ class Printed:
     (True), and those that hold what they held before (False), where other layers do not."""
     numbers: Mapping[tuple[int, int, int], Numbers] = field(default_factory=dict)
     """(row, begin, step) of a block -> of its layers."""
-    alike: Mapping[tuple[int, int], Alike] = field(default_factory=dict)
-    """(row, step) of a load."""
 
 
 class _Source(NamedTuple):
@@ -141,7 +127,6 @@ def printed(
                 whole, later = _whole(engine, group), again.get(group, ())
                 stayed = _stayed(source, group, worker)
                 of_layers = _numbers(source, group, shape.layers)
-                alike = _alike(source, group, shape.layers)
                 moved = {key: {how: bits << first for how, bits in of.items()} for key, of in stayed.items()}
                 found.append(
                     Printed(
@@ -154,7 +139,6 @@ def printed(
                         later,
                         moved,
                         of_layers,
-                        alike,
                     )
                 )
             first += len(worker.kv_layers)
@@ -248,24 +232,6 @@ def _unpacked(record: rows.LayerPrints) -> list[int]:
     mask = (1 << rows.NUMBER_BITS) - 1
     in_a_word = rows.NUMBERS // len(words)
     return [word >> part * rows.NUMBER_BITS & mask for word in words for part in range(in_a_word)]
-
-
-def _alike(source: _Source, group: int, layers: Sequence[str]) -> dict[tuple[int, int], Alike]:
-    """As Printed.alike, of one KV cache group."""
-    found: dict[tuple[int, int], Alike] = {}
-    at = {name: number for number, name in enumerate(layers)}
-    for words in source.scan.alike.tolist():
-        record = rows.LayerAlike._make(words)
-        row = source.row(record.request, record.step)
-        layer = at.get(source.scan.names.get(record.layer, ""))
-        if row is None or layer is None or rows.detail(record.head) != group:
-            continue
-        if rows.code(record.head):
-            found[row, record.step] = Alike(record.start, record.end, record.pairs, layer, {})
-        if (row, record.step) in found:
-            look = found[row, record.step]
-            found[row, record.step] = look._replace(layers={**look.layers, layer: record.alike})
-    return found
 
 
 def _values(record: rows.BlockPrints) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed
 from kvtrace.ledger.slots.tables import Given
@@ -87,29 +87,6 @@ def left_alone(
     return found
 
 
-def untouched(
-    printed: Sequence[Printed], suspects: Mapping[int, Collection[int]], places: Places
-) -> frozenset[int]:
-    """Requests whose loads wrote nothing.
-
-    Args:
-        suspects: row of a request -> begins of its loaded blocks that hold other KV than theirs; of loads of
-            which no block holds its own KV, and no write was seen.
-    """
-    found: set[int] = set()
-    for one in printed:
-        size = max(1, one.shape.block_size)
-        held: dict[tuple[int, int], set[int]] = defaultdict(set)
-        """(block of the cache, fingerprint) -> begins in their prompts of those that held it so far."""
-        for block in sorted(one.blocks, key=lambda block: block.step):
-            at = places.block(block.row, one.group, block.start // size, block.step), block.value
-            if _is_left(block, held.get(at, ()), suspects.get(block.row, ())):
-                found.add(block.row)
-            if at[0] and block.value != ZEROES:
-                held[at].add(block.start)
-    return frozenset(found)
-
-
 def remaining(printed: Sequence[Printed], places: Places) -> set[tuple[int, Block]]:
     """Loaded blocks, with the pairs of their workers, whose content stood in the same block of the cache
     before: it is what it should be also where nothing was loaded."""
@@ -124,8 +101,3 @@ def remaining(printed: Sequence[Printed], places: Places) -> set[tuple[int, Bloc
             if at[0]:
                 held.add(at)
     return found
-
-
-def _is_left(block: Block, before: Collection[int], suspect: Collection[int]) -> bool:
-    left = before and block.start not in before
-    return bool(left) and block.origin is Origin.LOADED and block.start in suspect

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from kvtrace.ledger.ends import NOT_SAVED, Doubt, Outcome, SaveEnd
+from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
 from kvtrace.ledger.intervals import length
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.model import (
@@ -30,7 +30,6 @@ from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.joint import Joint
 from kvtrace.ledger.saves.pairs import Evidence, Pairs, pairs_of
 from kvtrace.ledger.saves.positions import Segment, Way, reuse_of
-from kvtrace.ledger.saves.spoiled import doubted
 from kvtrace.ledger.steps import Array
 from kvtrace.ledger.whole import least, swept
 from kvtrace.terms import SAVED, Grade
@@ -109,7 +108,7 @@ def assign(
             continue
         way = ways[row] = _way(row, request, made[request.engine][0], evidence, load_of.get(row))
         joint = _joint([(number, part[row]) for number, part in enumerate(parts) if row in part])
-        of_request = _OfRequest(row, way, joint, evidence.doubts.get(row))
+        of_request = _OfRequest(row, way, joint)
         base += of_request.base()
         pieces += of_request.pieces()
         whole += of_request.whole()
@@ -199,17 +198,13 @@ def _length(one: Segment) -> int:
 class _OfRequest:
     """One request's rows in the tables."""
 
-    def __init__(self, row: int, way: Way, joint: Joint | None, doubt: Doubt | None) -> None:
+    def __init__(self, row: int, way: Way, joint: Joint | None) -> None:
         self._row, self._way, self._request = row, way, way.request
         self._of_pair = joint.segments if joint else way.segments
-        self._doubt = doubt
         counts, self._class_of = _classes([part for _, part in joint.parts] if joint else [way])
         self._classes = [
-            _Class(count, bool(way.pairs.live[pair]), self._segments(pair)) for count, pair in counts
+            _Class(count, bool(way.pairs.live[pair]), self._of_pair(pair)) for count, pair in counts
         ]
-
-    def _segments(self, pair: int) -> list[Segment]:
-        return doubted(self._of_pair(pair), self._doubt)
 
     def base(self) -> Rows:
         """What needs no cause."""

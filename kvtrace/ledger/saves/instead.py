@@ -19,7 +19,6 @@ import numpy as np
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Chunk, Request
-from kvtrace.ledger.saves.headless import headless
 from kvtrace.ledger.saves.stores import positions
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.slots.reads import Slots, covered, in_layer
@@ -36,13 +35,10 @@ class Instead:
         steps: -> the layers, a bit each, whose reads in that step stand for other tokens.
         holes: (step, row of a request, layer) -> positions that the step computed and in whose place others
             were read.
-        doubted: layers, a bit each, in which requests were read without their beginning: for which tokens
-            that stands is not known.
     """
 
     steps: Mapping[int, int] = field(default_factory=dict)
     holes: Mapping[tuple[int, int, int], Sequence[Interval]] = field(default_factory=dict)
-    doubted: int = 0
 
 
 def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engine) -> Instead:
@@ -56,25 +52,15 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
     computing, settled = _computing(watched, requests)
     steps: dict[int, int] = defaultdict(int)
     holes: dict[tuple[int, int, int], list[Interval]] = {}
-    begun, doubted = _Begun(requests), 0
+    begun = _Begun(requests)
     for column in range(len(watched.worker.kv_layers) if len(engine.facts.kv_groups) < 2 else 0):
-        read = [step for step, layer in slots.amounts if layer == column and step in computing]
         layer = _Layer(slots, begun, column, size)
-        late = headless(watched, requests, column, size, layer.shared)
-        doubted |= bool(late.rows) << column
-        for (row, step), parts in late.within.items():
-            steps[step] |= 1 << column
-            holes[step, row, column] = parts
-        sure = settled.intersection(read)
-        again = {step: slots.again.get((step, column), 0) for step in sure}
+        read = [step for step, at in slots.amounts if at == column and step in computing]
+        again = {step: slots.again.get((step, column), 0) for step in settled.intersection(read)}
         useless = {
             step for step in read if _useless(slots, requests, step, column) + again.get(step, 0) >= size
         }
-        twice = {step for step in sure if _twice_in_a_call(watched, (step, column)) >= size}
-        null = {step for step in read if slots.null.get((step, column), 0) >= size and _keeps_all(engine)}
-        if late.shifted:
-            useless |= set(read)
-        if not useless | twice | null:
+        if not useless:
             continue
         odd = {step: found for step in read if (found := layer.left_out(computing[step], True))}
         odd |= {
@@ -82,28 +68,12 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
             for step in settled.difference(read)
             if (found := layer.left_out(layer.begun(computing[step]), True))
         }
-        useless |= {step for step in twice & odd.keys() if _in_place(watched, (step, column), odd[step])}
-        if (
-            len(null) > 1
-            and null & odd.keys()
-            and all(layer.left_out(computing[step], False) for step in null)
-        ):
-            useless |= null
-        if not useless:
-            continue
         ends = {step: found for step in useless if (found := layer.left_out(computing[step], False))}
         for step, found in {**ends, **odd}.items() if odd else ():
             steps[step] |= 1 << column
             for row, parts in found.items():
                 holes[step, row, column] = parts
-    for column, prompts in slots.displaced.items():
-        for step, row, end in prompts:
-            steps[step] |= 1 << column
-            holes[step, row, column] = [(0, end)]
-    for step in settled if len(engine.facts.kv_groups) < 2 else ():
-        for at, parts in _other_layers(watched, step).items():
-            holes.setdefault(at, parts)
-    return Instead(dict(steps), holes, doubted)
+    return Instead(dict(steps), holes)
 
 
 def _computing(
@@ -117,36 +87,6 @@ def _computing(
             found[chunk.step].append((row, chunk))
     steps = np.array(sorted(found), dtype=np.int64)
     return found, set(steps[watched.settled(steps)].tolist())
-
-
-def _keeps_all(engine: Engine) -> bool:
-    """Whether the block tables keep all blocks: a window puts the null block in the place of those that it
-    has left."""
-    groups = engine.token_groups
-    return bool(groups) and all(group.kind and group.keeps_all for group in groups)
-
-
-def _other_layers(watched: Watched, step: int) -> dict[tuple[int, int, int], list[Interval]]:
-    """Layers of which a step read nothing, as far as all that it read is known, where it read the same slots
-    of another layer once more for each of them."""
-    slots, columns = watched.slots, range(len(watched.worker.kv_layers))
-    empty = [column for column in columns if not slots.amounts.get((step, column))]
-    read = [column for column in columns if column not in empty]
-    if len(read) != 1 or not empty:
-        return {}
-    again, amount = slots.again.get((step, read[0]), 0), slots.amounts[step, read[0]]
-    once = amount - again
-    again += _twice_in_a_call(watched, (step, read[0]))
-    if not once or again < len(empty) * once:
-        return {}
-    found = {}
-    for row in slots.read_in.get(step, frozenset()):
-        parts = covered(one for one in in_layer(slots.reads[row], read[0]) if one.step == step)
-        for column in empty:
-            left = subtract(parts, covered(in_layer(slots.reads[row], column)))
-            if left:
-                found[step, row, column] = left
-    return found
 
 
 def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: int) -> int:
@@ -163,19 +103,6 @@ def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: i
     blank = slots.blank.get(at, 0)
     # A block of a request that is over may be another one's too, by the GPU's prefix cache.
     return blank + max(0, min(over, slots.amounts[at] - blank - slots.again.get(at, 0) - mine))
-
-
-def _twice_in_a_call(watched: Watched, at: tuple[int, int]) -> int:
-    """Slots that one call of a step read in a layer more than once."""
-    cell = watched.table.steps.get(at[0], {}).get(at[1])
-    return max(0, cell.slots - watched.slots.amounts[at]) if cell is not None else 0
-
-
-def _in_place(watched: Watched, at: tuple[int, int], left_out: Holes) -> bool:
-    """Whether what one call read once more may stand for what was left out: not all of what it read (a
-    checksum and a copy), and no more than was left out."""
-    more = _twice_in_a_call(watched, at)
-    return bool(more % watched.slots.amounts[at]) and more <= sum(map(length, left_out.values()))
 
 
 class _Begun:

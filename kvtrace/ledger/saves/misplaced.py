@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
 from kvtrace.ledger.saves.calls import At
 from kvtrace.ledger.saves.stores import Stores
@@ -68,29 +66,6 @@ def _one_for_all(watched: Watched, stores: Stores, row: int) -> bool:
     return len(named) > 1 and len(whose) == 1
 
 
-def read_again_instead(watched: Watched, stores: Stores, row: int, left: Sequence[int]) -> bool:
-    """Whether a step's calls read in every layer as many slots as the step names, all of them known, and some
-    of them so often that they stand for all that is missing: whatever else may have been read out of sight,
-    what the step names was asked for, and these were taken. Not where tokens are another request's too: what
-    is known by its content alone may have been read of either.
-
-    Args:
-        left: of each layer the slots that the step names and that were not read.
-    """
-    step, slots = int(stores.steps[row]), watched.slots
-    total = sum(map(length, stores.named[row].values()))
-    if any(intersect(parts, [(0, stores.alike[request])]) for request, parts in stores.named[row].items()):
-        return False
-    for column, missing in enumerate(left):
-        at = step, column
-        mine = sum(length(_read_in(slots, request, column, step)) for request in stores.named[row])
-        if not missing or slots.again.get(at, 0) != missing or slots.amounts.get(at, 0) != total:
-            return False
-        if mine != total - missing or slots.blank.get(at, 0):
-            return False
-    return bool(left)
-
-
 def _due(slots: Slots, stores: Stores, row: int, column: int) -> int:
     """Tokens of requests that a step does not name, read in it in a layer for the first time since an earlier
     step named them: the work of a thread, or of a hook that copies a step later."""
@@ -114,18 +89,6 @@ def strangers(slots: Slots, stores: Stores, at: At) -> list[int]:
     row, column = at
     unnamed = slots.read_in.get(int(stores.steps[row]), frozenset()) - stores.named[row].keys()
     return [request for request in unnamed if not _due_of(slots, stores, row, column, request)]
-
-
-def read_shifted(slots: Slots, stores: Stores, at: At, block: int) -> bool:
-    """Whether as many slots of a request were read in a layer as its step names, shifted in their blocks."""
-    step = int(stores.steps[at[0]])
-    return any(
-        len(parts) == len(read) == 1
-        and length(parts) == length(read)
-        and bool((read[0][0] - parts[0][0]) % max(1, block))
-        for request, parts in stores.named[at[0]].items()
-        for read in [_read_in(slots, request, at[1], step)]
-    )
 
 
 def _read_in(slots: Slots, request: int, column: int, step: int) -> list[Interval]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.ledger.coverage import WorkerCoverage
-from kvtrace.ledger.ends import Doubt, SaveEnd
+from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, intersect, subtract
 from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.reported import Caught, caught_in_saving
@@ -22,7 +22,7 @@ from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.stores import leading, stores_of
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.saves.windows import left_out, windows_of
-from kvtrace.ledger.slots.reads import Slots, Touch, covered
+from kvtrace.ledger.slots.reads import Slots, Touch
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
 from kvtrace.terms import Grade
 
@@ -45,8 +45,6 @@ class Evidence:
     given_away: frozenset[str] = frozenset()
     """Spools of workers whose KV may be copied out of sight: its address was given out, or it was handed to
     native code that is not known."""
-    doubts: Mapping[int, Doubt] = field(default_factory=dict)
-    """Row of a request -> what is not called stored of it."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +177,7 @@ def _reads(
     for one in workers:
         caught = caught_in_saving(one.worker, swallowed)
         instead = read_instead(one, requests, engine)
-        for row, read in [*_missed(instead), *_too_late(one.slots), *_doubted(one.slots, instead, requests)]:
+        for row, read in [*_missed(instead), *_too_late(one.slots)]:
             found[row].append(replace(read, pairs=read.pairs << first))
         for row, read in _outside(one, engine):
             found[row].append(replace(read, pairs=read.pairs << first))
@@ -197,17 +195,6 @@ def _missed(instead: Instead) -> Iterator[tuple[int, Read]]:
     """(row of a request, its positions in whose place other slots were read)."""
     for (step, row, column), parts in instead.holes.items():
         yield row, Read(step, 1 << column, tuple(parts), (), SaveEnd.MISPLACED, Grade.READ)
-
-
-def _doubted(slots: Slots, instead: Instead, requests: Mapping[int, Request]) -> Iterator[tuple[int, Read]]:
-    """(row of a request, what was not read of its prompt), where what was read may stand for it: reads
-    without their beginning, or those of a later holder of its blocks."""
-    for row, touches in slots.reads.items() if instead.doubted and not instead.steps else ():
-        left = subtract([(0, requests[row].prompt)], covered(touches))
-        yield row, Read(0, instead.doubted, tuple(left), (), SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
-    for row, columns in slots.missed.items():
-        prompt = ((0, requests[row].prompt),)
-        yield row, Read(0, columns, prompt, (), SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
 
 
 def _outside(watched: Watched, engine: Engine) -> Iterator[tuple[int, Read]]:
@@ -231,7 +218,7 @@ def _stood_for(read: Read, instead: Instead) -> Iterator[Read]:
     """A read of a worker that was seen to read other slots than those of its tokens: what it read in such a
     step stands for other tokens, and for which it read in others is not known. That the metadata names them
     proves nothing: it may name the wrong ones itself."""
-    unknown = read.pairs if instead.steps else read.pairs & instead.doubted
+    unknown = read.pairs if instead.steps else 0
     if not unknown or read.end > SaveEnd.SAVED:
         yield read
         return
@@ -250,11 +237,7 @@ def _ended(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterato
     Args:
         shared: leading positions that another request has as well: what is not stored again is not lost.
     """
-    end, grade = (
-        (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
-        if touch.doubted and _ENDS[touch.account][0] == SaveEnd.SAVED
-        else _ENDS[touch.account]
-    )
+    end, grade = _ENDS[touch.account]
     positions = touch.positions
     if touch.account == Account.NOTHING:
         put = tuple(intersect(list(positions), [(0, shared)]))

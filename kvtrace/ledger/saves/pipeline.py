@@ -30,6 +30,7 @@ def ends(worker: Worker, ran: Executed, coverage: WorkerCoverage) -> Ends:
         (of.any_bit(Bit.OP_NO_CONNECTOR), SaveEnd.CONNECTOR_GONE),
         (of.cleared, SaveEnd.CLEARED),
         (of.unbound, SaveEnd.NOT_BOUND),
+        (of.failed, SaveEnd.NOT_OBSERVED),
         (of.idle, SaveEnd.NO_FORWARD),
         (of.no_body & of.ops_unseen, SaveEnd.NOT_OBSERVED),
         (of.replayed & of.no_body, SaveEnd.GRAPH_REPLAY),
@@ -113,6 +114,11 @@ class _Evidence:
     def unbound(self) -> Mask:
         in_layer = self.any_bit(Bit.OP_NO_METADATA | Bit.SAVE_NO_METADATA)
         return in_layer | self.any_step_bit(StepBit.WAIT_NO_METADATA)
+
+    @property
+    def failed(self) -> Mask:
+        """An exception of vLLM's (Ctrl-C, out of memory) ended the step: what did not come is nobody's."""
+        return self._executed_in(self._ran.failed)
 
     @property
     def never_bound(self) -> Mask:

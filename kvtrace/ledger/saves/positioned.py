@@ -17,11 +17,11 @@ import numpy as np
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract
 from kvtrace.ledger.model import Swallowed, Trust
-from kvtrace.ledger.reported import Caught, caught_in, caught_in_opening, caught_in_saving
+from kvtrace.ledger.reported import Caught, caught_in, caught_in_saving
 from kvtrace.ledger.saves.accounts import Account
 from kvtrace.ledger.saves.calls import LEAST_BYTES, At, WorkerCalls
 from kvtrace.ledger.saves.measured import WHOLE
-from kvtrace.ledger.saves.misplaced import read_again_instead, read_elsewhere, read_shifted, strangers
+from kvtrace.ledger.saves.misplaced import read_elsewhere, strangers
 from kvtrace.ledger.saves.pipeline import Ends
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
@@ -37,14 +37,12 @@ _LESS = (SaveEnd.CAUGHT, SaveEnd.NOTHING_READ, SaveEnd.PART_READ)
 @dataclass(frozen=True)
 class _Call:
     """A store call of one layer: tokens that its step's metadata names, and how many of them were not read.
-    ``rounded``: of each request less than a block; ``elsewhere``: other slots were read instead;
-    ``instead``: as many of them as are missing, whatever else may have been read."""
+    ``rounded``: of each request less than a block; ``elsewhere``: other slots were read instead."""
 
     total: int
     missing: int
     rounded: bool
     elsewhere: bool
-    instead: bool
 
 
 class PositionCalls(WorkerCalls):
@@ -73,14 +71,9 @@ class PositionCalls(WorkerCalls):
         trust = Trust(calls=int(self._work.sum()))
         for row in range(len(self.stores.steps)):
             trust += self._judge_step(row, caught)
-        if self.misread or self._by_wrong_numbers:
-            self._doubt_null()
-        for row in range(len(self.stores.steps)) if self.misread else ():
-            self._doubt_inexact(row)
         self._settle_caught(caught)
         self.void |= self.ends == SaveEnd.RAISED
-        trust += self._judge_unwritten(caught.sure)
-        return trust + self._judge_unopened(caught_in_opening(self.worker, swallowed))
+        return trust + self._judge_unwritten(caught.sure)
 
     def at_rest(self, at: At) -> bool:
         row, column = at
@@ -103,7 +96,6 @@ class PositionCalls(WorkerCalls):
         short = [[length(parts) for parts in one.values()] for one in left]
         missing = sum(map(sum, short))
         elsewhere = missing > 0 and read_elsewhere(self._watched_worker, self.stores, row, missing)
-        instead = elsewhere and read_again_instead(self._watched_worker, self.stores, row, [*map(sum, short)])
         trust = Trust()
         for column, tokens in enumerate(short):
             at = (row, column)
@@ -111,10 +103,9 @@ class PositionCalls(WorkerCalls):
                 trust += self._lost_skewed(at, total)
                 self._judge_seen(at)
                 continue
-            shifted = missing > 0 and read_shifted(self._slots, self.stores, at, self.block)
             rounded = max(tokens, default=0) < max(1, self.block) and sum(tokens) < total
             # Of whole blocks that are read twice, or for other requests too, a remainder is still left out.
-            call = _Call(total, sum(tokens), rounded, (elsewhere and not rounded) or shifted, instead)
+            call = _Call(total, sum(tokens), rounded, elsewhere and not rounded)
             trust += self._judge_call(at, call, caught)
             if self.ends[at] == SaveEnd.MISPLACED:
                 own = [request for request, parts in left[column].items() if parts]
@@ -163,37 +154,6 @@ class PositionCalls(WorkerCalls):
         self._misread(step, at[1], [*self.stores.named[at[0]], *self._slots.read_in.get(step, ())])
         return Trust(measured=1, short=1, short_read=0, short_declared=total)
 
-    def _doubt_null(self) -> None:
-        """Of a worker that read other slots than those of its tokens: what it read together with the null
-        block, which is in no block table, was read by wrong numbers as well."""
-        for step, column in self._slots.null:
-            if self._read_null(step):
-                self._misread(step, column, self._slots.read_in.get(step, ()))
-        for row, step in enumerate(self.stores.steps.tolist() if self._by_wrong_numbers else ()):
-            named = self.stores.named[row]
-            for column in self._columns:
-                now = self._read_now(row, column)
-                if self._null_alone or any(subtract(parts, now[request]) for request, parts in named.items()):
-                    self._misread(step, column, [*named, *self._slots.read_in.get(step, ())])
-        for step in self._slots.read_in if self._null_alone else ():
-            for column in self._columns:
-                self._misread(step, column, self._slots.read_in[step])
-
-    def _doubt_inexact(self, row: int) -> None:
-        """Of a worker that read other slots than those of its tokens: where a step's calls read a part of
-        what it names and not all of it, whether other calls read the rest or none, what they stand for is not
-        known."""
-        step, named = int(self.stores.steps[row]), self.stores.named[row]
-        for column in self._columns:
-            now = self._read_now(row, column)
-            odd = [
-                request for request, parts in named.items() if now[request] and subtract(parts, now[request])
-            ]
-            if odd and self.ends[row, column] in (SaveEnd.SAVED, SaveEnd.PART_READ):
-                self._misread(step, column, odd)
-                self.ends[row, column] = SaveEnd.NOT_OBSERVED
-                self.grades[row, column] = Grade.NOT_OBSERVED
-
     def _judge_seen(self, at: At) -> None:
         """What was read in a step in other layers, and in no metadata: not here, as far as that is known."""
         if self.stores.seen[at[0]] and self.implied[at] == SaveEnd.SAVED:
@@ -211,21 +171,6 @@ class PositionCalls(WorkerCalls):
             self.lose(at, SaveEnd.CAUGHT)
         return Trust(agreed=-len(raised), unwritten=len(raised), caught_agreed=still - len(raised))
 
-    def _judge_unopened(self, missing: Caught) -> Trust:
-        """Calls that read all, opened files to write to, whose folder was not there, and wrote nothing."""
-        layers = len(self.worker.kv_layers)
-        more = missing.layer_calls(layers) > missing.known_calls(layers)
-        vain = [at for at in sorted(self.agreed) if self._opened_in_vain(at)] if missing.facts else []
-        known = [at for at in vain if self._at(missing, at)]
-        lost = (vain if more else known) if known else []
-        for at in lost:
-            self.lose(at, SaveEnd.CAUGHT)
-        return Trust(agreed=-len(lost), unwritten=len(lost))
-
-    def _opened_in_vain(self, at: At) -> bool:
-        cells = self.table.steps.get(self._step(at), {}).values()
-        return any(one.files > 0 for one in cells) and not any(one.bytes > 0 for one in cells)
-
     def _misread(self, step: int, column: int, requests: Iterable[int]) -> None:
         """Of these requests other slots were read: those of theirs that were, stand for other tokens."""
         for request in requests:
@@ -233,41 +178,6 @@ class PositionCalls(WorkerCalls):
                 (step, request), np.zeros(len(self.worker.kv_layers), dtype=bool)
             )
             columns[column] = True
-
-    @property
-    def _columns(self) -> range:
-        return range(len(self.worker.kv_layers))
-
-    def _read_now(self, row: int, column: int) -> dict[int, list[Interval]]:
-        """Of each request that a step names what its calls read in a layer."""
-        step, reads = int(self.stores.steps[row]), self._slots.reads
-        return {
-            request: covered(one for one in in_layer(reads.get(request, ()), column) if one.step == step)
-            for request in self.stores.named[row]
-        }
-
-    @cached_property
-    def _by_wrong_numbers(self) -> bool:
-        """Whether in two steps or more the null block was read, and nothing at whatever time of the requests
-        that the step names: it pads nothing there, but stands for these tokens."""
-        odd = [
-            step
-            for row, step in enumerate(self.stores.steps.tolist())
-            if self.stores.named[row]
-            and self._read_null(step)
-            and self._settled[row]
-            and not any(self._read(request, 0) for request in self.stores.named[row])
-        ]
-        return len(odd) > 1 or self._null_alone
-
-    @cached_property
-    def _null_alone(self) -> bool:
-        """Whether in two steps or more that are to store something all that was read of a layer is the null
-        block. The metadata may name wrong numbers itself, so that what else is read is what it names."""
-        slots = self._slots
-        alone = {step for (step, at), null in slots.null.items() if null == slots.amounts.get((step, at))}
-        storing = [step for row, step in enumerate(self.stores.steps.tolist()) if self.stores.named[row]]
-        return sum(step in alone and self._read_null(step) for step in storing) > 1
 
     def _wrote_nothing(self, at: At) -> bool:
         cells = self.table.steps.get(self._step(at), {})
@@ -298,31 +208,21 @@ class PositionCalls(WorkerCalls):
             return Trust()
         if not call.total:
             return Trust()
-        certain = call.instead or self._conclusive(at)
-        nothing = call.missing == call.total and self._wrote_empty(at)
-        if not certain and not nothing:
+        if not self._conclusive(at):
             return self._not_seen(at, call)
         return self._lost(at, call, caught)
-
-    def _wrote_empty(self, at: At) -> bool:
-        """Whether a watched call opened files and wrote next to nothing, and nothing hides what it read."""
-        hidden = (self._step(at), at[1]) in self._slots.unknown or not self._watched_worker.followed
-        return bool(self._calls_watched[at[0]]) and not hidden and self._empty(*at)
 
     def _conclusive(self, at: At) -> bool:
         """Whether what was not read in a step would have been seen."""
         step = self._step(at)
         if (step, at[1]) in self._slots.none:
             return True  # it picked what to read, and picked nothing
-        if not self._settled[at[0]] and not self._passed_over(at):
+        if not self._settled[at[0]]:
             return False
         if (step, at[1]) in self._slots.unknown or self._copies_later or self._cut_short(step):
             return False
         if self._hidden_among(at):
             return False
-        missed = self._slots.missed
-        if any(missed.get(request, 0) >> at[1] & 1 for request in self.stores.named[at[0]]):
-            return False  # it may have been read when its blocks were another one's
         # Work in the background may still have been to come when the trace ended: it is taken up in order.
         slots = self._slots
         return not slots.last_background_t or slots.last_background_step >= step or at[0] < self._latest_read
@@ -337,21 +237,6 @@ class PositionCalls(WorkerCalls):
             if touch.step > self._step(at) and intersect(list(touch.positions), parts)
         }
         return any((step, at[1]) in self._slots.unknown for step in later)
-
-    def _passed_over(self, at: At) -> bool:
-        """Whether a step was watched in which other layers were read, and of this one nothing in the whole
-        run, in whatever way: what is not known of the others' reads says nothing of it."""
-        step, others = self._step(at), range(len(self.worker.kv_layers))
-        if not self._watched_worker.followed:
-            return False
-        read = any(self._slots.amounts.get((step, other), 0) > 0 for other in others)
-        return bool(self._calls_watched[at[0]]) and read and at[1] not in self._touched
-
-    @cached_property
-    def _touched(self) -> frozenset[int]:
-        """The layers of which it was seen that anything was read, known slots or not."""
-        slots = self._slots
-        return frozenset(column for _, column in (*slots.amounts, *slots.unknown))
 
     @cached_property
     def _copies_later(self) -> bool:
@@ -368,8 +253,6 @@ class PositionCalls(WorkerCalls):
         """How many steps after the metadata had named it a hook was seen to read something for the first
         time, at the most."""
         most = 0
-        if self._by_wrong_numbers:
-            return most
         for request, at in self.stores.rows_of.items():
             steps = self.stores.steps[at].tolist()
             touches = self._slots.reads.get(request, ())

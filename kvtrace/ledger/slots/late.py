@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Set
-from functools import cached_property
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.requests import Request, StoreEntry
-from kvtrace.ledger.slots.lag import Due, Lag, lag, owners_of
-from kvtrace.ledger.slots.tables import Given, local_hit
+from kvtrace.ledger.slots.tables import Given
 
 Holds = Callable[[int, int], bool]
 """Whether a request (its row) holds a block."""
@@ -83,51 +81,6 @@ class LateReads:
         """Layer -> entries that were read in it."""
         self._read: dict[tuple[int, int], list[int]] = defaultdict(list)
         """(layer, block) -> the steps in which it was read."""
-        self._due = [
-            Due(one.row, step, frozenset(one.places))
-            for step, one in named or sorted(self._unnamed(requests, tables), key=lambda one: one[0])
-        ]
-        self._owners = owners_of(
-            (one.record.step, one.row, one.record.block + (i if one.record.count > 0 else -i))
-            for one in given
-            for i in range(abs(one.record.count))
-            if (one.record.first + i) * size >= local_hit(requests[one.row], one.record.step)
-        )
-        self._lags: dict[int, Lag] = {}
-        self._asked: set[int] = set()
-        """Layers that work in the background read: it knows for which step it does so."""
-
-    def _unnamed(
-        self,
-        requests: Mapping[int, Request],
-        tables: Mapping[int, Mapping[int, Sequence[tuple[int, int]]]],
-    ) -> Iterator[tuple[int, _Named]]:
-        """Where the metadata names no store of anybody, and could not be read: each prompt's blocks when it
-        is computed."""
-        for row, request in requests.items():
-            if not request.unread:
-                continue
-            step = max((chunk.step for chunk in request.chunks), default=0)
-            whole = StoreEntry(step, request.prompt, -1, 0, request.prompt, False)
-            places = self._places(request, step, [whole], tables.get(row, {})) if step else {}
-            if places:
-                yield step, _Named(row, places)
-
-    def lag(self, column: int) -> Lag:
-        """What of a layer's reads may be for an earlier holder of their blocks."""
-        known = self._lags.get(column) if column not in self._asked else Lag()
-        if known is None:
-            known = self._lags[column] = lag(self._due, self._owners, self._read_in.get(column, {}))
-        return known
-
-    @cached_property
-    def _read_in(self) -> Mapping[int, Mapping[int, Set[int]]]:
-        """Layer -> step -> blocks that were read."""
-        found: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-        for (column, block), steps in self._read.items():
-            for step in steps:
-                found[column][step].add(block)
-        return found
 
     def _places(
         self,
@@ -147,10 +100,8 @@ class LateReads:
                     found[blocks[-1]] = place * self._size
         return found
 
-    def reads(self, column: int, blocks: Iterable[int], step: int, background: bool) -> None:
+    def reads(self, column: int, blocks: Iterable[int], step: int) -> None:
         """These blocks are read in a layer in a step. All reads are told before the first is asked about."""
-        if background:
-            self._asked.add(column)
         for block in blocks:
             self._read[column, block].append(step)
 

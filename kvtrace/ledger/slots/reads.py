@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cached_property
 from typing import NamedTuple
 
-from kvtrace.ledger.intervals import Interval, length, subtract, union
+from kvtrace.ledger.intervals import Interval, length, union
 from kvtrace.ledger.model import Engine, Worker
-from kvtrace.ledger.requests import Request, StoreEntry, owner, rows_by_id
+from kvtrace.ledger.requests import Request, owner, rows_by_id
 from kvtrace.ledger.saves.accounts import Account, Accounts
 from kvtrace.ledger.scan import SpoolScan
-from kvtrace.ledger.slots.displaced import MOST_STEPS, Instead, displaced
 from kvtrace.ledger.slots.late import LateReads
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.tables import BlockTables, Given, Holder, computed_by
@@ -46,7 +45,6 @@ class Touch:
         late: of a write: the layer's attention of that step had begun.
         account: what became of what was read.
         sent_to: the peer of what was sent.
-        doubted: it may have been read for an earlier holder of the blocks.
         late_for: of a read: the requests (rows) for which it came too late: these tokens are in their blocks.
         given_out: of a write: the memory was given out by address, and may have been read instead.
     """
@@ -59,7 +57,6 @@ class Touch:
     background: bool = False
     late: bool = False
     account: Account = Account.OPEN
-    doubted: bool = False
     given_out: bool = False
     late_for: tuple[int, ...] = ()
     sent_to: str = ""
@@ -87,15 +84,12 @@ class Slots:
         tables: row of a request -> positions for which it is known which blocks it held.
         left: (row of a request, column) -> positions [0, end) that the layer's window had left when the
             request got its blocks: it got none for them, the null block stands there.
-        displaced: column -> in whose place blocks were read whose ids are all off by the same number.
         unknown: (step, column) of which it is known that slots were read, and not which.
         blind: the last steps that had begun when slots were read of which it is not known which.
         unplaced: the last step in which work in the background read, for a step that is not known, slots that
             are not known either: they may be of that step and of any before it.
         none: (step, column) in which slots were picked to be read, and these were none.
         blind_writes: column -> the last step in which slots were written there, and not known which.
-        missed: row of a request -> layers, a bit each, in which its blocks were read by nobody while it had
-            them, and were read in a later holder's time.
         unseen_writes: step -> of each piece of work in the background for its loads that may have written by
             address, and is over: when it ended, and the columns.
     """
@@ -112,13 +106,11 @@ class Slots:
     skewed: frozenset[tuple[int, int]] = frozenset()
     tables: Mapping[int, int] = field(default_factory=dict)
     left: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    displaced: Mapping[int, Sequence[Instead]] = field(default_factory=dict)
     unknown: frozenset[tuple[int, int]] = frozenset()
     blind: frozenset[int] = frozenset()
     unplaced: int = 0
     none: frozenset[tuple[int, int]] = frozenset()
     blind_writes: Mapping[int, int] = field(default_factory=dict)
-    missed: Mapping[int, int] = field(default_factory=dict)
     unseen_writes: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     last_background_t: int = 0
     last_background_step: int = 0  # for which something in the background worked, 0 where that is not known
@@ -236,16 +228,8 @@ class _Resolver:
         self._null: dict[tuple[int, int], int] = defaultdict(int)
         self._again: dict[tuple[int, int], int] = defaultdict(int)
         self._skew: dict[tuple[int, int], bool] = {}
-        self._first: dict[int, dict[int, list[int]]] = defaultdict(dict)
-        """Column -> the first steps -> the sets of slots that were read."""
         self._seen: dict[int, list[Interval]] = {}
         """Column -> slots that were read in this step."""
-        self._taken: dict[tuple[int, int], list[Interval]] = {}
-        """(row of a request, column) -> positions that work in the background read in earlier steps."""
-        self._taking: list[tuple[int, int, tuple[Interval, ...]]] = []
-        self._ahead: set[int] = set()
-        """Codes of hooks in which blocks were read that had never held a token of anybody: they read, before
-        the forward, for those who were given the blocks in that step."""
         self._unknown: set[tuple[int, int]] = set()
         self._blind: set[int] = set()
         self._unplaced = 0
@@ -256,8 +240,6 @@ class _Resolver:
         self._unseen: dict[tuple[int, int], tuple[int, int]] = {}
         """(step, call) of work in the background -> its end, columns."""
         self._background_t = self._background_step = 0
-        self._races = False
-        """Work in the background read what the forward of its step was yet to compute."""
 
     def _records(self) -> Iterator[tuple[rows.SlotsTouched, int, int]]:
         """Each with its layer and the step that was under way."""
@@ -275,19 +257,16 @@ class _Resolver:
                 if not record.slot_set and self._is_read(record):
                     self._late.reads_unknown(column, during)
                 elif self._is_read(record) and self._is_outer(record):
-                    background = rows.code(record.head) == _BACKGROUND
-                    blocks = self._blocks_of(self._set(record.slot_set).full)
-                    self._late.reads(column, blocks, during, background)
+                    self._late.reads(column, self._blocks_of(self._set(record.slot_set).full), during)
         for record, column, during in self._records():
             if during != step:
                 step = during
                 self._tables.until(step)
                 self._owned.clear()
                 self._seen.clear()
-                self._take()
             self._add(record, column, step)
         return Slots(
-            reads=self._without_races(self._by_request(_Use.READ)),
+            reads=self._by_request(_Use.READ),
             writes=self._by_request(_Use.WRITTEN),
             aimed=self._by_request(_Use.AIMED),
             late=self._gone_by_request(),
@@ -304,38 +283,21 @@ class _Resolver:
                 for column, own in enumerate(self._group)
                 if own == group
             },
-            displaced=self._displaced(),
             unknown=frozenset(self._unknown),
             blind=frozenset(self._blind),
             unplaced=self._unplaced,
             none=frozenset(self._none - self._unknown - self._amounts.keys()),
             blind_writes=self._blind_writes,
-            missed=self._missed(),
             unseen_writes=self._unseen_by_step(),
             last_background_t=self._background_t,
             last_background_step=self._background_step,
         )
-
-    def _missed(self) -> dict[int, int]:
-        found: dict[int, int] = defaultdict(int)
-        gone = {row for row, _, _ in self._gone}  # known to have been read too late
-        if self._late is not None:
-            for column in range(len(self._group)):
-                for row in self._late.lag(column).missed - gone:
-                    found[row] |= 1 << column
-        return dict(found)
 
     def _unseen_by_step(self) -> dict[int, list[tuple[int, int]]]:
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for (step, _), piece in self._unseen.items():
             found[step].append(piece)
         return dict(found)
-
-    def _take(self) -> None:
-        for row, column, positions in self._taking:
-            known = self._taken.get((row, column), [])
-            self._taken[row, column] = union([*known, *positions])
-        self._taking.clear()
 
     def _add(self, record: rows.SlotsTouched, column: int, step: int) -> None:
         marks, code = rows.flags(record.head), rows.code(record.head)
@@ -360,14 +322,11 @@ class _Resolver:
         whole = self._set(record.slot_set).full
         how = _How(
             background,
-            code == hooks.SAVE_LAYER.code
-            or self._of_new_holders(whole, column, step, after)
-            or (code in self._ahead and self._is_new(whole, column, after)),
+            code == hooks.SAVE_LAYER.code,
             (background or code in _LOADING) and record.t < self._touches.used_at(step, column),
         )
         if read and outer:
             self._count(record, column, step, after, how)
-        if read and outer:
             at, size = (record.step or step, column), self._sizes[self._group[column]]
             self._skew[at] = self._skew.get(at, True) and _skewed(whole, size)
         late = self._too_late(whole, column, step) if read and outer else ()
@@ -375,14 +334,8 @@ class _Resolver:
             account, to = self._accounts.of(record.call)
             owned = self._owners(whole, column, step, after, how)
             for row, positions, stale in owned.requests:
-                if background:
-                    self._taking.append((row, column, positions))
-                self._races |= background and not after and bool(stale) and not positions
-                doubted = not late and self._is_doubted(row, column, step)
                 others = () if row in late else late
-                key = _Key(
-                    row, step, positions, stale, background, False, account, doubted, False, others, to
-                )
+                key = _Key(row, step, positions, stale, background, False, account, False, others, to)
                 self._gather(_Use.READ, key, record.t, column)
             for row, positions in owned.aimed:
                 self._gather(_Use.AIMED, _Key(row, step, positions, (), background), record.t, column)
@@ -451,9 +404,6 @@ class _Resolver:
             self._gone[row, step, tuple(union(positions))] |= 1 << column
         return tuple(gone)
 
-    def _is_doubted(self, row: int, column: int, step: int) -> bool:
-        return self._late is not None and (row, step) in self._late.lag(column).doubted
-
     def _gather(self, use: _Use, key: _Key, t: int, column: int) -> None:
         gathered = self._found[use].setdefault(key, _Gathered(t))
         gathered.columns |= 1 << column
@@ -464,45 +414,17 @@ class _Resolver:
         owned = self._owners(slots.full, column, step, after, how)
         if slots.slots and slots.slots == owned.loading:
             return
-        if slots.slots and slots.slots == owned.early:
-            self._ahead.add(rows.code(record.head))
         if rows.flags(record.head) & Flag.SHARED:
             # Both layers have a record: of the blocks of its own group each counts.
             self._amounts[step, column] += slots.slots - owned.nobodys - owned.loading
             self._useless[step, column] += owned.early
             return
         again = self._read_again(column, slots)
-        first = self._first[column]
-        if step in first or len(first) < MOST_STEPS:
-            first.setdefault(step, []).append(record.slot_set)
         self._amounts[step, column] += slots.slots - owned.loading
         self._useless[step, column] += owned.nobodys + owned.early + again
         self._blank[step, column] += owned.nobodys - owned.null
         self._null[step, column] += owned.null
         self._again[step, column] += again
-
-    def _displaced(self) -> dict[int, Sequence[Instead]]:
-        """Of the layers of which all that was read is known, whole blocks of one KV cache group."""
-        found: dict[int, Sequence[Instead]] = {}
-        known: dict[str, Sequence[Instead]] = {}  # most layers are read alike
-        doubtful = {column for _, column in self._unknown}
-        for column in self._first.keys() - doubtful if len(self._sizes) == 1 else ():
-            key = str(self._first[column])
-            if key not in known:
-                known[key] = self._displaced_in(column, self._sizes[0])
-            if known[key]:
-                found[column] = known[key]
-        return found
-
-    def _displaced_in(self, column: int, size: int) -> Sequence[Instead]:
-        read: dict[int, set[int]] = {}
-        for step, idents in self._first[column].items():
-            parts = [part for ident in idents for part in _blocks(self._set(ident).full, size)]
-            if any(high - low < size for _, low, high in parts):
-                return []
-            read[step] = {block for block, _, _ in parts}
-        blank = {step: self._blank.get((step, column), 0) for step in read}
-        return displaced(read, blank, self._given, self._requests, size)
 
     def _read_again(self, column: int, slots: SlotSet) -> int:
         """How many of these slots were read in this step before; they are by now."""
@@ -522,33 +444,15 @@ class _Resolver:
             known = self._sets[ident] = parse(self._names.get(ident, ""))
         return known
 
-    def _of_new_holders(self, runs: tuple[Interval, ...], column: int, step: int, after: bool) -> bool:
-        """Whether all blocks of a read belong to requests whose store the step's metadata names, and no
-        former holder had all of them: then it is not that one's, read late."""
-        group = self._group[column]
-        blocks = [block for block, _, _ in _blocks(runs, self._sizes[group])]
-        held = [self._holders(group, block, after) for block in blocks]
-        if not any(new for _, new in held):
-            return False
-        if not all(any(self._named(one.row, step) for one in new or known) for known, new in held):
-            return False
-        return not set.intersection(*({one.row for one in known} for known, _ in held))
-
-    def _is_new(self, runs: tuple[Interval, ...], column: int, after: bool) -> bool:
-        """Whether all blocks of a read were given out in this step, and nothing is computed into them yet."""
-        group = self._group[column]
-        blocks = _blocks(runs, self._sizes[group])
-        return all(self._holders(group, block, after)[1] for block, _, _ in blocks)
-
     def _owners(self, slots: tuple[Interval, ...], column: int, step: int, after: bool, how: _How) -> _Owned:
-        key = _SetKey(slots, self._group[column], after, how, column if how.background else 0)
+        key = _SetKey(slots, self._group[column], after, how)
         known = self._owned.get(key)
         if known is None:
             known = self._owned[key] = self._resolve(key, step)
         return known
 
     def _resolve(self, key: _SetKey, step: int) -> _Owned:
-        slots, group, after, (background, own, filling), column = key
+        slots, group, after, (background, own, filling) = key
         size = self._sizes[group]
         computed: dict[int, list[Interval]] = defaultdict(list)
         stale: dict[int, list[Interval]] = defaultdict(list)
@@ -559,10 +463,6 @@ class _Resolver:
             empty = True
             if not background and any(self._named(holder.row, step) for holder in holders):
                 former = ()  # the step's metadata names the new holder: it is that one's that is wanted
-            if background and any(self._named_at(holder, step, (low, high), size) for holder in holders):
-                # It may come late as well, for a former one of which these slots are yet to be read.
-                former = self._that_named(former, low, high, size)
-                former = tuple(one for one in former if not self._is_taken(one, column, (low, high), size))
             if own and holders:
                 former = ()  # a hook that saves this step's KV of the layer
             fill = (
@@ -572,13 +472,7 @@ class _Resolver:
                 aimed[holder.row].append((holder.place * size + low, holder.place * size + high))
             if fill or (background and self._loaded_into(holders, low, high, size)):
                 loading += high - low
-                former = self._that_named(former, low, high, size) if background else ()
-                former = tuple(one for one in former if one not in fill)
-                if not former:
-                    continue  # a load may read what it writes
-            if filling and not fill and self._filled_for_another_group(group, block, step):
-                loading += high - low
-                continue  # layers of several groups lie on these bytes, and this group's is not meant
+                continue  # a load may read what it writes
             for holder in former:
                 start, until = holder.place * size, self._until(holder, step, after)
                 computed[holder.row].append((start + low, min(start + high, until)))
@@ -608,22 +502,6 @@ class _Resolver:
         """Whether the metadata of a step names a store of a request."""
         return any(one.step == step and one.slots > 0 for one in self._requests[row].entries)
 
-    def _named_at(self, holder: Holder, step: int, slots: Interval, size: int) -> bool:
-        """Whether the metadata of a step names a store of these slots of a holder's block."""
-        return any(one.step == step for one in self._naming(holder, slots, size))
-
-    def _naming(self, holder: Holder, slots: Interval, size: int) -> Iterator[StoreEntry]:
-        """Store entries of any step that name some of these slots of a holder's block."""
-        start = holder.place * size
-        for one in self._requests[holder.row].entries:
-            if one.start < start + slots[1] and start + slots[0] < one.start + one.slots:
-                yield one
-
-    def _is_taken(self, holder: Holder, column: int, slots: Interval, size: int) -> bool:
-        """Whether these slots of a holder's block were read in a layer in an earlier step."""
-        positions = [(holder.place * size + slots[0], holder.place * size + slots[1])]
-        return not subtract(positions, self._taken.get((holder.row, column), []))
-
     def _loaded_into(self, holders: tuple[Holder, ...], low: int, high: int, size: int) -> bool:
         """Whether slots of a block are to come from the connector, for those who were given it."""
         return any(
@@ -648,20 +526,6 @@ class _Resolver:
             >= step
         )
 
-    def _filled_for_another_group(self, group: int, block: int, step: int) -> bool:
-        """Whether a load is to fill some of a block for a request that has it in another KV cache group."""
-        return any(
-            self._filled(self._tables.holders(other, block), (0, size), size, step)
-            for other, size in enumerate(self._sizes)
-            if other != group
-        )
-
-    def _that_named(self, former: tuple[Holder, ...], low: int, high: int, size: int) -> tuple[Holder, ...]:
-        """Of the former holders of a block those of which a store of these slots was ever named."""
-        return tuple(
-            holder for holder in former if next(self._naming(holder, (low, high), size), None) is not None
-        )
-
     def _until(self, holder: Holder, step: int, after: bool) -> int:
         return computed_by(self._requests[holder.row], holder, step, after)
 
@@ -677,21 +541,6 @@ class _Resolver:
         for (row, step, positions), columns in self._gone.items():
             found[row].append((step, columns, positions))
         return dict(found)
-
-    def _without_races(self, reads: dict[int, list[Touch]]) -> dict[int, list[Touch]]:
-        """Work in the background that was seen to come before the forward runs beside it: of nothing that it
-        read is it known whether it had been computed by then."""
-        if not self._races:
-            return reads
-        work = [touch for touches in reads.values() for touch in touches if touch.background]
-        for touch in work:
-            if touch.positions:
-                columns = range(len(self._group))
-                self._unknown.update((touch.step, at) for at in columns if touch.columns >> at & 1)
-        return {
-            row: [replace(touch, positions=()) if touch.background else touch for touch in touches]
-            for row, touches in reads.items()
-        }
 
     def _by_request(self, use: _Use) -> dict[int, list[Touch]]:
         found: dict[int, list[Touch]] = defaultdict(list)
@@ -761,13 +610,12 @@ class _How(NamedTuple):
 
 
 class _SetKey(NamedTuple):
-    """``after``: the layer had been computed; ``column``: of it, in the background, 0 elsewhere."""
+    """``after``: the layer had been computed."""
 
     slots: tuple[Interval, ...]
     group: int
     after: bool
     how: _How
-    column: int
 
 
 class _Key(NamedTuple):
@@ -780,7 +628,6 @@ class _Key(NamedTuple):
     background: bool
     late: bool = False
     account: Account = Account.OPEN
-    doubted: bool = False
     given_out: bool = False
     late_for: tuple[int, ...] = ()
     sent_to: str = ""

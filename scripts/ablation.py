@@ -1,0 +1,305 @@
+#!/usr/bin/env python3
+"""What each rule of the ledger and of the causes is worth, on runs that were kept.
+
+    python scripts/ablation.py --keep DIR [--traces DIR ...] [--only TEXT] [--jobs K] [--page FILE]
+
+One rule is switched off at a time, and every kept run is explained anew. A rule earns its place where its
+absence is felt: a verdict, a saved number, a false alarm. CONTRIBUTING.md says what follows for one that
+changes nothing.
+
+    --keep DIR     what `scripts/accuracy.py --keep DIR` left: runs with their truth
+    --traces DIR   folders of run directories without one (scenarios, real connectors): there it counts
+                   whether the findings or the ledger of saves are others without the rule
+
+Exit codes: 0 done, 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+for folder in (ROOT, ROOT / "tests" / "accuracy"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+import score as scoring  # noqa: E402
+from kvgen.plan import draw  # noqa: E402
+
+from kvtrace.causes.registry import ORDER  # noqa: E402
+from kvtrace.ledger.model import RunError  # noqa: E402
+from kvtrace.report.build import build_report  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule that can be switched off. ``place``: ``module:name`` or ``module:Class.name``, where it is
+    looked up; ``off``: what stands there instead."""
+
+    name: str
+    place: str
+    off: Any
+
+    def switch_off(self) -> None:
+        module, _, name = self.place.partition(":")
+        owner: Any = import_module(module)
+        *outer, last = name.split(".")
+        for one in outer:
+            owner = getattr(owner, one)
+        if not hasattr(owner, last):
+            raise AttributeError(f"{self.place}: no such rule")
+        setattr(owner, last, self.off)
+
+
+def _none(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _nothing(*_: Any, **__: Any) -> list[Any]:
+    return []
+
+
+def _no_table(*_: Any, **__: Any) -> dict[Any, Any]:
+    return {}
+
+
+def _false(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _made(place: str) -> Callable[..., Any]:
+    """An empty value of a class that is named ``module:Class``."""
+
+    def empty(*_: Any, **__: Any) -> Any:
+        module, _, name = place.partition(":")
+        return getattr(import_module(module), name)()
+
+    return empty
+
+
+_LEDGER = "kvtrace.ledger"
+RULES: tuple[Rule, ...] = (
+    *(
+        Rule(name, f"{_LEDGER}.{place}", off)
+        for name, place, off in (
+            ("metadata: what it names", "requests:Request.entries", None),
+            ("slots: reads that begin within blocks", "slots.reads:_skewed", _false),
+            ("slots: reads after the blocks went to another", "slots.late:LateReads.gone", _no_table),
+            ("slots: reads of what a load fills", "slots.reads:_Resolver._filled", lambda *_: ()),
+            ("slots: what windows left", "slots.reads:_left_by_windows", _no_table),
+            (
+                "saves: slots read instead",
+                "saves.pairs:read_instead",
+                _made(f"{_LEDGER}.saves.instead:Instead"),
+            ),
+            ("saves: other slots than named", "saves.positioned:read_elsewhere", _false),
+            ("saves: one request for all", "saves.misplaced:_one_for_all", _false),
+            ("saves: whole blocks skewed", "saves.positioned:PositionCalls._skewed", _false),
+            ("saves: exceptions that come again", "saves.positioned:PositionCalls._settle_caught", _none),
+            (
+                "saves: calls that wrote nothing",
+                "saves.positioned:PositionCalls._judge_unwritten",
+                lambda *_: import_module("kvtrace.ledger.model").Trust(),
+            ),
+            ("saves: reads hidden in later steps", "saves.positioned:PositionCalls._hidden_among", _false),
+            ("saves: copies that come later", "saves.positioned:PositionCalls._copies_later", False),
+            ("saves: cut short", "saves.positioned:PositionCalls._cut_short", _false),
+            ("saves: windows", "saves.pairs:windows_of", _no_table),
+            ("saves: windows of calls", "saves.check:windows_of", _no_table),
+            (
+                "saves: ranks in one file",
+                "saves.check:shared_files",
+                lambda *_: (import_module("kvtrace.ledger.model").Trust(), False),
+            ),
+            (
+                "saves: overwritten files",
+                "saves.check:overwritten_files",
+                lambda *_: import_module("kvtrace.ledger.model").Trust(),
+            ),
+            ("saves: asynchronous ends", "read:settle", lambda *_: ()),
+            ("saves: read and not named", "read:seen", _made(f"{_LEDGER}.saves.implied:Implied")),
+            ("saves: sizes at rest", "read:accounts", _made(f"{_LEDGER}.saves.accounts:Accounts")),
+            ("saves: given away", "reported:given_away", lambda *_: frozenset()),
+            ("contents: fingerprints", "read:compare", _made(f"{_LEDGER}.contents.compare:Contents")),
+            (
+                "contents: layers of loaded blocks",
+                "contents.compare:_Judge.differing",
+                lambda *_: import_module("kvtrace.ledger.contents.by_layer").Differing(None),
+            ),
+            ("contents: KV that stood there", "contents.compare:remaining", lambda *_: set()),
+            ("contents: blocks left alone", "contents.compare:left_alone", _no_table),
+            ("contents: layers left out", "contents.compare:left_out", _no_table),
+            ("contents: looked at later", "contents.compare:held_later", _no_table),
+            ("contents: altered alike", "contents.compare:_altered", _none),
+            ("contents: given back by nobody", "contents.compare:_Judge._nobody_s", _none),
+            ("contents: one KV in two places", "contents.compare:_Judge._twice", _none),
+            ("contents: another's KV", "contents.compare:_Judge._another_s", _none),
+        )
+    ),
+    Rule("causes: the unit", "kvtrace.causes.case:infer_unit", _none),
+    Rule("causes: units above all chunks", "kvtrace.causes.evidence.prompts:unit_above_chunks", _none),
+    Rule("causes: units without a name", "kvtrace.causes.evidence.unit:_unnamed", _none),
+    *(Rule(f"cause {name.replace('_', '-')}", f"kvtrace.causes.rules.{name}:rule", None) for name in ORDER),
+)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a report says of a run."""
+
+    verdict: str  # of scoring, "" where there is no truth
+    wrong: str
+    said: str  # findings with their severities, and the accounts of the ledger of saves
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run that was kept. ``seed``: None where there is no truth."""
+
+    trace: Path
+    seed: int | None = None
+    fault: str | None = None
+
+    def answer(self) -> Answer:
+        try:
+            report = build_report(self.trace)
+        except (RunError, AssertionError, KeyError, ValueError) as error:
+            return Answer("broken" if self.seed is not None else "", "", f"{type(error).__name__}: {error}")
+        said = json.dumps(
+            [
+                [(one["id"], one["severity"]) for one in report["findings"]],
+                report["ledger"]["saves"]["accounts"],
+            ]
+        )
+        if self.seed is None:
+            return Answer("", "", said)
+        truth = json.loads((self.trace.parent / "outcome.json").read_text(encoding="utf-8"))["truth"]
+        plan = draw(self.seed, self.fault)
+        one = scoring.score(self.seed, plan.planted, report, truth, plan.shows)
+        return Answer(one.verdict, one.wrong_number, said)
+
+
+def kept_runs(keep: Path) -> Iterator[Kept]:
+    """Those whose truth is what was planned."""
+    for outcome in sorted(keep.glob("*/outcome.json")):
+        document = json.loads(outcome.read_text(encoding="utf-8"))
+        seed, _, fault = outcome.parent.name.partition("-")
+        if "truth" in document and not document["truth"]["problem"]:
+            yield Kept(outcome.parent / "trace", int(seed), fault or None)
+
+
+def traces(folder: Path) -> Iterator[Kept]:
+    yield from (Kept(path.parent) for path in sorted(folder.rglob("run.json")))
+
+
+def answers(task: tuple[int | None, Sequence[Kept]]) -> list[Answer]:
+    """In a process of its own, which has one rule switched off: its number; None: all stand."""
+    rule, runs = task
+    if rule is not None:
+        _switch_off(RULES[rule])
+    return [one.answer() for one in runs]
+
+
+def _switch_off(rule: Rule) -> None:
+    if rule.name.startswith("cause "):
+        registry, diagnose = (
+            import_module("kvtrace.causes.registry"),
+            import_module("kvtrace.causes.diagnose"),
+        )
+        module = import_module(rule.place.partition(":")[0])
+        without = tuple(one for one in registry.RULES if one is not module.rule)
+        for owner in (registry, diagnose):
+            if hasattr(owner, "RULES"):
+                owner.RULES = without
+        return
+    if rule.place.endswith("Request.entries"):
+        requests = import_module(f"{_LEDGER}.requests")
+        read, collect = import_module(f"{_LEDGER}.read"), requests.collect
+        from dataclasses import replace
+
+        def without_entries(*given: Any) -> Any:
+            found = collect(*given)
+            return replace(found, requests=tuple(replace(one, entries=()) for one in found.requests))
+
+        read.collect = without_entries
+        return
+    rule.switch_off()
+
+
+def row(rule: Rule, base: Sequence[Answer], off: Sequence[Answer]) -> tuple[int, list[str]]:
+    """How much is felt, and the cells of the table."""
+    pairs = list(zip(base, off, strict=True))
+    lost = sum(one.verdict == scoring.RIGHT != two.verdict for one, two in pairs)
+    gained = sum(two.verdict == scoring.RIGHT != one.verdict for one, two in pairs)
+    alarms = sum(
+        (two.verdict == scoring.FALSE_ALARM) - (one.verdict == scoring.FALSE_ALARM) for one, two in pairs
+    )
+    numbers = sum(bool(two.wrong) - bool(one.wrong) for one, two in pairs)
+    said = sum(one.said != two.said for one, two in pairs)
+    return lost + gained + abs(alarms) + abs(numbers), [
+        rule.name, f"{lost}", f"{gained}", f"{alarms:+d}" if alarms else "0",
+        f"{numbers:+d}" if numbers else "0", f"{said}",
+    ]  # fmt: skip
+
+
+def table(rows: Mapping[str, tuple[int, list[str]]], runs: int) -> str:
+    head = [
+        "rule switched off",
+        "right verdicts lost",
+        "gained",
+        "false alarms",
+        "wrong numbers",
+        "runs that say something else",
+    ]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for _, cells in sorted(rows.values(), key=lambda one: (-one[0], -int(one[1][-1]), one[1][0])):
+        lines.append("| " + " | ".join(cells) + " |")
+    return f"{runs} kept runs.\n\n" + "\n".join(lines) + "\n"
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--keep", type=Path, action="append", default=[], metavar="DIR")
+    parser.add_argument("--traces", type=Path, action="append", default=[], metavar="DIR")
+    parser.add_argument("--only", metavar="TEXT", default="", help="rules with this in their name")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the table there, as Markdown")
+    return parser.parse_args()
+
+
+def main() -> int:
+    args = options()
+    runs = [one for folder in args.keep for one in kept_runs(folder)]
+    runs += [one for folder in args.traces for one in traces(folder)]
+    if not runs:
+        print("ablation: no kept run there: make some with scripts/accuracy.py --keep DIR", file=sys.stderr)
+        return 2
+    numbers = [at for at, one in enumerate(RULES) if args.only in one.name]
+    found: dict[str, tuple[int, list[str]]] = {}
+    context = multiprocessing.get_context("fork")
+    with context.Pool(args.jobs, maxtasksperchild=1) as pool:
+        tasks: list[int | None] = [None, *numbers]
+        results = pool.imap(answers, [(task, runs) for task in tasks], chunksize=1)
+        base = next(results)
+        for at, off in zip(numbers, results, strict=True):
+            name = RULES[at].name
+            found[name] = row(RULES[at], base, off)
+            print(" | ".join(found[name][1]), flush=True)
+    page = table(found, len(runs))
+    if args.page:
+        args.page.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

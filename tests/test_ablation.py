@@ -1,0 +1,60 @@
+"""scripts/ablation.py: what each rule is worth is felt by switching it off."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import ablation
+import pytest
+import score as scoring
+from ablation import RULES, Answer, Rule, kept_runs, row, table
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_each_rule_stands_where_the_table_says(rule: Rule) -> None:
+    module, _, name = rule.place.partition(":")
+    found = import_module(module)
+    for part in name.split("."):
+        if (owner := found) and part == "entries":
+            assert "entries" in owner.__dataclass_fields__
+            return
+        found = getattr(found, part)
+
+
+def test_a_rule_is_worth_what_changes_without_it() -> None:
+    right, silent = Answer(scoring.RIGHT, "", "a"), Answer("silent", "", "b")
+    alarm = Answer(scoring.FALSE_ALARM, "1 tokens called saved, 0 taken", "c")
+    felt, cells = row(
+        Rule("the unit", "", None), [right, right, silent, right], [right, silent, right, alarm]
+    )
+    assert (felt, cells) == (5, ["the unit", "2", "1", "+1", "+1", "3"])
+    assert row(Rule("windows", "", None), [right], [right])[1] == ["windows", "0", "0", "0", "0", "0"]
+    page = table({"a": (0, ["a", *"00000"]), "b": (5, ["b", *"50000"])}, 7)
+    assert page.startswith("7 kept runs.") and page.index("| b |") < page.index("| a |")
+
+
+def test_only_runs_whose_truth_was_proven_are_scored(tmp_path: Path) -> None:
+    for name, document in (
+        ("7", {"truth": {"problem": ""}}),
+        ("8-shifted", {"truth": {"problem": ""}}),
+        ("9", {"truth": {"problem": "its share is small"}}),
+        ("10", {"broken": "it died"}),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "outcome.json").write_text(json.dumps(document), encoding="utf-8")
+    assert [(one.seed, one.fault) for one in kept_runs(tmp_path)] == [(7, None), (8, "shifted")]
+
+
+def test_a_folder_without_runs_is_a_usage_error(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ablation.__file__, "--keep", str(tmp_path)],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "ablation: no kept run there: make some with scripts/accuracy.py --keep DIR\n"
