@@ -18,7 +18,7 @@ from kvtrace.ledger.requests import Request
 from kvtrace.ledger.saves.accounts import Account
 from kvtrace.ledger.saves.check import check
 from kvtrace.ledger.saves.instead import Instead, read_instead
-from kvtrace.ledger.saves.pipeline import ends
+from kvtrace.ledger.saves.pipeline import Ends, ends
 from kvtrace.ledger.saves.stores import leading, stores_of
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.saves.windows import left_out, windows_of
@@ -140,7 +140,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
         implied=dict(zip(stores.steps.tolist(), implied, strict=True)),
         void=dict(zip(stores.steps.tolist(), void, strict=True)),
         misread=_misread(watched, checked.misread),
-        reads=_reads(watched, requests, evidence.swallowed, engine),
+        reads=_as_named(_reads(watched, requests, evidence.swallowed, engine), end),
         settled=settled_steps(watched, steps),
         states=dict(zip(steps.tolist(), state, strict=True)),
         spools=tuple(worker.spool for worker in engine.workers),
@@ -153,6 +153,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
     return pairs, checked.trust
 
 
+_OTHERWISE = (SaveEnd.NOTHING_READ, SaveEnd.PART_READ, SaveEnd.MISPLACED)
 _ENDS = {
     Account.OPEN: (SaveEnd.SAVED, Grade.READ),
     Account.WRITTEN: (SaveEnd.SAVED, Grade.WRITTEN),
@@ -189,6 +190,23 @@ def _reads(
                         found[row].append(replace(stood, pairs=stood.pairs << first))
         first += len(one.worker.kv_layers)
     return {row: tuple(reads) for row, reads in found.items()}
+
+
+def _as_named(reads: Mapping[int, tuple[Read, ...]], ends: Ends) -> dict[int, tuple[Read, ...]]:
+    """The reads; where calls were seen to read other slots than their steps name, or not all of them, bytes
+    that came to rest do not say under whose name: that was read, no more.
+
+    Args:
+        ends: of each store step and pair.
+    """
+    otherwise = np.logical_or.reduce(np.isin(ends, _OTHERWISE), axis=0)
+    pairs = sum(1 << at for at in np.flatnonzero(otherwise).tolist())
+
+    def less(one: Read) -> Read:
+        doubted = one.grade == Grade.WRITTEN and one.end == SaveEnd.SAVED and one.pairs & pairs
+        return replace(one, grade=Grade.READ) if doubted else one
+
+    return {row: tuple(map(less, of_row)) for row, of_row in reads.items()}
 
 
 def _missed(instead: Instead) -> Iterator[tuple[int, Read]]:

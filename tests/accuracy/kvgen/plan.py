@@ -26,6 +26,8 @@ from kvgen.stores import (
 from kvgen.workload import Round, draw_rounds
 
 VERSION = 3
+_WHOLE = frozenset(("whole-units", "workloads", "lengths"))
+"""Properties of verify that rest on every whole unit of a prompt coming back."""
 """Goes into every draw: a new version of the generator gives new connectors."""
 
 HEALTHY_EVERY = 4
@@ -203,7 +205,9 @@ class Plan:
         if not self.returns:
             out |= {"transfer", "whole-units"}
         if self.design or (self.planted is not None and self.planted.grade != "fault"):
-            out |= {"transfer", "whole-units", "restart"}  # some of it is left out, as it is meant
+            out |= {"transfer", "restart", *_WHOLE}  # some of it is left out, as it is meant
+        if self.whole:  # a prompt of just so many units is stored under a key that asks for one token more
+            out |= _WHOLE
         if self.design in LOSSY:
             out.add("outputs")
         return frozenset(out)

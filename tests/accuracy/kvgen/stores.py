@@ -20,8 +20,8 @@ KINDS = (
 ``daemon``: a process of the connector's own behind a Unix socket; ``writer``: a forked process that gets
 records through a queue and writes files."""
 
-SEEN_BY_SIZE = (*FILE_KINDS, "container", "writer")
-"""Stores of which names and sizes of files tell from outside how much came to rest."""
+SEEN_BY_SIZE = (*FILE_KINDS, "container")
+"""Stores of which names and sizes of files tell from outside how much came to rest: this process writes."""
 
 PACKS = ("plain", "zlib", "pickle", "header", "lzma", "shuffle", "xor")
 LOSSY_PACKS = ("int8", "int8-rows", "fp8", "bf16")
