@@ -16,7 +16,7 @@ from kvtrace.causes.evidence.unit import Sample, Store, infer_unit
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.model import PIECE_COLUMNS, HookException, Run, Swallowed
-from kvtrace.terms import Grade
+from kvtrace.terms import LIMIT, Grade
 
 
 def sample(prompt: int, taken: int) -> Sample:
@@ -443,6 +443,7 @@ def test_a_part_of_a_prompt_whose_metadata_is_not_understood(tmp_path: Path) -> 
     unread = replace(run.engines[0], unreadable_steps=1, watched_steps=frozenset({step}))
     first = diagnose(replace(partly, engines=(unread,))).findings[0]
     assert (first.id, first.tokens) == ("slots-short", 32)
+    assert first.severity == LIMIT  # no metadata promised the others
     assert any("not understood" in line for line in first.evidence)
 
 

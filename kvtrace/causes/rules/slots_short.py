@@ -6,7 +6,19 @@ from kvtrace.causes.case import Request
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.model import Finding
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, SaveEnd, Stage, Turn
+from kvtrace.causes.rule import (
+    FAULT,
+    LIMIT,
+    SAVES,
+    Case,
+    Cause,
+    Interval,
+    Piece,
+    Results,
+    SaveEnd,
+    Stage,
+    Turn,
+)
 from kvtrace.terms import Grade
 from kvtrace.words import count, percent, plural
 
@@ -19,7 +31,8 @@ CAUSE = Cause(
     seen_as=(
         "0 < slots read < slots declared in a watched call, by a block or more per entry. Or a request whose "
         "tokens were read in pieces with holes between them, in every layer alike. Or a part of a prompt "
-        "that was read, and no more of it, by no unit, where the metadata of that step is not understood."
+        "that was read, and no more of it, by no unit, where the metadata of that step is not understood. "
+        "These two are choices to confirm: nothing that was promised is known to be missing."
     ),
     remedy="Look at the connector's slot mapping.",
     save_ends=(SaveEnd.PART_READ,),
@@ -88,7 +101,8 @@ def _holes(case: Case) -> Finding:
     return case.finding(
         CAUSE,
         f"The save hook read {share} of the tokens of {plural(len(hit), 'request')}, in pieces with holes "
-        "between them.",
+        "between them. Is that meant?",
+        severity=LIMIT,
         evidence=[
             f"{count(lost)} tokens were not read, before, between and behind {count(kept)} that were, in "
             f"{plural(len(hit), 'request')}; a unit would leave out the end of a prompt alone",
@@ -107,7 +121,9 @@ def _partly(case: Case) -> Finding:
     share = percent(kept, lost + kept)
     return case.finding(
         CAUSE,
-        f"The save hook read {share} of the tokens of {plural(len(hit), 'request')}, and never the others.",
+        f"The save hook read {share} of the tokens of {plural(len(hit), 'request')}, and never the others. "
+        "Is that meant?",
+        severity=LIMIT,
         evidence=[
             f"{count(lost)} tokens were not read, {count(kept)} of the same prompts were; no unit with a "
             "name gives these amounts",
