@@ -133,10 +133,10 @@ class AsyncLoads(ChunkStore):
 
 
 class SlowLoads(AsyncLoads):
-    """A store far away: every load takes a second."""
+    """A store far away: every load takes three seconds."""
 
     def _report(self, loads: list[Transfer]) -> None:
-        self._due = {**getattr(self, "_due", {}), **{t.req_id: time.monotonic() + 1.0 for t in loads}}
+        self._due = {**getattr(self, "_due", {}), **{t.req_id: time.monotonic() + 3.0 for t in loads}}
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         time.sleep(0.01)

@@ -804,6 +804,18 @@ def test_a_hook_that_is_most_of_every_step_is_slow_in_a_short_run_too(tmp_path: 
     assert ids(analyse(sim)) == ["save-blocks-step"]
 
 
+def test_a_hook_that_waits_in_steps_without_a_forward_is_not_called_slow(tmp_path: Path) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve(prompts([64] * 2), Rounding(32).policy())
+    sim.slow = {"get_finished": 100_000_000}
+    for _ in range(20):
+        sim.step()
+    diagnosis = analyse(sim)
+    assert ids(diagnosis) == []
+    said = {item.id: item.why for item in diagnosis.not_observed}
+    assert "most steps had no forward" in said["hook-slow"]
+
+
 def test_facts_are_read(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.serve(prompts([64]), Rounding(32).policy())

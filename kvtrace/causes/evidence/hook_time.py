@@ -49,14 +49,23 @@ def slow_hooks(case: Case, cause: Cause, hooks: Iterable[str], remedy: str) -> R
         )
     elif seen:
         most, hook, _ = max(seen, key=lambda one: one[:2])
-        if most >= _SHARE:
+        if any(_mostly_idle(worker) for *_, worker in seen):
+            yield cause.not_observed("most steps had no forward: a hook keeps no token waiting in these")
+        elif most >= _SHARE:
             what = f"{hook} takes {percent(most, 1)} of the step"
             yield cause.not_observed(f"{what}, but less than 1 s in all: too short a run to call it slow")
         elif not _any_large(case):
             yield cause.ruled_out(f"{hook} takes {percent(most, 1)} of the step at most (host clock)")
 
 
+def _mostly_idle(worker: Worker) -> bool:
+    """Whether most steps had no forward, as while a load is waited for: no token waits in these."""
+    return worker.no_forward_steps > worker.steps
+
+
 def _is_slow(share: float, hook: str, worker: Worker) -> bool:
+    if _mostly_idle(worker):
+        return False
     took = worker.hook_ns[hook]
     little_else = share >= _MOST_OF_IT and took >= _LEAST_OF_IT_NS
     return share >= _SHARE and (took >= _LEAST_NS or little_else)
@@ -74,4 +83,4 @@ def _any_large(case: Case) -> bool:
 
 def _per_step(worker: Worker, nanoseconds: int) -> str:
     """Milliseconds a step, for people."""
-    return f"{nanoseconds / max(1, worker.steps) / 1e6:.1f} ms"
+    return f"{nanoseconds / max(1, worker.steps + worker.no_forward_steps) / 1e6:.1f} ms"

@@ -12,7 +12,7 @@ CAUSE = Cause(
     meaning="A hook takes a large share of the step.",
     seen_as=(
         "Host time of the hook, by rank: a quarter of execute_model or more, and at least 1 s in the run; or "
-        "nine tenths, and 0.25 s."
+        "nine tenths, and 0.25 s. Not where most steps have no forward: no token waits in these."
     ),
     remedy="Move the work out of the step, to a separate thread or stream.",
     timed=True,
