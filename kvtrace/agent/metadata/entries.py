@@ -22,7 +22,7 @@ from kvtrace.trace.format import UNKNOWN, Flag
 _STORE, _LOAD = int(Flag.STORE), int(Flag.LOAD)
 _TELLING = 8
 """Token ids, under whatever name, that are a request's own by no chance."""
-_MOST_BLOCKS = 4096
+_MOST_BLOCKS = 1 << 16
 _Named = TypeVar("_Named", Listed, Number, Span)
 _NOBODYS = "numbers that no request of this step holds"
 
@@ -49,9 +49,12 @@ class Resolver:
     def __init__(self, requests: StepRequests) -> None:
         self.requests = requests
         self.problems: list[Problem] = []
+        self._known_ways: dict[tuple[str, int], tuple[Listed, list[Reading]]] = {}
+        """What the lists of the part at hand are, of each request that was asked for."""
 
     def entries(self, part: Part) -> list[Entry]:
         """The entries of one part; of both directions the store first."""
+        self._known_ways.clear()
         found: list[Entry] = []
         for direction in _directions(part):
             found.extend(self._one_way(part, direction))
@@ -166,9 +169,9 @@ class Resolver:
         """Blocks by the request that alone can be meant; none where one is of nobody, or of several."""
         found: dict[str, list[int]] = {}
         for block in blocks[:_MOST_BLOCKS]:
-            single = Listed("blocks", "", "", (Integers([block], 1),))
             holders = self.requests.holders(block)
             if len(holders) > 1:
+                single = Listed("blocks", "", "", (Integers([block], 1),))
                 holders = [one for one in holders if self._takes_part(one, single)]
             if len(holders) != 1:
                 return {}
@@ -177,6 +180,13 @@ class Resolver:
 
     def _readings(self, req_id: str, listed: Listed) -> list[Reading]:
         """All ways to read a list as something of this request; one that its name says is the only one."""
+        key = (req_id, id(listed))
+        known = self._known_ways.get(key)
+        if known is None:
+            known = self._known_ways[key] = (listed, self._read_as(req_id, listed))
+        return known[1]
+
+    def _read_as(self, req_id: str, listed: Listed) -> list[Reading]:
         if len(listed.lists) > 1:
             groups = identify.group_readings(self.requests, req_id, listed.lists)
             ways = [] if groups is None else [groups]
