@@ -259,7 +259,7 @@ class Resolver:
                 raise Unclear("token ids")
             ranges = _clip(ranges, bounds[0])
         self._no_cuts(lists, found)
-        if part.empty & {0, direction}:
+        if part.context.depth and part.empty & {0, direction}:
             raise Unclear("an empty list")
         numbers, spans = _of_way(part.numbers, direction), _of_way(part.spans, direction)
         ours = [listed for listed, _ in found]

@@ -66,6 +66,8 @@ def _role(name: str, value: int, hull: Interval, known: Known) -> str:
     word = words.read(name)
     if word.foreign or word.other or word.label or value < 0:
         return ""
+    if word.unit == "chunk" and not word.role:
+        return ""  # the how manieth of its parts
     if word.fact or word.unit == "chunk":
         if value in known.facts or value >= hull[1] or not value:
             return ""
