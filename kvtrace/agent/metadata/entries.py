@@ -242,6 +242,8 @@ class Resolver:
             Unclear: that is open.
         """
         read = [(listed, ways) for listed in lists if (ways := self._readings(req_id, listed))]
+        if any(listed.span is None for listed, _ in read):  # beside others, positions say which of those
+            read = [(listed, ways) for listed, ways in read if listed.span is None]
         if any(len({way.ranges for way in ways}) > 1 for _, ways in read):
             raise Unclear(next(listed.name for listed, ways in read if len(ways) > 1))
         found = [(listed, ways[0]) for listed, ways in read]

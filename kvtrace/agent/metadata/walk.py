@@ -231,8 +231,7 @@ class Walk:
                 if type(value.start) is type(value.stop) is int and value.step in (None, 1):
                     part.spans.append((name, (value.start, value.stop)))
             elif kind is Kind.BYTES:
-                if value and not context.depth:
-                    self.problem(context.under(name).field, f"{len(value)} bytes")
+                self._bytes(value, context.under(name))
             elif kind is Kind.OPAQUE:
                 part.hidden = Problem(context.field, f"{name}: {type(value).__name__}")
             elif kind in (Kind.LIST, Kind.ARRAY) and self._list(part, name, value, kind):
@@ -240,6 +239,13 @@ class Walk:
             elif kind is not Kind.NOTHING:
                 deeper.append((name, value, kind))
         return sorted(deeper, key=lambda one: one[2] is not Kind.RECORD)
+
+    def _bytes(self, value: bytes, context: Context) -> None:
+        """Bytes in the metadata itself may be all that it says; none are an empty message."""
+        if context.depth == 1:
+            self._spoke = True
+            if value:
+                self.problem(context.field, f"{len(value)} bytes")
 
     def _number(self, part: Part, name: str, value: int) -> None:
         word = words.read(name)
