@@ -71,7 +71,7 @@ def test_vllms_example_connector_by_blocks_and_by_order():
     assert declared.readable
     assert [(e.req_id, e.direction, e.slots, e.start) for e in declared.entries] == [
         ("a", Flag.STORE, 32, 0),
-        (None, Flag.STORE, 0, UNKNOWN),
+        ("b", Flag.STORE, 0, UNKNOWN),
         ("c", Flag.LOAD, 16, 0),
     ]
     assert (declared.store_slots, declared.store_entries, declared.load_slots) == (32, 2, 16)

@@ -134,6 +134,7 @@ def read(
             declared.entries.extend(resolver.entries(part))
         declared.entries = _once(declared.entries)
         walk.problems.extend(_contradictions(declared.entries))
+        _match_by_order(declared.entries, requests.new_reqs)
     except Exception as error:  # whatever a foreign object does: this step is not understood
         walk.problem("", f"reading it raised {type(error).__name__}")
     declared.problems = [*walk.problems, *resolver.problems]
@@ -205,3 +206,26 @@ def _sum(declared: Declared, placed: bool) -> None:
                     Problem(entry.field, "an entry of no request", not entry.direction & Flag.STORE)
                 )
     declared.readable = all(problem.load for problem in declared.problems)
+
+
+def _match_by_order(entries: list[Entry], new_reqs: list[str]) -> None:
+    """Entries without id or slots follow the order of the new requests (as vLLM's own
+    connectors build them). Only where the gap between two known neighbours leaves exactly
+    as many requests as entries is there no doubt."""
+    if not any(entry.req_id is None for entry in entries):
+        return
+    position = {req: at for at, req in enumerate(new_reqs)}
+    run: list[Entry] = []
+    last = -1
+    for entry in [*entries, Entry(req_id="")]:
+        if entry.req_id is None:
+            run.append(entry)
+            continue
+        at = len(new_reqs) if entry.req_id == "" else position.get(entry.req_id, -1)
+        if at < 0:
+            continue
+        gap = new_reqs[last + 1 : at]
+        if run and len(gap) == len(run):
+            for lost, req in zip(run, gap, strict=True):
+                lost.req_id = req
+        run, last = [], at
