@@ -104,12 +104,6 @@ RULES: tuple[Rule, ...] = (
             ("saves: one request for all", "saves.misplaced:_one_for_all", _false),
             ("saves: whole blocks skewed", "saves.positioned:PositionCalls._skewed", _false),
             ("saves: exceptions that come again", "saves.positioned:PositionCalls._settle_caught", _none),
-            (
-                "saves: calls that wrote nothing",
-                "saves.positioned:PositionCalls._judge_unwritten",
-                lambda *_: import_module("kvtrace.ledger.model").Trust(),
-            ),
-            ("saves: reads hidden in later steps", "saves.positioned:PositionCalls._hidden_among", _false),
             ("saves: copies that come later", "saves.positioned:PositionCalls._copies_later", False),
             ("saves: cut short", "saves.positioned:PositionCalls._cut_short", _false),
             ("saves: windows", "saves.pairs:windows_of", _no_table),
@@ -136,7 +130,6 @@ RULES: tuple[Rule, ...] = (
             ),
             ("contents: KV that stood there", "contents.compare:remaining", lambda *_: set()),
             ("contents: blocks left alone", "contents.compare:left_alone", _no_table),
-            ("contents: layers left out", "contents.compare:left_out", _no_table),
             ("contents: looked at later", "contents.compare:held_later", _no_table),
             ("contents: altered alike", "contents.compare:_altered", _none),
             ("contents: given back by nobody", "contents.compare:_Judge._nobody_s", _none),
@@ -145,7 +138,6 @@ RULES: tuple[Rule, ...] = (
         )
     ),
     Rule("causes: the unit", "kvtrace.causes.case:infer_unit", _none),
-    Rule("causes: units above all chunks", "kvtrace.causes.evidence.prompts:unit_above_chunks", _none),
     Rule("causes: units without a name", "kvtrace.causes.evidence.unit:_unnamed", _none),
     *(Rule(f"cause {name.replace('_', '-')}", f"kvtrace.causes.rules.{name}:rule", None) for name in ORDER),
 )
