@@ -102,8 +102,8 @@ RULES: tuple[Rule, ...] = (
             ),
             ("saves: other slots than named", "saves.positioned:read_elsewhere", _false),
             ("saves: one request for all", "saves.misplaced:_one_for_all", _false),
-            ("saves: whole blocks skewed", "saves.positioned:PositionCalls._skewed", _false),
             ("saves: exceptions that come again", "saves.positioned:PositionCalls._settle_caught", _none),
+            ("saves: whole blocks skewed", "saves.positioned:PositionCalls._skewed", _false),
             ("saves: copies that come later", "saves.positioned:PositionCalls._copies_later", False),
             ("saves: cut short", "saves.positioned:PositionCalls._cut_short", _false),
             ("saves: windows", "saves.pairs:windows_of", _no_table),
@@ -137,6 +137,8 @@ RULES: tuple[Rule, ...] = (
             ("contents: another's KV", "contents.compare:_Judge._another_s", _none),
         )
     ),
+    Rule("causes: keys of a head", "kvtrace.causes.rules.false_already_stored:claim_by_head", lambda *_: []),
+    Rule("causes: keys of a part", "kvtrace.causes.rules.false_already_stored:claim_by_part", lambda *_: []),
     Rule("causes: the unit", "kvtrace.causes.case:infer_unit", _none),
     Rule("causes: units without a name", "kvtrace.causes.evidence.unit:_unnamed", _none),
     *(Rule(f"cause {name.replace('_', '-')}", f"kvtrace.causes.rules.{name}:rule", None) for name in ORDER),
