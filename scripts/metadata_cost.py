@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from kvtrace.agent.metadata import Declared, Holdings, read  # noqa: E402
+from kvtrace.agent.metadata import Declared, StepRequests, read  # noqa: E402
 
 BLOCK = 16
 TOKENS = 1600
@@ -153,7 +153,7 @@ def ratio(world: World, build: Callable[[World], Any]) -> float:
     started = time.thread_time_ns()
     meta = build(world)
     built = time.thread_time_ns()
-    declared: Declared = read(meta, Holdings(world.scheduler, world.output))
+    declared: Declared = read(meta, StepRequests(world.scheduler, world.output))
     ended = time.thread_time_ns()
     if not declared.readable or declared.store_slots != len(world.tables) * TOKENS:
         raise SystemExit(f"read {declared.store_slots} slots: {declared.problems}")

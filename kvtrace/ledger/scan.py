@@ -37,7 +37,6 @@ _KEPT = {
     "outside": Kind.OUTSIDE,
     "prints": Kind.PRINTS,
     "reprints": Kind.REPRINTS,
-    "stayed": Kind.STAYED,
     "layers": Kind.LAYERS,
     "states": Kind.STATES,
 }
@@ -79,7 +78,6 @@ class SpoolScan:
     outside: Records  # (n, 8): OUTSIDE, in file order
     prints: Records  # (n, 8): PRINTS, in file order
     reprints: Records  # (n, 8): REPRINTS, in file order
-    stayed: Records  # (n, 8): STAYED, in file order
     layers: Records  # (n, 8): LAYERS, in file order
     states: Records  # (n, 8): STATES, in file order
     device: DeviceTally

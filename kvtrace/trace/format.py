@@ -78,7 +78,6 @@ class Kind(IntEnum):
     PART = 29
     SEAL = 30
     REPRINTS = 31
-    STAYED = 32
     GROWN = 33
     LAYERS = 34
     STATES = 36

@@ -502,21 +502,6 @@ class BlockPrintsAgain(BlockPrints):
     says nothing of it."""
 
 
-class LayerStayed(NamedTuple):
-    """Of so many loaded blocks from place ``first`` of a request's table on (KV cache group: detail) this
-    layer holds after ``step`` what it held when PRINTS last spoke of them, or (``zeroes``: 1) nothing but
-    zeroes; some other layer of each of them does not."""
-
-    head: Word
-    request: Word
-    step: Word
-    layer: Word
-    first: Word
-    blocks: Word
-    zeroes: Word
-    spare7: Word = 0
-
-
 NUMBERS, NUMBER_BITS = 9, 21
 """Of a LayerPrints record: how many numbers it holds, three a word, and their bits."""
 
@@ -541,7 +526,7 @@ Row = (
     Name | Bytes | Document | HookCall | OpCall | Step | Chunk | Arrival | Lookup | Allocation | MetadataEntry
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
     | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | Outside
-    | BlockPrints | BlockPrintsAgain | LayerStayed | LayerPrints
+    | BlockPrints | BlockPrintsAgain | LayerPrints
     | Parts | Growth | StatesTouched
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
@@ -573,7 +558,6 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.OUTSIDE: Outside,
     Kind.PRINTS: BlockPrints,
     Kind.REPRINTS: BlockPrintsAgain,
-    Kind.STAYED: LayerStayed,
     Kind.LAYERS: LayerPrints,
     Kind.PART: Parts,
     Kind.TRAILER: Trailer,

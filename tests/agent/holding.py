@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvtrace.agent.metadata import Admissions, Holdings
+from kvtrace.agent.metadata import Admissions, StepRequests
 
 BLOCK = 16
 
@@ -32,7 +32,7 @@ class Req:
             self.tokens = rng.integers(1000, 150_000, self.prompt + self.output).tolist()
 
 
-def step(requests: dict[str, Req], sizes: tuple[int, ...] = (BLOCK,)) -> Holdings:
+def step(requests: dict[str, Req], sizes: tuple[int, ...] = (BLOCK,)) -> StepRequests:
     """What is known of the requests when the metadata of a step has been built."""
     admissions = Admissions()
     known: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def step(requests: dict[str, Req], sizes: tuple[int, ...] = (BLOCK,)) -> Holding
         scheduled_new_reqs=[],
         num_scheduled_tokens={name: req.now for name, req in requests.items() if req.now},
     )
-    return Holdings(scheduler, output, admissions, step=1)
+    return StepRequests(scheduler, output, admissions, step=1)
 
 
 def slots(ids: list[int], start: int = 0, end: int | None = None, size: int = BLOCK) -> list[int]:

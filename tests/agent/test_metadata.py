@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvtrace.agent.metadata import Declared, Totals, is_empty, read, totals
-from kvtrace.agent.metadata import Holdings as Blocks
+from kvtrace.agent.metadata import StepRequests as Blocks
 from kvtrace.agent.metadata import words as metadata_words
 from kvtrace.trace.format import UNKNOWN, Flag
 
@@ -117,7 +117,7 @@ def test_the_start_follows_from_the_first_slot():
 
 
 SaveSpec = namedtuple("SaveSpec", "skip_leading_tokens can_save")
-LoadSpec = namedtuple("LoadSpec", "vllm_cached_tokens can_load")
+LoadSpec = namedtuple("LoadSpec", "vllm_cached_tokens lmcache_cached_tokens can_load")
 
 
 @dataclass
@@ -129,28 +129,32 @@ class LMCacheReq:
     load_spec: Any = None
 
 
+@dataclass
+class LMCacheConnectorMetadata(KVConnectorMetadata):
+    requests: list[LMCacheReq]
+
+
 @pytest.mark.parametrize(
-    ("save", "load", "direction", "start"),
+    ("save", "load", "expected"),
     [
-        (SaveSpec(16, True), None, Flag.STORE, 16),
-        (SaveSpec(0, False), None, 0, 0),
-        (None, LoadSpec(0, True), Flag.LOAD, 0),
-        (None, LoadSpec(0, False), 0, 0),
-        (None, None, 0, 0),
+        (SaveSpec(16, True), None, [("a", Flag.STORE, 16)]),
+        (SaveSpec(0, False), None, []),
+        (None, LoadSpec(0, 32, True), [("a", Flag.LOAD, 0)]),
+        (None, LoadSpec(0, 32, False), []),
+        (None, None, []),
     ],
 )
-def test_lmcaches_specs(save, load, direction, start):
-    meta = SimpleNamespace(requests=[LMCacheReq("a", list(range(32)), slots(1, 2), save, load)])
+def test_lmcaches_specs(save, load, expected):
+    meta = LMCacheConnectorMetadata([LMCacheReq("a", list(range(32)), slots(1, 2), save, load)])
     declared = read(meta, blocks(a=[1, 2]))
     assert declared.readable
-    (entry,) = declared.entries
-    assert (entry.req_id, entry.direction, entry.start) == ("a", direction, start)
+    assert [(e.req_id, e.direction, e.start) for e in declared.entries] == expected
 
 
 def test_an_entry_that_loads_and_saves_is_two_each_with_its_own_positions():
     """What a save skips is what was loaded: it says nothing of where the load begins."""
-    req = LMCacheReq("a", list(range(32)), slots(1, 2), SaveSpec(16, True), LoadSpec(0, True))
-    declared = read(SimpleNamespace(requests=[req]), blocks(a=[1, 2]))
+    req = LMCacheReq("a", list(range(32)), slots(1, 2), SaveSpec(16, True), LoadSpec(0, 32, True))
+    declared = read(LMCacheConnectorMetadata([req]), blocks(a=[1, 2]))
     assert declared.readable
     assert [(e.req_id, e.direction, e.start) for e in declared.entries] == [
         ("a", Flag.STORE, 16),

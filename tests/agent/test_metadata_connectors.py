@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from kvtrace.agent.metadata import Declared, Holdings, read
+from kvtrace.agent.metadata import Declared, StepRequests, read
 from kvtrace.trace.format import UNKNOWN, Flag
 
 from .fakes import KVConnectorMetadata
@@ -31,7 +31,7 @@ def one_step() -> dict[str, Req]:
     }
 
 
-def said(meta: Any, holdings: Holdings | None = None) -> list[tuple[Any, ...]]:
+def said(meta: Any, holdings: StepRequests | None = None) -> list[tuple[Any, ...]]:
     """(request, direction, start, size) of each entry of a step that is understood."""
     declared = read(meta, holdings or step(one_step()))
     assert declared.readable, declared.problems

@@ -297,22 +297,6 @@ def test_it_is_looked_at_as_the_request_ends_and_the_blocks_go_and_the_connector
     assert sorted(looks) == [(2, 2), (3, 1), (4, 2), (5, 1), (5, 2), (6, 2), (7, 1)]
 
 
-def test_a_layer_that_a_load_left_out_is_named_with_its_blocks(trace: Any) -> None:
-    engine = Engine()
-    engine.layers["layer.1"][3:6] = 0
-    engine.step([1, 2])
-    load(engine, "b", [1, 2, 3, 4, 6], STEP + 1, writes=True, but="layer.1")
-    steps(engine, STEP + 2, STEP + 2)
-    spool, table = trace.read()
-    found = [
-        rows.LayerStayed._make(int(word) for word in row)
-        for row in zip(*rows.of_kind(rows.LayerStayed, table), strict=True)
-    ]
-    assert {spool.names[one.layer] for one in found} == {"layer.1"}
-    assert [(one.first, one.blocks, one.zeroes) for one in found] == [(0, 2, 0), (2, 2, 1)]
-    assert [step for step, _ in again(trace)] == [2]
-
-
 def test_looking_again_keeps_to_the_budget(trace: Any) -> None:
     engine = Engine()
     engine.step([1, 2, 3])

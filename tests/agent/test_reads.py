@@ -16,7 +16,8 @@ from kvtrace.agent.targets import TARGETS
 # The modules that read vLLM's objects, and the variables that hold one where it is read by a plain dot.
 READERS = (
     "block_tables", "connector", "connector_facts", "describe", "front", "graphs", "hook_records",
-    "metadata/holdings", "ops", "prefixes", "scheduler", "startup", "watch/caches", "watch/layout", "worker",
+    "metadata/step_requests", "ops", "prefixes", "scheduler", "startup", "watch/caches", "watch/layout",
+    "worker",
 )  # fmt: skip
 OBJECTS = {
     "cached", "config", "context", "kv_cache_config", "lora", "new", "one", "output", "request", "scheduler",

@@ -27,7 +27,7 @@ from kvtrace.agent import ops, prefixes, scheduler, worker
 from kvtrace.agent.connector import traced
 from kvtrace.agent.device import Device
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.agent.watch import call, policy, print_records, prints, records, states
+from kvtrace.agent.watch import call, policy, print_records, records, states
 from kvtrace.agent.watch.operations import READ, Touched
 from kvtrace.agent.watch.prompts import Filled
 from kvtrace.trace import hooks, rows
@@ -669,20 +669,6 @@ def fingerprints(row: rows.BlockPrints, seen: Context) -> None:
 def fingerprints_once_more(row: rows.BlockPrintsAgain, seen: Context) -> None:
     assert seen.names[row.request] == "req" and row.step == STEP and row.first == 5
     assert (row.print0, row.print1, row.print2, row.print3) == (6, 0, 0, 0) and rows.detail(row.head) == 3
-
-
-def a_layer_left_out() -> None:
-    made, layers = prints.Prints(), [SimpleNamespace(name=f"layer.{i}") for i in range(2)]
-    made._groups, made._sizes = [layers], [4]
-    admitted = prints._Planned(STEP, [Filled("req", 0, 0, [8, 9])], {}, {"req": 8})
-    torch = pytest.importorskip("torch")
-    made._came(admitted, [torch.tensor([[12, 0, 12], [14, 0, 14]])])
-
-
-@case(Kind.STAYED, a_layer_left_out)
-def a_layer_that_stayed(row: rows.LayerStayed, seen: Context) -> None:
-    assert seen.names[row.request] == "req" and row.step == STEP and seen.names[row.layer] == "layer.1"
-    assert (row.first, row.blocks, row.zeroes) == (0, 2, 1) and spares(row) == [0]
 
 
 def numbers_of_layers() -> None:

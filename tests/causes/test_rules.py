@@ -498,29 +498,6 @@ def test_the_first_chunks_that_fill_a_unit(
     assert first == [found or "below-save-granularity"]
 
 
-@pytest.mark.parametrize(
-    ("ints", "batched", "found"),
-    [
-        ({"page_tokens": 192, "block_size": 32}, 100, "first-chunk-only"),
-        ({"page_tokens": 192, "depth": 6}, 100, "first-chunk-only"),  # 6 blocks of 32
-        ({"window": 192, "block_size": 32}, 100, "metadata-has-no-store"),  # nothing says that it is a unit
-        ({"page_tokens": 192, "chunk_size": 256}, 100, "metadata-has-no-store"),  # which of the two?
-        ({"page_tokens": 192}, 256, "metadata-has-no-store"),  # a chunk fills it, and is not offered
-        ({"page_tokens": 64}, 100, "metadata-has-no-store"),
-    ],
-)
-def test_no_chunk_fills_the_unit(tmp_path: Path, ints: dict[str, int], batched: int, found: str) -> None:
-    """Nothing is ever offered: the unit is more than any step computes of a prompt, and not of a prompt."""
-    sim = Sim(tmp_path, batched=batched, ints=ints)
-    sim.serve(prompts([440, 384, 512]), Policy(nothing))
-    diagnosis = analyse(sim)
-    assert ids(diagnosis) == [found]
-    assert diagnosis.findings[0].severity == "limit"
-    if found == "first-chunk-only":
-        text = " ".join([diagnosis.findings[0].title, *diagnosis.findings[0].evidence])
-        assert "192 tokens" in text and "no step computed more than 100 tokens" in text
-
-
 def test_a_number_held_as_tokens_and_as_blocks_may_be_the_unit(tmp_path: Path) -> None:
     """Whatever it is called: of one held as tokens alone, only its name says so."""
     for ints, found in (

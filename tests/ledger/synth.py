@@ -586,15 +586,6 @@ class Sim:
             four = (*values[at : at + 4], 0, 0, 0)[:4]
             w.add(*rows.BlockPrints(head, w.name(request), self.step_id, first + at, *four))
 
-    def stayed(
-        self, request: str, layer: int, blocks: int, first: int = 0, rank: int = 0, zeroes: bool = False
-    ) -> None:
-        """The latest step left this layer of loaded blocks as it was, and others not."""
-        w = self.workers[rank]
-        head = pack_head(Kind.STAYED, Role.WORKER)
-        name = w.name(self.layer_names[layer])
-        w.add(*rows.LayerStayed(head, w.name(request), self.step_id, name, first, blocks, int(zeroes)))
-
     def of_layers(
         self, request: str, numbers: Sequence[Sequence[int]], first: int = 0, rank: int = 0
     ) -> None:

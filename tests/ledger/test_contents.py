@@ -353,68 +353,6 @@ def test_a_load_that_was_not_looked_at_for_as_long_as_late_ones_take(
     assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN, 0) == (6 - late) * BLOCK * LAYERS
 
 
-# --- layers that were left out --------------------------------------------------------------------------
-
-
-def _left_out(tmp_path: Path, layer: int, writes: bool = False, **more: bool) -> Run:
-    """A load into the blocks of a request with other tokens, of which one layer stays as it was."""
-    cache = Cache(tmp_path, kv_blocks=64)
-    for request in "ab":
-        cache.sim.give(request, [21, 22, 23, 24], flags=int(Flag.FIRST))
-        if request == "a":
-            cache.computes("a", [8, 7, 6, 5], (11, 12, 13, 14) if more.pop("alike", False) else (1, 2, 3, 4))
-            cache.sim.finish("a", 4 * BLOCK)
-    cache.loads("b", [18, 17, 16, 9])
-    cache.sim.stayed("b", layer, 3, **more)
-    if writes:
-        cache.sim.write_kv("b", 0, 3 * BLOCK)
-    return cache.run()
-
-
-@pytest.mark.parametrize("zeroes", [False, True])
-def test_a_layer_that_holds_what_it_held_and_the_one_below_does_not_was_left_out(
-    tmp_path: Path, zeroes: bool
-) -> None:
-    run = _left_out(tmp_path, 1, zeroes=zeroes)
-    assert run.loads.accounts[LoadEnd.NOT_WRITTEN] == 3 * BLOCK and not lost(run)
-    first = diagnose(run).findings[0]
-    assert first.id == "load-not-injected"
-    assert "in 1 layer on rank 0" in first.evidence and any("1 of 2 layers" in one for one in first.evidence)
-
-
-def test_the_lowest_layer_may_hold_what_it_held_before(tmp_path: Path) -> None:
-    """The same token in the same place, after others."""
-    assert LoadEnd.NOT_WRITTEN not in _left_out(tmp_path, 0).loads.accounts
-
-
-def test_a_layer_of_the_same_tokens_may_hold_what_it_held_before(tmp_path: Path) -> None:
-    assert LoadEnd.NOT_WRITTEN not in _left_out(tmp_path, 1, alike=True).loads.accounts
-
-
-def test_a_layer_that_was_seen_to_be_written_was_not_left_out(tmp_path: Path) -> None:
-    assert LoadEnd.NOT_WRITTEN not in _left_out(tmp_path, 1, writes=True).loads.accounts
-
-
-@pytest.mark.parametrize(("written", "left"), [([0], 3), ([0, 1], 0)])
-def test_of_a_load_that_was_seen_to_write_other_layers_one_was_left_out(
-    tmp_path: Path, written: list[int], left: int
-) -> None:
-    """Of its last block it is not known what it held before: the same layer is wrong there, and no other."""
-    cache = Cache(tmp_path, kv_blocks=64)
-    cache.computes("b", [8, 7, 6, 5])
-    cache.sim.of_layers("b", [[18, 28], [17, 27], [16, 26]])
-    cache.computes("a", [3, 2, 1, 4], (1, 2, 3, 4))
-    cache.sim.finish("a", 4 * BLOCK)
-    cache.sim.give("c", cache.sim.blocks.table("a"), flags=int(Flag.FIRST))  # type: ignore[union-attr]
-    cache.loads("c", [58, 57, 56, 9])
-    cache.sim.of_layers("c", [[18, 38], [17, 37], [16, 36]])
-    cache.sim.stayed("c", 1, 2)
-    cache.sim.write_kv("c", 0, 3 * BLOCK, layers=written)
-    ends = cache.run().load_rows[-1].ends
-    assert ends.get(LoadEnd.NOT_WRITTEN, 0) == left * BLOCK
-    assert ends.get(LoadEnd.WRONG, 0) == (3 - left) * BLOCK
-
-
 def test_what_was_seen_to_be_written_is_wrong_itself(tmp_path: Path) -> None:
     assert lost(_into_the_same_blocks(tmp_path, [8, 7, 6, 9], writes=True)) > 0
 

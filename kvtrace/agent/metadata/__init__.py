@@ -6,9 +6,9 @@ say the direction and tell readings of the same numbers apart. What may name KV 
 makes the step unreadable (``readable`` false), with its class and field: it must never look like "nothing
 to store".
 
-The way: :mod:`.parts` walks the object (:mod:`.shapes` reads its fields without calling anything of its own),
-:mod:`.entries` finds request, direction and positions (:mod:`.identify`, :mod:`.positions`) from what the
-scheduler knows (:mod:`.holdings`).
+The way: :mod:`.walk` goes through the object (:mod:`.shapes` reads its fields without calling anything of its
+own; :mod:`.stock` has the words of well-known ones), :mod:`.entries` finds request, direction and positions
+(:mod:`.identify`, :mod:`.numbers`) from what the scheduler knows (:mod:`.step_requests`).
 
 Sources: ``distributed/kv_transfer/kv_connector/v1/*`` of vLLM from 0.8.5 on, LMCache's adapters.
 """
@@ -16,15 +16,16 @@ Sources: ``distributed/kv_transfer/kv_connector/v1/*`` of vLLM from 0.8.5 on, LM
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from kvtrace.agent.metadata.entries import Entry, Resolver
-from kvtrace.agent.metadata.holdings import Admissions, Holdings, read_tables
-from kvtrace.agent.metadata.parts import Context, Problem, Walk
+from kvtrace.agent.metadata.step_requests import Admissions, StepRequests, read_tables
+from kvtrace.agent.metadata.walk import Context, Problem, Walk
 from kvtrace.trace.format import UNKNOWN, Flag
 
 __all__ = [
-    "Admissions", "Declared", "Entry", "Holdings", "Problem", "Totals", "is_empty", "read",
+    "Admissions", "Declared", "Entry", "Problem", "StepRequests", "Totals", "is_empty", "read",
     "read_tables", "totals",
 ]  # fmt: skip
 
@@ -98,7 +99,7 @@ _plain: dict[type, bool] = {}
 
 def totals(meta: Any) -> Declared:
     """What is known without knowing the requests of the step (worker side)."""
-    return read(meta, Holdings(None, None))
+    return read(meta, StepRequests(None, None))
 
 
 Answer = tuple[list[Entry], list[Problem]]
@@ -107,7 +108,7 @@ Answer = tuple[list[Entry], list[Problem]]
 
 def read(
     meta: Any,
-    holdings: Holdings,
+    requests: StepRequests,
     answer: Answer | None = None,
     answered: dict[int, tuple[Any, Answer]] | None = None,
 ) -> Declared:
@@ -122,22 +123,22 @@ def read(
         return declared
     if answer is not None:
         declared.entries, declared.problems = answer
-        _sum(declared, bool(holdings))
+        _sum(declared, bool(requests))
         return declared
-    walk = Walk(holdings, {} if answered is None else answered)
-    resolver = Resolver(holdings)
+    walk = Walk(requests, {} if answered is None else answered)
+    resolver = Resolver(requests)
     try:
         walk.metadata(meta, Context())
         declared.entries.extend(walk.answers)
         for part in walk.parts:
             declared.entries.extend(resolver.entries(part))
-        declared.entries.extend(resolver.settle(declared.entries))
         declared.entries = _once(declared.entries)
-        _match_by_order(declared.entries, holdings.new_reqs)
+        walk.problems.extend(_contradictions(declared.entries))
+        _match_by_order(declared.entries, requests.new_reqs)
     except Exception as error:  # whatever a foreign object does: this step is not understood
         walk.problem("", f"reading it raised {type(error).__name__}")
     declared.problems = [*walk.problems, *resolver.problems]
-    _sum(declared, bool(holdings))
+    _sum(declared, bool(requests))
     return declared
 
 
@@ -163,6 +164,22 @@ def _once(entries: list[Entry]) -> list[Entry]:
                 last.slots += one.slots
                 continue
         found.append(one)
+    return found
+
+
+def _contradictions(entries: list[Entry]) -> list[Problem]:
+    """Entries of a request and a direction that overlap, and are not the same: which is meant is open."""
+    found: list[Problem] = []
+    by_request: dict[tuple[object, ...], list[Entry]] = {}
+    for one in entries:
+        if one.req_id is not None and one.direction and one.slots > 0 and one.start >= 0:
+            by_request.setdefault((one.req_id, one.direction, one.child), []).append(one)
+    for same in by_request.values():
+        same.sort(key=lambda one: one.start)
+        for one, other in pairwise(same):
+            if other.start < one.start + one.slots:
+                found.append(Problem(other.field, "KV that another entry names in part"))
+                one.slots = one.tokens = other.slots = other.tokens = one.start = other.start = UNKNOWN
     return found
 
 

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import Any
 
 from kvtrace.agent.metadata.entries import Entry
-from kvtrace.agent.metadata.holdings import Holdings
-from kvtrace.agent.metadata.parts import Problem
+from kvtrace.agent.metadata.step_requests import StepRequests
+from kvtrace.agent.metadata.walk import Problem
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Flag
 
@@ -30,26 +30,26 @@ KvEntries = Callable[[Any, "AdapterContext"], "Iterable[Any] | None"]
 class AdapterContext:
     """What the scheduler knows in this step; nothing of it is to be changed."""
 
-    def __init__(self, holdings: Holdings) -> None:
-        self._holdings = holdings
+    def __init__(self, requests: StepRequests) -> None:
+        self._requests = requests
 
     @property
     def block_sizes(self) -> tuple[int, ...]:
         """Tokens in a block of each KV cache group."""
-        return tuple(self._holdings.sizes)
+        return tuple(self._requests.sizes)
 
     @property
     def scheduled(self) -> Mapping[str, int]:
         """Request id -> tokens that this step computes."""
-        return self._holdings.scheduled
+        return self._requests.scheduled
 
     def block_ids(self, request_id: str) -> tuple[tuple[int, ...], ...]:
         """The blocks of a request, in order of position, a tuple a KV cache group; () where unknown."""
-        return tuple(tuple(table) for table in self._holdings.tables(request_id))
+        return tuple(tuple(table) for table in self._requests.tables(request_id))
 
     def computed(self, request_id: str) -> tuple[int, int] | None:
         """Tokens of a request that are computed before this step and with it; None where unknown."""
-        return self._holdings.computed(request_id)
+        return self._requests.computed(request_id)
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,23 @@ class Adapter:
     function: KvEntries | None = None
     error: str = ""
 
-    def entries(self, metadata: Any, holdings: Holdings) -> tuple[list[Entry], list[Problem]] | None:
+    def entries(self, metadata: Any, requests: StepRequests) -> tuple[list[Entry], list[Problem]] | None:
         """The adapter's answer; None where it leaves this metadata to the reader. Never raises."""
         if self.function is None:
             return [], [Problem("", f"the adapter {self.name} can't be used: {self.error}")]
         try:
-            found = self.function(metadata, AdapterContext(holdings))
+            found = self.function(metadata, AdapterContext(requests))
             if found is None:
                 return None
             listed = list(islice(found, _MOST_ENTRIES + 1))
             if len(listed) > _MOST_ENTRIES:
                 raise ValueError(f"more than {_MOST_ENTRIES} entries")
-            return [_entry(one, holdings) for one in listed], []
+            return [_entry(one, requests) for one in listed], []
         except Exception as error:
             return [], [Problem("", f"the adapter {self.name} raised {_text(error)}")]
 
 
-def _entry(given: Any, holdings: Holdings) -> Entry:
+def _entry(given: Any, requests: StepRequests) -> Entry:
     """One entry of an adapter: a tuple, a mapping or an object with these fields.
 
     Raises:
@@ -98,9 +98,9 @@ def _entry(given: Any, holdings: Holdings) -> Entry:
     if unit not in ("tokens", "blocks", None):
         raise ValueError(f"{given!r:.100}: the unit is 'tokens' or 'blocks'")
     if unit == "blocks":
-        if len(set(holdings.sizes)) != 1:
+        if len(set(requests.sizes)) != 1:
             raise ValueError("blocks of which KV cache group? Give positions in tokens")
-        start, end = start * holdings.sizes[0], end * holdings.sizes[0]
+        start, end = start * requests.sizes[0], end * requests.sizes[0]
     return Entry(request_id, _DIRECTIONS[direction], end - start, end - start, start)
 
 

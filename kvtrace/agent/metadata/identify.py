@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from kvtrace.agent.metadata.holdings import Holdings, Interval
 from kvtrace.agent.metadata.shapes import Integers
+from kvtrace.agent.metadata.step_requests import Interval, StepRequests
 
 BLOCK, SLOT, TOKEN = "block", "slot", "token"
 
@@ -43,25 +43,25 @@ class Reading:
         return sum(end - start for start, end in self.ranges)
 
 
-def readings(holdings: Holdings, req_id: str, numbers: Integers) -> list[Reading]:
+def readings(requests: StepRequests, req_id: str, numbers: Integers) -> list[Reading]:
     """All ways in which a non-empty list can be read as something of this request."""
     if numbers.hidden or not numbers.length:
         return []
     found = []
-    tables = holdings.tables(req_id)
+    tables = requests.tables(req_id)
     if any(tables):
         found = [
             reading
-            for reading in (_as_blocks(holdings, tables, numbers), _as_slots(holdings, tables, numbers))
+            for reading in (_as_blocks(requests, tables, numbers), _as_slots(requests, tables, numbers))
             if reading is not None
         ]
-    tokens = _as_tokens(holdings, req_id, numbers)
+    tokens = _as_tokens(requests, req_id, numbers)
     return [*found, tokens] if tokens is not None else found
 
 
-def group_readings(holdings: Holdings, req_id: str, lists: Sequence[Integers]) -> Reading | None:
+def group_readings(requests: StepRequests, req_id: str, lists: Sequence[Integers]) -> Reading | None:
     """Several lists of blocks of one request: one a KV cache group, or one a run of blocks."""
-    tables = holdings.tables(req_id)
+    tables = requests.tables(req_id)
     found: list[tuple[int, int]] = []
     for numbers in lists:
         if numbers.hidden or not any(tables):
@@ -73,7 +73,7 @@ def group_readings(holdings: Holdings, req_id: str, lists: Sequence[Integers]) -
         found.extend(places[value] for value in named)
     if not found or len(set(found)) != len(found):
         return None
-    return _of_blocks(holdings, sorted(found), all(a < b for a, b in pairwise(found)))
+    return _of_blocks(requests, sorted(found), all(a < b for a, b in pairwise(found)))
 
 
 def _common(hulls: list[Interval]) -> Interval:
@@ -89,7 +89,7 @@ def _common(hulls: list[Interval]) -> Interval:
 # --- blocks -----------------------------------------------------------------------
 
 
-def _as_blocks(holdings: Holdings, tables: list[list[int]], numbers: Integers) -> Reading | None:
+def _as_blocks(requests: StepRequests, tables: list[list[int]], numbers: Integers) -> Reading | None:
     count = numbers.length
     first, last = numbers.at(0), numbers.at(count - 1)
     if count > sum(map(len, tables)) or first < 0:
@@ -98,7 +98,7 @@ def _as_blocks(holdings: Holdings, tables: list[list[int]], numbers: Integers) -
         at = _find(table, first) if first else -1
         if at >= 0 and at + count <= len(table) and table[at + count - 1] == last:
             if table[at : at + count] == numbers.whole():
-                size = holdings.size(group)
+                size = requests.size(group)
                 return Reading(BLOCK, ((at * size, (at + count) * size),)) if size else None
         elif at < 0 and first and group == len(tables) - 1 and not any(first in one for one in tables):
             return None
@@ -111,7 +111,7 @@ def _as_blocks(holdings: Holdings, tables: list[list[int]], numbers: Integers) -
         return None
     found = [places[value] for value in named]
     strict = numbers.ordered and all(a < b for a, b in pairwise(found))
-    return _of_blocks(holdings, sorted(found), strict or not numbers.ordered)
+    return _of_blocks(requests, sorted(found), strict or not numbers.ordered)
 
 
 def _nulls_fit(tables: list[list[int]], values: list[int], places: dict[int, tuple[int, int]]) -> bool:
@@ -147,10 +147,10 @@ def _places(tables: list[list[int]], wanted: set[int]) -> dict[int, tuple[int, i
     }
 
 
-def _of_blocks(holdings: Holdings, found: list[tuple[int, int]], strict: bool) -> Reading | None:
+def _of_blocks(requests: StepRequests, found: list[tuple[int, int]], strict: bool) -> Reading | None:
     runs: list[list[Interval]] = []
     for group, places in groupby(found, key=lambda place: place[0]):
-        size = holdings.size(group)
+        size = requests.size(group)
         if not size:
             return None
         runs.append(merged((index * size, (index + 1) * size) for _, index in places))
@@ -173,9 +173,9 @@ def merged(intervals: object) -> list[Interval]:
 # --- slots -----------------------------------------------------------------------
 
 
-def _as_slots(holdings: Holdings, tables: list[list[int]], numbers: Integers) -> Reading | None:
+def _as_slots(requests: StepRequests, tables: list[list[int]], numbers: Integers) -> Reading | None:
     for group, table in enumerate(tables):
-        size = holdings.size(group)
+        size = requests.size(group)
         if not size or not table:
             continue
         reading = _slot_run(table, size, numbers)
@@ -236,17 +236,17 @@ def _slot_set(table: list[int], size: int, numbers: Integers) -> Reading | None:
 # --- token ids -----------------------------------------------------------------------
 
 
-def _as_tokens(holdings: Holdings, req_id: str, numbers: Integers) -> Reading | None:
+def _as_tokens(requests: StepRequests, req_id: str, numbers: Integers) -> Reading | None:
     """A prefix of the request's tokens, or those of this step's part."""
     if not numbers.ordered:
         return None
-    tokens = holdings.tokens(req_id)
+    tokens = requests.tokens(req_id)
     count = numbers.length
     if not tokens or count > len(tokens):
         return None
-    computed = holdings.computed(req_id) or (0, 0)
-    awaited = holdings.awaited(req_id) or (0, 0)
-    starts = (0, computed[0], computed[1] - count, len(tokens) - count, *awaited, holdings.local(req_id))
+    computed = requests.computed(req_id) or (0, 0)
+    awaited = requests.awaited(req_id) or (0, 0)
+    starts = (0, computed[0], computed[1] - count, len(tokens) - count, *awaited, requests.local(req_id))
     for start in dict.fromkeys(starts):
         if 0 <= start <= len(tokens) - count and _same(tokens, start, numbers):
             return Reading(TOKEN, ((start, start + count),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvtrace.agent.metadata import Admissions, Declared, Holdings, Totals, is_empty, read
+from kvtrace.agent.metadata import Admissions, Declared, StepRequests, Totals, is_empty, read
 from kvtrace.agent.metadata.adapters import Adapters
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import rows
@@ -22,7 +22,7 @@ class Reader:
     def __init__(self) -> None:
         self.admissions = Admissions()
         self._adapters: Adapters | None = None
-        self._step: tuple[Any, Holdings] | None = None
+        self._step: tuple[Any, StepRequests] | None = None
         """The SchedulerOutput at hand and its requests: shared by connectors inside a connector."""
         self._counts: dict[int, dict[tuple[str, str, str], int]] = {}
 
@@ -44,20 +44,20 @@ class Reader:
         if self._adapters is None:
             self._adapters = Adapters(AGENT.config.metadata_adapter if AGENT.config is not None else "")
         adapters = self._adapters
-        holdings = self._holdings(output)
+        requests = self._requests(output)
         adapter = adapters.of(type(connector), child)
-        answer = None if adapter is None else adapter.entries(meta, holdings)
+        answer = None if adapter is None else adapter.entries(meta, requests)
         if child and answer is not None:
             adapters.answered[id(meta)] = (meta, answer)
-        declared = read(meta, holdings, answer, adapters.answered)
+        declared = read(meta, requests, answer, adapters.answered)
         if not child:
             adapters.answered.clear()
         return declared
 
-    def _holdings(self, output: Any) -> Holdings:
+    def _requests(self, output: Any) -> StepRequests:
         if self._step is None or self._step[0] is not output:
             scheduler = AGENT.scheduler
-            self._step = output, Holdings(scheduler.current, output, self.admissions, scheduler.step)
+            self._step = output, StepRequests(scheduler.current, output, self.admissions, scheduler.step)
         return self._step[1]
 
     def _write(self, declared: Declared, t: int, inside: int) -> None:

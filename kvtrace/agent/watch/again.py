@@ -16,8 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from kvtrace.agent.block_tables import groups_of
 from kvtrace.agent.watch.prompts import Filled
@@ -29,18 +28,6 @@ MOST_LOOKS = 12
 MOST_KNOWN = 1 << 19
 """Layers of blocks whose latest fingerprint is kept: 8 bytes each."""
 _NULL = 0
-
-
-class Stayed(NamedTuple):
-    """A layer (its number in the group) of so many loaded blocks, from place ``first`` on, that holds what it
-    held before, where others do not. ``zeroes``: which is nothing."""
-
-    request: str
-    group: int
-    layer: int
-    first: int
-    blocks: int
-    zeroes: bool
 
 
 @dataclass
@@ -71,9 +58,8 @@ class Again:
         values: Iterable[Sequence[int]],
         loaded: Mapping[str, int],
         sizes: Sequence[int],
-    ) -> list[Stayed]:
-        """Blocks have their fingerprints, at the end of ``step``. Returns the layers of loaded blocks into
-        which nothing was written, where others were.
+    ) -> None:
+        """Blocks have their fingerprints, at the end of ``step``.
 
         Args:
             values: of each block of ``filled``, in their order, one a layer.
@@ -81,32 +67,26 @@ class Again:
             sizes: the groups' block sizes.
         """
         own, layers = iter(values), 1
-        stayed: list[Stayed] = []
         for one in filled:
             prints = [array("q", next(own)) for _ in one.blocks]
             layers = max(layers, *map(len, prints))
             count = max(0, loaded.get(one.request, 0) // sizes[one.group] - one.first)
-            left = [
-                self._left(one.group, block, of_block)
-                for block, of_block in zip(one.blocks[:count], prints, strict=False)
-            ]
-            if any(map(any, left)):
+            loads = zip(one.blocks[:count], prints, strict=False)
+            if any(self._left(one.group, block, of_block) for block, of_block in loads):
                 self.waiting.append(Waiting(one._replace(blocks=one.blocks[:count]), step + 1))
-            stayed += _runs(one, left, prints)
             for block, of_block in zip(one.blocks, prints, strict=True):
                 self._known.pop((one.group, block), None)  # so that it is the newest
                 self._known[one.group, block] = of_block
         while len(self._known) * layers > MOST_KNOWN:
             del self._known[next(iter(self._known))]
         del self.waiting[:-MOST_WAITING]
-        return stayed
 
-    def _left(self, group: int, block: int, prints: Sequence[int]) -> list[bool]:
-        """Of each layer of a block whether it holds what it held before."""
-        if block == _NULL:
-            return [False] * len(prints)
+    def _left(self, group: int, block: int, prints: Sequence[int]) -> bool:
+        """Whether some layer of a block holds what it held before."""
         known = self._known.get((group, block)) or [0] * len(prints)
-        return [value in (0, before) for value, before in zip(prints, known, strict=True)]
+        return block != _NULL and any(
+            value in (0, before) for value, before in zip(prints, known, strict=True)
+        )
 
     def due(self) -> list[Filled]:
         """What is to be looked at now that the step is over."""
@@ -129,24 +109,6 @@ class Again:
     def rest(self) -> list[Filled]:
         """What is to be looked at when nothing comes after it."""
         return [one.filled for one in self.waiting]
-
-
-def _runs(
-    filled: Filled, left: Sequence[Sequence[bool]], prints: Sequence[Sequence[int]]
-) -> Iterator[Stayed]:
-    """Layers that were left, of blocks that were not left whole: blocks side by side together."""
-    some = [any(layers) and not all(layers) for layers in left]
-    for layer in range(len(left[0]) if left else 0):
-        kinds = [
-            (here[layer] and part, not of_block[layer])
-            for here, part, of_block in zip(left, some, prints, strict=False)
-        ]
-        at = 0
-        for (was_left, zeroes), same in groupby(kinds):
-            count = len(list(same))
-            if was_left:
-                yield Stayed(filled.request, filled.group, layer, filled.first + at, count, zeroes)
-            at += count
 
 
 def _blocks(filled: Filled) -> Iterator[tuple[int, int]]:

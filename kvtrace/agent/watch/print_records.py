@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.again import Stayed
 from kvtrace.agent.watch.prompts import Filled
 from kvtrace.trace.format import Kind, Role, pack_head
-from kvtrace.trace.rows import NUMBER_BITS, NUMBERS, BlockPrints, LayerPrints, LayerStayed
+from kvtrace.trace.rows import NUMBER_BITS, NUMBERS, BlockPrints, LayerPrints
 
 _MASK = (1 << 64) - 1
 _NULL = 0
@@ -56,12 +55,3 @@ def write_layers(torch: Any, step: int, one: Filled, names: Sequence[str], sums:
             for number, three in enumerate(words.tolist()):
                 place = one.first + number * at_once
                 AGENT.add(LayerPrints(head, ident, step, place, layer_set, *three))
-
-
-def write_stayed(step: int, found: Iterable[Stayed], names: Sequence[Sequence[str]]) -> None:
-    """``names``: of the layers, by KV cache group."""
-    for one in found:
-        head = pack_head(Kind.STAYED, Role.WORKER, detail=one.group)
-        layer = AGENT.id(names[one.group][one.layer])
-        with AGENT.passing_request(one.request) as ident:
-            AGENT.add(LayerStayed(head, ident, step, layer, one.first, one.blocks, int(one.zeroes)))

@@ -35,7 +35,7 @@ from kvtrace.agent.watch.again import Again
 from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.host import aside, event_behind, on_host
 from kvtrace.agent.watch.kept import Kept, Step
-from kvtrace.agent.watch.print_records import write_layers, write_prints, write_stayed
+from kvtrace.agent.watch.print_records import write_layers, write_prints
 from kvtrace.agent.watch.prompts import LOADED_ATTRIBUTE, Filled, Prompts, Span
 from kvtrace.agent.watch.tensors import OWN, tensors
 from kvtrace.trace.format import Flag, Kind
@@ -277,8 +277,7 @@ class Prints:
         write_prints(step, filled, totals)
         self._write_layers(planned, sums)
         values = [of_block for of_group in sums for of_block in of_group[:, :-1].tolist()]
-        names = [[layer.name for layer in layers] for layers in self._groups]
-        write_stayed(step, self._again.printed(step, filled, values, planned.loaded, self._sizes), names)
+        self._again.printed(step, filled, values, planned.loaded, self._sizes)
         self._again.step = max(self._again.step, step)
 
     def _write_layers(self, planned: _Planned, sums: Sequence[Any]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from kvtrace.causes.case import Case, Request, shared_before, stored_before
-from kvtrace.causes.evidence.unit import Unit, unit_above_chunks
 from kvtrace.words import of_all
 
 ABORTED = "FINISHED_ABORTED"
@@ -62,21 +61,6 @@ def _all_offered_once(case: Case, tag: int) -> bool:
         for e in r.entries
     )
     return first and not limited and any(unit.aligned(r.prompt) > r.stored_end for r in offered)
-
-
-def unit_no_chunk_fills(case: Case, tag: int) -> Unit | None:
-    """Of an engine whose connector never offered anything, though a prompt would fill it: a unit of its that
-    is more than any step computed of a prompt."""
-    return case.once(("no chunk fills", tag), lambda: _unit_no_chunk_fills(case, tag))
-
-
-def _unit_no_chunk_fills(case: Case, tag: int) -> Unit | None:
-    requests, engine = case.of_engine(tag), case.engines[tag]
-    told = all(not (r.entries or r.saved or r.offered > 0 or r.local) and r.most > 0 for r in requests)
-    if not told or not requests or case.units.get(tag) is not None:
-        return None
-    largest, longest = max(r.most for r in requests), max(r.prompt for r in requests)
-    return unit_above_chunks(engine, largest, longest, case.run.run.command)
 
 
 def nothing_else_explains(case: Case, request: Request) -> bool:

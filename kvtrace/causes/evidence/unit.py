@@ -200,21 +200,6 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
     return _infer(engine, decided, silent, command, unsure)
 
 
-def unit_above_chunks(engine: Engine, largest: int, longest: int, command: Sequence[str]) -> Unit | None:
-    """Where nothing was ever stored, though prompts fill it: the one number that may be the connector's unit
-    and is more than any step computed of a prompt.
-
-    Args:
-        largest: tokens of the largest chunk of a prompt; ``longest``: of the longest prompt.
-    """
-    if engine.connector is None:
-        return None
-    fits = [one for one in _candidates(engine) if one.value > largest and one.related and one.may_be_unit]
-    if len(fits) != 1 or fits[0].block or fits[0].value > longest:
-        return None
-    return _named(fits[0], engine, command)
-
-
 def _agree(unsure: Sequence[Sample]) -> bool:
     """Whether stores that may not be all are enough for a unit: they leave different tails of prompts out."""
     tails = {sample.prompt - max(store.end for store in sample.stores) for sample in unsure}

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.case import Request
-from kvtrace.causes.evidence.prompts import first_chunk_alone, held, offered_once, unit_no_chunk_fills
-from kvtrace.causes.evidence.unit import Unit
-from kvtrace.causes.model import Finding
+from kvtrace.causes.evidence.prompts import first_chunk_alone, held, offered_once
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.terms import Grade
 from kvtrace.words import count, of_all, plural
@@ -19,13 +17,11 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning=(
         "Chunked prefill: the connector offers the first scheduled chunk of a prompt, or the first chunks "
-        "that fill its unit, and no later one. Where no chunk fills its unit, it offers nothing."
+        "that fill its unit, and no later one."
     ),
     seen_as=(
         "Prefill chunks of a request against the store entries in its steps. Where the offer is not in the "
-        "first chunk's step: one offer for each chunked prompt, of its first unit, before its last chunk. "
-        "Where nothing is ever offered: the one number that may be the connector's unit is more than any "
-        "step computed of a prompt, and no more than the longest prompt."
+        "first chunk's step: one offer for each chunked prompt, of its first unit, before its last chunk."
     ),
     remedy=(
         "Offer later chunks too: in build_connector_meta, scheduled_cached_reqs of prompts still in "
@@ -44,8 +40,6 @@ def _left_after_first(case: Case, request: Request) -> bool:
 
 def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     request = case.requests[piece.request]
-    if piece.phase != "decode" and unit_no_chunk_fills(case, piece.engine):
-        return left
     if piece.phase == "decode" or not (first_chunk_alone(request) or offered_once(case, request)):
         return []
     if piece.grade >= Grade.READ and (request.grade or Grade.PROVED) < Grade.READ:
@@ -59,9 +53,6 @@ CLAIMS = {Turn.REQUEST: claim}
 
 def rule(case: Case) -> Results:
     rows = case.affected(CAUSE)
-    if rows and (unit := unit_no_chunk_fills(case, rows[0].engine)):
-        yield _no_chunk(case, rows, unit)
-        return
     if rows:
         lost = case.assigned[CAUSE.id].requests
         rows.sort(key=lambda r: -lost[r.row])
@@ -111,34 +102,6 @@ def _stores_later(request: Request) -> bool:
     """Whether a later step's store entry reaches past the first chunk, and no more is known to be kept."""
     reaches = any(e.step > request.chunk_step and e.end > request.first_end for e in request.entries)
     return reaches and (request.taken is None or request.taken > request.first_end)
-
-
-def _no_chunk(case: Case, rows: list[Request], unit: Unit) -> Finding:
-    """Nothing is offered of prompts whose chunks are less than the unit."""
-    engine = case.engines[rows[0].engine]
-    name = engine.connector.cls if engine.connector else "The connector"
-    requests = case.of_engine(engine.tag)
-    largest = max(r.most for r in requests)
-    whole = [r for r in requests if unit.aligned(r.prompt)]
-    affected = of_all(len(whole), len(requests), "prompt")
-    fill = "fills" if len(whole) == 1 else "fill"
-    return case.finding(
-        CAUSE,
-        f"{name} offers nothing of prompts that are computed in chunks of less than its unit of "
-        f"{count(unit.value)} tokens.",
-        evidence=[
-            f"{affected} {fill} a unit of {count(unit.value)} tokens ({unit.where}), and none has a store "
-            "entry in any step",
-            f"no step computed more than {plural(largest, 'token')} of a prompt (--max-num-batched-tokens is "
-            f"{engine.facts.max_num_batched_tokens or 0}): the first chunk, or each on its own, rounds down "
-            "to nothing",
-        ],
-        events=[
-            Event(r.id, r.chunk_step, f"{count(r.prompt)} prompt tokens in {r.chunks} chunks, no store entry")
-            for r in rows[:3]
-        ],
-        headline=f"no chunk of a prompt fills the connector's unit of {count(unit.value)} tokens",
-    )
 
 
 def _offers(rows: Sequence[Request]) -> str:

@@ -6,7 +6,19 @@ from kvtrace.causes.evidence import spoiled
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.model import Finding
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, SaveEnd, Stage, Turn
+from kvtrace.causes.rule import (
+    FAULT,
+    LIMIT,
+    SAVES,
+    Case,
+    Cause,
+    Interval,
+    Piece,
+    Results,
+    SaveEnd,
+    Stage,
+    Turn,
+)
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -79,9 +91,13 @@ def _finding(case: Case) -> Finding:
         of = " of some layers" if _of_some_layers(case) else ""
         headline = f"the save hooks ran and read no KV slot{of}"
         title = f"The save hooks ran and read no KV slot{of}"
+    # Nothing is known to have been promised, and the hooks do read in other steps.
+    chosen = not trust.nothing and bool(case.read_steps) and not _of_some_layers(case)
+    meant = " Is that meant?" if chosen else ""
     return case.finding(
         CAUSE,
-        f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.",
+        f"{title}: {plural(len(case.affected(CAUSE)), 'request')} lost tokens.{meant}",
+        severity=LIMIT if meant else FAULT,
         evidence=_evidence(case) + logs_in(case, SAVE_HOOKS),
         events=case.events(
             CAUSE,
@@ -121,8 +137,9 @@ def _evidence(case: Case) -> list[str]:
     }
     if steps:
         evidence.append(
-            "the metadata of this connector names no request: what it stores is decided on the worker; "
-            f"there the save hooks were seen to read 0 slots in {plural(len(steps), 'watched step')}"
+            "the metadata of these steps names no request, or is not understood: what is stored is decided "
+            "on the worker; there the save hooks were seen to read 0 slots in "
+            + plural(len(steps), "watched step")
         )
     if trust.empty:
         evidence.append(f"{count(trust.empty)} of them opened a file for writing and wrote almost nothing")

@@ -26,7 +26,6 @@ from typing import NamedTuple
 
 from kvtrace.ledger.contents.by_layer import ByLayer, Differing
 from kvtrace.ledger.contents.later import Later, held_later
-from kvtrace.ledger.contents.layers import LeftOut, left_out
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
 from kvtrace.ledger.contents.residue import Places, left_alone, remaining
 from kvtrace.ledger.intervals import Interval, union
@@ -104,7 +103,6 @@ def compare(
     blocks: Counter[str] = Counter()
     stood = remaining(workers, places) if places is not None else set()
     alone = left_alone(workers, places, written) if places is not None else {}
-    partly = left_out(workers, places, prefixes.digest, written) if places is not None else {}
     for shape, alike in shapes.items():
         judge = _Judge(shape, alike, requests, prefixes)
         for pairs, block in judge.loaded():
@@ -112,7 +110,7 @@ def compare(
             if savers and block.row not in written and (pairs, block) in stood:
                 blocks[NOT_COMPARED] += 1
                 continue
-            found = None if savers else _found(judge, pairs, block, partly, alone)
+            found = None if savers else _found(judge, pairs, block, alone)
             blocks[EQUAL if savers else WRONG if found else NOT_COMPARED] += 1
             for row in (block.row, *savers) if savers else ():
                 proved[row, pairs if row == block.row else judge.pairs_of(row)].append(
@@ -144,16 +142,12 @@ def _found(
     judge: _Judge,
     pairs: int,
     block: Block,
-    partly: Mapping[tuple[int, Block], LeftOut],
     alone: Mapping[tuple[int, Block], str],
 ) -> Wrong | None:
     """What is wrong with a loaded block that nobody with its tokens computed, as far as that is known."""
-    some = partly.get((pairs, block))
     why = judge.wrong(block)
     ours = why is not None and why.ours
     layers, what, exchanged = judge.differing(block) if ours else Differing(None)
-    if some and (layers is None or not _bits(pairs, layers) & ~some.pairs):
-        return Wrong(block.start, block.end, some.pairs, some.why, left=True, of=pairs)
     left = alone.get((pairs, block))
     if why is not None:
         said = f"{why.text}: {what}" if what else why.text

@@ -77,9 +77,6 @@ class Printed:
     group: int = 0
     whole: bool = False
     later: Sequence[Block] = ()
-    stayed: Mapping[tuple[int, int, int], Mapping[bool, int]] = field(default_factory=dict)
-    """(row, begin, step) of a loaded block -> of its layers, a bit each, those that hold nothing but zeroes
-    (True), and those that hold what they held before (False), where other layers do not."""
     numbers: Mapping[tuple[int, int, int], Numbers] = field(default_factory=dict)
     """(row, begin, step) of a block -> of its layers."""
 
@@ -125,9 +122,7 @@ def printed(
             for group, of_group in blocks.items():
                 shape, pairs = _shape(engine, worker, group)
                 whole, later = _whole(engine, group), again.get(group, ())
-                stayed = _stayed(source, group, worker)
                 of_layers = _numbers(source, group, shape.layers)
-                moved = {key: {how: bits << first for how, bits in of.items()} for key, of in stayed.items()}
                 found.append(
                     Printed(
                         shape,
@@ -137,7 +132,6 @@ def printed(
                         group,
                         whole,
                         later,
-                        moved,
                         of_layers,
                     )
                 )
@@ -177,22 +171,6 @@ def _blocks(source: _Source, records: Records, loads: Mapping[int, LoadOf]) -> d
                 found[group].append(Block(row, start, end, record.step, value, origin))
     for blocks in found.values():
         blocks.sort(key=lambda block: block.step)
-    return found
-
-
-def _stayed(source: _Source, group: int, worker: Worker) -> dict[tuple[int, int, int], dict[bool, int]]:
-    """As Printed.stayed, of one KV cache group; the worker's layers are the bits from 0 on."""
-    found: dict[tuple[int, int, int], dict[bool, int]] = defaultdict(lambda: {False: 0, True: 0})
-    number = {name: at for at, name in enumerate(worker.kv_layers)}
-    size = source.block_size(group)
-    for words in source.scan.stayed.tolist():
-        record = rows.LayerStayed._make(words)
-        row = source.row(record.request, record.step)
-        layer = number.get(source.scan.names.get(record.layer, ""))
-        if row is None or layer is None or rows.detail(record.head) != group:
-            continue
-        for place in range(record.first, record.first + min(record.blocks, _MOST_BLOCKS)):
-            found[row, place * size, record.step][bool(record.zeroes)] |= 1 << layer
     return found
 
 

@@ -73,7 +73,7 @@ class PositionCalls(WorkerCalls):
             trust += self._judge_step(row, caught)
         self._settle_caught(caught)
         self.void |= self.ends == SaveEnd.RAISED
-        return trust + self._judge_unwritten(caught.sure)
+        return trust
 
     def at_rest(self, at: At) -> bool:
         row, column = at
@@ -160,17 +160,6 @@ class PositionCalls(WorkerCalls):
             known = self._conclusive(at)
             self.implied[at] = SaveEnd.NOTHING_READ if known else SaveEnd.NOT_OBSERVED
 
-    def _judge_unwritten(self, caught: Caught) -> Trust:
-        """Calls that read all, caught an exception of their own and wrote no file, as all others did."""
-        silent = [at for at in sorted(self.agreed) if self._wrote_nothing(at)]
-        raised = [at for at in silent if caught.at(self._step(at), self._layer(at))]
-        still = sum(caught.at(self._step(at), self._layer(at)) for at in self.agreed) if caught.facts else 0
-        if not raised or len(raised) < len(silent):
-            return Trust(caught_agreed=still)
-        for at in raised:
-            self.lose(at, SaveEnd.CAUGHT)
-        return Trust(agreed=-len(raised), unwritten=len(raised), caught_agreed=still - len(raised))
-
     def _misread(self, step: int, column: int, requests: Iterable[int]) -> None:
         """Of these requests other slots were read: those of theirs that were, stand for other tokens."""
         for request in requests:
@@ -178,12 +167,6 @@ class PositionCalls(WorkerCalls):
                 (step, request), np.zeros(len(self.worker.kv_layers), dtype=bool)
             )
             columns[column] = True
-
-    def _wrote_nothing(self, at: At) -> bool:
-        cells = self.table.steps.get(self._step(at), {})
-        cell = cells.get(at[1])
-        written = [cell] if self.worker.saves_per_layer and cell else list(cells.values())
-        return bool(written) and all(one.wrote_nothing for one in written)
 
     def _read(self, request: int, column: int) -> list[Interval]:
         """Positions of a request that were read in a layer, at whatever time."""
@@ -221,22 +204,9 @@ class PositionCalls(WorkerCalls):
             return False
         if (step, at[1]) in self._slots.unknown or self._copies_later or self._cut_short(step):
             return False
-        if self._hidden_among(at):
-            return False
         # Work in the background may still have been to come when the trace ended: it is taken up in order.
         slots = self._slots
         return not slots.last_background_t or slots.last_background_step >= step or at[0] < self._latest_read
-
-    def _hidden_among(self, at: At) -> bool:
-        """Whether, in a later step in which a part of a step's tokens was read, it is not known which other
-        slots were."""
-        later = {
-            touch.step
-            for request, parts in self.stores.named[at[0]].items()
-            for touch in in_layer(self._slots.reads.get(request, ()), at[1])
-            if touch.step > self._step(at) and intersect(list(touch.positions), parts)
-        }
-        return any((step, at[1]) in self._slots.unknown for step in later)
 
     @cached_property
     def _copies_later(self) -> bool:

@@ -56,7 +56,7 @@ class Admissions:
             self.gone.popitem(last=False)
 
 
-class Holdings:
+class StepRequests:
     """What the requests of one step hold.
 
     Args:
