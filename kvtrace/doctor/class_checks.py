@@ -294,7 +294,8 @@ def required(found: Facts) -> Iterator[Line]:
             yield Line(
                 "config", PROBLEM,
                 f"{one.name} has no {key} in kv_connector_extra_config: vLLM ends at its start",
-                f'add "kv_connector_extra_config": {{"{key}": BYTES}}, or use {option} GIB alone',
+                f'add "kv_connector_extra_config": {{"{key}": 8589934592}} (8 GiB), or use '
+                f"{option} GIB alone",
             )  # fmt: skip
 
 

@@ -33,6 +33,7 @@ from kvtrace.render.doctor import doctor_page
 from kvtrace.render.markdown import markdown
 from kvtrace.render.page import Screen
 from kvtrace.render.terminal import terminal
+from kvtrace.trace.mask import mask_text
 
 OK, WARNING, PROBLEM, NOT_KNOWN = Level.OK, Level.WARNING, Level.PROBLEM, Level.NOT_KNOWN
 HOOKS = ("start_load_kv", "wait_for_layer_load", "save_kv_layer", "wait_for_save", "build_connector_meta")
@@ -480,6 +481,7 @@ def test_what_vllms_offloading_cannot_start_without() -> None:
     one = replace(CLASS, name="OffloadingConnector", module=module)
     (line,) = class_checks.required(facts_with(classes=(one,)))
     assert line.level is PROBLEM and "cpu_bytes_to_use" in line.text and "--kv-offloading-size" in line.remedy
+    assert '{"cpu_bytes_to_use": 8589934592}' in mask_text(line.remedy), "as people read it"
     for extra in ({"cpu_bytes_to_use": 1 << 30}, {"spec_name": "MySpec"}):
         assert levels(class_checks.required, facts_with(classes=(replace(one, extra=extra),))) == []
     words = replace(COMMAND, words=(*COMMAND.words, "--kv-offloading-size=4"))

@@ -54,7 +54,13 @@ class Listed:
 
 @dataclass(frozen=True)
 class Context:
-    """What is known on the way to a value. ``hint``: the direction of the nearest name that says one."""
+    """What is known on the way to a value.
+
+    Attributes:
+        field: its path. label: the nearest name that is one.
+        hint: the direction of the nearest name that says one.
+        want, deny: directions that the record above orders, or rules out. ids: of its requests.
+    """
 
     field: str = ""
     label: str = ""
@@ -62,7 +68,6 @@ class Context:
     want: int = 0
     deny: int = 0
     ids: tuple[str, ...] = ()
-    near: frozenset[str] = frozenset()
     depth: int = 0
     child: int = 0
     """Number of the connector inside the connector, 0 for the outer one."""
