@@ -89,10 +89,11 @@ def others(connector: Any, role: Role) -> list[int]:
 def inside(connector: Any) -> Any:
     """Those that vLLM's MultiConnector makes past the factory, where it keeps them. What another connector
     holds is its own."""
-    mro = type(proxy.its(connector)).__mro__
-    if any(cls.__name__ == "MultiConnector" and cls.__module__.startswith("vllm.") for cls in mro):
-        held = getattr(connector, "_connectors", None) or ()
-        return held.values() if isinstance(held, dict) else held
+    own = proxy.its(connector)
+    for cls in type(own).__mro__:
+        if cls.__name__ == "MultiConnector" and cls.__module__.startswith("vllm."):
+            held = getattr(own, "_connectors", None) or ()
+            return held.values() if isinstance(held, dict) else held
     return ()
 
 

@@ -32,19 +32,22 @@ def of_scheduler(scheduler: Any) -> None:
 def of_worker(wrapper: Any) -> None:
     """What a worker calls: the process's connector, and the V2 runner's own reference to it."""
     state = sys.modules.get("vllm.distributed.kv_transfer.kv_transfer_state")
-    _look(state, "_KV_CONNECTOR_AGENT", Role.WORKER, wrapper)
-    _look(get(wrapper, "worker.model_runner.kv_connector"), "kv_connector", Role.WORKER, wrapper)
+    seen = _look(state, "_KV_CONNECTOR_AGENT", Role.WORKER, wrapper)
+    runner = getattr(getattr(wrapper, "worker", None), "model_runner", None)
+    _look(getattr(runner, "kv_connector", None), "kv_connector", Role.WORKER, wrapper, seen)
 
 
-def _look(holder: Any, name: str, role: Role, engine: Any) -> None:
+def _look(holder: Any, name: str, role: Role, engine: Any, seen: Any = None) -> Any:
+    """What stands there. ``seen``: looked at in this step already."""
     found = getattr(holder, name, None)
-    if found is None:
-        return
+    if found is None or found is seen:
+        return found
     if proxy.index_of(found) is None:
         _put(holder, name, found, role, get(engine, "vllm_config.kv_transfer_config"))
     for child in connector.inside(found):
         if proxy.index_of(child) is None:
             _say(child, role, INSIDE)
+    return getattr(holder, name)
 
 
 def _put(holder: Any, name: str, found: Any, role: Role, configured: Any) -> None:

@@ -14,7 +14,7 @@ from killing.kinds import Seen, explain
 from killing.twins import Ends
 from kvtrace.report.build import build_report
 from kvtrace.trace import hooks, rows
-from kvtrace.trace.format import STEP_MASK, Kind
+from kvtrace.trace.format import STEP_MASK, Flag, Kind
 from kvtrace.trace.reader import Spool, spool_paths
 
 _ENDED = (
@@ -37,7 +37,8 @@ class Log:
 
 @dataclass
 class Recorded:
-    """Of one process, by kvtrace's: the calls of both hooks, and the requests that came and ended."""
+    """Of one process, by kvtrace's: the calls of both hooks, and the requests that came and ended. ``saved``:
+    those that came back. One that a signal broke off may have a line in the log or none."""
 
     saved: set[tuple[int, str]] = field(default_factory=set)
     built: int = 0
@@ -71,7 +72,7 @@ def read_spool(path: Path) -> tuple[int, Recorded]:
     table = np.concatenate(tables) if tables else np.empty((0, 8), np.int64)
     call = rows.of_kind(rows.HookCall, table)
     codes, steps = rows.code(call.head), call.step & STEP_MASK
-    saves = codes == hooks.SAVE_LAYER.code
+    saves = (codes == hooks.SAVE_LAYER.code) & (rows.flags(call.head) & Flag.RAISED == 0)
     found.saved = {
         (int(step), spool.names[int(layer)])
         for step, layer in zip(steps[saves], call.layer[saves], strict=True)

@@ -118,8 +118,9 @@ class LoggedStore(KVConnectorBase_V1):
         for save in metadata.saves:
             rows = kv_layer[torch.tensor(save.blocks)].contiguous()
             file = self.path / f"{save.request}-{save.start}-{layer_name}-{os.getpid()}"
-            save_file({"kv": rows}, file.with_suffix(".part"))
-            file.with_suffix(".part").replace(f"{file}.safetensors")
+            part = Path(f"{file}.part")  # each worker's own
+            save_file({"kv": rows}, part)
+            part.replace(f"{file}.safetensors")
             line.append(f"{save.request}:{save.start}:{save.end}")
         self.say(" ".join(line))
 
