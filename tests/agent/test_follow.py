@@ -174,7 +174,7 @@ def test_an_executor(trace: Any, caches: dict[str, Any], pool: Any) -> None:
 
 
 def test_a_job_costs_a_bounded_number_of_calls(trace: Any, caches: dict[str, Any]) -> None:
-    """Of Python functions, which tell the same on a busy machine: 60 us or so (docs/run.md)."""
+    """Of Python functions, which tell the same on a busy machine: 30 us or so in one thread (docs/run.md)."""
     jobs: list[Any] = []
     module = concurrent.futures.thread
 

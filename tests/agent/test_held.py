@@ -159,3 +159,21 @@ def test_where_no_proxy_can_be_put_it_is_tried_once_and_said(trace: Any, monkeyp
         held.of_scheduler(scheduler)
     assert scheduler.connector is own and tries == [own] and AGENT._failures == 1
     assert said(trace) == [f"of Asked on the scheduler (get_num_new_matched_tokens): {held.NO_PROXY}"]
+
+
+def test_the_look_before_a_step_costs_a_few_calls(trace: Any, state: Any) -> None:
+    """Of functions, which tell the same on a busy machine: about a microsecond."""
+    made = traced(fakes.Parent(fakes.Storing(), fakes.Storing()), Role.WORKER, "MultiConnector")
+    state._KV_CONNECTOR_AGENT = made
+    runner = SimpleNamespace(kv_connector=SimpleNamespace(kv_connector=made))
+    wrapper = engine(worker=SimpleNamespace(model_runner=runner))
+    calls: list[str] = []
+
+    def counts(frame: Any, event: str, arg: Any) -> None:
+        if event in ("call", "c_call"):
+            calls.append(frame.f_code.co_name if event == "call" else arg.__name__)
+
+    sys.setprofile(counts)
+    held.of_worker(wrapper)
+    sys.setprofile(None)
+    assert "of_worker" in calls and len(calls) <= 25, calls

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,12 +179,7 @@ def test_a_killed_front_leaves_its_workers_in_run_json(tmp_path: Path) -> None:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         worker = int(process.stdout.readline())
         try:
-            deadline = time.monotonic() + 60
-            while worker not in [
-                row["pid"] for row in json.loads((run / "run.json").read_text())["processes"]
-            ]:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            _until(lambda: worker in [row["pid"] for row in _run(run)["processes"]])
             process.stdin.write("\n")
             process.stdin.close()
             assert process.wait() == 128 + signal.SIGKILL
@@ -192,3 +189,63 @@ def test_a_killed_front_leaves_its_workers_in_run_json(tmp_path: Path) -> None:
     file, _ = read_run_file(run)
     assert [(one.pid, one.name) for one in file.left] == [(worker, "VLLM::Worker_TP0")]
     assert f"vLLM still runs, pid {worker} (VLLM::Worker_TP0)" in said and f"kill {worker}" in said
+
+
+# A `vllm` whose engine core goes, and which waits for it.
+HANGS = """
+import subprocess, sys
+quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+core = subprocess.Popen(["VLLM::EngineCore", "300"], executable="/bin/sleep", **quiet)
+sys.stdin.readline()
+core.kill()
+core.wait()
+sys.stdin.readline()
+sys.exit(5)
+"""
+
+
+def test_run_says_what_to_end_where_vllms_front_hangs_and_waits_on(tmp_path: Path) -> None:
+    run, vllm = tmp_path / "run", tmp_path / "vllm"
+    vllm.write_text(HANGS)
+    options = ["-o", str(run), "--stuck-after", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "kvtrace",
+        "run",
+        *options,
+        "--",
+        sys.executable,
+        str(vllm),
+        "serve",
+        "m",
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stderr is not None
+        _until(lambda: _cores(run))
+        process.stdin.write("\n")
+        process.stdin.flush()
+        _until(lambda: _run(run).get("notes"))
+        assert process.poll() is None, "it waits as long as its command, as it would untraced"
+        process.stdin.close()
+        assert process.wait() == 5
+        (line,) = (line for line in process.stderr if "the engine core" in line)
+    (core,) = _cores(run)
+    assert f"(pid {core['pid']} (VLLM::EngineCore)) has been gone for 1 s" in line
+    assert f"kill {core['ppid']}" in line
+
+
+def _run(run: Path) -> dict[str, Any]:
+    file = run / "run.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
+def _cores(run: Path) -> list[dict[str, Any]]:
+    return [row for row in _run(run).get("processes", ()) if "EngineCore" in row["name"]]
+
+
+def _until(done: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
