@@ -6,6 +6,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,8 @@ class InProcess:
             self._llm.llm_engine.abort_request([request.id])
             del open_[request.id]
         elif first and request.preempted:
-            self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
+            with suppress(RuntimeError):  # a transfer holds blocks still; a served engine says so and goes on
+                self._llm.llm_engine.reset_prefix_cache(reset_running_requests=True)
 
     def _ended(self, reply: Reply, open_: bool) -> Reply:
         return Reply(reply.tokens, reply.logprobs, self._why) if open_ else reply

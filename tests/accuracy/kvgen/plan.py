@@ -446,6 +446,10 @@ def _scheduler_conflicts(c: dict[str, Any]) -> Iterator[bool]:
     )
     yield deltas and (c["place"] in ("held", "deferred") or (c["load"] != "none" and c["lookup"] == "index"))
     yield deltas and c["meta_access"] != "own"
+    # a lookup in the scheduler's own index promises what a write that nobody waits for has not stored yet
+    unwaited = c["run"] != "inline" and not c["waits"]
+    late = c["place"] == "deferred" or c["store_kind"] == "writer" or unwaited
+    yield late and c["load"] != "none" and c["lookup"] == "index"
     yield c["unit_from"] == "block" and c["unit_blocks"] != 1
     yield c["unit_blocks"] * c["block"] > 256
 

@@ -185,6 +185,7 @@ def _compose_stores(w: Writer) -> list[str]:
         return [
             f"for rid, toks, keys, table, hi in {w.attribute('ship')}:",
             f"    {w.call('add_put')}(meta, rid, toks, keys, table, 0, hi)",
+            *(f"    {line}" for line in _shipped_known(w)),
             f"{w.attribute('ship')}.clear()",
         ]
     if plan.shape.form == "deltas":
@@ -442,15 +443,15 @@ def _guarded_drop(w: Writer, loop: list[str]) -> list[str]:
 
 def _release_known(w: Writer) -> list[str]:
     """A finished request whose records are all there is not shipped again."""
-    plan, known = w.plan, w.attribute("known")
-    if not w.needs_keys:
+    if not w.needs_keys or w.plan.dedupe == "none":
         return []
-    lines = []
-    if plan.dedupe != "none":
-        test = (
-            _has(w, "keys[-1]", False) if plan.whole else f"all({_paren(_has(w, 'k', False))} for k in keys)"
-        )
-        lines += [f"if {test}:", "    return False, None"]
-    if "index" in (plan.dedupe, plan.lookup) and not w.is_("index-never-filled"):
-        lines += [f"{known}.add(keys[-1])" if plan.whole else f"{known}.update(keys)"]
-    return lines
+    every = f"all({_paren(_has(w, 'k', False))} for k in keys)"
+    return [f"if {_has(w, 'keys[-1]', False) if w.plan.whole else every}:", "    return False, None"]
+
+
+def _shipped_known(w: Writer) -> list[str]:
+    """Known from the step on that stores it: before, a lookup would promise what is not there."""
+    plan, known = w.plan, w.attribute("known")
+    if not w.needs_keys or "index" not in (plan.dedupe, plan.lookup) or w.is_("index-never-filled"):
+        return []
+    return [f"{known}.add(keys[-1])" if plan.whole else f"{known}.update(keys)"]

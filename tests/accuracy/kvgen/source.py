@@ -419,6 +419,11 @@ def _lifecycle(w: Writer, front: str, back: str) -> list[Method]:
     if binds:
         first = [] if w.is_("bind-without-super") else ["super().bind_connector_metadata(connector_metadata)"]
         out.append(Method("bind_connector_metadata", "connector_metadata", "\n".join([*first, *binds])))
+    if w.saves and plan.place == "deferred" and not w.is_("late-read"):
+        # blocks of preempted requests are about to be given to others
+        backlog = f"{back}{w.names['self:backlog']}"
+        body = f"for _, rid, key, where in {backlog}:\n    {back}_save_all(key, where)\n{backlog}.clear()"
+        out.append(Method("handle_preemptions", "kv_connector_metadata", body))
     if plan.tracker == "manager" and plan.structure != "flat":
         body = "super().bind_kv_cache_manager(kv_cache_manager)\n" + f"{front}manager = kv_cache_manager"
         out.append(Method("bind_kv_cache_manager", "kv_cache_manager", body))
