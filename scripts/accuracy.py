@@ -160,7 +160,7 @@ class Measure:
         scored = None
         if not truth["problem"] and self.trace:
             verified = scoring.verify_verdict(
-                plan.planted, document.get("verified"), plan.unpromised, plan.returns
+                plan.planted, document.get("verified"), plan.unpromised, plan.breaks
             )
             report = self._report(folder / "trace")
             scored = scoring.score(run.seed, plan.planted, report, truth, plan.shows, verified)
@@ -210,7 +210,7 @@ def show(seed: int, fault: str | None) -> None:
         print(f"# deliberate choice: {plan.design}: {plan.chosen.title}")
     print(f"# right: {', '.join(sorted(plan.planted.right)) if plan.planted else 'no fault'}")
     if plan.planted is not None:
-        print(f"# breaks: {', '.join(sorted(plan.planted.breaks)) or 'nothing'}; shows in: {plan.shows}")
+        print(f"# breaks: {', '.join(sorted(plan.breaks)) or 'nothing'}; shows in: {plan.shows}")
     print(f"# {plan.describe()}")
     print(f"# {plan.kv_role}, settings {made.settings}, max_num_batched_tokens {plan.budget}")
     for number, part in enumerate(plan.rounds):

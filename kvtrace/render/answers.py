@@ -197,7 +197,9 @@ def loaded(report: Report) -> str:
         if name not in (LOADED,) and ledger["accounts"][name] and tokens_of(ledger, name)
     ]
     share = f" ({percent(came, whole)})" if came else ""
-    said = f"Loaded: {count(came)} of {plural(whole, 'prompt token')}{share}"
+    alone = ledger.get("grades", {}).get(LOADED, {}).keys() == {"declared"}
+    by_report = ", by the connector's report alone" if came and alone else ""
+    said = f"Loaded: {count(came)} of {plural(whole, 'prompt token')}{share}{by_report}"
     return f"{said}; {', '.join(rest)}." if rest else f"{said}."
 
 

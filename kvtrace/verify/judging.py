@@ -36,7 +36,10 @@ def nothing(what: Observed) -> Verdict | None:
     if not what.facts.looks_up:
         return not_applicable("its lookup finds nothing, whatever it is asked: it never loads")
     if what.facts.role == "kv_consumer":
-        return not_applicable("its role is kv_consumer: it never saves")
+        return not_observed(
+            "its role is kv_consumer, and nothing of these prompts was there to load; --prefill "
+            "and --decode ask both sides"
+        )
     if what.died:
         return not_observed(f"the engine could not be asked any more: {what.died}")
     return not_observed("nothing was loaded")
@@ -56,6 +59,16 @@ def close(one: Asked, what: Observed) -> bool | None:
     if error is None:
         return None
     return error[0] <= what.settings.error and error[1] <= what.settings.error * MOST_APART
+
+
+def arrived(one: Asked) -> bool:
+    """Whether anything of what a request was given was seen in its blocks, right or wrong: that a transfer
+    was reported as finished is the connector's word."""
+    seen = one.seen
+    if seen is None:
+        return False
+    compared = seen.compared > 0 and seen.ends.get(LoadEnd.LOADED, 0) > 0
+    return seen.proved > 0 or seen.lost(LoadEnd.WRONG, LoadEnd.ALTERED) > 0 or compared
 
 
 def altered(one: Asked, what: Observed) -> bool:

@@ -42,7 +42,8 @@ class Asked:
     reply: Reply
     seen: Seen | None = None
     stored: int = 0
-    """Leading tokens that a request of an earlier batch had, with the same salt, that was answered."""
+    """Leading tokens that a request of an earlier batch had, with the same salt, that was answered, in the
+    same life of the engine: what outlasts a restart is a property of its own."""
     known: int = 0
     """The same of any request made by then, with what it generated: nobody else's tokens may be given."""
 
@@ -179,7 +180,8 @@ def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
             if other is one or other.batch > one.batch or other.prompt.salt != one.prompt.salt:
                 continue
             known = max(known, _common(one.tokens, [*other.tokens, *other.reply.tokens]))
-            if other.batch < one.batch and other.answered and not other.prompt.leaves:
+            before = other.batch < one.batch and other.life == one.life
+            if before and other.answered and not other.prompt.leaves:
                 stored = max(stored, _common(one.tokens, other.tokens))
         found.append(replace(one, stored=stored, known=known))
     return found

@@ -125,23 +125,26 @@ def verdict(fault: Fault | None, findings: Sequence[Mapping[str, Any]], shows: s
 
 
 def verify_verdict(
-    fault: Fault | None, answers: Mapping[str, str] | None, unpromised: frozenset[str], returns: bool
+    fault: Fault | None,
+    answers: Mapping[str, str] | None,
+    unpromised: frozenset[str],
+    breaks: frozenset[str],
 ) -> tuple[str, tuple[str, ...]]:
     """The verdict of the verify column, and what fails.
 
     Args:
         answers: of each property; None where verify was not run.
         unpromised: properties that such a connector, sound, does not promise.
-        returns: whether it loads what it stores. Else nothing has to fail.
+        breaks: properties of which the fault breaks one (``Plan.breaks``); none: nothing has to fail.
     """
     if answers is None:
         return "", ()
     failed = tuple(name for name, answer in answers.items() if answer == FAILED)
     if fault is None or fault.grade == "limit":
         return (FALSE_ALARM if set(failed) - unpromised else RIGHT), failed
-    if not fault.breaks or not returns:
+    if not breaks:
         return "", failed
-    if fault.breaks.intersection(failed):
+    if breaks.intersection(failed):
         return RIGHT, failed
     return (WRONG if failed else SILENT), failed
 

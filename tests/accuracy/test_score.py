@@ -89,8 +89,10 @@ def test_verify_is_judged_by_the_property_that_fails(
     fault: str, answers: dict[str, str] | None, expected: str
 ) -> None:
     unpromised = frozenset({"restart"})
-    assert score.verify_verdict(BY_NAME.get(fault), answers, unpromised, True)[0] == expected
-    one_way = score.verify_verdict(BY_NAME.get(fault), answers, unpromised, False)[0]
+    planted = BY_NAME.get(fault)
+    breaks = planted.breaks if planted is not None else frozenset()
+    assert score.verify_verdict(planted, answers, unpromised, breaks)[0] == expected
+    one_way = score.verify_verdict(planted, answers, unpromised, frozenset())[0]
     assert one_way == ("" if fault in ("writer-dies", "half-zeroed") else expected)
 
 

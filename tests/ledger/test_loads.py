@@ -224,6 +224,17 @@ def test_asynchronous_that_failed_each_time_until_the_request_left(tmp_path: Pat
     assert accounts(sim) == {"not-loaded:load-failed": 96, "missed:lookup-miss": 32}
 
 
+def test_asynchronous_that_failed_and_ended_the_request(tmp_path: Path) -> None:
+    """vLLM's default, ``kv_load_failure_policy`` "fail": no chunk and no second lookup tells of it."""
+    sim = one(tmp_path)
+    sim.lookup("a", 0, 96, 96, ASYNC)
+    errors(sim, 0, sim.step([], [Entry("a", 96, 96, 0, LOAD)], tokens=0), 3)
+    done(sim, "a", 0)
+    done(sim, "a")
+    sim.finish("a", 0, 0, "FINISHED_ERROR")
+    assert accounts(sim) == {"not-loaded:load-failed": 96, "missed:lookup-miss": 32}
+
+
 def test_asynchronous_and_still_open(tmp_path: Path) -> None:
     for i, (seconds, account) in enumerate([(1, "pending"), (6, "not-loaded:load-never-finished")]):
         sim = one(tmp_path / str(i))

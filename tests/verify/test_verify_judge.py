@@ -220,6 +220,8 @@ def test_what_is_not_compared_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> 
 
     found = answers(Unseen(), monkeypatch)
     assert found["comes-back-equal"] is Answer.NOT_OBSERVED and not failed(found)
+    # that a transfer was reported as finished is the connector's word
+    assert found["transfers"] is found["lookups-agree"] is Answer.NOT_OBSERVED
 
 
 def test_an_engine_that_ends_is_a_failure_of_what_ended_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,6 +261,18 @@ def test_a_role_that_never_loads_is_no_failure(monkeypatch: pytest.MonkeyPatch) 
     what = replace(what, facts=replace(FACTS, role="kv_producer"))
     found = {one.id: one.verdict.answer for one in judged(of_suite("quick"), what)}
     assert not failed(found) and found["comes-back-equal"] is Answer.NOT_APPLICABLE
+
+
+def test_a_consumer_with_nothing_to_load_has_proved_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Consumer(Connector):
+        def save(self, request: Request) -> None:
+            pass
+
+    what = everything(Consumer(), monkeypatch)
+    what = replace(what, facts=replace(FACTS, role="kv_consumer"))
+    found = {one.id: one.verdict for one in judged(of_suite("quick"), what)}
+    assert found["transfers"].answer is found["comes-back-equal"].answer is Answer.NOT_OBSERVED
+    assert "--prefill" in found["transfers"].says
 
 
 def test_a_case_alone_is_judged_by_what_it_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,6 +320,42 @@ def test_of_a_pair_every_prompt_is_already_saved_when_the_second_server_is_asked
     alone, pair = with_stored(what.asked), with_stored(what.asked, pair=True)
     assert alone[0].stored == alone[0].known == 0
     assert pair[0].stored == pair[0].known == len(pair[0].tokens)
+
+
+def flat(monkeypatch: pytest.MonkeyPatch, **grows: float) -> Answer:
+    """The answer of ``flat``, where each new prompt that is saved takes so much more of each."""
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+    (one,) = [found for found in of_suite("full") if found.id == "flat"]
+    connector = Connector()
+    driver = Driver(connector, Streams(1), connector.look)
+    driver.usage = lambda: {
+        name: round(100 + grows.get(name, 0) * len(connector.kept))
+        for name in ("memory", "descriptors", "threads")
+    }
+    driver.run([Job(name, workload) for name, workload in workloads([one], FACTS)])
+    what = observed(driver, connector.look(), FACTS, Settings(full=True))
+    return judged([one], what)[0].verdict.answer
+
+
+def test_what_each_save_leaves_open_is_no_flat_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flat(monkeypatch) is Answer.PROVED
+    assert flat(monkeypatch, descriptors=1) is flat(monkeypatch, threads=1) is Answer.FAILED
+    assert flat(monkeypatch, memory=1 << 20) is Answer.PROVED  # a store in memory grows with what is new
+
+
+def test_what_a_restart_forgot_is_no_whole_unit_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class InMemory(Connector):
+        def restart(self) -> None:
+            self.kept.clear()
+
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", lambda seconds: None)
+    connector = InMemory()
+    driver = Driver(connector, Streams(1), connector.look)
+    driver.run([Job("restart", parse("a96 b96 ; restart a96 b96")), Job("repeated", parse("c96 ; c96"))])
+    what = observed(driver, connector.look(), FACTS, Settings(full=True))
+    found = {one.id: one.verdict.answer for one in judged(of_suite("full"), what)}
+    assert found["whole-units"] is Answer.PROVED and found["restart"] is Answer.NOT_OBSERVED
+    assert not failed(found)
 
 
 def test_a_case_may_name_the_property_that_it_is_of() -> None:

@@ -23,6 +23,9 @@ _SHORT_NS = 10**7
 """... of one that took so long at least."""
 _ASKED_OFTEN, _LONG_NS = 5 * ASKED, 5 * 10**8
 """Where so many steps asked for it: no longer than this, however slow the load was."""
+_ENDED_BY_FAILURE = "FINISHED_ERROR"
+"""What vLLM makes of a request whose load failed, unless kv_load_failure_policy is "recompute"
+(``v1/core/sched/scheduler.py``, 0.32.0)."""
 STILL_OPEN_NS = 60 * 10**9
 """A load that is open for this long when the trace ends will not come any more."""
 
@@ -97,7 +100,8 @@ def _failed(arrival: Arrival, accepted: Accepted, seen: Seen, reports: Sequence[
     short = load.local + load.accepted - began if began >= 0 else 0
     # vLLM asks once more, whether it ran since or not, where a load has failed.
     again = sum(lookup.accepted is not None for lookup in request.lookups) > 1
-    if not blocks or (short <= 0 and not again):
+    ended = request.finish is not None and request.finish.status == _ENDED_BY_FAILURE
+    if not blocks or (short <= 0 and not again and not ended):
         return 0
     arrival.because(LoadEnd.FAILED, f"{max(blocks)} blocks reported by get_block_ids_with_load_errors")
     return load.accepted if short <= 0 else min(load.accepted, short)

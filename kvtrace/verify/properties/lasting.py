@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from statistics import fmean
 
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
 from kvtrace.verify.observed import Asked, Facts, Observed
-from kvtrace.verify.properties.sizes import usual
+from kvtrace.verify.properties.sizes import units, usual
 from kvtrace.verify.property import FULL, Property
 from kvtrace.verify.usage import DESCRIPTORS, MEMORY, THREADS
 from kvtrace.verify.workload import STORE_ACTS
 from kvtrace.words import count, plural, size
 
-_MANY, _PROMPTS = 1000, 20
+_MANY, _PROMPTS, _NEW_ROUND = 1000, 20, 2
 _MAY_GROW = {MEMORY: 128 << 20, DESCRIPTORS: 8.0, THREADS: 8.0}
 """From the second quarter of many requests to the last one: more is no noise."""
 _NO_STORE = "its directory is not known (--store DIR)"
@@ -80,15 +79,17 @@ def _cannot(own: list[Asked], what: Observed) -> Verdict:
 
 
 def _flat(own: list[Asked], what: Observed) -> Verdict:
-    numbers = {one.number for one in own}
-    samples = [one for one in what.samples if one.get("number") in numbers]
-    if len(samples) < 16:
-        return not_observed("too few samples of the processes")
-    quarter = len(samples) // 4
+    every = {one.number for one in own}
+    # a store in memory grows with new prompts, as it is meant to
+    repeats = {one.number for one in own if one.round < _NEW_ROUND}
     grown = {}
     for name in _MAY_GROW:
-        second, last = samples[quarter : 2 * quarter], samples[-quarter:]
-        grown[name] = fmean(one[name] for one in last) - fmean(one[name] for one in second)
+        numbers = repeats if name == MEMORY else every
+        samples = [one[name] for one in what.samples if one.get("number") in numbers]
+        if len(samples) < 16:
+            return not_observed("too few samples of the processes")
+        quarter = len(samples) // 4
+        grown[name] = fmean(samples[-quarter:]) - fmean(samples[quarter : 2 * quarter])
     bad = [name for name, most in _MAY_GROW.items() if grown[name] > most]
     memory, descriptors, threads = (max(0.0, grown[name]) for name in (MEMORY, DESCRIPTORS, THREADS))
     says = (
@@ -114,13 +115,18 @@ def _with(act: str) -> Property:
 
 
 def _many(facts: Facts) -> str:
-    n = usual(facts)
-    round_ = [f"{chr(97 + number)}{n}*1" for number in range(_PROMPTS)]
-    return f"{' '.join(round_)} ; {' '.join(_cycled(round_, _MANY - _PROMPTS))}"
+    """Few prompts, the same ones again and again, and as many new ones of one unit."""
+    n, one = usual(facts), units(facts, 1)
+    few = [f"{_letter(number)}{n}*1" for number in range(_PROMPTS)]
+    again = [few[at % len(few)] for at in range(_MANY // 2 - _PROMPTS)]
+    # a token of one stream, and all but one of another: no two alike
+    pairs = [(a, b) for a in range(26) for b in range(26) if a != b]
+    new = [f"{_letter(a)}1{_letter(b)}{one}*1" for a, b in pairs[: _MANY // 2]]
+    return " ; ".join(" ".join(words) for words in (few, again, new))
 
 
-def _cycled(words: Sequence[str], number: int) -> list[str]:
-    return [words[at % len(words)] for at in range(number)]
+def _letter(number: int) -> str:
+    return chr(97 + number)
 
 
 PROPERTIES = (

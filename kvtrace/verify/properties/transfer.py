@@ -10,15 +10,20 @@ from kvtrace.verify.properties.sizes import twice, usual
 from kvtrace.verify.property import Property
 from kvtrace.words import count, plural
 
+_UNSEEN = "the scheduler took what the lookups offered; whether it was written could not be seen"
+
 
 def _transfers(own: list[Asked], what: Observed) -> Verdict:
     saved = sum(one.seen.saved for one in what.plain if one.seen)
     came = sum(one.given for one in what.loads)
     numbers = {"token-layers saved": saved, "tokens loaded": came}
-    if came:
+    if any(map(judging.arrived, what.loads)):
         return proved(
             f"{count(came)} tokens were loaded, for {plural(len(what.loads), 'request')}", numbers=numbers
         )
+    if came:
+        late = judging.unanswered(what.loads, what)
+        return late or judging.loaded_wrong(what.loads, what) or not_observed(_UNSEEN, numbers=numbers)
     if what.facts.role == "kv_producer" or not what.facts.looks_up:
         says = f"it never loads; {count(saved)} token-layers were taken"
         return (
@@ -84,6 +89,8 @@ def _lookups(own: list[Asked], what: Observed) -> Verdict:
     wrong = judging.loaded_wrong(what.loads, what, *ends)
     if wrong is not None:
         return wrong
+    if not any(map(judging.arrived, what.loads)):
+        return not_observed(_UNSEEN)
     offered = sum(one.seen.offered or 0 for one in what.loads if one.seen)
     return proved(
         f"{count(offered)} tokens were offered for {plural(len(what.loads), 'request')}, and what the "

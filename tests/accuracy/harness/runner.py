@@ -34,7 +34,7 @@ def name_of(seed: int, fault: str | None) -> str:
 
 def _suite(plan: Any) -> str:
     """Of verify: the quick one, unless the planted fault breaks what the full one asks for."""
-    return "full" if plan.planted is not None and plan.planted.breaks & _OF_FULL else "quick"
+    return "full" if plan.planted is not None and plan.breaks & _OF_FULL else "quick"
 
 
 class Part:

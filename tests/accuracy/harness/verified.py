@@ -56,6 +56,7 @@ def verify_generated(part: Any, folder: Path, model: str, suite: str) -> dict[st
     retarget(str(folder))
     try:
         arguments = engine.engine_arguments(part.plan, [transfer], model)
-        return grouped(verify.verify_generated(arguments, folder, suite, part.plan.seed))
+        salted = part.plan.keys.chain == "vllm" or part.plan.work == "salted"
+        return grouped(verify.verify_generated(arguments, folder, suite, part.plan.seed, salted))
     finally:
         retarget(None)

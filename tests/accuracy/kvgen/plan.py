@@ -191,6 +191,17 @@ class Plan:
         return bool(self.choice["load"] != "none")
 
     @property
+    def breaks(self) -> frozenset[str]:
+        """Properties of verify of which the planted fault breaks one, with an empty store at the start; none
+        where nothing can come back from it."""
+        if self.planted is None or not self.returns or self.role == "consumer":
+            return frozenset()
+        found = self.planted.breaks
+        if self.choice["lookup"] == "index" and found & {"transfer", "whole-units"}:
+            found |= {"lookups-agree"}  # the index offers what was lost all the same
+        return found
+
+    @property
     def filled(self) -> bool:
         """The store holds the first round's prompts before the engine starts."""
         return bool(self.choice["role"] == "consumer" or self.design == "reads-only")
