@@ -115,6 +115,8 @@ _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 
 _WRONG_DATA = frozenset({"kv-load-wrong", "load-after-use"})
 """What a request computed on, and is not its own: worse than anything that was not stored."""
+_BEHIND_THE_READ = frozenset({"store-incomplete", "store-lost-later"})
+"""Where it is a choice: what was taken and may be lost comes before what was never to be taken."""
 _WITHOUT_TOKENS = frozenset(
     {"engine-did-not-start", "connector-failed-to-start", "hook-raised", "hook-stuck", "worker-stuck"}
 )
@@ -146,7 +148,7 @@ def _order(finding: Finding, behind: Set[str]) -> tuple[int, bool, bool, bool, b
     """
     stage = len(Stage) if finding.stage is None else int(finding.stage)
     symptom, information = finding.id in behind, finding.id in _INFORMATION
-    harmless = finding.id not in _WRONG_DATA or finding.severity != FAULT
+    harmless = finding.id not in (_WRONG_DATA if finding.severity == FAULT else _BEHIND_THE_READ)
     first = severity_order(finding.severity), information, harmless, not _weighs(finding), symptom
     return (*first, -finding.tokens, stage, finding.id)
 

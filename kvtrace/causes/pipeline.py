@@ -11,21 +11,22 @@ from kvtrace.causes.evidence.steps import bodies, calls, product
 from kvtrace.causes.model import StageRow
 from kvtrace.causes.outcomes import not_saved
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.terms import NOT_OBSERVED, Grade, Stage
+from kvtrace.terms import NOT_OBSERVED, PENDING, Grade, Stage
 from kvtrace.trace import hooks
 from kvtrace.words import count, plural
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompt tokens that were computed here and could be saved. What was reused, accepted from the connector
-    or in flight is none of them."""
+    """Prompt tokens that were computed here and could be saved. What was reused or accepted from the
+    connector is none of them."""
 
     saved: Mapping[Grade, int]
     sent: Mapping[str, int]  # peer -> of the saved ones, those that were only seen leaving for it
     lost: Mapping[Stage, int]
     declared: int  # of the lost ones, those of which the metadata alone says so
     unseen: int  # not observed
+    pending: int = 0  # on their way when the trace ended
 
     @property
     def known(self) -> int:
@@ -45,7 +46,8 @@ def prompt_tokens(case: Case) -> Prompts:
         # Other stages are facts of the trace, whatever the metadata says.
         if stage == Stage.SCHEDULE and min(assigned.grades, default=Grade.PROVED) <= Grade.DECLARED:
             declared += tokens
-    return Prompts(whole.saved, whole.sent, lost, declared, whole.prompts.get(NOT_OBSERVED, 0))
+    unseen, pending = (whole.prompts.get(name, 0) for name in (NOT_OBSERVED, PENDING))
+    return Prompts(whole.saved, whole.sent, lost, declared, unseen, pending)
 
 
 def stage_rows(case: Case) -> list[StageRow]:

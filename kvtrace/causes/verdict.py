@@ -94,7 +94,7 @@ def _named(prompts: Prompts) -> list[tuple[float, str, str]]:
 def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "", few: int = 0) -> str:
     """The sentence for what became of the prompt tokens; no "all" and no "none" where some are not
     observed. ``few``: why fewer than half of those that were not saved were not; 0: why most were not."""
-    whole = prompts.known + prompts.unseen
+    whole = prompts.known + prompts.unseen + prompts.pending
     if whole < 1:
         if reused:
             return "No prompt token was computed here that could be saved: all were reused or loaded."
@@ -102,12 +102,13 @@ def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "", few:
     saved = _named(prompts)
     lost = sum(prompts.lost.values())
     tokens = f"{plural(whole, 'prompt token')} computed here"
-    if prompts.unseen < 1 and not saved:
+    known = prompts.unseen + prompts.pending < 1
+    if known and not saved:
         return f"None of the {tokens} was saved{everywhere}{_by_metadata(prompts, lost)}{_because(why, few)}."
-    if prompts.unseen < 1 and lost < 1 and len(saved) == 1:
+    if known and lost < 1 and len(saved) == 1:
         _, words, note = saved[0]
         return f"All {tokens} were {words}{note}{'; ' + why if why else ''}."
-    if not saved and lost < 1:
+    if not saved and lost < 1 and prompts.pending < 1:
         return f"It is not known whether the {tokens} were saved{'; ' + why if why else ''}."
     parts = [f"{_were(n)} {words}{note}" for n, words, note in saved]
     if saved:
@@ -115,6 +116,8 @@ def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "", few:
         parts[0] = f"{count(n)} of {tokens} ({percent(n, whole)}) were {words}{note}"
     if prompts.unseen >= 1:
         parts.append(f"of {count(prompts.unseen)} it is not known")
+    if prompts.pending >= 1:
+        parts.append(f"{_were(prompts.pending)} on their way when the trace ended")
     if lost >= 1:
         parts.append(f"{_were(lost)} not saved{_by_metadata(prompts, lost)}{_because(why, few)}")
     elif why:

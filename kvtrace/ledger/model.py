@@ -444,7 +444,9 @@ class Outside(NamedTuple):
     """Bytes of one connector object in one process. ``connector``: its index there; ``read``: of KV, from the
     KV cache; ``came``: into files, None where that can't be told (written in place, by address, through
     sockets); ``rest``: of these, there at the end; ``accounted``: bytes read for which as many came;
-    ``token``: bytes of one token in all layers; ``places``: files and peers -> bytes that went there."""
+    ``token``: bytes of one token in all layers; ``places``: files and peers -> bytes that went there;
+    ``files``: that it wrote; ``removed``: of these, by itself; ``put`` and ``taken_away``: bytes in them, as
+    far as they are known."""
 
     spool: str
     connector: int
@@ -454,6 +456,10 @@ class Outside(NamedTuple):
     accounted: int
     token: int
     places: Mapping[str, int]
+    files: int = 0
+    removed: int = 0
+    put: int = 0
+    taken_away: int = 0
 
 
 @dataclass(frozen=True)

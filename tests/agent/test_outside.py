@@ -92,6 +92,15 @@ def test_a_file_that_is_published_by_a_hard_link(trace, kv, tmp_path):
     assert linked == (Way.NAME, "a.tmp", 0, "a.kv", 0) and gone == (Way.NAME, "a.tmp", 0, "", 0)
 
 
+def test_a_file_that_the_same_call_removes_is_known_with_its_size(trace, kv, tmp_path):
+    def how(step, layer):
+        (tmp_path / "a").write_bytes(data_of(layer))
+        (tmp_path / "a").unlink()
+
+    saves(kv, how)
+    assert outside(trace) == [(Way.FILE, "a", 256, 256, 0), (Way.NAME, "a", 0, "", 0)]
+
+
 def test_a_file_that_grows_in_later_calls(trace, kv, tmp_path):
     with (tmp_path / "log").open("ab") as file:
 

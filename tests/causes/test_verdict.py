@@ -51,6 +51,13 @@ def test_every_number_is_said_and_all_and_none_only_of_all(numbers: tuple[int, .
         assert f"; {lost} were not saved" in plain, text
 
 
+def test_what_was_on_its_way_when_the_trace_ended_was_computed_too() -> None:
+    said = _tokens(Prompts({Grade.WRITTEN: 96}, {}, {Stage.COMPLETION: 4}, 0, 0, 100), "", False)
+    assert said.startswith(
+        "96 of 200 prompt tokens computed here (48.0 %) were stored; 100 were on their way"
+    )
+
+
 def test_what_left_for_a_peer_is_sent_and_not_stored() -> None:
     text = said(0, 0, 0, 0, 0, {"tcp 10.0.0.2:6379": 640})
     assert text.startswith("All 640 prompt tokens computed here were sent to 10.0.0.2:6379 (what it keeps"), (

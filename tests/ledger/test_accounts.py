@@ -119,6 +119,12 @@ def test_what_the_connector_itself_removes_or_empties_was_there_once() -> None:
     assert Run().read(1).write(1, "a", 256).told(a=0) == {1: Account.LOST_LATER}
 
 
+def test_of_a_file_that_was_written_in_later_without_growing_nothing_is_known() -> None:
+    """Rows of a database are deleted, and others written in their place."""
+    run = Run().read(1).write(1, "db", 256).read(2, step=2, first=8).write(2, "db", 0, 256, step=2)
+    assert run.told(db=256) == {}
+
+
 def test_a_file_that_is_gone_and_that_nobody_was_seen_to_take_away_says_nothing() -> None:
     assert Run().read(1).write(1, "a", 256).told(a=None) == {}
 
@@ -164,6 +170,9 @@ def test_the_totals_of_a_connector() -> None:
     assert (total.read, total.came, total.rest, total.places) == (512, 128, 128, {"a": 128})
     (total,) = Run().read(1).write(1, "arena", -1, 4096).result(arena=4096).totals
     assert total.came is None and total.rest is None
+    run = Run().read(1).write(1, "a", 256).named(1, "a").read(2, first=8).write(2, "b", 256)
+    (total,) = run.result(a=None, b=256).totals
+    assert (total.files, total.removed, total.put, total.taken_away) == (2, 1, 512, 256)
 
 
 EVENTS = st.lists(

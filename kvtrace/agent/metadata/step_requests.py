@@ -48,7 +48,7 @@ class Admissions:
             del self.awaited[req_id]
 
     def freed(self, req_id: str, tables: list[list[int]]) -> None:
-        """A request leaves: what it held can still be named, by a save that comes after it."""
+        """A request leaves: a save that comes after it may still name it by its id."""
         self.local.pop(req_id, None)
         self.awaited.pop(req_id, None)
         self.gone[req_id] = tables
@@ -155,7 +155,8 @@ class StepRequests:
     # --- who holds a block ----------------------------------------------------------------------
 
     def holders(self, block: int) -> list[str]:
-        """The requests that hold a block: those of this step, or else any."""
+        """The requests that hold a block: those of this step, or else any. A block that was freed is
+        nobody's: what was the number of a finished request's block may be anything else as well."""
         if block <= 0:
             return []
         if self._owners is None:
@@ -165,7 +166,6 @@ class StepRequests:
             self._all_indexed = True
             done = set(self.scheduled or self._tables)
             self._index([req for req in self.requests if req not in done])
-            self._index_gone()
         owner = self._owners.get(block)
         return self._shared.get(block) or ([] if owner is None else [owner])
 
@@ -179,16 +179,6 @@ class StepRequests:
                 for block in owners.keys() & blocks.keys():
                     self._shared.setdefault(block, [owners[block]]).append(req_id)
                 owners.update(blocks)
-
-    def _index_gone(self) -> None:
-        """Blocks of finished requests, as far as nobody else has them by now; the last holder counts."""
-        owners = self._owners
-        assert owners is not None
-        live = set(owners)
-        for req_id, tables in self._admissions.gone.items():
-            if req_id not in self.requests:
-                for table in tables:
-                    owners.update(dict.fromkeys((block for block in table if block not in live), req_id))
 
 
 def read_tables(scheduler: Any, req_id: str) -> list[list[int]]:

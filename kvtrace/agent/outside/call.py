@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtrace.agent.outside import files, sockets
-from kvtrace.agent.outside.files import PLACES, Place, Removal
+from kvtrace.agent.outside.files import PLACES, Place, Removal, Wrote
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.watch.origin import HERE
 from kvtrace.agent.watch.records import Names, next_call
@@ -51,6 +51,8 @@ class Outside:
 
     def _empty(self) -> None:
         self._opened: dict[str, Place] = {}
+        self._removed: list[Wrote] = []
+        """What this call wrote and removes: how much it was is seen before it is gone."""
         self._moved: list[Removal] = []
         self._sent: dict[str, int] = {}
         self._failed: dict[str, int] = {}
@@ -60,9 +62,11 @@ class Outside:
         self._opened[place.path] = place
 
     def moved(self, removal: Removal, place: Place | None) -> None:
+        own = self._opened.pop(removal.path, None)
         if place is not None:
-            self._opened.pop(removal.path, None)
             self._opened[place.path] = place
+        elif own is not None:
+            self._removed.append(PLACES.look(own))
         self._moved.append(removal)
 
     def sent(self, peer: str, amount: int) -> None:
@@ -86,7 +90,7 @@ class Outside:
         self._empty()
 
     def _rows(self, t: int, step: int, thread: int) -> Iterator[Row]:
-        looked = [PLACES.look(place) for place in self._opened.values()]
+        looked = [*self._removed, *(PLACES.look(place) for place in self._opened.values())]
         for place in PLACES.still_open():
             if place.path not in self._opened:
                 new, wrote = not place.looks, PLACES.look(place)

@@ -6,7 +6,7 @@ from kvtrace.causes.case import Request, after_empty, kept_of_alike, shared_befo
 from kvtrace.causes.evidence.accounted import all_left
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
 from kvtrace.ledger.intervals import intersect
 from kvtrace.ledger.model import Engine
 from kvtrace.terms import Grade
@@ -24,7 +24,8 @@ CAUSE = Cause(
     ),
     seen_as=(
         "A prompt left out of the metadata after another, different one was rounded down to nothing, though "
-        "a store of it would not be. Or: every prompt that begins like an earlier, stored one and goes on "
+        "a store of it would not be: a fault. Or, as a choice to confirm: "
+        "every prompt that begins like an earlier, stored one and goes on "
         "otherwise is left out and not read at all, or every one that comes to as many whole units, while "
         "others are stored. Or: whatever has the same tokens as a stored part of an "
         "earlier prompt, behind another beginning, is left out, and nothing else before it."
@@ -98,7 +99,8 @@ def _left_out(case: Case, request: Request) -> bool:
     # Behind a hit it may be the rest of a prompt that is not offered: no key says so.
     other = 0 < request.shared < whole and request.offered <= 0 and not request.grown_step
     none = not request.saved or _behind_all(case, request)
-    return other and none and not request.unseen and not stored_before(case, request)
+    known = request.unseen or stored_before(case, request)
+    return other and none and not known and shared_before(case, request) > 0
 
 
 def _behind_all(case: Case, request: Request) -> bool:
@@ -173,8 +175,9 @@ def _of_heads(case: Case, victims: list[Request]) -> Finding:
     same = " and comes to as many whole units" if _out_by_length(case, engine.tag) else ""
     return case.finding(
         CAUSE,
-        f"{name} treats {affected} as stored that never {were}: they begin like an earlier prompt that it "
-        f"stored, and are others after {spread} tokens.",
+        f"{name} stored nothing of {affected} that begin like an earlier one, of which it stored something, "
+        f"and are others after {spread} tokens: so does a key of the first tokens alone. Is that meant?",
+        severity=LIMIT,
         evidence=[
             f"every prompt of this run that begins like an earlier one{same} "
             f"({plural(len(victims), 'prompt')}, {spread} tokens in common) has no store entry "
@@ -192,8 +195,8 @@ def _of_heads(case: Case, victims: list[Request]) -> Finding:
             )
             for r in victims[:3]
         ],
-        headline=f"{affected} {were} treated as stored, by {'its' if len(victims) == 1 else 'their'} first "
-        "tokens alone",
+        headline=f"{affected} {were} left out, as if {'its' if len(victims) == 1 else 'their'} first tokens "
+        "alone were the key",
     )
 
 
@@ -204,8 +207,9 @@ def _of_parts(case: Case, victims: list[Request]) -> Finding:
     lost = count(case.tokens(CAUSE))
     return case.finding(
         CAUSE,
-        f"{name} treats parts of {affected} as stored that never were: it stored the same tokens of an "
-        "earlier prompt, behind another beginning.",
+        f"{name} left out parts of {affected}, and stored the same tokens of an earlier prompt behind "
+        "another beginning: so does a key of these tokens alone. Is that meant?",
+        severity=LIMIT,
         evidence=[
             f"{lost} tokens of {plural(len(victims), 'prompt')} stand in an earlier prompt too, behind other "
             "tokens, and something was stored of them there; each of these parts has no store entry and was "
@@ -222,7 +226,7 @@ def _of_parts(case: Case, victims: list[Request]) -> Finding:
             )
             for r in victims[:3]
         ],
-        headline=f"parts of {affected} were treated as stored, by their own tokens alone",
+        headline=f"parts of {affected} were left out, as if their own tokens alone were the key",
     )
 
 

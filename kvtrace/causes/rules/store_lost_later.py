@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import spoiled
+from kvtrace.causes.evidence import sizes, spoiled
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -13,8 +13,8 @@ CAUSE = Cause(
     ledger=SAVES,
     meaning="The KV was at rest once, and the connector removed it before the run ended.",
     seen_as=(
-        "As many bytes as were read came to rest in files, and the connector itself removed or emptied these "
-        "files before the run ended."
+        "The connector itself removed or emptied files that it had written, before the run ended; of tokens "
+        "it is said where as many bytes as were read of them had come to rest there."
     ),
     remedy=(
         "Give the store room for what is to be found again, and key what it holds by all tokens, "
@@ -34,4 +34,13 @@ def rule(case: Case) -> Results:
             evidence=spoiled.where(case, CAUSE),
             events=case.events(CAUSE, "it was at rest, and is not any more"),
             headline="KV that was stored is gone by the end of the run",
+        )
+        return
+    removed = list(sizes.removed(case))
+    if removed:
+        yield case.finding(
+            CAUSE,
+            "The connector removed files that it had written before the run ended. Is that meant?",
+            evidence=[sizes.removed_in_words(one) for one in removed[:3]],
+            headline="the connector removed files that it had written",
         )

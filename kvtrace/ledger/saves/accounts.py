@@ -111,6 +111,9 @@ class _File:
         """Something else was written under its name."""
         self.removed = False
         """The connector took its last name away."""
+        self.rewritten = False
+        """It was written to, and did not grow: what came before may not be there any more (rows that were
+        deleted from a database, and others in their place)."""
 
     @property
     def lost(self) -> bool:
@@ -156,6 +159,7 @@ class _Files:
             if file is not None:
                 file.replaced = True
             file = self._now[name] = _File(name)
+        file.rewritten |= bool(file.size) and row.bytes <= 0
         file.size = max(0, row.size)
         return file
 
@@ -213,7 +217,8 @@ class _Group:
     def account(self) -> Account:
         if self.unknown or not self.read:
             return Account.OPEN
-        if _accounts_for(self.rest, self.read) and not any(one.file.removed for one in self.writes):
+        stays = not any(one.file.removed or one.file.rewritten for one in self.writes)
+        if stays and _accounts_for(self.rest, self.read):
             return Account.WRITTEN
         own = [one.file for one in self.writes if one.amount]
         if _accounts_for(self.written, self.read) and own and all(file.lost for file in own):
@@ -261,6 +266,8 @@ def _of_connector(trace: Traced, files: _Files, index: int, alone: bool) -> tupl
         for _, group in _between(rest, found):
             _close(group, Account.NOTHING, found)
     told = not any(one.unknown or one.sent.total() for one in every)
+    writes = [write for one in every for write in one.writes]
+    own = {id(write.file): write.file for write in writes}
     total = Outside(
         trace.spool,
         index,
@@ -270,6 +277,10 @@ def _of_connector(trace: Traced, files: _Files, index: int, alone: bool) -> tupl
         round(sum(one.read for call, one in groups.items() if found.get(call, _OPEN)[0] == Account.WRITTEN)),
         round(sum(trace.slot_bytes.values())),
         places,
+        len(own),
+        sum(file.lost for file in own.values()),
+        sum(max(0, write.amount) for write in writes),
+        sum(max(0, write.amount) for write in writes if write.file.lost),
     )
     return found, total
 
