@@ -137,8 +137,6 @@ RULES: tuple[Rule, ...] = (
             ("contents: another's KV", "contents.compare:_Judge._another_s", _none),
         )
     ),
-    Rule("causes: keys of a head", "kvtrace.causes.rules.false_already_stored:claim_by_head", lambda *_: []),
-    Rule("causes: keys of a part", "kvtrace.causes.rules.false_already_stored:claim_by_part", lambda *_: []),
     Rule("causes: the unit", "kvtrace.causes.case:infer_unit", _none),
     Rule("causes: units without a name", "kvtrace.causes.evidence.unit:_unnamed", _none),
     *(Rule(f"cause {name.replace('_', '-')}", f"kvtrace.causes.rules.{name}:rule", None) for name in ORDER),

@@ -1,7 +1,7 @@
 """Keyed digests of a prompt and of its prefixes: equal tokens can be told, none recovered.
 
 BLAKE2b keyed with the run's random key (in memory only, never on disk), cut to 63 bits. One
-pass over the tokens, an intermediate digest at each cut; and one of each part between two cuts by itself.
+pass over the tokens, an intermediate digest at each cut.
 Once per request, at its arrival: far less than the prompt itself takes.
 """
 
@@ -12,7 +12,6 @@ from array import array
 from typing import Any, NamedTuple
 
 MAX_PREFIXES = 256
-MAX_PARTS = 64
 _MASK = (1 << 63) - 1
 
 
@@ -26,14 +25,12 @@ class Digests(NamedTuple):
     of a short and of a long prompt meet; 0 where ``prefixes`` is empty."""
     prefixes: list[int]
     """Of the first ``stride``, ``2 * stride``, ... tokens; at most :data:`MAX_PREFIXES`."""
-    parts: list[int]
-    """Of the ``stride`` tokens before each of the first of these cuts alone; at most :data:`MAX_PARTS`."""
 
 
 def digests(tokens: Any, block: int, key: bytes) -> Digests:
     """One pass over a prompt's token ids (a sequence of int, or None)."""
     if not tokens:
-        return Digests(0, 0, 0, [], [])
+        return Digests(0, 0, 0, [])
     count = len(tokens)
     data = memoryview(array("q", tokens)).cast("B")
     aligned = (count - 1) // block * block if block > 0 else 0
@@ -54,8 +51,7 @@ def digests(tokens: Any, block: int, key: bytes) -> Digests:
         if cut in cuts:
             prefixes.append(value)
     hasher.update(data[at * 8 :])
-    parts = [_of_part(data[(cut - stride) * 8 : cut * 8], key) for cut in sorted(cuts)[:MAX_PARTS]]
-    return Digests(_number(hasher), prefix, stride, prefixes, parts)
+    return Digests(_number(hasher), prefix, stride, prefixes)
 
 
 class Beginnings:
@@ -89,10 +85,6 @@ class Beginnings:
         while stride and self._at % stride:
             stride //= 2
         return stride
-
-
-def _of_part(data: memoryview, key: bytes) -> int:
-    return _number(hashlib.blake2b(data, key=key, digest_size=8, person=b"part"))
 
 
 def tokens_of(request: Any, key: bytes) -> Any:

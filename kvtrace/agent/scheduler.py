@@ -222,10 +222,6 @@ def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: 
     for at in range(0, len(found.prefixes), 4):
         four = (*found.prefixes[at : at + 4], 0, 0, 0)[:4]
         AGENT.add(rows.Prefixes(head, ident, (at + 1) * found.stride, found.stride, *four))
-    head = pack_head(Kind.PART, Role.SCHEDULER)
-    for at in range(0, len(found.parts), 4):
-        four = (*found.parts[at : at + 4], 0, 0, 0)[:4]
-        AGENT.add(rows.Parts(head, ident, at * found.stride, found.stride, *four))
 
 
 def _before_preempt(self: Any, t0: int, request: Any, *args: Any, **kwargs: Any) -> None:

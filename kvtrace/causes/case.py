@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.taken import kept
-from kvtrace.causes.evidence.twins import taken_for_twins
 from kvtrace.causes.evidence.unit import Sample, Store, Unit, infer_unit
 from kvtrace.causes.model import Event, Fields, Finding, Whole
 from kvtrace.causes.tables import rows
@@ -142,9 +141,6 @@ class Case:
     """... and some generated one."""
     declared_saves: frozenset[int] = frozenset()
     """Engines of which the metadata alone says that anything was saved."""
-    twins: Mapping[int, Sequence[Interval]] = field(default_factory=dict)
-    """Request row -> positions that were left out like all whose tokens an earlier request had stored behind
-    others."""
     unheard: Assigned = field(default_factory=Assigned)
     """Tokens that no metadata names, where that says nothing: not observed."""
     whole: Whole = field(default_factory=Whole)
@@ -321,7 +317,6 @@ def make_case(run: Run) -> Case:
     stores = [entry for request in requests if request.saved for entry in request.entries]
     read_steps = frozenset(entry.step for entry in stores if entry.slots > 0)
     case = Case(run, engines, requests, {}, {}, {}, found_again=found_again, read_steps=read_steps)
-    case.twins = taken_for_twins(run)
     saved = run.base[run.base["outcome"] == SAVED]
     seen = saved[saved["grade"] >= int(Grade.READ)]
     case.seen_saves = frozenset(seen["engine"])
@@ -440,7 +435,6 @@ def _sample(case: Case, request: Request) -> Sample:
         after_empty=after_empty(case, request),
         first_chunk=request.chunk_step if request.chunks >= 2 else None,
         heard=not (request.holes or another)
-        and request.row not in case.twins
         and ((request.taken is not None and not _held(request)) or not why_unheard(case, request)),
         taken=None if loaded else _reach(case, request),
         held=request.taken if loaded else before if request.taken == 0 and before and not reused else None,

@@ -22,7 +22,6 @@ from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.ledger.run_file import RunFile
 from kvtrace.ledger.states.model import States
 from kvtrace.ledger.stuck_file import StuckFile
-from kvtrace.ledger.twins import Twin
 from kvtrace.terms import SAVED, Grade
 from kvtrace.trace import facts as documents
 from kvtrace.trace import hooks
@@ -523,8 +522,6 @@ class Run:
     """Why an engine never came up, the innermost processes only."""
     load_rows: Sequence[LoadOf] = ()
     """The ledger of loads, request by request; ``loads`` is its sum."""
-    twins: Mapping[int, Sequence[Twin]] = field(default_factory=dict)
-    """Row of a request -> its tokens that stood in an earlier prompt, behind another beginning."""
     in_common: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Row of a request -> (digest, tokens) of the beginnings that another prompt of the run has too."""
     stuck: StuckFile = field(default_factory=StuckFile)

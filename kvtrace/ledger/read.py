@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from kvtrace.ledger import device, reported
+from kvtrace.ledger.beginnings import in_common
 from kvtrace.ledger.children import children, outermost
 from kvtrace.ledger.contents.compare import compare
 from kvtrace.ledger.contents.loads import with_contents
@@ -42,7 +43,6 @@ from kvtrace.ledger.states.follow import book_of_states
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
-from kvtrace.ledger.twins import in_common, twins
 from kvtrace.trace import facts, rows
 from kvtrace.trace.facts import Limit, WatchLimits
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
@@ -150,7 +150,7 @@ def _books(
         base=saves.base,
         loads=loads_sum,
         load_rows=loads,
-        twins=twins(requests), in_common=in_common(requests),
+        in_common=in_common(requests),
         compared=contents.blocks,
         total=saves.total,
         notes=[*unfinished(requests), *unchecked([scan.info for scan in scans]), *_notes(found, engines)],

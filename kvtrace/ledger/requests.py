@@ -6,7 +6,6 @@ them per request, none per step or per decode token.
 
 from __future__ import annotations
 
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -132,8 +131,6 @@ class Request:
     last_step: int = 0
     transfers: tuple[Transfer, ...] = ()
     prefixes: Mapping[int, int] = field(default_factory=dict)  # keyed digest of a beginning -> its tokens
-    parts: Sequence[int] = ()  # keyed digests of the first, the second, ... ``stride`` tokens alone
-    stride: int = 0
     grown: tuple[Growth, ...] = ()  # of a streaming session, its later parts
     unread: bool = False  # what the metadata of the step that completed its prompt names of it is not known
 
@@ -243,8 +240,6 @@ class _Draft:
     first_step: int = 0
     last_step: int = 0
     prefixes: dict[int, int] = field(default_factory=dict)
-    parts: array[int] = field(default_factory=lambda: array("q"))
-    stride: int = 0
     grown: list[Growth] = field(default_factory=list)
     unread: bool = False  # metadata named KV of it, and not what for
     admission: int = 0  # index of the first lookup of this admission
@@ -274,12 +269,6 @@ class _Draft:
             for i, digest in enumerate((row.digest0, row.digest1, row.digest2, row.digest3)):
                 if digest:
                     self.prefixes[digest] = row.first + i * row.stride
-
-    def consists_of(self, row: rows.Parts) -> None:
-        if row.stride > 0 and row.first == len(self.parts) * row.stride:
-            self.stride = row.stride
-            four = (row.digest0, row.digest1, row.digest2, row.digest3)
-            self.parts.extend(digest for digest in four if digest)
 
     def look_up(self, row: rows.Lookup) -> None:
         answer = None if row.external == NONE_ANSWER else row.external
@@ -376,8 +365,6 @@ class _Draft:
             first_step=self.first_step,
             last_step=self.last_step,
             prefixes=self.prefixes,
-            parts=self.parts,
-            stride=self.stride,
             grown=tuple(self.grown),
         )
 
@@ -434,7 +421,6 @@ class _Reader:
         readers: dict[int, tuple[type[Any], Callable[[Any], None]]] = {
             Kind.REQUEST: (rows.Arrival, self._arrival),
             Kind.PREFIX: (rows.Prefixes, self._prefixes),
-            Kind.PART: (rows.Parts, self._parts),
             Kind.GROWN: (rows.Growth, self._growth),
             Kind.LOOKUP: (rows.Lookup, self._lookup),
             Kind.ALLOC: (rows.Allocation, self._allocation),
@@ -480,11 +466,6 @@ class _Reader:
         draft = self._open.get(self._scan.names.get(row.request, ""))
         if draft is not None:
             draft.begins_with(row)
-
-    def _parts(self, row: rows.Parts) -> None:
-        draft = self._open.get(self._scan.names.get(row.request, ""))
-        if draft is not None:
-            draft.consists_of(row)
 
     def _growth(self, row: rows.Growth) -> None:
         self._draft(row.request, row.step, row.t).grow(row)

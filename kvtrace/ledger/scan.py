@@ -26,7 +26,7 @@ F = TypeVar("F", bound=facts.Document)
 REQUEST_KINDS = frozenset(
     {
         Kind.CHUNK, Kind.REQUEST, Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.PREEMPT, Kind.FINISH, Kind.PREFIX,
-        Kind.OPEN, Kind.DONE, Kind.PART, Kind.GROWN,
+        Kind.OPEN, Kind.DONE, Kind.GROWN,
     }
 )  # fmt: skip
 """Records that speak of one request."""

@@ -75,7 +75,6 @@ class Kind(IntEnum):
     SLOTS = 24
     OUTSIDE = 37
     PRINTS = 28
-    PART = 29
     SEAL = 30
     REPRINTS = 31
     GROWN = 33

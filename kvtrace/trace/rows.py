@@ -332,20 +332,6 @@ class Prefixes(NamedTuple):
     digest3: Word
 
 
-class Parts(NamedTuple):
-    """Keyed 63-bit digests of a prompt's tokens [first, first + stride), of the next ``stride`` ones, ...
-    each by itself, whatever comes before it (0 = past the end); the key is that of Arrival."""
-
-    head: Word
-    request: Word
-    first: Word
-    stride: Word
-    digest0: Word
-    digest1: Word
-    digest2: Word
-    digest3: Word
-
-
 class TransferBegun(NamedTuple):
     """An asynchronous transfer of a request began (Flag.STORE: request_finished kept its blocks).
     detail: as in MetadataEntry."""
@@ -527,7 +513,7 @@ Row = (
     | Preemption | Finish | Execution | QuietCalls | Trailer | Effect | Prefixes | TransferBegun
     | TransferDone | DeviceCall | TimedStep | BlocksGiven | SlotsTouched | Outside
     | BlockPrints | BlockPrintsAgain | LayerPrints
-    | Parts | Growth | StatesTouched
+    | Growth | StatesTouched
 )  # fmt: skip
 R = TypeVar("R", bound=NamedTuple)
 
@@ -559,7 +545,6 @@ ROWS: dict[Kind, type[Any]] = {
     Kind.PRINTS: BlockPrints,
     Kind.REPRINTS: BlockPrintsAgain,
     Kind.LAYERS: LayerPrints,
-    Kind.PART: Parts,
     Kind.TRAILER: Trailer,
     Kind.SEAL: Seal,
     Kind.GROWN: Growth,

@@ -528,13 +528,6 @@ def prefix_digests(row: rows.Prefixes, seen: Context) -> None:
     assert [row.digest0, row.digest1, row.digest2, row.digest3] == found.prefixes[4:8]
 
 
-@case(Kind.PART, schedule, number=1)
-def part_digests(row: rows.Parts, seen: Context) -> None:
-    found = prefixes.digests(PROMPT, BLOCK, b"k" * 16)
-    assert seen.names[row.request] == "req" and (row.first, row.stride) == (4 * BLOCK, BLOCK)
-    assert [row.digest0, row.digest1, row.digest2, row.digest3] == found.parts[4:8]
-
-
 @case(Kind.LOOKUP, lambda: on_scheduler().get_num_new_matched_tokens(request(), 32))
 def a_lookup(row: rows.Lookup, seen: Context) -> None:
     assert seen.now(row.t0, row.t1) and row.step == STEP and seen.names[row.request] == "req"

@@ -156,11 +156,10 @@ def test_an_exception_that_was_caught_does_not_rule_out_that_loads_failed(tmp_pa
     assert "load-failed" not in ruled_out(loaded(sim, 0, 1))
 
 
-def stored(sim: Sim, left_out: int = 0, grade: Grade = Grade.WRITTEN, twins: bool = False) -> Diagnosis:
-    """Three prompts, all but the one of ``left_out`` tokens named in the metadata, and saved as well as that;
-    with twins the second and the third one have a block of equal tokens behind other ones."""
+def stored(sim: Sim, left_out: int = 0, grade: Grade = Grade.WRITTEN) -> Diagnosis:
+    """Three prompts, all but the one of ``left_out`` tokens named in the metadata, saved as well as that."""
     for prompt in prompts([96, 128, 160]):
-        sim.arrive(replace(prompt, prefixes=(prompt.digest,), parts=(prompt.digest, 7)) if twins else prompt)
+        sim.arrive(prompt)
         entries = [] if prompt.length == left_out else [Entry(prompt.id, prompt.length, -1, 0)]
         sim.step([Chunk(prompt.id, 0, prompt.length, first=True)], entries,
                  prompts={prompt.id: prompt.length})  # fmt: skip
@@ -180,20 +179,14 @@ def test_prompts_left_out_for_no_known_reason_may_have_been_taken_for_stored(
 
 
 @pytest.mark.parametrize(
-    ("grade", "twins", "excluded"),
-    [
-        (Grade.DECLARED, False, False),
-        (Grade.READ, False, False),
-        (Grade.WRITTEN, False, True),
-        (Grade.WRITTEN, True, False),
-        (Grade.PROVED, True, True),
-    ],
+    ("grade", "excluded"),
+    [(Grade.DECLARED, False), (Grade.READ, False), (Grade.WRITTEN, True), (Grade.PROVED, True)],
 )
 def test_what_was_not_seen_to_leave_may_have_been_taken_for_stored_on_the_worker(
-    tmp_path: Path, grade: Grade, twins: bool, excluded: bool
+    tmp_path: Path, grade: Grade, excluded: bool
 ) -> None:
-    """Its way is not seen; and of two parts under one key a store keeps one, whatever was sent to it."""
-    found = ruled_out(stored(sim_of(tmp_path), grade=grade, twins=twins))
+    """Its way is not seen."""
+    found = ruled_out(stored(sim_of(tmp_path), grade=grade))
     assert ("false-already-stored" in found) == excluded
 
 

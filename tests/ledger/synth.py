@@ -121,7 +121,6 @@ class Prompt:
     prefix: int = 0
     output: int = 1
     prefixes: tuple[int, ...] = ()  # of the first, two, ... blocks; at most four
-    parts: tuple[int, ...] = ()  # of the first, second, ... block alone; at most four
     salt: int = 0
 
 
@@ -322,9 +321,6 @@ class Sim:
             four = (*prompt.prefixes, 0, 0, 0, 0)[:4]
             head = pack_head(Kind.PREFIX, Role.SCHEDULER)
             s.add(*rows.Prefixes(head, req, self.block, self.block, *four))
-        if prompt.parts:
-            four = (*prompt.parts, 0, 0, 0, 0)[:4]
-            s.add(*rows.Parts(pack_head(Kind.PART, Role.SCHEDULER), req, 0, self.block, *four))
 
     def lookup(
         self, request: str, local: int, answer: int | None, accepted: int | None, flags: int = 0,
