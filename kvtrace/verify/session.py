@@ -7,7 +7,7 @@ import secrets
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -340,8 +340,8 @@ class _One:
         return found
 
     def _reference(self, command: Sequence[str], what: Observed) -> dict[tuple[tuple[int, ...], int], Arm]:
-        """What the same server answers without a connector: to each prompt anew, from its own prefix cache,
-        and anew once more. Its own answers differ by its noise."""
+        """What the same server answers without a connector: to each prompt anew, to all together from its own
+        prefix cache (preempted where it was), and anew once more. Its own answers differ by its noise."""
         loaded = {(tuple(one.tokens), one.prompt.generate) for one in what.loads}
         prompts = list(
             dict.fromkeys(
@@ -351,6 +351,7 @@ class _One:
             )
         )
         prompts = sorted(prompts, key=lambda prompt: prompt not in loaded)[:_MOST_COMPARED]
+        preempted = {(tuple(one.tokens), one.prompt.generate) for one in what.plain if one.prompt.preempted}
         log = self._directory / "reference.log"
         server = Server(command, command, log, self._options.start_timeout)
         replies: dict[tuple[tuple[int, ...], int], list[Reply]] = {prompt: [] for prompt in prompts}
@@ -359,13 +360,12 @@ class _One:
             for turn in range(_TURNS):
                 if turn == _TURNS - 1:
                     server.reset(20.0)
-                for number, (tokens, generate) in enumerate(prompts):
-                    self._progress(
-                        turn * len(prompts) + number, _TURNS * len(prompts), "without the connector"
-                    )
-                    request = Request(f"kvreference-{turn}-{number}", tokens, generate)
-                    answer = server.ask([request], what.patience)
-                    replies[tokens, generate] += [one for one in answer if not one.error]
+                for batch in _batches(turn, prompts, preempted):
+                    done = turn * len(prompts) + batch[0][0]
+                    self._progress(done, _TURNS * len(prompts), "without the connector")
+                    found = server.ask([request for _, request in batch], what.patience)
+                    for (number, _), reply in zip(batch, found, strict=True):
+                        replies[prompts[number]] += [] if reply.error else [reply]
         except VerifyError as error:
             line = "without its connector the server did not start, answers are compared within one engine"
             self._notes.append(f"{line}: {error}")
@@ -373,6 +373,19 @@ class _One:
         finally:
             server.stop()
         return {prompt: Arm(tuple(found)) for prompt, found in replies.items() if found}
+
+
+def _batches(
+    turn: int, prompts: Sequence[tuple[tuple[int, ...], int]], preempted: Set[tuple[tuple[int, ...], int]]
+) -> list[list[tuple[int, Request]]]:
+    """Prompts by number, in the order in which a turn asks them, and those together that it asks together."""
+    together = turn == 1
+    asked = [
+        (number, Request(f"kvreference-{turn}-{number}", *one, preempted=together and one in preempted))
+        for number, one in enumerate(prompts)
+    ]
+    calm = [one for one in asked if together and not one[1].preempted]
+    return [*([calm] if calm else []), *([one] for one in asked if one not in calm)]
 
 
 def repeats(options: Options, kind: str, one: Answered) -> list[str]:
