@@ -78,6 +78,7 @@ class Request:
     saved: int = 0  # token-layers
     proved: int = 0  # of these, seen at rest when the run was over
     unseen: bool = False  # what became of a part of it is not observed
+    caught: int = 0  # token-layers of which it is not, as an exception was caught where they were read
     handed_over: bool = False  # its blocks were kept for an asynchronous save
     taken: int | None = None
     """Positions [0, taken) of the prompt were kept and the others seen not to be; None: not known so."""
@@ -392,6 +393,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
         if b.outcome == SAVED and b.amount:
             request.grade = min(Grade(b.grade), request.grade or Grade.PROVED)
             request.proved += b.amount if b.grade >= Grade.PROVED else 0
+        request.caught += b.amount if b.outcome == NOT_OBSERVED and b.ended == SaveEnd.CAUGHT else 0
         hides = b.request in guessed and _unread(engines.get(b.engine))
         if b.outcome == NOT_OBSERVED and (b.prompt or hides):
             request.unseen = True

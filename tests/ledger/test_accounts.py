@@ -198,3 +198,10 @@ def test_nothing_is_written_that_is_not_there_at_the_end(events) -> None:
     run = made(events)
     names = {name: None for name in run.names.values() if name[0] in "fg"}
     assert Account.WRITTEN not in run.told(**names).values()
+
+
+def test_a_call_that_stays_open_is_told_apart_where_its_connector_put_bytes_somewhere() -> None:
+    silent = Run().read(1)
+    assert silent.result().of(1) == (Account.OPEN, "")
+    putting = Run().read(1).write(1, "a", 100).read(2, step=2)
+    assert [putting.result(a=100).of(call)[0] for call in (1, 2)] == [Account.PARTLY] * 2

@@ -50,6 +50,8 @@ class Account(IntEnum):
     """Nothing came to rest for it, where all other reads of this connector account for what was written."""
     SENT = 6
     """As many bytes went through sockets: what the peer keeps is out of sight."""
+    PARTLY = 7
+    """It can't be told, of a connector that did put bytes somewhere: some of it may be among them."""
 
 
 _KEPT = (Account.WRITTEN, Account.SENT)
@@ -63,13 +65,15 @@ class Accounts:
     """Of one spool. Attributes:
     of_call: number of a watched call -> what became of what it read, and the peer of what was SENT.
     totals: of each connector.
+    putting: calls of connectors that put bytes somewhere.
     """
 
     of_call: Mapping[int, tuple[Account, str]] = field(default_factory=dict)
     totals: tuple[Outside, ...] = ()
+    putting: frozenset[int] = frozenset()
 
     def of(self, call: int) -> tuple[Account, str]:
-        return self.of_call.get(call, (Account.OPEN, ""))
+        return self.of_call.get(call) or (Account.PARTLY if call in self.putting else Account.OPEN, "")
 
 
 class Traced(NamedTuple):
@@ -90,9 +94,12 @@ def accounts(trace: Traced, rest: RestFile) -> Accounts:
     files = _Files(trace, rest)
     indexes = sorted({rows.detail(head) for head in trace.slots[:, 0].tolist()} - {0})
     found = [_of_connector(trace, files, index, alone=len(indexes) == 1) for index in indexes]
+    totals = tuple(total for _, total in found)
+    put = {total.connector for total in totals if any(total.places.values())}
     return Accounts(
         {call: one for of_calls, _ in found for call, one in of_calls.items()},
-        tuple(total for _, total in found),
+        totals,
+        frozenset(int(row[-1]) for row in trace.slots.tolist() if rows.detail(row[0]) in put),
     )
 
 

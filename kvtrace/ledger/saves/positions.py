@@ -267,7 +267,8 @@ class _InPair:
         if ended == SaveEnd.NOT_OBSERVED:
             return _NOT_OBSERVED
         if ended is not None:
-            return Outcome(NOT_SAVED, ended, grade)
+            known = grade != Grade.NOT_OBSERVED
+            return Outcome(NOT_SAVED if known else NOT_OBSERVED, ended, grade)
         request, way = self._request, self._way
         if chunk < 0:
             unknown = self._decode_unknown
