@@ -438,13 +438,25 @@ def test_the_last_token_is_not_held_by_a_hit_that_ends_before_it_at_a_block(tmp_
     assert "already-stored" not in ids(analyse(sim))
 
 
-def test_a_store_that_begins_after_what_is_held(tmp_path: Path) -> None:
+def test_what_a_store_leaves_out_before_it_is_not_called_held(tmp_path: Path) -> None:
+    """From where a first store began it was said that the store holds what stands before it."""
+
     def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
         return [Entry(prompt.id, 64, prompt.length, start=64)]
 
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt("a", 128, digest=1)], Policy(store))
-    assert tokens(analyse(sim)) == {"saved": 64, "not-saved:already-stored": 64}
+    assert tokens(analyse(sim)) == {"saved": 64, "not-saved:metadata-has-no-store": 64}
+
+
+def test_behind_a_hit_an_earlier_save_is_no_better_seen_than_without_one(tmp_path: Path) -> None:
+    """For the hit alone, which ends before them, the connector was said to hold tokens that were only read."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt("a", 128, digest=5)], Rounding(32).policy())
+    sim.serve([Prompt("b", 128, digest=5)], Policy(nothing, match=lambda prompt, local: 32))
+    finding = next(one for one in analyse(sim).findings if one.id == "already-stored")
+    assert finding.tokens == 96 and "not seen that it came to rest" in finding.title
+    assert finding.evidence[0].endswith("the lookup answered a hit (1 request)")
 
 
 def test_first_chunk_only(tmp_path: Path) -> None:
