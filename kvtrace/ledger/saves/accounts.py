@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from kvtrace.ledger.intervals import Interval, length, union
+from kvtrace.ledger.intervals import Interval, length, subtract, union
 from kvtrace.ledger.model import Outside
 from kvtrace.ledger.rest_file import RestFile
 from kvtrace.ledger.slots.sets import parse
@@ -317,10 +317,13 @@ def _never_a_byte(groups: Sequence[_Group]) -> bool:
 
 def _read(trace: Traced, index: int, groups: dict[int, _Group], steps: dict[int, int]) -> None:
     slots: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+    filled: dict[tuple[int, int], list[Interval]] = defaultdict(list)
     for words in trace.slots.tolist():
         row = rows.SlotsTouched._make(words)
         marks = rows.flags(row.head)
-        loads = marks & Flag.LOAD and rows.code(row.head) in _LOADING
+        loads = marks & Flag.LOAD and (rows.code(row.head) in _LOADING or not marks & Flag.STORE)
+        if rows.detail(row.head) == index and loads:
+            filled[row.call, row.layer] += parse(trace.names.get(row.slot_set, "")).full
         if rows.detail(row.head) != index or not marks & Flag.STORE or loads:
             continue
         steps[row.call] = row.step
@@ -335,7 +338,8 @@ def _read(trace: Traced, index: int, groups: dict[int, _Group], steps: dict[int,
             group.unknown |= bool(found.partly)
     for (call, layer), runs in slots.items():
         size = trace.slot_bytes.get(trace.names.get(layer, ""), 0.0)
-        groups[call].read += length(union(runs)) * size
+        # What a call fills as well it read for a load: as the shape of what is to come.
+        groups[call].read += length(subtract(union(runs), union(filled[call, layer]))) * size
         groups[call].unknown |= not size
 
 
