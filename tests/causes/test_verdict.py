@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
+from synth import Rounding, Sim
+from test_rules import prompts
 
+from kvtrace.causes import diagnose
+from kvtrace.causes.assign import assign_pieces
+from kvtrace.causes.case import make_case
 from kvtrace.causes.pipeline import Prompts
-from kvtrace.causes.verdict import _tokens
+from kvtrace.causes.rules import save_never_finished
+from kvtrace.causes.verdict import _tokens, verdict
+from kvtrace.ledger import read_run
 from kvtrace.terms import Grade, Stage
 
 EVERY = [
@@ -75,3 +83,17 @@ def test_a_reason_of_few_lost_tokens_is_said_of_these_alone() -> None:
         "; 3 230 were not saved, 106 of them: KV was read before it was computed."
     )
     assert _tokens(lost, "the reason", False).endswith("; 3 230 were not saved: the reason.")
+
+
+def test_a_fault_that_explains_no_lost_token_is_no_reason_for_one(tmp_path: Path) -> None:
+    """Tokens below the unit were "not saved: 2 asynchronous saves never finished"."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve(prompts([64, 70]), Rounding(32).policy())
+    sim.write()
+    run = read_run(tmp_path)
+    case = make_case(run)
+    assign_pieces(case)
+    headline = "1 asynchronous save never finished"
+    fault = case.finding(save_never_finished.CAUSE, "x", headline=headline, requests=1)
+    text = verdict(case, [fault, *diagnose(run).findings])
+    assert text.endswith(f": of each prompt only whole units of 32 tokens are stored. {headline}."), text
