@@ -82,6 +82,8 @@ class Request:
     handed_over: bool = False  # its blocks were kept for an asynchronous save
     taken: int | None = None
     """Positions [0, taken) of the prompt were kept and the others seen not to be; None: not known so."""
+    lost_from: float = float("inf")
+    """The first position of its prompt that was offered and is known to be lost, in some pair."""
     shared: int = 0
     """Leading tokens that an earlier prompt of the run begins with, of which something was saved."""
     grade: Grade | None = None
@@ -385,6 +387,9 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
         )
         for row, r in enumerate(rows(run.requests))
     ]  # fmt: skip
+    for p in rows(run.pieces):
+        if p.phase != "decode" and p.grade >= Grade.READ and p.ended != SaveEnd.NOT_DECLARED:
+            requests[p.request].lost_from = min(p.start, requests[p.request].lost_from)
     guessed = {p.request for p in rows(run.pieces) if p.phase != "decode" and p.grade < Grade.READ}
     for b in rows(run.base):
         # What is generated hides no store of the prompt, unless a step's metadata could not be read and of
@@ -462,7 +467,7 @@ def _reach(case: Case, request: Request) -> int | None:
 def _kept(request: Request) -> int:
     if request.taken is not None:
         return request.taken
-    return request.stored_end if request.saved else 0
+    return int(min(request.stored_end, request.lost_from)) if request.saved else 0
 
 
 _LEAST = (Grade.DECLARED, Grade.READ, Grade.WRITTEN)

@@ -11,6 +11,7 @@ from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim, nothing
 from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
+from kvtrace.causes.case import kept_before, make_case
 from kvtrace.causes.evidence.taken import Kept, _kept
 from kvtrace.causes.evidence.unit import Sample, Store, infer_unit
 from kvtrace.ledger import read_run
@@ -283,6 +284,21 @@ def test_exceptions_that_came_too_often_to_be_said_one_by_one(tmp_path: Path, la
         replace(run, pieces=lost, base=run.base[run.base["request"] != 1], swallowed=(fact,))
     ).findings
     assert found[0].id == ident
+
+
+@pytest.mark.parametrize(("end", "kept"), [(SaveEnd.NOTHING_READ, 64), (SaveEnd.NOT_DECLARED, 128)])
+def test_what_is_known_to_be_lost_of_an_earlier_prompt_is_not_held(
+    tmp_path: Path, end: SaveEnd, kept: int
+) -> None:
+    """What was left out as held already is no loss."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt(name, 128, digest=5) for name in "ab"], Rounding(32).policy())
+    sim.write()
+    run = read_run(tmp_path)
+    step = int(run.requests["chunk_step"].iloc[0])
+    row = (0, run.engines[0].tag, 64, 128, 1, "prefill", 0, step, int(end), True, int(Grade.READ), -1)
+    case = make_case(replace(run, pieces=pd.DataFrame([row], columns=list(PIECE_COLUMNS))))
+    assert kept_before(case, case.requests[1], Grade.DECLARED) == kept
 
 
 def test_prompts_left_out_for_their_first_tokens(tmp_path: Path) -> None:
