@@ -77,9 +77,12 @@ class Request:
     saved: int = 0  # token-layers
     proved: int = 0  # of these, seen at rest when the run was over
     unseen: bool = False  # what became of a part of it is not observed
+    caught: int = 0  # token-layers of which it is not, as an exception was caught where they were read
     handed_over: bool = False  # its blocks were kept for an asynchronous save
     taken: int | None = None
     """Positions [0, taken) of the prompt were kept and the others seen not to be; None: not known so."""
+    lost_from: float = float("inf")
+    """The first position of its prompt that was offered and is known to be lost, in some pair."""
     shared: int = 0
     """Leading tokens that an earlier prompt of the run begins with, of which something was saved."""
     grade: Grade | None = None
@@ -379,6 +382,9 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
         )
         for row, r in enumerate(rows(run.requests))
     ]  # fmt: skip
+    for p in rows(run.pieces):
+        if p.phase != "decode" and p.grade >= Grade.READ and p.ended != SaveEnd.NOT_DECLARED:
+            requests[p.request].lost_from = min(p.start, requests[p.request].lost_from)
     guessed = {p.request for p in rows(run.pieces) if p.phase != "decode" and p.grade < Grade.READ}
     for b in rows(run.base):
         # What is generated hides no store of the prompt, unless a step's metadata could not be read and of
@@ -387,6 +393,7 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
         if b.outcome == SAVED and b.amount:
             request.grade = min(Grade(b.grade), request.grade or Grade.PROVED)
             request.proved += b.amount if b.grade >= Grade.PROVED else 0
+        request.caught += b.amount if b.outcome == NOT_OBSERVED and b.ended == SaveEnd.CAUGHT else 0
         hides = b.request in guessed and _unread(engines.get(b.engine))
         if b.outcome == NOT_OBSERVED and (b.prompt or hides):
             request.unseen = True
@@ -454,7 +461,7 @@ def _reach(case: Case, request: Request) -> int | None:
 def _kept(request: Request) -> int:
     if request.taken is not None:
         return request.taken
-    return request.stored_end if request.saved else 0
+    return int(min(request.stored_end, request.lost_from)) if request.saved else 0
 
 
 _LEAST = (Grade.DECLARED, Grade.READ, Grade.WRITTEN)

@@ -20,7 +20,8 @@ def verdict(case: Case, findings: list[Finding]) -> str:
     then what is wrong with the loads, where something is."""
     loads = [finding for finding in findings if CATALOGUE[finding.id].ledger == LOADS]
     of_saves = [finding for finding in findings if CATALOGUE[finding.id].ledger != LOADS]
-    saves = _saves(case, of_saves) + _doubts(case, of_saves)
+    saves = _saves(case, of_saves)
+    saves += _doubts(case, of_saves, saves)
     wrong = [finding.headline for finding in loads if finding.severity == FAULT and finding.headline]
     return _recorded(case, f"{saves} Loads: {wrong[0]}." if wrong else saves)
 
@@ -36,22 +37,20 @@ def _recorded(case: Case, said: str) -> str:
     )
 
 
-def _doubts(case: Case, findings: list[Finding]) -> str:
-    """The first fault that speaks of tokens that the ledger does not count as lost."""
-    doubts = [
-        one
-        for one in findings
-        if one.severity == FAULT and one.tokens and one.headline and one.id not in case.assigned
-    ]
-    return f" {capital(doubts[0].headline)} ({plural(doubts[0].tokens, 'token')})." if doubts else ""
+def _doubts(case: Case, findings: list[Finding], said: str) -> str:
+    """The first fault that explains no token that the ledger counts as lost, where it was not said yet."""
+    doubts = [one for one in findings if one.severity == FAULT and one.id not in case.assigned]
+    doubts = [one for one in doubts if one.headline and one.headline.lower() not in said.lower()][:1]
+    sizes = [f" ({plural(one.tokens, 'token')})" if one.tokens else "" for one in doubts]
+    return "".join(f" {capital(one.headline)}{size}." for one, size in zip(doubts, sizes, strict=True))
 
 
 def _saves(case: Case, findings: list[Finding]) -> str:
     known = [one for one in findings if not one.tokens or one.id in case.assigned]
     reasons = [finding for finding in known if finding.severity != NOTE and finding.headline]
     # The sentence is about prompts: what explains lost prompt tokens is the better reason.
-    reasons.sort(key=lambda finding: not any(case.assigned[finding.id].prompts.values())
-                 if finding.id in case.assigned else finding.severity != FAULT)  # fmt: skip
+    reasons.sort(key=lambda finding: 0 if _explains_prompts(case, finding)
+                 else 1 if finding.id not in case.assigned and finding.severity == FAULT else 2)  # fmt: skip
     why = reasons[0].headline if reasons else ""
     lost = case.whole.prompts.get(not_saved(reasons[0].id), 0) if reasons else 0
     if not case.requests and not why:
@@ -69,6 +68,10 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     prompts = prompt_tokens(case)
     few = lost if 2 * lost < sum(prompts.lost.values()) else 0  # then it is no reason for most of them
     return _tokens(prompts, why, reused, " in every layer on every rank" if partly else "", few)
+
+
+def _explains_prompts(case: Case, finding: Finding) -> bool:
+    return finding.id in case.assigned and any(case.assigned[finding.id].prompts.values())
 
 
 _AT_REST = (Grade.PROVED, Grade.WRITTEN)

@@ -109,8 +109,9 @@ NOT_LOADED = "not-loaded"
 @dataclass(frozen=True)
 class Outcome:
     """What became of a token: one of :data:`kvtrace.terms.OUTCOMES`, or NOT_SAVED or NOT_LOADED. ``end`` says
-    where its way ended: a SaveEnd of NOT_SAVED, a LoadEnd of NOT_LOADED, else None. ``grade``: how well that
-    is seen. ``sent_to``: the peer, where of what was saved nothing but its leaving for one was seen."""
+    where its way ended: a SaveEnd of NOT_SAVED, or of NOT_OBSERVED where it may have ended there, a LoadEnd
+    of NOT_LOADED, else None. ``grade``: how well that is seen. ``sent_to``: the peer, where of what was saved
+    nothing but its leaving for one was seen."""
 
     name: str
     end: SaveEnd | LoadEnd | None = None

@@ -187,17 +187,14 @@ _SAVING = frozenset((*(hook.name for hook in hooks.SAVING), *_BACKGROUND))
 def caught_in_saving(worker: Worker, swallowed: Sequence[Swallowed]) -> Caught:
     """The exceptions that a worker's connector handled itself where it saves, its work in the background
     included; without those after which the same call went on to do its work."""
-    return Caught(
-        tuple(
-            fact
-            for fact in _of_worker(worker, swallowed)
-            if fact.hook in _SAVING
-            and not fact.broad
-            and (not fact.asked_by or fact.asked_by in _SAVING)
-            and fact.went_on is not True
-            and (fact.type not in HARMLESS or (fact.type == "TimeoutError" and fact.went_on is False))
-        )
-    )
+    return Caught(tuple(fact for fact in _of_worker(worker, swallowed) if may_end_a_save(fact)))
+
+
+def may_end_a_save(fact: Swallowed) -> bool:
+    """Whether it was caught where the connector saves, and the same call is not known to have gone on."""
+    telling = fact.type not in HARMLESS or (fact.type == "TimeoutError" and fact.went_on is False)
+    saving = fact.hook in _SAVING and (not fact.asked_by or fact.asked_by in _SAVING)
+    return telling and saving and not fact.broad and fact.went_on is not True
 
 
 def caught_in_loading(swallowed: Sequence[Swallowed]) -> dict[int, list[str]]:

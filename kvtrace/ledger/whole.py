@@ -53,7 +53,8 @@ _ACCEPTED = frozenset(
 def of_load(load: LoadOf, pairs: int) -> dict[LoadEnd, int]:
     """A request's prompt tokens by where their way ended: loaded is what came into every pair."""
     pairs = max(1, pairs)
-    if not any(amount % pairs for amount in load.ends.values()) and len(load.lost) < 2:
+    alike = all(bits.bit_count() == pairs for bits in load.lost.values())
+    if not any(amount % pairs for amount in load.ends.values()) and alike:
         return {end: amount // pairs for end, amount in load.ends.items()}
     found: Counter[LoadEnd] = Counter()
     for end, amount in load.ends.items():

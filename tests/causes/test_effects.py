@@ -71,6 +71,16 @@ def test_stored_nothing(tmp_path: Path) -> None:
     assert [row.out for row in diagnosis.stages] == [384] * 5 + [256] * 2
 
 
+def test_blocks_that_a_late_copy_no_longer_finds_are_a_reason_to_read_none_of_these_slots(
+    tmp_path: Path,
+) -> None:
+    """Of a thread that copies after the blocks went to others it was said that it is passed nothing."""
+    sim = sim_of(tmp_path)
+    sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda n, r, layer, s: 0 if n == 1 else s)
+    text = finding(analyse(sim), "stored-nothing")
+    assert "keep the blocks until it is done" in text and "another thread" not in text
+
+
 def test_empty_files_prove_that_nothing_was_stored(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.arrive(Prompt("a", 128, digest=1))

@@ -438,13 +438,25 @@ def test_the_last_token_is_not_held_by_a_hit_that_ends_before_it_at_a_block(tmp_
     assert "already-stored" not in ids(analyse(sim))
 
 
-def test_a_store_that_begins_after_what_is_held(tmp_path: Path) -> None:
+def test_what_a_store_leaves_out_before_it_is_not_called_held(tmp_path: Path) -> None:
+    """From where a first store began it was said that the store holds what stands before it."""
+
     def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
         return [Entry(prompt.id, 64, prompt.length, start=64)]
 
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt("a", 128, digest=1)], Policy(store))
-    assert tokens(analyse(sim)) == {"saved": 64, "not-saved:already-stored": 64}
+    assert tokens(analyse(sim)) == {"saved": 64, "not-saved:metadata-has-no-store": 64}
+
+
+def test_behind_a_hit_an_earlier_save_is_no_better_seen_than_without_one(tmp_path: Path) -> None:
+    """For the hit, which ends before them, the connector was said to hold tokens that were only read."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt("a", 128, digest=5)], Rounding(32).policy())
+    sim.serve([Prompt("b", 128, digest=5)], Policy(nothing, match=lambda prompt, local: 32))
+    finding = next(one for one in analyse(sim).findings if one.id == "already-stored")
+    assert finding.tokens == 96 and "not seen that it came to rest" in finding.title
+    assert finding.evidence[0].endswith("the lookup answered a hit (1 request)")
 
 
 def test_first_chunk_only(tmp_path: Path) -> None:
@@ -496,6 +508,22 @@ def test_the_first_chunks_that_fill_a_unit(
     sim.serve(prompts([440, 384, 512]), Policy(store))
     first = [one.id for one in analyse(sim).findings][:1]
     assert first == [found or "below-save-granularity"]
+
+
+def test_where_several_chunks_of_another_prompt_are_stored_it_is_not_the_first_one_alone(
+    tmp_path: Path,
+) -> None:
+    """A unit that lies over the border of two chunks is left out: of prompts of two chunks that end soon
+    after it nothing but the first chunk is stored."""
+
+    def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        first, after = -(-start // 96) * 96, end // 96 * 96
+        return [Entry(prompt.id, after - first, prompt.length, start=first)] if after > first else []
+
+    sim = Sim(tmp_path, batched=256, ints={"unit": 96})
+    sim.serve(prompts([600, 330, 300]), Policy(store))
+    found = ids(analyse(sim))
+    assert "first-chunk-only" not in found and "metadata-has-no-store" in found
 
 
 def test_a_number_held_as_tokens_and_as_blocks_may_be_the_unit(tmp_path: Path) -> None:

@@ -11,12 +11,17 @@ from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim, nothing
 from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
+from kvtrace.causes.case import kept_before, make_case
 from kvtrace.causes.evidence.taken import Kept, _kept
 from kvtrace.causes.evidence.unit import Sample, Store, infer_unit
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.model import PIECE_COLUMNS, HookException, Outside, Run, Swallowed
-from kvtrace.terms import LIMIT, Grade
+from kvtrace.ledger.reported import Caught
+from kvtrace.ledger.saves.accounts import Account
+from kvtrace.ledger.saves.pairs import _ended
+from kvtrace.ledger.slots.reads import Touch
+from kvtrace.terms import LIMIT, NOT_OBSERVED, Grade
 
 
 def sample(prompt: int, taken: int) -> Sample:
@@ -219,6 +224,41 @@ def test_an_exception_where_saves_are_not_seen_to_come_to_rest(
     assert "fault" not in {one.severity for one in rest.findings}
 
 
+@pytest.mark.parametrize(
+    ("account", "end", "grade"),
+    [
+        (Account.OPEN, SaveEnd.CAUGHT, Grade.READ),
+        (Account.PARTLY, SaveEnd.CAUGHT, Grade.NOT_OBSERVED),
+        (Account.WRITTEN, SaveEnd.SAVED, Grade.WRITTEN),
+    ],
+)
+def test_what_was_read_where_an_exception_was_caught_is_lost_only_if_nothing_was_ever_put(
+    tmp_path: Path, account: Account, end: SaveEnd, grade: Grade
+) -> None:
+    """One of several puts of a call may have been refused, or an index alone was not written."""
+    run = run_of(tmp_path)
+    step, worker = int(run.entries["step"].iloc[0]), run.engines[0].workers[0]
+    caught = Caught((swallowed(places=((step, ""),)),))
+    (read,) = _ended(Touch(step, 0, 0b11, ((0, 64),), account=account), worker, caught, 0)
+    assert (read.end, read.grade) == (end, grade)
+
+
+@pytest.mark.parametrize("kind", ["OSError", "RuntimeError"])
+def test_what_is_not_observed_for_an_exception_is_a_fault(tmp_path: Path, kind: str) -> None:
+    run = run_of(tmp_path)
+    step = int(run.entries["step"].iloc[0])
+    unknown = run.base["request"] == 0
+    base = run.base.assign(
+        outcome=run.base["outcome"].where(~unknown, NOT_OBSERVED),
+        ended=run.base["ended"].where(~unknown, int(SaveEnd.CAUGHT)),
+    )
+    diagnosis = diagnose(replace(run, base=base, swallowed=(swallowed(type=kind, places=((step, ""),)),)))
+    first = diagnosis.findings[0]
+    assert (first.id, first.severity, first.tokens) == ("exception-swallowed", "fault", 64)
+    assert "nothing shows that they came to rest" in first.title
+    assert "not-saved:exception-swallowed" not in diagnosis.saves.accounts
+
+
 def test_what_was_caught_where_it_saves_stands_beside_a_save_that_is_not_seen_at_rest(tmp_path: Path) -> None:
     """Such an exception was taken for control flow, and the prompt for stored, with nothing to fix."""
     sim = Sim(tmp_path, ints={"unit": 32})
@@ -244,6 +284,21 @@ def test_exceptions_that_came_too_often_to_be_said_one_by_one(tmp_path: Path, la
         replace(run, pieces=lost, base=run.base[run.base["request"] != 1], swallowed=(fact,))
     ).findings
     assert found[0].id == ident
+
+
+@pytest.mark.parametrize(("end", "kept"), [(SaveEnd.NOTHING_READ, 64), (SaveEnd.NOT_DECLARED, 128)])
+def test_what_is_known_to_be_lost_of_an_earlier_prompt_is_not_held(
+    tmp_path: Path, end: SaveEnd, kept: int
+) -> None:
+    """What was left out as held already is no loss."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve([Prompt(name, 128, digest=5) for name in "ab"], Rounding(32).policy())
+    sim.write()
+    run = read_run(tmp_path)
+    step = int(run.requests["chunk_step"].iloc[0])
+    row = (0, run.engines[0].tag, 64, 128, 1, "prefill", 0, step, int(end), True, int(Grade.READ), -1)
+    case = make_case(replace(run, pieces=pd.DataFrame([row], columns=list(PIECE_COLUMNS))))
+    assert kept_before(case, case.requests[1], Grade.DECLARED) == kept
 
 
 def test_prompts_that_begin_like_a_stored_one_and_are_left_out_are_a_choice(tmp_path: Path) -> None:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
+from synth import Rounding, Sim
+from test_rules import prompts
 
+from kvtrace.causes import diagnose
+from kvtrace.causes.assign import assign_pieces
+from kvtrace.causes.case import make_case
+from kvtrace.causes.diagnose import _order
 from kvtrace.causes.pipeline import Prompts
-from kvtrace.causes.verdict import _tokens
+from kvtrace.causes.registry import CATALOGUE
+from kvtrace.causes.rules import save_never_finished
+from kvtrace.causes.verdict import _tokens, verdict
+from kvtrace.ledger import read_run
 from kvtrace.terms import Grade, Stage
 
 EVERY = [
@@ -82,3 +92,34 @@ def test_a_reason_of_few_lost_tokens_is_said_of_these_alone() -> None:
         "; 3 230 were not saved, 106 of them: KV was read before it was computed."
     )
     assert _tokens(lost, "the reason", False).endswith("; 3 230 were not saved: the reason.")
+
+
+def test_a_fault_that_explains_no_lost_token_is_no_reason_for_one(tmp_path: Path) -> None:
+    """Tokens below the unit were "not saved: 2 asynchronous saves never finished"."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    sim.serve(prompts([64, 70]), Rounding(32).policy())
+    sim.write()
+    run = read_run(tmp_path)
+    case = make_case(run)
+    assign_pieces(case)
+    headline = "1 asynchronous save never finished"
+    fault = case.finding(save_never_finished.CAUSE, "x", headline=headline, requests=1)
+    text = verdict(case, [fault, *diagnose(run).findings])
+    assert text.endswith(f": of each prompt only whole units of 32 tokens are stored. {headline}."), text
+
+
+def test_wrong_data_stands_before_more_tokens_of_another_fault_and_before_any_choice(tmp_path: Path) -> None:
+    """A key without its prefix stood behind slots-short, and behind requests that asked for no transfer."""
+    sim = Sim(tmp_path)
+    sim.write()
+    case = make_case(read_run(tmp_path))
+    found = [
+        case.finding(CATALOGUE[ident], "x", tokens=tokens)
+        for ident, tokens in (
+            ("metadata-has-no-store", 1070.0),
+            ("slots-short", 73.0),
+            ("kv-load-wrong", 64.0),
+        )
+    ]
+    found.sort(key=lambda one: _order(one, frozenset()))
+    assert [one.id for one in found] == ["kv-load-wrong", "slots-short", "metadata-has-no-store"]

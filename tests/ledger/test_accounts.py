@@ -31,8 +31,11 @@ class Run:
         self.names[ident] = text
         return ident
 
-    def read(self, call: int, count: int = 4, step: int = 1, first: int = 0, text: str | None = None) -> Run:
-        head = pack_head(Kind.SLOTS, Role.WORKER, hooks.SAVE_LAYER.code, 7, Flag.STORE)
+    def read(
+        self, call: int, count: int = 4, step: int = 1, first: int = 0, text: str | None = None,
+        hook: hooks.Hook = hooks.SAVE_LAYER, way: Flag = Flag.STORE,
+    ) -> Run:  # fmt: skip
+        head = pack_head(Kind.SLOTS, Role.WORKER, hook.code, 7, way)
         named = self.name(f"{first}+{count}" if text is None else text) if text != "" else 0
         self.t += 1
         self.slots.append((head, self.t, 1, step, named, count, 0, call))
@@ -91,6 +94,14 @@ def test_reads_of_some_calls_and_writes_of_others_meet_in_their_step_or_in_the_r
 
 def test_slots_that_one_call_reads_twice_count_once() -> None:
     assert Run().read(1).read(1).write(1, "a", 256).told(a=256) == {1: Account.WRITTEN}
+
+
+def test_slots_that_a_call_reads_and_fills_were_read_for_a_load() -> None:
+    """They were taken for KV that never came to rest: `want = kv[blocks]` before `kv[blocks] = loaded`."""
+    run = Run().read(1).write(1, "a", 256).read(2, first=8, hook=hooks.START_LOAD)
+    run.read(2, first=8, hook=hooks.START_LOAD, way=Flag.LOAD)
+    result = run.result(a=256)
+    assert result.totals[0].read == 256 and result.of(1)[0] == Account.WRITTEN
 
 
 def test_slots_that_are_not_known_leave_it_open() -> None:
@@ -207,3 +218,10 @@ def test_nothing_is_written_that_is_not_there_at_the_end(events) -> None:
     run = made(events)
     names = {name: None for name in run.names.values() if name[0] in "fg"}
     assert Account.WRITTEN not in run.told(**names).values()
+
+
+def test_a_call_that_stays_open_is_told_apart_where_its_connector_put_bytes_somewhere() -> None:
+    silent = Run().read(1)
+    assert silent.result().of(1) == (Account.OPEN, "")
+    putting = Run().read(1).write(1, "a", 100).read(2, step=2)
+    assert [putting.result(a=100).of(call)[0] for call in (1, 2)] == [Account.PARTLY] * 2

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
 from kvtrace.ledger.saves.completion import ASKED, settle
+from kvtrace.ledger.saves.positions import _InPair
+from kvtrace.ledger.steps import StepState
+from kvtrace.terms import PENDING, SAVED, Grade
 
 MS = 10**6
 
@@ -62,3 +65,25 @@ def test_a_copy_that_was_not_seen_is_pending() -> None:
 
 def test_an_engine_that_hears_of_ends_may_hear_of_the_others() -> None:
     assert ends([20, 30], LATER, heard_ms=40) == [SaveEnd.SAVED, SaveEnd.PENDING]
+
+
+@pytest.mark.parametrize(
+    ("end", "grade", "name"),
+    [
+        (SaveEnd.PENDING, Grade.READ, PENDING),
+        (SaveEnd.NOT_FINISHED, Grade.READ, NOT_SAVED),
+        (SaveEnd.PENDING, Grade.WRITTEN, SAVED),
+        (SaveEnd.NOT_FINISHED, Grade.WRITTEN, SAVED),
+        (SaveEnd.NOT_FINISHED, Grade.PROVED, SAVED),
+        (SaveEnd.FAILED, Grade.WRITTEN, NOT_SAVED),
+    ],
+)
+def test_what_is_at_rest_is_saved_whether_the_scheduler_hears_of_it_or_not(
+    end: SaveEnd, grade: Grade, name: str
+) -> None:
+    """Rows that lay whole in the files, and came back, were called pending and not saved."""
+    pair = object.__new__(_InPair)
+    pair._loaded, pair._never_came, pair._handed_over = [], [], end
+    pair._proved = [(0, 32)] if grade == Grade.PROVED else []
+    pair._saved = [(-min(grade, Grade.WRITTEN), "", [(0, 32)])]
+    assert pair._outcome(0, 0, StepState.RAN).name == name

@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from both_books import agree
@@ -18,6 +20,8 @@ from kvtrace.causes.outcomes import named
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
+from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.whole import of_load
 from kvtrace.terms import Grade
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
@@ -167,6 +171,17 @@ def test_a_count_without_a_place_names_no_slots(tmp_path: Path) -> None:
     sim.lookup("a", 0, 96, 96)
     sim.step([Chunk("a", 96, 32, first=True)], [Entry("a", 3, 3, -1, LOAD)], prompts={"a": 128})
     assert accounts(sim)["loaded"] == 96
+
+
+def test_what_is_missing_in_one_layer_of_several_is_not_loaded_at_all() -> None:
+    """Of tokens that one of four layers lacked, three in four were called loaded."""
+    part = (0, 64, LoadEnd.NOT_WRITTEN)
+    load = SimpleNamespace(
+        prompt=72,
+        ends={LoadEnd.LOADED: 192, LoadEnd.NOT_WRITTEN: 64, LoadEnd.MISSED: 32},
+        lost={(part,): 0b100},
+    )
+    assert of_load(cast(LoadOf, load), 4) == {LoadEnd.NOT_WRITTEN: 64, LoadEnd.MISSED: 8}
 
 
 def test_blocks_that_failed(tmp_path: Path) -> None:

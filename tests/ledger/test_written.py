@@ -328,14 +328,15 @@ def in_background(sim: Sim, request: str = "a", tokens: int = 48) -> int:
     return sim.step([], [Entry(request, tokens, tokens, 0, LOAD)], tokens=1)
 
 
-def scheduled(sim: Sim, request: str = "a", tokens: int = 48) -> None:
+def scheduled(sim: Sim, request: str = "a", tokens: int = 48, finish: bool = True) -> None:
     head = pack_head(Kind.DONE, Role.SCHEDULER, 0, 0, LOAD)
     sim.scheduler.add(head, sim.clock(), sim.scheduler.name(request), sim.step_id, 0)
     assert sim.blocks is not None
     table = list(sim.blocks.table(request))
     sim.give(request, table, flags=FIRST)  # said once more
     sim.step([Chunk(request, tokens, 64 - tokens, first=True)], prompts={request: 64})
-    sim.finish(request, 64)
+    if finish:
+        sim.finish(request, 64)
 
 
 def test_a_load_in_the_background(tmp_path: Path) -> None:
@@ -346,6 +347,18 @@ def test_a_load_in_the_background(tmp_path: Path) -> None:
     scheduled(sim)
     assert alike(sim) == {(0, 48): LOADED, (48, 64): REST}
     assert arrived(sim) == {"LOADED": 96}
+
+
+def test_a_load_in_the_background_that_is_reported_as_finished_too_early(tmp_path: Path) -> None:
+    """What it wrote at whatever time was taken for loaded, or for KV of somebody else's."""
+    sim = loading(tmp_path)
+    step = in_background(sim)
+    sim.write_kv("a", 0, 16, hook="", step=step)
+    scheduled(sim, finish=False)
+    sim.step([], tokens=1)
+    sim.write_kv("a", 16, 48, hook="", step=sim.step_id)
+    sim.finish("a", 64)
+    assert arrived(sim) == {"LOADED": 32, "USED_BEFORE": 64}
 
 
 def test_a_load_in_the_background_of_which_a_part_was_written(tmp_path: Path) -> None:

@@ -14,12 +14,17 @@ _LEAST_OFFERED = 2
 
 def held(case: Case, request: Request) -> int:
     """Leading positions that the connector holds: by an earlier store of the same tokens or of a prompt that
-    begins with them, by its own answer at the lookup, or by where its store of this request begins."""
-    answered = request.local + request.offered if request.offered > 0 else 0
-    if answered == request.prompt - 1 and request.block and answered % request.block:
-        answered = request.prompt  # vLLM computes one token at least: a store of all of it answers so
-    begins = min((e.start for e in request.entries if e.slots > 0), default=0)
-    return max(stored_before(case, request), answered, begins, shared_before(case, request))
+    begins with them, or by its own answer at the lookup. That a store begins behind others says nothing of
+    these: it may leave them out."""
+    return max(stored_before(case, request), answered(request), shared_before(case, request))
+
+
+def answered(request: Request) -> int:
+    """Leading positions that are there by the answer at the lookup."""
+    found = request.local + request.offered if request.offered > 0 else 0
+    if found == request.prompt - 1 and request.block and found % request.block:
+        return request.prompt  # vLLM computes one token at least: a store of all of it answers so
+    return found
 
 
 def first_chunk_alone(request: Request) -> bool:

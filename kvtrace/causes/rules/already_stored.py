@@ -8,7 +8,7 @@ from kvtrace.causes.case import Request, kept_before, stored_before
 from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
 from kvtrace.causes.evidence.loads import missed_elsewhere
 from kvtrace.causes.evidence.logs import exception_line
-from kvtrace.causes.evidence.prompts import held
+from kvtrace.causes.evidence.prompts import answered, held
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
 from kvtrace.terms import Grade
 from kvtrace.words import of_all, plural
@@ -59,10 +59,9 @@ def rule(case: Case) -> Results:
                 "store of this run covers was left out"
             )
         return
-    here = [r for r in rows if kept_before(case, r, Grade.DECLARED) or stored_before(case, r)]
-    unsure = [r for r in here if not r.offered > 0 and not _at_rest(case, r)]
+    here = [r for r in rows if _earlier(case, r) > answered(r)]
+    unsure = [r for r in here if not _at_rest(case, r)]
     hits = sum(r.offered > 0 for r in rows)
-    skipped = len({r.row for r in rows} - {r.row for r in (*here, *(r for r in rows if r.offered > 0))})
     parts = []
     if unsure:
         parts.append(
@@ -76,8 +75,6 @@ def rule(case: Case) -> Results:
         )
     if hits:
         parts.append(f"the lookup answered a hit ({plural(hits, 'request')})")
-    if skipped:
-        parts.append(f"the store begins after them ({plural(skipped, 'request')})")
     whole = [r for r in rows if not r.external and not r.entries]
     title, headline = _words(whole, len(unsure))
     found = case.finding(
@@ -111,10 +108,14 @@ def _caught_meanwhile(case: Case) -> list[str]:
     return [f"where it saves: {exception_line(fact)}" for fact in saving[:2]]
 
 
+def _earlier(case: Case, request: Request) -> int:
+    """Leading positions of a request that an earlier save is taken to hold, however well it was seen."""
+    return max(kept_before(case, request, Grade.DECLARED), stored_before(case, request))
+
+
 def _at_rest(case: Case, request: Request) -> bool:
     """Whether what an earlier save is taken to hold of a request was seen to come to rest."""
-    said = max(kept_before(case, request, Grade.DECLARED), stored_before(case, request))
-    return kept_before(case, request, Grade.WRITTEN) >= said
+    return kept_before(case, request, Grade.WRITTEN) >= _earlier(case, request)
 
 
 def _seen(case: Case, request: Request) -> Grade:

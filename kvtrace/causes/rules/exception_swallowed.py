@@ -25,7 +25,7 @@ from kvtrace.causes.rule import (
 )
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger.model import Swallowed
-from kvtrace.ledger.reported import ALL_SAID, HARMLESS
+from kvtrace.ledger.reported import ALL_SAID, HARMLESS, may_end_a_save
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace.facts import Limit
 from kvtrace.words import count, listed, plural
@@ -210,7 +210,8 @@ def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
 
 def _lost_work(case: Case, fact: Swallowed) -> bool:
     """Whether an exception ended work that saves, and nothing shows that it came to rest all the same."""
-    return _ends_a_save(fact) and bool(_concerned(case, [fact]))
+    whose = _concerned(case, [fact])
+    return bool(whose) and (_ends_a_save(fact) or (may_end_a_save(fact) and any(r.caught for r in whose)))
 
 
 def _ends_a_save(fact: Swallowed) -> bool:
@@ -228,22 +229,27 @@ def _ends_a_save(fact: Swallowed) -> bool:
 
 
 def _concerned(case: Case, facts: Sequence[Swallowed]) -> list[Request]:
-    """Requests that were saved in the steps of these exceptions, as far as is seen by being read alone; of
-    all steps where a step is not known."""
+    """Requests that were offered in the steps of these exceptions, of which a part was read and is not seen
+    at rest; of all steps where a step is not known."""
     steps = {step for fact in facts for step, _ in fact.places}
     return [
         request
         for request in case.requests
-        if request.grade is not None
-        and request.grade < Grade.WRITTEN
+        if _in_doubt(request)
         and (0 in steps or any(entry.step in steps and entry.slots > 0 for entry in request.entries))
     ]
+
+
+def _in_doubt(request: Request) -> int:
+    """Token-layers of it that were read and are not seen at rest."""
+    read = request.grade is not None and request.grade < Grade.WRITTEN
+    return request.caught + (request.saved if read else 0)
 
 
 def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Work that saves ended in these exceptions: what was read for it came to rest nowhere that is seen."""
     first, whose = facts[0], _concerned(case, facts)
-    tokens = sum(r.saved / max(1, case.engines[r.engine].pairs) for r in whose)
+    tokens = sum(_in_doubt(r) / max(1, case.engines[r.engine].pairs) for r in whose)
     where = place(first.hook) + (f", in work of {first.asked_by}" if first.asked_by else "")
     ended = "ended the work" if first.ended else "was caught"
     return case.finding(

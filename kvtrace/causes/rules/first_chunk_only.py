@@ -42,10 +42,21 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
     request = case.requests[piece.request]
     if piece.phase == "decode" or not (first_chunk_alone(request) or offered_once(case, request)):
         return []
+    if case.once(("chunk by chunk", piece.engine), lambda: _any_chunk_by_chunk(case, piece.engine)):
+        return []
     if piece.grade >= Grade.READ and (request.grade or Grade.PROVED) < Grade.READ:
         return []  # of the first chunk the metadata alone speaks, and it is read wrongly
     at = request.stored_end
     return [(max(start, at), end) for start, end in left if end > at]
+
+
+def _any_chunk_by_chunk(case: Case, tag: int) -> bool:
+    """Whether of any prompt of an engine several chunks were offered, each in a step: then it is not the
+    first one alone that is stored."""
+    return any(
+        len({e.step for e in r.entries if e.slots > 0 and e.start < r.prompt}) > 1 and not r.grown_step
+        for r in case.of_engine(tag)
+    )
 
 
 CLAIMS = {Turn.REQUEST: claim}

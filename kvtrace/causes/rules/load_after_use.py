@@ -14,7 +14,8 @@ CAUSE = Cause(
     seen_as=(
         "Host times in the step of the load: the attention body began before start_load_kv returned or "
         "before wait_for_layer_load of its layer was called; the layer was not waited for, as others of "
-        "the step were; its slots were written only after that, by work that was asked for in that step; or "
+        "the step were; its slots were written only after that, by work that was asked for in that step, or "
+        "by a load in the background that was reported as finished; or "
         "it ran in a FULL graph, which waits for nothing, under a connector that loads layer by layer (this "
         "last one is not yet seen live). Or, by the fingerprints, whoever was to write: when attention used "
         "the blocks they held what they had held before, and some steps later, while they were given to "
@@ -29,6 +30,9 @@ CAUSE = Cause(
 )
 
 
+_TOLD_EARLY = "In get_finished, name a load only once its last slot is written, in every layer."
+
+
 def rule(case: Case) -> Results:
     sync = [row for row in loads.accepted(case) if not row.asynchronous]
     early = loads.affected(case, CAUSE)
@@ -41,6 +45,7 @@ def rule(case: Case) -> Results:
             f"waited for ({of_all(len(early), every, 'load')}).",
             evidence=loads.reasons_and_places(early, CAUSE),
             headline="attention ran before the loaded KV was there",
+            remedy=[_TOLD_EARLY if all(row.asynchronous for row in early) else CAUSE.remedy],
         )
     elif sync and all(row.measured and row.begun and loads.came(case, row) for row in sync):
         yield CAUSE.ruled_out(

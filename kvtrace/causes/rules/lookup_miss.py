@@ -57,7 +57,7 @@ def rule(case: Case) -> Results:
         case,
         CAUSE,
         f"Nothing was found by {of_all(len(wanting), len(asked), 'lookup')} where a hit could be expected "
-        f"({plural(tokens, 'token')}): no earlier save covers them.",
+        f"({plural(tokens, 'token')}).",
         tokens=tokens,
         share=min(1.0, tokens / total) if total else 0.0,
         requests=len(wanting),

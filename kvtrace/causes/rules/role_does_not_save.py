@@ -59,7 +59,7 @@ CLAIMS = {Turn.ENGINE: claim}
 
 def rule(case: Case) -> Results:
     reading = [engine for engine in case.run.engines if only_reads(case, engine) and engine.requests]
-    if reading and case.tokens(CAUSE) > 0:
+    if reading and case.affected(CAUSE):
         steps = sum(engine.steps - engine.unknown_steps for engine in reading)
         if any(engine.role != "kv_consumer" for engine in reading):
             yield _made_to_load(case, reading, steps)

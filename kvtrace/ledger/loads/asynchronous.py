@@ -15,6 +15,7 @@ from kvtrace.ledger.requests import Transfer
 from kvtrace.ledger.saves.completion import ASKED
 
 _NOT_WRITTEN = "reported as finished, and slots of these tokens were not written"
+_TOO_LATE = "reported as finished, and slots of these tokens were written only after attention had begun"
 NEVER_FINISHED_NS = 5 * 10**9
 """A request that leaves after this long in an open load did not leave for an impatient client's sake."""
 _PATIENCE = 4
@@ -136,20 +137,27 @@ def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen,
     failures = _reported(accepted, seen)
     named = "blocks were reported by get_block_ids_with_load_errors meanwhile"
     why = [*([named] if failures else []), *complaints[:1]]
+    # The first step that computes with what was loaded.
+    used = next((one.step for one in accepted.request.chunks if one.t >= accepted.allocated_t), NEVER)
     first, watched = 0, bool(steps)
     for worker in engine.workers:
         for pair, layer in enumerate(worker.kv_layers):
             place = (worker.rank, layer)
-            missing = seen.written.missing(worker, pair, accepted.load.request, (start, good), steps)
+            missing = seen.written.missing(worker, pair, accepted.load.request, (start, good), steps, used)
             if missing.certain and missing.positions:
                 ended = LoadEnd.NOT_WRITTEN if missing.whole else LoadEnd.PARTLY
                 ended = LoadEnd.FAILED if failures else ended
-                arrival.put([*parts(ended, missing.positions), *bad], bits(first + pair))
+                too_late = parts(LoadEnd.USED_BEFORE, missing.late)
+                arrival.put([*parts(ended, missing.positions), *too_late, *bad], bits(first + pair))
+                if too_late:
+                    arrival.because(LoadEnd.USED_BEFORE, _TOO_LATE, place)
                 read = [READ_ONLY] if missing.read else []
                 arrival.because(ended, "; ".join([_NOT_WRITTEN, *read, *why]), place)
                 continue
             if missing.certain:  # all of it was seen to be written, whatever the metadata names
-                arrival.put(bad, bits(first + pair))
+                arrival.put([*parts(LoadEnd.USED_BEFORE, missing.late), *bad], bits(first + pair))
+                if missing.late:
+                    arrival.because(LoadEnd.USED_BEFORE, _TOO_LATE, place)
                 continue
             wrote = _wrote(worker, pair, steps, seen)
             if wrote == 0 and (worker.key in seen.writing or complaints):

@@ -160,7 +160,7 @@ def _sum(loads: Sequence[LoadOf], engines: Mapping[int, Engine]) -> Ledger[LoadE
         total=sum(load.prompt * engines[load.engine].pairs for load in loads),
         accounts=dict(amounts),
         pairs=pairs_of.pop() if len(pairs_of) == 1 else None,
-        tokens=dict(tokens),
+        tokens={end: tokens[end] for end in amounts},
         total_tokens=float(sum(load.prompt for load in loads)),
         trust=trust if loads else "none",
         trust_note=note if loads else "",

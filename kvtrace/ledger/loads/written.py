@@ -67,7 +67,11 @@ class Written:
         begin = self._due(worker, column, row, wanted)
         whole = [(begin, wanted[1])] if begin < wanted[1] else []
         there = covered(touches)
-        in_time = covered([one for one in touches if not one.late and (one.step <= used or one.given_out)])
+        in_time = covered(
+            one
+            for one in touches
+            if one.step < used or (not one.late and (one.step == used or one.given_out))
+        )
         ran = self.executed.get(worker.key, NEVER_RAN)
         left = subtract(whole, there)
         read = self._read_only(worker, column, row, left)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import NamedTuple
 
-from kvtrace.ledger.intervals import Interval, length, union
+from kvtrace.ledger.intervals import Interval, length, subtract, union
 from kvtrace.ledger.model import Outside
 from kvtrace.ledger.rest_file import RestFile
 from kvtrace.ledger.slots.sets import parse
@@ -50,6 +50,8 @@ class Account(IntEnum):
     """Nothing came to rest for it, where all other reads of this connector account for what was written."""
     SENT = 6
     """As many bytes went through sockets: what the peer keeps is out of sight."""
+    PARTLY = 7
+    """It can't be told, of a connector that did put bytes somewhere: some of it may be among them."""
 
 
 _KEPT = (Account.WRITTEN, Account.SENT)
@@ -63,13 +65,15 @@ class Accounts:
     """Of one spool. Attributes:
     of_call: number of a watched call -> what became of what it read, and the peer of what was SENT.
     totals: of each connector.
+    putting: calls of connectors that put bytes somewhere.
     """
 
     of_call: Mapping[int, tuple[Account, str]] = field(default_factory=dict)
     totals: tuple[Outside, ...] = ()
+    putting: frozenset[int] = frozenset()
 
     def of(self, call: int) -> tuple[Account, str]:
-        return self.of_call.get(call, (Account.OPEN, ""))
+        return self.of_call.get(call) or (Account.PARTLY if call in self.putting else Account.OPEN, "")
 
 
 class Traced(NamedTuple):
@@ -90,9 +94,12 @@ def accounts(trace: Traced, rest: RestFile) -> Accounts:
     files = _Files(trace, rest)
     indexes = sorted({rows.detail(head) for head in trace.slots[:, 0].tolist()} - {0})
     found = [_of_connector(trace, files, index, alone=len(indexes) == 1) for index in indexes]
+    totals = tuple(total for _, total in found)
+    put = {total.connector for total in totals if any(total.places.values())}
     return Accounts(
         {call: one for of_calls, _ in found for call, one in of_calls.items()},
-        tuple(total for _, total in found),
+        totals,
+        frozenset(int(row[-1]) for row in trace.slots.tolist() if rows.detail(row[0]) in put),
     )
 
 
@@ -321,10 +328,13 @@ def _never_a_byte(groups: Sequence[_Group]) -> bool:
 
 def _read(trace: Traced, index: int, groups: dict[int, _Group], steps: dict[int, int]) -> None:
     slots: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+    filled: dict[tuple[int, int], list[Interval]] = defaultdict(list)
     for words in trace.slots.tolist():
         row = rows.SlotsTouched._make(words)
         marks = rows.flags(row.head)
-        loads = marks & Flag.LOAD and rows.code(row.head) in _LOADING
+        loads = marks & Flag.LOAD and (rows.code(row.head) in _LOADING or not marks & Flag.STORE)
+        if rows.detail(row.head) == index and loads:
+            filled[row.call, row.layer] += parse(trace.names.get(row.slot_set, "")).full
         if rows.detail(row.head) != index or not marks & Flag.STORE or loads:
             continue
         steps[row.call] = row.step
@@ -339,7 +349,8 @@ def _read(trace: Traced, index: int, groups: dict[int, _Group], steps: dict[int,
             group.unknown |= bool(found.partly)
     for (call, layer), runs in slots.items():
         size = trace.slot_bytes.get(trace.names.get(layer, ""), 0.0)
-        groups[call].read += length(union(runs)) * size
+        # What a call fills as well it read for a load: as the shape of what is to come.
+        groups[call].read += length(subtract(union(runs), union(filled[call, layer]))) * size
         groups[call].unknown |= not size
 
 

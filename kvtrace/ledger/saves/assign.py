@@ -188,7 +188,7 @@ class _Class:
 def _is_lost(outcome: Outcome) -> bool:
     """By what is known of a rank whether the slots that it read are, or not."""
     counted = outcome.end in _COUNTED and outcome.grade < Grade.READ
-    return counted or outcome.end in _BEFORE_A_READ
+    return counted or (outcome.name == NOT_SAVED and outcome.end in _BEFORE_A_READ)
 
 
 def _length(one: Segment) -> int:

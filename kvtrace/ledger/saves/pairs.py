@@ -156,6 +156,7 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
 _OTHERWISE = (SaveEnd.NOTHING_READ, SaveEnd.PART_READ, SaveEnd.MISPLACED)
 _ENDS = {
     Account.OPEN: (SaveEnd.SAVED, Grade.READ),
+    Account.PARTLY: (SaveEnd.SAVED, Grade.READ),
     Account.WRITTEN: (SaveEnd.SAVED, Grade.WRITTEN),
     Account.SENT: (SaveEnd.SAVED, Grade.READ),
     Account.REFUSED: (SaveEnd.PUT_FAILED, Grade.WRITTEN),
@@ -266,7 +267,8 @@ def _ended(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterato
         layers = [layer for layer, name in enumerate(worker.kv_layers) if caught.at(touch.step, name)]
         failed = sum(1 << layer for layer in layers) & touch.columns
         if failed:
-            yield Read(touch.step, failed, positions, touch.stale, SaveEnd.CAUGHT, Grade.READ)
+            seen = Grade.READ if touch.account == Account.OPEN else Grade.NOT_OBSERVED
+            yield Read(touch.step, failed, positions, touch.stale, SaveEnd.CAUGHT, seen)
     if touch.columns & ~failed:
         yield Read(touch.step, touch.columns & ~failed, positions, touch.stale, end, grade, touch.sent_to)
 

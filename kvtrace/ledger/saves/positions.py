@@ -237,13 +237,14 @@ class _InPair:
             return _load_outcome(end, self._way.load_grade(end))
         saved = next((one for one in self._saved if covers(one[2], at)), None)
         if saved is not None:
-            if self._handed_over == SaveEnd.PENDING:
+            grade = Grade.PROVED if covers(self._proved, at) else Grade(-saved[0])
+            # What is at rest is saved, whether the scheduler ever hears of it or not.
+            open_end = self._handed_over if grade < Grade.WRITTEN else None
+            if open_end == SaveEnd.PENDING:
                 return _PENDING
-            if self._handed_over:
+            if open_end or self._handed_over == SaveEnd.FAILED:
                 return Outcome(NOT_SAVED, self._handed_over, Grade.READ)
-            if covers(self._proved, at):
-                return Outcome(SAVED, grade=Grade.PROVED)
-            return Outcome(SAVED, grade=Grade(-saved[0]), sent_to=saved[1])
+            return Outcome(SAVED, grade=grade, sent_to="" if grade == Grade.PROVED else saved[1])
         if covers(self._way.reuse.local, at):
             return _LOCAL_HIT
         if chunk < 0 and at < self._request.prompt and not covers(self._request.generated, at):
@@ -267,7 +268,8 @@ class _InPair:
         if ended == SaveEnd.NOT_OBSERVED:
             return _NOT_OBSERVED
         if ended is not None:
-            return Outcome(NOT_SAVED, ended, grade)
+            known = grade != Grade.NOT_OBSERVED
+            return Outcome(NOT_SAVED if known else NOT_OBSERVED, ended, grade)
         request, way = self._request, self._way
         if chunk < 0:
             unknown = self._decode_unknown
