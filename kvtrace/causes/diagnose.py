@@ -115,8 +115,6 @@ _INFORMATION = frozenset({"saves-elsewhere", "local-hit", "tracer-cost"})
 
 _WRONG_DATA = frozenset({"kv-load-wrong", "load-after-use"})
 """What a request computed on, and is not its own: worse than anything that was not stored."""
-_BEHIND_THE_READ = frozenset({"store-incomplete", "store-lost-later"})
-"""Where it is a choice: what was taken and may be lost comes before what was never to be taken."""
 _WITHOUT_TOKENS = frozenset(
     {"engine-did-not-start", "connector-failed-to-start", "hook-raised", "hook-stuck", "worker-stuck"}
 )
@@ -136,7 +134,7 @@ def _before_unexplained(findings: list[Finding]) -> None:
 def _weighs(finding: Finding) -> bool:
     """Whether tokens were lost by it; a hook that raised ended the step of all tokens in it, one that hangs
     keeps all that are still to come, and where no connector started there never were any."""
-    return finding.tokens > 0 or finding.id in _WITHOUT_TOKENS
+    return finding.tokens > 0 or finding.in_files > 0 or finding.id in _WITHOUT_TOKENS
 
 
 def _order(finding: Finding, behind: Set[str]) -> tuple[int, bool, bool, bool, bool, float, int, str]:
@@ -148,9 +146,9 @@ def _order(finding: Finding, behind: Set[str]) -> tuple[int, bool, bool, bool, b
     """
     stage = len(Stage) if finding.stage is None else int(finding.stage)
     symptom, information = finding.id in behind, finding.id in _INFORMATION
-    harmless = finding.id not in (_WRONG_DATA if finding.severity == FAULT else _BEHIND_THE_READ)
+    harmless = finding.id not in _WRONG_DATA or finding.severity != FAULT
     first = severity_order(finding.severity), information, harmless, not _weighs(finding), symptom
-    return (*first, -finding.tokens, stage, finding.id)
+    return (*first, -max(finding.tokens, finding.in_files), stage, finding.id)
 
 
 def _ledger(case: Case) -> Ledger[str]:

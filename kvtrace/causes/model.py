@@ -47,6 +47,8 @@ class Finding:
     """How well it is seen what became of these tokens: the least of them; None where it concerns none."""
     headline: str = ""
     """What the verdict says after "512 were not saved:", "" for a finding that is no reason."""
+    in_files: float = 0.0
+    """Tokens that it may concern, by the bytes of files alone: they order it, and are in no ledger."""
     connector: str = ""
     """Whose it is, of several connectors inside one; its tokens and share are those of that one's books."""
 
@@ -63,6 +65,7 @@ class Fields(TypedDict, total=False):
     remedy: list[str]
     headline: str
     grade: Grade | None
+    in_files: float
 
 
 @dataclass(frozen=True)

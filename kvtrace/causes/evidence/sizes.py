@@ -13,19 +13,23 @@ _LEAST, _MOST = 0.02, 0.9
 
 
 def narrower(case: Case) -> Iterator[Outside]:
-    """Connectors of which less came into files than they read: narrower numbers, compression, or a loss."""
+    """Connectors of which less came into files than they read, and that removed none: narrower numbers,
+    compression, or a loss."""
     for one in case.run.outside:
-        if one.came is not None and one.read and _LEAST <= one.came / one.read < _MOST:
+        less = one.came is not None and one.read and _LEAST <= one.came / one.read < _MOST
+        if less and not _removes(one):
             yield one
 
 
 def removed(case: Case) -> Iterator[Outside]:
-    """Connectors that removed a good part of what they had put into files, and of which what stays does not
-    account for all that they read."""
-    for one in case.run.outside:
-        stays = one.rest is not None and one.read and one.rest >= one.read
-        if one.removed and one.taken_away > (1 - _MOST) * one.put and not stays:
-            yield one
+    """Connectors that removed a good part of what they had put into files."""
+    return (one for one in case.run.outside if _removes(one))
+
+
+def _removes(one: Outside) -> bool:
+    """Unless what stays accounts for all that was read: then these were temporary files."""
+    stays = one.rest is not None and one.read and one.rest >= one.read
+    return bool(one.removed and one.taken_away > (1 - _MOST) * one.put and not stays)
 
 
 def never_came(one: Outside) -> int:
@@ -34,6 +38,12 @@ def never_came(one: Outside) -> int:
     if not one.accounted or not one.token or one.came is None:
         return 0
     return max(0, one.read - one.came) // one.token
+
+
+def tokens_gone(one: Outside) -> int:
+    """Tokens for whose bytes nothing stands in files at the end, as far as it can be told."""
+    gone = max(one.read - (one.rest or 0), 0) if one.rest is not None else one.taken_away
+    return gone // one.token if one.token else 0
 
 
 def removed_in_words(one: Outside) -> str:

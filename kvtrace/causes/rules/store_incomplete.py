@@ -45,5 +45,6 @@ def rule(case: Case) -> Results:
             tokens=float(sum(map(sizes.never_came, narrower))),
             evidence=[sizes.in_words(one) for one in narrower[:3]],
             headline="fewer bytes came to rest than were read",
+            in_files=float(sum(map(sizes.tokens_gone, narrower))),
             remedy=["if it is not meant, kvtrace verify tells whether what was stored comes back"],
         )

@@ -119,8 +119,8 @@ class _File:
         self.removed = False
         """The connector took its last name away."""
         self.rewritten = False
-        """It was written to, and did not grow: what came before may not be there any more (rows that were
-        deleted from a database, and others in their place)."""
+        """A database that was written to and did not grow: rows that came before may have been deleted, and
+        others written in their place."""
 
     @property
     def lost(self) -> bool:
@@ -166,7 +166,7 @@ class _Files:
             if file is not None:
                 file.replaced = True
             file = self._now[name] = _File(name)
-        file.rewritten |= bool(file.size) and row.bytes <= 0
+        file.rewritten |= rows.code(row.head) == Way.SQLITE and bool(file.size) and row.bytes <= 0
         file.size = max(0, row.size)
         return file
 
