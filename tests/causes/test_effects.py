@@ -12,7 +12,7 @@ from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
 from test_rules import analyse, ids, prompts, ruled_out, tokens
 
 from kvtrace.causes import Diagnosis, diagnose
-from kvtrace.causes.case import Case, Piece, make_case, stored_before
+from kvtrace.causes.case import Case, LostSpan, make_case, stored_before
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger import read_run
 from kvtrace.terms import Grade
@@ -482,7 +482,9 @@ def test_a_worker_that_reads_after_the_last_step_took_something(
     request = SimpleNamespace(saved=saved, last_step=5)
     engine = SimpleNamespace(watched_steps={3})
     case = SimpleNamespace(engines={"e": engine}, requests={0: request}, read_steps=frozenset(read))
-    assert idle_steps(cast(Case, case), cast(Piece, SimpleNamespace(engine="e", request=0, step=3))) == idle
+    assert (
+        idle_steps(cast(Case, case), cast(LostSpan, SimpleNamespace(engine="e", request=0, step=3))) == idle
+    )
 
 
 def test_a_worker_that_decides_has_a_unit_too(tmp_path: Path) -> None:

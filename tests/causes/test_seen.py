@@ -103,7 +103,7 @@ def test_a_prompt_that_was_kept_as_a_whole_is_no_unit(tmp_path: Path, end: int, 
 def test_what_left_tells_the_unit_where_what_was_only_read_tells_otherwise(
     tmp_path: Path, left: bool, unit: int | None
 ) -> None:
-    samples = [replace(sample(*one), left=left) for one in ((189, 128), (150, 128), (452, 384))]
+    samples = [replace(sample(*one), written=left) for one in ((189, 128), (150, 128), (452, 384))]
     found = infer_unit(run_of(tmp_path, span=128).engines[0], [*samples, sample(420, 416)], [])
     assert (found.value if found else None) == unit
 

@@ -10,7 +10,7 @@ from synth import Rounding, Sim
 from test_rules import prompts
 
 from kvtrace.causes import diagnose
-from kvtrace.causes.assign import assign_pieces
+from kvtrace.causes.assign import assign_spans
 from kvtrace.causes.case import make_case
 from kvtrace.causes.diagnose import _order
 from kvtrace.causes.pipeline import Prompts
@@ -101,7 +101,7 @@ def test_a_fault_that_explains_no_lost_token_is_no_reason_for_one(tmp_path: Path
     sim.write()
     run = read_run(tmp_path)
     case = make_case(run)
-    assign_pieces(case)
+    assign_spans(case)
     headline = "1 asynchronous save never finished"
     fault = case.finding(save_never_finished.CAUSE, "x", headline=headline, requests=1)
     text = verdict(case, [fault, *diagnose(run).findings])

@@ -15,7 +15,7 @@ _NATIVE = 2
 _NAME = 60
 
 
-def stood(case: Case) -> Iterator[tuple[Look, Place]]:
+def stalled(case: Case) -> Iterator[tuple[Look, Place]]:
     """The looks that saw a thread stand in one place, and the place."""
     for look in case.run.stuck.looks:
         place = standing(look.threads)
@@ -24,7 +24,7 @@ def stood(case: Case) -> Iterator[tuple[Look, Place]]:
 
 
 def in_hooks(case: Case) -> list[tuple[Look, Place]]:
-    return [(look, place) for look, place in stood(case) if place.what != STEP]
+    return [(look, place) for look, place in stalled(case) if place.what != STEP]
 
 
 def worst(found: list[tuple[Look, Place]]) -> tuple[list[tuple[Look, Place]], bool]:
