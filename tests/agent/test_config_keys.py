@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent import config_keys, owners
-from kvtrace.agent.connector import wrap_factory
-from kvtrace.agent.proxy import index_of
+from kvtrace.agent.code import owners
+from kvtrace.agent.facts import config_keys
+from kvtrace.agent.hooks.connector import wrap_factory
+from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace.format import Fact, Role
 
 EXTRA = {"path": "/x", "unit": 32, "nested": {"a": 1}, "api_key": "k"}

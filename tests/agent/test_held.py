@@ -9,9 +9,10 @@ from weakref import WeakValueDictionary
 
 import pytest
 
-from kvtrace.agent import connector, held, proxy
-from kvtrace.agent.connector import traced
+from kvtrace.agent.hooks import connector, held
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.wrap import proxy
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Kind, Role
 from kvtrace.trace.rows import code, detail, kind
