@@ -185,9 +185,7 @@ def measure(source: Path, folder: Path, records: int, engines: int, pairs: int) 
 def exponent(rows: list[Row]) -> float:
     """Of the line through the logarithms of times over records, from 10^6 on where there are two such sizes."""
     long = [row for row in rows if row.records > 9e5]
-    points = [
-        (math.log(row.records), math.log(row.analysis)) for row in (long if len(long) > 1 else rows)
-    ]
+    points = [(math.log(row.records), math.log(row.analysis)) for row in (long if len(long) > 1 else rows)]
     if len({x for x, _ in points}) < 2:
         return math.nan
     return statistics.linear_regression(*zip(*points, strict=True)).slope
@@ -196,9 +194,7 @@ def exponent(rows: list[Row]) -> float:
 def last_line(rows: list[Row]) -> str:
     long = [row.ratio for row in rows if row.records > 9e6]
     ratio = f"{max(long):.1f}" if long else "none"
-    return (
-        f"analyze: ratio_1e7={ratio} exponent={exponent(rows):.2f} peak_mb={max(row.peak for row in rows):.0f}"
-    )
+    return f"analyze: ratio_1e7={ratio} exponent={exponent(rows):.2f} peak_mb={max(row.peak for row in rows):.0f}"
 
 
 def table(rows: list[Row], shape: str) -> str:
