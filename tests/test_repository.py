@@ -465,3 +465,14 @@ def test_no_two_test_modules_outside_packages_have_one_name() -> None:
     modules = (ROOT / "tests").rglob("test_*.py")
     plain = [path.name for path in modules if not (path.parent / "__init__.py").exists()]
     assert [name for name, times in Counter(plain).items() if times > 1] == []
+
+
+MOST_CHARACTERS = 59
+
+
+def test_a_tests_name_is_a_sentence_of_one_line() -> None:
+    """It names the behaviour that it protects, and a failure's line in the summary still shows it whole."""
+    definition = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for name in definition.findall(path.read_text(encoding="utf-8")):
+            assert len(name) <= MOST_CHARACTERS, f"{path.relative_to(ROOT)}: {name}: {len(name)} characters"

@@ -117,7 +117,7 @@ def test_a_spool_put_in_the_place_of_ours_is_not_touched(here: Path) -> None:
     assert path.read_text() == "theirs" and steps(here / "moved") == 3
 
 
-def test_a_fork_in_the_middle_of_a_step_leaves_each_process_its_own_records(here: Path) -> None:
+def test_a_fork_within_a_step_leaves_each_process_its_records(here: Path) -> None:
     run(
         here,
         """
@@ -170,7 +170,7 @@ def test_a_daemon_records_to_a_file_of_its_own(here: Path) -> None:
     assert list(map(stopped, spool_paths(here / "run"))) == [Stop.CLEAN, Stop.CLEAN]
 
 
-def test_the_counter_of_a_thread_that_ends_closes_no_file_of_the_users(here: Path) -> None:
+def test_a_counter_of_an_ended_thread_closes_no_users_file(here: Path) -> None:
     run(
         here,
         """

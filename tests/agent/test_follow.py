@@ -228,7 +228,7 @@ def test_a_thread_with_a_queue(trace: Any, caches: dict[str, Any], kind: type) -
     assert slots(trace) == THREE_STEPS
 
 
-def test_a_thread_that_ran_before_the_agent_is_met_at_its_next_item(
+def test_a_thread_older_than_the_agent_is_met_at_its_next_item(
     trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = Consumer()
@@ -260,9 +260,7 @@ def test_a_queue_whose_puts_nobody_saw_leaves_the_step_unknown(
     assert (0, 0, "24+4") in slots(trace), "the thread was started for step 1, and this is step 6's work"
 
 
-def test_what_a_thread_did_last_is_written_as_the_connector_is_shut_down(
-    trace: Any, caches: dict[str, Any]
-) -> None:
+def test_a_threads_last_work_is_written_at_shutdown(trace: Any, caches: dict[str, Any]) -> None:
     """It waits in C for its next item, and none comes."""
     consumer = Consumer(queue.SimpleQueue)
     connector = made(caches, lambda c, job: consumer.put(job))
@@ -398,7 +396,7 @@ def test_a_future_that_is_asked_in_the_hook_is_one_exception(
     assert len(swallowed(trace)) == 1
 
 
-def test_a_future_s_exception_that_the_hook_logs_or_raises_again_is_one_exception(
+def test_a_futures_exception_logged_or_raised_again_is_one(
     trace: Any, caches: dict[str, Any], pool: Any
 ) -> None:
     def how(connector: Any, job: Any) -> None:
@@ -451,7 +449,7 @@ def test_a_task_that_fails_in_an_event_loop(trace: Any, caches: dict[str, Any], 
     assert swallowed(trace) == [("asyncio", 2, "ConnectionRefusedError", "fail")]
 
 
-def test_an_exception_that_ends_a_thread_is_said_once_with_its_step(
+def test_an_exception_that_ends_a_thread_is_said_once(
     trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
@@ -467,7 +465,7 @@ def test_an_exception_that_ends_a_thread_is_said_once_with_its_step(
     assert swallowed(trace) == []
 
 
-def test_what_a_library_raises_names_the_library_and_the_connectors_own_line(
+def test_a_librarys_exception_names_it_and_the_connectors_line(
     trace: Any, caches: dict[str, Any], pool: Any
 ) -> None:
     def upload() -> None:
@@ -588,7 +586,7 @@ def test_a_recorder_that_fails_changes_nothing(
     assert AGENT._failures == 1
 
 
-def test_past_its_budget_work_keeps_its_step_and_the_exception_that_ends_it(
+def test_work_past_its_budget_keeps_its_step_and_exception(
     trace: Any, caches: dict[str, Any], pool: Any
 ) -> None:
     traced_there = []

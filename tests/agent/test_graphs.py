@@ -86,7 +86,7 @@ def test_a_replay_without_a_forward_context_is_full(trace: Any, desc: Any) -> No
     assert worker.mode == -1
 
 
-def test_each_run_of_a_body_says_layer_rows_mode_and_whether_the_hook_came_before(trace: Any) -> None:
+def test_each_run_of_a_body_says_layer_rows_mode_and_hook(trace: Any) -> None:
     def unified_attention_with_output(query: Any, layer_name: Any) -> str:
         if query is bad:
             raise ValueError
@@ -160,7 +160,7 @@ def test_bodies_run_while_capturing_are_marked(trace: Any, monkeypatch: pytest.M
     assert marks == [Flag.CAPTURE, Flag.CAPTURE, 0, 0]
 
 
-def test_the_first_step_tells_what_was_decided_and_later_captures_show(
+def test_the_first_step_tells_the_mode_and_later_captures_show(
     trace: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counter = SimpleNamespace(num_cudagraph_captured=35)

@@ -196,7 +196,7 @@ with conftest.recording(Path(sys.argv[1])) as trace:
 CALLS = 10_000
 
 
-def test_ten_thousand_requests_take_no_more_memory_than_untraced(tmp_path: Path) -> None:
+def test_ten_thousand_requests_take_no_more_memory(tmp_path: Path) -> None:
     """On a stand-in for the engine: what is measured is the agent's own."""
     tests = Path(__file__).resolve().parents[1]
     script = GROWTH.format(root=str(tests.parent), tests=str(tests), calls=CALLS)

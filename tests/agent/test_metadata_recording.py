@@ -95,7 +95,7 @@ def entries(trace: Any) -> list[tuple[int, int, int, int]]:
     )
 
 
-def test_entries_are_rows_and_what_is_awaited_ends_with_the_step(trace, reader):
+def test_entries_are_rows_and_waiting_ends_with_the_step(trace, reader):
     connector = Connector()
     connector = traced(connector, Role.SCHEDULER, "Connector")
     world = World(connector)

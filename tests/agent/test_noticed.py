@@ -102,6 +102,6 @@ KINDS = (
 )  # fmt: skip
 
 
-def test_there_are_probes_of_each_kind_and_the_page_says_how_many() -> None:
+def test_there_are_probes_of_each_kind_as_the_page_says() -> None:
     assert [kind for kind in KINDS if not any(kind in name for name in probes.PROBES)] == []
     assert len(probes.PROBES) >= 100 and f" {len(probes.PROBES)} questions" in probes.page()

@@ -180,7 +180,7 @@ def test_values_on_a_device_are_read_when_they_have_come(trace, monkeypatch):
     assert not records._waiting
 
 
-def test_what_never_comes_ends_as_not_known_and_memory_stays_bounded(trace, monkeypatch):
+def test_what_never_comes_ends_unknown_and_memory_is_bounded(trace, monkeypatch):
     monkeypatch.setattr(torch, "cuda", Device())
     kv = torch.randn(BLOCKS, BLOCK, 8)
     for at in range(records._MOST_WAITING + 3):
