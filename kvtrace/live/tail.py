@@ -27,11 +27,14 @@ class Tail:
         self.header = Header.from_json(Spool(path).header)
         try:
             with open_regular(path) as file:
-                version, _, length, self._seed = fmt.unpack_header_block(file.read(fmt.RECORD_SIZE))
+                block = file.read(fmt.RECORD_SIZE)
+                version, _, length, self._seed = fmt.unpack_header_block(block)
+                window = fmt.window_of(block)
         except (OSError, ValueError) as error:
             raise SpoolError(f"{path}: cannot be read ({error})") from None
         self._sealed = version > fmt.UNSEALED
         self._at = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
+        self._window = self._at if window else None
         self._number = 0
         self.left_out = 0
         """Records of blocks that are damaged."""
@@ -55,10 +58,10 @@ class Tail:
                         self._at += len(data) - len(data) % fmt.RECORD_SIZE
                         yield table
                     return
-                blocks = Blocks(file, self._seed, self._number)
+                blocks = Blocks(file, self._seed, self._number, self._window)
                 for _, table in blocks.tables(_RECORDS):
                     yield table
-                self._at += blocks.read_bytes - blocks.rest
+                self._at = blocks.at
                 self._number = blocks.next
                 self.left_out += blocks.losses.records
         except OSError as error:

@@ -246,7 +246,7 @@ static int write_out(Store *s)
     const char *from = (const char *)s->window, *to = (const char *)s->next;
     while (from < to) {
         ssize_t written = pwrite(s->fd, from, (size_t)(to - from), s->size - (to - from));
-        if (written <= 0 && errno != EINTR)
+        if (written == 0 || (written < 0 && errno != EINTR))
             return STOP_WRITE_FAILED;
         from += written > 0 ? written : 0;
     }
@@ -509,8 +509,7 @@ static PyObject *Store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         munmap(map, (size_t)(end - from));
         return NULL;
     }
-    Py_INCREF(path);
-    s->path = path;
+    s->path = Py_NewRef(path);
     s->fd = fd;
     s->device = state.st_dev;
     s->inode = state.st_ino;
@@ -692,17 +691,7 @@ static int note(Call *c, const int64_t *w)
         add_record(current, w);
         return 0;
     }
-    PyObject *row = PyTuple_New(WORDS), *done = NULL;
-    for (int n = 0; row != NULL && n < WORDS; n++) {
-        PyObject *word = PyLong_FromLongLong(w[n]);
-        if (word == NULL)
-            Py_CLEAR(row);
-        else
-            PyTuple_SET_ITEM(row, n, word);
-    }
-    if (row != NULL)
-        done = PyObject_CallMethod(c->agent, "add", "(O)", row);
-    Py_XDECREF(row);
+    PyObject *done = PyObject_CallMethod(c->agent, "add", "((LLLLLLLL))", w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
@@ -884,12 +873,9 @@ static PyObject *use(PyObject *module, PyObject *store)
         return NULL;
     }
     static PyObject *kept;
-    PyObject *before = kept;
-    Py_INCREF(store);
-    kept = store;
     current = store == Py_None ? NULL : (Store *)store;
     generation++;
-    Py_XDECREF(before);
+    Py_XSETREF(kept, Py_NewRef(store));
     Py_RETURN_NONE;
 }
 
@@ -905,18 +891,15 @@ static PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_recorder", "The recorder in C: spools that are mapped.", -1, methods,
 };
 
-static int add_constants(PyObject *module)
-{
-    PyObject *made = Py_BuildValue(
-        "{sisisisisisisisisisisisisisisi}", "RECORD_SIZE", RECORD, "WINDOW", WINDOW,
-        "KEPT_BACK", KEPT_BACK,
-        "HOOK", KIND_HOOK, "OP", KIND_OP, "EXEC", KIND_EXEC, "TRAILER", KIND_TRAILER, "SEAL",
-        KIND_SEAL, "SIZE_LIMIT", STOP_SIZE_LIMIT, "WRITE_FAILED", STOP_WRITE_FAILED, "DESCRIPTOR_LOST",
-        STOP_DESCRIPTOR_LOST, "RAISED", FLAG_RAISED, "NO_METADATA", FLAG_NO_METADATA);
-    int failed = made == NULL || PyModule_AddObjectRef(module, "CONSTANTS", made);
-    Py_XDECREF(made);
-    return failed;
-}
+static const struct {
+    const char *name;
+    int value;
+} constants[] = {
+    {"RECORD_SIZE", RECORD}, {"WINDOW", WINDOW}, {"WINDOW_FULL", WINDOW - KEPT_BACK - 1}, {"HOOK", KIND_HOOK},
+    {"OP", KIND_OP}, {"EXEC", KIND_EXEC}, {"TRAILER", KIND_TRAILER}, {"SEAL", KIND_SEAL},
+    {"SIZE_LIMIT", STOP_SIZE_LIMIT}, {"WRITE_FAILED", STOP_WRITE_FAILED}, {"DESCRIPTOR_LOST", STOP_DESCRIPTOR_LOST},
+    {"RAISED", FLAG_RAISED}, {"NO_METADATA", FLAG_NO_METADATA},
+};
 
 PyMODINIT_FUNC PyInit__recorder(void)
 {
@@ -928,8 +911,11 @@ PyMODINIT_FUNC PyInit__recorder(void)
         pthread_atfork(NULL, NULL, in_child))
         return PyErr_Occurred() ? NULL : PyErr_NoMemory();
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && (add_constants(module) || PyModule_AddObjectRef(module, "Store", (PyObject *)&StoreType) ||
-                           PyModule_AddObjectRef(module, "Call", (PyObject *)&CallType)))
+    int failed = module == NULL || PyModule_AddObjectRef(module, "Store", (PyObject *)&StoreType) ||
+                 PyModule_AddObjectRef(module, "Call", (PyObject *)&CallType);
+    for (size_t n = 0; !failed && n < sizeof constants / sizeof *constants; n++)
+        failed = PyModule_AddIntConstant(module, constants[n].name, constants[n].value);
+    if (failed)
         Py_CLEAR(module);
     return module;
 }

@@ -1,13 +1,14 @@
 """The blocks of a spool, told from what is damaged by the seals behind them.
 
-Each write of the recorder is one block and its SEAL (:func:`kvtrace.trace.format.seal`). A seal says how
-many records before it are its block, so that after damage the next whole block is found again.
+A block of records ends with its SEAL (:func:`kvtrace.trace.format.seal`), which says how many records before
+it are its block, so that after damage the next whole block is found again. The window of a spool that was
+mapped holds the youngest blocks, which may stand behind it as well, and the records of the open one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -20,6 +21,8 @@ from kvtrace.words import plural
 
 Records = NDArray[np.int64]
 _MOST_EMPTY = 64 << 20
+_MOST_LOOKS = 8
+"""At the window of a spool that grows all the while."""
 _MOST_HASHED = 4
 """Bytes hashed for each byte read, at most: a file of nothing but seals is not worth more."""
 
@@ -52,64 +55,116 @@ class Blocks:
     Args:
         seed: the header's CRC.
         number: of the block at which the file stands.
+        window: where the spool's window begins; None: it has none.
 
-    ``rest``: bytes at the end of what was read that are no whole block, or not yet one.
+    ``rest``: bytes at the end of the file that are no whole block, or not yet one. ``in_window``: what comes
+    now is from the window. ``open``: the records behind its last block, which have no checksum yet.
     """
 
-    def __init__(self, file: BinaryIO, seed: int, number: int = 0) -> None:
+    def __init__(self, file: BinaryIO, seed: int, number: int = 0, window: int | None = None) -> None:
         self.losses = Losses()
         self.read_bytes = 0
         self.rest = 0
+        self.in_window = False
+        self.open: Records = np.empty((0, fmt.WORDS), dtype=np.int64)
         self._file = file
         self._seed = seed
         self._next = number
+        self._window = window
+        self._carry = b""
         self._hashed = 0
 
     def tables(self, records: int, seals: bool = False) -> Iterator[tuple[bool, Records]]:
-        """Tables of shape (n, 8) of whole blocks, read ``records`` at a time, with or without their seals. True
-        where something was left out right before the table.
+        """Tables of shape (n, 8) of whole blocks, read ``records`` at a time, with or without their seals.
+        True where something was left out right before the table.
 
         Raises:
             OSError: a read failed.
         """
-        carry = b""
-        gap = False
+        if self._window is None:
+            yield from self._of_file(records, seals)
+            return
+        self._file.seek(max(self._file.tell(), self._window + fmt.WINDOW * fmt.RECORD_SIZE))
+        for _ in range(_MOST_LOOKS):
+            yield from self._of_file(records, seals)
+            data = os.pread(self._file.fileno(), fmt.WINDOW * fmt.RECORD_SIZE, self._window)
+            if self._size() <= 0:  # else blocks have left the window: they were written to the file before
+                break
+        self.read_bytes += len(data)
+        yield from self._of_window(data, seals)
+
+    def _of_file(self, records: int, seals: bool) -> Iterator[tuple[bool, Records]]:
+        """The blocks of the file, from where it stands to its end."""
+        carry, gap = self._carry, False
         empty = 0  # bytes since the last whole block
         while data := self._file.read(records * fmt.RECORD_SIZE):
             self.read_bytes += len(data)
             carry += data
             table = _table(carry)
             ends = rows.kind(table[:, 0]) == fmt.Kind.SEAL
-            begin = done = 0  # of what is whole and not yet given, and its end
-            for start, end in self._whole_blocks(carry, table, np.flatnonzero(ends)):
-                number = int(table[end, 1])
-                if start != done or number != self._next:
-                    if done > begin:
-                        yield gap, table[begin:done] if seals else table[begin:done][~ends[begin:done]]
-                    self._count(start - done, number)
-                    gap, begin = True, start
-                done = end + 1
-                if number < self._next:
-                    begin = done
-                else:
-                    self._next = number + 1
-            if done > begin:
-                yield gap, table[begin:done] if seals else table[begin:done][~ends[begin:done]]
-                gap = False
+            found = self._whole_blocks(carry, table, np.flatnonzero(ends))
+            done, gap = yield from self._given(table, ends, found, gap, seals)
             empty = 0 if done else empty + len(data)
             if (
                 empty > _MOST_EMPTY
             ):  # nothing comes after so much of nothing: a huge file is not read to its end
                 self.losses.records += max(0, self._size() // fmt.RECORD_SIZE)
-                return
+                self._file.seek(0, os.SEEK_END)
+                carry = b""
+                break
             surplus = len(table) - done - fmt.MOST_BLOCK
             if surplus > 0:  # no block is as long as that
                 self.losses.records += surplus
                 done, gap = done + surplus, True
             carry = carry[done * fmt.RECORD_SIZE :]
-        self.rest = len(carry)
-        if carry:
-            self.losses.tail = max(1, len(carry) // fmt.RECORD_SIZE)
+        self.rest, self._carry = len(carry), carry
+        self.losses.tail = -(-len(carry) // fmt.RECORD_SIZE)
+
+    def _of_window(self, data: bytes, seals: bool) -> Iterator[tuple[bool, Records]]:
+        """The blocks of the window that the file does not hold, and :attr:`open`."""
+        table = _table(data)
+        table = table[: int(np.argmin(np.append(table[:, 0] != 0, False)))]
+        ends = rows.kind(table[:, 0]) == fmt.Kind.SEAL
+        whole = list(self._whole_blocks(data, table, np.flatnonzero(ends)))
+        new = [one for one in whole if table[one[1], 1] >= self._next]
+        if new:
+            self.losses.tail = 0  # of a write that was cut off: it is whole here
+        first = whole[-len(new) - 1][1] + 1 if len(whole) > len(new) else 0
+        self.in_window = True
+        yield from self._given(table, ends, iter(new), False, seals, first)
+        done = whole[-1][1] + 1 if whole else 0
+        broken = done + int(np.append(np.flatnonzero(ends[done:]) + 1, 0).max())
+        self.losses.records += broken - done
+        self.open = table[broken:]
+
+    def _given(
+        self, table: Records, ends: NDArray[np.bool_], found: Iterator[tuple[int, int]], gap: bool,
+        seals: bool, begin: int = 0,
+    ) -> Generator[tuple[bool, Records], None, tuple[int, bool]]:  # fmt: skip
+        """The tables of the blocks that were found; where the last one ends, and whether a gap is not yet
+        said."""
+        done = begin  # of what is whole and not yet given, and its end
+        for start, end in found:
+            number = int(table[end, 1])
+            if start != done or number != self._next:
+                if done > begin:
+                    yield gap, table[begin:done] if seals else table[begin:done][~ends[begin:done]]
+                self._count(start - done, number)
+                gap, begin = True, start
+            done = end + 1
+            if number < self._next:
+                begin = done
+            else:
+                self._next = number + 1
+        if done > begin:
+            yield gap, table[begin:done] if seals else table[begin:done][~ends[begin:done]]
+            gap = False
+        return done, gap
+
+    @property
+    def at(self) -> int:
+        """Where the file is to be read on from."""
+        return self._file.tell() - self.rest
 
     @property
     def next(self) -> int:

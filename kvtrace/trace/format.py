@@ -8,9 +8,10 @@ A spool is a header followed by records of 64 bytes, each eight little-endian si
 the columns of its kind. Text never stands in a record: a
 ``NAME`` record gives a small integer to a string once, a ``FACT`` record announces a
 JSON document; the bytes of both follow at once in ``BYTES`` records (56 bytes each,
-zero-padded). Each write ends with a ``SEAL`` record, which holds the checksum of the block of
-records before it: a block without its seal, or that differs from it, is left out. What a killed
-process left behind is a valid prefix, and a tail of zeros is no record. Version 1 had no seals.
+zero-padded). A block of records ends with a ``SEAL`` record, which holds their checksum: a block
+that differs from it is left out. Behind the header there may be a window, in which a recorder that
+maps it keeps the youngest blocks and, behind them, the records of the open one, which has no seal
+yet; all other blocks follow. Version 2 had no window, version 1 no seals.
 
 Times are ``time.perf_counter_ns()`` of the writing host; the header holds one pair of
 (perf, wall) to place them. Steps are ``engine tag << 32 | n``: the tag names one
@@ -25,9 +26,11 @@ import zlib
 from enum import IntEnum
 
 MAGIC = b"KVTRACE\x00"
-VERSION = 2
+VERSION = 3
 UNSEALED = 1
 """The version whose blocks have no seals; still read."""
+WINDOWED = 3
+"""The first version that may have a window."""
 WORDS = 8
 RECORD_SIZE = 8 * WORDS
 PAYLOAD_BYTES = RECORD_SIZE - 8
@@ -35,8 +38,13 @@ SPOOL_SUFFIX = ".kvt"
 SPOOL_DIR = "spool"
 MOST_BLOCK = 1 << 14
 """Records of one block, at most."""
+WINDOW = 1 << 12
+"""Records that the window has room for."""
+WINDOW_FULL = WINDOW - 3
+"""How many of them, seals included, may stand there when the next one comes: there is always room for a SEAL,
+the TRAILER and its SEAL."""
 
-_HEADER = struct.Struct("<8sIIII40x")  # magic, version, record size, JSON length, CRC
+_HEADER = struct.Struct("<8sIIIII36x")  # magic, version, record size, JSON length, CRC, window's bytes
 _SEALED = struct.Struct("<3q")  # head, number of the block, its records
 _CRC = struct.Struct("<q32x")
 assert _HEADER.size == _SEALED.size + _CRC.size == RECORD_SIZE
@@ -216,10 +224,11 @@ def pack_head(
 _SEAL_HEAD = pack_head(Kind.SEAL)
 
 
-def pack_header(facts: dict[str, object]) -> bytes:
+def pack_header(facts: dict[str, object], windowed: bool = False) -> bytes:
     """The file's head: one 64-byte block and the process facts as JSON, padded to 64."""
     body = json.dumps(facts, separators=(",", ":"), default=str).encode()
-    head = _HEADER.pack(MAGIC, VERSION, RECORD_SIZE, len(body), header_crc(VERSION, body))
+    window = WINDOW * RECORD_SIZE * windowed
+    head = _HEADER.pack(MAGIC, VERSION, RECORD_SIZE, len(body), header_crc(VERSION, body), window)
     return head + body + b"\x00" * (-len(body) % RECORD_SIZE)
 
 
@@ -246,10 +255,24 @@ def unpack_header_block(block: bytes) -> tuple[int, int, int, int]:
     """
     if len(block) < RECORD_SIZE:
         raise ValueError("shorter than a header")
-    magic, version, record_size, length, crc = _HEADER.unpack(block[:RECORD_SIZE])
+    magic, version, record_size, length, crc, _ = _HEADER.unpack(block[:RECORD_SIZE])
     if magic != MAGIC:
         raise ValueError("no kvtrace spool (wrong magic bytes)")
     return version, record_size, length, crc
+
+
+def window_of(block: bytes) -> int:
+    """Bytes of the window behind the header, from a file's first 64 bytes; 0 where there is none.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    _, version, _, _, _, window = _HEADER.unpack(block[:RECORD_SIZE])
+    if version < WINDOWED:
+        return 0
+    if window not in (0, WINDOW * RECORD_SIZE):
+        raise ValueError("a window of another size")
+    return int(window)
 
 
 def payload_words(data: bytes, role: int = 0) -> list[int]:

@@ -1,8 +1,9 @@
 """Read a spool: header, names, facts, and chunks of fixed records.
 
 Never dies on bad input: a cut file is a valid prefix, and of a damaged one the blocks that do not
-match their checksum are left out and counted. A spool of version 1, which had no checksums, is read up
-to what can't be a record. Only :class:`SpoolError` leaves this module. Memory is bounded by one chunk, the
+match their checksum are left out and counted. What a killed process had recorded of its open step has no
+checksum yet; it is read, and counted as that. A spool of version 1, which had no checksums, is read up to
+what can't be a record. Only :class:`SpoolError` leaves this module. Memory is bounded by one chunk, the
 names and the facts.
 """
 
@@ -23,7 +24,7 @@ from kvtrace.regular import open_regular
 from kvtrace.trace import blocks, facts
 from kvtrace.trace import format as fmt
 from kvtrace.trace.format import Fact, Kind
-from kvtrace.trace.rows import code
+from kvtrace.trace.rows import code, kind
 from kvtrace.trace.shifts import shift_of
 from kvtrace.words import plural
 
@@ -34,6 +35,7 @@ F = TypeVar("F", bound=facts.Document)
 
 _MAX_HEADER = 1 << 20
 _MAX_TEXT = 1 << 24
+_LATE = 1 << 14
 _KINDS = np.arange(256)
 _IS_BAD = (_KINDS == Kind.END) | (_KINDS > max(Kind))
 _IS_TEXT = np.isin(_KINDS, (Kind.NAME, Kind.FACT, Kind.BYTES, Kind.TRAILER))
@@ -65,7 +67,14 @@ class SpoolInfo:
     sealed: bool = True
     """It has checksums: what is damaged is known."""
     whole: bool = False
-    """All of its bytes behind the header, up to ``size``, are blocks that match their checksums."""
+    """All of its bytes behind the header and the window, up to ``size``, are blocks that match their
+    checksums."""
+    blocks: int = 0
+    """How many these are."""
+    late: int = 0
+    """Records that stood in the window."""
+    open: int = 0
+    """Records at the end that have no checksum: of the step in which the process was killed, or is."""
 
     @property
     def name(self) -> str:
@@ -92,7 +101,7 @@ class Spool:
         self.facts: list[tuple[Fact, int, dict[str, Any]]] = []
         self.header: dict[str, Any] = {}
         self._info = SpoolInfo(self.path)
-        self._data_start = 0
+        self._data_start = self._rest = 0
         # The text that a NAME or FACT announced and whose BYTES are still to come:
         # (kind, id or fact code, time, length, crc, bytes so far).
         self._pending: tuple[int, int, int, int, int, bytearray] | None = None
@@ -110,8 +119,9 @@ class Spool:
             self.header = self._shift.header(self.header)
 
     def _read_header(self, file: BinaryIO) -> None:
+        block = file.read(fmt.RECORD_SIZE)
         try:
-            version, record_size, length, crc = fmt.unpack_header_block(file.read(fmt.RECORD_SIZE))
+            version, record_size, length, crc = fmt.unpack_header_block(block)
         except ValueError as error:
             raise SpoolError(f"{self.path}: {error}") from None
         if not fmt.UNSEALED <= version <= fmt.VERSION:
@@ -133,6 +143,11 @@ class Spool:
             raise SpoolError(f"{self.path}: damaged header")
         self.header = header
         self._data_start = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
+        try:
+            self._behind = self._data_start + fmt.window_of(block)
+        except ValueError:
+            raise SpoolError(f"{self.path}: damaged header") from None
+        self._window = self._data_start if self._behind > self._data_start else None
         self._read(size=self._data_start, sealed=self._sealed)
 
     def chunks(self, records: int = 65536, bare: bool = True) -> Iterator[Records]:
@@ -164,11 +179,11 @@ class Spool:
         if self._pending is not None and self._info.end == "open":
             self._read(end="cut", detail="the last text is cut off")
         losses = self._info.left_out or self._info.end not in ("open", "trailer")
-        self._read(whole=whole and not losses and self._pending is None)
+        self._read(whole=whole and not losses and not self._rest and self._pending is None)
 
     def again(self, info: SpoolInfo, records: int = 16384) -> Iterator[Records]:
-        """What :meth:`chunks` gave (``bare=False``) when it read as far as `info` says, without looking at the
-        checksums of what is known to be whole.
+        """What :meth:`chunks` gave (``bare=False``) when it read as far as `info` says, without looking at
+        the checksums of what is known to be whole.
 
         Raises:
             SpoolError: the file vanished or a read failed.
@@ -176,14 +191,16 @@ class Spool:
         if not info.whole:
             yield from self.chunks(records, bare=False)
             return
-        left = (info.size - self._data_start) // fmt.RECORD_SIZE
+        left = (info.size - self._behind) // fmt.RECORD_SIZE
         try:
             with open_regular(self.path) as file:
-                file.seek(self._data_start)
+                file.seek(self._behind)
                 while left > 0 and (data := file.read(min(left, records) * fmt.RECORD_SIZE)):
                     table = np.frombuffer(data, dtype="<i8", count=len(data) // 8 // fmt.WORDS * fmt.WORDS)
                     left -= min(left, records)
                     table = table.reshape(-1, fmt.WORDS)
+                    yield table if self._shift is None else self._shift.records(table)
+                for table in self._late(file, info):
                     yield table if self._shift is None else self._shift.records(table)
         except OSError as error:
             raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
@@ -196,25 +213,50 @@ class Spool:
                 self._read(end="cut", detail="the last record is cut off")
             yield table
 
+    def _late(self, file: BinaryIO, info: SpoolInfo) -> Iterator[Records]:
+        """The records that stood in the window when `info` was made: they may be in the file by now."""
+        left = info.late
+        found = blocks.Blocks(file, self._seed, info.blocks, self._window)
+        for table in (table for _, table in found.tables(_LATE)):
+            if left > 0:
+                yield table[:left]
+            left -= len(table)
+        if left > 0:
+            yield found.open[:left]
+
     def _sealed_tables(self, file: BinaryIO, records: int) -> Iterator[Records]:
-        """The blocks that match their checksums, ``records`` of them at a time."""
-        found = blocks.Blocks(file, self._seed)
+        """The blocks that match their checksums, ``records`` of them at a time, then what has none yet."""
+        found = blocks.Blocks(file, self._seed, 0, self._window)
+        late = number = 0
         for gap, table in found.tables(records, seals=True):
             self._read(size=self._data_start + found.read_bytes)
             if gap:
                 self._pending = None  # the rest of a text may be in what was left out
+            if found.in_window:
+                late += int((kind(table[:, 0]) != Kind.SEAL).sum())
+            else:
+                number = found.next
             yield table
+        if len(found.open):
+            yield found.open
         losses = found.losses
-        self._read(size=self._data_start + found.read_bytes, left_out=losses.records + losses.tail)
-        if losses.tail and not losses.damage:
+        self._rest = found.rest
+        self._read(
+            size=self._data_start + found.read_bytes, left_out=losses.records + losses.tail,
+            blocks=number, late=late + len(found.open), open=len(found.open),
+        )  # fmt: skip
+        if losses.damage:
+            self._damaged(losses.damage)
+        elif losses.tail:
             self._read(
                 end="cut", detail=f"the last block is cut off: {plural(losses.tail, 'record')} left out"
             )
-        elif losses.damage:
-            self._damaged(losses.damage)
+        elif self._info.size < self._behind:
+            self._read(end="cut", detail="it is cut off in its window, and what came behind that is lost")
 
     def _digest(self, table: Records) -> tuple[Records, NDArray[np.bool_], bool]:
-        """Texts of a chunk go to names and facts; the chunk as far as it is good, and which of it is the rest.
+        """Texts of a chunk go to names and facts; the chunk as far as it is good, and which of it is the
+        rest.
 
         Stops at the first END record or at damage; the last value says so.
         """

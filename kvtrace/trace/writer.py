@@ -1,10 +1,15 @@
-"""The in-process recorder: flat integers in a list, one ``write`` a step.
+"""The in-process recorder: records as flat integers, sealed when a step ends.
 
-Standard library only. The hot path is ``recorder.add((w0, w1, ..., w7))``: a bound
-``list.extend`` of eight integers, no allocation kept, atomic under the GIL. ``flush()``
-packs what is there and writes it; whoever ends a step calls it, so a killed process loses
-at most the open step. A failing write (disk full, quota, closed file) stops the recording
-for good and is never raised.
+Standard library only. The hot path is ``recorder.add((w0, w1, ..., w7))``. Two stores take what is added, and
+write the same bytes:
+
+- :class:`_recorder.Store` (``_recorder.c``) puts a record into the spool's mapped window at once: a killed
+  process loses nothing.
+- :class:`Buffered`, where that could not be built or loaded, or the file system has no room to promise, keeps
+  integers in a list and writes them when they are flushed: a killed process loses the open step.
+
+Whoever ends a step flushes. A failing write (disk full, quota) stops the recording for good and is never
+raised.
 """
 
 from __future__ import annotations
@@ -16,15 +21,41 @@ import struct
 import threading
 import time
 import zlib
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from kvtrace.trace import format as fmt
 from kvtrace.trace import rows
 from kvtrace.trace.facts import AnyFact, Header
-from kvtrace.trace.format import Kind, Stop
+from kvtrace.trace.format import Flag, Kind, Stop
 
-_MOST_WORDS = fmt.MOST_BLOCK * fmt.WORDS
+try:
+    from kvtrace.trace import _recorder
+except ImportError:  # not built, or for another Python
+    COMPILED = None
+else:
+    _CLOCK = time.get_clock_info("perf_counter").implementation
+    COMPILED = _recorder if _CLOCK == "clock_gettime(CLOCK_MONOTONIC)" else None
+"""The recorder in C, None where there is none."""
+
+_ODD = int(Flag.RAISED | Flag.NO_METADATA)
+
+
+class Calls(NamedTuple):
+    """The calls of one hook or op (``kind``) in a quiet step. ``layers``: of each, as 64-bit integers."""
+
+    kind: int
+    code: int
+    detail: int
+    t0: int
+    step: int
+    number: int
+    total_ns: int
+    least_ns: int
+    most_ns: int
+    layers: bytes
 
 
 class Recorder:
@@ -34,30 +65,58 @@ class Recorder:
         path: the file to create (must not exist).
         header: the process that writes, as JSON in the head.
         limit_bytes: size at which ``full`` turns true; callers then collapse quiet steps.
+        compiled: whether the recorder in C may be used.
 
     Raises:
         OSError: the file cannot be created.
     """
 
-    def __init__(self, path: Path, header: Header, limit_bytes: int) -> None:
-        self.path = path
+    def __init__(self, path: Path, header: Header, limit_bytes: int, compiled: bool = True) -> None:
         self.limit_bytes = limit_bytes
-        self.size = 0
-        self.full = False
-        self.alive = True
-        self.lost = 0
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self._identity = _identity(self._fd)
-        self._blocks = 0
-        self._buffer: list[int] = []
         self._lock = threading.Lock()
         self._names: dict[str, int] = {}
         self._next_name = 1
-        self._ceiling = max(limit_bytes * 2, limit_bytes + (64 << 20))
-        self.add: Callable[[Sequence[int]], None] = self._buffer.extend
-        head = fmt.pack_header(header.to_json())
-        self._seed = fmt.unpack_header_block(head)[3]
-        self._write(head)
+        self._store = _store(path, header, limit_bytes, compiled)
+        self._path = path
+        self._gathered: list[int] | None = None
+        self._mark = 0
+        self.add: Callable[[Sequence[int]], None] = self._store.add
+
+    @property
+    def compiled(self) -> bool:
+        """Whether it is the recorder in C."""
+        return not isinstance(self._store, Buffered)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @path.setter
+    def path(self, path: Path) -> None:
+        self._path, self._store.path = path, str(path)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the spool, as of the last flush."""
+        return self._store.size
+
+    @property
+    def written(self) -> int:
+        """Bytes of the file that were handed to ``write``, and as many as its window has."""
+        return self._store.written
+
+    @property
+    def full(self) -> bool:
+        return self._store.full
+
+    @property
+    def alive(self) -> bool:
+        return self._store.alive
+
+    @property
+    def lost(self) -> int:
+        """Records dropped since it stopped."""
+        return self._store.lost
 
     def name(self, text: str) -> int:
         """The id of a string, given once and written before its first use."""
@@ -89,12 +148,105 @@ class Recorder:
         self._add_text(rows.Document(head, time.perf_counter_ns(), len(data), zlib.crc32(data)), data)
 
     def _add_text(self, announcement: rows.Name | rows.Document, data: bytes) -> None:
-        # One extend for all of it: no other thread's record can come between.
-        self._buffer.extend([*announcement, *fmt.payload_words(data)])
+        # One call for all of it: no other thread's record can come between.
+        self._store.add([*announcement, *fmt.payload_words(data)])
+
+    # --- steps of which only sums are kept ----------------------------------------------------
+
+    def gather(self) -> None:
+        """A step begins whose calls are to be summed up where it turns out quiet. ``add`` may be another
+        function from now on, until :meth:`settle`."""
+        if isinstance(self._store, Buffered):
+            self._gathered = []
+            self.add = self._gathered.extend
+        else:
+            self._mark = self._store.mark()
+
+    def settle(self) -> list[Calls] | None:
+        """The step is over: its calls, for the caller to add their sums; None, and its records stay as they
+        are, where something was stored, loaded, raised or odd."""
+        if not isinstance(self._store, Buffered):
+            found = self._store.collapse(self._mark)
+            return None if found is None else [Calls(*one) for one in found]
+        gathered, self._gathered = self._gathered or [], None
+        self.add = self._store.add
+        kept, calls = _collapsed(gathered) or (gathered, None)
+        self.add(kept)
+        return calls
+
+    # --- the end of a step, and of the recording ----------------------------------------------
 
     def flush(self) -> None:
-        """Write what has been added. Safe from any thread; the loser of a race leaves its
-        records to the winner's next flush."""
+        """Seal, and write where nothing is mapped, what has been added. Safe from any thread."""
+        self._store.flush()
+
+    def stop(self, why: Stop) -> None:
+        """Flush, write the trailer, record no more. Idempotent, never raises."""
+        self._store.stop(int(why))
+
+    def abandon(self) -> None:
+        """After fork, in the child: leave the parent's file alone."""
+        self._lock = threading.Lock()
+        self._store.abandon()
+
+    def use(self) -> None:
+        """Where calls of the wrappers in C add their records: here."""
+        if COMPILED is not None:
+            COMPILED.use(None if isinstance(self._store, Buffered) else self._store)
+
+
+def _store(path: Path, header: Header, limit: int, compiled: bool) -> Buffered | _recorder.Store:
+    """The store of a new spool."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    facts = header.to_json()
+    ceiling = max(limit * 2, limit + (64 << 20))
+    if compiled and COMPILED is not None:
+        head = fmt.pack_header(facts, windowed=True)
+        seed = fmt.unpack_header_block(head)[3]
+        with contextlib.suppress(OSError):  # a full disk, a file system that promises nothing
+            if os.write(fd, head) == len(head):
+                mapped: _recorder.Store = COMPILED.Store(fd, str(path), len(head), seed, limit, ceiling)
+                return mapped
+    return Buffered(fd, str(path), fmt.pack_header(facts), limit, ceiling)
+
+
+class Buffered:
+    """The store in Python: one ``write`` a flush. Its spool has no window.
+
+    ``add`` is a bound ``list.extend`` of eight integers: no allocation kept, atomic under the GIL.
+    """
+
+    def __init__(self, fd: int, path: str, head: bytes, limit: int, ceiling: int) -> None:
+        self.path = path
+        self.limit, self.ceiling = limit, ceiling
+        self.full = False
+        self.alive = True
+        self.lost = 0
+        self.blocks = 0
+        self._fd = fd
+        self._identity = _identity(fd)
+        self._seed = fmt.unpack_header_block(head)[3]
+        self._used = 0
+        """Records that a window would hold now: blocks end where it would be full."""
+        self._buffer: list[int] = []
+        self._lock = threading.Lock()
+        self.add: Callable[[Sequence[int]], None] = self._buffer.extend
+        self.size = 0
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.lseek(fd, 0, os.SEEK_SET)
+        self._write(head)
+
+    @property
+    def written(self) -> int:
+        return self.size
+
+    @property
+    def descriptor(self) -> int:
+        return self._fd
+
+    def flush(self) -> None:
+        """The loser of a race leaves its records to the winner's next flush."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -107,26 +259,32 @@ class Recorder:
             if not self.alive:
                 self.lost += count // fmt.WORDS
                 return
-            for at in range(0, count, _MOST_WORDS):
-                self._add_block(words[at : at + _MOST_WORDS] if count > _MOST_WORDS else words)
+            at = 0
+            while at < count:
+                if self._used >= fmt.WINDOW_FULL:
+                    self._used = 0
+                end = min(count, at + (fmt.WINDOW_FULL - self._used) * fmt.WORDS)
+                self._add_block(words[at:end] if end - at < count else words)
+                at = end
         finally:
             self._lock.release()
 
     def _add_block(self, words: list[int]) -> None:
         """One write: the records and their checksum."""
         count = len(words)
+        self._used += count // fmt.WORDS + 1
         try:
             data = struct.pack(f"<{count}q", *words)
         except struct.error:
             data = struct.pack(f"<{count}q", *(_clamp(word) for word in words))
         if self.alive:
-            self._write(data + fmt.seal(data, self._blocks, self._seed), count // fmt.WORDS)
+            self._write(data + fmt.seal(data, self.blocks, self._seed), count // fmt.WORDS)
         else:
             self.lost += count // fmt.WORDS
 
     def _write(self, data: bytes, records: int = 0) -> None:
         view = memoryview(data)
-        if not self._is_ours(self._fd):
+        if not self._reopened():
             self.lost += records
             self._stop(Stop.DESCRIPTOR_LOST)
             return
@@ -138,26 +296,25 @@ class Recorder:
             self._stop(Stop.WRITE_FAILED)
             return
         self.size += len(data)
-        self._blocks += records > 0
-        if self.size >= self.limit_bytes:
+        self.blocks += records > 0
+        if self.size >= self.limit:
             self.full = True
-            if self.size >= self._ceiling:
+            if self.size >= self.ceiling:
                 self._stop(Stop.SIZE_LIMIT)
 
-    def _stop(self, why: Stop) -> None:
+    def _stop(self, why: int) -> None:
         if not self.alive:
             return
         self.alive = False
         with contextlib.suppress(OSError):
-            if self._is_ours(self._fd):
-                self._add_trailer(self._fd, why)
-            else:  # the number is somebody else's: the file is opened anew, by its name
-                descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-                try:
-                    if self._is_ours(descriptor):
-                        self._add_trailer(descriptor, why)
-                finally:
-                    os.close(descriptor)
+            if self._reopened():
+                os.ftruncate(self._fd, self.size)
+                os.lseek(self._fd, self.size, os.SEEK_SET)
+                row = rows.Trailer(fmt.pack_head(Kind.TRAILER, 0, why), time.perf_counter_ns(), self.lost)
+                trailer = struct.pack("<8q", *row)
+                os.write(self._fd, trailer + fmt.seal(trailer, self.blocks, self._seed))
+                os.close(self._fd)
+        self._fd = -1
         # The list stays the target of callers that hold ``add``; nothing may pile up in it.
         self._buffer.clear()
 
@@ -169,21 +326,29 @@ class Recorder:
         except OSError:
             return False
 
-    def _add_trailer(self, descriptor: int, why: Stop) -> None:
-        os.ftruncate(descriptor, self.size)
+    def _reopened(self) -> bool:
+        """Whether the descriptor is the spool's: it is opened anew, by its name, where the number is somebody
+        else's."""
+        if self._is_ours(self._fd):
+            return True
+        self._fd = -1
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return False
+        if not self._is_ours(descriptor):
+            os.close(descriptor)
+            return False
         os.lseek(descriptor, self.size, os.SEEK_SET)
-        row = rows.Trailer(fmt.pack_head(Kind.TRAILER, 0, why), time.perf_counter_ns(), self.lost)
-        trailer = struct.pack("<8q", *row)
-        os.write(descriptor, trailer + fmt.seal(trailer, self._blocks, self._seed))
+        self._fd = descriptor
+        return True
 
-    def stop(self, why: Stop) -> None:
-        """Flush, write the trailer, record no more. Idempotent, never raises."""
+    def stop(self, why: int) -> None:
         self.flush()
         with self._lock:
             self._stop(why)
 
     def abandon(self) -> None:
-        """After fork, in the child: leave the parent's file alone."""
         self.alive = False
         self._lock = threading.Lock()
         self._buffer.clear()
@@ -191,6 +356,32 @@ class Recorder:
             if self._is_ours(self._fd):
                 os.close(self._fd)
         self._fd = -1
+
+
+def _collapsed(words: list[int]) -> tuple[list[int], list[Calls]] | None:
+    """The records that stay of a quiet step, and its calls; None of another step. As ``collapse`` in C."""
+    kept: list[int] = []
+    groups: dict[tuple[int, int, int], list[list[int]]] = {}
+    for at in range(0, len(words), fmt.WORDS):
+        record = words[at : at + fmt.WORDS]
+        head = record[0]
+        kind = rows.kind(head)
+        if rows.flags(head) & _ODD or kind not in (Kind.HOOK, Kind.OP, Kind.EXEC):
+            return None
+        if (kind == Kind.HOOK and (record[5] > 0 or record[6] > 0)) or (kind == Kind.EXEC and kept):
+            return None
+        if kind == Kind.EXEC:
+            kept += record
+        else:
+            groups.setdefault((kind, rows.code(head), rows.detail(head)), []).append(record)
+    return kept, [_calls(key, records) for key, records in groups.items()]
+
+
+def _calls(key: tuple[int, int, int], records: list[list[int]]) -> Calls:
+    took = [record[2] - record[1] for record in records]
+    layers = array("q", (record[4] for record in records)).tobytes()
+    first = records[0]
+    return Calls(*key, first[1], first[3], len(records), sum(took), min(took), max(took), layers)
 
 
 def _identity(descriptor: int) -> tuple[int, int]:
