@@ -32,11 +32,11 @@ def test_verify_gets_the_plan_the_source_a_folder_and_the_model(
     assert verifying._verified([part], tmp_path, "") == {"transfer": "proved"}
     assert asked == [(made, tmp_path / "verify", "m", "quick")]
     for parts, problem in (([part], "the plan did not come true"), ([part, part], "")):
-        assert verifying._verified(parts, tmp_path, problem) is None
-    assert runs(tmp_path)._verified([part], tmp_path, "") is None
+        assert verifying._verified(parts, tmp_path, problem) == {}
+    assert runs(tmp_path)._verified([part], tmp_path, "") == {}
     assert len(asked) == 1
 
 
-def test_the_agent_is_told_of_device_memory_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_agent_is_told_of_device_memory_where_asked(tmp_path: Path) -> None:
     assert runs(tmp_path, device_memory=True).agent == {"as_device": True}
     assert runs(tmp_path).agent == {}

@@ -75,7 +75,7 @@ _SIGNS = {
     "aborted": ("", "cache"),
     "misspelt-unit": ("", "cache"),
     "misspelt-switch": ("transfer", "cache"),
-    "role-consumer": ("transfer", "cache"),
+    "role-consumer": ("", "cache"),  # verify takes the role at its word: a consumer alone has nothing to load
     "disables-itself": ("transfer", "cache"),
     "fails-to-start": ("transfer", "exceptions"),
     "bind-without-super": ("transfer", "cache"),
