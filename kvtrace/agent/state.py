@@ -28,7 +28,7 @@ from kvtrace.trace import mask
 from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.facts import AgentError, AnyFact, Header, HookException
 from kvtrace.trace.format import Role, Stop
-from kvtrace.trace.writer import Recorder
+from kvtrace.trace.writer import COMPILED, Recorder
 
 _MAX_FAILURES = 5
 _MAX_EXCEPTION_FACTS = 50
@@ -38,7 +38,9 @@ get_ident = threading.get_ident
 
 
 class SchedulerState:
-    """The scheduler-side step that is being put together."""
+    """The scheduler-side step that is being put together. (Of both sides: the recorder in C reads slots.)"""
+
+    __slots__ = ("_current", "allocated", "loading", "step")
 
     def __init__(self) -> None:
         self.step = 0
@@ -61,6 +63,12 @@ class SchedulerState:
 class WorkerState:
     """The worker-side step that is being executed. Read on every hook call."""
 
+    __slots__ = (
+        "bound", "declared", "direct_depth", "finishes", "gathering", "hooked_layer", "latest",
+        "load_entries", "load_slots", "mode", "of_children", "padded", "prompt", "recorded_done", "step",
+        "store_entries", "store_slots", "watch_after", "watch_load", "watch_store", "watched",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.step = 0
         self.latest = 0
@@ -75,8 +83,8 @@ class WorkerState:
         self.bound = False
         self.hooked_layer: str | None = None
         """Layer whose ``wait_for_layer_load`` came last: its op body runs next."""
-        self.gathered: list[int] | None = None
-        """This step's records while the spool is past its size limit."""
+        self.gathering = False
+        """Whether the spool is past its size limit: of this step, if it is quiet, sums are kept."""
         self.direct_depth = 0
         """Above 0 while an attention op was called as a Python function, not dispatched."""
         self.of_children: dict[int, Any] = {}
@@ -168,7 +176,8 @@ class Agent:
             folder = config.dir / fmt.SPOOL_DIR
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             name = f"process-{self.pid}-{secrets.token_hex(4)}{fmt.SPOOL_SUFFIX}"
-            self.recorder = Recorder(folder / name, self._header(config.run), config.limit_bytes)
+            header = self._header(config.run)
+            self.recorder = Recorder(folder / name, header, config.limit_bytes, config.compiled)
         except OSError as error:
             self.recorder = None
             self.add = _drop
@@ -180,6 +189,7 @@ class Agent:
         self.threads.clear()
         self.threads[get_ident()] = 0
         self.add = self.recorder.add
+        self.recorder.use()
         for document, role in list(self.standing_facts.values()):
             self.recorder.fact(document, role)
         self.recorder.flush()
@@ -199,6 +209,11 @@ class Agent:
             self.recorder.stop(Stop.CLEAN)
         self.recorder = None
         self.add = _drop
+
+    @property
+    def compiled(self) -> Any:
+        """The recorder in C, for wrappers that are made now; None where it is not there, or not wanted."""
+        return None if self.config is not None and not self.config.compiled else COMPILED
 
     def after_fork(self) -> None:
         """In a forked child: the parent's file is the parent's. A file of our own is opened

@@ -31,6 +31,7 @@ class AgentConfig:
         as_device: for tests: treat KV in host memory as if it lay on a device.
         copies: blocks of computed KV that are kept, to say how far loads are from them; of verify alone.
         keep_settings: record settings as they are, credentials masked (``trace/mask.py``).
+        compiled: for tests: False where the recorder in C must not be used.
     """
 
     dir: Path
@@ -45,6 +46,7 @@ class AgentConfig:
     keep_settings: bool = False
     as_device: bool = False
     copies: int = 0
+    compiled: bool = True
 
     @property
     def watching(self) -> str:

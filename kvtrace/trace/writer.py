@@ -164,7 +164,7 @@ class Recorder:
 
     def settle(self) -> list[Calls] | None:
         """The step is over: its calls, for the caller to add their sums; None, and its records stay as they
-        are, where something was stored, loaded, raised or odd."""
+        are, where something was stored, loaded, raised or odd (in C also where a name was new)."""
         if not isinstance(self._store, Buffered):
             found = self._store.collapse(self._mark)
             return None if found is None else [Calls(*one) for one in found]

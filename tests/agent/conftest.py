@@ -13,6 +13,7 @@ from kvtrace.agent.watch import background
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.reader import Spool, spool_paths
+from kvtrace.trace.writer import COMPILED
 
 
 class Trace:
@@ -32,9 +33,28 @@ class Trace:
         return [value for fact, _, value in self.read()[0].facts if fact == kind]
 
 
+class Which:
+    """The recorder of the tests that run with each."""
+
+    compiled = True
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["python", "c"])
+def each_recorder(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param and COMPILED is None:
+        pytest.skip("the recorder in C was not built here")
+    Which.compiled = request.param
+    yield
+    Which.compiled = True
+
+
 @contextmanager
 def recording(run_dir: Path, watch: str = AgentConfig.watch) -> Iterator[Trace]:
-    AGENT.open(AgentConfig(dir=run_dir, salt=b"k" * 16, limit_bytes=1 << 20, run="test", watch=watch))
+    AGENT.open(
+        AgentConfig(
+            dir=run_dir, salt=b"k" * 16, limit_bytes=1 << 20, run="test", watch=watch, compiled=Which.compiled
+        )
+    )
     POLICY.__init__()  # type: ignore[misc]
     AGENT.worker.__init__()  # type: ignore[misc]
     background._on = False

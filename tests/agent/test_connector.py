@@ -16,6 +16,8 @@ from kvtrace.trace.rows import code, detail, flags, kind
 
 from . import fakes
 
+pytestmark = pytest.mark.usefixtures("each_recorder")
+
 BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 
 
@@ -105,7 +107,7 @@ def test_what_a_hooks_record_says_is_the_same_by_each_way(trace):
     for cls in (Plain, Spread):
         connector = cls()
         connector = traced(connector, Role.WORKER, cls.__name__)
-        AGENT.worker.step, AGENT.worker.told_done = 3, (None, set())
+        AGENT.worker.step, AGENT.worker.recorded_done = 3, (None, set())
         AGENT.worker.declared = (True, 48, 1, 16, 2, 0)
         connector.bind_connector_metadata(fakes.KVConnectorMetadata())
         for layer in ("layer.0", "layer.1", "layer.0"):

@@ -19,6 +19,8 @@ from kvtrace.trace.rows import code, detail, flags, kind
 
 from . import fakes
 
+pytestmark = pytest.mark.usefixtures("each_recorder")
+
 
 class Mode(enum.Enum):
     NONE = 0

@@ -21,6 +21,8 @@ from kvtrace.trace.rows import code, kind
 
 from . import fakes
 
+pytestmark = pytest.mark.usefixtures("each_recorder")
+
 
 def saves(path: Path) -> int:
     spool = Spool(path)
@@ -105,18 +107,17 @@ def test_the_salt_is_nowhere_on_disk(tmp_path):
     assert salt.encode() not in content and bytes.fromhex(salt) not in content
 
 
-def test_a_process_of_scheduler_and_worker_writes_a_step_once(trace, monkeypatch):
+def test_a_process_of_scheduler_and_worker_seals_a_step_once(trace):
     """By the scheduler, which hears of the step next; by the worker where it never will."""
-    written: list[int] = []
-    monkeypatch.setattr(AGENT.recorder, "_write", lambda data, records: written.append(records))
+    store = AGENT.recorder._store
+    before = store.blocks
 
     def step(raised: bool = False) -> int:
         AGENT.add((int(Kind.EXEC),) + (0,) * 7)
         worker._end_of_step(raised)
-        return len(written)
+        return store.blocks - before
 
     assert step() == 1  # a worker alone
     AGENT.roles.add(Role.SCHEDULER)
     assert step() == 1
     assert step(raised=True) == 2
-    assert written == [1, 2]

@@ -21,6 +21,8 @@ from kvtrace.trace.rows import code, kind
 
 from . import fakes
 
+pytestmark = pytest.mark.usefixtures("each_recorder")
+
 
 class SupportsHMA(abc.ABC):
     @abc.abstractmethod

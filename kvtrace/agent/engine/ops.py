@@ -53,6 +53,20 @@ def _kvt_wrapper({parameters}):
     _kvt_done(_kvt_t0, _kvt_t1, layer_name, {rows}, 0)
     return _kvt_result
 """
+# The same where the recorder in C is there.
+_COMPILED = """
+def _kvt_wrapper({parameters}):
+{guard}    _kvt_at = _kvt_call()
+    try:
+        _kvt_result = _kvt_body({arguments})
+    except BaseException as _kvt_error:
+        _kvt_done(_kvt_begun(_kvt_at), _kvt_clock(), layer_name, {rows}, _kvt_raised)
+        _kvt_step_out(_kvt_error)
+        raise
+    if not _kvt_call(_kvt_at, layer_name, {rows}):
+        _kvt_done(_kvt_begun(_kvt_at), _kvt_clock(), layer_name, {rows}, 0)
+    return _kvt_result
+"""
 # In a step whose graph mode is known and not FULL, nothing has to be asked.
 _KNOWN_MODE = "_kvt_worker.step and -1 < _kvt_worker.mode < _kvt_full"
 
@@ -141,12 +155,20 @@ def traced_body(body: Callable[..., Any], *, calls_hook: bool) -> Callable[..., 
     }
     hooked = "_kvt_worker.hooked_layer == _kvt_layer"
     template = _TEMPLATE
+    skip = int(Skip.HOOKED if calls_hook else Skip.NOT_A_HOOK_SITE)
+    if AGENT.compiled is not None:
+        names["_kvt_begun"] = AGENT.compiled.begun
+        names["_kvt_call"] = AGENT.compiled.Call(
+            AGENT, AGENT.worker, made.dispatched, AGENT.threads, (), AGENT.ids, direct=made.direct, skip=skip,
+            hooked="hooked_layer" if calls_hook else None, modes=graphs.FULL,
+        )  # fmt: skip
+        template = _COMPILED
     for field, text in {
         "guard": "" if _opaque_platform() else _COMPILE_GUARD,
         "rows": rows,
         "size": "-1" if rows == "None" else f"{rows}.size(0)",
         "ordinary": f"{hooked} and {_KNOWN_MODE}" if calls_hook else _KNOWN_MODE,
-        "skip": str(int(Skip.HOOKED if calls_hook else Skip.NOT_A_HOOK_SITE)),
+        "skip": str(skip),
         "after": "_kvt_worker.hooked_layer = None" if calls_hook else "pass",
     }.items():
         template = template.replace(f"{{{field}}}", text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator
+from array import array
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -28,15 +28,8 @@ from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.states import STATES
 from kvtrace.agent.wrap import frames
 from kvtrace.trace import rows
-from kvtrace.trace.format import (
-    DETAIL_IS_OP,
-    UNKNOWN,
-    WORDS,
-    Flag,
-    Kind,
-    Role,
-    pack_head,
-)
+from kvtrace.trace.format import DETAIL_IS_OP, UNKNOWN, Flag, Kind, Role, pack_head
+from kvtrace.trace.writer import Calls
 
 _EXEC = pack_head(Kind.EXEC, Role.WORKER)
 _next_ordinal = 1
@@ -178,8 +171,9 @@ def _begin_of_step(step: int) -> None:
     recorder = AGENT.recorder
     if step and recorder is not None and recorder.full:
         # Past the size limit: gather the step, and write it whole only if it is not quiet.
-        worker.gathered = []
-        AGENT.add = worker.gathered.extend
+        worker.gathering = True
+        recorder.gather()
+        AGENT.add = recorder.add
 
 
 def _end_of_step(raised: bool = False) -> None:
@@ -193,13 +187,15 @@ def _end_of_step(raised: bool = False) -> None:
         PRINTS.take()
         worker.watch_store = worker.watch_load = worker.watch_after = None
         config_keys.step_ended(Role.WORKER)
-        gathered, worker.gathered = worker.gathered, None
+        gathering, worker.gathering = worker.gathering, False
         recorder = AGENT.recorder
         if recorder is None:
             return
-        if gathered is not None:
+        if gathering:
+            calls = recorder.settle()
             AGENT.add = recorder.add
-            recorder.add(_collapse(gathered) if _quiet(gathered) else gathered)
+            for one in calls or ():
+                recorder.add(_sum(one))
         DEVICE.finish()
         if raised or not AGENT.scheduler_writes:  # it hears of the step next
             recorder.flush()
@@ -209,44 +205,26 @@ def _end_of_step(raised: bool = False) -> None:
 
 # --- past the size limit: one record per hook and quiet step -------------------------------
 
-_ODD = int(Flag.RAISED | Flag.NO_METADATA)
+_layer_sets: dict[bytes, str] = {}
+"""The layers of calls, as the recorder gives them -> as QUIET records name them."""
+_MOST_SETS = 256
 
 
-def _records(words: list[int]) -> Iterator[rows.Row]:
-    return (rows.decode(words[at : at + WORDS]) for at in range(0, len(words), WORDS))
-
-
-def _quiet(words: list[int]) -> bool:
-    """Nothing stored, loaded, raised or odd in this step's records."""
-    for row in _records(words):
-        if rows.flags(row.head) & _ODD or not isinstance(row, (rows.HookCall, rows.OpCall, rows.Execution)):
-            return False
-        if isinstance(row, rows.HookCall) and (row.slots > 0 or row.entries > 0):
-            return False
-    return True
-
-
-def _collapse(words: list[int]) -> list[int]:
-    """QUIET records: count, sum, least and most of the durations per hook or op, and its layers."""
-    groups: dict[tuple[bool, int, int], list[rows.HookCall | rows.OpCall]] = {}
-    out: list[int] = []
-    for row in _records(words):
-        if isinstance(row, (rows.HookCall, rows.OpCall)):
-            key = (isinstance(row, rows.OpCall), rows.code(row.head), rows.detail(row.head))
-            groups.setdefault(key, []).append(row)
-        else:
-            out.extend(row)
-    for (is_op, code, detail), calls in groups.items():
-        durations = [call.t1 - call.t0 for call in calls]
-        quiet = rows.QuietCalls(
-            pack_head(Kind.QUIET, Role.WORKER, code, detail & ~DETAIL_IS_OP | (DETAIL_IS_OP if is_op else 0)),
-            calls[0].t0,
-            layer_set=AGENT.id(json.dumps(sorted({call.layer for call in calls}))),
-            step=calls[0].step,
-            count=len(calls),
-            total_ns=sum(durations),
-            least_ns=min(durations),
-            most_ns=max(durations),
-        )
-        out.extend(quiet)
-    return out
+def _sum(calls: Calls) -> rows.QuietCalls:
+    """The calls of one hook or op in a quiet step."""
+    layers = _layer_sets.get(calls.layers)
+    if layers is None:
+        if len(_layer_sets) >= _MOST_SETS:
+            _layer_sets.clear()
+        layers = _layer_sets[calls.layers] = json.dumps(sorted(set(array("q", calls.layers))))
+    detail = calls.detail & ~DETAIL_IS_OP | (DETAIL_IS_OP if calls.kind == Kind.OP else 0)
+    return rows.QuietCalls(
+        pack_head(Kind.QUIET, Role.WORKER, calls.code, detail),
+        calls.t0,
+        layer_set=AGENT.id(layers),
+        step=calls.step,
+        count=calls.number,
+        total_ns=calls.total_ns,
+        least_ns=calls.least_ns,
+        most_ns=calls.most_ns,
+    )

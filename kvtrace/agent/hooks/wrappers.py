@@ -44,6 +44,26 @@ def _kvt_wrapper({parameters}):
     {record}
     return _kvt_result
 """
+# The same where the recorder in C is there, of hooks of which there is little to say: all but the plain way
+# is left to the wrapper above.
+_COMPILED = """
+def _kvt_wrapper({parameters}):
+    _kvt_at = _kvt_call()
+    try:
+        if _kvt_at is None:
+            return _kvt_otherwise({arguments})
+        _kvt_result = {call}
+    except BaseException as _kvt_error:
+        if _kvt_at is not None:
+            _kvt_raised({layer}, _kvt_begun(_kvt_at), _kvt_error)
+        _kvt_step_out(_kvt_error)
+        raise
+    if _kvt_call({told}):
+        return _kvt_result
+    _kvt_t0, _kvt_t1 = _kvt_begun(_kvt_at), _kvt_clock()
+    _kvt_record({seen})
+    return _kvt_result
+"""
 _RECORD = "_kvt_record({seen})"
 # Of most calls there is little to say, and layer hooks run 2 x layers times a step: no call but the
 # one that adds the tuple.
@@ -173,12 +193,49 @@ def _generated(
         **{f"_kvt_switch{at}": holder for at, (holder, _) in enumerate(point.switches)},
     }
     made = generate(function, source, names, needs=tuple(needed))
-    if made is not None:
-        frames.WRAPPERS[made.__code__] = (hook.name, hooked.index)
-    return made
+    if made is None:
+        return None
+    frames.WRAPPERS[made.__code__] = (hook.name, hooked.index)
+    compiled = _compiled_call(hooked, passed, point)
+    if compiled is None:
+        return made
+    names |= {"_kvt_call": compiled, "_kvt_begun": AGENT.compiled.begun, "_kvt_otherwise": made}
+    source = _source(hooked, signature, needed, point, _COMPILED)
+    faster = generate(function, source, names, needs=tuple(needed))
+    if faster is not None:
+        frames.WRAPPERS[faster.__code__] = (hook.name, hooked.index)
+    return faster or made
 
 
-def _source(hooked: Hooked, signature: inspect.Signature, needed: list[str], point: call.WatchPoint) -> str:
+def _compiled_call(hooked: Hooked, passed: Passed, point: call.WatchPoint) -> Any:
+    """What reads the clock and adds the record of a hook's calls; None where that is for Python: no recorder
+    in C, more to say, another place to look at."""
+    hook, worker = hooked.hook, AGENT.worker
+    plain = not hook.layered and not hook_records.has_detail(hook)
+    if AGENT.compiled is None or not (plain or hook.layered) or (hook.layered and hooked.child):
+        return None
+    said: dict[str, Any] = {}
+    if hook.layered:
+        way = "load" if hook.direction == Flag.LOAD else "store"
+        said = {"ids": AGENT.ids, "slots": f"{way}_slots", "entries": f"{way}_entries"}
+        if hook is hooks.WAIT_LAYER:
+            said["hooked"] = "hooked_layer"
+    head = pack_head(Kind.HOOK, hooked.role, hook.code, hooked.index)
+    side = worker if hooked.role == Role.WORKER else AGENT.scheduler
+    try:
+        switches = ((passed, "to"), *point.switches)
+        return AGENT.compiled.Call(AGENT, side, head, AGENT.threads, switches, **said)
+    except (
+        AttributeError,
+        TypeError,
+    ):  # a connector of the scheduler's has hooks of layers, and they no place
+        return None
+
+
+def _source(
+    hooked: Hooked, signature: inspect.Signature, needed: list[str], point: call.WatchPoint,
+    source: str = _TEMPLATE,
+) -> str:  # fmt: skip
     """The template with everything filled in but the lists of parameters and arguments."""
     hook, self_name = hooked.hook, next(iter(signature.parameters))
     kinds = {parameter.kind: name for name, parameter in signature.parameters.items()}
@@ -197,12 +254,12 @@ def _source(hooked: Hooked, signature: inspect.Signature, needed: list[str], poi
         "self": self_name,
         "method": hook.name,
         "layer": layer,
+        "told": ", ".join(("_kvt_at", *needed)),
         "seen": ", ".join(("_kvt_t0", "_kvt_t1", self_name, "_kvt_result", *needed)),
         "off": " and ".join(
             f"_kvt_switch{at}.{attribute} is None" for at, (_, attribute) in enumerate(point.switches)
         ) or "True",
     }  # fmt: skip
-    source = _TEMPLATE
     for field, text in fills.items():
         source = source.replace(f"{{{field}}}", text)
     return source

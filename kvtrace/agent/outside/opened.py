@@ -107,7 +107,7 @@ def _size(name: str) -> int:
 
 def _recorded_bytes() -> int:
     recorder = AGENT.recorder
-    return 0 if recorder is None else recorder.size
+    return 0 if recorder is None else recorder.written
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

@@ -63,7 +63,9 @@ _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 
 
 class _FirstCalls:
-    """``left`` is None once the first calls are over."""
+    """``remaining`` is None once the first calls are over."""
+
+    __slots__ = ("remaining",)
 
     def __init__(self, calls: int) -> None:
         self.remaining: int | None = calls
