@@ -144,7 +144,7 @@ class locked:
 
 
 def fingerprint() -> str:
-    """What the environment was made from: this file, kvtrace's metadata, the Python, the place.
+    """What the environment was made from: this file, kvtrace's metadata and its C, the Python, the place.
 
     Only the sections of pyproject.toml that an installer reads count: a changed lint rule
     reinstalls nothing.
@@ -155,6 +155,8 @@ def fingerprint() -> str:
         project = tomllib.load(file)
     parts = [
         Path(__file__).read_bytes(),
+        (ROOT / "hatch_build.py").read_bytes(),
+        (ROOT / "kvtrace" / "trace" / "_recorder.c").read_bytes(),
         repr((project.get("build-system"), project.get("project"))).encode(),
         repr(PYTHON).encode(),
         os.fsencode(ROOT),

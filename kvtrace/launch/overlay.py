@@ -88,7 +88,8 @@ def _copy_agent(where: Path) -> None:
     package = where / "kvtrace"
     package.mkdir(mode=0o700)
     for name in _FOLDERS:
-        for file in sorted((source / name).rglob("*.py")):
+        # What was compiled for this Python another one passes over.
+        for file in sorted((source / name).rglob("*.py")) + sorted((source / name).glob("*.so")):
             _copy(file, package / file.relative_to(source))
     for name in _FILES:
         _copy(source / name, package / name)
