@@ -1,8 +1,8 @@
 """Stuck hooks: a process that writes nothing for a while is looked at from outside, twice.
 
-An agent writes when a step ends, so a spool that no longer grows is that of an idle process, or of one that
-hangs. Only its threads tell: py-spy names their frames, and kvtrace's own among them which hook or step is
-open. Nothing of this runs inside vLLM's processes.
+An agent writes at least when a step ends, into the spool's window or at its end, so a spool that no longer
+grows is that of an idle process, or of one that hangs. Only its threads tell: py-spy names their frames, and
+kvtrace's own among them which hook or step is open. Nothing of this runs inside vLLM's processes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from kvtrace.ledger.stuck_file import (
     same_place,
     standing,
 )
-from kvtrace.trace.format import RECORD_SIZE, SPOOL_DIR, SPOOL_SUFFIX, Kind
+from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX, Kind
 from kvtrace.trace.sums import summed
+from kvtrace.trace.window import written
 
 MOST_LOOKS = 8
 """Kept in a run, of those that nobody asked for."""
@@ -45,7 +46,7 @@ ROLES = ("worker-", "scheduler-", "engine-")
 
 @dataclass
 class _Spool:
-    """A process's file. ``since``: when it last grew (monotonic, s)."""
+    """A process's file. ``size``: how far it is written; ``since``: when that last grew (monotonic, s)."""
 
     pid: int
     size: int
@@ -133,15 +134,19 @@ class StuckWatch:
             for entry in entries:
                 if not entry.name.startswith(ROLES) or not entry.name.endswith(SPOOL_SUFFIX):
                     continue
-                state = entry.stat(follow_symlinks=False)
-                self._names[state.st_ino] = entry.name
-                known = self._spools.get(state.st_ino)
+                inode = entry.stat(follow_symlinks=False).st_ino
+                self._names[inode] = entry.name
+                known = self._spools.get(inode)
+                try:
+                    size, _ = written(Path(entry.path))
+                except ValueError:  # its header is not there yet
+                    continue
                 if known is None:
                     pid = pid_in(Path(entry.path))
                     if pid is not None:
-                        self._spools[state.st_ino] = _Spool(pid, state.st_size, now)
-                elif known.size != state.st_size:
-                    self._grew(known, state.st_size, now)
+                        self._spools[inode] = _Spool(pid, size, now)
+                elif known.size != size:
+                    self._grew(known, size, now)
 
     def _grew(self, spool: _Spool, size: int, now: float) -> None:
         spool.size, spool.since, spool.looked, spool.failures = size, now, False, 0
@@ -185,8 +190,10 @@ class StuckWatch:
 
     def _stopped(self, inode: int) -> bool:
         """Whether the spool ends in a TRAILER (with its SEAL behind it)."""
-        with open(self._rundir.path / SPOOL_DIR / self._names[inode], "rb") as file:
-            file.seek(max(0, self._spools[inode].size - 2 * RECORD_SIZE))
+        path = self._rundir.path / SPOOL_DIR / self._names[inode]
+        _, last = written(path)
+        with open(path, "rb") as file:
+            file.seek(last)
             return file.read(1) == bytes([Kind.TRAILER])
 
     # --- one look ---------------------------------------------------------------------------

@@ -63,6 +63,16 @@ def unchecked(spools: Sequence[SpoolInfo]) -> Sequence[str]:
     return (f"{listed(old)}: of a format without checksums: damage to it is not noticed",)
 
 
+def in_the_open(spools: Sequence[SpoolInfo]) -> Sequence[str]:
+    """A line where records were read that no checksum protects: those of the step in which a process was killed
+    (or is, where it still runs)."""
+    found = [spool for spool in spools if spool.open]
+    if not found:
+        return ()
+    number = plural(sum(spool.open for spool in found), "record")
+    return (f"{number} of steps that had not ended when the recording did have no checksum yet",)
+
+
 def _why(spool: SpoolInfo) -> str:
     for stop, words in _STOPS.items():
         if spool.stop == stop:

@@ -20,7 +20,7 @@ from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import printed
 from kvtrace.ledger.contents.residue import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
-from kvtrace.ledger.incomplete import cut_off, incomplete, unchecked, unfinished
+from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unchecked, unfinished
 from kvtrace.ledger.loads.follow import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
 from kvtrace.ledger.places import places as written_to
@@ -153,7 +153,7 @@ def _books(
         in_common=in_common(requests),
         compared=contents.blocks,
         total=saves.total,
-        notes=[*unfinished(requests), *unchecked([scan.info for scan in scans]), *_notes(found, engines)],
+        notes=[*unfinished(requests), *unchecked([scan.info for scan in scans]), *in_the_open([scan.info for scan in scans]), *_notes(found, engines)],
         spans=saves.spans,
         swallowed=evidence.swallowed,
         trust=saves.trust,

@@ -18,7 +18,7 @@ from kvtrace.launch.stuck import MOST_ASKED, MOST_LOOKS, StuckWatch
 from kvtrace.ledger.stuck_file import ASK_FILE, Frame, Thread, read_stuck_file, standing
 from kvtrace.trace import format as fmt
 from kvtrace.trace.facts import Header
-from kvtrace.trace.format import Stop
+from kvtrace.trace.format import Kind, Stop
 from kvtrace.trace.writer import Recorder
 
 PID = 4242
@@ -66,7 +66,7 @@ class Scene:
         return Look()
 
     def writes(self) -> None:
-        self.recorder.add((0,) * 8)
+        self.recorder.add((int(Kind.EXEC),) + (0,) * 7)
         self.recorder.flush()
 
     def passes(self, seconds: float) -> None:
