@@ -25,7 +25,7 @@ except ImportError:  # run by hand
 ROOT = Path(__file__).resolve().parent
 FOLDER = "kvtrace/trace"
 SOURCE = ROOT / FOLDER / "_recorder.c"
-FLAGS = ("-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
+FLAGS = ("-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 
 
 class NotBuilt(Exception):

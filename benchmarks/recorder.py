@@ -1,20 +1,22 @@
 #!/usr/bin/env python3
 """What one call of a layer's hook costs with a recorder around it, and what a killed process loses of it.
 
-    python benchmarks/recorder.py [--rounds 60] [--calls 2000] [--kill 20000] [--arms kvtrace,otel]
+    python benchmarks/recorder.py [--rounds 40] [--calls 4096] [--kill 20000] [--hook example] [--arms otel,...]
 
-The hook is ``save_kv_layer`` of a connector that finds nothing to do, called as vLLM calls it. Around it, in turn:
-a wrapper that does nothing (the measure: all numbers are ratios to it), kvtrace's proxy with the recorder in C and
-the one in Python, viztracer, cProfile, torch's ``record_function`` under a running profiler, and a span of
-OpenTelemetry with a batch processor that writes JSON lines to a file. Each records what it records by default of
-such a call; kvtrace seals its step after every 128 calls. The arms take turns, each round in another order; medians
-and quartiles of the rounds, of the CPU time of the calling thread (``--wall``: of the time that passes).
+The hook is ``save_kv_layer`` of a connector that has nothing to do: it looks at its metadata and finds no request
+to store, as vLLM's ExampleConnector does (``--hook bare``: it compares one attribute). Around it, in turn: a
+wrapper that does nothing (the measure: all numbers are ratios to it), kvtrace's proxy with the recorder in C and
+with the one in Python, viztracer, cProfile, torch's ``record_function`` under a running profiler, and a span of
+OpenTelemetry with a batch processor that writes JSON lines to a file. Each keeps what it keeps by default of a
+call (cProfile sums alone); kvtrace's step is sealed after every 128 calls. Each arm is measured right behind the
+measure, the arms take turns in another order each round; medians and quartiles over the rounds, of the CPU time
+of the calling thread (``--wall``: of the time that passes).
 
-Lost: a process of its own makes calls, a known number of them, and kills itself with SIGKILL; counted is what
-can be read afterwards.
+Lost: a process of its own makes a known number of calls, the last 50 of a step that does not end, and kills itself
+with SIGKILL; counted is what can be read afterwards.
 
-The last line has the ratios, for kvtrace that of the recorder in C (of the one in Python where that was not
-built). Exit codes: 0, 1 where kvtrace is not ahead of every peer or lost anything, 2 usage.
+The last line has the ratios, kvtrace's with the recorder in C (with the one in Python where there is no other).
+Exit codes: 0, 1 where kvtrace is not ahead of every peer or lost anything, 2 usage.
 """
 
 from __future__ import annotations
@@ -44,34 +46,56 @@ from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.trace import hooks, rows  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
-from kvtrace.trace.format import Kind, Role  # noqa: E402
+from kvtrace.trace.format import Role  # noqa: E402
 from kvtrace.trace.reader import Spool, spool_paths  # noqa: E402
 from kvtrace.trace.writer import COMPILED  # noqa: E402
 
 LAYER = "model.layers.31.self_attn.attn"
 STEP = 128
 """Calls of a step."""
+WARM = 5000
+"""Calls before those that count: pages that are used again and again have been used once."""
 Method = Callable[..., Any]
 
 
-class Idle(fakes.KVConnectorBase_V1):
+class Metadata(fakes.KVConnectorMetadata):
+    def __init__(self) -> None:
+        self.requests: list[Any] = []
+
+
+class Example(fakes.KVConnectorBase_V1):
     """Looks and finds nothing to do, as a connector does in nearly all steps."""
 
+    def _get_connector_metadata(self) -> Any:
+        assert self._connector_metadata is not None
+        return self._connector_metadata
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        metadata = self._get_connector_metadata()
+        assert isinstance(metadata, Metadata)
+        for request in metadata.requests:
+            if request.is_store:
+                raise AssertionError
+
+
+class Bare(fakes.KVConnectorBase_V1):
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         if self._connector_metadata is None:
             raise AssertionError
 
 
-def idle() -> Idle:
-    connector = Idle()
-    connector.bind_connector_metadata(fakes.WorkMetadata())
+HOOKS = {"example": Example, "bare": Bare}
+
+
+def idle() -> Any:
+    connector = HOOKS[given.hook]()
+    connector.bind_connector_metadata(Metadata())
     return connector
 
 
 @dataclass
 class Arm:
-    """A recorder: ``holder`` has the method that is called, ``step`` ends a step, ``count`` says how many calls
-    can be read of what a process left in a folder."""
+    """A recorder: ``holder`` has the method that is called, ``step`` ends a step."""
 
     holder: Any
     step: Callable[[], None] = lambda: None
@@ -106,7 +130,7 @@ def kvtrace(compiled: bool) -> Callable[[Path], Any]:
         AGENT.close()
         AGENT.open(config)
         assert AGENT.recorder is not None and AGENT.recorder.compiled == compiled
-        connector = traced(idle(), Role.WORKER, "Idle")
+        connector = traced(idle(), Role.WORKER, "Example")
         AGENT.worker.step = 1 << 32 | 1
         yield Arm(connector, AGENT.flush)
         AGENT.close()
@@ -214,10 +238,10 @@ def measure(names: list[str], rounds: int, number: int, clock: Callable[[], int]
             # Made anew each time: what a profiler keeps grows, and it slows down all that runs beside it.
             with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
                 bare = stack.enter_context(noop(Path(folder)))
-                calls(bare, 200, clock)
+                calls(bare, 500, clock)
                 least = calls(bare, number, clock)
                 arm = stack.enter_context(ARMS[name](Path(folder)))
-                calls(arm, 200, clock)
+                calls(arm, WARM, clock)
                 times[name] = calls(arm, number, clock) / least
         if turn >= 2:  # the first ones warm up
             for name, ratio in times.items():
@@ -232,6 +256,7 @@ def killed(name: str, number: int) -> int:
     """How many of so many calls can be read after SIGKILL."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--die", name, "--kill", str(number), "--folder", folder]
+        command += ["--hook", given.hook]
         done = subprocess.run(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
         )
@@ -263,41 +288,44 @@ def readable(name: str, folder: Path) -> int:
     return sum(path.read_text(errors="replace").count("save_kv_layer") for path in folder.iterdir())
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--calls", type=int, default=2048, help="of each arm in a round")
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--calls", type=int, default=4096, help="of each arm in a round")
     parser.add_argument("--kill", type=int, default=20_000, help="calls before SIGKILL; 0: kill nobody")
+    parser.add_argument("--hook", choices=HOOKS, default="example")
     parser.add_argument("--arms", default=",".join(ARMS), help="which, with commas")
     parser.add_argument("--wall", action="store_true")
     parser.add_argument("--die", choices=ARMS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    found = parser.parse_args()
+    if unknown := set(found.arms.split(",")) - set(ARMS):
+        parser.error(f"no such arm: {', '.join(sorted(unknown))}")
+    return found
+
+
+def main() -> int:
     if given.die:
         die(given.die, given.kill, given.folder)
     names = given.arms.split(",")
-    if unknown := set(names) - set(ARMS):
-        parser.error(f"no such arm: {', '.join(sorted(unknown))}")
-    if AGENT.compiled is None:
+    if COMPILED is None:
         print("the recorder in C was not built: kvtrace is the recorder in Python")
     clock = time.perf_counter_ns if given.wall else time.thread_time_ns
     ratios = measure(names, given.rounds, given.calls, clock)
-    print(f"{'':18}{'ratio':>8}   quartiles       lost of {given.kill} calls")
     lost = {name: given.kill - killed(name, given.kill) for name in names if given.kill and name != "noop"}
+    print(f"{'':18}{'ratio':>8}   quartiles       lost of {given.kill} calls")
     middle = {}
     for name in names:
         low, middle[name], high = statistics.quantiles(ratios[name], n=4)
         said = f"{lost[name]:>12}" if name in lost else ""
         print(f"{name:18}{middle[name]:7.2f}x   {low:.2f} .. {high:.2f} {said}")
-    peers = {
-        name: ratio for name, ratio in middle.items() if name != "noop" and not name.startswith("kvtrace")
-    }
-    ours = middle.get("kvtrace")
-    told = {name: ratio for name, ratio in middle.items() if name in ("kvtrace", *peers)}
+    told = {name: ratio for name, ratio in middle.items() if name not in ("noop", "kvtrace-python")}
     print("recorder: " + " ".join(f"{name}={ratio:.2f}" for name, ratio in told.items()))
-    behind = ours is None or any(ratio <= ours for ratio in peers.values())
-    return int(behind or lost.get("kvtrace", 0) > (0 if COMPILED else given.kill))
+    ours = told.pop("kvtrace", None)
+    behind = ours is None or any(ratio <= ours for ratio in told.values())
+    return int(behind or lost.get("kvtrace", 0) > (0 if COMPILED else STEP))
 
 
+given = arguments() if __name__ == "__main__" else argparse.Namespace(hook="example")
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -21,9 +21,7 @@
  * parent's Stores dead there, and the agent opens a spool of its own.
  */
 #define PY_SSIZE_T_CLEAN
-#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
-#endif
 #include <Python.h>
 #include <structmember.h>
 
@@ -38,51 +36,49 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(Py_GIL_DISABLED) || defined(PYPY_VERSION) || !defined(__linux__) || \
+#if defined(Py_GIL_DISABLED) || defined(PYPY_VERSION) || !defined(__linux__) ||                                      \
     __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "kvtrace's recorder in C needs CPython with its lock, on a little-endian Linux"
 #endif
 
-/* Of kvtrace/trace/format.py; CONSTANTS shows them to the test that holds them equal. */
+/* Of kvtrace/trace/format.py; the module shows them to the test that holds them equal. */
 enum { WORDS = 8, RECORD = 64, MOST_THREAD = 0x7FFF };
 enum { KIND_HOOK = 4, KIND_OP = 5, KIND_EXEC = 14, KIND_TRAILER = 16, KIND_SEAL = 30 };
 enum { STOP_SIZE_LIMIT = 2, STOP_WRITE_FAILED = 3, STOP_DESCRIPTOR_LOST = 5 };
 enum { FLAG_RAISED = 1, FLAG_NO_METADATA = 256 };
 
 enum {
-    WINDOW = 4096,     /* records of the window */
-    KEPT_BACK = 2,     /* of these: the TRAILER and its SEAL, for when no more can be written */
-    MOST_NESTED = 32,  /* hooks that call hooks, in one thread */
+    WINDOW = 4096, /* records of the window */
+    KEPT_BACK = 2, /* of these: the TRAILER and its SEAL, for when no more can be written */
+    MOST_NESTED = 32, /* hooks that call hooks, in one thread */
     MOST_SWITCHES = 4, /* of one hook */
-    MOST_GROUPS = 64,  /* hooks and ops of one quiet step */
+    MOST_GROUPS = 64, /* hooks and ops of one quiet step */
 };
 
-typedef struct {
-    int64_t word[WORDS];
-} Record;
+typedef struct { int64_t word[WORDS]; } Record;
 
 typedef struct Store {
     PyObject_HEAD
-    Record *next, *edge;   /* where the next record goes, and how far there is room; NULL: no more is recorded */
-    Record *block;         /* begin of the open block */
+    Record *next, *edge; /* where the next record goes, and how far there is room; NULL: no more is recorded */
+    Record *block; /* begin of the open block */
     Record *window;
-    char *map;             /* the header's last page, and the window */
+    char *map; /* the header's last page, and the window */
     size_t mapped;
-    int64_t end;           /* bytes of the file, as far as it is written */
-    int64_t size;          /* that, and what is sealed in the window */
-    int64_t number;        /* of the open block */
+    int64_t end; /* bytes of the file, as far as it is written */
+    int64_t size; /* that, and what is sealed in the window */
+    int64_t number; /* of the open block */
     int64_t limit, ceiling, lost;
-    uint32_t seed;         /* of checksums: the header's own */
+    uint32_t seed; /* of checksums: the header's own */
     int fd;
     char full, alive;
     dev_t device;
     ino_t inode;
-    PyObject *path;        /* str; set anew when the file gets another name */
-    struct Store *after;   /* the next of this process's Stores */
+    PyObject *path; /* str; set anew when the file gets another name */
+    struct Store *after; /* the next of this process's Stores */
 } Store;
 
-static Store *all_stores;       /* for the handler of forks */
-static Store *current;          /* that of the agent, where Calls add their records */
+static Store *all_stores; /* for the handler of forks */
+static Store *current; /* that of the agent, where Calls add their records */
 static unsigned generation = 1; /* of the agent's spools: what a thread knows is of one of them */
 
 /* What a thread keeps, from the begin of a call to its end. */
@@ -95,8 +91,7 @@ typedef struct {
 static __thread Thread mine;
 
 /* The clock of time.perf_counter_ns (writer.py asks whether it is). */
-static inline int64_t now(void)
-{
+static inline int64_t now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
@@ -106,22 +101,21 @@ static inline int64_t now(void)
 
 static uint32_t crc_table[8][256];
 
-static void make_crc_table(void)
-{
+static void make_crc_table(void) {
     for (uint32_t n = 0; n < 256; n++) {
         uint32_t c = n;
-        for (int bit = 0; bit < 8; bit++)
-            c = c & 1 ? 0xEDB88320u ^ (c >> 1) : c >> 1;
+        for (int bit = 0; bit < 8; bit++) c = c & 1 ? 0xEDB88320u ^ (c >> 1) : c >> 1;
         crc_table[0][n] = c;
     }
-    for (uint32_t n = 0; n < 256; n++)
-        for (int k = 1; k < 8; k++)
-            crc_table[k][n] = crc_table[0][crc_table[k - 1][n] & 0xFF] ^ (crc_table[k - 1][n] >> 8);
+    for (int k = 1; k < 8; k++)
+        for (uint32_t n = 0, c; n < 256; n++) {
+            c = crc_table[k - 1][n];
+            crc_table[k][n] = crc_table[0][c & 0xFF] ^ (c >> 8);
+        }
 }
 
 /* Of words, eight bytes at a time; not inverted. */
-static uint32_t crc_of_words(uint32_t crc, const int64_t *data, int64_t words)
-{
+static uint32_t crc_of_words(uint32_t crc, const int64_t *data, int64_t words) {
     while (words-- > 0) {
         uint64_t x = (uint64_t)*data++ ^ crc;
         crc = crc_table[7][x & 0xFF] ^ crc_table[6][x >> 8 & 0xFF] ^ crc_table[5][x >> 16 & 0xFF] ^
@@ -136,17 +130,15 @@ typedef long long Lanes __attribute__((vector_size(16), aligned(8)));
 
 /* Moves a remainder of 128 bits on by so many bits of message as the factors are for: powers of x modulo the
  * polynomial. */
-__attribute__((target("pclmul,sse4.1"))) static inline Lanes folded(Lanes x, Lanes factors)
-{
+__attribute__((target("pclmul,sse4.1"))) static inline Lanes folded(Lanes x, Lanes factors) {
     return __builtin_ia32_pclmulqdq128(x, factors, 0x00) ^ __builtin_ia32_pclmulqdq128(x, factors, 0x11);
 }
 
 /* Of records, one at a time: four remainders of 128 bits, which end as one. */
-__attribute__((target("pclmul,sse4.1"))) static uint32_t crc_folded(uint32_t crc, const Record *r, int64_t records)
-{
+__attribute__((target("pclmul,sse4.1"))) static uint32_t crc_folded(uint32_t crc, const Record *r, int64_t records) {
     const Lanes by_512 = {0x154442bd4, 0x1c6e41596}, by_128 = {0x1751997d0, 0x0ccaa009e};
     const Lanes *data = (const Lanes *)r;
-    Lanes a = data[0] ^ (Lanes){crc, 0}, b = data[1], c = data[2], d = data[3];
+    Lanes a = data[0] ^ (Lanes) { crc, 0 }, b = data[1], c = data[2], d = data[3];
     while (--records > 0) {
         data += 4;
         a = folded(a, by_512) ^ data[0];
@@ -161,13 +153,11 @@ __attribute__((target("pclmul,sse4.1"))) static uint32_t crc_folded(uint32_t crc
 #endif
 
 /* The CRC-32 of a block and of its seal's first three words. */
-static uint32_t checksum(uint32_t seed, const Record *block, int64_t records, const int64_t *words)
-{
+static uint32_t checksum(uint32_t seed, const Record *block, int64_t records, const int64_t *words) {
     uint32_t crc = ~seed;
 #ifdef __x86_64__
     static int folds = -1;
-    if (folds < 0)
-        folds = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+    if (folds < 0) folds = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
     if (folds)
         crc = crc_folded(crc, block, records);
     else
@@ -178,25 +168,21 @@ static uint32_t checksum(uint32_t seed, const Record *block, int64_t records, co
 
 /* --- a spool's file ------------------------------------------------------------------------------------ */
 
-static inline void put(Record *to, const int64_t *words)
-{
+static inline void put(Record *to, const int64_t *words) {
     memcpy(to->word + 1, words + 1, RECORD - sizeof(int64_t));
     __atomic_store_n(to->word, words[0], __ATOMIC_RELEASE);
 }
 
 /* Whether it is still this spool: the code of the process may close what it did not open, and the next file
  * that it opens gets the number. */
-static int is_ours(const Store *s, int fd)
-{
+static int is_ours(const Store *s, int fd) {
     struct stat state;
     return fd >= 0 && fstat(fd, &state) == 0 && state.st_dev == s->device && state.st_ino == s->inode;
 }
 
 /* The spool's descriptor, opened anew by its name where the number is somebody else's; -1: it is lost. */
-static int descriptor(Store *s)
-{
-    if (is_ours(s, s->fd))
-        return s->fd;
+static int descriptor(Store *s) {
+    if (is_ours(s, s->fd)) return s->fd;
     s->fd = -1;
     PyObject *name = PyUnicode_EncodeFSDefault(s->path);
     if (name == NULL) {
@@ -212,42 +198,32 @@ static int descriptor(Store *s)
     return s->fd;
 }
 
-static void unmap(Store *s)
-{
-    if (s->map != NULL)
-        munmap(s->map, s->mapped);
-    s->map = NULL;
-    s->window = s->next = s->edge = s->block = NULL;
-    s->alive = 0;
+static void unmap(Store *s) {
+    if (s->map != NULL) munmap(s->map, s->mapped);
+    s->map = NULL; s->window = s->next = s->edge = s->block = NULL; s->alive = 0;
 }
 
 /* Ends the open block. There is room for it. */
-static void seal(Store *s)
-{
+static void seal(Store *s) {
     int64_t records = s->next - s->block;
     if (records > 0) {
         int64_t words[WORDS] = {KIND_SEAL, s->number, records};
         words[3] = checksum(s->seed, s->block, records, words);
         put(s->next, words);
         s->number++;
-        s->block = ++s->next;
-        s->size = s->end + (s->block - s->window) * RECORD;
+        s->block = ++s->next; s->size = s->end + (s->block - s->window) * RECORD;
     }
 }
 
 /* The window's blocks to the end of the file; all of it is sealed. Returns 0, or why nothing more can be written:
  * they stay in the window then. */
-static int write_out(Store *s)
-{
-    if (s->next == s->window)
-        return 0;
-    if (descriptor(s) < 0)
-        return STOP_DESCRIPTOR_LOST;
+static int write_out(Store *s) {
+    if (s->next == s->window) return 0;
+    if (descriptor(s) < 0) return STOP_DESCRIPTOR_LOST;
     const char *from = (const char *)s->window, *to = (const char *)s->next;
     while (from < to) {
         ssize_t written = pwrite(s->fd, from, (size_t)(to - from), s->size - (to - from));
-        if (written == 0 || (written < 0 && errno != EINTR))
-            return STOP_WRITE_FAILED;
+        if (written == 0 || (written < 0 && errno != EINTR)) return STOP_WRITE_FAILED;
         from += written > 0 ? written : 0;
     }
     s->end = s->size;
@@ -259,16 +235,13 @@ static int write_out(Store *s)
 }
 
 /* Seals what is open and says why it ends. */
-static void stop(Store *s, int why)
-{
-    if (!s->alive)
-        return;
+static void stop(Store *s, int why) {
+    if (!s->alive) return;
     seal(s);
     int64_t words[WORDS] = {KIND_TRAILER | (int64_t)why << 16, now(), s->lost};
     put(s->next++, words);
     seal(s);
-    if (why != STOP_WRITE_FAILED)
-        write_out(s);
+    if (why != STOP_WRITE_FAILED) write_out(s);
     if (descriptor(s) >= 0) {
         if (ftruncate(s->fd, s->end)) /* half a block may stand there: in the window it is whole */
             errno = 0;
@@ -278,28 +251,22 @@ static void stop(Store *s, int why)
     unmap(s);
 }
 
-static void flush(Store *s)
-{
-    if (!s->alive)
-        return;
+static void flush(Store *s) {
+    if (!s->alive) return;
     seal(s);
     s->full = s->full || s->size >= s->limit;
-    if (s->size >= s->ceiling)
-        stop(s, STOP_SIZE_LIMIT);
+    if (s->size >= s->ceiling) stop(s, STOP_SIZE_LIMIT);
 }
 
 /* Where there is no room in the window. Returns -1 where nothing is recorded any more. */
-static int make_room(Store *s)
-{
+static int make_room(Store *s) {
     flush(s);
     int why = s->alive ? write_out(s) : 0;
-    if (why)
-        stop(s, why);
+    if (why) stop(s, why);
     return s->alive ? 0 : -1;
 }
 
-static inline void add_record(Store *s, const int64_t *words)
-{
+static inline void add_record(Store *s, const int64_t *words) {
     if (__builtin_expect(s->next >= s->edge, 0) && make_room(s))
         s->lost++;
     else
@@ -307,37 +274,27 @@ static inline void add_record(Store *s, const int64_t *words)
 }
 
 /* In the child of a fork, before anything else runs there: its parent's pages are its parent's. */
-static void in_child(void)
-{
+static void in_child(void) {
     for (Store *s = all_stores; s != NULL; s = s->after) {
-        s->next = s->edge = NULL;
-        s->alive = 0;
+        s->next = s->edge = NULL; s->alive = 0;
     }
     current = NULL;
     generation++;
 }
 
-/* Whether space that is taken on this file system is there when it is needed. */
-static int keeps_its_word(int fd)
-{
+/* Whether space that is taken on this file system is there when it is needed: ext4 (ext2 and ext3 refuse fallocate),
+ * xfs, tmpfs, and overlayfs, of containers. */
+static int keeps_its_word(int fd) {
     struct statfs fs;
-    if (fstatfs(fd, &fs))
-        return 0;
-    switch ((unsigned long)fs.f_type) {
-    case 0xEF53:     /* ext4 (an ext2 or ext3 refuses fallocate) */
-    case 0x58465342: /* xfs */
-    case 0x01021994: /* tmpfs */
-    case 0x794C7630: /* overlayfs, of containers */
-        return 1;
-    }
-    return 0;
+    if (fstatfs(fd, &fs)) return 0;
+    unsigned long type = (unsigned long)fs.f_type;
+    return type == 0xEF53 || type == 0x58465342 || type == 0x01021994 || type == 0x794C7630;
 }
 
 /* --- Store, as Python sees it -------------------------------------------------------------------------- */
 
 /* A word of a record; what is out of range is clamped. */
-static int word_of(PyObject *item, int64_t *word)
-{
+static int word_of(PyObject *item, int64_t *word) {
     int over = 0;
     if (PyLong_Check(item)) {
         *word = PyLong_AsLongLongAndOverflow(item, &over);
@@ -345,21 +302,17 @@ static int word_of(PyObject *item, int64_t *word)
         Py_INCREF(item);
         PyObject *number = PyNumber_Long(item);
         Py_DECREF(item);
-        if (number == NULL)
-            return -1;
+        if (number == NULL) return -1;
         *word = PyLong_AsLongLongAndOverflow(number, &over);
         Py_DECREF(number);
     }
-    if (over)
-        *word = over > 0 ? INT64_MAX : INT64_MIN;
+    if (over) *word = over > 0 ? INT64_MAX : INT64_MIN;
     return 0;
 }
 
-static PyObject *Store_add(Store *s, PyObject *given)
-{
+static PyObject *Store_add(Store *s, PyObject *given) {
     PyObject *items = PySequence_Fast(given, "a record is a sequence of integers");
-    if (items == NULL)
-        return NULL;
+    if (items == NULL) return NULL;
     int64_t words[WORDS];
     for (Py_ssize_t at = 0; at + WORDS <= PySequence_Fast_GET_SIZE(items); at += WORDS) {
         for (int n = 0; n < WORDS; n++)
@@ -374,33 +327,27 @@ static PyObject *Store_add(Store *s, PyObject *given)
     Py_RETURN_NONE;
 }
 
-static PyObject *Store_flush(Store *s, PyObject *unused)
-{
+static PyObject *Store_flush(Store *s, PyObject *unused) {
     flush(s);
     Py_RETURN_NONE;
 }
 
-static PyObject *Store_stop(Store *s, PyObject *why)
-{
+static PyObject *Store_stop(Store *s, PyObject *why) {
     long code = PyLong_AsLong(why);
-    if (code == -1 && PyErr_Occurred())
-        return NULL;
+    if (code == -1 && PyErr_Occurred()) return NULL;
     flush(s);
     stop(s, (int)code);
     Py_RETURN_NONE;
 }
 
-static PyObject *Store_abandon(Store *s, PyObject *unused)
-{
+static PyObject *Store_abandon(Store *s, PyObject *unused) {
     unmap(s);
-    if (is_ours(s, s->fd))
-        close(s->fd);
+    if (is_ours(s, s->fd)) close(s->fd);
     s->fd = -1;
     Py_RETURN_NONE;
 }
 
-static PyObject *Store_mark(Store *s, PyObject *unused)
-{
+static PyObject *Store_mark(Store *s, PyObject *unused) {
     return PyLong_FromLongLong(s->alive ? s->number * WINDOW + (s->next - s->window) : -1);
 }
 
@@ -411,27 +358,23 @@ typedef struct {
 } Group;
 
 /* Returns how many there are, -1 where the step was not quiet. */
-static int gather(Group *groups, Record *executed, const Record *begin, const Record *end)
-{
+static int gather(Group *groups, Record *executed, const Record *begin, const Record *end) {
     int used = 0;
     for (const Record *r = begin; r < end; r++) {
         const int64_t *w = r->word, kind = w[0] & 0xFF, flags = w[0] >> 32 & 0xFFFF;
-        if ((kind != KIND_HOOK && kind != KIND_OP && kind != KIND_EXEC) ||
-            flags & (FLAG_RAISED | FLAG_NO_METADATA) || (kind == KIND_HOOK && (w[5] > 0 || w[6] > 0)))
+        if ((kind != KIND_HOOK && kind != KIND_OP && kind != KIND_EXEC) || flags & (FLAG_RAISED | FLAG_NO_METADATA) ||
+            (kind == KIND_HOOK && (w[5] > 0 || w[6] > 0)))
             return -1;
         if (kind == KIND_EXEC) {
-            if (executed->word[0])
-                return -1;
+            if (executed->word[0]) return -1;
             *executed = *r;
             continue;
         }
         int64_t key = w[0] & 0xFFFF00FF, took = w[2] - w[1];
         Group *g = groups;
-        while (g < groups + used && g->key != key)
-            g++;
+        while (g < groups + used && g->key != key) g++;
         if (g == groups + used) {
-            if (++used > MOST_GROUPS)
-                return -1;
+            if (++used > MOST_GROUPS) return -1;
             *g = (Group){key, w[1], w[3], 0, 0, took, took, NULL};
         }
         g->count++;
@@ -442,20 +385,17 @@ static int gather(Group *groups, Record *executed, const Record *begin, const Re
     return used;
 }
 
-static PyObject *Store_collapse(Store *s, PyObject *given)
-{
+static PyObject *Store_collapse(Store *s, PyObject *given) {
     int64_t mark;
     Group groups[MOST_GROUPS + 1];
-    if (word_of(given, &mark))
-        return NULL;
+    if (word_of(given, &mark)) return NULL;
     if (!s->alive || mark / WINDOW != s->number || mark % WINDOW < s->block - s->window ||
         mark % WINDOW > s->next - s->window)
         Py_RETURN_NONE;
     Record *begin = s->window + mark % WINDOW;
     Record executed = {{0}}; /* a step has one; its record stays */
     int used = gather(groups, &executed, begin, s->next);
-    if (used < 0)
-        Py_RETURN_NONE;
+    if (used < 0) Py_RETURN_NONE;
     PyObject *answer = PyList_New(used);
     for (int n = 0; answer != NULL && n < used; n++) {
         Group *g = groups + n;
@@ -463,31 +403,28 @@ static PyObject *Store_collapse(Store *s, PyObject *given)
         if (layers != NULL) {
             int64_t *layer = (int64_t *)PyBytes_AS_STRING(layers);
             for (Record *r = begin; r < s->next; r++)
-                if ((r->word[0] & 0xFFFF00FF) == g->key)
-                    *layer++ = r->word[4];
+                if ((r->word[0] & 0xFFFF00FF) == g->key) *layer++ = r->word[4];
         }
-        PyObject *item = layers == NULL ? NULL : Py_BuildValue(
-            "iiiLLLLLLN", (int)(g->key & 0xFF), (int)(g->key >> 16 & 0xFF), (int)(g->key >> 24 & 0xFF),
-            (long long)g->t0, (long long)g->step, (long long)g->count, (long long)g->total,
-            (long long)g->least, (long long)g->most, layers);
+        PyObject *item = layers == NULL ? NULL
+                                        : Py_BuildValue("iiiLLLLLLN", (int)(g->key & 0xFF),
+                                              (int)(g->key >> 16 & 0xFF), (int)(g->key >> 24 & 0xFF),
+                                              (long long)g->t0, (long long)g->step, (long long)g->count,
+                                              (long long)g->total, (long long)g->least, (long long)g->most, layers);
         if (item == NULL)
             Py_CLEAR(answer);
         else
             PyList_SET_ITEM(answer, n, item);
     }
-    if (answer == NULL)
-        return NULL;
+    if (answer == NULL) return NULL;
     while (s->next > begin) { /* from the last one on: what stands there is a prefix at any time */
         __atomic_store_n((--s->next)->word, 0, __ATOMIC_RELEASE);
         memset(s->next, 0, RECORD);
     }
-    if (executed.word[0])
-        put(s->next++, executed.word);
+    if (executed.word[0]) put(s->next++, executed.word);
     return answer;
 }
 
-static PyObject *Store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
+static PyObject *Store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"fd", "path", "window", "seed", "limit", "ceiling", NULL};
     PyObject *path;
     int fd;
@@ -502,60 +439,44 @@ static PyObject *Store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         errno = EOPNOTSUPP;
     else if (fstat(fd, &state) == 0 && fallocate(fd, 0, 0, end) == 0)
         map = mmap(NULL, (size_t)(end - from), PROT_READ | PROT_WRITE, MAP_SHARED, fd, from);
-    if (map == MAP_FAILED)
-        return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path);
+    if (map == MAP_FAILED) return PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path);
     Store *s = (Store *)type->tp_alloc(type, 0);
     if (s == NULL) {
         munmap(map, (size_t)(end - from));
         return NULL;
     }
-    s->path = Py_NewRef(path);
-    s->fd = fd;
-    s->device = state.st_dev;
-    s->inode = state.st_ino;
-    s->seed = seed;
-    s->limit = limit;
-    s->ceiling = ceiling;
-    s->end = s->size = end;
-    s->map = map;
-    s->mapped = (size_t)(end - from);
-    s->next = s->block = s->window = (Record *)(map + (window - from));
+    s->path = Py_NewRef(path); s->fd = fd; s->device = state.st_dev; s->inode = state.st_ino; s->seed = seed;
+    s->limit = limit; s->ceiling = ceiling; s->end = s->size = end; s->map = map;
+    s->mapped = (size_t)(end - from); s->next = s->block = s->window = (Record *)(map + (window - from));
     s->edge = s->window + WINDOW - KEPT_BACK - 1; /* and its own SEAL */
-    s->alive = 1;
-    s->after = all_stores;
+    s->alive = 1; s->after = all_stores;
     all_stores = s;
     return (PyObject *)s;
 }
 
-static void Store_dealloc(Store *s)
-{
+static void Store_dealloc(Store *s) {
     for (Store **at = &all_stores; *at != NULL; at = &(*at)->after)
         if (*at == s) {
             *at = s->after;
             break;
         }
     unmap(s);
-    if (is_ours(s, s->fd))
-        close(s->fd);
+    if (is_ours(s, s->fd)) close(s->fd);
     Py_XDECREF(s->path);
     Py_TYPE(s)->tp_free((PyObject *)s);
 }
 
 static PyMethodDef store_methods[] = {
     {"add", (PyCFunction)Store_add, METH_O,
-     "add(words): whole records of eight integers each, in a tuple or a list."},
-    {"flush", (PyCFunction)Store_flush, METH_NOARGS,
-     "flush(): seal what was added since the last time."},
-    {"stop", (PyCFunction)Store_stop, METH_O,
-     "stop(why): seal, write the trailer, record no more."},
-    {"abandon", (PyCFunction)Store_abandon, METH_NOARGS,
-     "abandon(): record no more, and leave the file as it is."},
-    {"mark", (PyCFunction)Store_mark, METH_NOARGS,
-     "mark(): the place of the next record, for collapse()."},
+        "add(words): whole records of eight integers each, in a tuple or a list."},
+    {"flush", (PyCFunction)Store_flush, METH_NOARGS, "flush(): seal what was added since the last time."},
+    {"stop", (PyCFunction)Store_stop, METH_O, "stop(why): seal, write the trailer, record no more."},
+    {"abandon", (PyCFunction)Store_abandon, METH_NOARGS, "abandon(): record no more, and leave the file as it is."},
+    {"mark", (PyCFunction)Store_mark, METH_NOARGS, "mark(): the place of the next record, for collapse()."},
     {"collapse", (PyCFunction)Store_collapse, METH_O,
-     "collapse(mark): take the calls recorded since out again where the step was quiet.\n\n"
-     "Nothing stored, loaded, raised or odd, and nothing sealed since. Returns None where it was not,\n"
-     "else (kind, code, detail, t0, step, count, total, least, most, layers) of each hook and op."},
+        "collapse(mark): take the calls recorded since out again where the step was quiet.\n\n"
+        "Nothing stored, loaded, raised or odd, and nothing sealed since. Returns None where it was not,\n"
+        "else (kind, code, detail, t0, step, count, total, least, most, layers) of each hook and op."},
     {NULL},
 };
 
@@ -577,32 +498,21 @@ static PyTypeObject StoreType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "kvtrace.trace._recorder.Store",
     .tp_doc = "Store(fd, path, window, seed, limit, ceiling): a spool whose window, at that offset, is mapped.\n\n"
               "Raises OSError: it can't be; the file is the caller's then, and the Store's else.",
-    .tp_basicsize = sizeof(Store),
-    .tp_flags = Py_TPFLAGS_DEFAULT,
-    .tp_new = Store_new,
-    .tp_dealloc = (destructor)Store_dealloc,
-    .tp_methods = store_methods,
-    .tp_members = store_members,
+    .tp_basicsize = sizeof(Store), .tp_flags = Py_TPFLAGS_DEFAULT, .tp_new = Store_new,
+    .tp_dealloc = (destructor)Store_dealloc, .tp_methods = store_methods, .tp_members = store_members,
 };
 
 /* --- a call ---------------------------------------------------------------------------------------- */
 
 /* An attribute of a Python object that stands in one of its class's __slots__. */
-typedef struct {
-    PyObject *holder;
-    Py_ssize_t at;
-} Slot;
+typedef struct { PyObject *holder; Py_ssize_t at; } Slot;
 
-static inline PyObject *held(const Slot *slot) /* borrowed; NULL: unset */
-{
-    return *(PyObject **)((char *)slot->holder + slot->at);
-}
+/* Borrowed; NULL: unset. */
+static inline PyObject *held(const Slot *slot) { return *(PyObject **)((char *)slot->holder + slot->at); }
 
-static int find_slot(Slot *slot, PyObject *holder, PyObject *name)
-{
+static int find_slot(Slot *slot, PyObject *holder, PyObject *name) {
     PyObject *found = PyObject_GetAttr((PyObject *)Py_TYPE(holder), name);
-    if (found == NULL)
-        return -1;
+    if (found == NULL) return -1;
     PyMemberDef *member = Py_IS_TYPE(found, &PyMemberDescr_Type) ? ((PyMemberDescrObject *)found)->d_member : NULL;
     Py_DECREF(found); /* the class has it */
     if (member == NULL || member->type != T_OBJECT_EX) {
@@ -615,12 +525,10 @@ static int find_slot(Slot *slot, PyObject *holder, PyObject *name)
     return 0;
 }
 
-static inline int held_word(const Slot *slot, int64_t *word)
-{
+static inline int held_word(const Slot *slot, int64_t *word) {
     PyObject *value = held(slot);
     int over = 0;
-    if (value == NULL || !PyLong_Check(value))
-        return -1;
+    if (value == NULL || !PyLong_Check(value)) return -1;
     *word = PyLong_AsLongLongAndOverflow(value, &over);
     return over;
 }
@@ -639,11 +547,9 @@ typedef struct {
 } Call;
 
 /* The begin of a call: a small integer for its end; None, where it goes another way. */
-static PyObject *begin(const Call *c)
-{
+static PyObject *begin(const Call *c) {
     for (int n = 0; n < c->switched; n++)
-        if (held(c->slot + SWITCHES + n) != Py_None)
-            Py_RETURN_NONE;
+        if (held(c->slot + SWITCHES + n) != Py_None) Py_RETURN_NONE;
     Thread *t = &mine;
     unsigned at = t->depth % MOST_NESTED;
     t->depth = at + 1;
@@ -651,8 +557,7 @@ static PyObject *begin(const Call *c)
     return PyLong_FromLong((long)at);
 }
 
-static int64_t ended(PyObject *token, int64_t *t0)
-{
+static int64_t ended(PyObject *token, int64_t *t0) {
     long at = PyLong_AsLong(token);
     if (at < 0 || at >= MOST_NESTED) {
         PyErr_Clear();
@@ -664,8 +569,7 @@ static int64_t ended(PyObject *token, int64_t *t0)
 }
 
 /* The calling thread's index, shifted; asked for once in each spool. */
-static int thread_index(Call *c, int64_t *index)
-{
+static int thread_index(Call *c, int64_t *index) {
     Thread *t = &mine;
     if (__builtin_expect(t->generation != generation, 0)) {
         unsigned asked = generation;
@@ -673,10 +577,8 @@ static int thread_index(Call *c, int64_t *index)
         PyObject *ident = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
         PyObject *value = ident == NULL ? NULL : PyObject_GetItem(c->threads, ident);
         int failed = value == NULL || word_of(value, &word);
-        Py_XDECREF(ident);
-        Py_XDECREF(value);
-        if (failed)
-            return -1;
+        Py_XDECREF(ident); Py_XDECREF(value);
+        if (failed) return -1;
         t->index = (word < MOST_THREAD ? word : MOST_THREAD) << 48;
         t->generation = asked;
     }
@@ -685,36 +587,32 @@ static int thread_index(Call *c, int64_t *index)
 }
 
 /* The record goes to the spool; where none is mapped, the agent knows what becomes of it. */
-static int note(Call *c, const int64_t *w)
-{
+static int note(Call *c, const int64_t *w) {
     if (__builtin_expect(current != NULL && current->alive, 1)) {
         add_record(current, w);
         return 0;
     }
-    PyObject *done = PyObject_CallMethod(c->agent, "add", "((LLLLLLLL))", w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
+    PyObject *done =
+        PyObject_CallMethod(c->agent, "add", "((LLLLLLLL))", w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
 }
 
-static int layer_id(const Call *c, PyObject *layer, int64_t *id)
-{
+static int layer_id(const Call *c, PyObject *layer, int64_t *id) {
     PyObject *found = PyDict_GetItemWithError(c->ids, layer);
     return found == NULL ? -1 : word_of(found, id);
 }
 
-static void set_hooked(Call *c, PyObject *layer)
-{
+static void set_hooked(Call *c, PyObject *layer) {
     PyObject **at = (PyObject **)((char *)c->slot[HOOKED].holder + c->slot[HOOKED].at);
     Py_XSETREF(*at, Py_NewRef(layer));
 }
 
 /* call(), then call(token[, layer]), of a hook. */
-static PyObject *hook_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names)
-{
+static PyObject *hook_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names) {
     Call *c = (Call *)self;
     Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
-    if (nargs == 0)
-        return begin(c);
+    if (nargs == 0) return begin(c);
     int64_t w[WORDS] = {0, 0, now(), 0, 0, -1, -1, 0}, index;
     if (nargs != (c->ids == NULL ? 1 : 2) || ended(args[0], w + 1) || thread_index(c, &index) ||
         held_word(c->slot + STEP, w + 3) || (c->ids != NULL && layer_id(c, args[1], w + 4)) ||
@@ -722,10 +620,8 @@ static PyObject *hook_call(PyObject *self, PyObject *const *args, size_t nargsf,
         (c->slot[BOUND_ENTRIES].holder != NULL && held_word(c->slot + BOUND_ENTRIES, w + 6)))
         goto otherwise;
     w[0] = c->head | index;
-    if (note(c, w))
-        goto otherwise;
-    if (c->slot[HOOKED].holder != NULL)
-        set_hooked(c, args[1]);
+    if (note(c, w)) goto otherwise;
+    if (c->slot[HOOKED].holder != NULL) set_hooked(c, args[1]);
     Py_RETURN_TRUE;
 otherwise:
     PyErr_Clear();
@@ -735,20 +631,18 @@ otherwise:
 static PyObject *string_size, *string_value, *number_zero;
 
 /* call(), then call(token, layer name, rows or None), of an op. */
-static PyObject *op_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names)
-{
+static PyObject *op_call(PyObject *self, PyObject *const *args, size_t nargsf, PyObject *names) {
     Call *c = (Call *)self;
     Py_ssize_t nargs = PyVectorcall_NARGS(nargsf);
-    if (nargs == 0)
-        return begin(c);
+    if (nargs == 0) return begin(c);
     int64_t w[WORDS] = {0, 0, now(), 0, 0, -1, 0, c->skip}, index, depth;
     PyObject *layer = NULL, *hooked = c->slot[HOOKED].holder == NULL ? NULL : held(c->slot + HOOKED);
-    if (nargs != 3 || ended(args[0], w + 1) || thread_index(c, &index) || held_word(c->slot + STEP, w + 3) || w[3] == 0 ||
-        held_word(c->slot + MODE, w + 6) || w[6] < 0 || w[6] >= c->modes || held_word(c->slot + DIRECT_DEPTH, &depth))
+    if (nargs != 3 || ended(args[0], w + 1) || thread_index(c, &index) || held_word(c->slot + STEP, w + 3) ||
+        w[3] == 0 || held_word(c->slot + MODE, w + 6) || w[6] < 0 || w[6] >= c->modes ||
+        held_word(c->slot + DIRECT_DEPTH, &depth))
         goto otherwise;
     layer = PyUnicode_CheckExact(args[1]) ? Py_NewRef(args[1]) : PyObject_GetAttr(args[1], string_value);
-    if (layer == NULL || !PyUnicode_Check(layer) || layer_id(c, layer, w + 4))
-        goto otherwise;
+    if (layer == NULL || !PyUnicode_Check(layer) || layer_id(c, layer, w + 4)) goto otherwise;
     if (c->slot[HOOKED].holder != NULL && hooked != layer &&
         (hooked == NULL || !PyUnicode_Check(hooked) || PyUnicode_Compare(hooked, layer)))
         goto otherwise;
@@ -757,14 +651,11 @@ static PyObject *op_call(PyObject *self, PyObject *const *args, size_t nargsf, P
         PyObject *size = PyObject_VectorcallMethod(string_size, given, 2, NULL);
         int failed = size == NULL || word_of(size, w + 5);
         Py_XDECREF(size);
-        if (failed)
-            goto otherwise;
+        if (failed) goto otherwise;
     }
     w[0] = (depth ? c->direct : c->head) | index;
-    if (note(c, w))
-        goto otherwise;
-    if (c->slot[HOOKED].holder != NULL)
-        set_hooked(c, Py_None);
+    if (note(c, w)) goto otherwise;
+    if (c->slot[HOOKED].holder != NULL) set_hooked(c, Py_None);
     Py_DECREF(layer);
     Py_RETURN_TRUE;
 otherwise:
@@ -773,16 +664,14 @@ otherwise:
     Py_RETURN_FALSE;
 }
 
-static PyObject *Call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *keys[] = {"agent", "side", "head", "threads", "switches", "ids", "slots",
-                           "entries", "hooked", "direct", "skip", "modes", NULL};
+static PyObject *Call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *keys[] = {"agent", "side", "head", "threads", "switches", "ids", "slots", "entries", "hooked",
+        "direct", "skip", "modes", NULL};
     PyObject *agent, *side, *threads, *switches, *ids = Py_None, *slots = Py_None, *entries = Py_None,
-             *hooked = Py_None;
+                                                 *hooked = Py_None;
     long long head, direct = 0, skip = 0, modes = -1;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOLOO!|OOOOLLL", keys, &agent, &side, &head, &threads,
-                                     &PyTuple_Type, &switches, &ids, &slots, &entries, &hooked, &direct, &skip,
-                                     &modes))
+            &PyTuple_Type, &switches, &ids, &slots, &entries, &hooked, &direct, &skip, &modes))
         return NULL;
     int of_op = modes >= 0;
     if (PyTuple_GET_SIZE(switches) > MOST_SWITCHES || (ids == Py_None ? of_op : !PyDict_CheckExact(ids))) {
@@ -790,48 +679,36 @@ static PyObject *Call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     Call *c = (Call *)type->tp_alloc(type, 0);
-    if (c == NULL)
-        return NULL;
-    c->call = of_op ? op_call : hook_call;
-    c->head = head;
-    c->direct = direct;
-    c->skip = skip;
-    c->modes = modes;
-    c->agent = Py_NewRef(agent);
-    c->threads = Py_NewRef(threads);
+    if (c == NULL) return NULL;
+    c->call = of_op ? op_call : hook_call; c->head = head; c->direct = direct; c->skip = skip; c->modes = modes;
+    c->agent = Py_NewRef(agent); c->threads = Py_NewRef(threads);
     c->ids = ids == Py_None ? NULL : Py_NewRef(ids);
-    PyObject *row = Py_BuildValue("(sOOOzz)", "step", slots, entries, hooked, of_op ? "mode" : NULL,
-                                  of_op ? "direct_depth" : NULL);
+    PyObject *row = Py_BuildValue(
+        "(sOOOzz)", "step", slots, entries, hooked, of_op ? "mode" : NULL, of_op ? "direct_depth" : NULL);
     int failed = row == NULL;
     for (int n = 0; !failed && n < 6; n++)
-        if (PyTuple_GET_ITEM(row, n) != Py_None)
-            failed = find_slot(c->slot + n, side, PyTuple_GET_ITEM(row, n));
+        if (PyTuple_GET_ITEM(row, n) != Py_None) failed = find_slot(c->slot + n, side, PyTuple_GET_ITEM(row, n));
     for (; !failed && c->switched < PyTuple_GET_SIZE(switches); c->switched++) {
         PyObject *holder, *name;
         failed = !PyArg_ParseTuple(PyTuple_GET_ITEM(switches, c->switched), "OU", &holder, &name) ||
                  find_slot(c->slot + SWITCHES + c->switched, holder, name);
     }
     Py_XDECREF(row);
-    if (failed)
-        Py_CLEAR(c);
+    if (failed) Py_CLEAR(c);
     return (PyObject *)c;
 }
 
-static int Call_traverse(Call *c, visitproc visit, void *arg)
-{
+static int Call_traverse(Call *c, visitproc visit, void *arg) {
     Py_VISIT(c->agent);
     Py_VISIT(c->threads);
     Py_VISIT(c->ids);
-    for (int n = 0; n < SLOTS; n++)
-        Py_VISIT(c->slot[n].holder);
+    for (int n = 0; n < SLOTS; n++) Py_VISIT(c->slot[n].holder);
     return 0;
 }
 
-static void Call_dealloc(Call *c)
-{
+static void Call_dealloc(Call *c) {
     PyObject_GC_UnTrack(c);
-    for (int n = 0; n < SLOTS; n++)
-        Py_CLEAR(c->slot[n].holder);
+    for (int n = 0; n < SLOTS; n++) Py_CLEAR(c->slot[n].holder);
     Py_XDECREF(c->agent);
     Py_XDECREF(c->threads);
     Py_XDECREF(c->ids);
@@ -846,18 +723,14 @@ static PyTypeObject CallType = {
               "call(token), call(token, layer), or of an op (where modes is given) call(token, layer, rows) adds\n"
               "the record. False where that is for the caller: a layer that is not known yet, an unusual op.",
     .tp_basicsize = sizeof(Call),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_new = Call_new,
-    .tp_dealloc = (destructor)Call_dealloc,
-    .tp_traverse = (traverseproc)Call_traverse,
-    .tp_vectorcall_offset = offsetof(Call, call),
-    .tp_call = PyVectorcall_Call,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL, .tp_new = Call_new,
+    .tp_dealloc = (destructor)Call_dealloc, .tp_traverse = (traverseproc)Call_traverse,
+    .tp_vectorcall_offset = offsetof(Call, call), .tp_call = PyVectorcall_Call,
 };
 
 /* --- the module ---------------------------------------------------------------------------------------- */
 
-static PyObject *begun(PyObject *module, PyObject *token)
-{
+static PyObject *begun(PyObject *module, PyObject *token) {
     int64_t t0;
     if (ended(token, &t0)) {
         PyErr_SetString(PyExc_ValueError, "no token of a Call");
@@ -866,8 +739,7 @@ static PyObject *begun(PyObject *module, PyObject *token)
     return PyLong_FromLongLong(t0);
 }
 
-static PyObject *use(PyObject *module, PyObject *store)
-{
+static PyObject *use(PyObject *module, PyObject *store) {
     if (store != Py_None && !Py_IS_TYPE(store, &StoreType)) {
         PyErr_SetString(PyExc_TypeError, "no Store");
         return NULL;
@@ -880,29 +752,39 @@ static PyObject *use(PyObject *module, PyObject *store)
 }
 
 static PyMethodDef methods[] = {
-    {"begun", begun, METH_O,
-     "begun(token): when the call began that got it; the call is over."},
-    {"use", use, METH_O,
-     "use(store): where Calls add their records from now on; None: agent.add."},
+    {"begun", begun, METH_O, "begun(token): when the call began that got it; the call is over."},
+    {"use", use, METH_O, "use(store): where Calls add their records from now on; None: agent.add."},
     {NULL},
 };
 
 static PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_recorder", "The recorder in C: spools that are mapped.", -1, methods,
+    PyModuleDef_HEAD_INIT,
+    "_recorder",
+    "The recorder in C: spools that are mapped.",
+    -1,
+    methods,
 };
 
 static const struct {
     const char *name;
     int value;
 } constants[] = {
-    {"RECORD_SIZE", RECORD}, {"WINDOW", WINDOW}, {"WINDOW_FULL", WINDOW - KEPT_BACK - 1}, {"HOOK", KIND_HOOK},
-    {"OP", KIND_OP}, {"EXEC", KIND_EXEC}, {"TRAILER", KIND_TRAILER}, {"SEAL", KIND_SEAL},
-    {"SIZE_LIMIT", STOP_SIZE_LIMIT}, {"WRITE_FAILED", STOP_WRITE_FAILED}, {"DESCRIPTOR_LOST", STOP_DESCRIPTOR_LOST},
-    {"RAISED", FLAG_RAISED}, {"NO_METADATA", FLAG_NO_METADATA},
+    {"RECORD_SIZE", RECORD},
+    {"WINDOW", WINDOW},
+    {"WINDOW_FULL", WINDOW - KEPT_BACK - 1},
+    {"HOOK", KIND_HOOK},
+    {"OP", KIND_OP},
+    {"EXEC", KIND_EXEC},
+    {"TRAILER", KIND_TRAILER},
+    {"SEAL", KIND_SEAL},
+    {"SIZE_LIMIT", STOP_SIZE_LIMIT},
+    {"WRITE_FAILED", STOP_WRITE_FAILED},
+    {"DESCRIPTOR_LOST", STOP_DESCRIPTOR_LOST},
+    {"RAISED", FLAG_RAISED},
+    {"NO_METADATA", FLAG_NO_METADATA},
 };
 
-PyMODINIT_FUNC PyInit__recorder(void)
-{
+PyMODINIT_FUNC PyInit__recorder(void) {
     make_crc_table();
     string_size = PyUnicode_InternFromString("size");
     string_value = PyUnicode_InternFromString("value");
@@ -915,7 +797,6 @@ PyMODINIT_FUNC PyInit__recorder(void)
                  PyModule_AddObjectRef(module, "Call", (PyObject *)&CallType);
     for (size_t n = 0; !failed && n < sizeof constants / sizeof *constants; n++)
         failed = PyModule_AddIntConstant(module, constants[n].name, constants[n].value);
-    if (failed)
-        Py_CLEAR(module);
+    if (failed) Py_CLEAR(module);
     return module;
 }
