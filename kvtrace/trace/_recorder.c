@@ -36,8 +36,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(Py_GIL_DISABLED) || defined(PYPY_VERSION) || !defined(__linux__) ||                                      \
-    __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#if defined(Py_GIL_DISABLED) || !defined(__linux__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "kvtrace's recorder in C needs CPython with its lock, on a little-endian Linux"
 #endif
 
@@ -327,10 +326,7 @@ static PyObject *Store_add(Store *s, PyObject *given) {
     Py_RETURN_NONE;
 }
 
-static PyObject *Store_flush(Store *s, PyObject *unused) {
-    flush(s);
-    Py_RETURN_NONE;
-}
+static PyObject *Store_flush(Store *s, PyObject *unused) { flush(s); Py_RETURN_NONE; }
 
 static PyObject *Store_stop(Store *s, PyObject *why) {
     long code = PyLong_AsLong(why);
