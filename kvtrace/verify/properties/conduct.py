@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
 from kvtrace.verify.evidence import unfinished_saves
@@ -56,6 +57,12 @@ def _told(own: list[Asked], what: Observed) -> Verdict:
     open_loads = [one for one in what.plain if one.seen and one.seen.asynchronous and one.given]
     if not run.async_saves and not open_loads:
         return not_applicable("it saves and loads within the step")
+    never = [one for one in open_loads if one.seen and one.seen.lost(LoadEnd.NOT_FINISHED)]
+    if never:
+        return failed(
+            f"of {plural(len(open_loads), 'asynchronous load')} {len(never)} never came to an end",
+            requests=judging.names(never), case=never[0].case,
+        )  # fmt: skip
     late = unfinished_saves(run)
     if late:
         ends = sorted({end.name.lower().replace("_", " ") for _, end in late})
