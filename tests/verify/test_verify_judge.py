@@ -9,13 +9,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from kvtrace.ledger.ends import LoadEnd
+from kvtrace.trace import hooks, rows
+from kvtrace.trace.format import Kind, Role, pack_head
 from kvtrace.verify.answers import Answer, Answered, Verdict, VerifyError
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.engine import Reply, Request
-from kvtrace.verify.evidence import Evidence, LayerError, Seen
+from kvtrace.verify.evidence import Evidence, LayerError, Seen, _hook_shares
 from kvtrace.verify.judge import judged, workloads
 from kvtrace.verify.observed import Facts, Observed, Settings, taken_unit, with_stored
 from kvtrace.verify.registry import of_suite
@@ -442,3 +445,25 @@ def test_the_command_of_a_failure_names_its_property_model_and_store() -> None:
         "--case", "restart: a96 ; restart a96", "--suite", "full", "--store", "s",
         "--connector", "ExampleConnector", "--model", "mla",
     ]  # fmt: skip
+
+
+def test_a_hook_that_fills_the_steps_in_which_it_works_holds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = everything(Connector(), monkeypatch, share=0.8)
+    hook_share = [one for one in of_suite("quick") if one.id == "hook-share"]
+    for share, answer in ((0.6, Answer.PROVED), (0.9, Answer.FAILED)):
+        taken = replace(
+            what, evidence=replace(what.evidence, hook_shares={"save_kv_layer": share, "bind": 0.1})
+        )
+        assert judged(hook_share, taken)[0].verdict.answer is answer
+
+
+def test_a_share_of_the_steps_is_that_of_those_in_which_a_hook_takes_most() -> None:
+    save = pack_head(Kind.HOOK, Role.WORKER, hooks.SAVE_LAYER.code, 1, 0)
+    records: list[tuple[int, ...]] = []
+    for step in range(1, 11):  # ten steps of 100 ns; in three of them four calls of 20 ns, else of 1 ns
+        records += [rows.Execution(pack_head(Kind.EXEC, Role.WORKER), 0, 100, step, 1, 1, -1, 0)]
+        records += [rows.HookCall(save, 0, 20 if step <= 3 else 1, step, 0, 0, 0, 0)] * 4
+    spool: Any = SimpleNamespace(calls=lambda: iter([np.array(records[:20]), np.array(records[20:])]))
+    assert _hook_shares(spool) == {hooks.SAVE_LAYER.name: 0.8}
+    nothing: Any = SimpleNamespace(calls=lambda: iter(()))
+    assert _hook_shares(nothing) == {}

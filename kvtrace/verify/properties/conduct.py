@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
-from kvtrace.verify.evidence import unfinished_saves
+from kvtrace.verify.evidence import HARDEST, unfinished_saves
 from kvtrace.verify.observed import Asked, Observed
 from kvtrace.verify.property import Property
 from kvtrace.words import duration, percent, plural
@@ -77,15 +77,12 @@ def _told(own: list[Asked], what: Observed) -> Verdict:
 
 
 def _share(own: list[Asked], what: Observed) -> Verdict:
-    run = what.evidence.run
-    if run is None or run.timing.empty:
-        return not_observed("no hook was timed")
-    hooks = run.timing[(run.timing["kind"] == "hook") & run.timing["share_of_steps"].notna()]
-    if hooks.empty:
+    shares = what.evidence.hook_shares
+    if not shares:
         return not_observed("no hook was timed in the workers' steps")
-    worst = hooks.loc[hooks["share_of_steps"].astype(float).idxmax()]
-    share = float(worst["share_of_steps"])
-    says = f"{worst['hook']} takes {percent(share)} of the workers' steps"
+    worst = max(shares, key=lambda name: shares[name])
+    share = shares[worst]
+    says = f"{worst} takes {percent(share)} of a step, in those that make up {percent(HARDEST)} of the time"
     numbers = {"share": round(share, 4)}
     if not what.settings.share:
         return not_observed(f"{says}; no share was stated (--hook-share)", numbers=numbers)
