@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence.prompts import ABORTED, nothing_else_explains, offered_of_others, unexplained
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.words import capital, count, of_all, plural
 
 CAUSE = Cause(
@@ -20,11 +20,11 @@ CAUSE = Cause(
 )
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    request = case.requests[piece.request]
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    request = case.requests[span.request]
     if request.status != ABORTED:
         return []
-    return left if nothing_else_explains(case, request) else []
+    return unclaimed if nothing_else_explains(case, request) else []
 
 
 CLAIMS = {Turn.REQUEST: claim}
@@ -50,7 +50,7 @@ def rule(case: Case) -> Results:
         "offered yet.",
         evidence=[
             f"status {ABORTED} of {plural(len(rows), 'request')}, {count(in_prefill)} of them in the "
-            f"middle of the prompt; {count(sum(not r.entries for r in rows))} without any store entry",
+            f"middle of the prompt; {count(sum(not r.entries for r in rows))} that the metadata never names",
             *offered_of_others(case, rows, "aborted"),
         ],
         events=[

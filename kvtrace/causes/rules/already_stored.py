@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.case import Request, kept_before, stored_before
-from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
 from kvtrace.causes.evidence.loads import missed_elsewhere
-from kvtrace.causes.evidence.logs import exception_line
+from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.evidence.prompts import answered, held
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.terms import Grade
 from kvtrace.words import of_all, plural
 
@@ -29,19 +28,19 @@ CAUSE = Cause(
 )
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    if piece.phase == "decode":
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    if span.phase == "decode":
         return []
-    end_held = held(case, case.requests[piece.request])
-    return [(start, min(end, end_held)) for start, end in left if start < end_held]
+    end_held = held(case, case.requests[span.request])
+    return [(start, min(end, end_held)) for start, end in unclaimed if start < end_held]
 
 
-def claim_unread(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim_unread(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Of what the save hook was given and did not read: what an earlier request had saved. The worker
     may well look whether a key is there."""
-    request = case.requests[piece.request]
+    request = case.requests[span.request]
     end_held = kept_before(case, request, Grade.DECLARED)
-    return [(start, min(end, end_held)) for start, end in left if start < end_held]
+    return [(start, min(end, end_held)) for start, end in unclaimed if start < end_held]
 
 
 CLAIMS = {Turn.POSITION: claim, Turn.UNREAD: claim_unread}
@@ -85,7 +84,7 @@ def rule(case: Case) -> Results:
         headline=headline,
     )
     if unsure:
-        found.evidence += _caught_meanwhile(case)
+        found.evidence += caught_where_it_saves(case)
         weakest = min(_seen(case, r) for r in unsure)
         found.grade = min(weakest, found.grade) if found.grade is not None else weakest
         found.remedy = [_REMEDY_UNSURE, *found.remedy]
@@ -96,16 +95,6 @@ _REMEDY_UNSURE = (
     "First see whether the earlier save is in the store: it was seen to be offered or read, and not to come "
     "to rest (kvtrace verify looks at that)."
 )
-
-
-def _caught_meanwhile(case: Case) -> list[str]:
-    """Exceptions of the connector's work that saves: by those that code finds out with, a save may end."""
-    saving = [
-        fact
-        for fact in case.run.swallowed
-        if not fact.broad and (fact.asked_by or fact.hook) in (*SAVE_HOOKS, *BACKGROUND)
-    ]
-    return [f"where it saves: {exception_line(fact)}" for fact in saving[:2]]
 
 
 def _earlier(case: Case, request: Request) -> int:
@@ -138,5 +127,5 @@ def _words(whole: Sequence[Request], unsure: int) -> tuple[str, str]:
     if whole:
         headline = f"{plural(len(whole), 'prompt')} that the connector holds already {were} computed again"
         return title, headline
-    left = "the connector's store holds them already (what a hit leaves to compute)"
-    return f"{title}: they are what a hit leaves to compute", left
+    headline = "the connector's store holds them already (what a hit leaves to compute)"
+    return f"{title}: they are what a hit leaves to compute", headline

@@ -17,7 +17,7 @@ from kvtrace.causes.rule import (
     Cause,
     Event,
     Interval,
-    Piece,
+    LostSpan,
     Results,
     SaveEnd,
     Stage,
@@ -75,9 +75,9 @@ _UNHEARD = frozenset({Limit.EXCEPTIONS, Limit.STEPS, Limit.THREAD, Limit.PROCESS
 _SCHEDULE_HOOKS = ("build_connector_meta", "update_state_after_alloc", "request_finished")
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions without a store entry whose metadata was built in a call that caught an exception."""
-    if not piece.step:
+    if not span.step:
         return []
     at = {
         step
@@ -85,20 +85,20 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
         if fact.hook == "build_connector_meta" and fact.type not in HARMLESS
         for step, _ in fact.places
     }
-    return left if piece.step in at else []
+    return unclaimed if span.step in at else []
 
 
-def claim_spoiled(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim_read(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions that were read and are not whole at rest, or in nothing that left, of steps in which an
     exception ended work that saves."""
-    if piece.ended not in (SaveEnd.DROPPED, SaveEnd.NOT_AT_REST, SaveEnd.NOTHING_READ):
+    if span.ended not in (SaveEnd.DROPPED, SaveEnd.NOT_AT_REST, SaveEnd.NOTHING_READ):
         return []
-    entries = case.requests[piece.request].entries
-    steps = {piece.step, *(entry.step for entry in entries if entry.slots > 0)}
+    entries = case.requests[span.request].entries
+    steps = {span.step, *(entry.step for entry in entries if entry.slots > 0)}
     for fact in case.run.swallowed:
         at = {step for step, _ in fact.places}
         if _ends_a_save(fact) and (steps & at or 0 in at or _goes_on(fact, max(steps))):
-            return left
+            return unclaimed
     return []
 
 
@@ -108,14 +108,14 @@ def _goes_on(fact: Swallowed, step: int) -> bool:
     return len(fact.places) >= ALL_SAID and fact.places[ALL_SAID - 1][0] <= step
 
 
-def claim_idle(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim_idle(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions of steps whose metadata says nothing readable, in which nothing was read and a save hook
     caught an exception."""
-    steps = set(idle_steps(case, piece))
+    steps = set(idle_steps(case, span))
     for fact in case.run.swallowed:
         ended = fact.hook in SAVE_HOOKS and not fact.went_on and fact.type not in HARMLESS
         if ended and (steps & {step for step, _ in fact.places} or (steps and _not_all_known(case, fact))):
-            return left
+            return unclaimed
     return []
 
 
@@ -124,7 +124,7 @@ def _not_all_known(case: Case, fact: Swallowed) -> bool:
     return len(fact.places) >= ALL_SAID and not any(step in case.read_steps for step, _ in fact.places)
 
 
-CLAIMS = {Turn.STEP: claim, Turn.WORKER: claim_idle, Turn.SPOILED: claim_spoiled}
+CLAIMS = {Turn.STEP: claim, Turn.WORKER: claim_idle, Turn.READ: claim_read}
 
 
 def _all_heard(case: Case) -> bool:
@@ -246,15 +246,21 @@ def _in_doubt(request: Request) -> int:
     return request.caught + (request.saved if read else 0)
 
 
+def _tokens_in_doubt(case: Case, request: Request) -> int:
+    read = request.grade is not None and request.grade < Grade.WRITTEN
+    whole = case.of_request(request)
+    return (whole.saved if read else 0) + (whole.unseen if request.caught else 0)
+
+
 def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Work that saves ended in these exceptions: what was read for it came to rest nowhere that is seen."""
     first, whose = facts[0], _concerned(case, facts)
-    tokens = sum(_in_doubt(r) / max(1, case.engines[r.engine].pairs) for r in whose)
+    tokens = sum(_tokens_in_doubt(case, r) for r in whose)
     where = place(first.hook) + (f", in work of {first.asked_by}" if first.asked_by else "")
     ended = "ended the work" if first.ended else "was caught"
     return case.finding(
         CAUSE,
-        f"{first.type} {ended} in {where}: {count(tokens)} tokens of {plural(len(whose), 'request')} were "
+        f"{first.type} {ended} in {where}: {plural(tokens, 'token')} of {plural(len(whose), 'request')} were "
         "read from the KV cache in these steps, and nothing shows that they came to rest.",
         tokens=tokens,
         requests=len(whose),

@@ -7,6 +7,7 @@ from functools import partial
 
 from kvtrace.causes.case import Request
 from kvtrace.causes.evidence import loads
+from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.model import LoadOf
@@ -39,7 +40,7 @@ CAUSE = Cause(
 
 
 def rule(case: Case) -> Results:
-    again = [row for row in case.run.load_rows if row.saved_before > row.local and row.answer is not None]
+    repeated = [row for row in case.run.load_rows if row.saved_before > row.local and row.answer is not None]
     lost = loads.affected(case, CAUSE)
     if not lost and (never := _never_found(case)):
         yield _unfound(case, never)
@@ -48,9 +49,9 @@ def rule(case: Case) -> Results:
         if apart := loads.missed_elsewhere(case):
             yield CAUSE.not_observed(loads.NOT_COMPARED.format(lookups=plural(len(apart), "lookup")))
             return
-        hits = [row for row in again if (row.answer or 0) > 0]
-        if hits and len(hits) == len(again):
-            whose = of_all(len(hits), len(again), "prompt")
+        hits = [row for row in repeated if (row.answer or 0) > 0]
+        if hits and len(hits) == len(repeated):
+            whose = of_all(len(hits), len(repeated), "prompt")
             yield CAUSE.ruled_out(f"{whose} that this run had saved before, found again by the lookup")
         return
     tokens = loads.tokens(case, lost, CAUSE)
@@ -65,18 +66,19 @@ def rule(case: Case) -> Results:
     if len(at_once) < len(lost):
         rest = f"in {count(len(lost) - len(at_once))} of {plural(len(lost), 'lookup')}"
         evidence.append(f"{rest} other prompts were saved in between; none of these prompts was ever found")
+    caught = caught_where_it_saves(case)
     names = listed(c.cls for row in lost if (c := case.engines[row.engine].connector))
     yield loads.finding(
         case,
         CAUSE,
-        f"{names} does not find what it saved: {of_all(len(lost), len(again), 'lookup')} of prompts with "
+        f"{names} does not find what it saved: {of_all(len(lost), len(repeated), 'lookup')} of prompts with "
         f"the same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again).",
-        evidence=evidence,
+        evidence=evidence + caught,
         events=[
             Event(row.id, row.step, f"{count(row.saved_before)} tokens saved by {row.saved_by}; lookup 0")
             for row in (at_once or lost)[:3]
         ],
-        remedy=_remedy(case, lost),
+        remedy=[*_first_the_exception(caught), *_remedy(case, lost)],
         headline="what was saved is not found by the lookup",
     )
 
@@ -161,18 +163,19 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
     total = case.run.loads.total_tokens
     asked = [row for row in case.run.load_rows if row.answer is not None]
     shared = [row for row in asked if row.shared and not row.answer]
-    again = [row for row, _, _ in never if not case.requests[row.request].saved]
+    repeated = [row for row, _, _ in never if not case.requests[row.request].saved]
     evidence = [
         f"step {first.step & STEP_MASK}: {count(kept)} of these {count(first.prompt)} tokens had "
         f"been saved for {by.id}, and the lookup answered 0",
         f"no lookup of this run ever found anything ({plural(len(asked), 'lookup')}, {count(len(shared))} of "
         "prompts that begin like an earlier one)",
     ]
-    if again:
+    if repeated:
         evidence.append(
-            f"{plural(len(again), 'request')} with the same tokens got no store again: what stores knows "
+            f"{plural(len(repeated), 'request')} with the same tokens got no store again: what stores knows "
             "them, and what looks up does not"
         )
+    caught = caught_where_it_saves(case)
     names = listed(c.cls for row, _, _ in never if (c := case.engines[row.engine].connector))
     return loads.finding(
         case,
@@ -183,19 +186,25 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
         share=min(1.0, tokens / total) if total else 0.0,
         requests=len(never),
         grade=min((by.grade for _, by, _ in never if by.grade is not None), default=None),
-        evidence=evidence,
+        evidence=evidence + caught,
         events=[
             Event(row.id, row.step, f"{count(kept)} tokens saved by {by.id}; lookup 0")
             for row, by, kept in never[:3]
         ],
         # No key was compared: the lookup may as well find the entry and decline it.
         remedy=[
+            *_first_the_exception(caught),
             f"Look at what get_num_new_matched_tokens of {names} finds of such a prompt, and at all that "
             "makes it answer 0 nevertheless; its own log may say which.",
             CAUSE.remedy,
         ],
         headline="what was saved is never found by a lookup",
     )
+
+
+def _first_the_exception(caught: list[str]) -> list[str]:
+    """An index that an exception kept from being written answers as another key does."""
+    return ["First look at the exception that is caught where it saves: see the evidence."] if caught else []
 
 
 def _remainder(case: Case, rows: list[LoadOf]) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.rule import LOADS, NOTE, Case, Cause, LoadEnd, Results
+from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.words import count, of_all, plural
 
@@ -13,13 +13,13 @@ CAUSE = Cause(
     ledger=LOADS,
     meaning=(
         "Asked, and nothing was there, where a hit could be expected: the prompt begins like an earlier "
-        "one of this run, or the engine is a kv_consumer. A new prompt is not a finding."
+        "one of this run, or the engine is a kv_consumer. A new prompt is not a finding. A choice to confirm "
+        "where the prompt had been saved by a request that was over: dropped, or not found."
     ),
     seen_as="A lookup that was answered with 0, and no earlier save of this run that surely covers it.",
     remedy=(
-        "See what was saved: what was not saved cannot be loaded. A prefix that two prompts share is "
-        "found only in whole units of the connector, and not at all where it keys whole prompts "
-        "(ExampleConnector)."
+        "See what was saved: what was not saved can't be loaded. A prefix that two prompts share is found "
+        "only in whole units of the connector, and not at all where it keys whole prompts (ExampleConnector)."
     ),
     load_ends=(LoadEnd.MISSED,),
 )
@@ -36,28 +36,31 @@ def rule(case: Case) -> Results:
     # Where a consumer finds some prompts, the others are taken to be new.
     consumers = [] if found else [row for row in missed if _role(case, row) == "kv_consumer"]
     expected = {row.request for row in consumers}
-    again = [row for row in missed if row.shared > row.local and row.request not in expected]
-    if not consumers and not again:
+    repeated = [row for row in missed if row.shared > row.local and row.request not in expected]
+    if not consumers and not repeated:
         if not loads.missed_elsewhere(case):
             yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
         return
-    evidence = _again(again)
+    evidence = _repeated(repeated)
     if consumers:
         evidence.insert(
             0,
             f"this engine is a kv_consumer: {of_all(len(consumers), len(asked), 'lookup')} found nothing "
             "that another engine had stored",
         )
-    wanting = consumers + again
-    tokens = float(sum(max(row.shared, row.saved_before) - row.local for row in again)) + sum(
+    wanting = consumers + repeated
+    tokens = float(sum(max(row.shared, row.saved_before) - row.local for row in repeated)) + sum(
         row.prompt - row.local for row in consumers
     )
     total = case.run.loads.total_tokens
+    saved = any(_was_over(case, row) for row in repeated)
+    meant = " Some of these had been saved before: are they meant to be dropped?" if saved else ""
     yield loads.finding(
         case,
         CAUSE,
         f"Nothing was found by {of_all(len(wanting), len(asked), 'lookup')} where a hit could be expected "
-        f"({plural(tokens, 'token')}).",
+        f"({plural(tokens, 'token')}).{meant}",
+        severity=LIMIT if saved else NOTE,
         tokens=tokens,
         share=min(1.0, tokens / total) if total else 0.0,
         requests=len(wanting),
@@ -65,6 +68,14 @@ def rule(case: Case) -> Results:
         events=loads.events(case, wanting, CAUSE),
         headline="the lookups found nothing in the store",
     )
+
+
+def _was_over(case: Case, row: LoadOf) -> bool:
+    """Whether the request that saved these tokens was over: what is dropped so soon may be meant so."""
+    unit = case.units.get(row.engine)
+    whole = unit.aligned(row.prompt - 1) if unit else row.saved_before  # one token is always computed
+    there = min(whole, row.saved_before) > row.local
+    return there and case.requests[row.saved_by_row].last_step < row.step
 
 
 def _role(case: Case, row: LoadOf) -> str:
@@ -87,17 +98,16 @@ def _what_was_found(asked: list[LoadOf], missed: list[LoadOf], found: int) -> st
     return text
 
 
-def _again(again: list[LoadOf]) -> list[str]:
+def _repeated(repeated: list[LoadOf]) -> list[str]:
     """What is known of prompts that begin like an earlier one."""
     evidence = []
-    kept = [row for row in again if row.saved_before > row.local]
-    fresh = [row for row in again if row.saved_before <= row.local]
+    kept = [row for row in repeated if row.saved_before > row.local]
+    fresh = [row for row in repeated if row.saved_before <= row.local]
     if fresh:
         longest = max(row.shared for row in fresh)
         evidence.append(
             f"{plural(len(fresh), 'prompt')} begin like an earlier one (up to {count(longest)} tokens), "
-            "and no save of this run is known to hold that prefix under a unique key: see what was "
-            "saved, and the unit that the connector stores in"
+            "and no save of this run is known to hold that prefix alone"
         )
     if kept:
         evidence.append(

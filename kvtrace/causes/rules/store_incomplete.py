@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import sizes, spoiled
+from kvtrace.causes.evidence import sizes, unstored
 from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -31,18 +31,20 @@ def rule(case: Case) -> Results:
         yield case.finding(
             CAUSE,
             f"Nothing of {plural(len(hit), 'request')} came to rest: the files that were opened are empty.",
-            evidence=spoiled.where(case, CAUSE) + spoiled.caught_there(case, CAUSE),
+            evidence=unstored.where(case, CAUSE) + unstored.caught_there(case, CAUSE),
             events=case.events(CAUSE, "read from the KV cache, and nothing in the files that were opened"),
             headline="what came to rest is empty",
         )
         return
     narrower = list(sizes.narrower(case))
     if narrower and not (case.run.exceptions or case.run.swallowed):  # else that is why
+        missing = sum(map(sizes.never_came, narrower))
+        amount = f": those of about {plural(missing, 'token')} are missing" if missing else ""
         yield case.finding(
             CAUSE,
-            "Fewer bytes came to rest than were read. Is that meant: narrower numbers, or compression?",
+            f"Fewer bytes came to rest than were read{amount}. Is that meant: narrower numbers, or "
+            "compression?",
             severity=LIMIT,
-            tokens=float(sum(map(sizes.never_came, narrower))),
             evidence=[sizes.in_words(one) for one in narrower[:3]],
             headline="fewer bytes came to rest than were read",
             in_files=float(sum(map(sizes.tokens_gone, narrower))),

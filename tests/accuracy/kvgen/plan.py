@@ -179,7 +179,8 @@ class Plan:
         if self.planted is None:
             return ""
         hidden = self.planted.shows == "sizes" and self.store.kind not in SEEN_BY_SIZE
-        hidden |= self.planted.shows == "cache" and self.by_address
+        reads = self.planted.shows == "cache" or self.planted.needs_reads
+        hidden |= reads and self.by_address
         return "return-only" if hidden else self.planted.shows
 
     @property
