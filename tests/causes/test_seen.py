@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim, nothing
+from test_load_rules import again
 from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
@@ -247,12 +248,14 @@ def test_a_read_with_a_caught_exception_is_lost_if_none_is_put(
 def test_what_is_not_observed_for_an_exception_is_a_fault(tmp_path: Path, kind: str) -> None:
     run = run_of(tmp_path)
     step = int(run.entries["step"].iloc[0])
-    unknown = run.base["request"] == 0
-    base = run.base.assign(
-        outcome=run.base["outcome"].where(~unknown, NOT_OBSERVED),
-        ended=run.base["ended"].where(~unknown, int(SaveEnd.CAUGHT)),
-    )
-    diagnosis = diagnose(replace(run, base=base, swallowed=(swallowed(type=kind, places=((step, ""),)),)))
+
+    def unknown(table: pd.DataFrame) -> pd.DataFrame:
+        others = table["request"] != 0
+        ended = table["ended"].where(others, int(SaveEnd.CAUGHT))
+        return table.assign(outcome=table["outcome"].where(others, NOT_OBSERVED), ended=ended)
+
+    run = replace(run, base=unknown(run.base), whole=unknown(run.whole))
+    diagnosis = diagnose(replace(run, swallowed=(swallowed(type=kind, places=((step, ""),)),)))
     first = diagnosis.findings[0]
     assert (first.id, first.severity, first.tokens) == ("exception-swallowed", "fault", 64)
     assert "nothing shows that they came to rest" in first.title
@@ -270,6 +273,35 @@ def test_a_caught_exception_stands_beside_a_save_not_at_rest(tmp_path: Path) -> 
         found = diagnose(replace(run, base=run.base.assign(grade=int(grade)), swallowed=(fact,))).findings
         finding = next(one for one in found if one.id == "already-stored")
         assert any("where it saves: FileExistsError: x" in line for line in finding.evidence) == said
+
+
+def test_an_exception_where_it_saves_stands_beside_a_missed_key(tmp_path: Path) -> None:
+    """An index that could not be written was called another key, and its exception was in a note."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 161, 129, 161], [128, 160, 128, 160], [0, 0, 0, 0])
+    sim.write()
+    run = read_run(tmp_path)
+    run = replace(run, base=run.base.assign(grade=int(Grade.PROVED)))
+    fact = swallowed(type="OperationalError", message="database is locked", places=())
+    for caught in ((), (fact,)):
+        found = diagnose(replace(run, swallowed=caught)).findings
+        one = next(finding for finding in found if finding.id == "key-mismatch")
+        assert any("OperationalError: database is locked" in line for line in one.evidence) == bool(caught)
+        assert one.remedy[0].startswith("First look at the exception") == bool(caught)
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_store_that_is_emptied_is_not_called_another_key(tmp_path: Path, emptied: bool) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 129], [128, 128], [0, 0])
+    sim.write()
+    run = read_run(tmp_path)
+    if emptied:
+        gone = Outside("w", 1, 1000, 1000, 0, 1000, 4, {}, files=8, removed=8, put=1000, taken_away=1000)
+        run = replace(run, outside=(gone,))
+    found = next(one for one in diagnose(run).findings if one.id == "key-mismatch")
+    assert (found.severity == LIMIT) == emptied == ("removes what it stored" in found.title)
+    assert any("8 of 8 files that it wrote" in line for line in found.evidence) == emptied
 
 
 @pytest.mark.parametrize(("last", "ident"), [(-1, "exception-swallowed"), (1, "store-incomplete")])
@@ -297,6 +329,28 @@ def test_what_is_lost_of_an_earlier_prompt_is_not_held(tmp_path: Path, end: Save
     row = (0, run.engines[0].tag, 64, 128, 1, "prefill", 0, step, int(end), True, int(Grade.READ), -1)
     case = make_case(replace(run, pieces=pd.DataFrame([row], columns=list(PIECE_COLUMNS))))
     assert kept_before(case, case.requests[1], Grade.DECLARED) == kept
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_layer_that_is_never_read_is_one_finding(tmp_path: Path, named: bool) -> None:
+    """Three false ones stood beside it, and it said "1 to 3 of 4 layers"."""
+    sim = Sim(tmp_path, layers=4, batched=200, kv_blocks=64, ints={"unit": 32})
+    for at, length in enumerate([320, 128, 512, 64, 128]):
+        request = f"r{at}"
+        sim.arrive(Prompt(request, length, digest=at + 1))
+        for start in range(0, length, 200):
+            end = min(length, start + 200)
+            entries = [Entry(request, end - start, end, start)] if named else []
+            sim.step(
+                [Chunk(request, start, end - start, first=not start)], entries, prompts={request: length}
+            )
+            sim.read(request, start, end, layers=[0, 1, 2])
+        sim.finish(request, length)
+    sim.write()
+    run = read_run(tmp_path)
+    (found,) = diagnose(run).findings
+    assert (found.id, found.tokens) == ("stored-nothing", 1152) and "some layers" in found.headline
+    assert [(one.layer, one.tokens) for one in run.kept if not one.tokens] == [(sim.layer_names[3], 0)]
 
 
 def test_prompts_left_out_that_begin_like_a_stored_are_a_choice(tmp_path: Path) -> None:
