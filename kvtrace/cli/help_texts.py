@@ -68,9 +68,10 @@ Options:
                                   whose reads and writes of KV slots are
                                   watched: the first 8, every 32nd too, or all
                                   that the budget allows.  [default: full]
-  --budget SHARE                  Share of the steps' time that sampled device
-                                  timing may take; the watch as much again.
-                                  [default: 1%]
+  --budget SHARE                  Share of the steps' time that the watch may
+                                  take, from the first step on, and sampled
+                                  device timing. Without it 1%, which the
+                                  watch keeps to when it has taken 2 seconds.
   --metadata-adapter MODULE:FUNCTION
                                   A function that says what the connector's
                                   metadata declares, where its shape does not.
