@@ -409,7 +409,7 @@ def _unwatched(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> Itera
                 steps = np.intersect1d(ran.steps, computing)
                 seen = np.isin(steps, np.union1d(ran.watched, ran.watched_loads)).sum()
                 share = f"{count(int(seen))} of {plural(len(steps), 'step')}"
-                yield f"{share} with prompt tokens were watched in process {one.pid}: of others nothing is concluded"
+                yield f"{share} with prompt tokens were watched in process {one.pid}, the others not"
 
 
 _KEPT = {
