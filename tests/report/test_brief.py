@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,39 @@ def test_every_recorded_kind_of_finding_has_a_first_screen(path: Path) -> None:
 def test_the_words_of_the_samples_are_plain() -> None:
     judged(sample())
     judged(with_loads())
+
+
+def fraction(report: Any) -> None:
+    report["verdict"] = "748.4 of 2 962 prompt tokens computed here were stored."
+
+
+def glossary(report: Any) -> None:
+    report["findings"][0]["remedy"] = ["Look at the ledger of token-layers."]
+
+
+def two_totals(report: Any) -> None:
+    report["ledger"]["saves"]["prompts"]["saved"]["read"] += 1
+
+
+def no_place(report: Any) -> None:
+    report["places"] = [{"kind": "directory", "name": "", "files": 0, "size": 0}]
+
+
+def no_reason(report: Any) -> None:
+    report["verdict"] = report["verdict"].partition(":")[0] + "."
+    report["findings"][0].update(headline="", title="")
+
+
+def too_long(report: Any) -> None:
+    report["verdict"] += " and more words" * 160
+
+
+@pytest.mark.parametrize("how", [fraction, glossary, two_totals, no_place, no_reason, too_long])
+def test_what_a_first_screen_may_not_be_is_seen(how: Callable[[Any], None]) -> None:
+    report: Any = sample()
+    how(report)
+    with pytest.raises(AssertionError):
+        judged(report)
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
