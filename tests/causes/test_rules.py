@@ -236,6 +236,8 @@ def test_connector_failed_to_start(tmp_path: Path) -> None:
     assert diagnosis.findings[0].id == "connector-failed-to-start"
     assert "ModuleNotFoundError" in diagnosis.verdict
     assert "No module named 'x'" in diagnosis.findings[0].evidence[0]
+    before = diagnose(replace(read_run(tmp_path), engines=()))
+    assert before.verdict == "The engine did not start: ChunkStore did not start (ModuleNotFoundError)."
 
 
 def test_a_failed_start_comes_before_a_hook_that_raised(tmp_path: Path) -> None:
