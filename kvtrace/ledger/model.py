@@ -18,9 +18,9 @@ import pandas as pd
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.run_file import RunFile
-from kvtrace.ledger.states.model import States
+from kvtrace.ledger.states.outcome import States
 from kvtrace.ledger.stuck_file import StuckFile
 from kvtrace.terms import SAVED, Grade
 from kvtrace.trace import facts as documents
@@ -367,14 +367,12 @@ class Trust:
     measured: int = 0  # ... of which the slots that were really read are known
     agreed: int = 0  # ... and are what the metadata declared
     blind: int = 0  # watched, and nothing was seen of a connector of which nothing was ever seen
-    unknown: int = 0  # not watched, where no watched call of the rank had an effect
+    unknown: int = 0  # not seen to be read, of a connector whose reads can be seen, or whose saves fail
     nothing: int = 0  # ... measured, and 0 slots were read
     empty: int = 0  # of these, with files that hold nothing
     short: int = 0  # ... measured, and fewer slots were read than declared
     short_read: int = 0  # slots read in the short calls
     short_declared: int = 0  # slots that they should have read
-    unwritten: int = 0  # ... read all, caught an exception of their own, and wrote nothing
-    caught_agreed: int = 0  # calls that caught an exception of their own and still did their work
     shared: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
     """Step, layer and ranks that wrote one file; the first few."""
     shared_files: int = 0

@@ -18,8 +18,8 @@ from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.model import PIECE_COLUMNS, HookException, Outside, Run, Swallowed
 from kvtrace.ledger.reported import Caught
-from kvtrace.ledger.saves.accounts import Account
-from kvtrace.ledger.saves.pairs import _ended
+from kvtrace.ledger.saves.pairs import reads_of
+from kvtrace.ledger.slots.accounts import Account
 from kvtrace.ledger.slots.reads import Touch
 from kvtrace.terms import LIMIT, NOT_OBSERVED, Grade
 
@@ -239,8 +239,8 @@ def test_what_was_read_where_an_exception_was_caught_is_lost_only_if_nothing_was
     run = run_of(tmp_path)
     step, worker = int(run.entries["step"].iloc[0]), run.engines[0].workers[0]
     caught = Caught((swallowed(places=((step, ""),)),))
-    (read,) = _ended(Touch(step, 0, 0b11, ((0, 64),), account=account), worker, caught, 0)
-    assert (read.end, read.grade) == (end, grade)
+    (read,) = reads_of(Touch(step, 0, 0b11, ((0, 64),), account=account), worker, caught, 0)
+    assert read.end == (end, grade)
 
 
 @pytest.mark.parametrize("kind", ["OSError", "RuntimeError"])

@@ -8,8 +8,8 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import subtract
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.arrival import FEWER_NAMED, READ_ONLY, Arrival, Seen, bits, parts
-from kvtrace.ledger.loads.model import LoadOf
-from kvtrace.ledger.loads.trace import NEVER
+from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.ledger.loads.steps_seen import NEVER
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Transfer
 from kvtrace.ledger.saves.completion import ASKED

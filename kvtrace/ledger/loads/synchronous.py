@@ -11,8 +11,8 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.arrival import FEWER_NAMED, READ_ONLY, Arrival, Seen, bits, parts, waits
-from kvtrace.ledger.loads.model import LoadOf, Part, Place
-from kvtrace.ledger.loads.trace import NEVER, Evidence, PairBit, StepBit, WorkerLoads
+from kvtrace.ledger.loads.outcome import LoadOf, Part, Place
+from kvtrace.ledger.loads.steps_seen import NEVER, Evidence, PairBit, StepBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.steps import StepState, locate, step_states
