@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim, nothing
+from test_load_rules import again
 from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
@@ -66,7 +67,7 @@ def test_the_unit_follows_from_what_was_seen_to_be_kept(
     ],
     ids=["two units of 192", "one kept", "a unit more was left out", "stores of less"],
 )
-def test_a_unit_that_gives_what_was_left_out_behind_earlier_stores_goes_before_a_smaller_one(
+def test_a_unit_that_fits_behind_earlier_stores_goes_first(
     tmp_path: Path, kept: list[tuple[int, int]], left_out: list[tuple[int, int]], unit: int
 ) -> None:
     """Else such prompts are said to be taken for others that they begin like."""
@@ -76,7 +77,7 @@ def test_a_unit_that_gives_what_was_left_out_behind_earlier_stores_goes_before_a
     assert found is not None and found.value == unit
 
 
-def test_of_units_that_give_all_stores_one_that_gives_what_was_not_stored_after_a_load(
+def test_of_units_for_all_stores_one_fits_what_loads_left_out(
     tmp_path: Path,
 ) -> None:
     """A prompt that was loaded and fills one block more; some connectors store nothing after a load."""
@@ -100,7 +101,7 @@ def test_a_prompt_that_was_kept_as_a_whole_is_no_unit(tmp_path: Path, end: int, 
 
 
 @pytest.mark.parametrize(("left", "unit"), [(True, 128), (False, None)])
-def test_what_left_tells_the_unit_where_what_was_only_read_tells_otherwise(
+def test_what_was_sent_tells_the_unit_over_what_was_only_read(
     tmp_path: Path, left: bool, unit: int | None
 ) -> None:
     samples = [replace(sample(*one), written=left) for one in ((189, 128), (150, 128), (452, 384))]
@@ -128,7 +129,7 @@ def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
     assert found is not None and (found.value, found.kind) == (128, "max_num_batched_tokens")
 
 
-def test_stores_that_may_not_be_all_give_a_unit_only_if_they_leave_different_tails_out(
+def test_incomplete_stores_give_a_unit_only_by_different_tails(
     tmp_path: Path,
 ) -> None:
     engine = run_of(tmp_path, span=96).engines[0]
@@ -144,7 +145,7 @@ def test_stores_that_may_not_be_all_give_a_unit_only_if_they_leave_different_tai
     assert found is not None and found.kind == "block_size"
 
 
-def test_of_two_units_that_give_all_that_is_known_the_one_is_taken_that_gives_other_stores_too(
+def test_of_two_units_that_fit_the_one_of_other_stores_is_it(
     tmp_path: Path,
 ) -> None:
     """A healthy connector with units of four blocks, two prompts of which are not known in full."""
@@ -158,7 +159,7 @@ def test_of_two_units_that_give_all_that_is_known_the_one_is_taken_that_gives_ot
     assert (found := infer_unit(engine, [*known, unsure], [])) is not None and found.value == 32
 
 
-def test_where_two_units_give_every_store_the_rest_of_a_loaded_prompt_may_be_less_than_the_larger(
+def test_of_two_units_a_loaded_prompts_tail_may_rule_the_larger(
     tmp_path: Path,
 ) -> None:
     engine = run_of(tmp_path, span=64).engines[0]
@@ -232,7 +233,7 @@ def test_an_exception_where_saves_are_not_seen_to_come_to_rest(
         (Account.WRITTEN, SaveEnd.SAVED, Grade.WRITTEN),
     ],
 )
-def test_what_was_read_where_an_exception_was_caught_is_lost_only_if_nothing_was_ever_put(
+def test_a_read_with_a_caught_exception_is_lost_if_none_is_put(
     tmp_path: Path, account: Account, end: SaveEnd, grade: Grade
 ) -> None:
     """One of several puts of a call may have been refused, or an index alone was not written."""
@@ -247,19 +248,21 @@ def test_what_was_read_where_an_exception_was_caught_is_lost_only_if_nothing_was
 def test_what_is_not_observed_for_an_exception_is_a_fault(tmp_path: Path, kind: str) -> None:
     run = run_of(tmp_path)
     step = int(run.entries["step"].iloc[0])
-    unknown = run.base["request"] == 0
-    base = run.base.assign(
-        outcome=run.base["outcome"].where(~unknown, NOT_OBSERVED),
-        ended=run.base["ended"].where(~unknown, int(SaveEnd.CAUGHT)),
-    )
-    diagnosis = diagnose(replace(run, base=base, swallowed=(swallowed(type=kind, places=((step, ""),)),)))
+
+    def unknown(table: pd.DataFrame) -> pd.DataFrame:
+        others = table["request"] != 0
+        ended = table["ended"].where(others, int(SaveEnd.CAUGHT))
+        return table.assign(outcome=table["outcome"].where(others, NOT_OBSERVED), ended=ended)
+
+    run = replace(run, base=unknown(run.base), whole=unknown(run.whole))
+    diagnosis = diagnose(replace(run, swallowed=(swallowed(type=kind, places=((step, ""),)),)))
     first = diagnosis.findings[0]
     assert (first.id, first.severity, first.tokens) == ("exception-swallowed", "fault", 64)
     assert "nothing shows that they came to rest" in first.title
     assert "not-saved:exception-swallowed" not in diagnosis.saves.accounts
 
 
-def test_what_was_caught_where_it_saves_stands_beside_a_save_that_is_not_seen_at_rest(tmp_path: Path) -> None:
+def test_a_caught_exception_stands_beside_a_save_not_at_rest(tmp_path: Path) -> None:
     """Such an exception was taken for control flow, and the prompt for stored, with nothing to fix."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt(f"a{i}", 128, digest=5) for i in range(2)], Rounding(32, keep=True).policy())
@@ -270,6 +273,35 @@ def test_what_was_caught_where_it_saves_stands_beside_a_save_that_is_not_seen_at
         found = diagnose(replace(run, base=run.base.assign(grade=int(grade)), swallowed=(fact,))).findings
         finding = next(one for one in found if one.id == "already-stored")
         assert any("where it saves: FileExistsError: x" in line for line in finding.evidence) == said
+
+
+def test_an_exception_where_it_saves_stands_beside_a_missed_key(tmp_path: Path) -> None:
+    """An index that could not be written was called another key, and its exception was in a note."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 161, 129, 161], [128, 160, 128, 160], [0, 0, 0, 0])
+    sim.write()
+    run = read_run(tmp_path)
+    run = replace(run, base=run.base.assign(grade=int(Grade.PROVED)))
+    fact = swallowed(type="OperationalError", message="database is locked", places=())
+    for caught in ((), (fact,)):
+        found = diagnose(replace(run, swallowed=caught)).findings
+        one = next(finding for finding in found if finding.id == "key-mismatch")
+        assert any("OperationalError: database is locked" in line for line in one.evidence) == bool(caught)
+        assert one.remedy[0].startswith("First look at the exception") == bool(caught)
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_store_that_is_emptied_is_not_called_another_key(tmp_path: Path, emptied: bool) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 129], [128, 128], [0, 0])
+    sim.write()
+    run = read_run(tmp_path)
+    if emptied:
+        gone = Outside("w", 1, 1000, 1000, 0, 1000, 4, {}, files=8, removed=8, put=1000, taken_away=1000)
+        run = replace(run, outside=(gone,))
+    found = next(one for one in diagnose(run).findings if one.id == "key-mismatch")
+    assert (found.severity == LIMIT) == emptied == ("removes what it stored" in found.title)
+    assert any("8 of 8 files that it wrote" in line for line in found.evidence) == emptied
 
 
 @pytest.mark.parametrize(("last", "ident"), [(-1, "exception-swallowed"), (1, "store-incomplete")])
@@ -287,9 +319,7 @@ def test_exceptions_that_came_too_often_to_be_said_one_by_one(tmp_path: Path, la
 
 
 @pytest.mark.parametrize(("end", "kept"), [(SaveEnd.NOTHING_READ, 64), (SaveEnd.NOT_DECLARED, 128)])
-def test_what_is_known_to_be_lost_of_an_earlier_prompt_is_not_held(
-    tmp_path: Path, end: SaveEnd, kept: int
-) -> None:
+def test_what_is_lost_of_an_earlier_prompt_is_not_held(tmp_path: Path, end: SaveEnd, kept: int) -> None:
     """What was left out as held already is no loss."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt(name, 128, digest=5) for name in "ab"], Rounding(32).policy())
@@ -301,7 +331,29 @@ def test_what_is_known_to_be_lost_of_an_earlier_prompt_is_not_held(
     assert kept_before(case, case.requests[1], Grade.DECLARED) == kept
 
 
-def test_prompts_that_begin_like_a_stored_one_and_are_left_out_are_a_choice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_a_layer_that_is_never_read_is_one_finding(tmp_path: Path, named: bool) -> None:
+    """Three false ones stood beside it, and it said "1 to 3 of 4 layers"."""
+    sim = Sim(tmp_path, layers=4, batched=200, kv_blocks=64, ints={"unit": 32})
+    for at, length in enumerate([320, 128, 512, 64, 128]):
+        request = f"r{at}"
+        sim.arrive(Prompt(request, length, digest=at + 1))
+        for start in range(0, length, 200):
+            end = min(length, start + 200)
+            entries = [Entry(request, end - start, end, start)] if named else []
+            sim.step(
+                [Chunk(request, start, end - start, first=not start)], entries, prompts={request: length}
+            )
+            sim.read(request, start, end, layers=[0, 1, 2])
+        sim.finish(request, length)
+    sim.write()
+    run = read_run(tmp_path)
+    (found,) = diagnose(run).findings
+    assert (found.id, found.tokens) == ("stored-nothing", 1152) and "some layers" in found.headline
+    assert [(one.layer, one.tokens) for one in run.kept if not one.tokens] == [(sim.layer_names[3], 0)]
+
+
+def test_prompts_left_out_that_begin_like_a_stored_are_a_choice(tmp_path: Path) -> None:
     """A key of the first tokens alone would do so, and so does admission on second use."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt("a", 128, digest=1, prefixes=(7, 8, 9))], Rounding(32).policy())
@@ -311,7 +363,7 @@ def test_prompts_that_begin_like_a_stored_one_and_are_left_out_are_a_choice(tmp_
     assert (first.id, first.requests, first.severity) == ("metadata-has-no-store", 2, LIMIT)
 
 
-def test_what_is_not_offered_behind_a_hit_was_not_taken_for_stored(tmp_path: Path) -> None:
+def test_what_is_not_offered_behind_a_hit_is_not_for_stored(tmp_path: Path) -> None:
     """The connector loads the part that it has, and never offers the rest; its keys were blamed."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt("a", 128, digest=1, prefixes=(7, 8, 9))], Rounding(32).policy())
@@ -388,9 +440,7 @@ def test_an_exception_stands_before_what_it_explains(
 @pytest.mark.parametrize(
     ("grade", "ident"), [(Grade.READ, "decode-not-offered"), (Grade.DECLARED, "stored-nothing")]
 )
-def test_generated_tokens_that_the_metadata_seems_to_name_and_nobody_reads(
-    tmp_path: Path, grade: Grade, ident: str
-) -> None:
+def test_generated_tokens_seemingly_named_that_nobody_reads(tmp_path: Path, grade: Grade, ident: str) -> None:
     run = run_of(tmp_path)
     tag = run.engines[0].tag
     row = (0, tag, 64, 66, 2, "decode", -1, 0, int(SaveEnd.NOTHING_READ), True, int(Grade.READ), -1)
@@ -403,7 +453,7 @@ def test_generated_tokens_that_the_metadata_seems_to_name_and_nobody_reads(
     assert [one.id for one in diagnosis.findings] == [ident]
 
 
-def test_what_nobody_reads_says_nothing_where_no_read_was_ever_seen(tmp_path: Path) -> None:
+def test_what_nobody_reads_says_nothing_if_no_read_was_seen(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     row = (
         0,
@@ -458,7 +508,7 @@ def kept_of(sim: Sim, request: str, prompt: int, start: int, end: int, shared: t
     sim.finish(request, prompt)
 
 
-def test_how_far_a_prompt_was_kept_tells_the_unit_where_its_beginning_is_anothers(tmp_path: Path) -> None:
+def test_the_kept_part_tells_the_unit_behind_a_shared_beginning(tmp_path: Path) -> None:
     """Units of 64 tokens in blocks of 16: of the second prompt the first unit is there already."""
     sim = Sim(tmp_path, block=16, kv_blocks=64)
     kept_of(sim, "r1", 70, 0, 64, (1, 2, 3, 4))
@@ -470,7 +520,7 @@ def test_how_far_a_prompt_was_kept_tells_the_unit_where_its_beginning_is_another
     )
 
 
-def test_a_part_of_a_stored_prompt_that_is_read_again_tells_nothing_of_the_unit(tmp_path: Path) -> None:
+def test_a_stored_part_read_again_tells_nothing_of_the_unit(tmp_path: Path) -> None:
     """It is read for a later request, which shares its blocks: the same prompt was kept as a whole before."""
     sim = Sim(tmp_path, block=16, kv_blocks=64, ints={"unit": 16})
     kept_of(sim, "r1", 70, 0, 64, (1, 2, 3, 4))
@@ -484,7 +534,7 @@ def test_a_part_of_a_stored_prompt_that_is_read_again_tells_nothing_of_the_unit(
     assert "metadata-has-no-store" not in found and found["below-save-granularity"] == 6 + 10 + 6
 
 
-def test_a_prompt_whose_blocks_are_kept_for_a_save_that_nobody_sees_tells_nothing_of_the_unit(
+def test_blocks_kept_for_an_unseen_save_say_nothing_of_the_unit(
     tmp_path: Path,
 ) -> None:
     """It is copied when its request is over, and no entry is read of it. All others are below the unit."""
@@ -516,7 +566,7 @@ def test_what_is_shorter_than_a_unit_was_not_taken_for_stored(tmp_path: Path) ->
     assert found[0] == "below-save-granularity" and "false-already-stored" not in found
 
 
-def test_generated_tokens_in_the_last_block_of_a_prompt_are_no_sign_that_such_are_saved(
+def test_generated_tokens_in_a_prompts_last_block_are_no_sign(
     tmp_path: Path,
 ) -> None:
     """Whole blocks are read when a request is over; what is generated beyond its last one is not offered."""
@@ -542,7 +592,7 @@ def test_generated_tokens_in_the_last_block_of_a_prompt_are_no_sign_that_such_ar
     ],
     ids=["files removed", "fewer bytes", "all there", "copied"],
 )
-def test_what_may_be_lost_behind_the_read_goes_before_what_was_never_to_be_taken(
+def test_a_possible_loss_after_the_read_goes_before_a_choice(
     tmp_path: Path, came: int, rest: int, removed: int, first: str
 ) -> None:
     sim = Sim(tmp_path)

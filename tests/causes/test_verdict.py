@@ -61,7 +61,7 @@ def test_every_number_is_said_and_all_and_none_only_of_all(numbers: tuple[int, .
         assert f"; {lost} were not saved" in plain, text
 
 
-def test_what_was_on_its_way_when_the_trace_ended_was_computed_too() -> None:
+def test_what_was_on_its_way_as_the_trace_ended_was_computed() -> None:
     said = _tokens(Prompts({Grade.WRITTEN: 96}, {}, {Stage.COMPLETION: 4}, 0, 0, 100), "", False)
     assert said.startswith(
         "96 of 200 prompt tokens computed here (48.0 %) were stored; 100 were on their way"
@@ -94,7 +94,7 @@ def test_a_reason_of_few_lost_tokens_is_said_of_these_alone() -> None:
     assert _tokens(lost, "the reason", False).endswith("; 3 230 were not saved: the reason.")
 
 
-def test_a_fault_that_explains_no_lost_token_is_no_reason_for_one(tmp_path: Path) -> None:
+def test_a_fault_that_explains_no_lost_token_is_no_reason(tmp_path: Path) -> None:
     """Tokens below the unit were "not saved: 2 asynchronous saves never finished"."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve(prompts([64, 70]), Rounding(32).policy())
@@ -108,7 +108,7 @@ def test_a_fault_that_explains_no_lost_token_is_no_reason_for_one(tmp_path: Path
     assert text.endswith(f": of each prompt only whole units of 32 tokens are stored. {headline}."), text
 
 
-def test_wrong_data_stands_before_more_tokens_of_another_fault_and_before_any_choice(tmp_path: Path) -> None:
+def test_wrong_data_stands_before_more_tokens_of_other_faults(tmp_path: Path) -> None:
     """A key without its prefix stood behind slots-short, and behind requests that asked for no transfer."""
     sim = Sim(tmp_path)
     sim.write()

@@ -187,7 +187,7 @@ def test_rules_of_the_command_line(shell: Shell, tmp_path: Path) -> None:
     assert code == 1 and "tokens kept" not in out and "save_kv_layer" in out
 
 
-def test_a_share_just_below_what_is_required_does_not_read_like_it(shell: Shell, tmp_path: Path) -> None:
+def test_a_share_just_below_the_required_does_not_read_like_it(shell: Shell, tmp_path: Path) -> None:
     report = healthy()
     report["ledger"]["saves"].update(
         accounts={"saved": 98_995, "not-saved:layer-not-hooked": 1005}, total=100_000
@@ -497,9 +497,19 @@ def test_diff_says_what_changed(shell: Shell, tmp_path: Path) -> None:
     assert "| `save_kv_layer` | `model.layers.*.self_attn.attn` | 100 % | 0 % | worse |" in markdown
 
 
-def test_the_limits_of_a_report_are_said_by_the_gate_the_contract_and_the_comparison(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_diff_reads_an_argument_that_is_json(shell: Shell, tmp_path: Path) -> None:
+    """It was cut short before the key that differs."""
+    paths = []
+    for unit in (32, 64):
+        one = broken()
+        extra = {"kv_connector": "A" * 60, "kv_connector_extra_config": {"unit": unit, "path": "p" * 60}}
+        one["run"]["command"] = ["vllm", "serve", "m", "--kv-transfer-config", json.dumps(extra)]
+        paths.append(write(tmp_path / f"{unit}.json", one))
+    out = " ".join(shell("diff", *paths)[1].split())
+    assert "--kv-transfer-config kv_connector_extra_config.unit 32 -> 64" in out and "AAA" not in out
+
+
+def test_limits_of_a_report_are_said_by_check_baseline_and_diff(shell: Shell, tmp_path: Path) -> None:
     """A number of a damaged or half-watched run is not handed on without a word."""
     part = healthy()
     book = part["ledger"]["saves"]
@@ -553,4 +563,3 @@ def test_the_command_in_a_pipe(tmp_path: Path) -> None:
     script = f"{line} | head -c 5 >/dev/null; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, cwd=tmp_path, timeout=60, check=False)
     assert (done.stdout, done.stderr) == (b"1\n", b"")  # still a failure
-    assert subprocess.run(words, capture_output=True, cwd=tmp_path, timeout=60, check=False).returncode == 1

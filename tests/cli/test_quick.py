@@ -88,11 +88,17 @@ def long_way(monkeypatch: pytest.MonkeyPatch, shell: Shell, *words: str) -> tupl
         return shell(*words)
 
 
-@pytest.mark.parametrize("beside", ["a lone report", "a run"])
 @pytest.mark.parametrize(
-    "options", [[], ["-v"], ["-vv"], ["-v", "-v"], ["--verbose"], ["--no-color"], ["-v", "--no-color"]]
-)
-@pytest.mark.parametrize("columns", ["", "72", "140"])
+    ("options", "columns", "beside"),
+    [
+        *(
+            (options, "72", "a lone report")
+            for options in ([], ["-v"], ["-vv"], ["-v", "-v"], ["--verbose"], ["-v", "--no-color"])
+        ),
+        *(([], columns, "a run") for columns in ("", "72", "140")),
+        (["-v"], "", "a run"), (["--no-color"], "140", "a lone report"),
+    ],
+)  # fmt: skip
 def test_explain_says_the_same_on_both_ways(
     shell: Shell,
     report: Path,
@@ -140,7 +146,7 @@ def test_all_else_goes_the_long_way_and_nothing_is_said_twice(
     assert capsys.readouterr().out == ""
 
 
-def test_a_narrow_terminal_and_a_completing_shell_go_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_and_completion_go_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert not quick.quick(["--help"])
     monkeypatch.setenv("COLUMNS", "80")

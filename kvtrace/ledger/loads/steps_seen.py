@@ -15,7 +15,7 @@ from kvtrace.ledger.model import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.steps import Array, Mask, locate, of_engine
 from kvtrace.trace import facts, hooks, ops, rows
-from kvtrace.trace.format import STEP_SHIFT, Flag, Kind
+from kvtrace.trace.format import STEP_SHIFT, Flag, Kind, pack_head
 from kvtrace.trace.reader import Records
 
 NEVER = (1 << 62) - 1
@@ -127,11 +127,13 @@ def evidence(scans: Sequence[SpoolScan], workers: Sequence[Worker], steps: Array
         if scan.name not in at_work:
             continue
         readers = [_Reader(worker, steps, scan.names) for worker in workers if worker.spool == scan.name]
-        for chunk in scan.calls():
-            for engine, reported in _errors(chunk):
+        for chunk, kinds in scan.calls():
+            for engine, reported in _errors(chunk[(chunk[:, 0] & _CALL == _NAMED) & (kinds == Kind.HOOK)]):
                 errors[engine].append(reported)
-            for reader in readers:
-                reader.add(chunk)
+            near = _HAS_LOADS[kinds] & locate(steps, chunk[:, _STEP])[1]
+            here = chunk[near] if near.any() else chunk[:0]
+            for reader in readers if len(here) else ():
+                reader.add(here)
         found.update({reader.worker.key: reader.result() for reader in readers})
     spoken = [scan for scan in scans if scan.name in at_work]
     return Evidence(found, errors, _complaints(spoken))
@@ -164,11 +166,15 @@ def _complaints(scans: Sequence[SpoolScan]) -> dict[int, list[str]]:
     return {step: lines[:_MAX_COMPLAINTS] for step, lines in found.items()}
 
 
+_HAS_LOADS = np.isin(np.arange(256), (Kind.HOOK, Kind.OP, Kind.EFFECT))
+_STEP = rows.HookCall._fields.index("step")  # of an OP and EFFECT, too
+_CALL = pack_head(0xFF, code=0xFF, flags=Flag.RAISED)
+_NAMED = pack_head(Kind.HOOK, code=hooks.LOAD_ERRORS.code)
+
+
 def _errors(chunk: Records) -> Iterable[tuple[int, LoadErrors]]:
     """(engine, report) of each call that named blocks as not loaded."""
-    head = chunk[:, 0]
-    named = (rows.kind(head) == Kind.HOOK) & (rows.code(head) == hooks.LOAD_ERRORS.code)
-    call = rows.columns(rows.HookCall, chunk[named & ((rows.flags(head) & Flag.RAISED) == 0)])
+    call = rows.columns(rows.HookCall, chunk)
     for t, step, blocks in zip(call.t0.tolist(), call.step.tolist(), call.extra.tolist(), strict=True):
         if blocks > 0:
             yield step >> STEP_SHIFT, LoadErrors(t, step, blocks)
