@@ -75,11 +75,11 @@ BASE_COLUMNS = ("request", "engine", "outcome", "ended", "amount", "prompt", "gr
 ``grade``: its Grade as an int; ``sent_to``: the peer, where nothing but its leaving for one was seen, ""
 elsewhere."""
 
-PIECE_COLUMNS = (
+LOST_COLUMNS = (
     "request", "engine", "start", "end", "pairs", "phase", "chunk", "step", "ended", "live",
     "grade", "part",
 )  # fmt: skip
-"""Run.pieces: the intervals of positions that were not saved, one row per request x
+"""Run.lost: the intervals of positions that were not saved, one row per request x
 interval x class of pairs with the same fate. ``request`` is the row in Run.requests, ``pairs`` how many pairs
 share the row, ``phase`` "prefill" or "decode", ``chunk`` the index of the prefill chunk that
 computed it (-1 for decode), ``step`` that chunk's step (0 for decode), ``ended`` the SaveEnd, ``live``
@@ -442,7 +442,7 @@ class Ledger(Generic[K]):
 class Outside(NamedTuple):
     """Bytes of one connector object in one process. ``connector``: its index there; ``read``: of KV, from the
     KV cache; ``came``: into files, None where that can't be told (written in place, by address, through
-    sockets); ``rest``: of these, there at the end; ``accounted``: bytes read for which as many came;
+    sockets); ``at_end``: of these, there at the end; ``accounted``: bytes read for which as many came;
     ``token``: bytes of one token in all layers; ``places``: files and peers -> bytes that went there;
     ``files``: that it wrote; ``removed``: of these, by itself; ``put`` and ``taken_away``: bytes in them, as
     far as they are known."""
@@ -451,7 +451,7 @@ class Outside(NamedTuple):
     connector: int
     read: int
     came: int | None
-    rest: int | None
+    at_end: int | None
     accounted: int
     token: int
     places: Mapping[str, int]
@@ -496,7 +496,7 @@ class Run:
     timing: pd.DataFrame
     requests: pd.DataFrame
     entries: pd.DataFrame
-    pieces: pd.DataFrame
+    lost: pd.DataFrame
     base: pd.DataFrame
     loads: Ledger[LoadEnd]
     total: int  # token-layers of the saves ledger

@@ -145,7 +145,7 @@ def _books(
         timing=coverage.timing,
         requests=_request_table(requests, saves.requests, reported.clients(scans)),
         entries=saves.entries,
-        pieces=saves.pieces,
+        lost=saves.lost,
         base=saves.base,
         loads=loads_sum,
         load_rows=loads,
@@ -339,7 +339,7 @@ def _counted(
         store_entries=len(entries),
         implied_entries=sum(entry.implied for _, entry in entries),
         decode_entries=sum(
-            min(entry.start + entry.slots, entry.available) > request.stood(entry.step)[0]
+            min(entry.start + entry.slots, entry.available) > request.at_step(entry.step)[0]
             for request, entry in entries
         ),
         unreadable_steps=len(unread),

@@ -2,7 +2,7 @@
 
 A pair is one KV-owning layer on one rank. Pairs that fared alike in all steps of a request
 form a class and are counted together: intervals of positions times the number of pairs.
-Positions that were not saved leave here as *pieces*, with where their way ended; the
+Positions that were not saved leave here as *lost*, with where their way ended; the
 rules in ``kvtrace.causes`` say which cause stands behind it.
 """
 
@@ -21,7 +21,7 @@ from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.model import (
     BASE_COLUMNS,
     ENTRY_COLUMNS,
-    PIECE_COLUMNS,
+    LOST_COLUMNS,
     Engine,
     Span,
     Trust,
@@ -59,7 +59,7 @@ class Saves:
 
     total: int
     base: pd.DataFrame
-    pieces: pd.DataFrame
+    lost: pd.DataFrame
     entries: pd.DataFrame
     requests: tuple[RequestSaves, ...]
     spans: tuple[Span, ...]
@@ -96,7 +96,7 @@ def assign(
     load_of = {load.request: load for load in loads}
     total = 0
     base: Rows = []
-    pieces: Rows = []
+    lost: Rows = []
     whole: Rows = []
     kept = {tag: np.zeros(len(pairs), dtype=np.int64) for tag, (pairs, _) in made.items()}
     found: list[RequestSaves] = []
@@ -110,7 +110,7 @@ def assign(
         joint = _joint([(number, part[row]) for number, part in enumerate(parts) if row in part])
         of_request = _OfRequest(row, way, joint)
         base += of_request.base()
-        pieces += of_request.pieces()
+        lost += of_request.lost()
         whole += of_request.whole()
         kept[request.engine] += of_request.kept()
         found.append(of_request.sums())
@@ -120,7 +120,7 @@ def assign(
     result = Saves(
         total,
         base=pd.DataFrame(base, columns=list(BASE_COLUMNS)),
-        pieces=pd.DataFrame(pieces, columns=list(PIECE_COLUMNS)),
+        lost=pd.DataFrame(lost, columns=list(LOST_COLUMNS)),
         entries=_entries(requests),
         requests=tuple(found),
         spans=tuple(spans),
@@ -138,7 +138,7 @@ def _joint(parts: Sequence[tuple[int, Way]]) -> Joint | None:
 
 
 def _check(saves: Saves) -> None:
-    sizes = (saves.pieces["end"] - saves.pieces["start"]) * saves.pieces["pairs"]
+    sizes = (saves.lost["end"] - saves.lost["start"]) * saves.lost["pairs"]
     assigned = int(saves.base["amount"].sum()) + int(sizes.sum())
     assert assigned == saves.total, f"token ledger: {assigned} of {saves.total} token-layers have an outcome"
 
@@ -255,7 +255,7 @@ class _OfRequest:
             for outcome, amount in amounts.items()
         ]  # fmt: skip
 
-    def pieces(self) -> Rows:
+    def lost(self) -> Rows:
         """What was not saved, prompt and decode apart."""
         return [
             (self._row, self._request.engine, low, high, one.pairs, phase, part.chunk,

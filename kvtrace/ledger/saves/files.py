@@ -86,14 +86,14 @@ def _by_prompt(one: WorkerCalls, saved: Set[At]) -> tuple[set[At], Trust]:
             alike = abs(size - before[1]) <= max(size, before[1]) / 4
             if not (old and new and alike and _apart(old, new)):
                 continue
-            if first in saved - found and not _rests(one, first):
+            if first in saved - found and not _at_end(one, first):
                 found.add(first)
                 where = (old.id, new.id, step, one.watched.worker.kv_layers[column])
                 trust += Trust(overwritten=(where,), overwritten_calls=1)
     return found, trust
 
 
-def _rests(one: WorkerCalls, at: At) -> bool:
+def _at_end(one: WorkerCalls, at: At) -> bool:
     """Whether as many bytes as a call read are there at the end."""
     row, column = at
     step = int(one.stores.steps[row])

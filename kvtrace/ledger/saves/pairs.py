@@ -110,9 +110,10 @@ class Stored(NamedTuple):
     grade: Grade
     unnamed_end: SaveEnd
     void: bool
+    blind: Blind
 
 
-UNSEEN = Stored(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, SaveEnd.NOT_OBSERVED, False)
+UNSEEN = Stored(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, SaveEnd.NOT_OBSERVED, False, Blind.NO_RECORD)
 """A call of a pair of which no worker is known."""
 
 
@@ -240,7 +241,9 @@ def _numbered(
                 call = of_worker[row, column]
                 number = of_call.get(call)
                 if number is None:
-                    stored = Stored(*call.end, call.unnamed_end, call.void)
+                    unseen = SaveEnd.NOT_OBSERVED in (call.end[0], call.unnamed_end)
+                    blind = call.blind if unseen else Blind.NO
+                    stored = Stored(*call.end, call.unnamed_end, call.void, blind)
                     number = of_call[call] = known.setdefault(stored, len(known))
                 numbers.append(number)
         found.append(np.array(numbers + [0] * missing, dtype=np.int64))

@@ -96,11 +96,12 @@ def merged(segments: Iterable[Segment]) -> list[Segment]:
 
 class Store(NamedTuple):
     """What a read of a token, or the call that was to store it, came to. ``sent_to``: the peer of what was
-    only sent."""
+    only sent; ``blind``: why it is not observed."""
 
     end: SaveEnd
     grade: Grade
     sent_to: str = ""
+    blind: Blind = Blind.NO
 
 
 class Token(NamedTuple):
@@ -180,16 +181,16 @@ def _not_saved(token: Token) -> Outcome:
     """Of a token that was computed and is not in the store: the first stage at which its way ended."""
     if token.silent == Blind.OUT_OF_SIGHT:
         return not_observed(token.silent)
-    end, grade, _ = min(token.stores, default=Store(SaveEnd.NOT_DECLARED, Grade.DECLARED))
+    end, grade, _, blind = min(token.stores, default=Store(SaveEnd.NOT_DECLARED, Grade.DECLARED))
     if token.stores and end == SaveEnd.PENDING:
         return _PENDING
     if token.stale and end >= SaveEnd.NOTHING_READ:
         return Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
     if token.stores and end == SaveEnd.NOT_OBSERVED:
-        return not_observed(Blind.UNTOLD)
+        return not_observed(blind or Blind.UNTOLD)
     if token.stores:
         seen = grade != Grade.NOT_OBSERVED
-        return Outcome(NOT_SAVED, end, grade) if seen else not_observed(Blind.UNTOLD, end)
+        return Outcome(NOT_SAVED, end, grade) if seen else not_observed(blind or Blind.UNTOLD, end)
     if token.silent:
         return not_observed(token.silent)
     return Outcome(NOT_SAVED, end, Grade.READ if token.watched else Grade.DECLARED)
@@ -240,10 +241,10 @@ class _InPair:
             if not read.pairs >> self._pair & 1:
                 continue
             # Whole blocks are read, however far they are filled: of decode tokens that says nothing.
-            stale += intersect(list(read.stale), [(0, request.stood(read.step)[0])])
+            stale += intersect(list(read.stale), [(0, request.at_step(read.step)[0])])
             if read.step not in self._misread and not self._void(read.step):
                 end, grade = read.end
-                found[Store(end, grade, read.sent_to)] += intersect(
+                found[Store(end, grade, read.sent_to, read.blind)] += intersect(
                     union(read.positions), [(0, request.computed)]
                 )
         every = union(part for parts in found.values() for part in parts)
@@ -265,9 +266,10 @@ class _InPair:
             if end <= start or (entry.implied and misread):
                 continue
             call = pairs.call(entry.step, self._pair)
-            store = Store(call.unnamed_end, Grade.READ) if entry.implied else Store(call.end, call.grade)
+            end_of = (call.unnamed_end, Grade.READ) if entry.implied else (call.end, call.grade)
+            store = Store(*end_of, blind=call.blind)
             if misread and store.end == SaveEnd.SAVED:  # the metadata names the wrong ones itself
-                store = Store(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
+                store = Store(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.OTHER_SLOTS)
             found[store] += subtract([(start, end)], read)
         own = union(positions(request, entry) for entry in request.entries)
         # What the GPU's prefix cache gave is another request's, unless this one's metadata names it too.
@@ -346,7 +348,7 @@ def _named_early(request: Request) -> list[Interval]:
     the worker waits for them, or takes them as they are, the metadata does not say."""
     named = union(positions(request, entry) for entry in request.entries)
     early = union(
-        (max(entry.start, entry.available), min(entry.start + entry.slots, request.stood(entry.step)[0]))
+        (max(entry.start, entry.available), min(entry.start + entry.slots, request.at_step(entry.step)[0]))
         for entry in request.entries
         if not entry.implied and entry.start + entry.slots > entry.available
     )

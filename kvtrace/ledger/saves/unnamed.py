@@ -112,7 +112,7 @@ def _decode(
     if not settled and not told:
         return {}
     stored = any(
-        entry.start + entry.slots > requests[row].stood(entry.step)[0]
+        entry.start + entry.slots > requests[row].at_step(entry.step)[0]
         for row, found in entries.items()
         for entry in found
     )

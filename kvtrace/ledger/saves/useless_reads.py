@@ -62,13 +62,13 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
         }
         if not useless:
             continue
-        odd = {step: found for step in read if (found := layer.left_out(computing[step], True))}
+        odd = {step: found for step in read if (found := layer.unread(computing[step], True))}
         odd |= {
             step: found
             for step in settled.difference(read)
-            if (found := layer.left_out(layer.begun(computing[step]), True))
+            if (found := layer.unread(layer.begun(computing[step]), True))
         }
-        ends = {step: found for step in useless if (found := layer.left_out(computing[step], False))}
+        ends = {step: found for step in useless if (found := layer.unread(computing[step], False))}
         for step, found in {**ends, **odd}.items() if odd else ():
             steps[step] |= 1 << column
             for row, parts in found.items():
@@ -136,7 +136,7 @@ class _Layer:
         """Those of requests of which anything was read."""
         return [one for one in chunks if in_layer(self._slots.reads.get(one[0], ()), self._column)]
 
-    def left_out(self, chunks: Iterable[tuple[int, Chunk]], odd: bool) -> Holes:
+    def unread(self, chunks: Iterable[tuple[int, Chunk]], odd: bool) -> Holes:
         """Whole blocks that chunks completed and that were never read.
 
         Args:
@@ -146,12 +146,14 @@ class _Layer:
         for row, chunk in chunks:
             read = covered(in_layer(self._slots.reads.get(row, ()), self._column))
             reach = max((end for _, end in read), default=0)
-            left = [part for part in self._left(row, chunk, read) if not (odd and read and part[0] >= reach)]
+            left = [
+                part for part in self._unread(row, chunk, read) if not (odd and read and part[0] >= reach)
+            ]
             if left:
                 found[row] = left
         return found
 
-    def _left(self, row: int, chunk: Chunk, read: list[Interval]) -> list[Interval]:
+    def _unread(self, row: int, chunk: Chunk, read: list[Interval]) -> list[Interval]:
         request, size = self._requests[row], self._size
         low, high = chunk.start // size * size, min(chunk.end, request.prompt) // size * size
         if high <= low or self._slots.tables.get(row, 0) < high:
