@@ -152,7 +152,10 @@ def _books(
         in_common=in_common(requests),
         compared=contents.blocks,
         total=saves.total,
-        notes=[*unfinished(requests), *unchecked([scan.info for scan in scans]), *_notes(found, engines)],
+        notes=[
+            *unfinished(requests), *unchecked([scan.info for scan in scans]), *_notes(found, engines),
+            *_unwatched(scans, requests),
+        ],
         spans=saves.spans,
         swallowed=evidence.swallowed,
         trust=saves.trust,
@@ -384,6 +387,18 @@ def _notes(found: Requests, engines: Sequence[Engine]) -> list[str]:
             seen = f"{len(engine.workers)} of {engine.facts.ranks} workers of one engine"
             notes.append(f"{seen} were seen: the ledgers hold those only")
     return notes
+
+
+def _unwatched(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> Iterator[str]:
+    """How many steps were watched, of workers in which not all were."""
+    computing = np.array(sorted({chunk.step for one in requests for chunk in one.chunks}), dtype=np.int64)
+    for one in scans:
+        if any(limit.kind == Limit.STEPS for limit in one.facts_of(WatchLimits)):
+            for ran in one.executed.values():
+                steps = np.intersect1d(ran.steps, computing)
+                seen = np.isin(steps, np.union1d(ran.watched, ran.watched_loads)).sum()
+                share = f"{count(int(seen))} of {plural(len(steps), 'step')}"
+                yield f"{share} with prompt tokens were watched in process {one.pid}, the others not"
 
 
 _KEPT = {
