@@ -35,7 +35,7 @@ def where(report: Report) -> str:
     if saved:
         if shown:
             return f"Stored in {'; '.join(shown)}{more}."
-        return "Where to was not seen: the connector wrote no file and no database, and sent nothing."
+        return "Where to was not seen: no file, no database, and nothing sent."
     nothing = _nothing(report)
     if shown:
         return f"{nothing} Written to {'; '.join(shown)}{more}."

@@ -214,7 +214,7 @@ def test_attention_that_is_called_directly_stands_in_the_head() -> None:
         ([("directory", "/mnt/kv", 16, 4404019)], True, "Stored in /mnt/kv (16 files, 4.2 MiB)."),
         ([("peer", "tcp 10.0.0.2:6379", 0, 1024)], True, "Stored in 10.0.0.2:6379 (1.0 KiB sent)."),
         ([("database", "/srv/kv.db", 0, 0)], True, "Stored in /srv/kv.db (database)."),
-        ([], True, "Where to was not seen: the connector wrote no file and no database, and sent nothing."),
+        ([], True, "Where to was not seen: no file, no database, and nothing sent."),
         ([("directory", "/mnt/kv", 2, 0)], False, "Nothing was stored. Written to /mnt/kv (2 files, 0 B)."),
         ([("configured", "/mnt/kv", 0, 0)], False, "Nothing was stored. Configured is /mnt/kv."),
         ([], False, "Nothing was stored."),
