@@ -248,6 +248,15 @@ def test_never_with_kv_is_said_only_where_metadata_says_all(mute: bool) -> None:
     assert ("never with KV to save" in answers.saving(report)) != mute
 
 
+@pytest.mark.parametrize("grade", ["proved", "written"])
+def test_without_a_finding_verify_is_named_where_none_came_back(grade: str) -> None:
+    report: Any = sample()
+    report["findings"] = []
+    report["ledger"]["saves"]["prompts"]["saved"] = {grade: 4096}
+    words = " ".join(shown(report).split())
+    assert ("kvtrace verify tells whether it comes back" in words) == (grade != "proved")
+
+
 def test_a_layer_in_which_less_was_saved_is_named() -> None:
     report: Any = sample()
     rows = [
