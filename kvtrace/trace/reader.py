@@ -35,7 +35,7 @@ F = TypeVar("F", bound=facts.Document)
 _MAX_HEADER = 1 << 20
 _MAX_TEXT = 1 << 24
 _KINDS = np.arange(256)
-_IS_BAD = (_KINDS == Kind.END) | (_KINDS > max(Kind))
+_IS_BAD = (_KINDS == Kind.END) | (max(Kind) < _KINDS)
 _IS_TEXT = np.isin(_KINDS, (Kind.NAME, Kind.FACT, Kind.BYTES, Kind.TRAILER))
 _IS_FIXED = ~np.isin(_KINDS, (Kind.NAME, Kind.FACT, Kind.BYTES, Kind.SEAL))
 
