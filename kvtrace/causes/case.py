@@ -14,7 +14,7 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.taken import kept
 from kvtrace.causes.evidence.unit import Sample, Store, Unit, infer_unit
-from kvtrace.causes.model import Event, Fields, Finding, Whole
+from kvtrace.causes.model import Event, Fields, Finding, OfRequest, Whole
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
 from kvtrace.ledger.intervals import Interval
@@ -32,7 +32,7 @@ MAX_EVENTS = 3
 
 @dataclass
 class LostSpan:
-    """Positions of one request that were not saved, in pairs that fared alike: a row of Run.pieces."""
+    """Positions of one request that were not saved, in pairs that fared alike: a row of Run.lost."""
 
     request: int  # row in Case.requests
     engine: int  # its tag
@@ -165,6 +165,10 @@ class Case:
     def total_tokens(self) -> float:
         """All positions that ever had KV."""
         return float(sum(r.computed for r in self.requests if r.engine in self.engines))
+
+    def of_request(self, request: Request) -> OfRequest:
+        """What became of the tokens of a request."""
+        return self.whole.requests.get(request.row, OfRequest())
 
     def offers_decode(self, engine: int) -> bool:
         """Whether generated tokens are saved: as was seen of an engine of which any save was, else as its
@@ -382,10 +386,10 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
         )
         for row, r in enumerate(rows(run.requests))
     ]  # fmt: skip
-    for p in rows(run.pieces):
+    for p in rows(run.lost):
         if p.phase != "decode" and p.grade >= Grade.READ and p.ended != SaveEnd.NOT_DECLARED:
             requests[p.request].lost_from = min(p.start, requests[p.request].lost_from)
-    guessed = {p.request for p in rows(run.pieces) if p.phase != "decode" and p.grade < Grade.READ}
+    guessed = {p.request for p in rows(run.lost) if p.phase != "decode" and p.grade < Grade.READ}
     for b in rows(run.base):
         # What is generated hides no store of the prompt, unless a step's metadata could not be read and of
         # the prompt more is not known.

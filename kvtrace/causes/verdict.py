@@ -12,7 +12,7 @@ from kvtrace.causes.registry import CATALOGUE
 from kvtrace.terms import FAULT, NOTE, Grade
 from kvtrace.words import capital, count, percent, plural
 
-NOT_STARTED = "engine-did-not-start"
+NOT_STARTED, NO_CONNECTOR = "engine-did-not-start", "connector-failed-to-start"
 
 
 def verdict(case: Case, findings: list[Finding]) -> str:
@@ -57,6 +57,8 @@ def _saves(case: Case, findings: list[Finding]) -> str:
         why = next((one.line for one in case.run.start_failures), "")
     if any(one.id == NOT_STARTED for one in findings):
         return f"{capital(why)}."
+    if not case.run.engines and any(one.id == NO_CONNECTOR for one in findings):
+        return f"The engine did not start{_because(why)}."
     if not case.run.engines:
         return f"No engine was seen in this run{_because(why)}."
     if not case.requests:
@@ -67,7 +69,16 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     reused = bool(case.run.total and not case.assigned)
     prompts = prompt_tokens(case)
     few = lost if 2 * lost < sum(prompts.lost.values()) else 0  # then it is no reason for most of them
+    if few:
+        why += _most(case, reasons)
     return _tokens(prompts, why, reused, " in every layer on every rank" if partly else "", few)
+
+
+def _most(case: Case, reasons: list[Finding]) -> str:
+    """The reason of most of what was not saved, where it is not the first one."""
+    of = {one.id: case.whole.prompts.get(not_saved(one.id), 0) for one in reasons}
+    most = max(reasons, key=lambda one: of[one.id])
+    return f"; {count(of[most.id])} of them: {most.headline}" if of[most.id] > of[reasons[0].id] else ""
 
 
 def _explains_prompts(case: Case, finding: Finding) -> bool:

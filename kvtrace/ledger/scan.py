@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvtrace.ledger.device import DeviceTally
 from kvtrace.ledger.steps import Array, Executed, real_step
 from kvtrace.trace import facts, hooks, rows
-from kvtrace.trace.format import STEP_SHIFT, Flag, Kind
+from kvtrace.trace.format import STEP_SHIFT, Flag, Kind, pack_head
 from kvtrace.trace.reader import Documents, Records, Spool, SpoolInfo, of_type
 
 F = TypeVar("F", bound=facts.Document)
@@ -44,6 +44,14 @@ _KEPT = {
 _OF_A_CONNECTOR = (Kind.LOOKUP, Kind.ALLOC, Kind.META, Kind.OPEN, Kind.DONE)
 """... and, in their detail, of a connector inside another one: what that one said or was told."""
 _IS_OF_REQUEST = np.isin(np.arange(256), list(REQUEST_KINDS))
+_IS_READ = np.isin(
+    np.arange(256), [*REQUEST_KINDS, *_KEPT.values(), Kind.STEP, Kind.EXEC, Kind.DEVICE, Kind.TIMED]
+)
+_NOT_READ_HEAD = pack_head(Kind.HOOK, code=hooks.BUILD_METADATA.code, flags=Flag.UNREADABLE)
+_NOT_READ = pack_head(0xFF, code=0xFF, flags=Flag.UNREADABLE)
+"""Of calls of hooks, which are most of a spool, those are read here whose metadata could not be."""
+_RECORDS = 16384
+"""Read at a time: a megabyte, which stays in the processor's cache."""
 _EMPTY: Array = np.empty(0, dtype=np.int64)
 _FULL = 2  # graph mode
 
@@ -101,18 +109,19 @@ class SpoolScan:
         """... each with the time at which it was written."""
         return of_type(kind, self.documents)
 
-    def calls(self) -> Iterator[Records]:
-        """The file once more, chunk by chunk, without the hook calls that don't count.
+    def calls(self) -> Iterator[tuple[Records, NDArray[np.uint8]]]:
+        """The file once more, chunk by chunk: records of any kind, and their kinds; that of a hook call that
+        does not count is 0.
 
         Raises:
             SpoolError: the spool vanished.
         """
-        for chunk in Spool(self.path).chunks():
+        for chunk in Spool(self.path).again(self.info):
+            kinds = chunk[:, 0].astype(np.uint8)  # the lowest byte
             if self.hooks_of is not None:
-                head = chunk[:, 0]
-                own = np.isin(rows.detail(head), list(self.hooks_of))
-                chunk = chunk[own | (rows.kind(head) != Kind.HOOK)]
-            yield chunk
+                own = np.isin(rows.detail(chunk[:, 0]), list(self.hooks_of))
+                kinds[~own & (kinds == Kind.HOOK)] = Kind.END
+            yield chunk, kinds
 
 
 def of_a_connector(table: Records) -> NDArray[np.bool_]:
@@ -139,13 +148,16 @@ def scan(path: Path) -> SpoolScan:
         (Kind.DEVICE, device.add_calls),
         (Kind.TIMED, device.add_steps),
     )
-    for chunk in spool.chunks():
-        kinds = rows.kind(chunk[:, 0])
+    for chunk in spool.chunks(_RECORDS, bare=False):
+        heads = chunk[:, 0]
+        kinds = heads.astype(np.uint8)  # the lowest byte
+        few = chunk[np.flatnonzero(_IS_READ[kinds] | (heads & _NOT_READ == _NOT_READ_HEAD))]
+        kinds = few[:, 0].astype(np.uint8)
         for kind, read in readers:
-            part = chunk[kinds == kind]
+            part = few[kinds == kind]
             if len(part):
                 read(part)
-        part = chunk[_IS_OF_REQUEST[kinds]]
+        part = few[_IS_OF_REQUEST[kinds]]
         if len(part):
             requests.append(part)
     everyone = _joined(requests)
@@ -178,8 +190,7 @@ class _Unreadable:
 
     def add(self, table: Records) -> None:
         head = table[:, 0]
-        bad = (rows.code(head) == hooks.BUILD_METADATA.code) & ((rows.flags(head) & Flag.UNREADABLE) != 0)
-        call = rows.columns(rows.HookCall, table[bad])
+        call = rows.columns(rows.HookCall, table[head & _NOT_READ == _NOT_READ_HEAD])
         index = rows.detail(call.head)
         for connector in np.unique(index).tolist():
             self._steps.setdefault(connector, []).append(call.step[index == connector])

@@ -15,6 +15,7 @@ Array = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _EMPTY: Array = np.empty(0, dtype=np.int64)
+_SHORT = 64
 
 
 def real_step(step: Array) -> Mask:
@@ -31,6 +32,12 @@ def of_engine(steps: Array, tag: int) -> Array:
 
 def locate(known: Array, wanted: Array) -> tuple[Array, Mask]:
     """Where each wanted step stands among the sorted known ones, and whether it does."""
+    if len(wanted) > _SHORT:  # records stand step by step: each step is looked for once
+        starts = np.concatenate([[0], np.flatnonzero(wanted[1:] != wanted[:-1]) + 1])
+        if 2 * len(starts) < len(wanted):
+            lengths = np.diff(starts, append=len(wanted))
+            at, inside = locate(known, wanted[starts])
+            return np.repeat(at, lengths), np.repeat(inside, lengths)
     at = np.searchsorted(known, wanted)
     inside: Mask = at < len(known)
     inside[inside] = known[at[inside]] == wanted[inside]

@@ -51,10 +51,17 @@ class Histograms:
             return
         # A corrupt record can hold any pair of times: the difference is bounded, not trusted.
         spans = np.clip(t1.astype(np.float64) - t0.astype(np.float64), 0, 2.0**62).astype(np.int64)
-        for i in np.unique(code).tolist():
-            of_code = spans[code == i]
-            self._of(i)[:] += np.bincount(buckets(of_code), minlength=BUCKETS)
-            self.totals[i] += int(of_code.sum(dtype=np.float64))
+        here = np.flatnonzero(np.bincount(code, minlength=self._codes))
+        place = np.zeros(self._codes, dtype=np.int64)
+        place[here] = np.arange(len(here))
+        at = place[code]
+        counts = np.bincount(at * BUCKETS + buckets(spans), minlength=BUCKETS * len(here))
+        totals = np.bincount(at, spans, minlength=len(here))
+        for i, of_code, total in zip(
+            here.tolist(), counts.reshape(-1, BUCKETS), totals.tolist(), strict=True
+        ):
+            self._of(i)[:] += of_code
+            self.totals[i] += int(total)
 
     def merge(self, other: Histograms) -> None:
         """Add another one of the same codes."""

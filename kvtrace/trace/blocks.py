@@ -65,9 +65,9 @@ class Blocks:
         self._next = number
         self._hashed = 0
 
-    def tables(self, records: int) -> Iterator[tuple[bool, Records]]:
-        """Tables of shape (n, 8) of whole blocks, without their seals, read ``records`` at a time. True where
-        something was left out right before the table.
+    def tables(self, records: int, seals: bool = False) -> Iterator[tuple[bool, Records]]:
+        """Tables of shape (n, 8) of whole blocks, read ``records`` at a time, with or without their seals. True
+        where something was left out right before the table.
 
         Raises:
             OSError: a read failed.
@@ -79,13 +79,13 @@ class Blocks:
             self.read_bytes += len(data)
             carry += data
             table = _table(carry)
-            seals = rows.kind(table[:, 0]) == fmt.Kind.SEAL
+            ends = rows.kind(table[:, 0]) == fmt.Kind.SEAL
             begin = done = 0  # of what is whole and not yet given, and its end
-            for start, end in self._whole_blocks(carry, table, np.flatnonzero(seals)):
+            for start, end in self._whole_blocks(carry, table, np.flatnonzero(ends)):
                 number = int(table[end, 1])
                 if start != done or number != self._next:
                     if done > begin:
-                        yield gap, table[begin:done][~seals[begin:done]]
+                        yield gap, table[begin:done] if seals else table[begin:done][~ends[begin:done]]
                     self._count(start - done, number)
                     gap, begin = True, start
                 done = end + 1
@@ -94,7 +94,7 @@ class Blocks:
                 else:
                     self._next = number + 1
             if done > begin:
-                yield gap, table[begin:done][~seals[begin:done]]
+                yield gap, table[begin:done] if seals else table[begin:done][~ends[begin:done]]
                 gap = False
             empty = 0 if done else empty + len(data)
             if (

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvtrace.errors import KvtraceError
 from kvtrace.regular import open_regular
 from kvtrace.trace import blocks, facts
 from kvtrace.trace import format as fmt
 from kvtrace.trace.format import Fact, Kind
-from kvtrace.trace.rows import code, kind
+from kvtrace.trace.rows import code
 from kvtrace.trace.shifts import shift_of
 from kvtrace.words import plural
 
@@ -33,7 +34,10 @@ F = TypeVar("F", bound=facts.Document)
 
 _MAX_HEADER = 1 << 20
 _MAX_TEXT = 1 << 24
-_LAST_KIND = max(Kind)
+_KINDS = np.arange(256)
+_IS_BAD = (_KINDS == Kind.END) | (max(Kind) < _KINDS)
+_IS_TEXT = np.isin(_KINDS, (Kind.NAME, Kind.FACT, Kind.BYTES, Kind.TRAILER))
+_IS_FIXED = ~np.isin(_KINDS, (Kind.NAME, Kind.FACT, Kind.BYTES, Kind.SEAL))
 
 
 class SpoolError(KvtraceError):
@@ -60,6 +64,8 @@ class SpoolInfo:
     """Records that were not read because their block is damaged or cut; at least that many."""
     sealed: bool = True
     """It has checksums: what is damaged is known."""
+    whole: bool = False
+    """All of its bytes behind the header, up to ``size``, are blocks that match their checksums."""
 
     @property
     def name(self) -> str:
@@ -129,21 +135,27 @@ class Spool:
         self._data_start = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
         self._read(size=self._data_start, sealed=self._sealed)
 
-    def chunks(self, records: int = 65536) -> Iterator[Records]:
+    def chunks(self, records: int = 65536, bare: bool = True) -> Iterator[Records]:
         """Arrays of shape (n, 8): all records but NAME, BYTES, FACT, SEAL, END; n <= ``records`` and a block.
+
+        Args:
+            bare: False: NAME, BYTES, FACT and SEAL may be among them, which spares a copy.
 
         Raises:
             SpoolError: the file vanished or a read failed.
         """
+        whole = self._sealed
         try:
             with open_regular(self.path) as file:
                 file.seek(self._data_start)
                 for table in (
                     self._sealed_tables(file, records) if self._sealed else self._tables(file, records)
                 ):
-                    good, stop = self._digest(table)
-                    if len(good):
-                        self._read(records=self._info.records + len(good))
+                    table, fixed, stop = self._digest(table)
+                    whole &= not stop
+                    if number := int(fixed.sum()):
+                        self._read(records=self._info.records + number)
+                        good = table[fixed] if bare and number < len(table) else table
                         yield good if self._shift is None else self._shift.records(good)
                     if stop:
                         break
@@ -151,6 +163,30 @@ class Spool:
             raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
         if self._pending is not None and self._info.end == "open":
             self._read(end="cut", detail="the last text is cut off")
+        losses = self._info.left_out or self._info.end not in ("open", "trailer")
+        self._read(whole=whole and not losses and self._pending is None)
+
+    def again(self, info: SpoolInfo, records: int = 16384) -> Iterator[Records]:
+        """What :meth:`chunks` gave (``bare=False``) when it read as far as `info` says, without looking at the
+        checksums of what is known to be whole.
+
+        Raises:
+            SpoolError: the file vanished or a read failed.
+        """
+        if not info.whole:
+            yield from self.chunks(records, bare=False)
+            return
+        left = (info.size - self._data_start) // fmt.RECORD_SIZE
+        try:
+            with open_regular(self.path) as file:
+                file.seek(self._data_start)
+                while left > 0 and (data := file.read(min(left, records) * fmt.RECORD_SIZE)):
+                    table = np.frombuffer(data, dtype="<i8", count=len(data) // 8 // fmt.WORDS * fmt.WORDS)
+                    left -= min(left, records)
+                    table = table.reshape(-1, fmt.WORDS)
+                    yield table if self._shift is None else self._shift.records(table)
+        except OSError as error:
+            raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
 
     def _tables(self, file: BinaryIO, records: int) -> Iterator[Records]:
         """Of a spool without checksums: all that is there."""
@@ -163,7 +199,7 @@ class Spool:
     def _sealed_tables(self, file: BinaryIO, records: int) -> Iterator[Records]:
         """The blocks that match their checksums, ``records`` of them at a time."""
         found = blocks.Blocks(file, self._seed)
-        for gap, table in found.tables(records):
+        for gap, table in found.tables(records, seals=True):
             self._read(size=self._data_start + found.read_bytes)
             if gap:
                 self._pending = None  # the rest of a text may be in what was left out
@@ -177,24 +213,24 @@ class Spool:
         elif losses.damage:
             self._damaged(losses.damage)
 
-    def _digest(self, table: Records) -> tuple[Records, bool]:
-        """Split a chunk: texts go to names and facts, the rest is returned.
+    def _digest(self, table: Records) -> tuple[Records, NDArray[np.bool_], bool]:
+        """Texts of a chunk go to names and facts; the chunk as far as it is good, and which of it is the rest.
 
-        Stops at the first END record or at damage; the second value says so.
+        Stops at the first END record or at damage; the last value says so.
         """
-        kinds = kind(table[:, 0])
+        kinds = table[:, 0].astype(np.uint8)  # the lowest byte
         stop = False
-        bad = np.flatnonzero((kinds == Kind.END) | (kinds > _LAST_KIND) | (table[:, 0] < 0))
+        bad = np.flatnonzero(_IS_BAD[kinds] | (table[:, 0] < 0))
         if len(bad):
             at = int(bad[0])
             if kinds[at] != Kind.END or table[at].any():
-                self._damaged(f"record {self._info.records + at}: unknown kind {int(kinds[at])}")
+                number = self._info.records + at - int((kinds[:at] == Kind.SEAL).sum())
+                self._damaged(f"record {number}: unknown kind {int(kinds[at])}")
             table, kinds, stop = table[:at], kinds[:at], True
-        texts = np.flatnonzero(
-            (kinds == Kind.NAME) | (kinds == Kind.FACT) | (kinds == Kind.BYTES) | (kinds == Kind.TRAILER)
-        )
+        texts = np.flatnonzero(_IS_TEXT[kinds])
+        fixed: NDArray[np.bool_] = _IS_FIXED[kinds]
         if self._pending is None and not len(texts):
-            return table, stop
+            return table, fixed, stop
         limit = len(table)
         for i in texts.tolist():
             try:
@@ -210,12 +246,10 @@ class Spool:
         if self._pending is not None:
             # Nothing but BYTES may stand between a text's announcement and its end.
             self._check_interrupted(kinds, texts)
-        table, kinds = table[:limit], kinds[:limit]
-        fixed = (kinds != Kind.NAME) & (kinds != Kind.FACT) & (kinds != Kind.BYTES)
-        return table[fixed], stop
+        return table[:limit], fixed[:limit], stop
 
-    def _check_interrupted(self, kinds: Records, texts: Records) -> None:
-        if len(texts) and texts[-1] != len(kinds) - 1:
+    def _check_interrupted(self, kinds: NDArray[np.uint8], texts: Records) -> None:
+        if len(texts) and (kinds[texts[-1] + 1 :] != Kind.SEAL).any():
             self._damaged("a text is interrupted by another record")
             self._pending = None
 

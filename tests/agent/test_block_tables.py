@@ -9,9 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from kvtrace.agent import scheduler as agent_scheduler
-from kvtrace.agent.block_tables import runs
+from kvtrace.agent.engine import scheduler as agent_scheduler
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.steps.block_tables import runs
 from kvtrace.trace import rows
 from kvtrace.trace.format import Flag, Kind
 

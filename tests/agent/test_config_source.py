@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrace.agent.config_source import Hidden, keys_named
+from kvtrace.agent.code.config_source import Hidden, keys_named
 
 CONFIG = "config.kv_transfer_config"
 EXTRA = f"{CONFIG}.kv_connector_extra_config"

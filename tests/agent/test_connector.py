@@ -6,10 +6,10 @@ import types
 
 import pytest
 
-from kvtrace.agent.connector import traced
-from kvtrace.agent.connector_facts import answers_alike, resolves
-from kvtrace.agent.proxy import index_of
+from kvtrace.agent.facts.connector_facts import answers_alike, resolves
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Flag, Kind, Role
 from kvtrace.trace.rows import code, detail, flags, kind

@@ -175,11 +175,11 @@ def test_a_counter_of_an_ended_thread_closes_no_users_file(here: Path) -> None:
         here,
         """
         import threading
-        from kvtrace.agent import files
+        from kvtrace.agent.outside import opened
 
         def work():
-            files._written()
-            number = files._counter.file
+            opened._written()
+            number = opened._counter.file
             os.close(number)
             mine = os.open(here / "mine", os.O_WRONLY | os.O_CREAT, 0o600)
             assert mine == number

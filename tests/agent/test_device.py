@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtrace.agent import device as device_module
-from kvtrace.agent import ops, wrappers
 from kvtrace.agent.budget import Sampler
-from kvtrace.agent.connector import traced
-from kvtrace.agent.device import Device
+from kvtrace.agent.engine import ops
+from kvtrace.agent.hooks import device as device_module
+from kvtrace.agent.hooks import wrappers
+from kvtrace.agent.hooks.connector import traced
+from kvtrace.agent.hooks.device import Device
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
 from kvtrace.trace import ops as op_table
@@ -357,7 +358,7 @@ def test_attention_bodies_are_timed(trace: Any, cuda: Cuda, monkeypatch: pytest.
     def unified_attention_with_output(query: Any, output: Any, layer_name: str) -> None:
         cuda.work(2 * MS)
 
-    body = ops.traced_body(unified_attention_with_output, hook_site=True)
+    body = ops.traced_body(unified_attention_with_output, calls_hook=True)
     query = SimpleNamespace(size=lambda dim: 5)
     step(
         device, 1, lambda: body(query, None, "layer.0"), lambda: body(query, None, SimpleNamespace(value="b"))

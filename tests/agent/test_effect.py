@@ -12,13 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.connector import traced  # noqa: E402
-from kvtrace.agent.prefixes import digest_of  # noqa: E402
-from kvtrace.agent.proxy import index_of  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
+from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.agent.steps.prefixes import digest_of  # noqa: E402
 from kvtrace.agent.watch import call, policy  # noqa: E402
-from kvtrace.agent.watch.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.watch.operations import Watch  # noqa: E402
+from kvtrace.agent.wrap.proxy import index_of  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
 from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
 from kvtrace.trace.rows import code, detail, flags, kind  # noqa: E402

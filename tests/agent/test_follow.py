@@ -23,13 +23,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.connector import traced  # noqa: E402
-from kvtrace.agent.logs import install as install_logs  # noqa: E402
+from kvtrace.agent.errors.logs import install as install_logs  # noqa: E402
+from kvtrace.agent.errors.swallowed import THREAD, install_thread_hook  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
+from kvtrace.agent.kv.caches import CACHES  # noqa: E402
+from kvtrace.agent.origin import HERE, Origin  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.swallowed import THREAD, install_thread_hook  # noqa: E402
-from kvtrace.agent.watch import follow  # noqa: E402
-from kvtrace.agent.watch.caches import CACHES  # noqa: E402
-from kvtrace.agent.watch.origin import HERE, Origin  # noqa: E402
+from kvtrace.agent.watch import background  # noqa: E402
 from kvtrace.agent.watch.policy import POLICY  # noqa: E402
 from kvtrace.agent.watch.work import begin  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
@@ -61,7 +61,7 @@ class Background(fakes.Copying):
 @pytest.fixture
 def caches() -> dict[str, Any]:
     CACHES.__init__()  # type: ignore[misc]
-    follow.begins()
+    background.begins()
     return {"layer.0": torch.randn(BLOCKS, BLOCK, 8)}
 
 
@@ -232,9 +232,9 @@ def test_a_thread_older_than_the_agent_is_met_at_its_next_item(
     trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = Consumer()
-    monkeypatch.setattr(follow, "_on", False)
+    monkeypatch.setattr(background, "_on", False)
     consumer.put(lambda: None)
-    monkeypatch.setattr(follow, "_on", True)
+    monkeypatch.setattr(background, "_on", True)
     connector = made(caches, lambda c, job: consumer.put(job))
     for number in (1, 2, 3):
         step(connector, caches, number)
@@ -572,7 +572,7 @@ def test_results_exceptions_names_and_flags_are_what_they_were(
 
     assert asyncio.run_coroutine_threadsafe(answer(), loop.loop).result(30) == "answer"
     assert threading.Thread.start.__name__ == "start" and queue.Queue.get.__qualname__ == "Queue.get"
-    assert AGENT._failures == 0 and connector.kept == [] and not follow._starting
+    assert AGENT._failures == 0 and connector.kept == [] and not background._starting
 
 
 def test_a_recorder_that_fails_changes_nothing(

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent import foreign, logs
-from kvtrace.agent.connector import traced
+from kvtrace.agent.code import foreign
+from kvtrace.agent.errors import logs
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Fact, Role
 

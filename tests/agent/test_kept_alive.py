@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.trace.format import Fact, Role  # noqa: E402
 
@@ -151,7 +151,7 @@ from pathlib import Path
 sys.path[:0] = [{root!r}, {tests!r}]
 import torch
 from agent import conftest, fakes, test_kept_alive as mine
-from kvtrace.agent.connector import traced
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Role
 

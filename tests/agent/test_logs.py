@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from kvtrace.agent import logs
-from kvtrace.agent.connector import traced
-from kvtrace.agent.proxy import index_of
+from kvtrace.agent.errors import logs
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace.format import Fact, Role
 
 from . import fakes

@@ -15,9 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
+from kvtrace.agent.kv.memory import MOST, NotKnown, Ranges, numbers  # noqa: E402
 from kvtrace.agent.reads import READS  # noqa: E402
 from kvtrace.agent.watch import native  # noqa: E402
-from kvtrace.agent.watch.memory import MOST, NotKnown, Ranges, numbers  # noqa: E402
 from kvtrace.agent.watch.operations import READ, WRITTEN, Watch  # noqa: E402
 
 from .test_slots import Cache, parsed  # noqa: E402

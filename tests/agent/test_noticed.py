@@ -11,7 +11,7 @@ from typing import Any
 import probes
 import pytest
 
-from kvtrace.agent.connector import traced
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Fact, Role
 

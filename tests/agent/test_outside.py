@@ -15,10 +15,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
+from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.outside import files  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.launch.rest import look, write_rest  # noqa: E402
 from kvtrace.ledger.rest_file import read_rest_file  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtrace.agent import scheduler
-from kvtrace.agent.prefixes import MAX_PREFIXES, Beginnings, digests, key_of, tokens_of
+from kvtrace.agent.engine import scheduler
+from kvtrace.agent.steps.prefixes import MAX_PREFIXES, Beginnings, digests, key_of, tokens_of
 from kvtrace.trace.format import Kind
 from kvtrace.trace.rows import kind
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from kvtrace.agent.kv.caches import CACHES
+from kvtrace.agent.prints import prints as prints_module
+from kvtrace.agent.prints.prints import Prints
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch import prints as prints_module
-from kvtrace.agent.watch.caches import CACHES
-from kvtrace.agent.watch.prints import Prints
-from kvtrace.agent.watch.prompts import LOADED_ATTRIBUTE, Filled, Prompts
+from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, Prompts
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT, Flag
 
@@ -288,7 +288,7 @@ def test_loads_are_looked_at_as_request_blocks_or_connector_end(trace: Any) -> N
     engine.step([1, 2, 3])
     load(engine, "b", [1, 2, 4], STEP + 1)
     load(engine, "c", [3, 5], STEP + 2)
-    del engine.prints._again.waiting[0].filled.blocks[2:]
+    del engine.prints._rechecks.waiting[0].filled.blocks[2:]
     steps(engine, STEP + 3, STEP + 6, finished={"b"})
     steps(engine, STEP + 7, STEP + 7, admitted=[new("d", 4, [2])])
     engine.prints.ends()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace.agent import worker
-from kvtrace.agent.connector import traced
+from kvtrace.agent.engine import worker
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Target

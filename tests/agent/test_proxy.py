@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent.connector import traced
-from kvtrace.agent.proxy import index_of, its
+from kvtrace.agent.hooks.connector import traced
+from kvtrace.agent.wrap.proxy import index_of, its
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Kind, Role
 from kvtrace.trace.rows import code, kind

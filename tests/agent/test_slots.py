@@ -13,8 +13,8 @@ from hypothesis import given, settings
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.watch.caches import Caches  # noqa: E402
-from kvtrace.agent.watch.layout import hint_of, layout_of  # noqa: E402
+from kvtrace.agent.kv.caches import Caches  # noqa: E402
+from kvtrace.agent.kv.layout import hint_of, layout_of  # noqa: E402
 from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, Watch  # noqa: E402
 
 HEADS, CONTENT = 3, 4

@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.errors.swallowed import THREAD  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
+from kvtrace.agent.kv.caches import CACHES  # noqa: E402
+from kvtrace.agent.origin import Origin  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.swallowed import THREAD  # noqa: E402
-from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.agent.watch.operations import Watch  # noqa: E402
-from kvtrace.agent.watch.origin import Origin  # noqa: E402
 from kvtrace.agent.watch.states import STATES  # noqa: E402
 from kvtrace.agent.watch.work import begin  # noqa: E402
 from kvtrace.trace import hooks, rows  # noqa: E402

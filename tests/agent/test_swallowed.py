@@ -9,10 +9,11 @@ import threading
 
 import pytest
 
-from kvtrace.agent import state, swallowed
-from kvtrace.agent.connector import traced
+from kvtrace.agent import state
+from kvtrace.agent.errors import swallowed
+from kvtrace.agent.hooks.connector import traced
+from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.origin import HERE
 from kvtrace.trace.format import Fact, Role
 
 from . import fakes
@@ -141,7 +142,7 @@ def make(how):
     ],
 )
 def test_what_the_connector_swallows_is_named_with_its_place(trace, monkeypatch, how, kind, function, logged):
-    from kvtrace.agent import logs
+    from kvtrace.agent.errors import logs
 
     logs.install()
     call(make(how))

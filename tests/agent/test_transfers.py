@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from kvtrace.agent.connector import traced
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Flag, Kind, Role
 from kvtrace.trace.rows import flags, kind, role

@@ -15,7 +15,7 @@ from kvtrace.ledger import read_run
 from kvtrace.ledger.stuck_file import Frame, Look, StuckFile, Thread
 from kvtrace.trace.sums import summed
 
-STEP = Frame("execute_model", "/x/kvtrace/agent/worker.py", 120)
+STEP = Frame("execute_model", "/x/kvtrace/agent/engine/worker.py", 120)
 WAITS = Frame("Event.wait", "/usr/lib/python3.11/threading.py", 629)
 HOOK = (
     WAITS,

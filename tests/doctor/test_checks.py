@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent.connector_facts import does_nothing
+from kvtrace.agent.facts.connector_facts import does_nothing
 from kvtrace.agent.preflight import facts, signatures
 from kvtrace.agent.preflight.facts import (
     BATCHED,

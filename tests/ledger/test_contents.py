@@ -16,7 +16,7 @@ from kvtrace.ledger.contents.compare import Contents, Wrong
 from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Chunk as Computed
 from kvtrace.ledger.requests import Request
@@ -397,6 +397,17 @@ def test_zeroes_are_nobody_s(tmp_path: Path) -> None:
     assert not run.loads.accounts.get(LoadEnd.NOT_WRITTEN)
 
 
+@pytest.mark.parametrize(("loaded", "finding"), [(ZEROES, "kv-load-wrong"), (77, "kv-altered")])
+def test_written_zeroes_are_no_store_of_fewer_bits(tmp_path: Path, loaded: int, finding: str) -> None:
+    cache = Cache(tmp_path, kv_blocks=64).computes("a", [5, 6, 7, 8])
+    numbers = [loaded, loaded + 1, loaded + 2] if loaded != ZEROES else [ZEROES] * 3
+    cache.loads("b", [*numbers, 9])
+    cache.sim.write_kv("b", 0, 3 * BLOCK)
+    run = cache.run()
+    assert run.compared == {("wrong" if loaded == ZEROES else "altered"): 3}
+    assert finding in {one.id for one in diagnose(run).findings}
+
+
 def test_engines_of_another_shape_are_not_compared(tmp_path: Path) -> None:
     one = Cache(tmp_path).computes("a", [5, 6, 7, 8])
     other = Cache(tmp_path, layers=3, tag=8, pid=200).loads("b", [95, 96, 97, 98])
@@ -452,6 +463,14 @@ def test_wrong_blocks_are_a_fault_with_whose_they_are(tmp_path: Path) -> None:
     assert fault.tokens == BLOCK and fault.grade is Grade.PROVED
     assert any("tokens 0-32 of the same prompt" in line for line in fault.evidence)
     assert "kv-verified" not in {one.id for one in said.ruled_out}
+
+
+@pytest.mark.parametrize(("comes", "ident"), [([95, 96, 97], "kv-altered"), ([95, 6, 97], "kv-load-wrong")])
+def test_other_numbers_in_every_block_are_a_choice(tmp_path: Path, comes: list[int], ident: str) -> None:
+    """Eight bits are meant so, or are not; beside blocks that come back equal nothing is stored in fewer."""
+    said = diagnose(Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [*comes, 9]).run())
+    (found,) = (one for one in said.findings if one.id in ("kv-altered", "kv-load-wrong"))
+    assert (found.id, found.severity) == (ident, "limit" if ident == "kv-altered" else "fault")
 
 
 def test_where_nothing_was_compared_it_says_so(tmp_path: Path) -> None:

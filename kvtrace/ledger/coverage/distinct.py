@@ -7,7 +7,7 @@ chunk.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,9 @@ FIRED, WORK, RAISED = 1, 2, 4
 OP = 0x80
 """In the ``what`` of a key: an op, no hook; the rest is its code."""
 _CARRIED_STEPS = 8
+_BITS = 3
+_HOOKS = 128
+"""In the counts of graph modes: from here on of save hooks, before it of attention bodies."""
 _UPDATES = [op.code for op in ops.UPDATES]
 
 
@@ -47,9 +50,12 @@ def what_of(codes: Array, is_op: bool) -> Array:
     return result
 
 
+_IS_ATTENTION = (np.arange(256) >= OP) & ~np.isin(np.arange(256) & 0x7F, _UPDATES)
+
+
 def is_attention(what: Array) -> Mask:
     """Whether a key's ``what`` is an attention op."""
-    result: Mask = (what >= OP) & ~np.isin(what & 0x7F, _UPDATES)
+    result: Mask = _IS_ATTENTION[what] & (what >= 0)
     return result
 
 
@@ -65,12 +71,30 @@ class Distinct:
         self._mode: NDArray[np.int8] = np.concatenate(
             [np.empty(0, dtype=np.int8), *(one.mode_of for one in ran)]
         )[first]
+        self._tag = self._steps >> STEP_SHIFT
         self._carried = Calls(empty, empty)
-        self.fired: Counter[Key] = Counter()
-        self.with_work: Counter[Key] = Counter()
-        self.raised: Counter[Key] = Counter()
-        self.python: Counter[tuple[int, int, int, int]] = Counter()
+        self._of = {bit: _Counts() for bit in (FIRED, WORK, RAISED)}
+        self._python = _Counts()
+
+    @property
+    def fired(self) -> Counter[Key]:
+        return _keyed(self._of[FIRED])
+
+    @property
+    def with_work(self) -> Counter[Key]:
+        return _keyed(self._of[WORK])
+
+    @property
+    def raised(self) -> Counter[Key]:
+        return _keyed(self._of[RAISED])
+
+    @property
+    def python(self) -> dict[tuple[int, int, int, int], int]:
         """(tag, graph mode, 0 attention body or 1 save hook, layer number) -> layer-steps"""
+        return {
+            (tag, what % _HOOKS - 1, int(what >= _HOOKS), layer): n
+            for tag, what, layer, n in self._python.items()
+        }
 
     def is_real(self, step: Array) -> Mask:
         """Whether each is a real forward step of this spool."""
@@ -89,43 +113,76 @@ class Distinct:
 
     def add(self, parts: list[Calls]) -> None:
         """Count what is new in these calls since the steps that are carried."""
-        if not parts:
+        given = [part.keys << _BITS | part.bits for part in parts if len(part.keys)]
+        if not given:
             return
-        keys = np.concatenate([self._carried.keys, *(part.keys for part in parts)])
-        bits = np.concatenate([self._carried.bits, *(part.bits for part in parts)])
-        if not len(keys):
-            return
-        order = np.argsort(keys, kind="stable")
-        ordered = keys[order]
-        starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-        merged = np.bitwise_or.reduceat(bits[order], starts)
-        bits[len(self._carried.bits) :] = 0
-        before = np.bitwise_or.reduceat(bits[order], starts)
-        unique = ordered[starts]
+        sorted_ = np.sort(np.concatenate(given))
+        keys = sorted_ >> _BITS
+        starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+        bits = sorted_ & ((1 << _BITS) - 1)
+        unique, merged = (keys, bits) if len(starts) == len(keys) else (
+            keys[starts], np.bitwise_or.reduceat(bits, starts)
+        )  # fmt: skip
+        at, again = locate(self._carried.keys, unique)
+        before = np.zeros_like(merged)
+        before[again] = self._carried.bits[at[again]]
         self._count(unique, merged & ~before)
-        step_at = unique >> 24
-        keep = step_at >= np.unique(step_at)[-_CARRIED_STEPS:][0]
-        self._carried = Calls(unique[keep], merged[keep])
+        self._carry(unique, merged | before)
+
+    def _carry(self, keys: Array, bits: Array) -> None:
+        """Keep what is known of the last steps."""
+        old = ~locate(keys, self._carried.keys)[1]
+        keys = np.concatenate([self._carried.keys[old], keys])
+        bits = np.concatenate([self._carried.bits[old], bits])
+        step_at = keys >> 24
+        least = np.unique(step_at)[-_CARRIED_STEPS:][0]
+        keys, bits = keys[step_at >= least], bits[step_at >= least]
+        order = np.argsort(keys)
+        self._carried = Calls(keys[order], bits[order])
 
     def _count(self, keys: Array, new: Array) -> None:
-        self._count_python(keys[(new & FIRED) != 0])
-        tags = self._steps[keys >> 24] >> STEP_SHIFT
-        low = keys & 0xFFFFFF
-        for bit, counts in ((FIRED, self.fired), (WORK, self.with_work), (RAISED, self.raised)):
+        step_at, what, layer = keys >> 24, keys >> 16 & 0xFF, keys & 0xFFFF
+        tags = self._tag[step_at]
+        for bit, counts in self._of.items():
             having = (new & bit) != 0
-            for tag in np.unique(tags[having]).tolist():
-                values, numbers = np.unique(low[having & (tags == tag)], return_counts=True)
-                for value, n in zip(values.tolist(), numbers.tolist(), strict=True):
-                    counts[Key(tag, value >> 16, value & 0xFFFF)] += n
+            if having.all():
+                counts.add(tags, what, layer)
+            elif having.any():
+                counts.add(tags[having], what[having], layer[having])
+        fired = (new & FIRED) != 0
+        body = fired & is_attention(what)
+        save = fired & (what == hooks.SAVE_LAYER.code)
+        for first, having in ((0, body), (_HOOKS, save)):
+            if having.any():
+                mode = self._mode[step_at[having]].astype(np.int64) + 1 + first
+                self._python.add(tags[having], mode, layer[having])
 
-    def _count_python(self, keys: Array) -> None:
-        """Layer-steps with an attention body or a save hook, by the graph mode of their step."""
-        what = keys >> 16 & 0xFF
-        step_at = keys >> 24
-        tags = self._steps[step_at] >> STEP_SHIFT
-        mode_and_layer = self._mode[step_at].astype(np.int64) << 16 | (keys & 0xFFFF)
-        for kind, having in enumerate((is_attention(what), what == hooks.SAVE_LAYER.code)):
-            for tag in np.unique(tags[having]).tolist():
-                values, counts = np.unique(mode_and_layer[having & (tags == tag)], return_counts=True)
-                for value, n in zip(values.tolist(), counts.tolist(), strict=True):
-                    self.python[(tag, value >> 16, kind, value & 0xFFFF)] += n
+
+class _Counts:
+    """How often each (tag, what, layer) was counted, ``what`` below 256."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Array] = {}  # tag -> (256, layers)
+
+    def add(self, tags: Array, what: Array, layer: Array) -> None:
+        width = 1 << int(layer.max()).bit_length()
+        here = np.unique(tags[np.concatenate([[True], tags[1:] != tags[:-1]])]).tolist()
+        for tag in here:
+            mine = slice(None) if len(here) == 1 else tags == tag
+            flat = np.bincount(what[mine] * width + layer[mine], minlength=256 * width)
+            new = flat.reshape(256, width).astype(np.int64, copy=False)
+            old = self._found.get(tag)
+            if old is None or old.shape[1] < width:
+                self._found[tag] = new
+                new = old if old is not None else new[:, :0]
+            self._found[tag][:, : new.shape[1]] += new
+
+    def items(self) -> Iterator[tuple[int, int, int, int]]:
+        """(tag, what, layer, count) of all that was counted."""
+        for tag, counts in self._found.items():
+            for what, layer in np.argwhere(counts).tolist():
+                yield tag, what, layer, int(counts[what, layer])
+
+
+def _keyed(counts: _Counts) -> Counter[Key]:
+    return Counter({Key(tag, what, layer): n for tag, what, layer, n in counts.items()})

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvtrace.ledger.steps import Array
 
+_NEW = -2
 MOST = 1 << 16
 """Layers with a number; what comes after them has the number -1."""
 
@@ -19,14 +20,26 @@ class Layers:
     def __init__(self, texts: Mapping[int, str]) -> None:
         self._texts = texts
         self._numbers: dict[int, int] = {}  # id of the name -> number
+        self._known: Array = np.empty(0, np.int64)  # the same by small ids, _NEW where there is none
         self._sets: dict[int, Array] = {}
         self._indices: dict[tuple[str, ...], Array] = {}
         self.names: list[str] = []
 
     def numbers(self, ids: Array) -> Array:
         """The number of each id of a NAME record."""
+        if len(ids) and ids.min() >= 0 and ids.max() < len(self._known):
+            known = self._known[ids]
+            if (known != _NEW).all():
+                return known
         unique, inverse = np.unique(ids, return_inverse=True)
         found: Array = np.array([self._number(ident) for ident in unique.tolist()], dtype=np.int64)
+        few = unique[(unique >= 0) & (unique < MOST)]
+        if len(few):
+            size = max(len(self._known), int(few[-1]) + 1)
+            more: Array = np.full(size, _NEW, np.int64)
+            more[: len(self._known)] = self._known
+            more[few] = found[(unique >= 0) & (unique < MOST)]
+            self._known = more
         return found[inverse]
 
     def _number(self, ident: int) -> int:

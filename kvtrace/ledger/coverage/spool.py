@@ -72,15 +72,14 @@ class SpoolReader:
 
     def read(self, hooks_time: Histograms, ops_time: Histograms) -> None:
         """Read it once; durations are added to the histograms, by code."""
-        for chunk in self._scan.calls():
-            kinds = rows.kind(chunk[:, 0])
+        for chunk, kinds in self._scan.calls():
+            called, bodies = (chunk[np.flatnonzero(kinds == kind)] for kind in (Kind.HOOK, Kind.OP))
+            quiet = chunk[kinds == Kind.QUIET]
             found: list[Calls] = []
-            called, bodies = chunk[kinds == Kind.HOOK], chunk[kinds == Kind.OP]
             if len(called):
                 found.append(self._hook_calls(called, hooks_time))
             if len(bodies):
                 found.append(self._op_calls(bodies, ops_time))
-            quiet = chunk[kinds == Kind.QUIET]
             for at in range(0, len(quiet), _QUIET_ROWS):
                 found += self._quiet_calls(quiet[at : at + _QUIET_ROWS], hooks_time, ops_time)
                 if sum(len(calls.keys) for calls in found) > _PENDING_KEYS:
@@ -136,8 +135,9 @@ class SpoolReader:
         codes = rows.code(call.head)
         for tag, spent in self._spent.items():
             here = (call.step >> STEP_SHIFT) == tag
-            for hook in np.unique(codes[here]).tolist():
-                spent[hook] += int(spans[here & (codes == hook)].sum())
+            for hook, ns in enumerate(np.bincount(codes[here], spans[here]).tolist()):
+                if ns:
+                    spent[hook] += int(ns)
 
     # -- op bodies
 
@@ -234,12 +234,13 @@ class SpoolReader:
 
     def _counts(self, worker: Worker, is_op: bool) -> Counts:
         found: Counts = {}
+        with_work, raised = self._distinct.with_work, self._distinct.raised
         for key, fired in self._distinct.fired.items():
             name = ops.name_of(key.what - OP) if is_op else hooks.name_of(key.what)
             if key.tag != worker.engine or not name:
                 continue
             old = found.get((name, self._layers.names[key.layer]), (0, 0, 0))
-            new = (fired, self._distinct.with_work[key], self._distinct.raised[key])
+            new = (fired, with_work[key], raised[key])
             found[name, self._layers.names[key.layer]] = (old[0] + new[0], old[1] + new[1], old[2] + new[2])
         return found
 

@@ -1,0 +1,103 @@
+"""Loads into blocks that nobody wrote: what stands there is what stood there before.
+
+A block of the KV cache keeps its content until something is written into it. Where a loaded block holds the
+very KV that the same block of the cache held for other positions, nothing was loaded into it. The same
+position of another prompt is no sign: a load under a wrong key may put it back where it was.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+
+from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed
+from kvtrace.ledger.slots.tables import Given
+from kvtrace.trace import rows
+
+Run = tuple[int, int, int, int]
+"""(step, first place, block at it, count): as in a BLOCKS record."""
+
+
+class Places:
+    """Which block of the KV cache each block of a request was.
+
+    Args:
+        given: the BLOCKS records of all engines, in the order of their steps.
+    """
+
+    def __init__(self, given: Iterable[Given]) -> None:
+        self._runs: dict[tuple[int, int], list[Run]] = defaultdict(list)
+        self._of_group: dict[int, list[Run]] = defaultdict(list)
+        for one in given:
+            record: rows.BlocksGiven = one.record
+            run = record.step, record.first, record.block, record.count
+            self._runs[one.row, record.group].append(run)
+            self._of_group[record.group].append(run)
+        for runs in self._of_group.values():
+            runs.sort()
+
+    def block(self, row: int, group: int, place: int, step: int) -> int:
+        """At the end of ``step``; 0 where that is not known."""
+        for since, first, block, count in reversed(self._runs.get((row, group), ())):
+            if since <= step and first <= place < first + abs(count):
+                return block + (place - first if count > 0 else first - place)
+        return 0
+
+    def given_since(self, block: int, group: int, since: int, until: int) -> bool:
+        """Whether a block was given to anyone in a step after ``since``, up to ``until``."""
+        runs = self._of_group.get(group, [])
+        first, last = (bisect_left(runs, (step + 1,)) for step in (since, until))
+        return any(
+            min(own, own + count + 1) <= block <= max(own, own + count - 1)
+            for _, _, own, count in runs[first:last]
+        )
+
+
+def unwritten_blocks(
+    printed: Sequence[Printed], places: Places, written: Collection[int]
+) -> dict[tuple[int, Block], str]:
+    """Loaded blocks, with the pairs of their workers, that nothing was written into, and what shows it: they
+    hold zeroes, as a KV cache does before it is used, or what the same block of the cache held for other
+    positions.
+
+    Args:
+        written: rows of the requests into whose slots something was seen to be written: left out.
+    """
+    found: dict[tuple[int, Block], str] = {}
+    for one in printed:
+        if not one.whole:
+            continue  # what lies outside of a window need not be loaded
+        zeroes = any(block.value == ZEROES and block.origin is Origin.COMPUTED for block in one.blocks)
+        size = max(1, one.shape.block_size)
+        held: dict[tuple[int, int], set[int]] = defaultdict(set)
+        for block in sorted(one.blocks, key=lambda block: block.step):
+            at = places.block(block.row, one.group, block.start // size, block.step), block.value
+            before = held.get(at, set())
+            if block.origin is Origin.LOADED and block.row not in written:
+                what = f"tokens {block.start}-{block.end} hold"
+                if block.value == ZEROES and not zeroes:
+                    found[one.pairs, block] = f"{what} nothing but zeroes"
+                elif before and block.start not in before:
+                    found[one.pairs, block] = (
+                        f"{what} what their block held for the tokens from {min(before)} on"
+                    )
+            if at[0] and block.value != ZEROES:
+                held[at].add(block.start)
+    return found
+
+
+def remaining(printed: Sequence[Printed], places: Places) -> set[tuple[int, Block]]:
+    """Loaded blocks, with the pairs of their workers, whose content stood in the same block of the cache
+    before: it is what it should be also where nothing was loaded."""
+    found: set[tuple[int, Block]] = set()
+    for one in printed:
+        size = max(1, one.shape.block_size)
+        held: set[tuple[int, int]] = set()
+        for block in sorted(one.blocks, key=lambda block: block.step):
+            at = places.block(block.row, one.group, block.start // size, block.step), block.value
+            if block.origin is Origin.LOADED and at in held:
+                found.add((one.pairs, block))
+            if at[0]:
+                held.add(at)
+    return found

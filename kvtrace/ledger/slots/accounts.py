@@ -1,0 +1,376 @@
+"""Bytes of KV that a connector read, against bytes that came to rest outside: they account for each other, or
+they do not, or it can't be told.
+
+The input are the SLOTS and OUTSIDE records of one spool, and the names and sizes of the files when the run
+was over, never what stands in them. Reads and writes are set against each other where they belong together:
+within one call; what is left over, within one step; what is left over then, over the whole run of that
+connector. A group whose bytes account for what it read is WRITTEN. Narrower numbers, compression and a loss
+look alike from outside: fewer bytes than were read say nothing but their ratio.
+
+Nothing is concluded from silence: a store in memory, in another process, or written in place gives no sizes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from kvtrace.ledger.intervals import Interval, length, subtract, union
+from kvtrace.ledger.model import Outside
+from kvtrace.ledger.rest_file import RestFile
+from kvtrace.ledger.slots.sets import parse
+from kvtrace.trace import hooks, rows
+from kvtrace.trace.format import Flag, Way
+from kvtrace.trace.reader import Records
+
+_LEAST, _MOST = 0.98, 1.5
+"""Bytes at rest for one that was read, where they account for it: names, headers and text cost some more."""
+_LOADING = frozenset(hook.code for hook in hooks.LOADING)
+_LEAST_GROUPS = 3
+"""That account for themselves, before one without any byte is one that stored nothing."""
+
+
+class Account(IntEnum):
+    """What became of KV that was read, as far as sizes show it."""
+
+    OPEN = 0
+    """It can't be told."""
+    WRITTEN = 1
+    """As many bytes came to rest, and are there at the end."""
+    REFUSED = 2
+    """The connections that were asked for were refused, and nothing went anywhere."""
+    EMPTY = 3
+    """Files were opened for it, and this connector never put a byte into any file."""
+    LOST_LATER = 4
+    """As many bytes came to rest, and the connector removed or emptied the files."""
+    NOTHING = 5
+    """Nothing came to rest for it, where all other reads of this connector account for what was written."""
+    SENT = 6
+    """As many bytes went through sockets: what the peer keeps is out of sight."""
+    PARTLY = 7
+    """It can't be told, of a connector that did put bytes somewhere: some of it may be among them."""
+
+
+_KEPT = (Account.WRITTEN, Account.SENT)
+_OPEN = Account.OPEN, ""
+_Found = dict[int, tuple[Account, str]]
+"""Call -> what became of what it read, and the peer."""
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """Of one spool. Attributes:
+    of_call: number of a watched call -> what became of what it read, and the peer of what was SENT.
+    totals: of each connector.
+    putting: calls of connectors that put bytes somewhere.
+    """
+
+    of_call: Mapping[int, tuple[Account, str]] = field(default_factory=dict)
+    totals: tuple[Outside, ...] = ()
+    putting: frozenset[int] = frozenset()
+
+    def of(self, call: int) -> tuple[Account, str]:
+        return self.of_call.get(call) or (Account.PARTLY if call in self.putting else Account.OPEN, "")
+
+
+class Traced(NamedTuple):
+    """``spool``: its file name. ``slots``, ``outside``: its records of these kinds, shape (n, 8).
+    ``slot_bytes``: layer -> bytes of a token's slot. ``limited``: indexes of connectors part of whose work
+    can't be followed."""
+
+    spool: str
+    names: Mapping[int, str]
+    slots: Records
+    outside: Records
+    slot_bytes: Mapping[str, float]
+    limited: frozenset[int] = frozenset()
+
+
+def accounts(trace: Traced, rest: RestFile) -> Accounts:
+    """Of each connector of the process on its own."""
+    files = _Files(trace, rest)
+    indexes = sorted({rows.detail(head) for head in trace.slots[:, 0].tolist()} - {0})
+    found = [_of_connector(trace, files, index, alone=len(indexes) == 1) for index in indexes]
+    totals = tuple(total for _, total in found)
+    put = {total.connector for total in totals if any(total.places.values())}
+    return Accounts(
+        {call: one for of_calls, _ in found for call, one in of_calls.items()},
+        totals,
+        frozenset(int(row[-1]) for row in trace.slots.tolist() if rows.detail(row[0]) in put),
+    )
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+class _File:
+    """What came under one name, or several. ``end``: its size in bytes when the run was over."""
+
+    def __init__(self, name: str) -> None:
+        self.names = {name}
+        self.size = self.end = 0
+        self.emptied = False
+        """It is there, and holds nothing any more."""
+        self.replaced = False
+        """Something else was written under its name."""
+        self.removed = False
+        """The connector took its last name away."""
+        self.rewritten = False
+        """A database that was written to and did not grow: rows that came before may have been deleted, and
+        others written in their place."""
+
+    @property
+    def lost(self) -> bool:
+        """By the connector itself. Of a file that is gone, and that nobody was seen to take away, nothing is
+        known: it may have another name."""
+        return self.removed or self.emptied
+
+
+class _Write(NamedTuple):
+    """``amount``: bytes that came into a file, -1 where that can't be told."""
+
+    file: _File
+    amount: int
+
+
+class _Files:
+    """Follows names in the order of time. Attributes:
+    writes: (row of the OUTSIDE table) -> what it wrote to a file.
+    """
+
+    def __init__(self, trace: Traced, rest: RestFile) -> None:
+        self.writes: dict[int, _Write] = {}
+        self._now: dict[str, _File] = {}
+        order = sorted(range(len(trace.outside)), key=lambda at: int(trace.outside[at, 1]))
+        for at in order:
+            row = rows.Outside._make(trace.outside[at].tolist())
+            name, way = trace.names.get(row.target, ""), rows.code(row.head)
+            if way == Way.NAME:
+                self._named(name, trace.names.get(row.size, ""), bool(rows.flags(row.head) & Flag.REPLACED))
+            elif way != Way.SOCKET:
+                file = self._written(name, row)
+                self.writes[at] = _Write(file, row.bytes)
+        resting = {one.path: one for one in rest.files}
+        for file in {id(write.file): write.file for write in self.writes.values()}.values():
+            found = [resting[name] for name in file.names if name in resting]
+            sizes = [one.size or 0 for one in found if one.exists is not None]
+            file.end = max(sizes, default=0) if sizes else file.size
+            file.emptied = any(one.exists for one in found) and file.end == 0 < file.size
+
+    def _written(self, name: str, row: rows.Outside) -> _File:
+        file = self._now.get(name)
+        if file is None or rows.flags(row.head) & Flag.FIRST:
+            if file is not None:
+                file.replaced = True
+            file = self._now[name] = _File(name)
+        file.rewritten |= rows.code(row.head) == Way.SQLITE and bool(file.size) and row.bytes <= 0
+        file.size = max(0, row.size)
+        return file
+
+    def _named(self, old: str, new: str, gone: bool) -> None:
+        file = self._now.pop(old, None) if gone else self._now.get(old)
+        if file is None:
+            return
+        if gone:
+            file.names.discard(old)
+        if new:
+            before = self._now.get(new)
+            if before is not None and before is not file:
+                before.replaced = True
+            self._now[new] = file
+            file.names.add(new)
+        elif not file.names:
+            file.names.add(old)
+            file.removed = True
+
+
+# --- groups -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Group:
+    """Reads and writes that belong together: of one call, of one step, or of all."""
+
+    calls: list[int] = field(default_factory=list)
+    read: float = 0.0
+    unknown: bool = False
+    """What was read, or written, can't be told in full."""
+    writes: list[_Write] = field(default_factory=list)
+    sent: Counter[str] = field(default_factory=Counter)
+    """Bytes by peer."""
+    refused: int = 0
+
+    def add(self, other: _Group) -> None:
+        self.calls += other.calls
+        self.read += other.read
+        self.unknown |= other.unknown
+        self.writes += other.writes
+        self.sent.update(other.sent)
+        self.refused += other.refused
+
+    @property
+    def written(self) -> int:
+        """Bytes as they came to files."""
+        return sum(max(0, one.amount) for one in self.writes)
+
+    @property
+    def at_end(self) -> int:
+        """Bytes of these that are there at the end."""
+        return sum(min(max(0, one.amount), one.file.end) for one in self.writes if not one.file.replaced)
+
+    def account(self) -> Account:
+        if self.unknown or not self.read:
+            return Account.OPEN
+        stays = not any(one.file.removed or one.file.rewritten for one in self.writes)
+        if stays and _accounts_for(self.at_end, self.read):
+            return Account.WRITTEN
+        own = [one.file for one in self.writes if one.amount]
+        if _accounts_for(self.written, self.read) and own and all(file.lost for file in own):
+            return Account.LOST_LATER
+        if self.refused and not self.writes and not self.sent.total():
+            return Account.REFUSED
+        if not self.written and _accounts_for(self.sent.total(), self.read):
+            return Account.SENT
+        return Account.OPEN
+
+    @property
+    def silent(self) -> bool:
+        return not (self.unknown or self.writes or self.sent.total() or self.refused)
+
+    @property
+    def peer(self) -> str:
+        """To which most was sent."""
+        return max(self.sent, key=self.sent.__getitem__, default="")
+
+
+def _accounts_for(written: float, read: float) -> bool:
+    return _LEAST * read <= written <= _MOST * read
+
+
+def _of_connector(trace: Traced, files: _Files, index: int, alone: bool) -> tuple[_Found, Outside]:
+    """``alone``: what was done for no known connector is this one's."""
+    groups: dict[int, _Group] = defaultdict(_Group)
+    steps: dict[int, int] = {}
+    _read(trace, index, groups, steps)
+    places = _outside(trace, files, {index, 0} if alone else {index}, groups, steps)
+    found: _Found = {}
+    every = list(groups.values())
+    closed, left = _settle(groups.items(), found)
+    of_steps: dict[int, _Group] = defaultdict(_Group)
+    for call, group in left:
+        of_steps[steps.get(call, 0)].add(group)
+    whole, rest = _settle(of_steps.items(), found)
+    last = _Group()
+    for _, group in rest:
+        last.add(group)
+    pooled, _ = _settle([(0, last)], found)
+    if last.read and _never_a_byte(every):
+        _close(last, Account.EMPTY, found)
+    elif not pooled and closed + whole >= _LEAST_GROUPS and index not in trace.limited:
+        for _, group in _between(rest, found):
+            _close(group, Account.NOTHING, found)
+    told = not any(one.unknown or one.sent.total() for one in every)
+    writes = [write for one in every for write in one.writes]
+    own = {id(write.file): write.file for write in writes}
+    total = Outside(
+        trace.spool,
+        index,
+        round(sum(one.read for one in every)),
+        sum(one.written for one in every) if told else None,
+        sum(one.at_end for one in every) if told else None,
+        round(sum(one.read for call, one in groups.items() if found.get(call, _OPEN)[0] == Account.WRITTEN)),
+        round(sum(trace.slot_bytes.values())),
+        places,
+        len(own),
+        sum(file.lost for file in own.values()),
+        sum(max(0, write.amount) for write in writes),
+        sum(max(0, write.amount) for write in writes if write.file.lost),
+    )
+    return found, total
+
+
+def _settle(groups: Iterable[tuple[int, _Group]], found: _Found) -> tuple[int, list[tuple[int, _Group]]]:
+    """How many groups are WRITTEN, and those that stay open."""
+    closed, left = 0, []
+    for key, group in groups:
+        account = group.account()
+        if account == Account.OPEN:
+            left.append((key, group))
+        else:
+            _close(group, account, found)
+            closed += account in _KEPT
+    return closed, left
+
+
+def _close(group: _Group, account: Account, found: _Found) -> None:
+    found.update(dict.fromkeys(group.calls, (account, group.peer if account == Account.SENT else "")))
+
+
+def _between(groups: Sequence[tuple[int, _Group]], found: _Found) -> list[tuple[int, _Group]]:
+    """Of the groups that stay open those that read and did nothing else, where no write is left over that may
+    be theirs, and something that was read later is written: what came last may be on its way."""
+    if any(not group.silent for _, group in groups):
+        return []
+    latest = max((call for call, (one, _) in found.items() if one in _KEPT), default=0)
+    return [(key, group) for key, group in groups if group.calls and max(group.calls) < latest]
+
+
+def _never_a_byte(groups: Sequence[_Group]) -> bool:
+    """Whether several files were opened, none of them ever held anything, and nothing went elsewhere."""
+    files = {id(one.file): one.file for group in groups for one in group.writes}
+    nothing = not any(file.size or file.end for file in files.values())
+    elsewhere = any(group.sent.total() or group.unknown or group.refused for group in groups)
+    return len(files) > 1 and nothing and not elsewhere
+
+
+def _read(trace: Traced, index: int, groups: dict[int, _Group], steps: dict[int, int]) -> None:
+    slots: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+    filled: dict[tuple[int, int], list[Interval]] = defaultdict(list)
+    for words in trace.slots.tolist():
+        row = rows.SlotsTouched._make(words)
+        marks = rows.flags(row.head)
+        loads = marks & Flag.LOAD and (rows.code(row.head) in _LOADING or not marks & Flag.STORE)
+        if rows.detail(row.head) == index and loads:
+            filled[row.call, row.layer] += parse(trace.names.get(row.slot_set, "")).full
+        if rows.detail(row.head) != index or not marks & Flag.STORE or loads:
+            continue
+        steps[row.call] = row.step
+        group = groups[row.call]
+        if row.call not in group.calls:
+            group.calls.append(row.call)
+        if not row.slot_set or marks & Flag.SHARED:
+            group.unknown = True
+        else:
+            found = parse(trace.names.get(row.slot_set, ""))
+            slots[row.call, row.layer] += found.full
+            group.unknown |= bool(found.partly)
+    for (call, layer), runs in slots.items():
+        size = trace.slot_bytes.get(trace.names.get(layer, ""), 0.0)
+        # What a call fills as well it read for a load: as the shape of what is to come.
+        groups[call].read += length(subtract(union(runs), union(filled[call, layer]))) * size
+        groups[call].unknown |= not size
+
+
+def _outside(
+    trace: Traced, files: _Files, indexes: set[int], groups: dict[int, _Group], steps: dict[int, int]
+) -> dict[str, int]:
+    places: dict[str, int] = defaultdict(int)
+    for at, words in enumerate(trace.outside.tolist()):
+        row = rows.Outside._make(words)
+        if rows.detail(row.head) not in indexes or rows.code(row.head) == Way.NAME:
+            continue
+        group, name = groups[row.call], trace.names.get(row.target, "")
+        steps.setdefault(row.call, row.step)
+        if rows.code(row.head) == Way.SOCKET:
+            group.sent[name] += row.bytes
+            group.refused += row.errors
+        else:
+            write = files.writes[at]
+            group.writes.append(write)
+            group.unknown |= write.amount < 0
+            name = min(write.file.names, default=name)
+        places[name] += max(0, row.bytes)
+    return dict(places)
