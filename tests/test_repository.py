@@ -225,7 +225,7 @@ OPEN_MODULES = {
 """Rooms that have yet to call such a module by what is in it; a row of one room is done."""
 
 
-def test_a_name_that_says_little_is_of_one_module() -> None:
+def test_modules_with_names_that_say_little_are_in_one_room() -> None:
     rooms = {
         stem: {str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob(f"{stem}.py")}
         for stem in SAID_ONCE
