@@ -465,6 +465,14 @@ def test_wrong_blocks_are_a_fault_with_whose_they_are(tmp_path: Path) -> None:
     assert "kv-verified" not in {one.id for one in said.ruled_out}
 
 
+@pytest.mark.parametrize(("comes", "ident"), [([95, 96, 97], "kv-altered"), ([95, 6, 97], "kv-load-wrong")])
+def test_other_numbers_in_every_block_are_a_choice(tmp_path: Path, comes: list[int], ident: str) -> None:
+    """Eight bits are meant so, or are not; beside blocks that come back equal nothing is stored in fewer."""
+    said = diagnose(Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [*comes, 9]).run())
+    (found,) = (one for one in said.findings if one.id in ("kv-altered", "kv-load-wrong"))
+    assert (found.id, found.severity) == (ident, "limit" if ident == "kv-altered" else "fault")
+
+
 def test_where_nothing_was_compared_it_says_so(tmp_path: Path) -> None:
     said = diagnose(Cache(tmp_path).loads("b", [5, 6, 7, 9]).run())
     assert {"kv-load-wrong"} <= {one.id for one in said.not_observed}
