@@ -225,7 +225,7 @@ OPEN_MODULES = {
 """Rooms that have yet to call such a module by what is in it; a row of one room is done."""
 
 
-def test_modules_that_say_nothing_by_their_names_are_in_one_room() -> None:
+def test_modules_with_names_that_say_nothing_are_in_one_room() -> None:
     rooms = {
         stem: {str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob(f"{stem}.py")}
         for stem in SAID_ONCE
