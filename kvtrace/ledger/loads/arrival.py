@@ -29,13 +29,6 @@ class Seen:
     found: Evidence
     executed: Mapping[tuple[int, str], Executed]
     loads: Mapping[int, int]  # step -> synchronous loads
-    tokens: Mapping[int, int]  # step -> tokens that they accepted
-    writing: frozenset[tuple[int, str]]
-    """Workers whose load hooks were seen to write: there, a watched hook that wrote nothing is one that
-    loaded nothing."""
-    writing_all: frozenset[tuple[int, str]]
-    """Workers whose load hooks were seen to write all that a step had accepted. Elsewhere, what they wrote
-    may be the part of it that can be seen."""
     written: Written = field(default_factory=Written)
     in_background: Mapping[int, int] = field(default_factory=dict)
     """Step -> loads in the background that it accepted."""
