@@ -28,9 +28,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "agent")]
 import fakes  # noqa: E402
 import torch  # noqa: E402
 
-from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
+from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
 from kvtrace.trace.format import Role  # noqa: E402
 

@@ -46,7 +46,7 @@ BLOCK_TOKENS, LONG_PROMPT = 32, 480
 def fingerprints(how: str) -> None:
     """In an engine's process: take them so, whatever the budget says."""
     from kvtrace.agent.budget import Sampler
-    from kvtrace.agent.watch.prints import PRINTS
+    from kvtrace.agent.prints.prints import PRINTS
 
     if not any(PRINTS._sizes) or not any(PRINTS._own) or PRINTS._same is None:
         raise SystemExit("this engine takes no fingerprints: nothing to measure")

@@ -38,7 +38,7 @@ def test_every_target_is_in_the_installed_vllm(capsys: pytest.CaptureFixture[str
     assert "no targets missing, no names that the agent reads missing" in out
 
 
-def test_every_row_says_what_it_relies_on_and_for_which_versions() -> None:
+def test_every_row_says_what_it_relies_on_in_which_versions() -> None:
     oldest, newest = (check_targets.parse_version(text) for text in (OLDEST, NEWEST))
     assert all(target.expects for target in TARGETS)
     for target in (*TARGETS, *READS):
@@ -46,7 +46,7 @@ def test_every_row_says_what_it_relies_on_and_for_which_versions() -> None:
         assert oldest <= first <= last <= newest, target.id
 
 
-def test_a_place_that_moved_has_two_rows_whose_versions_follow_each_other() -> None:
+def test_a_moved_place_has_two_rows_with_versions_in_succession() -> None:
     rows = {target.id: target for target in TARGETS}
     for newer, older in MOVED.items():
         assert rows[newer].attr == rows[older].attr and rows[newer].module != rows[older].module
@@ -126,7 +126,7 @@ def test_a_module_that_is_gone_is_named() -> None:
     }  # fmt: skip
 
 
-def test_what_is_open_to_the_newest_vllm_is_expected_of_newer_ones() -> None:
+def test_what_the_newest_vllm_has_is_expected_of_newer_ones() -> None:
     newer = (99, 0, 0)
     assert check_targets.meant_for(f"0.16.0 .. {NEWEST}", newer)
     assert not check_targets.meant_for("0.11.1 .. 0.15.1", newer)

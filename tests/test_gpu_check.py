@@ -65,7 +65,7 @@ def test_what_must_be_passes(case: Case) -> None:
     assert judge(case, GOOD[case], {"saves": saves}, "cuda") == []
 
 
-def test_full_may_become_full_for_decode_where_the_backend_wants_it_and_it_is_said() -> None:
+def test_full_may_become_full_for_decode_and_it_is_said() -> None:
     said = "vLLM changed FULL to FULL_AND_PIECEWISE when the worker was ready, going by ..."
     modes = [mode("PIECEWISE", 2, True), mode("FULL", 9, False)]
     good = report(used="FULL_AND_PIECEWISE", modes=modes, why=(said,))
@@ -236,7 +236,7 @@ def test_what_this_python_lacks_is_said_before_an_engine_starts(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_engines_keep_the_machine_s_settings_and_have_caches_of_their_own(
+def test_engines_keep_the_machines_settings_but_own_caches(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("VLLM_USE_DEEP_GEMM", "0")
@@ -283,7 +283,7 @@ pathlib.Path("result.json").write_text("{}")
 
 
 @pytest.mark.parametrize("off", [False, True])
-def test_the_ratio_is_that_of_two_living_engines_with_the_same_tokens(off: bool, tmp_path: Path) -> None:
+def test_the_ratio_is_of_two_living_engines_with_equal_tokens(off: bool, tmp_path: Path) -> None:
     runner: Any = Scripted(tmp_path, f"OFF = {off}\n{ENGINE}")
     found = gpu_check.run_ratio(runner, MIXED, gpu_check.time.monotonic() + 18)
     assert set(found["batches"]) == {"1", "64"}
@@ -316,7 +316,7 @@ def test_parts_that_fail_or_run_out_of_time_stand_in_the_json(tmp_path: Path) ->
     assert gpu_check.run_case(runner, MIXED, deadline)["problems"] == ["skipped: no time left"]
 
 
-def test_what_was_found_is_written_case_by_case_and_a_case_that_hangs_is_cut_off(
+def test_results_are_written_by_case_and_a_hanging_case_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_check, "CASE_SECONDS", 10.2)

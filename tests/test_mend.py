@@ -48,7 +48,7 @@ def test_the_remedy_names_what_the_message_names(said: str, do: str) -> None:
         ("[Errno 13] Permission denied", "Fix the connector at kv/store.py:12 in save"),
     ],
 )
-def test_a_configured_path_that_cannot_be_had_is_no_fault_of_the_code(message: str, remedy_says: str) -> None:
+def test_a_configured_path_not_to_be_had_is_no_fault_of_code(message: str, remedy_says: str) -> None:
     raised = HookException(
         hook="save_kv_layer", type="PermissionError", message=message, where="kv/store.py:12 in save"
     )

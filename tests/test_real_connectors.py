@@ -63,9 +63,7 @@ def test_nothing_rests_with_a_server_that_is_down(tmp_path: Path) -> None:
         ({}, "fewer"),
     ],
 )
-def test_numbers_of_grade_read_or_better_are_held_against_the_store(
-    grades: dict[str, float], number: str
-) -> None:
+def test_numbers_of_grade_read_are_held_against_the_store(grades: dict[str, float], number: str) -> None:
     one = real.Result(CASES["vua-exact"], truth=real.Truth(64, "counted"), grades=grades)
     assert one.number == number
     assert one.right is (number not in ("too many", "fewer"))

@@ -190,7 +190,7 @@ def test_a_hook(copy: Copy, tmp_path: Path) -> None:
     copy.python(
         """
         import fakes
-        from kvtrace.agent.connector import traced
+        from kvtrace.agent.hooks.connector import traced
         from kvtrace.trace import hooks
         from kvtrace.trace.format import Role
 

@@ -168,7 +168,7 @@ def test_a_foreign_folder_is_not_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_beside_vllm_the_base_install_unpacks_to_under_60_mb_and_the_docs_say_what_an_extra_brings() -> None:
+def test_the_base_install_is_under_60_mb_and_docs_name_extras() -> None:
     vllm = install_size.needed(install_size.VLLM)
     assert {"torch", "numpy", "typer"} <= vllm
     base = install_size.needed(["kvtrace"])

@@ -38,13 +38,13 @@ def text_of(*columns: versions.Column) -> str:
     ],
     ids=["tokens differ", "does not run traced", "ledgers do not balance", "says something else"],
 )
-def test_a_row_is_wrong_where_anything_is_not_as_untraced_or_as_the_scenario_says(row: versions.Row) -> None:
+def test_a_row_is_wrong_where_anything_is_not_as_expected(row: versions.Row) -> None:
     assert RAN.right and column(RAN).right
     assert not row.right and not column(RAN, row).right
     assert "**wrong**" in text_of(column(row))
 
 
-def test_what_vllm_itself_does_not_run_is_not_kvtraces_fault_and_is_said() -> None:
+def test_what_vllm_itself_does_not_run_is_said_not_to_be_ours() -> None:
     row = versions.Row("healthy-example", "TypeError: no such argument", "TypeError: no such argument")
     assert row.right
     text = text_of(column(row))
@@ -57,7 +57,7 @@ def test_a_version_is_wrong_where_its_command_line_tests_fail() -> None:
     assert "1 failed, 3 passed" in text_of(column(RAN, said="1 failed, 3 passed", passed=False))
 
 
-def test_the_page_counts_healthy_and_planted_ones_apart_and_names_what_was_wrong() -> None:
+def test_the_page_counts_healthy_and_planted_ones_apart() -> None:
     wrong = replace(FAULT, hooks="40/48", wrong=("no finding; expected key-mismatch",))
     text = text_of(column(RAN, wrong))
     assert "| 1 of 1 | 48 of 48 | 0 of 1 | 40 of 48 | 4 passed |" in text
@@ -65,7 +65,7 @@ def test_the_page_counts_healthy_and_planted_ones_apart_and_names_what_was_wrong
     assert text.startswith("## Versions of vLLM\n")
 
 
-def test_an_environment_of_another_kind_is_a_column_of_its_own_that_says_so() -> None:
+def test_an_environment_of_another_kind_is_a_column_of_its_own() -> None:
     other = column(FAULT, note="CUDA build of torch, on the CPU")
     columns = versions.with_column([column(RAN)], other)
     assert [one.note for one in columns] == ["", "CUDA build of torch, on the CPU"]
@@ -75,7 +75,7 @@ def test_an_environment_of_another_kind_is_a_column_of_its_own_that_says_so() ->
     assert "| `healthy-example` | right | not run |" in text
 
 
-def test_a_hook_that_is_not_due_in_each_step_was_due_where_it_was_called() -> None:
+def test_a_hook_not_due_in_each_step_was_due_where_called() -> None:
     rows = [("save_kv_layer", 9, 12), ("handle_preemptions", 4, 90)]
     summary = [{"hook": name, "fired": fired, "eligible": eligible} for name, fired, eligible in rows]
     assert versions.hooks_of({"coverage": {"summary": summary}}) == "13/16"
@@ -116,7 +116,7 @@ def test_a_library_that_asks_for_cuda_can_be_loaded_without_it(tmp_path: Path) -
     assert cuda_stubs.make_stubs(tmp_path) == [], "nothing is missing any longer"
 
 
-def test_a_newer_measurement_replaces_the_older_one_and_leaves_what_it_did_not_look_at() -> None:
+def test_a_newer_measurement_replaces_only_what_it_looked_at() -> None:
     old = column(RAN, replace(FAULT, equal=False))
     new = versions.with_rows(old, [FAULT])
     assert new.rows == (RAN, FAULT) and new.command_line == "4 passed"
@@ -133,14 +133,14 @@ def test_what_was_measured_is_read_back_as_it_was_written(tmp_path: Path) -> Non
     assert versions.read_columns(path) == [one]
 
 
-def test_how_a_scenario_ended_is_its_own_line_not_that_of_another() -> None:
+def test_how_a_scenario_ended_is_its_own_line() -> None:
     said = "scenarios: a: RuntimeError: no memory (3.1 s)\nscenarios: b: ran (1.0 s)\n"
     assert versions.how_it_ended("a", said) == "RuntimeError: no memory (3.1 s)"
     assert versions.how_it_ended("c", "Traceback\nImportError: no torch\n") == "ImportError: no torch"
     assert versions.how_it_ended("c", "") == "no message"
 
 
-def test_the_scenarios_of_the_table_are_there_healthy_ones_and_faults() -> None:
+def test_the_tables_scenarios_are_there_healthy_and_faults() -> None:
     first = [spec.load(name).expect.first for name in versions.SCENARIOS]
     assert first.count(None) >= 5 and len(set(first)) >= 8
 
@@ -150,7 +150,7 @@ def test_the_scenarios_of_the_table_are_there_healthy_ones_and_faults() -> None:
     [(bootstrap.Unreachable("no network"), 3), (bootstrap.Failed("no space"), 2)],
     ids=["no network", "no space"],
 )
-def test_an_environment_that_cannot_be_made_gets_one_line_and_says_whether_it_is_the_network(
+def test_an_environment_that_cannot_be_made_gets_one_line(
     error: Exception,
     code: int,
     tmp_path: Path,
@@ -201,7 +201,7 @@ def test_what_is_not_there_is_said_in_one_line(
     assert says in err and err.count("\n") == 1
 
 
-def test_a_variable_without_a_value_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_variable_without_a_value_is_refused_first(tmp_path: Path) -> None:
     command = [sys.executable, str(versions.ROOT / "scenarios" / "run.py"), "--env", "NAME", "--out"]
     done = subprocess.run([*command, str(tmp_path / "out")], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "--env takes NAME=VALUE" in done.stderr

@@ -35,7 +35,7 @@ def test_durations_and_sizes() -> None:
     assert (size(0), size(1023), size(1536), size(1 << 50)) == ("0 B", "1023 B", "1.5 KiB", "1 024 TiB")
 
 
-def test_a_sentence_begins_with_a_capital_and_a_name_stays_as_it_is_typed() -> None:
+def test_a_sentence_begins_with_a_capital_but_a_name_as_typed() -> None:
     assert sentence("vLLM schedules it") == "vLLM schedules it" == capital("vLLM schedules it")
     assert sentence("lower --block-size") == "Lower --block-size" and sentence("look, then go")[:1] == "L"
     for name in ("kv_role is unset", "get_finished must name it", '"unit" is not read', "--block-size 16"):

@@ -21,8 +21,8 @@ from types import TracebackType
 from typing import Any
 
 from kvtrace import __version__
-from kvtrace.agent import foreign
 from kvtrace.agent.boot import boot
+from kvtrace.agent.code import foreign
 from kvtrace.trace import format as fmt
 from kvtrace.trace import mask
 from kvtrace.trace.config import AgentConfig

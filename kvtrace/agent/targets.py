@@ -12,10 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-from kvtrace.agent import connector, front, graphs, ops, scheduler, startup, worker
-from kvtrace.agent.imports import when_imported
+from kvtrace.agent.engine import front, ops, scheduler, worker
+from kvtrace.agent.errors import startup
+from kvtrace.agent.hooks import connector
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.steps import graphs
 from kvtrace.agent.watch import native
+from kvtrace.agent.wrap.imports import when_imported
 from kvtrace.trace import facts
 from kvtrace.trace.format import Role
 from kvtrace.versions import since

@@ -31,7 +31,7 @@ MAX_EVENTS = 3
 
 
 @dataclass
-class Piece:
+class LostSpan:
     """Positions of one request that were not saved, in pairs that fared alike: a row of Run.pieces."""
 
     request: int  # row in Case.requests
@@ -112,7 +112,7 @@ class Assigned:
     prompts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # of these, prompt positions
     requests: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # request row -> token-layers
     of_prompts: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # ... at prompt positions
-    samples: list[tuple[Piece, int, int]] = field(default_factory=list)  # piece, start, end
+    samples: list[tuple[LostSpan, int, int]] = field(default_factory=list)  # span, start, end
     grades: dict[Grade, int] = field(default_factory=lambda: defaultdict(int))  # token-layers
     at: dict[int, list[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(list))
     """Request row -> (start, end, pairs) of what was lost there."""
@@ -272,13 +272,13 @@ class Case:
             return []
         found: list[Event] = []
         seen: set[int] = set()
-        for piece, start, end in sorted(assigned.samples, key=lambda s: (s[1] - s[2], s[0].request)):
-            if piece.request in seen:
+        for span, start, end in sorted(assigned.samples, key=lambda s: (s[1] - s[2], s[0].request)):
+            if span.request in seen:
                 continue
-            seen.add(piece.request)
-            request = self.requests[piece.request]
+            seen.add(span.request)
+            request = self.requests[span.request]
             what = text or f"positions {start} to {end} of {request.prompt} prompt tokens"
-            found.append(Event(request.id, piece.step or request.first_step, what))
+            found.append(Event(request.id, span.step or request.first_step, what))
             if len(found) == MAX_EVENTS:
                 break
         return found
@@ -290,25 +290,25 @@ _UNFOLLOWED = (Limit.ADDRESS.value, Limit.OPERATION.value, Limit.NATIVE.value, L
 """What the watch could not follow, where the KV may be read unseen."""
 
 
-def assign(case: Case, ident: str, piece: Piece, intervals: Iterable[Interval]) -> None:
-    """Give parts of a piece to a cause."""
-    add(case, case.assigned[ident], piece, intervals)
+def assign(case: Case, ident: str, span: LostSpan, intervals: Iterable[Interval]) -> None:
+    """Give parts of a span to a cause."""
+    add(case, case.assigned[ident], span, intervals)
 
 
-def add(case: Case, assigned: Assigned, piece: Piece, intervals: Iterable[Interval]) -> None:
-    """Count parts of a piece in."""
-    prompt = case.requests[piece.request].prompt
+def add(case: Case, assigned: Assigned, span: LostSpan, intervals: Iterable[Interval]) -> None:
+    """Count parts of a span in."""
+    prompt = case.requests[span.request].prompt
     for start, end in intervals:
-        size = (end - start) * piece.pairs
-        assigned.amounts[piece.engine] += size
-        assigned.at[piece.request].append((start, end, piece.pairs))
-        assigned.grades[piece.grade] += size
-        of_prompt = max(0, min(end, prompt) - start) * piece.pairs
-        assigned.prompts[piece.engine] += of_prompt
-        assigned.requests[piece.request] += size
-        assigned.of_prompts[piece.request] += of_prompt
+        size = (end - start) * span.pairs
+        assigned.amounts[span.engine] += size
+        assigned.at[span.request].append((start, end, span.pairs))
+        assigned.grades[span.grade] += size
+        of_prompt = max(0, min(end, prompt) - start) * span.pairs
+        assigned.prompts[span.engine] += of_prompt
+        assigned.requests[span.request] += size
+        assigned.of_prompts[span.request] += of_prompt
         if len(assigned.samples) < _SAMPLES:
-            assigned.samples.append((piece, start, end))
+            assigned.samples.append((span, start, end))
 
 
 def make_case(run: Run) -> Case:
@@ -446,7 +446,7 @@ def _sample(case: Case, request: Request) -> Sample:
         taken=None if loaded else _reach(case, request),
         held=request.taken if loaded else before if request.taken == 0 and before and not reused else None,
         loaded=loaded,
-        left=(request.grade or Grade.DECLARED) >= Grade.WRITTEN,
+        written=(request.grade or Grade.DECLARED) >= Grade.WRITTEN,
     )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 
-from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.case import Case, LostSpan
 from kvtrace.ledger.intervals import Interval
 
-Claim = Callable[[Case, Piece, list[Interval]], list[Interval]]
-"""Takes a piece and what of its positions is left; returns those that the cause explains."""
+Claim = Callable[[Case, LostSpan, list[Interval]], list[Interval]]
+"""Takes a span and what of its positions is left; returns those that the cause explains."""
 
 
 class Turn(IntEnum):
@@ -31,10 +31,10 @@ class Turn(IntEnum):
     """What became of their request explains them."""
     WORKER = 5
     """The worker decides what is stored, and was seen to take nothing."""
-    REST = 6
+    LAST = 6
     """What is left, whatever it is."""
-    SPOILED = 7
+    READ = 7
     """On positions that were read, and are not in the store: behind what the ledger says of their end."""
 
 
-NOT_OFFERED = tuple(turn for turn in Turn if Turn.POSITION <= turn <= Turn.REST)
+NOT_OFFERED = tuple(turn for turn in Turn if Turn.POSITION <= turn <= Turn.LAST)

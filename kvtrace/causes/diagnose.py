@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from kvtrace.causes.assign import assign_pieces
+from kvtrace.causes.assign import assign_spans
 from kvtrace.causes.case import Case, make_case, why_unheard
 from kvtrace.causes.evidence import measured
 from kvtrace.causes.model import Diagnosis, Finding, NotObserved, OfRequest, Result, RuledOut
@@ -31,12 +31,12 @@ def diagnose(run: Run) -> Diagnosis:
     """
     cases = [make_case(part.run) for part in run.parts]
     for one in cases:
-        assign_pieces(one)
+        assign_spans(one)
     parts = [
         (part.name, own(_conclude(one, _results(one)))) for part, one in zip(run.parts, cases, strict=True)
     ]
     case = make_case(run)
-    assign_pieces(case, cases)
+    assign_spans(case, cases)
     results = _results(case)
     if parts:
         tags = {tag for one in cases for tag in one.engines}

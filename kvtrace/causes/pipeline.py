@@ -53,12 +53,12 @@ def prompt_tokens(case: Case) -> Prompts:
 def stage_rows(case: Case) -> list[StageRow]:
     """A row for each stage, in order."""
     prompts = prompt_tokens(case)
-    left, notes = prompts.known, _notes(case, prompts)
+    remaining, notes = prompts.known, _notes(case, prompts)
     found = []
     for stage in Stage:
-        after = left - prompts.lost[stage]
-        found.append(StageRow(stage, left, after, notes.get(stage, "")))
-        left = after
+        after = remaining - prompts.lost[stage]
+        found.append(StageRow(stage, remaining, after, notes.get(stage, "")))
+        remaining = after
     return found
 
 

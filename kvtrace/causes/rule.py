@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.case import Case, Piece
+from kvtrace.causes.case import Case, LostSpan
 from kvtrace.causes.cause import LOADS, SAVES, Cause
 from kvtrace.causes.claims import Turn
 from kvtrace.causes.model import Event, Results
@@ -12,5 +12,5 @@ from kvtrace.terms import FAULT, LIMIT, NOTE, Stage
 
 __all__ = [
     "FAULT", "LIMIT", "LOADS", "NOTE", "SAVES", "Case", "Cause", "Event", "Interval", "LoadEnd",
-    "Piece", "Results", "SaveEnd", "Stage", "Turn",
+    "LostSpan", "Results", "SaveEnd", "Stage", "Turn",
 ]  # fmt: skip

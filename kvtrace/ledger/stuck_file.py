@@ -118,9 +118,9 @@ def same_place(first: Place | None, second: Place | None) -> bool:
 
 
 _GENERATED = re.compile(r"<(?:importlib_bootstrap: )?kvtrace wrapper of (?:.*\.)?(\w+)>\Z")
-_WRAPPERS = "/kvtrace/agent/wrappers.py"
+_WRAPPERS = re.compile(r"/kvtrace/agent/(?:hooks/)?wrappers\.py\Z")
 _STEP_FRAMES = ("execute_model", "sample_tokens")
-_WORKER = "/kvtrace/agent/worker.py"
+_WORKER = re.compile(r"/kvtrace/agent/(?:engine/)?worker\.py\Z")
 _COMPILERS = re.compile(r"/(?:torch/_inductor|torch/_dynamo|triton)/")
 """A step that compiles is slow for a reason of its own."""
 
@@ -131,7 +131,7 @@ def _place(thread: Thread) -> Place | None:
     for at in range(len(frames) - 1, -1, -1):
         if hook := _hook(frames, at):
             return Place(thread, hook, _way(frames, at), innermost_native(thread))
-        if frames[at].file.endswith(_WORKER) and _last(frames[at]) in _STEP_FRAMES:
+        if _WORKER.search(frames[at].file) and _last(frames[at]) in _STEP_FRAMES:
             step = at
     if step is None or any(_COMPILERS.search(frame.file) for frame in frames[:step]):
         return None
@@ -152,7 +152,7 @@ def _hook(frames: tuple[Frame, ...], at: int) -> str:
     """The hook whose wrapper frame `at` is, "" where it is none."""
     if made := _GENERATED.match(frames[at].file):
         return made[1] if made[1] in hooks.BY_NAME else ""
-    if frames[at].file.endswith(_WRAPPERS) and _last(frames[at]) == "wrapper":
+    if _WRAPPERS.search(frames[at].file) and _last(frames[at]) == "wrapper":
         inner = (_last(frame) for frame in reversed(frames[:at]) if not _ours(frame))
         return next((name for name in inner if name in hooks.BY_NAME), "")
     return ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from kvtrace.causes.assign import assign_pieces
+from kvtrace.causes.assign import assign_spans
 from kvtrace.causes.case import Assigned, Case, make_case
 from kvtrace.causes.outcomes import kept, not_saved
 from kvtrace.causes.registry import CATALOGUE
@@ -63,7 +63,7 @@ def _named(case: Case, inside: Sequence[Case], span: Span) -> list[_Named]:
     one = replace(
         case, run=replace(case.run, pieces=alone), assigned=defaultdict(Assigned), unheard=Assigned()
     )
-    assign_pieces(one, inside)
+    assign_spans(one, inside)
     found = [
         (start, end, not_saved(cause), outcome.grade, "")
         for cause, assigned in one.assigned.items()

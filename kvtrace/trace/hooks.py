@@ -3,7 +3,7 @@
 Standard library only: this module is imported inside vLLM's processes. The hooks are the methods of
 ``KVConnectorBase_V1`` (``vllm/distributed/kv_transfer/kv_connector/v1/base.py``) that
 kvtrace records. To add one, add a row; a record that shall say more than "called, from when to when"
-needs a function in ``kvtrace/agent/hook_records.py`` as well.
+needs a function in ``kvtrace/agent/hooks/hook_records.py`` as well.
 """
 
 from __future__ import annotations

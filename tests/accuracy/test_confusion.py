@@ -55,14 +55,14 @@ def test_the_verdict_of_a_labelled_run_is_its_first_finding() -> None:
     assert confusion.verdict(scenario, report()).first == "none"
 
 
-def test_notes_about_time_are_an_answer_only_where_they_are_asked_for() -> None:
+def test_notes_about_time_answer_only_where_they_are_asked_for() -> None:
     slow = report(("load-late", "note"), ("hook-slow", "note"))
     assert confusion.verdict(spec.load("hook-slow"), slow).right
     assert confusion.verdict(spec.load("healthy-unit"), slow).right
     assert not confusion.verdict(spec.load("stored-nothing"), slow).right
 
 
-def test_a_healthy_run_may_show_what_its_scenario_allows_and_no_fault() -> None:
+def test_a_healthy_run_shows_no_fault_but_what_is_allowed() -> None:
     scenario = spec.load("flagship-healthy")
     assert confusion.verdict(scenario, report(("below-save-granularity", "limit"))).right
     fault = confusion.verdict(scenario, report(("below-save-granularity", "fault")))

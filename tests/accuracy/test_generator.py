@@ -165,7 +165,7 @@ def test_all_kinds_of_stores_packs_and_threads_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("pack", [*PACKS, *LOSSY_PACKS])
-def test_what_a_connector_packs_is_read_from_outside_and_the_other_way(pack: str) -> None:
+def test_packed_kv_is_read_from_outside_and_the_other_way(pack: str) -> None:
     torch = pytest.importorskip("torch")
     space: dict[str, Any] = {"torch": torch, "np": np, "zlib": zlib, "lzma": lzma, "pickle": pickle, "os": os,
                              "hashlib": hashlib}  # fmt: skip

@@ -37,6 +37,6 @@ def test_verify_gets_the_plan_the_source_a_folder_and_the_model(
     assert len(asked) == 1
 
 
-def test_the_agent_is_told_of_device_memory_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_agent_is_told_of_device_memory_where_asked(tmp_path: Path) -> None:
     assert runs(tmp_path, device_memory=True).agent == {"as_device": True}
     assert runs(tmp_path).agent == {}

@@ -31,7 +31,7 @@ def found(*findings: tuple[str, str]) -> list[dict[str, str]]:
         ([], ("silent", "none")),
     ],
 )
-def test_a_fault_is_judged_by_the_first_finding_of_that_severity(
+def test_a_fault_is_judged_by_the_first_fault_found(
     findings: list[dict[str, str]], expected: tuple[str, str]
 ) -> None:
     assert score.verdict(LOST, findings) == expected
@@ -63,7 +63,7 @@ def test_a_limit_is_judged_by_the_first_finding_of_all(findings: list[dict[str, 
         ([], "sizes", "silent"),
     ],
 )
-def test_what_shows_only_in_what_comes_back_is_no_fault_of_a_traced_run(
+def test_what_only_return_shows_is_no_fault_of_a_traced_run(
     findings: list[dict[str, str]], shows: str, expected: str
 ) -> None:
     assert score.verdict(BY_NAME["writer-dies"], findings, shows)[0] == expected
@@ -220,7 +220,7 @@ def test_a_requests_number_without_grades_may_be_declared() -> None:
     assert score.score(1, None, report(100, {"a": 26.0}, grades=grades), truth(a=100)).wrong_number != ""
 
 
-def test_a_truth_without_what_was_taken_is_judged_by_what_is_at_rest() -> None:
+def test_without_what_was_taken_truth_is_what_is_at_rest() -> None:
     old = {"layers": 4, "requests": [{"id": "a", "claimable": 100}]}
     assert score.score(1, None, report(101, {}, grades={"saved": {"read": 101}}), old).wrong_number != ""
 

@@ -191,7 +191,7 @@ def pusher(**choice: Any) -> Plan:
         ("rounds-up", "end", False),
     ],
 )
-def test_what_was_taken_is_more_than_what_rests_only_where_it_was_lost_behind_the_read(
+def test_more_is_taken_than_rests_only_if_lost_after_the_read(
     tmp_path: Path, fault: str, place: str, all_taken: bool
 ) -> None:
     filled = Filled(pusher(place=place), tmp_path)
@@ -201,7 +201,7 @@ def test_what_was_taken_is_more_than_what_rests_only_where_it_was_lost_behind_th
     assert found.taken == (found.expected if all_taken else found.claimable)
 
 
-def test_what_a_request_computes_on_wrongly_loaded_kv_may_be_called_saved(tmp_path: Path) -> None:
+def test_kv_computed_on_a_wrong_load_may_be_called_saved(tmp_path: Path) -> None:
     """Its KV is not the reference's, and it is the KV that it computed."""
     filled = Filled(pusher(), tmp_path)
     values = filled.view.read(filled.name(1, 0))
@@ -216,7 +216,7 @@ def test_what_a_request_computes_on_wrongly_loaded_kv_may_be_called_saved(tmp_pa
     assert after.claimable == after.taken == after.expected
 
 
-def test_behind_an_odd_last_token_the_rest_of_its_block_may_be_called_saved(tmp_path: Path) -> None:
+def test_a_block_behind_an_odd_last_token_may_be_called_saved(tmp_path: Path) -> None:
     plan = pusher(axis="plain")
     plan = replace(plan, choice={**plan.choice, "family": "request-exact", "covers": "whole"})
     prompt = plan.rounds[0].prompts[0][: plan.block + 5]
@@ -298,7 +298,7 @@ def test_a_fault_without_effect_is_refused(fault: str) -> None:
     assert truth.problem(plan, outcome, found) != ""
 
 
-def test_a_fault_that_spoils_what_it_does_not_explain_is_refused() -> None:
+def test_a_fault_that_harms_more_than_it_explains_is_refused() -> None:
     plan = draw(1, "takes-less")
     assert truth.problem(plan, *run_of(plan, at_rest=0)) == "" or len(plan.rounds[0].prompts) > 9
     assert truth.problem(plan, *run_of(plan, at_rest=0, answer_right=False)) != ""
@@ -349,7 +349,7 @@ def test_what_a_choice_leaves_in_the_store(
         assert choices.took(plan, request, len(request.prompt), of, stays) == (of - stays) * bool(design)
 
 
-def test_a_unit_is_kept_for_all_who_share_it_once_it_is_used_again() -> None:
+def test_a_reused_unit_is_kept_for_all_who_share_it() -> None:
     plan, requests = chosen("second-use")
     again = Request("r9", [*requests[2].prompt[:64], *range(3, 70)], 1, [5], True)
     everyone = [*requests, again]

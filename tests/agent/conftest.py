@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch import follow
+from kvtrace.agent.watch import background
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.trace.config import AgentConfig
 from kvtrace.trace.reader import Spool, spool_paths
@@ -37,7 +37,7 @@ def recording(run_dir: Path, watch: str = AgentConfig.watch) -> Iterator[Trace]:
     AGENT.open(AgentConfig(dir=run_dir, salt=b"k" * 16, limit_bytes=1 << 20, run="test", watch=watch))
     POLICY.__init__()  # type: ignore[misc]
     AGENT.worker.__init__()  # type: ignore[misc]
-    follow._on = False
+    background._on = False
     AGENT._failures = AGENT._exceptions = 0
     try:
         yield Trace(run_dir)

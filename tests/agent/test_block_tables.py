@@ -9,9 +9,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from kvtrace.agent import scheduler as agent_scheduler
-from kvtrace.agent.block_tables import runs
+from kvtrace.agent.engine import scheduler as agent_scheduler
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.steps.block_tables import runs
 from kvtrace.trace import rows
 from kvtrace.trace.format import Flag, Kind
 
@@ -175,7 +175,7 @@ def test_a_decode_step_without_new_blocks_writes_nothing(trace: Any) -> None:
     assert len(given.t) == 2 and set(given.count.tolist()) == {1, 2}
 
 
-def test_blocks_of_a_load_in_the_background_are_recorded_in_the_step_that_gave_them(trace: Any) -> None:
+def test_blocks_of_an_async_load_are_recorded_when_given(trace: Any) -> None:
     engine = made()
     add(engine, "req")
     engine.plan = [("load", 9)]

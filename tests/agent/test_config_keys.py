@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent import config_keys, owners
-from kvtrace.agent.connector import wrap_factory
-from kvtrace.agent.proxy import index_of
+from kvtrace.agent.code import owners
+from kvtrace.agent.facts import config_keys
+from kvtrace.agent.hooks.connector import wrap_factory
+from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace.format import Fact, Role
 
 EXTRA = {"path": "/x", "unit": 32, "nested": {"a": 1}, "api_key": "k"}
@@ -62,7 +63,7 @@ def test_the_configuration_stays_the_dictionary_that_vllm_made(make: Any) -> Non
     assert extra == EXTRA
 
 
-def test_what_the_source_asks_for_is_written_and_again_when_it_imports_more(make: Any, trace: Any) -> None:
+def test_keys_of_the_source_are_written_again_after_imports(make: Any, trace: Any) -> None:
     late = "def unit(connector):\n    return connector.extra.get('unit'), connector.extra.get('other')\n"
     connector, _ = make(reads_two=SOURCE.format(late="reads_late"), reads_late=late)
     config_keys.step_ended(Role.WORKER)
@@ -79,7 +80,7 @@ def test_what_the_source_asks_for_is_written_and_again_when_it_imports_more(make
     assert written[0]["connector"] == index_of(connector)
 
 
-def test_where_the_source_goes_through_all_keys_none_is_called_unread(make: Any, trace: Any) -> None:
+def test_no_key_is_unread_where_the_source_iterates_over_all(make: Any, trace: Any) -> None:
     late = "def unit(connector):\n    return list(connector.extra.items())\n"
     make(reads_all=SOURCE.format(late="reads_each"), reads_each=late)
     importlib.import_module("reads_each")

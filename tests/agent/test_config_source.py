@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvtrace.agent.config_source import Hidden, keys_named
+from kvtrace.agent.code.config_source import Hidden, keys_named
 
 CONFIG = "config.kv_transfer_config"
 EXTRA = f"{CONFIG}.kv_connector_extra_config"
@@ -74,7 +74,7 @@ def test_a_function_of_ones_own_is_followed_to_who_calls_it() -> None:
     assert keys_named([method]) == {"a"}
 
 
-def test_an_attribute_is_followed_into_files_that_do_not_speak_of_the_dictionary() -> None:
+def test_an_attribute_is_followed_into_files_without_the_dict() -> None:
     base = "class Base:\n    def __init__(self, c):\n        self.options = c.kv_connector_extra_config\n"
     child = "class Child(Base):\n    def go(self):\n        return self.options['a']\n"
     other = "class Other:\n    pass\n"
@@ -96,6 +96,6 @@ def test_a_key_with_a_name_of_its_own() -> None:
     assert keys_named([listed]) == {"a", "b"}
 
 
-def test_a_script_that_only_writes_the_configuration_reads_nothing() -> None:
+def test_a_script_that_only_writes_the_config_reads_nothing() -> None:
     script = "KVTransferConfig(kv_connector='C', kv_connector_extra_config={'a': 1})\n"
     assert keys_named([f"{script}x = {{'kv_connector_extra_config': 1}}\n"]) == set()

@@ -6,10 +6,10 @@ import types
 
 import pytest
 
-from kvtrace.agent.connector import traced
-from kvtrace.agent.connector_facts import answers_alike, resolves
-from kvtrace.agent.proxy import index_of
+from kvtrace.agent.facts.connector_facts import answers_alike, resolves
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Flag, Kind, Role
 from kvtrace.trace.rows import code, detail, flags, kind
@@ -32,7 +32,7 @@ def test_whether_the_configured_module_gave_the_live_class() -> None:
     assert resolves(fakes.Storing, None, "Storing") is None
 
 
-def test_each_call_is_recorded_with_layer_step_and_the_bound_work(trace):
+def test_each_call_is_recorded_with_layer_step_and_bound_work(trace):
     connector = fakes.Storing()
     connector = traced(connector, Role.WORKER, "Storing")
     number = index_of(connector)
@@ -50,7 +50,7 @@ def test_each_call_is_recorded_with_layer_step_and_the_bound_work(trace):
     assert detail(rows[:, 0]).tolist() == [number, number]
 
 
-def test_the_connectors_exception_passes_untouched_and_is_noted_without_secrets(trace):
+def test_an_exception_passes_and_is_noted_without_secrets(trace):
     connector = fakes.Storing()
     connector = traced(connector, Role.WORKER, "Storing")
     with pytest.raises(ValueError, match="hunter2") as caught:
@@ -66,7 +66,7 @@ def test_the_connectors_exception_passes_untouched_and_is_noted_without_secrets(
 
 
 @pytest.mark.parametrize("own", [lambda self, layer_name: None, lambda self, name, kv, meta: None])
-def test_a_hook_that_does_not_take_what_vllm_gives_is_seen_to_raise(trace, own):
+def test_a_hook_with_the_wrong_parameters_is_seen_to_raise(trace, own):
     """Written for another version of vLLM: the call itself raises, by position or by name."""
     cls = type(
         "Outdated", (fakes.Storing,), {"save_kv_layer": own, "get_finished": lambda self: (None, None)}
@@ -141,7 +141,7 @@ def test_what_a_connector_calls_on_itself_is_its_own_business(trace):
     assert not len(hook_rows(trace, "save_kv_layer"))
 
 
-def test_what_vllms_base_class_asks_of_a_connector_is_vllms_call(trace, monkeypatch):
+def test_calls_of_vllms_base_class_are_vllms_calls(trace, monkeypatch):
     """``get_transfer_results`` asks ``get_finished``; one of the connector's own does so unseen."""
 
     class Own(fakes.KVConnectorBase_V1):
@@ -159,7 +159,7 @@ def test_what_vllms_base_class_asks_of_a_connector_is_vllms_call(trace, monkeypa
     assert (asked, answered) == ([index_of(connector), index_of(own)], [index_of(connector)])
 
 
-def test_a_hook_that_shadows_the_class_on_the_instance_is_recorded(trace):
+def test_a_hook_set_on_the_instance_is_recorded(trace):
     connector = fakes.Shadowing()
     connector = traced(connector, Role.WORKER, "Shadowing")
     connector.save_kv_layer("layer.0", "kv", None)
@@ -167,7 +167,7 @@ def test_a_hook_that_shadows_the_class_on_the_instance_is_recorded(trace):
     assert len(hook_rows(trace, "save_kv_layer")) == 1
 
 
-def test_a_method_patched_on_the_class_later_is_the_one_that_runs(trace, monkeypatch):
+def test_a_method_patched_on_the_class_later_runs(trace, monkeypatch):
     connector = fakes.Storing()
     connector = traced(connector, Role.WORKER, "Storing")
     seen = []
@@ -177,7 +177,7 @@ def test_a_method_patched_on_the_class_later_is_the_one_that_runs(trace, monkeyp
     assert len(hook_rows(trace, "save_kv_layer")) == 1
 
 
-def test_children_built_past_the_factory_are_traced_under_their_parent(trace):
+def test_children_built_past_the_factory_are_traced(trace):
     child = fakes.Storing()
     parent = traced(fakes.Parent(child), Role.WORKER, "MultiConnector")
     (held,) = parent._connectors
@@ -250,7 +250,7 @@ class HandsOn(fakes.KVConnectorBase_V1):
         ("looks", False), ("chooses", False), ("for_ever", False), ("not_there", False),
     ],
 )  # fmt: skip
-def test_a_lookup_with_one_answer_for_all_is_known_from_its_bytecode(name, alike):
+def test_a_constant_lookup_is_known_from_its_bytecode(name, alike):
     assert answers_alike(HandsOn(), name) is alike
 
 
@@ -267,7 +267,7 @@ def test_a_unit_may_be_a_constant_of_the_connectors_module(trace, monkeypatch):
     assert trace.facts(Fact.CONNECTOR)[0]["ints"] == {"_unit": 256, "CHUNK_SIZE": 128}
 
 
-def test_units_are_looked_for_one_object_deeper_but_not_in_vllms_configuration(trace):
+def test_units_are_looked_for_deeper_but_not_in_vllms_config(trace):
     def part(module, **numbers):
         made = type("Part", (), {"__module__": module})()
         vars(made).update(numbers)
@@ -298,7 +298,7 @@ def test_nothing_is_bound_between_clear_and_bind(trace):
     assert marks == [True, False, True]
 
 
-def test_what_the_scheduler_read_in_the_metadata_holds_on_the_worker(trace):
+def test_what_the_scheduler_read_in_metadata_holds_on_workers(trace):
     """It knows the requests; here, without them, the same metadata says nothing."""
     connector = fakes.Storing()
     connector = traced(connector, Role.WORKER, "Storing")
@@ -311,7 +311,7 @@ def test_what_the_scheduler_read_in_the_metadata_holds_on_the_worker(trace):
     assert (AGENT.worker.store_slots, AGENT.worker.store_entries) == (0, 0)
 
 
-def test_an_agent_that_fails_leaves_the_connector_working_and_says_so(trace, monkeypatch):
+def test_an_agent_that_fails_says_so_and_the_connector_works(trace, monkeypatch):
     connector = fakes.Storing()
     connector = traced(connector, Role.WORKER, "Storing")
     monkeypatch.setattr(AGENT, "add", lambda words: 1 / 0)

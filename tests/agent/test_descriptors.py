@@ -117,7 +117,7 @@ def test_a_spool_put_in_the_place_of_ours_is_not_touched(here: Path) -> None:
     assert path.read_text() == "theirs" and steps(here / "moved") == 3
 
 
-def test_a_fork_in_the_middle_of_a_step_leaves_each_process_its_own_records(here: Path) -> None:
+def test_a_fork_within_a_step_leaves_each_process_its_records(here: Path) -> None:
     run(
         here,
         """
@@ -170,16 +170,16 @@ def test_a_daemon_records_to_a_file_of_its_own(here: Path) -> None:
     assert list(map(stopped, spool_paths(here / "run"))) == [Stop.CLEAN, Stop.CLEAN]
 
 
-def test_the_counter_of_a_thread_that_ends_closes_no_file_of_the_users(here: Path) -> None:
+def test_a_counter_of_an_ended_thread_closes_no_users_file(here: Path) -> None:
     run(
         here,
         """
         import threading
-        from kvtrace.agent import files
+        from kvtrace.agent.outside import opened
 
         def work():
-            files._written()
-            number = files._counter.file
+            opened._written()
+            number = opened._counter.file
             os.close(number)
             mine = os.open(here / "mine", os.O_WRONLY | os.O_CREAT, 0o600)
             assert mine == number

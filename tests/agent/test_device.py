@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtrace.agent import device as device_module
-from kvtrace.agent import ops, wrappers
 from kvtrace.agent.budget import Sampler
-from kvtrace.agent.connector import traced
-from kvtrace.agent.device import Device
+from kvtrace.agent.engine import ops
+from kvtrace.agent.hooks import device as device_module
+from kvtrace.agent.hooks import wrappers
+from kvtrace.agent.hooks.connector import traced
+from kvtrace.agent.hooks.device import Device
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
 from kvtrace.trace import ops as op_table
@@ -137,7 +138,7 @@ def test_the_bound_never_says_more_than_there_was(calls: list[tuple[int, int, bo
         assert 0 <= row[5] <= max(0, real) + 200  # two readings of the clock lie in between
 
 
-def test_a_hook_that_switches_streams_is_marked_and_both_streams_are_asked(trace: Any, cuda: Cuda) -> None:
+def test_a_hook_that_switches_streams_is_marked_and_both_asked(trace: Any, cuda: Cuda) -> None:
     device = make(cuda)
     other = Stream(99)
 
@@ -161,7 +162,7 @@ def test_a_hook_that_switches_streams_is_marked_and_both_streams_are_asked(trace
     assert not flags(stayed[:1])[0] & Flag.STREAMS and stayed[7] >> 32 == stayed[7] & 0xFFFFFFFF == 1
 
 
-def test_a_call_on_another_device_goes_untimed_and_the_others_stay_timed(trace: Any, cuda: Cuda) -> None:
+def test_only_the_call_on_another_device_goes_untimed(trace: Any, cuda: Cuda) -> None:
     """A thread of the connector's has a current device of its own: no event of ours fits it."""
     device = make(cuda)
     mine, other = cuda.stream, Stream(3, device=1)
@@ -274,7 +275,7 @@ def test_a_device_that_fails_costs_one_line_and_no_call(
     assert trace.facts(Fact.AGENT_ERROR) == [] and not device.on
 
 
-def test_an_exception_of_the_hook_goes_through_and_gives_its_events_back(trace: Any, cuda: Cuda) -> None:
+def test_an_exception_goes_through_and_gives_its_events_back(trace: Any, cuda: Cuda) -> None:
     device = make(cuda)
     free = len(device._free)
 
@@ -310,7 +311,7 @@ def test_off_and_without_cuda_nothing_is_wrapped(
     assert code_of("full", "cpu") == [False, False]
 
 
-def test_hooks_of_a_traced_connector_are_timed_in_timed_steps_alone(
+def test_hooks_are_timed_in_timed_steps_alone(
     trace: Any, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = make(cuda)
@@ -357,7 +358,7 @@ def test_attention_bodies_are_timed(trace: Any, cuda: Cuda, monkeypatch: pytest.
     def unified_attention_with_output(query: Any, output: Any, layer_name: str) -> None:
         cuda.work(2 * MS)
 
-    body = ops.traced_body(unified_attention_with_output, hook_site=True)
+    body = ops.traced_body(unified_attention_with_output, calls_hook=True)
     query = SimpleNamespace(size=lambda dim: 5)
     step(
         device, 1, lambda: body(query, None, "layer.0"), lambda: body(query, None, SimpleNamespace(value="b"))

@@ -12,13 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.connector import traced  # noqa: E402
-from kvtrace.agent.prefixes import digest_of  # noqa: E402
-from kvtrace.agent.proxy import index_of  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
+from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
+from kvtrace.agent.steps.prefixes import digest_of  # noqa: E402
 from kvtrace.agent.watch import call, policy  # noqa: E402
-from kvtrace.agent.watch.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.watch.operations import Watch  # noqa: E402
+from kvtrace.agent.wrap.proxy import index_of  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
 from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
 from kvtrace.trace.rows import code, detail, flags, kind  # noqa: E402
@@ -104,7 +104,7 @@ def test_the_slots_that_a_hook_copied_are_counted_per_layer(trace, caches):
     assert len(connector.kept) == 2 and connector.kept[0].shape == (7, 8)
 
 
-def test_a_save_in_wait_for_save_is_found_there_and_the_empty_hook_before_it_is_zero(trace, caches):
+def test_a_save_in_wait_for_save_is_counted_there_alone(trace, caches):
     connector, _ = make(caches, how=None)
     connector.how = None
     step_metadata = store(5)
@@ -185,7 +185,7 @@ def saved(trace):
     return [row[3] for row in effects(trace) if row[0] == "save_kv_layer"]
 
 
-def test_a_call_that_asked_the_disk_and_took_nothing_may_have_found_it_there(trace, caches):
+def test_a_call_that_asked_the_disk_may_have_found_it_there(trace, caches):
     look = [True]
 
     def how(connector, kv, slots):
@@ -201,7 +201,7 @@ def test_a_call_that_asked_the_disk_and_took_nothing_may_have_found_it_there(tra
     assert saved(trace) == [-1, -1, 7, 7, 0, 0]
 
 
-def test_a_thread_of_the_connectors_that_is_not_followed_may_have_copied(trace, caches):
+def test_a_thread_that_is_not_followed_may_have_copied(trace, caches):
     stop = threading.Event()
     entered = threading.Event()
 
@@ -220,7 +220,7 @@ def test_a_thread_of_the_connectors_that_is_not_followed_may_have_copied(trace, 
     assert saved(trace) == [-1, -1, 0, 0]
 
 
-def test_a_copy_in_a_hook_that_is_not_for_saving_is_written_down(trace, caches):
+def test_a_copy_in_a_hook_not_for_saving_is_recorded(trace, caches):
     class Late(fakes.Copying):
         def get_finished(self, finished_req_ids):
             self.kept.append(self.caches["layer.1"][1:3].clone())
@@ -233,7 +233,7 @@ def test_a_copy_in_a_hook_that_is_not_for_saving_is_written_down(trace, caches):
     assert [row[:4] for row in effects(trace)] == [("get_finished", Flag.STORE, "layer.1", 8)]
 
 
-def test_a_hook_that_is_not_for_saving_and_copies_nothing_has_no_record(trace, caches):
+def test_a_hook_not_for_saving_without_a_copy_has_no_record(trace, caches):
     class Plain(fakes.Copying):
         def get_finished(self, finished_req_ids):
             return set(finished_req_ids), None
@@ -271,7 +271,7 @@ def test_a_connector_that_copies_a_step_later_is_seen_to(trace, caches):
     assert sorted(rows) == [("start_load_kv", Flag.STORE, f"layer.{n}", 8) for n in (0, 1)]
 
 
-def test_an_address_taken_at_registration_leaves_nothing_sure_later(trace, caches):
+def test_an_address_taken_at_registration_leaves_all_unsure(trace, caches):
     class Pointers(fakes.Copying):
         def register_kv_caches(self, kv_caches):
             super().register_kv_caches(kv_caches)
@@ -313,7 +313,7 @@ def test_memory_that_several_groups_share_is_not_attributed():
     assert watch.slots(False, BLOCK) == {"full": -1, "window": -1}
 
 
-def test_slots_come_from_vllms_own_cache_config_where_there_is_one(caches):
+def test_slots_come_from_vllms_cache_config_if_there_is_one(caches):
     known = Caches()
     group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=8), layer_names=["layer.0"])
     config = SimpleNamespace(num_blocks=BLOCKS * BLOCK // 8, kv_cache_groups=[group])
@@ -376,7 +376,7 @@ def test_a_file_that_held_something_and_is_written_anew(trace, caches, tmp_path,
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
-def test_a_native_writer_that_nobody_knows_leaves_the_files_unknown(trace, caches, tmp_path):
+def test_an_unknown_native_writer_leaves_the_files_unknown(trace, caches, tmp_path):
     import ctypes
 
     libc = ctypes.CDLL(None)
@@ -428,7 +428,7 @@ def test_every_step_with_work_is_watched_and_says_so(trace, caches):
     assert watched == [int(Flag.STORE | Flag.LOAD), 0] * 70
 
 
-def test_only_the_first_steps_are_watched_where_that_was_asked_for(tmp_path, caches):
+def test_only_the_first_steps_are_watched_if_asked(tmp_path, caches):
     with recording(tmp_path, "first") as trace:
         connector, _ = make(caches)
         for number in range(1, 71):
@@ -481,7 +481,7 @@ def test_a_sampled_step_without_effect_is_looked_at_again(sampled, caches):
     assert steps == [*range(1, 9 + policy._MAX_EXTRA), 33, 65, 97]
 
 
-def test_metadata_that_says_nothing_is_sampled_on_steps_with_prompt_tokens(sampled, caches):
+def test_mute_metadata_is_sampled_on_steps_with_prompt_tokens(sampled, caches):
     trace = sampled
 
     class Own(fakes.Copying):
@@ -508,7 +508,7 @@ def test_dummy_steps_are_never_sampled(trace, caches):
     assert effects(trace) == [] and len(connector.kept) == 2
 
 
-def test_an_error_in_a_watched_call_passes_untouched_and_leaves_nothing_behind(trace, caches):
+def test_an_error_in_a_watched_call_passes_and_leaves_nothing(trace, caches):
     def fail(connector, kv, slots):
         pick(connector, kv, slots)
         raise ValueError("disk full")

@@ -23,13 +23,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.connector import traced  # noqa: E402
-from kvtrace.agent.logs import install as install_logs  # noqa: E402
+from kvtrace.agent.errors.logs import install as install_logs  # noqa: E402
+from kvtrace.agent.errors.swallowed import THREAD, install_thread_hook  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
+from kvtrace.agent.kv.caches import CACHES  # noqa: E402
+from kvtrace.agent.origin import HERE, Origin  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.swallowed import THREAD, install_thread_hook  # noqa: E402
-from kvtrace.agent.watch import follow  # noqa: E402
-from kvtrace.agent.watch.caches import CACHES  # noqa: E402
-from kvtrace.agent.watch.origin import HERE, Origin  # noqa: E402
+from kvtrace.agent.watch import background  # noqa: E402
 from kvtrace.agent.watch.policy import POLICY  # noqa: E402
 from kvtrace.agent.watch.work import begin  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
@@ -61,7 +61,7 @@ class Background(fakes.Copying):
 @pytest.fixture
 def caches() -> dict[str, Any]:
     CACHES.__init__()  # type: ignore[misc]
-    follow.begins()
+    background.begins()
     return {"layer.0": torch.randn(BLOCKS, BLOCK, 8)}
 
 
@@ -228,13 +228,13 @@ def test_a_thread_with_a_queue(trace: Any, caches: dict[str, Any], kind: type) -
     assert slots(trace) == THREE_STEPS
 
 
-def test_a_thread_that_ran_before_the_agent_is_met_at_its_next_item(
+def test_a_thread_older_than_the_agent_is_met_at_its_next_item(
     trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = Consumer()
-    monkeypatch.setattr(follow, "_on", False)
+    monkeypatch.setattr(background, "_on", False)
     consumer.put(lambda: None)
-    monkeypatch.setattr(follow, "_on", True)
+    monkeypatch.setattr(background, "_on", True)
     connector = made(caches, lambda c, job: consumer.put(job))
     for number in (1, 2, 3):
         step(connector, caches, number)
@@ -260,9 +260,7 @@ def test_a_queue_whose_puts_nobody_saw_leaves_the_step_unknown(
     assert (0, 0, "24+4") in slots(trace), "the thread was started for step 1, and this is step 6's work"
 
 
-def test_what_a_thread_did_last_is_written_as_the_connector_is_shut_down(
-    trace: Any, caches: dict[str, Any]
-) -> None:
+def test_a_threads_last_work_is_written_at_shutdown(trace: Any, caches: dict[str, Any]) -> None:
     """It waits in C for its next item, and none comes."""
     consumer = Consumer(queue.SimpleQueue)
     connector = made(caches, lambda c, job: consumer.put(job))
@@ -398,7 +396,7 @@ def test_a_future_that_is_asked_in_the_hook_is_one_exception(
     assert len(swallowed(trace)) == 1
 
 
-def test_a_future_s_exception_that_the_hook_logs_or_raises_again_is_one_exception(
+def test_a_futures_exception_logged_or_raised_again_is_one(
     trace: Any, caches: dict[str, Any], pool: Any
 ) -> None:
     def how(connector: Any, job: Any) -> None:
@@ -451,7 +449,7 @@ def test_a_task_that_fails_in_an_event_loop(trace: Any, caches: dict[str, Any], 
     assert swallowed(trace) == [("asyncio", 2, "ConnectionRefusedError", "fail")]
 
 
-def test_an_exception_that_ends_a_thread_is_said_once_with_its_step(
+def test_an_exception_that_ends_a_thread_is_said_once(
     trace: Any, caches: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
@@ -467,7 +465,7 @@ def test_an_exception_that_ends_a_thread_is_said_once_with_its_step(
     assert swallowed(trace) == []
 
 
-def test_what_a_library_raises_names_the_library_and_the_connectors_own_line(
+def test_a_librarys_exception_names_it_and_the_connectors_line(
     trace: Any, caches: dict[str, Any], pool: Any
 ) -> None:
     def upload() -> None:
@@ -574,7 +572,7 @@ def test_results_exceptions_names_and_flags_are_what_they_were(
 
     assert asyncio.run_coroutine_threadsafe(answer(), loop.loop).result(30) == "answer"
     assert threading.Thread.start.__name__ == "start" and queue.Queue.get.__qualname__ == "Queue.get"
-    assert AGENT._failures == 0 and connector.kept == [] and not follow._starting
+    assert AGENT._failures == 0 and connector.kept == [] and not background._starting
 
 
 def test_a_recorder_that_fails_changes_nothing(
@@ -588,7 +586,7 @@ def test_a_recorder_that_fails_changes_nothing(
     assert AGENT._failures == 1
 
 
-def test_past_its_budget_work_keeps_its_step_and_the_exception_that_ends_it(
+def test_work_past_its_budget_keeps_its_step_and_exception(
     trace: Any, caches: dict[str, Any], pool: Any
 ) -> None:
     traced_there = []

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent import foreign, logs
-from kvtrace.agent.connector import traced
+from kvtrace.agent.code import foreign
+from kvtrace.agent.errors import logs
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Fact, Role
 
@@ -92,7 +93,7 @@ def test_with_keep_messages_all_is_kept_but_secrets() -> None:
     assert kept(login, keep=True) == "login failed: password=***"
 
 
-def test_an_exception_that_breaks_or_is_huge_has_a_message_all_the_same() -> None:
+def test_a_broken_or_huge_exception_still_has_a_message() -> None:
     class Broken(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -146,7 +147,7 @@ def test_messages_of_logs_and_hooks_are_recorded_without_values(trace: Any) -> N
     assert "cannot save" in recorded and "garlic" not in recorded and "51966" not in recorded
 
 
-def test_a_path_of_the_configuration_is_named_and_nothing_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_path_is_named_and_nothing_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign, "_configured", {})
     error = PermissionError(13, "Permission denied", "/srv/kv/store/users-key")
     assert foreign.of_exception(error) == "[Errno 13] Permission denied"

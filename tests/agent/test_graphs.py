@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent import graphs, ops
-from kvtrace.agent.connector_facts import requires_piecewise
+from kvtrace.agent.engine import ops
+from kvtrace.agent.facts.connector_facts import requires_piecewise
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.steps import graphs
 from kvtrace.trace import ops as op_table
 from kvtrace.trace.format import Dispatch, Fact, Flag, Kind, Skip
 from kvtrace.trace.rows import code, detail, flags, kind
@@ -85,7 +86,7 @@ def test_a_replay_without_a_forward_context_is_full(trace: Any, desc: Any) -> No
     assert worker.mode == -1
 
 
-def test_each_run_of_a_body_says_layer_rows_mode_and_whether_the_hook_came_before(trace: Any) -> None:
+def test_each_run_of_a_body_says_layer_rows_mode_and_hook(trace: Any) -> None:
     def unified_attention_with_output(query: Any, layer_name: Any) -> str:
         if query is bad:
             raise ValueError
@@ -93,9 +94,9 @@ def test_each_run_of_a_body_says_layer_rows_mode_and_whether_the_hook_came_befor
 
     query, bad = SimpleNamespace(size=lambda axis: 24), SimpleNamespace(size=lambda axis: 8)
     opaque = SimpleNamespace(value="b")  # as vLLM wraps the name for torch.compile
-    attention = ops.traced_body(unified_attention_with_output, hook_site=True)
+    attention = ops.traced_body(unified_attention_with_output, calls_hook=True)
     unified_attention_with_output.__name__ = "unified_kv_cache_update"
-    update = ops.traced_body(unified_attention_with_output, hook_site=False)
+    update = ops.traced_body(unified_attention_with_output, calls_hook=False)
     worker = begin(5)
     worker.mode = 1
     for layer in ("a", opaque, "a"):
@@ -143,7 +144,7 @@ def test_bodies_run_while_capturing_are_marked(trace: Any, monkeypatch: pytest.M
 
     def unified_attention_with_output(query: Any, layer_name: str) -> None: ...
 
-    body = ops.traced_body(unified_attention_with_output, hook_site=True)
+    body = ops.traced_body(unified_attention_with_output, calls_hook=True)
     begin(0)
     body(None, "a")  # the capture phase
     begin(5).mode = 2
@@ -159,7 +160,7 @@ def test_bodies_run_while_capturing_are_marked(trace: Any, monkeypatch: pytest.M
     assert marks == [Flag.CAPTURE, Flag.CAPTURE, 0, 0]
 
 
-def test_the_first_step_tells_what_was_decided_and_later_captures_show(
+def test_the_first_step_tells_the_mode_and_later_captures_show(
     trace: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counter = SimpleNamespace(num_cudagraph_captured=35)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kvtrace.agent.handlers import takes_anything
+from kvtrace.agent.code.handlers import takes_anything
 
 
 class Own(Exception):

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtrace.agent import boot, handover
-from kvtrace.agent.connector import traced
+from kvtrace.agent import boot
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.steps import handover
 from kvtrace.trace.facts import HandOver, Header
 from kvtrace.trace.format import Role
 from kvtrace.trace.reader import of_type

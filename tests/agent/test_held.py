@@ -9,9 +9,10 @@ from weakref import WeakValueDictionary
 
 import pytest
 
-from kvtrace.agent import connector, held, proxy
-from kvtrace.agent.connector import traced
+from kvtrace.agent.hooks import connector, held
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.wrap import proxy
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Kind, Role
 from kvtrace.trace.rows import code, detail, kind
@@ -54,7 +55,7 @@ def calls(trace: Any, hook: hooks.Hook) -> int:
     return int(((kind(rows[:, 0]) == Kind.HOOK) & (code(rows[:, 0]) == hook.code)).sum())
 
 
-def test_a_schedulers_connector_that_came_past_the_factory_is_seen_from_then_on(trace: Any) -> None:
+def test_a_schedulers_connector_past_the_factory_is_seen(trace: Any) -> None:
     own = Asked()
     scheduler = engine(connector=own)
     for _ in range(3):
@@ -68,7 +69,7 @@ def test_a_schedulers_connector_that_came_past_the_factory_is_seen_from_then_on(
     assert (fact["configured"], fact["class"], fact["proxy"]) == ("Mine", "Asked", "object")
 
 
-def test_a_workers_connector_is_found_in_vllms_module_and_in_the_runner(trace: Any, state: Any) -> None:
+def test_a_workers_connector_is_found_in_module_and_runner(trace: Any, state: Any) -> None:
     own = fakes.Storing()
     state._KV_CONNECTOR_AGENT = own
     runner = SimpleNamespace(kv_connector=SimpleNamespace(kv_connector=own))
@@ -88,7 +89,7 @@ def test_what_the_factory_made_is_neither_changed_nor_spoken_of(trace: Any, stat
     assert state._KV_CONNECTOR_AGENT is made and not said(trace)
 
 
-def test_a_connector_that_was_put_in_its_proxys_place_gets_the_same_proxy_again(trace: Any) -> None:
+def test_a_connector_put_in_its_proxys_place_gets_it_again(trace: Any) -> None:
     scheduler = engine(connector=(made := traced(Asked(), Role.SCHEDULER, "Asked")))
     scheduler.connector = proxy.its(made)
     held.of_scheduler(scheduler)
@@ -107,7 +108,7 @@ class HandsOn(fakes.KVConnectorBase_V1):
         self.inner.save_kv_layer(*args, **kwargs)
 
 
-def test_a_call_that_is_handed_on_to_the_factorys_is_not_recorded_twice(trace: Any, state: Any) -> None:
+def test_a_call_handed_on_to_the_factorys_is_recorded_once(trace: Any, state: Any) -> None:
     made = traced(fakes.Storing(), Role.WORKER, "Storing")
     outer = state._KV_CONNECTOR_AGENT = HandsOn(made)
     for _ in range(3):
@@ -128,7 +129,7 @@ def test_a_second_connector_is_seen_once_the_first_is_gone(trace: Any) -> None:
 
 
 @pytest.mark.parametrize("keep", [tuple, lambda children: dict(enumerate(children))])
-def test_of_children_that_vllm_keeps_in_another_way_the_report_says_so(trace: Any, keep: Any) -> None:
+def test_the_report_says_where_vllm_keeps_children_otherwise(trace: Any, keep: Any) -> None:
     parent = fakes.Parent()
     parent._connectors = keep([fakes.Storing()])
     scheduler = engine(connector=traced(parent, Role.SCHEDULER, "MultiConnector"))

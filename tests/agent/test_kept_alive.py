@@ -15,7 +15,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.trace.format import Fact, Role  # noqa: E402
 
@@ -152,7 +152,7 @@ from pathlib import Path
 sys.path[:0] = [{root!r}, {tests!r}]
 import torch
 from agent import conftest, fakes, test_kept_alive as mine
-from kvtrace.agent.connector import traced
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Role
 
@@ -196,7 +196,7 @@ with conftest.recording(Path(sys.argv[1])) as trace:
 CALLS = 10_000
 
 
-def test_ten_thousand_requests_take_no_more_memory_than_untraced(tmp_path: Path) -> None:
+def test_ten_thousand_requests_take_no_more_memory(tmp_path: Path) -> None:
     """On a stand-in for the engine: what is measured is the agent's own."""
     tests = Path(__file__).resolve().parents[1]
     script = GROWTH.format(root=str(tests.parent), tests=str(tests), calls=CALLS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from kvtrace.agent import describe
+from kvtrace.agent.facts import describe
 
 
 class KVCacheSpec:

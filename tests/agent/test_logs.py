@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
-from kvtrace.agent import logs
-from kvtrace.agent.connector import traced
-from kvtrace.agent.proxy import index_of
+from kvtrace.agent.errors import logs
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace.format import Fact, Role
 
 from . import fakes
@@ -84,7 +84,7 @@ def test_the_users_handlers_get_the_record_as_it_was(trace, quiet):
     assert [fact["shown"] for fact in trace.facts(Fact.LOG)] == [True]
 
 
-def test_warnings_outside_hooks_that_are_not_the_connectors_are_left_alone(trace, quiet):
+def test_warnings_of_others_outside_hooks_are_left_alone(trace, quiet):
     namespace = {}
     exec(compile("def say(log): log.warning('mine')", "/somewhere/app.py", "exec"), namespace)
     run(quiet, lambda log: None)
@@ -112,7 +112,7 @@ def test_a_message_that_cannot_be_formatted_is_not_our_problem(trace, quiet):
     assert trace.facts(Fact.AGENT_ERROR) == []
 
 
-def test_an_exception_that_a_thread_of_the_connectors_logs_was_caught_there(trace, quiet):
+def test_an_exception_that_a_thread_logs_was_caught_there(trace, quiet):
     def fail():
         try:
             raise OSError(28, "no room, token=hunter2")
@@ -134,7 +134,7 @@ def test_an_exception_that_a_thread_of_the_connectors_logs_was_caught_there(trac
     assert "test_logs.py" in fact["where"]
 
 
-def test_a_threads_warning_without_an_exception_is_a_log_line_alone(trace, quiet):
+def test_a_threads_warning_without_an_exception_is_a_log_line(trace, quiet):
     run(quiet, lambda log: None)
     thread = threading.Thread(target=lambda: quiet.warning("slow"))
     thread.start()

@@ -86,7 +86,7 @@ _values = st.one_of(
 
 
 @given(st.dictionaries(st.from_regex("[a-z_]{1,8}", fullmatch=True), _values, max_size=4), st.booleans())
-def test_metadata_found_empty_at_a_glance_is_empty_to_the_reader_too(fields, slotted):
+def test_metadata_empty_at_a_glance_is_empty_to_the_reader(fields, slotted):
     meta = (_Slotted if slotted else ExampleConnectorMetadata)()
     vars(meta).clear()
     vars(meta).update(fields)
@@ -151,7 +151,7 @@ def test_lmcaches_specs(save, load, expected):
     assert [(e.req_id, e.direction, e.start) for e in declared.entries] == expected
 
 
-def test_an_entry_that_loads_and_saves_is_two_each_with_its_own_positions():
+def test_an_entry_that_loads_and_saves_is_two_entries():
     """What a save skips is what was loaded: it says nothing of where the load begins."""
     req = LMCacheReq("a", list(range(32)), slots(1, 2), SaveSpec(16, True), LoadSpec(0, 32, True))
     declared = read(LMCacheConnectorMetadata([req]), blocks(a=[1, 2]))
@@ -270,7 +270,7 @@ def test_a_plain_dictionary_of_requests():
     assert declared.readable
 
 
-def test_numbers_that_are_not_the_requests_blocks_are_not_taken_for_them():
+def test_numbers_that_are_not_its_blocks_are_not_taken_for_them():
     job = SimpleNamespace(rid="a", put=True, pages=[8, 9])
     declared, entry = only(SimpleNamespace(work=[job]), a=[4, 5, 6])
     assert (entry.start, entry.slots) == (UNKNOWN, UNKNOWN)

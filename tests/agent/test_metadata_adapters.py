@@ -74,7 +74,7 @@ def test_an_entry_is_a_tuple_a_mapping_or_an_object(given: Any):
         (A, "store", -1, 1), (A, "store", 0.0, 1), (A, "store", 0, 1, "pages"), None, (A, "store", True, 1),
     ],
 )  # fmt: skip
-def test_what_is_no_entry_leaves_the_step_unread_and_names_the_adapter(given: Any):
+def test_a_broken_entry_leaves_the_step_unread_by_its_adapter(given: Any):
     declared = answer(lambda meta, context: [given])
     assert not declared.readable and not declared.entries
     assert declared.problems[0].shape.startswith("the adapter mine:fn raised ValueError")

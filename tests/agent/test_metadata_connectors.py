@@ -136,7 +136,7 @@ def test_simple_cpu_offload_of_a_block_that_requests_share():
     assert said(meta, holdings) in ([(A, STORE, 0, 32), (B, STORE, 32, 16)], [(B, STORE, 0, 48)])
 
 
-def test_simple_cpu_offload_of_blocks_whose_requests_are_long_gone():
+def test_simple_cpu_offload_of_blocks_of_requests_long_gone():
     meta = SimpleCPUOffloadMetadata(store_event=1, store_gpu_blocks=[91, 92], store_cpu_blocks=[1, 2])
     declared = read(meta, step(one_step()))
     assert not declared.readable and declared.problems[0].field == "store_gpu_blocks"
@@ -479,7 +479,7 @@ class HiSparseConnectorMetadata(KVConnectorMetadata):
     residency_updates: dict[str, Any] = field(default_factory=dict)
 
 
-def test_hisparse_connector_is_read_or_not_and_never_as_something_else():
+def test_hisparse_connector_is_never_read_as_something_else():
     meta = HiSparseConnectorMetadata(Command([PageTransfer(1, 2, (11,), True)]), (BlockCopy(11, 12),), (11,))
     declared = read(meta, step(one_step()))
     assert not declared.readable or rows(declared) == [(A, STORE, 0, 16)]
@@ -745,7 +745,7 @@ def test_one_block_a_key(stores: Any, loads: Any):
     assert said(KeyedMetadata(stores, loads)) == [(A, STORE, 0, 32), (B, LOAD, 0, 16)]
 
 
-def test_keys_that_are_complete_and_ids_of_whom_is_left_order_nothing():
+def test_complete_keys_and_remaining_ids_order_nothing():
     rest: dict[str, Any] = {"finalize": ["7f3a", "9c01"], "unfinished_request_ids": {A, B}}
     assert said(KeyedMetadata({}, {}, **rest)) == []
     assert said(KeyedMetadata({"7f3a": 11}, {}, **rest)) == [(A, STORE, 0, 16)]

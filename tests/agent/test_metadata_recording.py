@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent import hook_records
-from kvtrace.agent.connector import traced
+from kvtrace.agent.hooks import hook_records
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.metadata.recording import Reader
-from kvtrace.agent.proxy import index_of
 from kvtrace.agent.state import AGENT
+from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace import rows
 from kvtrace.trace.format import Fact, Flag, Role
 
@@ -95,7 +95,7 @@ def entries(trace: Any) -> list[tuple[int, int, int, int]]:
     )
 
 
-def test_entries_are_rows_and_what_is_awaited_ends_with_the_step(trace, reader):
+def test_entries_are_rows_and_waiting_ends_with_the_step(trace, reader):
     connector = Connector()
     connector = traced(connector, Role.SCHEDULER, "Connector")
     world = World(connector)
@@ -172,6 +172,6 @@ def test_a_finished_request_is_remembered_with_its_blocks(reader):
 
 def test_no_child_s_number_reads_as_none_in_a_record(trace, reader, monkeypatch):
     """A record holds eight bits of it."""
-    monkeypatch.setattr("kvtrace.agent.connector._next_index", 255)
+    monkeypatch.setattr("kvtrace.agent.hooks.connector._next_index", 255)
     parent = traced(Connector(Connector(), Connector()), Role.SCHEDULER, "Multi")
     assert [index_of(one) for one in parent._connectors] == [257, 258]

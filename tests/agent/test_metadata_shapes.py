@@ -89,7 +89,7 @@ NAMES = ["things", "zork", "block_ids", "pages", "where"]
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_blocks_are_what_the_request_holds_whatever_they_are_called(name: str, blocks: Any):
+def test_blocks_are_what_the_request_holds_under_any_name(name: str, blocks: Any):
     item = record(rid=A, put=True, **{name: blocks})
     assert said(Meta(work=[item])) == A_FIRST
 
@@ -101,7 +101,7 @@ def test_blocks_are_what_the_request_holds_whatever_they_are_called(name: str, b
         {"since": 0, "to": 0}, {"start": 0, "tail": 0}, {"since": 2, "tail": 5},
     ],
 )  # fmt: skip
-def test_a_number_whose_name_has_many_meanings_leaves_open_how_much_is_meant(numbers: dict[str, int]):
+def test_an_ambiguous_number_leaves_open_how_much_is_meant(numbers: dict[str, int]):
     meta = Meta(saves=[{"rid": A, "physical": [111, 112, 113, 114, 115, 116, 117], **numbers}])
     assert not_understood(meta)
 
@@ -126,7 +126,7 @@ def test_places_and_numbers_of_something_else_are_no_blocks(name: str, given: li
         assert not_understood(Meta(work=[record(rid=A, put=True, **{name: given})]))
 
 
-def test_slots_of_one_request_that_may_be_blocks_of_another_are_neither():
+def test_slots_that_may_be_anothers_blocks_are_neither():
     small = step({A: Req(([1, 2, 3, 4],), prompt=60, now=60), B: Req(([17, 18, 19],), prompt=40, now=40)})
     assert not_understood(Meta(work=[record(put=True, zork=[17, 18, 19])]), small)
     assert said(Meta(work=[record(put=True, block_ids=[17, 18, 19])]), small) == [(B, STORE, 0, 48)]
@@ -251,7 +251,7 @@ def shared() -> dict[str, Req]:
     }
 
 
-def test_a_shared_block_belongs_to_the_request_that_is_named_or_that_computes_it():
+def test_a_shared_block_is_of_the_named_or_computing_request():
     assert said(Meta(save=[record(rid=B, xs=[11, 12])]), step(shared())) == [(B, STORE, 0, 32)]
     assert said(Meta(save=[record(xs=[11, 12])]), step(shared())) == [(A, STORE, 0, 32)]
     assert said(Meta(save=[record(xs=[11, 12, 23])]), step(shared())) == [(B, STORE, 0, 48)]
@@ -297,7 +297,7 @@ def test_what_could_be_either_is_neither():
     assert not_understood(Meta(work=[record(rid=A, xs=[11, 12, 13, 14])]), step(requests))
 
 
-def test_all_blocks_of_a_request_that_decodes_may_be_there_for_the_workers_information():
+def test_all_blocks_of_a_decoding_request_may_be_information():
     assert not_understood(Meta(block_tables={C: [131, 132, 133]}))
     assert not_understood(Meta(reqs={C: [131, 132, 133]}))
 
@@ -379,7 +379,7 @@ def test_numbers_that_leave_a_choice_are_not_understood(fields: dict[str, Any]):
     assert not_understood(Meta(work=[record(**{"rid": A, "put": True, "xs": ALL, **fields})]))
 
 
-def test_positions_that_can_be_blocks_as_well_as_tokens_are_not_understood():
+def test_positions_in_blocks_or_tokens_are_not_understood():
     long = step({A: Req((list(range(100, 140)),), prompt=640, now=640)})
     for where in ({"start": 16, "end": 32}, {"at": range(16, 32)}):
         item = record(rid=A, xs=list(range(100, 140)), **where)
@@ -418,7 +418,7 @@ def test_a_list_called_positions_may_be_slots():
     assert said(Meta(save=[record(rid=A, positions=slots(ALL, 16, 48))])) == [(A, STORE, 16, 32)]
 
 
-def test_a_zero_before_a_block_is_no_null_block_where_the_table_has_none():
+def test_a_zero_is_no_null_block_where_the_table_has_none():
     one = step({A: Req(([2, 1],), prompt=32, now=32)})
     item = record(rid=A, keys=["7f"], xs=[2], ranks=(0, 1), zork=(0, 1))
     assert said(Meta(save=[item]), one) == [(A, STORE, 0, 16)]
@@ -453,7 +453,7 @@ def test_a_tracker_of_requests_orders_nothing():
         {"lens": [3, 2]},
     ],
 )
-def test_one_list_of_blocks_beside_another_that_cuts_it_is_read_right_or_not(more: dict[str, Any]):
+def test_a_list_of_blocks_that_another_cuts_is_right_or_unread(more: dict[str, Any]):
     found = declared(Meta(flat=[111, 112, 113, 143, 144], **more))
     assert not found.readable or rows(found) == [(A, STORE, 0, 48), (D, STORE, 32, 32)]
 
@@ -631,7 +631,7 @@ def test_work_is_bounded():
 
 
 @pytest.mark.parametrize("name", ["rng", "block_range", "zork"])
-def test_an_empty_range_beside_a_table_leaves_open_how_much_is_meant(name: str):
+def test_an_empty_range_beside_a_table_leaves_open_how_much(name: str):
     """A prompt that was rounded to nothing, in the metadata all the same; or anything."""
     item = record(session=A, block_table=[111, 112, 113], **{name: range(0)})
     assert not_understood(Meta(saves=(item,)))

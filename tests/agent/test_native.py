@@ -15,9 +15,9 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
+from kvtrace.agent.kv.memory import MOST, NotKnown, Ranges, numbers  # noqa: E402
 from kvtrace.agent.reads import READS  # noqa: E402
 from kvtrace.agent.watch import native  # noqa: E402
-from kvtrace.agent.watch.memory import MOST, NotKnown, Ranges, numbers  # noqa: E402
 from kvtrace.agent.watch.operations import READ, WRITTEN, Watch  # noqa: E402
 
 from .test_slots import Cache, parsed  # noqa: E402
@@ -443,7 +443,7 @@ def test_nixl_transfers_of_whole_lists_and_of_tensors(agent: Any) -> None:
     assert seen(watch) == {(here.names[1], WRITTEN): slots_of(6)}
 
 
-def test_nixl_within_one_agent_reads_one_side_and_writes_the_other(agent: Any) -> None:
+def test_nixl_within_one_agent_reads_one_side_writes_the_other(agent: Any) -> None:
     here = cache("K and V in the content", layers=1)
     both = agent.prep_xfer_dlist("mine", described(here))
     local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", described(here))
@@ -452,7 +452,7 @@ def test_nixl_within_one_agent_reads_one_side_and_writes_the_other(agent: Any) -
     assert seen(watch) == {(here.names[0], WRITTEN): slots_of(2), (here.names[0], READ): slots_of(7)}
 
 
-def test_nixl_what_is_refused_did_not_begin_and_what_is_not_known_is_not_nothing(agent: Any) -> None:
+def test_nixl_refused_did_not_begin_and_unknown_is_not_nothing(agent: Any) -> None:
     here = cache("K and V in the content", layers=1)
     local = agent.prep_xfer_dlist("NIXL_INIT_AGENT", described(here))
     remote = agent.prep_xfer_dlist("theirs", DList([]))
@@ -563,7 +563,7 @@ def test_every_row_says_where_it_was_read() -> None:
         assert row.read_in and row.names and row.parameters
 
 
-def test_vllms_own_entry_points_stand_in_the_table_that_is_held_against_its_sources() -> None:
+def test_vllms_entry_points_stand_in_the_checked_table() -> None:
     known = {(row.module, name) for row in READS if not row.holder for name in row.names}
     for row in native.rows():
         if row.module.startswith("vllm."):

@@ -11,7 +11,7 @@ from typing import Any
 import probes
 import pytest
 
-from kvtrace.agent.connector import traced
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Fact, Role
 
@@ -102,6 +102,6 @@ KINDS = (
 )  # fmt: skip
 
 
-def test_there_are_probes_of_each_kind_and_the_page_says_how_many() -> None:
+def test_there_are_probes_of_each_kind_as_the_page_says() -> None:
     assert [kind for kind in KINDS if not any(kind in name for name in probes.PROBES)] == []
     assert len(probes.PROBES) >= 100 and f" {len(probes.PROBES)} questions" in probes.page()

@@ -15,10 +15,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
+from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.outside import files  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.launch.rest import look, write_rest  # noqa: E402
 from kvtrace.ledger.rest_file import read_rest_file  # noqa: E402
 from kvtrace.trace import rows  # noqa: E402
@@ -92,7 +92,7 @@ def test_a_file_that_is_published_by_a_hard_link(trace, kv, tmp_path):
     assert linked == (Way.NAME, "a.tmp", 0, "a.kv", 0) and gone == (Way.NAME, "a.tmp", 0, "", 0)
 
 
-def test_a_file_that_the_same_call_removes_is_known_with_its_size(trace, kv, tmp_path):
+def test_a_file_that_its_own_call_removes_has_its_size(trace, kv, tmp_path):
     def how(step, layer):
         (tmp_path / "a").write_bytes(data_of(layer))
         (tmp_path / "a").unlink()
@@ -180,7 +180,7 @@ def test_a_file_that_the_connector_removes(trace, kv, tmp_path):
     assert (Way.NAME, "a", 0, "", 0) in outside(trace)
 
 
-def test_names_and_sizes_at_the_end_are_looked_at_once_without_opening_anything(trace, kv, tmp_path):
+def test_names_and_sizes_are_looked_at_once_and_nothing_opened(trace, kv, tmp_path):
     def how(step, layer):
         (tmp_path / f"{step}.part").write_bytes(data_of(layer))
         (tmp_path / f"{step}.part").rename(tmp_path / f"{step}.kv")

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvtrace.agent import scheduler
-from kvtrace.agent.prefixes import MAX_PREFIXES, Beginnings, digests, key_of, tokens_of
+from kvtrace.agent.engine import scheduler
+from kvtrace.agent.steps.prefixes import MAX_PREFIXES, Beginnings, digests, key_of, tokens_of
 from kvtrace.trace.format import Kind
 from kvtrace.trace.rows import kind
 
@@ -31,7 +31,7 @@ def test_each_digest_is_that_of_the_tokens_up_to_there(count):
     assert found.prefixes == [direct(tokens[:end]) for end in range(16, count + 1, 16)]
 
 
-def test_long_prompts_take_longer_strides_that_meet_those_of_short_ones():
+def test_longer_strides_of_long_prompts_meet_those_of_short():
     tokens = list(range(16 * 700 + 3))
     long, short = digests(tokens, 16, KEY), digests(tokens[: 16 * 300], 16, KEY)
     assert (long.stride, short.stride) == (64, 32)
@@ -39,7 +39,7 @@ def test_long_prompts_take_longer_strides_that_meet_those_of_short_ones():
     assert short.prefixes[1::2] == long.prefixes[: len(short.prefixes) // 2]
 
 
-def test_a_prompt_that_grows_has_the_digests_of_one_that_came_at_once() -> None:
+def test_a_growing_prompt_has_the_digests_of_a_whole_one() -> None:
     tokens = list(range(16 * 700))
     growing = Beginnings(16, KEY)
     found = [one for end in (5, 40, 40, 47, 48, 16 * 700) for one in growing.next(tokens[:end])]
@@ -49,7 +49,7 @@ def test_a_prompt_that_grows_has_the_digests_of_one_that_came_at_once() -> None:
     assert Beginnings(0, KEY).next(tokens) == []
 
 
-def test_another_key_gives_other_digests_and_no_tokens_give_none():
+def test_another_key_gives_other_digests_no_tokens_none():
     assert digests([1] * 32, 16, KEY).prompt != digests([1] * 32, 16, b"x" * 16).prompt
     assert digests(None, 16, KEY) == digests([], 16, KEY) == (0, 0, 0, [])
     assert digests([1, 2, 3], 0, KEY).prefixes == []
@@ -72,7 +72,7 @@ def image(identifier: str, offset: int, length: int) -> SimpleNamespace:
     return SimpleNamespace(identifier=identifier, mm_position=place)
 
 
-def test_equal_tokens_with_different_images_share_what_comes_before_the_image() -> None:
+def test_different_images_share_what_comes_before_the_image() -> None:
     """Two prompts of 96 tokens, placeholders in the second and third block."""
     tokens = [*range(100, 132), *([9] * 40), *range(200, 224)]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from kvtrace.agent.kv.caches import CACHES
+from kvtrace.agent.prints import prints as prints_module
+from kvtrace.agent.prints.prints import Prints
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch import prints as prints_module
-from kvtrace.agent.watch.caches import CACHES
-from kvtrace.agent.watch.prints import Prints
-from kvtrace.agent.watch.prompts import LOADED_ATTRIBUTE, Filled, Prompts
+from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, Prompts
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT, Flag
 
@@ -56,7 +56,7 @@ def test_a_prompt_in_chunks_names_each_full_block_once() -> None:
     assert not prompts._prompts
 
 
-def test_what_was_loaded_or_reused_is_named_with_the_first_chunk() -> None:
+def test_loaded_or_reused_blocks_are_named_with_the_first_chunk() -> None:
     found = Prompts().scheduled(output({"a": 4}, new("a", 12, [5, 6, 7], computed=8)), [4], wanted=True)
     assert found == [Filled("a", 0, 0, [5, 6, 7])]
 
@@ -73,7 +73,7 @@ def test_generated_tokens_fill_no_block_of_the_prompt() -> None:
     assert prompts.scheduled(output({"a": 1}, a=(None, 7)), [4], wanted=True) == []
 
 
-def test_blocks_that_could_not_be_loaded_are_named_again_when_they_are_computed() -> None:
+def test_blocks_that_failed_to_load_are_named_when_computed() -> None:
     prompts = Prompts()
     prompts.scheduled(output({"a": 4}, new("a", 16, [5, 6, 7], computed=8)), [4], wanted=True)
     assert prompts.scheduled(output({"a": 12}, a=(([8],), 4)), [4], wanted=True) == [
@@ -86,7 +86,7 @@ def test_each_group_counts_its_own_blocks_and_some_are_left_out() -> None:
     assert found == [Filled("a", 0, 0, [1, 2]), Filled("a", 1, 0, [3])]
 
 
-def test_only_prompts_that_are_token_ids_alone_can_be_told_token_by_token() -> None:
+def test_only_prompts_of_token_ids_alone_are_told_by_token() -> None:
     """An image's tokens all have one id, and an adapter makes other KV of the same."""
     for more, spans in (({}, 1), ({"mm_features": ["image"]}, 0), ({"lora_request": "adapter"}, 0)):
         prompts, request = Prompts(), new("a", 8, [5, 6])
@@ -156,7 +156,7 @@ def caches_as_before() -> Any:
     CACHES.__init__()  # type: ignore[misc]
 
 
-def test_equal_kv_has_equal_prints_and_every_change_of_a_bit_shows(trace: Any) -> None:
+def test_equal_kv_has_equal_prints_and_any_changed_bit_shows(trace: Any) -> None:
     engine = Engine()
     for tensor in engine.layers.values():
         tensor[7] = tensor[2]
@@ -251,7 +251,7 @@ def again(trace: Any) -> list[tuple[int, list[int]]]:
     return found
 
 
-def test_a_load_that_left_its_blocks_as_they_were_is_looked_at_again(trace: Any) -> None:
+def test_a_load_that_changed_nothing_is_looked_at_again(trace: Any) -> None:
     engine = Engine()
     engine.step([1, 2, 3])
     before = read(trace)
@@ -273,7 +273,7 @@ def test_a_load_that_wrote_is_not_looked_at_again(trace: Any) -> None:
     assert again(trace) == []
 
 
-def test_blocks_that_were_reused_without_a_load_are_not_looked_at_again(trace: Any) -> None:
+def test_blocks_reused_without_a_load_are_not_looked_at_again(trace: Any) -> None:
     engine = Engine()
     engine.step([1, 2, 3])
     AGENT.worker.step = STEP + 1
@@ -283,12 +283,12 @@ def test_blocks_that_were_reused_without_a_load_are_not_looked_at_again(trace: A
     assert again(trace) == []
 
 
-def test_it_is_looked_at_as_the_request_ends_and_the_blocks_go_and_the_connector_stops(trace: Any) -> None:
+def test_loads_are_looked_at_as_request_blocks_or_connector_end(trace: Any) -> None:
     engine = Engine()
     engine.step([1, 2, 3])
     load(engine, "b", [1, 2, 4], STEP + 1)
     load(engine, "c", [3, 5], STEP + 2)
-    del engine.prints._again.waiting[0].filled.blocks[2:]
+    del engine.prints._rechecks.waiting[0].filled.blocks[2:]
     steps(engine, STEP + 3, STEP + 6, finished={"b"})
     steps(engine, STEP + 7, STEP + 7, admitted=[new("d", 4, [2])])
     engine.prints.ends()
@@ -328,7 +328,7 @@ def of_layers(trace: Any) -> dict[tuple[str, int], dict[str, int]]:
 
 
 @pytest.mark.parametrize("many", [2, 4, 12])
-def test_each_layer_has_a_number_and_equal_kv_has_equal_ones_in_all_layers(trace: Any, many: int) -> None:
+def test_equal_kv_has_equal_numbers_in_each_layer(trace: Any, many: int) -> None:
     engine = Engine(layers=many)
     first, *_, last = engine.layers.values()
     last[2] = first[3]
@@ -348,9 +348,7 @@ def test_a_connector_that_never_loads_has_none(trace: Any) -> None:
     assert of_layers(trace) == {} and len(read(trace)) == 3
 
 
-def test_computed_blocks_past_the_room_have_none_and_loaded_ones_do(
-    trace: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_past_the_room_only_loaded_blocks_have_prints(trace: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prints_module, "MOST_NUMBERS", 8)
     engine = Engine()
     engine.step([1, 2, 3, 4])
@@ -368,7 +366,7 @@ def test_a_layer_on_another_one_s_bytes_has_none_of_its_own(trace: Any) -> None:
 # --- never in the way -------------------------------------------------------------------------------
 
 
-def test_a_step_that_is_not_watched_or_whose_end_was_not_seen_is_not_hashed(trace: Any) -> None:
+def test_a_step_unwatched_or_without_a_seen_end_is_not_hashed(trace: Any) -> None:
     engine = Engine()
     AGENT.worker.step, AGENT.worker.watched = STEP, 0
     engine.prints.plan(engine.wrapper, output({"a": 4}, new("a", 4, [1])))
@@ -387,7 +385,7 @@ def test_past_the_budget_nothing_is_hashed(trace: Any) -> None:
     assert len(read(trace)) == 1
 
 
-def test_a_block_whose_tokens_are_spread_over_ranks_is_not_hashed(trace: Any) -> None:
+def test_a_block_spread_over_ranks_is_not_hashed(trace: Any) -> None:
     engine = Engine()
     engine.parallel.decode_context_parallel_size = 2
     engine.open()
@@ -403,7 +401,7 @@ def test_a_kv_cache_that_was_replaced_is_not_hashed(trace: Any) -> None:
     assert read(trace) == [] and AGENT._failures == 0
 
 
-def test_an_output_that_cannot_be_read_ends_the_fingerprints_and_nothing_else(trace: Any) -> None:
+def test_an_unreadable_output_ends_the_fingerprints_alone(trace: Any) -> None:
     engine = Engine()
     AGENT.worker.step, AGENT.worker.watched = STEP, int(Flag.STORE)
     engine.prints.plan(engine.wrapper, SimpleNamespace(scheduled_new_reqs=[1], scheduled_cached_reqs=[]))

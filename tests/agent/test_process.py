@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace.agent import worker
-from kvtrace.agent.connector import traced
+from kvtrace.agent.engine import worker
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace import hooks
 from kvtrace.trace.facts import Target
@@ -30,7 +30,7 @@ def saves(path: Path) -> int:
     )
 
 
-def test_a_forked_child_opens_its_own_spool_when_it_has_something_to_write(trace):
+def test_a_forked_child_opens_its_own_spool_when_it_writes(trace):
     connector = fakes.Storing()
     connector = traced(connector, Role.WORKER, "Storing")
     connector.save_kv_layer("layer.0", "kv", None)
@@ -70,7 +70,7 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 ACTIVATE = "from kvtrace.agent.plugin import activate; activate(); activate()"
 
 
-def test_without_its_variable_the_entry_point_does_nothing_and_imports_nothing():
+def test_without_its_variable_the_entry_point_imports_nothing():
     run = python(f"{ACTIVATE}; import sys; print([m for m in sys.modules if 'kvtrace' in m])")
     assert run.returncode == 0 and not run.stderr
     assert "kvtrace.agent.state" not in run.stdout and "kvtrace.trace" not in run.stdout
@@ -79,7 +79,7 @@ def test_without_its_variable_the_entry_point_does_nothing_and_imports_nothing()
 @pytest.mark.parametrize(
     "config", ["{", "[]", '{"dir": 3}', '{"dir": "/proc/none"}', '{"dir": "/x", "salt": "zz"}']
 )
-def test_a_broken_configuration_costs_one_line_and_not_the_process(config):
+def test_a_broken_configuration_costs_a_line_not_the_process(config):
     run = python(f"{ACTIVATE}; print('alive')", KVTRACE_CONFIG=config)
     assert run.returncode == 0 and run.stdout == "alive\n"
     assert len(run.stderr.splitlines()) == 1 and "kvtrace" in run.stderr
@@ -105,7 +105,7 @@ def test_the_salt_is_nowhere_on_disk(tmp_path):
     assert salt.encode() not in content and bytes.fromhex(salt) not in content
 
 
-def test_where_scheduler_and_worker_share_a_process_a_step_is_written_once(trace, monkeypatch):
+def test_a_process_of_scheduler_and_worker_writes_a_step_once(trace, monkeypatch):
     """By the scheduler, which hears of the step next; by the worker where it never will."""
     written: list[int] = []
     monkeypatch.setattr(AGENT.recorder, "_write", lambda data, records: written.append(records))

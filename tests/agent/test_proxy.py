@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent.connector import traced
-from kvtrace.agent.proxy import index_of, its
+from kvtrace.agent.hooks.connector import traced
+from kvtrace.agent.wrap.proxy import index_of, its
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Kind, Role
 from kvtrace.trace.rows import code, kind
@@ -169,7 +169,7 @@ def test_it_answers_as_the_connector_does(both: Any, asked: str) -> None:
     assert ASKED[asked](held) == ASKED[asked](Mine())
 
 
-def test_what_is_set_and_deleted_is_set_and_deleted_on_the_connector(both: Any) -> None:
+def test_setting_and_deleting_reach_the_connector(both: Any) -> None:
     held, connector = both
     held.more = 1
     held.slotted = 2
@@ -239,7 +239,7 @@ def test_who_patches_a_hook_on_it_gets_what_he_would(trace: Any, both: Any) -> N
     assert len(calls) == 1 and len(connector.saved) == 2 and recorded(trace) == 2
 
 
-def test_a_hook_that_the_connector_replaces_later_is_the_one_that_runs(trace: Any, both: Any) -> None:
+def test_a_hook_that_the_connector_replaces_later_runs(trace: Any, both: Any) -> None:
     held, connector = both
     connector.save_kv_layer = lambda *args, **kwargs: "its own"
     assert held.save_kv_layer("layer.0", "kv", None) == "its own"

@@ -15,9 +15,9 @@ from kvtrace.agent.targets import TARGETS
 
 # The modules that read vLLM's objects, and the variables that hold one where it is read by a plain dot.
 READERS = (
-    "block_tables", "connector", "connector_facts", "describe", "front", "graphs", "hook_records",
-    "metadata/step_requests", "ops", "prefixes", "scheduler", "startup", "watch/caches", "watch/layout",
-    "worker",
+    "engine/front", "engine/ops", "engine/scheduler", "engine/worker", "errors/startup",
+    "facts/connector_facts", "facts/describe", "hooks/connector", "hooks/hook_records", "kv/caches",
+    "kv/layout", "metadata/step_requests", "steps/block_tables", "steps/graphs", "steps/prefixes",
 )  # fmt: skip
 OBJECTS = {
     "cached", "config", "context", "kv_cache_config", "lora", "new", "one", "output", "request", "scheduler",

@@ -22,14 +22,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtrace.agent import device as device_module
-from kvtrace.agent import ops, prefixes, scheduler, worker
-from kvtrace.agent.connector import traced
-from kvtrace.agent.device import Device
+from kvtrace.agent import ids
+from kvtrace.agent.engine import ops, scheduler, worker
+from kvtrace.agent.hooks import device as device_module
+from kvtrace.agent.hooks.connector import traced
+from kvtrace.agent.hooks.device import Device
+from kvtrace.agent.prints import print_records
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.agent.watch import call, policy, print_records, records, states
+from kvtrace.agent.steps import prefixes
+from kvtrace.agent.steps.prompts import Filled
+from kvtrace.agent.watch import call, policy, states
 from kvtrace.agent.watch.operations import READ, Touched
-from kvtrace.agent.watch.prompts import Filled
 from kvtrace.trace import hooks, rows
 from kvtrace.trace import ops as op_table
 from kvtrace.trace.facts import ClientId
@@ -241,7 +244,7 @@ def attention() -> None:
         return
 
     AGENT.worker.step, AGENT.worker.mode = STEP, 1
-    body = ops.traced_body(unified_kv_cache_update, hook_site=False)
+    body = ops.traced_body(unified_kv_cache_update, calls_hook=False)
     for _ in range(2):  # the first time the layer is new: the general way; then the short one
         body(SimpleNamespace(size=lambda axis: 24), "layer.0")
 
@@ -293,7 +296,7 @@ def watched_save(patch: pytest.MonkeyPatch) -> None:
     AGENT.worker.watch_store = policy.Watched(policy._Samples(32), True)
     Everything.folder = AGENT.config.dir if AGENT.config else Path()
     (Everything.folder / "first").write_bytes(bytes(50))
-    patch.setattr(records, "_calls", itertools.count(12))
+    patch.setattr(ids, "_calls", itertools.count(12))
     connector.save_kv_layer("layer.0", "files", None)
 
 

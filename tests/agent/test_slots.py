@@ -13,8 +13,8 @@ from hypothesis import given, settings
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.watch.caches import Caches  # noqa: E402
-from kvtrace.agent.watch.layout import hint_of, layout_of  # noqa: E402
+from kvtrace.agent.kv.caches import Caches  # noqa: E402
+from kvtrace.agent.kv.layout import hint_of, layout_of  # noqa: E402
 from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, Watch  # noqa: E402
 
 HEADS, CONTENT = 3, 4
@@ -436,7 +436,7 @@ def test_the_backend_says_which_dimension_is_which(shape: Any, expected: Any) ->
     assert hint_of(layer, 5, 16) == expected
 
 
-def test_a_view_without_the_one_head_is_understood_as_the_registered_tensor(
+def test_a_view_without_the_one_head_is_the_registered_tensor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """MLA from 0.29 on: four dimensions are registered, the save hook gets three."""

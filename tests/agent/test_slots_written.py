@@ -9,10 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent import ids  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
+from kvtrace.agent.kv import access  # noqa: E402
+from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.watch import access, records  # noqa: E402
-from kvtrace.agent.watch.caches import CACHES, Caches  # noqa: E402
+from kvtrace.agent.watch import records  # noqa: E402
 from kvtrace.agent.watch.operations import READ, Watch  # noqa: E402
 from kvtrace.trace import hooks, rows  # noqa: E402
 from kvtrace.trace.format import Flag, Kind, Role  # noqa: E402
@@ -63,7 +65,7 @@ def written(trace):
 
 
 def test_a_save_names_its_slots_layer_by_layer_and_a_load_too(trace, caches):
-    first = next(records._calls) + 2  # the one between is bind_connector_metadata's
+    first = next(ids._calls) + 2  # the one between is bind_connector_metadata's
     slots = torch.tensor([5, 6, 7, 21, 20, 39])
     run(caches, fakes.Work(slots), fakes.Work(torch.tensor([0, 1, 12]), is_store=False))
     assert written(trace) == [
@@ -178,7 +180,7 @@ def test_values_on_a_device_are_read_when_they_have_come(trace, monkeypatch):
     assert not records._waiting
 
 
-def test_what_never_comes_ends_as_not_known_and_memory_stays_bounded(trace, monkeypatch):
+def test_what_never_comes_ends_unknown_and_memory_is_bounded(trace, monkeypatch):
     monkeypatch.setattr(torch, "cuda", Device())
     kv = torch.randn(BLOCKS, BLOCK, 8)
     for at in range(records._MOST_WAITING + 3):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent import startup
+from kvtrace.agent.errors import startup
 from kvtrace.causes.diagnose import diagnose
 from kvtrace.ledger import read_run
 from kvtrace.report.build import build_report

@@ -11,12 +11,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.connector import traced  # noqa: E402
+from kvtrace.agent.errors.swallowed import THREAD  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
+from kvtrace.agent.kv.caches import CACHES  # noqa: E402
+from kvtrace.agent.origin import Origin  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.swallowed import THREAD  # noqa: E402
-from kvtrace.agent.watch.caches import CACHES  # noqa: E402
 from kvtrace.agent.watch.operations import Watch  # noqa: E402
-from kvtrace.agent.watch.origin import Origin  # noqa: E402
 from kvtrace.agent.watch.states import STATES  # noqa: E402
 from kvtrace.agent.watch.work import begin  # noqa: E402
 from kvtrace.trace import hooks, rows  # noqa: E402
@@ -137,7 +137,7 @@ def test_kv_of_tokens_that_is_copied_leaves_the_call_clear(trace, caches):
     assert of_save(found)[-1] == ("end", None, 1, 0)
 
 
-def test_a_thread_that_gets_work_after_kv_was_copied_may_take_a_state(trace, caches):
+def test_a_thread_with_work_after_kv_was_copied_may_take_state(trace, caches):
     def hands_over(caches):
         kept = caches["a"][4].clone()
         thread = threading.Thread(target=kept.sum)
@@ -147,7 +147,7 @@ def test_a_thread_that_gets_work_after_kv_was_copied_may_take_a_state(trace, cac
     assert of_save(run(trace, caches, hands_over))[-1] == ("end", None, 0, 0)
 
 
-def test_work_in_the_background_is_seen_that_began_before_there_were_states(trace, caches):
+def test_work_that_began_before_there_were_states_is_seen(trace, caches):
     work = begin(THREAD, Origin(1, 0), __file__)
     assert work is not None and not work.sees_states
     STATES.register(caches)
@@ -162,7 +162,7 @@ def test_work_in_the_background_is_seen_that_began_before_there_were_states(trac
     assert spool.names[row.blocks] == "2+1" and (rows.code(row.head), row.part) == (0, 0)
 
 
-def test_an_address_that_was_taken_is_no_read_and_leaves_all_open(trace, caches):
+def test_a_taken_address_is_no_read_and_leaves_all_open(trace, caches):
     found = of_save(run(trace, caches, lambda caches: caches["m"][0][2].data_ptr()))
     assert ("given out", None, 0, 2) in found and found[-1] == ("end", None, 0, 0)
 

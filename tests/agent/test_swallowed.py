@@ -9,10 +9,11 @@ import threading
 
 import pytest
 
-from kvtrace.agent import state, swallowed
-from kvtrace.agent.connector import traced
+from kvtrace.agent import state
+from kvtrace.agent.errors import swallowed
+from kvtrace.agent.hooks.connector import traced
+from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.origin import HERE
 from kvtrace.trace.format import Fact, Role
 
 from . import fakes
@@ -141,7 +142,7 @@ def make(how):
     ],
 )
 def test_what_the_connector_swallows_is_named_with_its_place(trace, monkeypatch, how, kind, function, logged):
-    from kvtrace.agent import logs
+    from kvtrace.agent.errors import logs
 
     logs.install()
     call(make(how))
@@ -158,7 +159,7 @@ def test_ordinary_control_flow_is_no_finding(trace, how):
     assert trace.facts(Fact.SWALLOWED) == []
 
 
-def test_an_ordinary_exception_that_a_handler_for_anything_took_is_written_as_such(trace):
+def test_an_ordinary_exception_in_a_broad_handler_says_so(trace):
     call(make(own_mistake))
     found = [(fact["type"], fact["broad"], fact["went_on"]) for fact in trace.facts(Fact.SWALLOWED)]
     told = sys.version_info >= (3, 11)  # handlers are read from a table that came with it
@@ -166,7 +167,7 @@ def test_an_ordinary_exception_that_a_handler_for_anything_took_is_written_as_su
     assert all(fact["where"].endswith("in own_mistake") for fact in trace.facts(Fact.SWALLOWED))
 
 
-def test_an_ordinary_exception_after_which_kv_was_read_is_no_finding(trace):
+def test_an_ordinary_exception_before_kv_is_read_is_no_finding(trace):
     call(make(own_mistake_and_on))
     assert trace.facts(Fact.SWALLOWED) == []
 
@@ -197,7 +198,7 @@ def test_repeats_are_counted_over_the_observed_calls(trace):
     assert (last["count"], last["observed_calls"]) == (3, 5)
 
 
-def test_exceptions_of_one_line_in_two_hooks_are_written_for_both(trace):
+def test_exceptions_of_a_line_in_two_hooks_are_written_for_both(trace):
     """The second mostly gets the address of the first, which is gone by then."""
 
     class Both(Careful):
@@ -249,7 +250,7 @@ def test_a_debugger_keeps_its_trace_function(trace):
     assert trace.facts(Fact.SWALLOWED) == []
 
 
-def test_a_connectors_thread_that_dies_is_noted_and_the_users_hook_still_runs(trace, monkeypatch):
+def test_a_dying_thread_is_noted_and_the_users_hook_still_runs(trace, monkeypatch):
     seen = []
     monkeypatch.setattr(threading, "excepthook", lambda args: seen.append(args.exc_type))
     swallowed.install_thread_hook()

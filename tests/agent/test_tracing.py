@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvtrace.agent.outside import files as paths
-from kvtrace.agent.tracing import set_profile, set_trace
+from kvtrace.agent.wrap.tracing import set_profile, set_trace
 
 
 @pytest.mark.parametrize("setter", [set_trace, set_profile])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from kvtrace.agent.connector import traced
+from kvtrace.agent.hooks.connector import traced
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.format import Flag, Kind, Role
 from kvtrace.trace.rows import flags, kind, role
@@ -59,7 +59,7 @@ def test_workers_report_ends_once_and_forget_the_names(trace):
     assert not {"kept", "loaded", "broken"} & set(AGENT.recorder._names)
 
 
-def test_the_scheduler_hears_of_it_and_keeps_the_names_of_live_requests(trace):
+def test_the_scheduler_keeps_the_names_of_live_requests(trace):
     connector = Async()
     connector = traced(connector, Role.SCHEDULER, "Async")
     AGENT.scheduler.step = 5

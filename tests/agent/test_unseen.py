@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import looks
 import pytest
 
-from kvtrace.agent.connector import traced
-from kvtrace.agent.proxy import index_of
+from kvtrace.agent.hooks.connector import traced
+from kvtrace.agent.wrap.proxy import index_of
 from kvtrace.trace.format import Role
 
 from . import fakes

@@ -71,7 +71,7 @@ def test_healthy_ones_with_units_of_their_own_have_no_fault(tmp_path: Path) -> N
     assert "metadata-has-no-store" not in ids(diagnosis)
 
 
-def test_what_another_one_loads_is_not_held_back_by_the_scheduler(tmp_path: Path) -> None:
+def test_what_another_one_loads_the_scheduler_does_not_hold(tmp_path: Path) -> None:
     """Both offer the same tokens, and the first one's are taken: no request had its offer left for its
     options."""
     sim = Several(tmp_path / "run", ["First", "Second"], kv_blocks=64)
@@ -88,7 +88,7 @@ def test_what_another_one_loads_is_not_held_back_by_the_scheduler(tmp_path: Path
     assert "prompt_logprobs" not in words(finding)
 
 
-def test_a_dead_one_beside_a_good_one_comes_first_and_is_not_ruled_out(tmp_path: Path) -> None:
+def test_a_dead_one_beside_a_good_one_comes_first(tmp_path: Path) -> None:
     sim = Several(tmp_path / "run", ["Good", "Dead"], kv_blocks=64)
     served(sim, {"Good": 32, "Dead": 32}, ["Good", "Dead"])
     swallow(sim, "Dead")
@@ -107,7 +107,7 @@ def test_a_dead_one_beside_a_good_one_comes_first_and_is_not_ruled_out(tmp_path:
     assert tokens(of(diagnosis, "Dead"))["not-saved:exception-swallowed"] == 288
 
 
-def test_what_one_saved_and_another_only_declared_has_the_better_grade(tmp_path: Path) -> None:
+def test_saved_by_one_and_declared_by_another_is_saved(tmp_path: Path) -> None:
     sim = Several(tmp_path / "run", ["Seen", "Unseen"], kv_blocks=64)
     served(sim, {"Seen": 32, "Unseen": 0}, ["Seen"])
     diagnosis = analyse(sim)
@@ -116,7 +116,7 @@ def test_what_one_saved_and_another_only_declared_has_the_better_grade(tmp_path:
 
 
 @pytest.mark.parametrize("names", [["Twin", "Other"], ["Other", "Twin"]])
-def test_a_loss_of_all_is_explained_by_the_one_that_came_furthest(tmp_path: Path, names: list[str]) -> None:
+def test_a_loss_of_all_is_told_of_the_one_that_came_furthest(tmp_path: Path, names: list[str]) -> None:
     sim = Several(tmp_path / "run", names, kv_blocks=64)
     served(sim, {"Twin": 64, "Other": 32}, ["Twin", "Other"])
     swallow(sim, "Other")
@@ -135,7 +135,7 @@ def test_those_nested_deeper_have_the_way_to_them_as_their_name(tmp_path: Path) 
     assert all(tokens(part)["saved"] == 288 for _, part in diagnosis.parts)
 
 
-def test_an_engine_beside_them_with_one_connector_keeps_its_findings(tmp_path: Path) -> None:
+def test_an_engine_with_one_connector_keeps_its_findings(tmp_path: Path) -> None:
     """Its findings are its own, of its own tokens alone."""
     sim = served(Several(tmp_path / "run", ["A", "B"], kv_blocks=64), {"A": 32, "B": 32}, ["A", "B"])
     sim.write()

@@ -12,7 +12,7 @@ from synth import Chunk, Entry, Fate, Policy, Prompt, Rounding, Sim, nothing
 from test_rules import analyse, ids, prompts, ruled_out, tokens
 
 from kvtrace.causes import Diagnosis, diagnose
-from kvtrace.causes.case import Case, Piece, make_case, stored_before
+from kvtrace.causes.case import Case, LostSpan, make_case, stored_before
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.ledger import read_run
 from kvtrace.terms import Grade
@@ -71,7 +71,7 @@ def test_stored_nothing(tmp_path: Path) -> None:
     assert [row.out for row in diagnosis.stages] == [384] * 5 + [256] * 2
 
 
-def test_blocks_that_a_late_copy_no_longer_finds_are_a_reason_to_read_none_of_these_slots(
+def test_a_late_copy_may_not_find_its_blocks_and_read_nothing(
     tmp_path: Path,
 ) -> None:
     """Of a thread that copies after the blocks went to others it was said that it is passed nothing."""
@@ -93,7 +93,7 @@ def test_empty_files_prove_that_nothing_was_stored(tmp_path: Path) -> None:
     assert "wrote almost nothing" in finding(diagnosis, "stored-nothing")
 
 
-def test_silence_that_may_have_a_reason_out_of_sight_proves_nothing(tmp_path: Path) -> None:
+def test_silence_with_a_possible_unseen_reason_proves_nothing(tmp_path: Path) -> None:
     """The second step's wait_for_save handed something to a thread."""
     sim = sim_of(tmp_path)
     sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
@@ -104,7 +104,7 @@ def test_silence_that_may_have_a_reason_out_of_sight_proves_nothing(tmp_path: Pa
     assert any(item.id == "stored-nothing" for item in diagnosis.not_observed)
 
 
-def test_a_copy_in_a_hook_that_is_not_for_saving_explains_the_silence_of_the_others(tmp_path: Path) -> None:
+def test_a_copy_in_another_hook_explains_silent_save_hooks(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=lambda *_: 0)
     sim.effect(0, sim.tag << 32 | 2, 0, 128, hook="get_finished")
@@ -128,7 +128,7 @@ def test_silence_in_every_watched_call_is_nothing_stored(tmp_path: Path) -> None
     assert "not-saved:stored-nothing" not in tokens(analyse(sim))
 
 
-def test_nothing_follows_from_silence_where_the_kvs_address_was_given_out(tmp_path: Path) -> None:
+def test_silence_says_nothing_where_the_address_was_given_out(tmp_path: Path) -> None:
     """No metadata names a store; whoever has the memory may send it all the same (NIXL's producer)."""
     sim = sim_of(tmp_path)
     sim.serve(prompts([64, 128]), Policy(store=nothing))
@@ -198,9 +198,7 @@ def test_ranks_are_said_to_agree_only_where_each_was_seen(tmp_path: Path, grade:
 
 
 @pytest.mark.parametrize(("count", "severity"), [(2, "fault"), (1, "note")])
-def test_exceptions_in_a_thread_of_a_connector_that_works_out_of_sight(
-    tmp_path: Path, count: int, severity: str
-) -> None:
+def test_exceptions_in_a_thread_that_works_out_of_sight(tmp_path: Path, count: int, severity: str) -> None:
     """About as many as there were requests are a reason to look; one in a long run is none."""
     sim = sim_of(tmp_path)
     sim.serve(prompts([64, 128, 192]), Rounding(32).policy(), measure=lambda *_: 0)
@@ -217,7 +215,7 @@ def test_exceptions_in_a_thread_of_a_connector_that_works_out_of_sight(
 @pytest.mark.parametrize(
     ("count", "went_on", "severity"), [(2, False, "fault"), (1, False, "note"), (2, True, "note")]
 )
-def test_exceptions_that_end_work_of_which_nothing_was_seen_to_be_saved(
+def test_exceptions_that_end_work_of_which_nothing_was_saved(
     tmp_path: Path, count: int, went_on: bool, severity: str
 ) -> None:
     """Nobody logged them: they count where they came about as often as requests and ended their work."""
@@ -281,7 +279,7 @@ def test_more_exceptions_than_calls_are_told_as_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("steps", "found"), [([1, 2], ["exception-swallowed"]), ([1], ["stored-nothing"])])
-def test_an_ordinary_exception_explains_what_was_not_read_where_it_is_as_frequent(
+def test_an_ordinary_exception_as_frequent_as_losses_explains(
     tmp_path: Path, steps: list[int], found: list[str]
 ) -> None:
     """Once, while other calls read nothing either without it, it may be a look for something optional."""
@@ -291,7 +289,7 @@ def test_an_ordinary_exception_explains_what_was_not_read_where_it_is_as_frequen
     assert ids(analyse(sim)) == found
 
 
-def test_exceptions_of_which_only_the_first_are_known_explain_all_calls_that_read_nothing(
+def test_the_first_known_exceptions_explain_all_empty_calls(
     tmp_path: Path,
 ) -> None:
     sim = sim_of(tmp_path)
@@ -302,14 +300,14 @@ def test_exceptions_of_which_only_the_first_are_known_explain_all_calls_that_rea
     assert ids(analyse(sim)) == ["exception-swallowed"]
 
 
-def test_an_ordinary_exception_that_took_nothing_is_not_spoken_of(tmp_path: Path) -> None:
+def test_an_ordinary_exception_that_took_nothing_is_not_told(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.serve(prompts([64, 128]), Rounding(32).policy(), measure=all_of)
     swallow(sim, [1, 2], type="AttributeError", broad=True)
     assert ids(analyse(sim)) == []
 
 
-def test_what_was_not_watched_of_a_rank_that_does_nothing_is_not_taken_as_declared(tmp_path: Path) -> None:
+def test_unwatched_steps_of_an_idle_rank_are_not_declared(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.serve(prompts([64, 128]), Rounding(32).policy(),
               measure=lambda n, r, layer, s: 0 if n == 1 else None)  # fmt: skip
@@ -338,7 +336,7 @@ def test_an_exception_that_took_nothing_is_a_note(tmp_path: Path, logged: bool) 
     assert tokens(diagnosis) == {"saved": 192}
 
 
-def test_a_logged_exception_of_a_save_that_was_not_measured_is_a_fault(tmp_path: Path) -> None:
+def test_a_logged_exception_of_an_unmeasured_save_is_a_fault(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     sim.serve(prompts([64]), Rounding(32).policy(), measure=lambda *_: -1)
     swallow(sim, [1], logged=True)
@@ -392,7 +390,7 @@ def test_unread_entries_that_an_earlier_request_had_saved(tmp_path: Path) -> Non
     assert tokens(diagnosis) == {"saved": 128, "not-saved:already-stored": 128}
 
 
-def test_what_two_of_the_same_prompt_both_leave_out_is_held_by_nobody(tmp_path: Path) -> None:
+def test_what_two_of_the_same_prompt_leave_out_is_held_by_none(tmp_path: Path) -> None:
     """Two answers to one prompt: each half is short, and the other is no earlier store of the rest."""
     sim = sim_of(tmp_path, kv_blocks=64)
     for name in ("r0", "r1"):
@@ -457,7 +455,7 @@ def test_a_worker_that_decides_and_takes_nothing(tmp_path: Path) -> None:
     assert "decided on the worker" in finding(diagnosis, "stored-nothing")
 
 
-def test_where_no_metadata_was_ever_bound_that_explains_what_none_can_be_seen_to_name(tmp_path: Path) -> None:
+def test_metadata_never_bound_explains_what_none_names(tmp_path: Path) -> None:
     """One step's metadata names a request, the others' can't be read; in none of them were the hooks run."""
     sim, unbound = sim_of(tmp_path), Fate(unbound_ranks=frozenset({0}))
     for n, name in enumerate("abc"):
@@ -482,7 +480,9 @@ def test_a_worker_that_reads_after_the_last_step_took_something(
     request = SimpleNamespace(saved=saved, last_step=5)
     engine = SimpleNamespace(watched_steps={3})
     case = SimpleNamespace(engines={"e": engine}, requests={0: request}, read_steps=frozenset(read))
-    assert idle_steps(cast(Case, case), cast(Piece, SimpleNamespace(engine="e", request=0, step=3))) == idle
+    assert (
+        idle_steps(cast(Case, case), cast(LostSpan, SimpleNamespace(engine="e", request=0, step=3))) == idle
+    )
 
 
 def test_a_worker_that_decides_has_a_unit_too(tmp_path: Path) -> None:
@@ -640,7 +640,7 @@ def test_connector_disabled_itself(tmp_path: Path) -> None:
         ("the storage key was not found in the configuration, using defaults", "metadata-has-no-store"),
     ],
 )
-def test_what_a_connector_lacks_is_its_reason_where_it_says_so_while_it_is_made(
+def test_what_a_connector_says_it_lacks_as_it_is_made_explains(
     tmp_path: Path, message: str, found: str
 ) -> None:
     sim = sim_of(tmp_path)
@@ -796,7 +796,7 @@ def test_quick_hooks_are_ruled_out(tmp_path: Path) -> None:
     assert {"tracer-cost", "sync-in-hook"} <= {item.id for item in diagnosis.not_observed}
 
 
-def test_a_large_share_of_a_short_run_is_neither_slow_nor_ruled_out(tmp_path: Path) -> None:
+def test_a_large_share_of_a_short_run_is_not_slow_nor_ruled_out(tmp_path: Path) -> None:
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.slow = {"wait_for_save": 50_000_000, "save_kv_layer": 20_000_000}
     sim.serve(prompts([64] * 5), Rounding(32).policy())
@@ -807,14 +807,14 @@ def test_a_large_share_of_a_short_run_is_neither_slow_nor_ruled_out(tmp_path: Pa
     assert not {"save-blocks-step", "hook-slow"} & set(ruled_out(diagnosis))
 
 
-def test_a_hook_that_is_most_of_every_step_is_slow_in_a_short_run_too(tmp_path: Path) -> None:
+def test_most_of_every_step_is_slow_in_a_short_run_too(tmp_path: Path) -> None:
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.slow = {"wait_for_save": 150_000_000}
     sim.serve(prompts([64] * 5), Rounding(32).policy())
     assert ids(analyse(sim)) == ["save-blocks-step"]
 
 
-def test_a_hook_that_waits_in_steps_without_a_forward_is_not_called_slow(tmp_path: Path) -> None:
+def test_a_hook_that_waits_without_a_forward_is_not_slow(tmp_path: Path) -> None:
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve(prompts([64] * 2), Rounding(32).policy())
     sim.slow = {"get_finished": 100_000_000}
@@ -839,7 +839,7 @@ def test_facts_are_read(tmp_path: Path) -> None:
     assert Flag.STORE
 
 
-def test_a_file_that_all_ranks_write_for_all_layers_is_no_layers_own(tmp_path: Path) -> None:
+def test_a_file_of_all_ranks_and_layers_is_no_layers_own(tmp_path: Path) -> None:
     """An index beside the data: shared on purpose."""
     sim = Sim(tmp_path, tp=2, ints={"unit": 32}, noop=("wait_for_save",))
     sim.serve(prompts([64]), Rounding(32).policy())

@@ -176,7 +176,7 @@ def test_written_files_settle_a_save_at_once(tmp_path: Path) -> None:
         (128, Grade.PROVED, ["key-mismatch"]),  # it stands there when the run is over
     ],
 )
-def test_what_left_and_is_not_stored_again_is_known_to_the_store_alone(
+def test_only_the_store_knows_what_was_sent_and_not_kept_again(
     tmp_path: Path, stored_again: int, grade: Grade, found: list[str]
 ) -> None:
     """How far a prompt was kept is not seen position by position, and another one was saved in between: it
@@ -199,7 +199,7 @@ def test_what_left_and_is_not_stored_again_is_known_to_the_store_alone(
         (Grade.PROVED, 96, []),  # it stores less now
     ],
 )
-def test_what_the_second_of_two_alike_put_in_the_place_of_the_first_ones_was_there(
+def test_what_a_twin_put_in_place_of_the_first_was_there(
     tmp_path: Path, other: Grade, stored_again: int, found: list[str]
 ) -> None:
     """What stands under the key is the second one's by then, so that of the first nothing is proved. Another
@@ -216,7 +216,7 @@ def test_what_the_second_of_two_alike_put_in_the_place_of_the_first_ones_was_the
 # ------------------------------------------------------------------- both books, one finding
 
 
-def test_what_never_came_is_one_finding_and_no_loss_of_the_saves(tmp_path: Path) -> None:
+def test_what_never_came_is_one_finding_and_no_lost_save(tmp_path: Path) -> None:
     sim = Sim(tmp_path, noop=("wait_for_layer_load",))
     sim.arrive(Prompt("a", 128, digest=1))
     sim.lookup("a", 0, 96, 96)
@@ -501,7 +501,7 @@ def test_an_impatient_client_is_no_fault(tmp_path: Path) -> None:
     assert diagnosis.loads.tokens["pending"] == 127
 
 
-def test_load_late_while_the_engine_steps_on_with_nothing_to_compute(tmp_path: Path) -> None:
+def test_load_late_while_the_engine_steps_on_idle(tmp_path: Path) -> None:
     """Steps in which a slow get_finished is all there is are no measure of what computing takes."""
     sim = Sim(tmp_path)
     sim.slow = {"get_finished": SECOND // 100}

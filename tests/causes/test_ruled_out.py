@@ -25,7 +25,7 @@ def not_observed(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("ident", OF_CALLS)
-def test_store_calls_rule_out_only_where_all_of_them_were_measured(tmp_path: Path, ident: str) -> None:
+def test_store_calls_rule_out_only_where_all_were_measured(tmp_path: Path, ident: str) -> None:
     whole, part = sim_of(tmp_path, "whole", tp=2), sim_of(tmp_path, "part", tp=2)
     whole.serve(prompts([64, 128, 192]), Rounding(32).policy(), measure=all_of)
     part.serve(prompts([64, 128, 192]), Rounding(32).policy(),
@@ -96,7 +96,7 @@ def test_loads_of_which_nothing_was_seen_rule_nothing_out(tmp_path: Path) -> Non
     assert {"load-after-use", "load-not-injected"} <= set(not_observed(diagnosis))
 
 
-def test_a_load_that_is_still_open_does_not_rule_out_that_it_never_finishes(tmp_path: Path) -> None:
+def test_an_open_load_does_not_rule_out_that_it_never_finishes(tmp_path: Path) -> None:
     sim = Sim(tmp_path / "run")
     sim.arrive(Prompt("a", 128, digest=1))
     sim.lookup("a", 0, 127, 127, ASYNC)
@@ -120,14 +120,14 @@ def loaded(sim: Sim, *layers: int) -> Diagnosis:
     return analyse(sim)
 
 
-def test_a_load_that_missed_a_layer_rules_out_neither_a_part_nor_a_late_one(tmp_path: Path) -> None:
+def test_a_load_that_missed_a_layer_rules_out_no_part_no_delay(tmp_path: Path) -> None:
     whole, part = loaded(Sim(tmp_path / "whole"), 0, 1), loaded(Sim(tmp_path / "part"), 0)
     for ident in ("loaded-partly", "load-after-use", "load-not-injected"):
         assert ident in ruled_out(whole)
         assert ident not in ruled_out(part)
 
 
-def test_where_no_attention_body_was_seen_no_late_load_is_ruled_out(tmp_path: Path) -> None:
+def test_without_an_attention_body_no_late_load_is_ruled_out(tmp_path: Path) -> None:
     sim = Sim(tmp_path / "run")
     sim.arrive(Prompt("a", 128, digest=1))
     sim.lookup("a", 0, 96, 96)
@@ -146,7 +146,7 @@ def test_where_no_attention_body_was_seen_no_late_load_is_ruled_out(tmp_path: Pa
 
 
 @pytest.mark.parametrize("hook", ["start_load_kv", "thread"])
-def test_an_exception_that_was_caught_does_not_rule_out_that_loads_failed(tmp_path: Path, hook: str) -> None:
+def test_a_caught_exception_does_not_rule_out_failed_loads(tmp_path: Path, hook: str) -> None:
     sim = Sim(tmp_path / "run")
     sim.workers[0].fact(
         Fact.SWALLOWED,
@@ -169,7 +169,7 @@ def stored(sim: Sim, left_out: int = 0, grade: Grade = Grade.WRITTEN) -> Diagnos
     return diagnose(replace(run, base=run.base.assign(grade=int(grade))))
 
 
-def test_prompts_left_out_for_no_known_reason_may_have_been_taken_for_stored(
+def test_prompts_left_out_may_have_been_taken_for_stored(
     tmp_path: Path,
 ) -> None:
     assert "false-already-stored" in ruled_out(stored(sim_of(tmp_path, "whole")))
@@ -182,18 +182,14 @@ def test_prompts_left_out_for_no_known_reason_may_have_been_taken_for_stored(
     ("grade", "excluded"),
     [(Grade.DECLARED, False), (Grade.READ, False), (Grade.WRITTEN, True), (Grade.PROVED, True)],
 )
-def test_what_was_not_seen_to_leave_may_have_been_taken_for_stored_on_the_worker(
-    tmp_path: Path, grade: Grade, excluded: bool
-) -> None:
+def test_what_was_not_seen_sent_may_be_taken_for_stored(tmp_path: Path, grade: Grade, excluded: bool) -> None:
     """Its way is not seen."""
     found = ruled_out(stored(sim_of(tmp_path), grade=grade))
     assert ("false-already-stored" in found) == excluded
 
 
 @pytest.mark.parametrize("ident", ["exception-swallowed", "false-already-stored", "save-lost"])
-def test_tokens_lost_for_another_reason_leave_open_what_may_stand_behind_it(
-    tmp_path: Path, ident: str
-) -> None:
+def test_tokens_lost_for_one_reason_leave_open_what_is_behind(tmp_path: Path, ident: str) -> None:
     sim = sim_of(tmp_path)
     sim.serve(prompts([64, 128, 192]), Rounding(32).policy(),
               measure=lambda n, rank, layer, slots: slots - 32)  # fmt: skip
@@ -222,7 +218,7 @@ def test_one_slow_hook_leaves_open_that_the_others_are(tmp_path: Path, slow: str
     assert other not in ruled_out(analyse(sim))
 
 
-def test_asynchronous_saves_that_came_back_may_still_have_lost_what_they_read(tmp_path: Path) -> None:
+def test_async_saves_that_returned_may_have_lost_their_reads(tmp_path: Path) -> None:
     sim = Sim(tmp_path / "run", tp=1, ints={"unit": 32}, noop=("save_kv_layer", "wait_for_save"))
     for prompt in prompts([64, 96]):
         sim.serve([prompt], Rounding(32).policy())
@@ -234,7 +230,7 @@ def test_asynchronous_saves_that_came_back_may_still_have_lost_what_they_read(tm
     assert "2 asynchronous saves began and came back" in not_observed(diagnosis)["save-lost"]
 
 
-def test_without_readable_metadata_nobody_knows_what_an_earlier_store_covers(tmp_path: Path) -> None:
+def test_without_metadata_nobody_knows_what_a_store_covers(tmp_path: Path) -> None:
     sim = sim_of(tmp_path)
     (prompt,) = prompts([64])
     sim.arrive(prompt)

@@ -118,7 +118,7 @@ def test_unit_of_the_connector_itself(tmp_path: Path, empty: bool) -> None:
         ({}, {"unit": 512}, ""),  # what a user sets it by is not known
     ],
 )
-def test_a_remedy_names_a_setting_that_is_called_a_unit_and_no_number(
+def test_a_remedy_names_a_setting_called_unit_and_no_number(
     tmp_path: Path, extra: dict[str, Any], ints: dict[str, int], setting: str
 ) -> None:
     """What a smaller unit would save was said as a number, though other losses stay; and any setting of the
@@ -190,7 +190,7 @@ def test_another_class_than_the_configured_one(tmp_path: Path) -> None:
     assert "wrong-connector-class" not in ruled_out(diagnosis)
 
 
-def test_a_class_that_another_module_hands_on_is_the_configured_one(tmp_path: Path) -> None:
+def test_a_class_handed_on_by_a_module_is_the_configured_one(tmp_path: Path) -> None:
     sim = Sim(tmp_path, connector_facts={"resolves": True, "module": "other.place", "file": "/o/place.py"})
     sim.serve(prompts([64, 128]), Rounding(32).policy())
     assert ids(analyse(sim)) == []
@@ -238,7 +238,7 @@ def test_connector_failed_to_start(tmp_path: Path) -> None:
     assert "No module named 'x'" in diagnosis.findings[0].evidence[0]
 
 
-def test_a_connector_that_did_not_start_comes_before_a_hook_that_raised(tmp_path: Path) -> None:
+def test_a_failed_start_comes_before_a_hook_that_raised(tmp_path: Path) -> None:
     """What another engine's connector raised in the same process lost nothing here."""
     failed = {"ok": False, "error_type": "KeyError", "error": "'x'"}
     sim = Sim(tmp_path, created=False, live=False, connector_facts=failed)
@@ -266,14 +266,14 @@ def test_role_does_not_save(tmp_path: Path, role: str, found: bool) -> None:
         assert diagnosis.findings[0].severity == "limit"
 
 
-def test_a_role_is_ruled_out_only_where_every_engine_has_store_entries(tmp_path: Path) -> None:
+def test_a_role_is_ruled_out_only_if_all_engines_have_stores(tmp_path: Path) -> None:
     """Of the other one nothing is known: it got no request."""
     first, second = Sim(tmp_path, tag=1, pid=100), Sim(tmp_path, tag=2, pid=200, role="kv_consumer")
     first.serve(prompts([64]), Rounding(32).policy())
     assert "role-does-not-save" not in ruled_out(analyse(first, second))
 
 
-def test_entries_in_later_chunks_for_the_first_one_do_not_rule_first_chunk_only_out(tmp_path: Path) -> None:
+def test_later_entries_for_chunk_one_leave_first_chunk_open(tmp_path: Path) -> None:
     """The first chunk's blocks were named after the request had finished."""
 
     def store(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
@@ -284,7 +284,7 @@ def test_entries_in_later_chunks_for_the_first_one_do_not_rule_first_chunk_only_
     assert "first-chunk-only" not in ruled_out(analyse(sim))
 
 
-def test_a_consumer_of_which_a_step_is_unknown_stores_nothing_by_its_role(tmp_path: Path) -> None:
+def test_a_consumer_with_an_unknown_step_stores_none_by_role(tmp_path: Path) -> None:
     """Its metadata can't be read, and that nothing was read is known of one of two steps."""
     sim = Sim(tmp_path, role="kv_consumer", layers=1, block=16, kv_blocks=64)
     for prompt in prompts([64, 96]):
@@ -376,7 +376,7 @@ def test_already_stored_by_an_earlier_request(tmp_path: Path) -> None:
     assert {f.severity for f in diagnosis.findings if f.id in ids(diagnosis)} == {"limit"}
 
 
-def test_what_is_held_of_a_prompt_is_what_was_kept_of_prompts_that_begin_like_it(tmp_path: Path) -> None:
+def test_a_prompt_is_held_as_far_as_prompts_that_begin_like_it(tmp_path: Path) -> None:
     """The most that was kept of any other prompt was taken for it."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt("other", 256, digest=1)], Rounding(32).policy())
@@ -411,7 +411,7 @@ def test_already_stored_is_no_better_seen_than_the_earlier_save(
     assert finding.remedy[0].startswith("Let such prompts load" if calm else "First see whether the earlier")
 
 
-def test_of_reused_tokens_it_is_said_whether_they_were_ever_stored(tmp_path: Path) -> None:
+def test_of_reused_tokens_it_is_said_whether_ever_stored(tmp_path: Path) -> None:
     """It was said that none of them is lost."""
     sim = Sim(tmp_path, ints={"unit": 32}, prefix_caching=True)
     half = Policy(lambda p, i, start, end, last: [Entry(p.id, 64, -1, 0)])
@@ -431,7 +431,7 @@ def test_already_stored_by_a_hit_that_is_loaded(tmp_path: Path) -> None:
     assert diagnosis.loads.accounts["loaded"] == 190 * 2
 
 
-def test_the_last_token_is_not_held_by_a_hit_that_ends_before_it_at_a_block(tmp_path: Path) -> None:
+def test_a_hit_that_ends_before_the_last_token_does_not_hold_it(tmp_path: Path) -> None:
     """A store in whole blocks answers so, too: of the last token it says nothing."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt("a", 129, digest=1)], Policy(nothing, match=lambda prompt, local: 128))
@@ -449,7 +449,7 @@ def test_what_a_store_leaves_out_before_it_is_not_called_held(tmp_path: Path) ->
     assert tokens(analyse(sim)) == {"saved": 64, "not-saved:metadata-has-no-store": 64}
 
 
-def test_behind_a_hit_an_earlier_save_is_no_better_seen_than_without_one(tmp_path: Path) -> None:
+def test_behind_a_hit_an_earlier_save_is_seen_no_better(tmp_path: Path) -> None:
     """For the hit, which ends before them, the connector was said to hold tokens that were only read."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt("a", 128, digest=5)], Rounding(32).policy())
@@ -510,7 +510,7 @@ def test_the_first_chunks_that_fill_a_unit(
     assert first == [found or "below-save-granularity"]
 
 
-def test_where_several_chunks_of_another_prompt_are_stored_it_is_not_the_first_one_alone(
+def test_several_stored_chunks_are_not_the_first_one_alone(
     tmp_path: Path,
 ) -> None:
     """A unit that lies over the border of two chunks is left out: of prompts of two chunks that end soon
@@ -619,7 +619,7 @@ def test_hook_raised(tmp_path: Path) -> None:
     assert diagnosis.saves.accounts == {"saved": 64 * 4 + 128, "not-saved:hook-raised": 128 * 3}
 
 
-def test_a_hook_in_which_somebody_stopped_the_process_did_not_raise(tmp_path: Path) -> None:
+def test_a_hook_in_which_the_process_was_stopped_did_not_raise(tmp_path: Path) -> None:
     """Ctrl-C comes wherever Python is, in a hook of a healthy connector as well."""
     sim = Sim(tmp_path, layers=4, ints={"unit": 32})
     sim.serve(prompts([64]), Rounding(32).policy())
@@ -632,7 +632,7 @@ def test_a_hook_in_which_somebody_stopped_the_process_did_not_raise(tmp_path: Pa
     assert "hook-raised" not in ids(analyse(sim))
 
 
-def test_what_was_to_be_saved_when_somebody_stopped_the_process_is_a_note(tmp_path: Path) -> None:
+def test_saves_open_when_the_process_was_stopped_are_a_note(tmp_path: Path) -> None:
     sim = Sim(tmp_path, layers=4, ints={"unit": 32})
     sim.serve(prompts([64, 128]), Rounding(32).policy(),
               fate=lambda n: Fate(raising=frozenset({(0, 1)})) if n == 2 else Fate())  # fmt: skip
@@ -696,7 +696,7 @@ def test_agent_not_loaded(tmp_path: Path) -> None:
     assert "VLLM::Worker_TP1" in next(f for f in broken.findings if f.id == "agent-not-loaded").title
 
 
-def test_a_rank_of_an_external_launcher_has_one_worker_and_lacks_none(tmp_path: Path) -> None:
+def test_a_rank_of_an_external_launcher_lacks_no_worker(tmp_path: Path) -> None:
     """Each rank is a process of its own with engine and worker in it, whatever the number of ranks."""
     sim = Sim(tmp_path, tp=2, ints={"unit": 32})
     sim.serve(prompts([64]), Rounding(32).policy())

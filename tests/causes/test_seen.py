@@ -66,7 +66,7 @@ def test_the_unit_follows_from_what_was_seen_to_be_kept(
     ],
     ids=["two units of 192", "one kept", "a unit more was left out", "stores of less"],
 )
-def test_a_unit_that_gives_what_was_left_out_behind_earlier_stores_goes_before_a_smaller_one(
+def test_a_unit_that_fits_behind_earlier_stores_goes_first(
     tmp_path: Path, kept: list[tuple[int, int]], left_out: list[tuple[int, int]], unit: int
 ) -> None:
     """Else such prompts are said to be taken for others that they begin like."""
@@ -76,7 +76,7 @@ def test_a_unit_that_gives_what_was_left_out_behind_earlier_stores_goes_before_a
     assert found is not None and found.value == unit
 
 
-def test_of_units_that_give_all_stores_one_that_gives_what_was_not_stored_after_a_load(
+def test_of_units_for_all_stores_one_fits_what_loads_left_out(
     tmp_path: Path,
 ) -> None:
     """A prompt that was loaded and fills one block more; some connectors store nothing after a load."""
@@ -100,10 +100,10 @@ def test_a_prompt_that_was_kept_as_a_whole_is_no_unit(tmp_path: Path, end: int, 
 
 
 @pytest.mark.parametrize(("left", "unit"), [(True, 128), (False, None)])
-def test_what_left_tells_the_unit_where_what_was_only_read_tells_otherwise(
+def test_what_was_sent_tells_the_unit_over_what_was_only_read(
     tmp_path: Path, left: bool, unit: int | None
 ) -> None:
-    samples = [replace(sample(*one), left=left) for one in ((189, 128), (150, 128), (452, 384))]
+    samples = [replace(sample(*one), written=left) for one in ((189, 128), (150, 128), (452, 384))]
     found = infer_unit(run_of(tmp_path, span=128).engines[0], [*samples, sample(420, 416)], [])
     assert (found.value if found else None) == unit
 
@@ -128,7 +128,7 @@ def test_a_chunk_is_no_unit(tmp_path: Path) -> None:
     assert found is not None and (found.value, found.kind) == (128, "max_num_batched_tokens")
 
 
-def test_stores_that_may_not_be_all_give_a_unit_only_if_they_leave_different_tails_out(
+def test_incomplete_stores_give_a_unit_only_by_different_tails(
     tmp_path: Path,
 ) -> None:
     engine = run_of(tmp_path, span=96).engines[0]
@@ -144,7 +144,7 @@ def test_stores_that_may_not_be_all_give_a_unit_only_if_they_leave_different_tai
     assert found is not None and found.kind == "block_size"
 
 
-def test_of_two_units_that_give_all_that_is_known_the_one_is_taken_that_gives_other_stores_too(
+def test_of_two_units_that_fit_the_one_of_other_stores_is_it(
     tmp_path: Path,
 ) -> None:
     """A healthy connector with units of four blocks, two prompts of which are not known in full."""
@@ -158,7 +158,7 @@ def test_of_two_units_that_give_all_that_is_known_the_one_is_taken_that_gives_ot
     assert (found := infer_unit(engine, [*known, unsure], [])) is not None and found.value == 32
 
 
-def test_where_two_units_give_every_store_the_rest_of_a_loaded_prompt_may_be_less_than_the_larger(
+def test_of_two_units_a_loaded_prompts_tail_may_rule_the_larger(
     tmp_path: Path,
 ) -> None:
     engine = run_of(tmp_path, span=64).engines[0]
@@ -232,7 +232,7 @@ def test_an_exception_where_saves_are_not_seen_to_come_to_rest(
         (Account.WRITTEN, SaveEnd.SAVED, Grade.WRITTEN),
     ],
 )
-def test_what_was_read_where_an_exception_was_caught_is_lost_only_if_nothing_was_ever_put(
+def test_a_read_with_a_caught_exception_is_lost_if_none_is_put(
     tmp_path: Path, account: Account, end: SaveEnd, grade: Grade
 ) -> None:
     """One of several puts of a call may have been refused, or an index alone was not written."""
@@ -259,7 +259,7 @@ def test_what_is_not_observed_for_an_exception_is_a_fault(tmp_path: Path, kind: 
     assert "not-saved:exception-swallowed" not in diagnosis.saves.accounts
 
 
-def test_what_was_caught_where_it_saves_stands_beside_a_save_that_is_not_seen_at_rest(tmp_path: Path) -> None:
+def test_a_caught_exception_stands_beside_a_save_not_at_rest(tmp_path: Path) -> None:
     """Such an exception was taken for control flow, and the prompt for stored, with nothing to fix."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt(f"a{i}", 128, digest=5) for i in range(2)], Rounding(32, keep=True).policy())
@@ -287,9 +287,7 @@ def test_exceptions_that_came_too_often_to_be_said_one_by_one(tmp_path: Path, la
 
 
 @pytest.mark.parametrize(("end", "kept"), [(SaveEnd.NOTHING_READ, 64), (SaveEnd.NOT_DECLARED, 128)])
-def test_what_is_known_to_be_lost_of_an_earlier_prompt_is_not_held(
-    tmp_path: Path, end: SaveEnd, kept: int
-) -> None:
+def test_what_is_lost_of_an_earlier_prompt_is_not_held(tmp_path: Path, end: SaveEnd, kept: int) -> None:
     """What was left out as held already is no loss."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt(name, 128, digest=5) for name in "ab"], Rounding(32).policy())
@@ -301,7 +299,7 @@ def test_what_is_known_to_be_lost_of_an_earlier_prompt_is_not_held(
     assert kept_before(case, case.requests[1], Grade.DECLARED) == kept
 
 
-def test_prompts_that_begin_like_a_stored_one_and_are_left_out_are_a_choice(tmp_path: Path) -> None:
+def test_prompts_left_out_that_begin_like_a_stored_are_a_choice(tmp_path: Path) -> None:
     """A key of the first tokens alone would do so, and so does admission on second use."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt("a", 128, digest=1, prefixes=(7, 8, 9))], Rounding(32).policy())
@@ -311,7 +309,7 @@ def test_prompts_that_begin_like_a_stored_one_and_are_left_out_are_a_choice(tmp_
     assert (first.id, first.requests, first.severity) == ("metadata-has-no-store", 2, LIMIT)
 
 
-def test_what_is_not_offered_behind_a_hit_was_not_taken_for_stored(tmp_path: Path) -> None:
+def test_what_is_not_offered_behind_a_hit_is_not_for_stored(tmp_path: Path) -> None:
     """The connector loads the part that it has, and never offers the rest; its keys were blamed."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve([Prompt("a", 128, digest=1, prefixes=(7, 8, 9))], Rounding(32).policy())
@@ -388,9 +386,7 @@ def test_an_exception_stands_before_what_it_explains(
 @pytest.mark.parametrize(
     ("grade", "ident"), [(Grade.READ, "decode-not-offered"), (Grade.DECLARED, "stored-nothing")]
 )
-def test_generated_tokens_that_the_metadata_seems_to_name_and_nobody_reads(
-    tmp_path: Path, grade: Grade, ident: str
-) -> None:
+def test_generated_tokens_seemingly_named_that_nobody_reads(tmp_path: Path, grade: Grade, ident: str) -> None:
     run = run_of(tmp_path)
     tag = run.engines[0].tag
     row = (0, tag, 64, 66, 2, "decode", -1, 0, int(SaveEnd.NOTHING_READ), True, int(Grade.READ), -1)
@@ -403,7 +399,7 @@ def test_generated_tokens_that_the_metadata_seems_to_name_and_nobody_reads(
     assert [one.id for one in diagnosis.findings] == [ident]
 
 
-def test_what_nobody_reads_says_nothing_where_no_read_was_ever_seen(tmp_path: Path) -> None:
+def test_what_nobody_reads_says_nothing_if_no_read_was_seen(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     row = (
         0,
@@ -458,7 +454,7 @@ def kept_of(sim: Sim, request: str, prompt: int, start: int, end: int, shared: t
     sim.finish(request, prompt)
 
 
-def test_how_far_a_prompt_was_kept_tells_the_unit_where_its_beginning_is_anothers(tmp_path: Path) -> None:
+def test_the_kept_part_tells_the_unit_behind_a_shared_beginning(tmp_path: Path) -> None:
     """Units of 64 tokens in blocks of 16: of the second prompt the first unit is there already."""
     sim = Sim(tmp_path, block=16, kv_blocks=64)
     kept_of(sim, "r1", 70, 0, 64, (1, 2, 3, 4))
@@ -470,7 +466,7 @@ def test_how_far_a_prompt_was_kept_tells_the_unit_where_its_beginning_is_another
     )
 
 
-def test_a_part_of_a_stored_prompt_that_is_read_again_tells_nothing_of_the_unit(tmp_path: Path) -> None:
+def test_a_stored_part_read_again_tells_nothing_of_the_unit(tmp_path: Path) -> None:
     """It is read for a later request, which shares its blocks: the same prompt was kept as a whole before."""
     sim = Sim(tmp_path, block=16, kv_blocks=64, ints={"unit": 16})
     kept_of(sim, "r1", 70, 0, 64, (1, 2, 3, 4))
@@ -484,7 +480,7 @@ def test_a_part_of_a_stored_prompt_that_is_read_again_tells_nothing_of_the_unit(
     assert "metadata-has-no-store" not in found and found["below-save-granularity"] == 6 + 10 + 6
 
 
-def test_a_prompt_whose_blocks_are_kept_for_a_save_that_nobody_sees_tells_nothing_of_the_unit(
+def test_blocks_kept_for_an_unseen_save_say_nothing_of_the_unit(
     tmp_path: Path,
 ) -> None:
     """It is copied when its request is over, and no entry is read of it. All others are below the unit."""
@@ -516,7 +512,7 @@ def test_what_is_shorter_than_a_unit_was_not_taken_for_stored(tmp_path: Path) ->
     assert found[0] == "below-save-granularity" and "false-already-stored" not in found
 
 
-def test_generated_tokens_in_the_last_block_of_a_prompt_are_no_sign_that_such_are_saved(
+def test_generated_tokens_in_a_prompts_last_block_are_no_sign(
     tmp_path: Path,
 ) -> None:
     """Whole blocks are read when a request is over; what is generated beyond its last one is not offered."""
@@ -542,7 +538,7 @@ def test_generated_tokens_in_the_last_block_of_a_prompt_are_no_sign_that_such_ar
     ],
     ids=["files removed", "fewer bytes", "all there", "copied"],
 )
-def test_what_may_be_lost_behind_the_read_goes_before_what_was_never_to_be_taken(
+def test_a_possible_loss_after_the_read_goes_before_a_choice(
     tmp_path: Path, came: int, rest: int, removed: int, first: str
 ) -> None:
     sim = Sim(tmp_path)

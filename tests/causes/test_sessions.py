@@ -76,7 +76,7 @@ def test_later_parts_that_are_not_offered_are_a_limit(tmp_path: Path, second: li
     assert {one.severity for one in found.findings} == {"limit"}
 
 
-def test_what_an_earlier_session_stored_is_not_missing_in_one_like_it(tmp_path: Path) -> None:
+def test_what_an_earlier_session_stored_is_not_missing_later(tmp_path: Path) -> None:
     """Its lookup misses, which is another matter; nothing of it is offered again."""
     sim = new_sim(tmp_path)
     session(sim, "a", [Entry("a", 64, start=0), Entry("a", 64, start=64)], prefixes=(11, 12))
@@ -90,7 +90,7 @@ def test_what_an_earlier_session_stored_is_not_missing_in_one_like_it(tmp_path: 
     assert found.saves.accounts["not-saved:already-stored"] == 128 * sim.layers
 
 
-def test_a_first_part_read_in_whole_blocks_is_not_read_too_early(tmp_path: Path) -> None:
+def test_a_first_part_read_in_whole_blocks_is_not_early(tmp_path: Path) -> None:
     """40 tokens in blocks of 32: with the first part go the slots that its answer and the next part fill."""
     sim = new_sim(tmp_path)
     session(sim, "a", [Entry("a", 64, start=0)], first=40)
@@ -99,7 +99,7 @@ def test_a_first_part_read_in_whole_blocks_is_not_read_too_early(tmp_path: Path)
     assert {one.severity for one in found.findings} == {"limit"}
 
 
-def test_generated_tokens_between_two_parts_may_be_stored_before_the_next(tmp_path: Path) -> None:
+def test_generated_tokens_between_parts_may_be_stored_before(tmp_path: Path) -> None:
     """In the step that computes the second of them; the block that they fill has more to come."""
     sim = new_sim(tmp_path)
     sim.arrive(Prompt("a", 62, digest=1))

@@ -53,7 +53,7 @@ def test_an_unreadable_step_costs_its_request_alone(tmp_path: Path) -> None:
     assert "connector-metadata" in {one.id for one in diagnosis.not_observed}
 
 
-def test_a_save_in_the_background_that_no_metadata_names_is_no_loss(tmp_path: Path) -> None:
+def test_a_background_save_that_no_metadata_names_is_no_loss(tmp_path: Path) -> None:
     sim = start(tmp_path, 64)
     serve(sim, "req-1", 64)
     finish(sim, "req-1", 64)
@@ -67,7 +67,7 @@ def test_a_save_in_the_background_that_no_metadata_names_is_no_loss(tmp_path: Pa
     assert [row.not_saved_tokens for row in diagnosis.requests.itertuples()] == [0]
 
 
-def test_a_lookup_that_finds_a_prompt_of_the_run_speaks_of_a_store_that_was_not_seen(tmp_path: Path) -> None:
+def test_a_lookup_that_finds_a_prompt_tells_of_an_unseen_store(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
     first, again = prompts([96, 96])
     again.digest = first.digest
@@ -100,7 +100,7 @@ def test_the_evidence_tells_of_the_hits_of_these_requests(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("whole", [64, 160])
-def test_that_only_prompts_of_several_chunks_are_left_out_is_said(tmp_path: Path, whole: int) -> None:
+def test_it_is_said_if_only_prompts_of_chunks_are_left_out(tmp_path: Path, whole: int) -> None:
     """A connector that decides in a request's first step never comes to them; not so where one was stored."""
     sim = Sim(tmp_path / "run", ints={"unit": 32})
     for prompt in prompts([96, whole, 160]):
@@ -115,7 +115,7 @@ def test_that_only_prompts_of_several_chunks_are_left_out_is_said(tmp_path: Path
     assert any("computed in several chunks" in one for one in found.evidence) == (whole == 64)
 
 
-def test_a_hook_that_raised_explains_what_unreadable_metadata_may_have_named(tmp_path: Path) -> None:
+def test_a_hook_that_raised_explains_unreadable_metadata(tmp_path: Path) -> None:
     sim = start(tmp_path, 64)
     step = sim.step(
         [Chunk("req-1", 0, 64, first=True)], prompts={"req-1": 64}, unreadable=True,
@@ -130,7 +130,7 @@ def test_a_hook_that_raised_explains_what_unreadable_metadata_may_have_named(tmp
     assert "stored-nothing" not in ids(analyse(sim))
 
 
-def test_blocks_that_are_named_before_their_tokens_are_computed_are_no_loss(tmp_path: Path) -> None:
+def test_blocks_named_before_their_tokens_are_no_loss(tmp_path: Path) -> None:
     """The worker may wait for them: that they are named in no later step says nothing."""
     sim = Sim(tmp_path / "run", block=96, batched=180, ints={"unit": 192})
     (prompt,) = prompts([400])

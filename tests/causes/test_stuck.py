@@ -15,7 +15,7 @@ from kvtrace.ledger import read_run
 from kvtrace.ledger.stuck_file import Frame, Look, StuckFile, Thread
 from kvtrace.trace.sums import summed
 
-STEP = Frame("execute_model", "/x/kvtrace/agent/worker.py", 120)
+STEP = Frame("execute_model", "/x/kvtrace/agent/engine/worker.py", 120)
 WAITS = Frame("Event.wait", "/usr/lib/python3.11/threading.py", 629)
 HOOK = (
     WAITS,
@@ -50,7 +50,7 @@ def found(folder: Path, *looks: Look, unseen: str = "") -> tuple[dict[str, Findi
     return {one.id: one for one in diagnosis.findings if one.id.endswith("-stuck")}, diagnosis
 
 
-def test_a_hook_that_never_came_back_is_a_fault_with_its_calls_and_its_threads(tmp_path: Path) -> None:
+def test_a_hook_that_never_came_back_is_a_fault_with_its_calls(tmp_path: Path) -> None:
     findings, _ = found(tmp_path, look(IN_HOOK, UPLOADER, OTHER))
     assert list(findings) == ["hook-stuck"]
     one = findings["hook-stuck"]
@@ -62,7 +62,7 @@ def test_a_hook_that_never_came_back_is_a_fault_with_its_calls_and_its_threads(t
     assert "nothing more was recorded" in told
 
 
-def test_the_calls_in_native_code_are_named_and_the_interpreters_own_left_out(tmp_path: Path) -> None:
+def test_native_calls_are_named_but_not_the_interpreters_own(tmp_path: Path) -> None:
     lib, python = "/usr/lib/libnixl.so.1", "/usr/lib/libpython3.11.so.1.0"
     calls = (
         Frame("0x7f00", "/usr/lib/libc.so.6", 0, True),
@@ -92,12 +92,12 @@ def test_a_worker_that_waits_outside_of_the_hooks(tmp_path: Path) -> None:
     assert "all_reduce (c.py:7)" in findings["worker-stuck"].evidence[0]
 
 
-def test_a_worker_that_waits_for_another_ones_hook_is_no_finding_of_its_own(tmp_path: Path) -> None:
+def test_a_worker_that_waits_for_anothers_hook_is_no_finding(tmp_path: Path) -> None:
     findings, _ = found(tmp_path, look(IN_STEP, pid=101), look(IN_HOOK))
     assert list(findings) == ["hook-stuck"]
 
 
-def test_what_moved_between_the_looks_and_an_idle_process_are_no_findings(tmp_path: Path) -> None:
+def test_what_moved_and_an_idle_process_are_no_findings(tmp_path: Path) -> None:
     idle = Thread("MainThread", False, (WAITS,))
     findings, diagnosis = found(tmp_path, look(IN_HOOK, stood=False), look(idle))
     assert not findings

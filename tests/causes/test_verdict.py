@@ -10,7 +10,7 @@ from synth import Rounding, Sim
 from test_rules import prompts
 
 from kvtrace.causes import diagnose
-from kvtrace.causes.assign import assign_pieces
+from kvtrace.causes.assign import assign_spans
 from kvtrace.causes.case import make_case
 from kvtrace.causes.diagnose import _order
 from kvtrace.causes.pipeline import Prompts
@@ -61,7 +61,7 @@ def test_every_number_is_said_and_all_and_none_only_of_all(numbers: tuple[int, .
         assert f"; {lost} were not saved" in plain, text
 
 
-def test_what_was_on_its_way_when_the_trace_ended_was_computed_too() -> None:
+def test_what_was_on_its_way_as_the_trace_ended_was_computed() -> None:
     said = _tokens(Prompts({Grade.WRITTEN: 96}, {}, {Stage.COMPLETION: 4}, 0, 0, 100), "", False)
     assert said.startswith(
         "96 of 200 prompt tokens computed here (48.0 %) were stored; 100 were on their way"
@@ -94,21 +94,21 @@ def test_a_reason_of_few_lost_tokens_is_said_of_these_alone() -> None:
     assert _tokens(lost, "the reason", False).endswith("; 3 230 were not saved: the reason.")
 
 
-def test_a_fault_that_explains_no_lost_token_is_no_reason_for_one(tmp_path: Path) -> None:
+def test_a_fault_that_explains_no_lost_token_is_no_reason(tmp_path: Path) -> None:
     """Tokens below the unit were "not saved: 2 asynchronous saves never finished"."""
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve(prompts([64, 70]), Rounding(32).policy())
     sim.write()
     run = read_run(tmp_path)
     case = make_case(run)
-    assign_pieces(case)
+    assign_spans(case)
     headline = "1 asynchronous save never finished"
     fault = case.finding(save_never_finished.CAUSE, "x", headline=headline, requests=1)
     text = verdict(case, [fault, *diagnose(run).findings])
     assert text.endswith(f": of each prompt only whole units of 32 tokens are stored. {headline}."), text
 
 
-def test_wrong_data_stands_before_more_tokens_of_another_fault_and_before_any_choice(tmp_path: Path) -> None:
+def test_wrong_data_stands_before_more_tokens_of_other_faults(tmp_path: Path) -> None:
     """A key without its prefix stood behind slots-short, and behind requests that asked for no transfer."""
     sim = Sim(tmp_path)
     sim.write()

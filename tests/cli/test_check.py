@@ -187,7 +187,7 @@ def test_rules_of_the_command_line(shell: Shell, tmp_path: Path) -> None:
     assert code == 1 and "tokens kept" not in out and "save_kv_layer" in out
 
 
-def test_a_share_just_below_what_is_required_does_not_read_like_it(shell: Shell, tmp_path: Path) -> None:
+def test_a_share_just_below_the_required_does_not_read_like_it(shell: Shell, tmp_path: Path) -> None:
     report = healthy()
     report["ledger"]["saves"].update(
         accounts={"saved": 98_995, "not-saved:layer-not-hooked": 1005}, total=100_000
@@ -497,9 +497,7 @@ def test_diff_says_what_changed(shell: Shell, tmp_path: Path) -> None:
     assert "| `save_kv_layer` | `model.layers.*.self_attn.attn` | 100 % | 0 % | worse |" in markdown
 
 
-def test_the_limits_of_a_report_are_said_by_the_gate_the_contract_and_the_comparison(
-    shell: Shell, tmp_path: Path
-) -> None:
+def test_limits_of_a_report_are_said_by_check_baseline_and_diff(shell: Shell, tmp_path: Path) -> None:
     """A number of a damaged or half-watched run is not handed on without a word."""
     part = healthy()
     book = part["ledger"]["saves"]

@@ -140,7 +140,7 @@ def test_all_else_goes_the_long_way_and_nothing_is_said_twice(
     assert capsys.readouterr().out == ""
 
 
-def test_a_narrow_terminal_and_a_completing_shell_go_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_terminal_and_completion_go_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert not quick.quick(["--help"])
     monkeypatch.setenv("COLUMNS", "80")

@@ -75,7 +75,7 @@ def test_streams_pass_through_byte_for_byte(here: Path) -> None:
     assert [line for line in done.stderr.splitlines() if not line.startswith(b"kvtrace: ")] == [b"err"]
 
 
-def test_other_open_files_reach_the_child_and_are_closed_with_it(here: Path) -> None:
+def test_other_open_files_reach_the_child_and_close_with_it(here: Path) -> None:
     reader, writer = os.pipe()
     process = subprocess.Popen(
         [
@@ -253,7 +253,7 @@ def test_a_vllm_that_is_kept_from_the_agent_says_by_what(here: Path, change: str
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_a_traced_run_keeps_the_childs_code_and_names_the_next_command(here: Path, code: int) -> None:
+def test_a_traced_run_keeps_the_code_and_names_the_next_command(here: Path, code: int) -> None:
     done = _run(here, "-o", "run", "--", sys.executable, "-c", FAKE_AGENT, str(code))
     assert done.returncode == code
     # an empty spool makes a report or a line that says why not: in both cases the way on
@@ -262,7 +262,7 @@ def test_a_traced_run_keeps_the_childs_code_and_names_the_next_command(here: Pat
 
 
 @pytest.mark.parametrize("code", [0, 5])
-def test_a_run_directory_that_is_deleted_is_said_and_the_code_stays_the_childs(here: Path, code: int) -> None:
+def test_a_deleted_run_directory_is_said_and_the_code_kept(here: Path, code: int) -> None:
     done = _run(here, "-o", "gone", "--", "/bin/sh", "-c", f"rm -r gone; exit {code}")
     assert done.returncode == code
     assert _own_lines(done)[1:] == [
@@ -272,9 +272,7 @@ def test_a_run_directory_that_is_deleted_is_said_and_the_code_stays_the_childs(h
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_a_run_directory_that_is_deleted_while_kvtrace_writes_to_it_is_said_too(
-    here: Path, left: bool
-) -> None:
+def test_a_run_directory_deleted_while_written_to_is_said(here: Path, left: bool) -> None:
     # as "rm -r" leaves it where run.json came anew between its last unlink and its rmdir
     command = "rm -r gone/spool gone/overlay" + ("; touch gone/mine" if left else "")
     done = _run(here, "-o", "gone", "--", "/bin/sh", "-c", command)

@@ -126,9 +126,7 @@ def verbs(run: Path, out: Path) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def test_no_verb_touches_a_path_that_a_run_names_or_writes_beside_it(
-    tmp_path: Path, run: Path, outside: Path
-) -> None:
+def test_no_verb_touches_a_path_that_a_run_names(tmp_path: Path, run: Path, outside: Path) -> None:
     out = tmp_path / "out"
     (out / ".git").mkdir(parents=True)  # here ends the search for the rules of `check`
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}

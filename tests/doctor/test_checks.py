@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent.connector_facts import does_nothing
+from kvtrace.agent.facts.connector_facts import does_nothing
 from kvtrace.agent.preflight import facts, signatures
 from kvtrace.agent.preflight.facts import (
     BATCHED,
@@ -390,7 +390,7 @@ def test_what_may_be_meant_so_is_no_fault() -> None:
             assert not {WARNING, PROBLEM} & set(levels(check, facts_with(classes=(one,))))
 
 
-def test_full_graphs_lose_nothing_of_a_connector_without_work_in_layers() -> None:
+def test_full_graphs_lose_nothing_without_work_in_layers() -> None:
     full = replace(ENGINE, graph_mode="FULL_AND_PIECEWISE")
     for one in (replace(CLASS, piecewise=True), replace(CLASS, idle=HOOKS), replace(CLASS, piecewise=None)):
         assert levels(class_checks.graphs, facts_with(engine=full, classes=(one,))) == [OK]
@@ -410,7 +410,7 @@ def test_the_least_prompt_of_vllms_own_example() -> None:
     assert levels(class_checks.smallest, facts_with(classes=(mine,))) == [NOT_KNOWN]
 
 
-def test_the_blocks_of_a_model_with_states_are_those_of_its_attention_layers() -> None:
+def test_blocks_beside_states_are_those_of_attention_layers() -> None:
     (line,) = checks.blocks(facts_with(engine=replace(HYBRID, context_parallel=2)))
     assert line.level is OK and "96 tokens a block of attention layers" in line.text
     own = replace(CLASS, name="ExampleConnector", module="vllm.x.example_connector")
@@ -420,7 +420,7 @@ def test_the_blocks_of_a_model_with_states_are_those_of_its_attention_layers() -
     assert levels(class_checks.smallest, facts_with(classes=(own,), engine=refused)) == [NOT_KNOWN]
 
 
-def test_without_the_hybrid_manager_layers_of_several_kinds_are_one_group() -> None:
+def test_without_the_hybrid_manager_layers_are_one_group() -> None:
     (line,) = checks.blocks(facts_with(engine=replace(ENGINE, several_groups=True, one_group=True)))
     assert line.level is OK and "16 tokens a block: all layers are in one KV cache group" in line.text
 

@@ -155,14 +155,14 @@ def test_hooks_are_held_against_the_installed_base_class(vllm: Path) -> None:
     assert seen == [level for _, level in HOOKS]
 
 
-def test_a_method_that_the_connector_uses_itself_is_no_misspelt_hook(vllm: Path) -> None:
+def test_a_method_that_the_connector_uses_is_no_misspelt_hook(vllm: Path) -> None:
     source = (
         WHOLE + "    def request_finishd(self): return 1\n    def take(self): return self.request_finishd()\n"
     )
     assert {line.level for line in lines(look(vllm, source), "hooks")} == {Level.OK}
 
 
-def test_a_misspelt_hook_is_found_where_another_class_below_has_the_hook_itself(vllm: Path) -> None:
+def test_a_misspelt_hook_is_found_where_a_base_class_has_it(vllm: Path) -> None:
     source = WHOLE.replace("class Mine(", "class Whole(") + (
         "\nclass Mine(Whole):\n    def save_kv_layr(self, layer_name, kv_layer, attn_metadata): print(1)\n"
     )

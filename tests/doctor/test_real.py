@@ -89,7 +89,7 @@ def lines(found: Facts, check: str, about: str = "") -> list[Line]:
     return [one for one in checks.answer(found).lines if one.check == check and about in one.text]
 
 
-def test_vllms_own_example_is_fine_and_its_smallest_prompt_known(healthy: Facts) -> None:
+def test_vllms_example_is_fine_and_its_smallest_prompt_known(healthy: Facts) -> None:
     answer = checks.answer(healthy)
     bad = [line for line in answer.lines if line.level in (WARNING, PROBLEM) and line.check != "stuck hooks"]
     assert not bad, bad

@@ -60,7 +60,7 @@ def test_the_block_size_and_a_number_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("ask", ["option('unit', {})", "c.kv_connector_extra_config.get('unit', {})"])
-def test_a_key_of_its_configuration_counts_by_what_it_is_given_and_else_by_its_default(ask: str) -> None:
+def test_a_configuration_key_counts_as_given_else_by_default(ask: str) -> None:
     assert found(held(f"int({ask.format(16)})"), unit=64) == [("m:6", "unit", 64)]
     assert found(held(f"int({ask.format(16)})"), unit="64") == [("m:6", "unit", 64)]
     assert found(held(ask.format(16)), other=64) == [("m:6", "", 16)]

@@ -18,7 +18,7 @@ import torch
 from vllm.config import CompilationMode, CUDAGraphMode, VllmConfig
 from vllm.platforms import current_platform
 
-from kvtrace.agent import describe
+from kvtrace.agent.facts import describe
 from kvtrace.agent.plugin import activate
 
 LAYERS = ("layers.0.attn", "layers.1.attn")
@@ -65,8 +65,8 @@ from vllm.model_executor.layers.attention import attention  # noqa: E402, F401
 from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher  # noqa: E402
 from vllm.v1.worker.worker_base import WorkerWrapperBase  # noqa: E402
 
-from kvtrace.agent.connector import traced  # noqa: E402
-from kvtrace.agent.scheduler import STEP_ATTRIBUTE  # noqa: E402
+from kvtrace.agent.engine.scheduler import STEP_ATTRIBUTE  # noqa: E402
+from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.trace.format import STEP_SHIFT, Role  # noqa: E402
 
 cuda_graph.capture_pool = lambda pool, config: contextlib.nullcontext(pool)

@@ -73,7 +73,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     return {mode: Seen(*rest) for mode, *rest in parts}
 
 
-def test_full_graphs_run_no_body_in_a_step_and_captures_are_marked(seen: dict[str, Seen]) -> None:
+def test_full_graphs_run_no_body_and_captures_are_marked(seen: dict[str, Seen]) -> None:
     assert seen["FULL"].steps == [
         (FULL, 32, 0, 0), (FULL, 4, 0, 0), (FULL, 8, 0, 0),
         (NONE, 40, 2, 2),  # larger than the largest graph

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvtrace.agent import held
+from kvtrace.agent.hooks import held
 from kvtrace.trace import hooks
 
 from .server import KVTRACE

@@ -78,7 +78,7 @@ def messages(v: Planted) -> list[str]:
     ]  # fmt: skip
 
 
-def test_no_planted_secret_is_in_clear_in_what_a_run_leaves_or_says(
+def test_no_planted_secret_is_in_clear_in_what_a_run_leaves(
     tmp_path: Path, tiny_model: Path, vllm_env: dict[str, str]
 ) -> None:
     v = Planted()

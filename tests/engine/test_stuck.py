@@ -41,7 +41,7 @@ def looks_in(run_dir: Path, way: str) -> list[Look]:
     ]
 
 
-def test_a_hook_that_hangs_is_named_with_its_calls_and_its_threads(
+def test_a_hook_that_hangs_is_named_with_calls_and_threads(
     tmp_path: Path, tiny_model: Path, vllm_env: dict[str, str]
 ) -> None:
     run_dir, gates, log = tmp_path / "run", tmp_path / "gates", tmp_path / "log"

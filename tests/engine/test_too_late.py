@@ -25,7 +25,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_ops_that_could_not_be_hooked_are_not_observed_and_the_books_are_kept_all_the_same(
+def test_unhooked_ops_are_not_observed_and_the_books_kept(
     tmp_path: Path, vllm_env: dict[str, str], tiny_model: Path
 ) -> None:
     early = tmp_path / "early.py"

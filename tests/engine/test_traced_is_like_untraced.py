@@ -70,7 +70,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Scrip
         return Scripts(out, *(run.result() for run in runs))
 
 
-def test_a_script_prints_the_same_tokens_and_ends_with_the_same_code(scripts: Scripts) -> None:
+def test_a_script_prints_the_same_tokens_and_has_the_same_code(scripts: Scripts) -> None:
     plain, traced, tmp_path = scripts.plain, scripts.traced, scripts.out
     assert (plain.returncode, traced.returncode) == (3, 3), traced.stderr[-3000:]
     lines = [line for line in plain.stdout.splitlines() if line.startswith("tokens")]

@@ -33,7 +33,7 @@ def runs_of(blocks: list[int]) -> str:
     return ",".join(f"{first}+{count}" for first, count in runs)
 
 
-def test_copies_in_the_background_name_exactly_their_slots_and_their_step(
+def test_background_copies_name_exactly_their_slots_and_step(
     tmp_path: Path, tiny_model: Path, vllm_env: dict[str, str]
 ) -> None:
     answers = tmp_path / "answers.json"

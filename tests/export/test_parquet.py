@@ -74,9 +74,7 @@ def test_the_rows_are_those_of_the_frames(fleet: Path, tmp_path: Path) -> None:
         assert written == [(len(frame),)]
 
 
-def test_an_export_of_the_same_run_replaces_all_of_it_when_asked(
-    shell: Shell, fleet: Path, tmp_path: Path
-) -> None:
+def test_an_export_of_the_same_run_replaces_it_when_asked(shell: Shell, fleet: Path, tmp_path: Path) -> None:
     words = ("export", tmp_path / "a", "--format", "parquet", "-o", fleet, "--steps", "1:1")
     code, _, err = shell(*words)
     assert code == 2 and "there already" in err and err.count("\n") == 1

@@ -132,7 +132,7 @@ def test_every_call_is_a_slice_with_its_numbers(run: Path) -> None:
     assert {"lookup", "prefill 0 to 300"} <= set(inside)
 
 
-def test_flows_lead_from_the_metadata_to_the_first_save_of_each_worker(run: Path) -> None:
+def test_flows_lead_from_metadata_to_each_workers_first_save(run: Path) -> None:
     found = timeline(run)
     begun = {
         flow: values

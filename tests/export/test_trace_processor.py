@@ -67,7 +67,7 @@ def test_slices_lie_on_the_tracks_of_their_hook_and_request(asked: Answers) -> N
     assert all(track == name for process, track, name in found if process != "engine core")
 
 
-def test_flows_lead_from_the_metadata_to_the_first_save_of_each_worker(asked: Answers) -> None:
+def test_flows_lead_from_metadata_to_each_workers_first_save(asked: Answers) -> None:
     first = "model.layers.0.self_attn.attn"
     assert sorted(asked["flows"]) == [
         ("metadata: save", "engine core", "save_kv_layer", worker, 5, 5, first)

@@ -158,7 +158,7 @@ def drawn(report: Any, baseline: Any, rules: Rules) -> None:
 
 @settings(max_examples=120)
 @given(st.integers(0, 2**32))
-def test_whatever_a_report_holds_it_is_judged_or_refused_in_one_line(seed: int) -> None:
+def test_any_report_is_judged_or_refused_in_one_line(seed: int) -> None:
     rng = random.Random(seed)
     report: Any = mutated(copy.deepcopy(dict(rng.choice([sample, with_loads])())), rng)
     try:
@@ -177,7 +177,7 @@ def test_whatever_a_report_holds_it_is_judged_or_refused_in_one_line(seed: int) 
 
 @settings(max_examples=120)
 @given(st.integers(0, 2**32))
-def test_whatever_a_baseline_holds_it_is_used_or_refused_in_one_line(seed: int) -> None:
+def test_any_baseline_is_used_or_refused_in_one_line(seed: int) -> None:
     damaged = mutated(json.loads(baseline_text(make_baseline(with_loads()))), random.Random(seed))
     try:
         data = json.dumps(damaged).encode()

@@ -38,7 +38,7 @@ def work(report: Any) -> dict[str, bool | None]:
     return {row["hook"]: row["work"] for row in make_baseline(report)["coverage"]["hooks"]}
 
 
-def test_work_that_was_seen_is_guarded_though_no_metadata_names_it(tmp_path: Path) -> None:
+def test_seen_work_is_guarded_though_no_metadata_names_it(tmp_path: Path) -> None:
     good = traced(tmp_path / "good")
     assert good["ledger"]["saves"]["accounts"]["saved"] > 0
     (note,) = [stage["note"] for stage in good["stages"] if stage["name"] == "hook"]
@@ -53,7 +53,7 @@ def test_work_that_was_seen_is_guarded_though_no_metadata_names_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("hook", ["", None])
-def test_work_that_no_call_was_seen_to_do_is_unknown_and_said_so(tmp_path: Path, hook: str | None) -> None:
+def test_work_that_no_call_was_seen_to_do_is_said_unknown(tmp_path: Path, hook: str | None) -> None:
     report = traced(tmp_path / "run", hook=hook, watching=1 if hook == "" else 0)
     rows = work(report)
     assert all(rows[name] is None for name in COPYING | OF_METADATA)
@@ -64,7 +64,7 @@ def test_work_that_no_call_was_seen_to_do_is_unknown_and_said_so(tmp_path: Path,
     assert "save_kv_layer" in line and "get_finished" not in line
 
 
-def test_work_that_is_not_observed_any_more_is_no_failure_of_its_own(tmp_path: Path) -> None:
+def test_work_no_longer_observed_is_no_failure_of_its_own(tmp_path: Path) -> None:
     """Silence is no absence: a later run that watched nothing says so, and the tokens decide."""
     outcome = check(traced(tmp_path / "later", hook=None, watching=0), contract(traced(tmp_path / "good")))
     (one,) = [one for one in outcome.checks if one.kind == "work"]

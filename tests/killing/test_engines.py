@@ -65,7 +65,7 @@ def asked(engine: Engine) -> Engine:
     return engine
 
 
-def test_a_server_that_waits_for_its_answers_ends_as_its_clients_go(place: Place) -> None:
+def test_a_server_that_waits_for_answers_ends_with_its_clients(place: Place) -> None:
     with Small(SETUP, place, 1, traced=False) as engine:
         asked(engine).drop()
         assert engine.wait() == 5

@@ -49,21 +49,19 @@ def answers(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Answe
         return dict(engine.given())
 
 
-def test_engines_that_are_killed_and_signalled_one_after_the_other_lose_one_step_each(
-    runs: Runs, answers: Answers
-) -> None:
+def test_engines_killed_one_by_one_lose_one_step_each(runs: Runs, answers: Answers) -> None:
     seen = runs["forks"].result()
     assert problems(seen, answers, ENDS) == []
     assert list(seen.ends) == list(range(len(FORKS)))
 
 
-def test_a_killed_launcher_leaves_the_command_running_and_traced(runs: Runs, answers: Answers) -> None:
+def test_a_killed_launcher_leaves_the_command_traced(runs: Runs, answers: Answers) -> None:
     seen = runs["launcher"].result()
     assert problems(seen, answers, ENDS) == []
     assert dict(seen.given) == answers
 
 
-def test_what_was_recorded_is_explained_when_all_is_killed_at_once(runs: Runs, answers: Answers) -> None:
+def test_what_was_recorded_is_explained_when_all_is_killed(runs: Runs, answers: Answers) -> None:
     assert problems(runs["all"].result(), answers, ENDS) == []
 
 

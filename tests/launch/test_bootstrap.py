@@ -89,7 +89,7 @@ def test_the_users_own_sitecustomize_runs_in_its_place(tmp_path: Path, traced: b
     assert python(tmp_path, code, path=str(theirs), traced=traced).split() == [mine, "7", mine]
 
 
-def test_what_the_users_own_sitecustomize_raises_is_told_as_without_us(tmp_path: Path) -> None:
+def test_what_the_users_sitecustomize_raises_is_as_without_us(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "sitecustomize.py").write_text("raise RuntimeError('mine')\n")
@@ -108,7 +108,7 @@ def test_nested_runs_wait_once(tmp_path: Path) -> None:
     assert python(tmp_path, code, path=str(inner)) == "1\n"
 
 
-def test_where_something_came_first_all_the_same_the_targets_say_so(tmp_path: Path, vllm: Path) -> None:
+def test_where_something_came_first_the_targets_say_so(tmp_path: Path, vllm: Path) -> None:
     code = f"{WRAPPED}from kvtrace.agent.plugin import activate; activate()"
     overlay = make_overlay(tmp_path / "run/overlay", with_agent=True)
     (overlay / "sitecustomize.py").unlink()

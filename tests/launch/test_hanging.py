@@ -146,7 +146,7 @@ def test_who_was_left_is_said() -> None:
     assert not left_behind(RunFile(ended_wall_ns=1, processes=(VLLM,)))
 
 
-def test_of_a_run_whose_launcher_was_killed_those_that_lived_then_are_said() -> None:
+def test_of_a_killed_launcher_the_processes_alive_are_said() -> None:
     host = os.uname().nodename
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -204,7 +204,7 @@ sys.exit(5)
 """
 
 
-def test_run_says_what_to_end_where_vllms_front_hangs_and_waits_on(tmp_path: Path) -> None:
+def test_run_says_what_to_end_where_vllms_front_hangs(tmp_path: Path) -> None:
     run, vllm = tmp_path / "run", tmp_path / "vllm"
     vllm.write_text(HANGS)
     options = ["-o", str(run), "--stuck-after", "1"]

@@ -79,7 +79,7 @@ def test_the_file_can_be_read_by_every_version() -> None:
 @pytest.mark.parametrize(
     "source", ["from __future__ import what\n", "def (:\n", "raise OSError('x')\n", "1 / 0\n"]
 )
-def test_an_agent_that_this_python_cannot_read_is_no_concern_of_the_users(
+def test_an_agent_that_a_python_cannot_read_is_not_noticed(
     environ: dict[str, str], tmp_path: Path, broken: str, source: str
 ) -> None:
     (tmp_path / "run" / "overlay" / broken).write_text(source)

@@ -70,9 +70,7 @@ def refused(output: Path) -> str:
     return str(caught.value)
 
 
-def test_somebody_elses_empty_directory_is_refused_and_left_alone(
-    shared: Path, given_away: Callable[[Path], None]
-) -> None:
+def test_somebody_elses_empty_directory_is_refused(shared: Path, given_away: Callable[[Path], None]) -> None:
     theirs = shared / "r1"
     theirs.mkdir()
     theirs.chmod(0o777)
@@ -104,7 +102,7 @@ def test_somebody_elses_link_is_refused(
     assert os.listdir(mine) == []
 
 
-def test_where_everybody_may_exchange_a_part_of_the_path_it_is_refused(tmp_path: Path) -> None:
+def test_a_path_of_which_anybody_may_swap_a_part_is_refused(tmp_path: Path) -> None:
     free = tmp_path / "free"
     free.mkdir()
     free.chmod(0o777)
@@ -140,7 +138,7 @@ def test_our_own_empty_directory_is_closed_to_others(tmp_path: Path) -> None:
     assert stat.S_IMODE(RunDir.create("x", mine).path.stat().st_mode) == 0o700
 
 
-def test_folders_that_are_made_on_the_way_are_ours_whatever_the_umask(
+def test_folders_made_on_the_way_are_ours_under_any_umask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

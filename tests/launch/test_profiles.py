@@ -84,7 +84,7 @@ def test_each_worker_gets_a_profile_those_that_start_later_too(
     assert capsys.readouterr().err.count("2 profiles in ") == 1
 
 
-def test_a_process_that_outlives_the_command_has_a_profile_and_nobody_stays(
+def test_a_process_that_outlives_the_command_has_a_profile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene(tmp_path, monkeypatch, RECORDS)

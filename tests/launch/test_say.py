@@ -36,7 +36,7 @@ def test_nothing_that_a_terminal_obeys_is_passed_on(
 
 
 @pytest.mark.parametrize("speak", [say, complain])
-def test_a_line_is_one_write_so_that_the_commands_own_lines_stay_whole(
+def test_a_line_is_one_write_so_the_commands_lines_stay_whole(
     speak: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw = _Raw()

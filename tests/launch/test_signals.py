@@ -121,7 +121,7 @@ def test_group_and_single_signals_mix(run: Run) -> None:
     assert run.heard_in_the_end() == ["SIGINT"] * 5
 
 
-def test_the_exit_code_after_a_signal_is_the_childs_and_the_run_is_recorded(
+def test_the_code_after_a_signal_is_the_childs_and_recorded(
     run: Run, process: subprocess.Popen[bytes]
 ) -> None:
     run.heard_in_the_end()

@@ -100,13 +100,13 @@ def test_a_thread_that_stands_in_a_hook_at_both_looks_is_kept(scene: Scene) -> N
     assert read_stuck_file(scene.rundir.path)[0].looks[0].resumed_ns
 
 
-def test_nothing_is_kept_of_an_idle_process_and_it_takes_a_look_every_so_often(scene: Scene) -> None:
+def test_an_idle_process_is_looked_at_and_nothing_kept(scene: Scene) -> None:
     scene.passes(600)
     assert 18 <= len(scene.looked) <= 20 and not scene.watch.file.looks
     assert not (scene.rundir.path / "stuck.json").exists()
 
 
-def test_a_request_that_hangs_in_its_first_step_is_found_after_an_idle_hour(scene: Scene) -> None:
+def test_a_first_step_that_hangs_is_found_after_an_idle_hour(scene: Scene) -> None:
     scene.passes(3600)
     scene.sees = (hook("start_load_kv"),)
     scene.passes(40)
@@ -142,7 +142,7 @@ def in_step(line: int, active: bool = False, file: str = "/v/vllm/v1/worker/x.py
         (in_step(7, file="/s/torch/_inductor/a.py"), in_step(7, file="/s/torch/_inductor/a.py"), False),
     ],
 )
-def test_outside_of_the_hooks_a_worker_hangs_where_it_waits_in_one_line(
+def test_outside_of_hooks_a_worker_hangs_at_the_line_it_waits(
     scene: Scene, first: Thread, second: Thread, kept: bool
 ) -> None:
     scene.sees = (first,)
@@ -152,7 +152,7 @@ def test_outside_of_the_hooks_a_worker_hangs_where_it_waits_in_one_line(
     assert bool(scene.watch.file.looks) == kept
 
 
-def test_a_hook_called_through_the_general_wrapper_is_known_by_the_connectors_frame() -> None:
+def test_a_hook_in_the_general_wrapper_is_known_by_its_frame() -> None:
     wrapper = Frame("wrapper", f"{AGENT}/wrappers.py", 80)
     thread = Thread("MainThread", False, (WAITS, Frame("Mine.get_finished", "/m/mine.py", 3), wrapper, STEP))
     place = standing((IDLE, thread))
@@ -210,7 +210,7 @@ def test_a_recording_that_was_stopped_is_no_silence(scene: Scene) -> None:
     assert not scene.looked
 
 
-def test_after_the_command_was_told_to_end_nothing_goes_on_and_nothing_is_looked_at(scene: Scene) -> None:
+def test_after_the_command_was_told_to_end_nothing_is_looked_at(scene: Scene) -> None:
     scene.sees = (hook("wait_for_save"),)
     scene.passes(40)
     scene.watch.end()

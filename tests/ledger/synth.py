@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvtrace.agent.block_tables import runs
+from kvtrace.agent.steps.block_tables import runs
 from kvtrace.trace import format as fmt
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import Dispatch, Fact, Flag, Kind, Role, Skip, pack_head

@@ -88,11 +88,11 @@ def test_a_call_whose_bytes_account_for_what_it_read_is_written() -> None:
 
 
 @pytest.mark.parametrize("amount", [0, 64, 128, 200, 250, 1000, -1])
-def test_bytes_that_do_not_account_for_what_was_read_say_nothing(amount: int) -> None:
+def test_bytes_that_do_not_account_for_reads_say_nothing(amount: int) -> None:
     assert Run().read(1).write(1, "a", amount, max(0, amount)).told(a=max(0, amount)) == {}
 
 
-def test_reads_of_some_calls_and_writes_of_others_meet_in_their_step_or_in_the_run() -> None:
+def test_reads_and_writes_of_calls_meet_in_their_step_or_run() -> None:
     of_step = Run().read(1).read(2, first=8).write(3, "a", 512)
     assert of_step.told(a=512) == {1: Account.WRITTEN, 2: Account.WRITTEN}
     of_run = Run().read(1).read(2, step=2).write(3, "a", 512, step=0)
@@ -117,7 +117,7 @@ def test_slots_that_are_not_known_leave_it_open() -> None:
 
 
 @pytest.mark.parametrize("keeps_old", [False, True])
-def test_a_file_that_is_published_under_another_name_is_at_rest_there(keeps_old: bool) -> None:
+def test_a_file_renamed_when_done_is_at_rest_there(keeps_old: bool) -> None:
     run = Run().read(1).write(1, "part", 256).named(1, "part", "a", gone=not keeps_old)
     assert run.told(a=256, part=256 if keeps_old else None) == {1: Account.WRITTEN}
     linked = Run().read(1).write(1, "part", 256).named(1, "part", "a", gone=False).named(1, "part")
@@ -131,38 +131,36 @@ def test_one_temporary_name_for_many_files() -> None:
     assert set(run.told(tmp=None, f1=256, f2=256, f3=256).values()) == {Account.WRITTEN}
 
 
-def test_what_the_connector_itself_removes_or_empties_was_there_once() -> None:
+def test_what_the_connector_removes_or_empties_was_there_once() -> None:
     run = Run().read(1).write(1, "a", 256).named(2, "a")
     assert run.told(a=None) == {1: Account.LOST_LATER}
     assert Run().read(1).write(1, "a", 256).told(a=0) == {1: Account.LOST_LATER}
 
 
 @pytest.mark.parametrize(("way", "told"), [(Way.SQLITE, {}), (Way.FILE, {1: Account.WRITTEN})])
-def test_of_a_database_that_was_written_in_later_without_growing_nothing_is_known(
-    way: Way, told: dict[int, Account]
-) -> None:
+def test_a_database_rewritten_in_place_says_nothing(way: Way, told: dict[int, Account]) -> None:
     """Rows are deleted, and others written in their place. Of a file it may be the end of the same write."""
     run = Run().read(1).write(1, "db", 256, way=way).write(2, "db", 0, 256, step=2, way=way)
     assert run.told(db=256) == told
 
 
-def test_a_file_that_is_gone_and_that_nobody_was_seen_to_take_away_says_nothing() -> None:
+def test_a_file_gone_without_a_seen_removal_says_nothing() -> None:
     assert Run().read(1).write(1, "a", 256).told(a=None) == {}
 
 
-def test_a_name_that_is_written_anew_says_nothing_of_what_stood_there() -> None:
+def test_a_name_written_anew_says_nothing_of_what_was_there() -> None:
     run = Run().read(1).write(1, "a", 256).read(2, step=2, first=8).write(2, "a", 256, step=2, anew=True)
     assert run.told(a=256) == {2: Account.WRITTEN}
 
 
-def test_what_went_to_a_peer_is_sent_and_what_was_refused_is_said() -> None:
+def test_what_went_to_a_peer_is_sent_and_refusals_are_said() -> None:
     found = Run().read(1).sent(1, 300).result()
     assert found.of(1) == (Account.SENT, "tcp host:1")
     assert Run().read(1).sent(1, 0, refused=1).told() == {1: Account.REFUSED}
     assert Run().read(1).sent(1, 20).told() == {}
 
 
-def test_a_call_without_a_byte_among_many_that_account_for_themselves() -> None:
+def test_a_call_without_a_byte_among_many_that_account() -> None:
     run = Run()
     for call in (1, 2, 3, 4, 6):
         run.read(call, step=call).write(call, f"f{call}", 256, step=call)
@@ -230,7 +228,7 @@ def test_nothing_is_written_that_is_not_there_at_the_end(events) -> None:
     assert Account.WRITTEN not in run.told(**names).values()
 
 
-def test_a_call_that_stays_open_is_told_apart_where_its_connector_put_bytes_somewhere() -> None:
+def test_an_open_call_is_told_apart_where_bytes_were_put() -> None:
     silent = Run().read(1)
     assert silent.result().of(1) == (Account.OPEN, "")
     putting = Run().read(1).write(1, "a", 100).read(2, step=2)

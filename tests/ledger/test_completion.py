@@ -41,7 +41,7 @@ LATER = list(range(1000, 1000 + ASKED))
 """Twenty steps that ask for finished saves, a second after the copies."""
 
 
-def test_copies_that_were_over_long_ago_and_never_told_are_not_finished() -> None:
+def test_copies_over_long_ago_and_never_told_are_not_finished() -> None:
     assert ends([20, 30], LATER) == [SaveEnd.NOT_FINISHED] * 2
 
 
@@ -78,9 +78,7 @@ def test_an_engine_that_hears_of_ends_may_hear_of_the_others() -> None:
         (SaveEnd.FAILED, Grade.WRITTEN, NOT_SAVED),
     ],
 )
-def test_what_is_at_rest_is_saved_whether_the_scheduler_hears_of_it_or_not(
-    end: SaveEnd, grade: Grade, name: str
-) -> None:
+def test_what_is_at_rest_is_saved_whatever_the_scheduler_hears(end: SaveEnd, grade: Grade, name: str) -> None:
     """Rows that lay whole in the files, and came back, were called pending and not saved."""
     pair = object.__new__(_InPair)
     pair._loaded, pair._never_came, pair._handed_over = [], [], end

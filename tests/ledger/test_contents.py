@@ -93,7 +93,7 @@ def test_a_load_of_what_was_computed_proves_itself_and_the_save(tmp_path: Path) 
     assert run.loads.grades[LoadEnd.LOADED][Grade.PROVED] == 3 * BLOCK * LAYERS
 
 
-def test_of_two_computations_with_different_bits_either_may_come_back(tmp_path: Path) -> None:
+def test_of_two_computations_with_other_bits_either_may_return(tmp_path: Path) -> None:
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).computes("b", [15, 16, 17, 18])
     run = cache.loads("c", [5, 16, 7, 9]).run()
     assert run.compared == {"equal": 3}
@@ -124,9 +124,7 @@ def test_kv_that_these_tokens_never_computed_to_is_wrong(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("more", "wrong"), [((), 0), ((15,), 2)], ids=["ends with it", "goes on"])
-def test_a_prompt_s_last_unit_was_offered_to_nobody_whoever_stored_it(
-    tmp_path: Path, more: tuple[int, ...], wrong: int
-) -> None:
+def test_a_prompts_last_unit_was_offered_to_nobody(tmp_path: Path, more: tuple[int, ...], wrong: int) -> None:
     """Of a prompt its last token is always computed: that the connector gave a unit less than all of it is no
     word that it had no more. What another engine stored there may have other bits."""
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8, 9][: 4 + len(more)], (*A, *more), answer=2 * BLOCK)
@@ -152,7 +150,7 @@ def test_kv_of_another_prompt_is_told_whose_it_is(tmp_path: Path) -> None:
     assert why(run) == ("tokens 64-96 hold what tokens 64-96 of another prompt (a) computed to",)
 
 
-def test_one_load_with_the_same_kv_in_two_places_needs_no_earlier_computation(tmp_path: Path) -> None:
+def test_a_load_of_equal_kv_twice_needs_no_earlier_computation(tmp_path: Path) -> None:
     run = Cache(tmp_path).loads("b", [5, 5, 5, 9]).run()
     assert lost(run) == 2 * BLOCK and run.compared == {"not compared": 1, "wrong": 2}
 
@@ -171,7 +169,7 @@ def _into_the_same_blocks(folder: Path, prints: list[int], *, writes: bool = Fal
     return cache.run()
 
 
-def test_blocks_that_hold_what_they_held_before_were_not_written(tmp_path: Path) -> None:
+def test_blocks_that_hold_what_they_held_were_not_written(tmp_path: Path) -> None:
     run = _into_the_same_blocks(tmp_path, [8, 7, 6, 9])
     assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN) == 3 * BLOCK * LAYERS and not lost(run)
     first = diagnose(run).findings[0]
@@ -197,7 +195,7 @@ def test_what_stood_in_the_block_before_proves_no_load(tmp_path: Path, writes: b
 @pytest.mark.parametrize(
     ("prints", "ended"), [([8, ZEROES, 6, 9], LoadEnd.PARTLY), ([8, 7, 6, 9], LoadEnd.NOT_WRITTEN)]
 )
-def test_a_load_whose_first_block_stood_there_came_in_part_where_others_did(
+def test_a_load_whose_first_block_was_there_came_in_part(
     tmp_path: Path, prints: list[int], ended: LoadEnd
 ) -> None:
     """A lookup promises more than is stored, and one prompt gets the block of the cache that holds its
@@ -214,7 +212,7 @@ def test_a_load_whose_first_block_stood_there_came_in_part_where_others_did(
     assert second.get(LoadEnd.PARTLY, 0) == (BLOCK * LAYERS if ended is LoadEnd.PARTLY else 0)
 
 
-def test_what_holds_its_tokens_kv_was_written_though_nobody_saw_it(tmp_path: Path) -> None:
+def test_what_holds_its_tokens_kv_was_written_unseen(tmp_path: Path) -> None:
     """A load that reads its slots, and writes them where it can't be seen."""
     cache = Cache(tmp_path, kv_blocks=64)
     cache.computes("a", [8, 7, 6, 5]).loads("b", [8, 7, 4, 9])
@@ -225,7 +223,7 @@ def test_what_holds_its_tokens_kv_was_written_though_nobody_saw_it(tmp_path: Pat
     assert ends[LoadEnd.NOT_WRITTEN] == BLOCK * LAYERS
 
 
-def test_of_a_begun_block_behind_those_that_were_written_unseen_nothing_is_said(tmp_path: Path) -> None:
+def test_a_begun_block_behind_blocks_written_unseen_is_open(tmp_path: Path) -> None:
     """NIXL's first load waits for a handshake, and is written in a step that is not watched: all whole blocks
     hold their tokens' KV, and the last one, which is begun, has no fingerprint."""
     cache = Cache(tmp_path, kv_blocks=64)
@@ -248,7 +246,7 @@ def test_loaded_blocks_of_zeroes_were_never_written(tmp_path: Path, prints: list
         assert diagnose(run).findings[0].id == "load-not-injected"
 
 
-def test_of_a_load_that_brought_its_first_block_the_others_are_a_part(tmp_path: Path) -> None:
+def test_a_load_that_brought_its_first_block_came_in_part(tmp_path: Path) -> None:
     """A lookup that promises more than is stored."""
     run = Cache(tmp_path, kv_blocks=64).computes("a", [8, 7, 6, 5]).loads("b", [8, ZEROES, ZEROES, 9]).run()
     ends = run.load_rows[-1].ends
@@ -273,7 +271,7 @@ def test_a_model_that_computes_zeroes_may_load_them(tmp_path: Path) -> None:
         ({"hook": "start_load_kv", "type": "FileNotFoundError"}, LoadEnd.NOT_WRITTEN),
     ],
 )
-def test_a_load_that_caught_an_exception_and_brought_nothing_failed(
+def test_a_load_that_caught_an_exception_and_has_nothing_failed(
     tmp_path: Path, more: dict[str, object], end: LoadEnd
 ) -> None:
     cache = Cache(tmp_path, kv_blocks=64).loads("a", [ZEROES, ZEROES, ZEROES, 9])
@@ -322,7 +320,7 @@ def test_a_block_that_stays_as_it_was_says_for_how_long(tmp_path: Path) -> None:
     assert any("2 steps later they still do" in line for line in first.evidence)
 
 
-def test_a_block_that_was_given_to_another_request_since_says_nothing(tmp_path: Path) -> None:
+def test_a_block_given_to_another_request_since_says_nothing(tmp_path: Path) -> None:
     run = _looked_at(_nothing_yet(tmp_path), [5, 6, 7], given=True).run()
     assert run.loads.accounts.get(LoadEnd.NOT_WRITTEN) == 3 * BLOCK * LAYERS
 
@@ -334,7 +332,7 @@ def test_a_block_that_is_computed_after_all_says_nothing(tmp_path: Path) -> None
     assert not run.loads.accounts.get(LoadEnd.USED_BEFORE)
 
 
-def test_a_change_in_a_block_that_was_loaded_right_changes_nothing(tmp_path: Path) -> None:
+def test_a_later_change_in_a_block_loaded_right_is_nothing(tmp_path: Path) -> None:
     cache = Cache(tmp_path, kv_blocks=64).computes("a", [5, 6, 7, 8])
     cache.sim.give("b", [21, 22, 23, 24], flags=int(Flag.FIRST))
     run = _looked_at(cache.loads("b", [5, 6, 7, 9]), [15, 16, 17]).run()
@@ -342,9 +340,7 @@ def test_a_change_in_a_block_that_was_loaded_right_changes_nothing(tmp_path: Pat
 
 
 @pytest.mark.parametrize(("steps", "late"), [(1, 6), (4, 3)])
-def test_a_load_that_was_not_looked_at_for_as_long_as_late_ones_take(
-    tmp_path: Path, steps: int, late: int
-) -> None:
+def test_a_load_not_looked_at_for_as_long_as_late_ones_take(tmp_path: Path, steps: int, late: int) -> None:
     cache = _looked_at(_nothing_yet(tmp_path), [5, 6, 7], steps=3)
     cache.sim.give("c", [31, 32, 33, 34], flags=int(Flag.FIRST))
     cache.loads("c", [ZEROES, ZEROES, ZEROES, 9])
@@ -372,7 +368,7 @@ def test_what_the_run_never_computed_is_not_compared(tmp_path: Path) -> None:
     assert unsure(Cache(tmp_path).loads("b", [5, 6, 7, 9]).run(), 3)
 
 
-def test_what_the_store_had_before_the_run_computed_it_is_not_wrong(tmp_path: Path) -> None:
+def test_what_the_store_had_before_the_run_is_not_wrong(tmp_path: Path) -> None:
     assert unsure(Cache(tmp_path).computes("a", [5, 6, 7, 8], answer=128).loads("b", [5, 99, 7, 8]).run(), 1)
     cache = Cache(tmp_path / "again").loads("b", [5, 99, 7, 9]).computes("a", [5, 6, 7, 8])
     assert unsure(cache.loads("c", [5, 99, 7, 9]).run(), 4)
@@ -408,7 +404,7 @@ def test_engines_of_another_shape_are_not_compared(tmp_path: Path) -> None:
     assert unsure(other.run(), 3)
 
 
-def test_a_load_that_is_known_to_have_failed_is_left_to_its_cause(tmp_path: Path) -> None:
+def test_a_load_known_to_have_failed_is_left_to_its_cause(tmp_path: Path) -> None:
     """What vLLM computes again after a failed load was never used."""
     cache = Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [5, 99, 99, 9])
     cache.sim.step([Chunk("b", 32, 96)], prompts={"b": 128})
@@ -425,7 +421,7 @@ def test_a_load_that_is_known_to_have_failed_is_left_to_its_cause(tmp_path: Path
         ((32, 64), True, 0b11, 0),  # all that is known is explained by what did not come
     ],
 )
-def test_of_a_load_that_lost_a_layer_what_is_wrong_besides_counts_as_wrong(
+def test_wrong_kv_in_a_load_that_lost_a_layer_counts_as_wrong(
     block: tuple[int, int], unlike: bool, pairs: int, wrong: int
 ) -> None:
     """Everything that was wrong in it was dropped, and counted as loaded."""
@@ -486,7 +482,7 @@ def test_the_origin_of_a_block() -> None:
 @given(
     st.lists(st.integers(2, 6), min_size=4, max_size=4), st.lists(st.integers(2, 6), min_size=4, max_size=4)
 )
-def test_the_books_stay_whole_and_every_loaded_block_has_one_judgement(
+def test_the_books_balance_and_a_loaded_block_is_judged_once(
     tmp_path_factory: object, first: list[int], second: list[int]
 ) -> None:
     folder = tmp_path_factory.mktemp("run")  # type: ignore[attr-defined]

@@ -39,7 +39,7 @@ def layers(run: Run) -> list[str]:
     return [layer for _, layer in row.places[LoadEnd.WRONG]]
 
 
-def test_the_layers_that_are_not_what_their_tokens_computed_to_are_named_and_no_others(
+def test_exactly_the_layers_with_wrong_kv_are_named(
     tmp_path: Path,
 ) -> None:
     made = cache(tmp_path)
@@ -72,9 +72,7 @@ def test_what_stands_in_the_wrong_layers_is_said(tmp_path: Path, numbers: list[i
         [[1, 2, 0, 0], [4, 5, 0, 0], [7, 8, 0, 0]],  # zeroes
     ],
 )
-def test_layers_that_are_the_same_for_another_reason_are_not_wrong(
-    tmp_path: Path, numbers: list[list[int]]
-) -> None:
+def test_layers_alike_for_another_reason_are_not_wrong(tmp_path: Path, numbers: list[list[int]]) -> None:
     assert lost(loads(cache(tmp_path), [97, 98, 99], numbers, C)) == 0
 
 

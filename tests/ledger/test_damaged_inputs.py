@@ -46,7 +46,7 @@ def test_a_copied_spool_is_left_out_with_a_word(run: Path) -> None:
     assert all(" is a copy of " in line for line in said)
 
 
-def test_spools_from_before_there_were_checksums_are_read_with_a_word(run: Path) -> None:
+def test_spools_older_than_checksums_are_read_with_a_word(run: Path) -> None:
     """Nothing would tell a damaged one."""
     ledger, said = numbers(run)
     for path in spool_paths(run):
@@ -74,7 +74,7 @@ def test_of_two_spools_of_a_process_the_longer_is_read(run: Path) -> None:
     assert again == ledger and any("0.kvt is a copy of" in line for line in said)
 
 
-def test_a_cut_at_the_end_of_a_block_is_told_from_a_run_that_goes_on(run: Path) -> None:
+def test_a_cut_at_the_end_of_a_block_is_not_a_run_that_goes_on(run: Path) -> None:
     """run.json holds how long each spool was when the run had ended."""
     worker = next(path for path in spool_paths(run) if "worker" in path.name)
     data = worker.read_bytes()
@@ -132,7 +132,7 @@ def test_what_is_no_file_is_said_and_not_waited_for(run: Path, name: str, what: 
     assert any(path.name in str(line) for line in numbers(run)[1])
 
 
-def test_two_thousand_damaged_inputs_change_no_number_without_a_word() -> None:
+def test_damaged_inputs_change_no_number_without_a_word() -> None:
     """The same cases in every run; scripts/fuzz_inputs.py has as many as one likes."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert list(FUZZ["failures"](2000, 1, 50)) == []

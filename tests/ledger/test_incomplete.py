@@ -76,7 +76,7 @@ def test_a_recording_that_was_ended_on_purpose_is_whole(tmp_path: Path) -> None:
     assert "incomplete" not in report["verdict"] and not report["limits"]["notes"]
 
 
-def test_of_a_step_that_vllm_itself_broke_off_nothing_is_concluded(tmp_path: Path) -> None:
+def test_nothing_is_concluded_of_a_step_that_vllm_broke_off(tmp_path: Path) -> None:
     """Ctrl-C or out of memory before the metadata was bound: no hook could come."""
     sim = Sim(tmp_path, layers=2)
     sim.serve([Prompt("a", 64, digest=1)], Rounding(32).policy())
@@ -87,7 +87,7 @@ def test_of_a_step_that_vllm_itself_broke_off_nothing_is_concluded(tmp_path: Pat
     assert not [one for one in report["findings"] if one["severity"] == "fault"]
 
 
-def test_a_request_that_had_not_ended_is_no_fault_of_the_connector(tmp_path: Path) -> None:
+def test_a_request_not_ended_is_no_fault_of_the_connector(tmp_path: Path) -> None:
     """The engine was killed in the middle of a prompt, or still runs: the next chunk would have filled the
     unit that the last one began."""
     sim = Sim(tmp_path, layers=1, batched=48)

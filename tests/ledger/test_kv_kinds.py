@@ -35,7 +35,7 @@ def layers_of(run: Run) -> tuple[str, ...]:
 HYBRID = (group("MambaSpec", 64, 0, 2), group("FullAttentionSpec", 32, 1))
 
 
-def test_layers_with_a_state_are_in_no_book_of_tokens_and_that_is_said(tmp_path: Path) -> None:
+def test_layers_with_a_state_are_said_to_be_in_no_token_book(tmp_path: Path) -> None:
     run = read_run(served(tmp_path, *HYBRID))
     engine = run.engines[0]
     assert layers_of(run) == (LAYERS[1],) and engine.pairs == 1
@@ -58,7 +58,7 @@ def test_the_block_size_is_that_of_kv_of_tokens(tmp_path: Path) -> None:
     assert read_run(served(tmp_path, *HYBRID)).engines[0].block_size == 32
 
 
-def test_the_report_tells_the_groups_of_each_kind_and_block_size(tmp_path: Path) -> None:
+def test_the_report_tells_groups_of_each_kind_and_block_size(tmp_path: Path) -> None:
     groups = group("SlidingWindowSpec", 32, 0), group("SlidingWindowSpec", 32, 1), group("MambaSpec", 64, 2)
     told = build_report(served(tmp_path, *groups))["run"]["engines"][0]["kv_groups"]
     assert [(row["kind"], row["keeps"], row["block_size"], row["groups"], row["layers"]) for row in told] == [
@@ -67,7 +67,7 @@ def test_the_report_tells_the_groups_of_each_kind_and_block_size(tmp_path: Path)
     ]
 
 
-def test_what_the_worker_says_of_its_layers_goes_before_the_scheduler_of_another_stage(
+def test_a_workers_word_of_its_layers_goes_before_a_schedulers(
     tmp_path: Path,
 ) -> None:
     told = {"kv_layers": LAYERS[:2], "other_layers": {LAYERS[2]: "encoder"}}
@@ -97,6 +97,6 @@ def test_states_alone_are_no_kv_of_tokens_either(tmp_path: Path) -> None:
     assert report["verdict"].startswith("No layer of this model keeps KV of tokens, only a state a request")
 
 
-def test_a_worker_that_said_nothing_is_not_taken_for_one_without_kv(tmp_path: Path) -> None:
+def test_a_worker_that_said_nothing_is_not_one_without_kv(tmp_path: Path) -> None:
     report = build_report(no_kv(tmp_path, worker_class=""))
     assert report["ledger"]["saves"]["accounts"] == {"not-observed": 168}

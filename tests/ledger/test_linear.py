@@ -94,7 +94,7 @@ def lines_of(work: Callable[[], object]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("kind", [same_prompt, alike, watched, silent])
-def test_the_work_grows_with_the_requests_and_not_with_their_square(
+def test_the_work_grows_with_requests_not_with_their_square(
     kind: Callable[[Path, int], None], tmp_path: Path
 ) -> None:
     counts = []

@@ -173,7 +173,7 @@ def test_a_count_without_a_place_names_no_slots(tmp_path: Path) -> None:
     assert accounts(sim)["loaded"] == 96
 
 
-def test_what_is_missing_in_one_layer_of_several_is_not_loaded_at_all() -> None:
+def test_what_is_missing_in_one_layer_is_not_loaded_at_all() -> None:
     """Of tokens that one of four layers lacked, three in four were called loaded."""
     part = (0, 64, LoadEnd.NOT_WRITTEN)
     load = SimpleNamespace(
@@ -227,7 +227,7 @@ def test_asynchronous_and_failed(tmp_path: Path) -> None:
         assert accounts(sim) == (want if failed else {"loaded": 32, **want})
 
 
-def test_asynchronous_that_failed_each_time_until_the_request_left(tmp_path: Path) -> None:
+def test_asynchronous_that_failed_until_the_request_ended(tmp_path: Path) -> None:
     """vLLM asks once more after a load that failed: such a request may never run."""
     sim = one(tmp_path)
     for _ in range(2):
@@ -323,7 +323,7 @@ def test_saves_by_pair(tmp_path: Path) -> None:
     assert spans[0, 96, Outcome("not-loaded", LoadEnd.FAILED, Grade.READ)] == (2, 3)
 
 
-def test_what_failed_and_was_computed_after_all_is_no_loss_of_the_loads(tmp_path: Path) -> None:
+def test_what_failed_and_was_computed_after_all_is_no_loss(tmp_path: Path) -> None:
     sim = one(tmp_path)
     sim.lookup("a", 0, 96, 96)
     step = sim.step([Chunk("a", 96, 32, first=True)], prompts={"a": 128})

@@ -189,7 +189,7 @@ def test_no_cause_is_named_below_the_rules() -> None:
         (Grade.DECLARED, Outcome(NOT_SAVED, SaveEnd.NO_CONNECTOR, Grade.DECLARED), True),
     ],
 )
-def test_ranks_differ_only_where_one_is_known_to_have_lost_what_another_saved(
+def test_ranks_differ_only_where_one_lost_what_another_saved(
     grade: Grade, other: Outcome, differ: bool
 ) -> None:
     """A rank whose step was not watched says nothing of its reads."""

@@ -102,9 +102,7 @@ def test_tokens_that_the_hook_read_are_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("also", "fate"), [(False, "NOTHING_READ READ"), (True, SAVED)])
-def test_tokens_of_which_the_background_picked_none_were_not_read(
-    tmp_path: Path, also: bool, fate: str
-) -> None:
+def test_tokens_that_no_background_copy_took_were_not_read(tmp_path: Path, also: bool, fate: str) -> None:
     """It picked slots by an index, and none; unless another look at the same layer found some."""
     sim = cache(tmp_path)
     step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
@@ -116,7 +114,7 @@ def test_tokens_of_which_the_background_picked_none_were_not_read(
     assert alike(sim) == {(0, 64): fate}
 
 
-def test_tokens_that_were_read_in_the_background_a_step_later_are_saved(tmp_path: Path) -> None:
+def test_tokens_read_in_the_background_a_step_later_are_saved(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
     sim.finish("a", 64)
@@ -126,9 +124,7 @@ def test_tokens_that_were_read_in_the_background_a_step_later_are_saved(tmp_path
 
 
 @pytest.mark.parametrize(("steps", "fate"), [(1, "NOTHING_READ READ"), (2, UNSEEN)])
-def test_of_a_connector_that_copies_steps_later_an_unread_step_says_nothing(
-    tmp_path: Path, steps: int, fate: str
-) -> None:
+def test_an_unread_step_says_nothing_where_copies_come_later(tmp_path: Path, steps: int, fate: str) -> None:
     """Of the steps behind a watched one only the next is known to be watched."""
     sim = cache(tmp_path)
     prefill(sim, "w", 0, 32, [entry("w", 0, 32)])
@@ -143,7 +139,7 @@ def test_of_a_connector_that_copies_steps_later_an_unread_step_says_nothing(
     assert alike(sim) == {(0, 64): fate}
 
 
-def test_what_is_read_a_step_later_may_be_behind_the_end_of_the_trace(tmp_path: Path) -> None:
+def test_a_read_a_step_later_may_be_behind_the_traces_end(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "w", 0, 32, [entry("w", 0, 32)])
     sim.step([], tokens=1)
@@ -152,7 +148,7 @@ def test_what_is_read_a_step_later_may_be_behind_the_end_of_the_trace(tmp_path: 
     assert alike(sim) == {(0, 64): UNSEEN}
 
 
-def test_of_a_connector_of_which_no_read_is_known_each_unknown_one_may_be_late(tmp_path: Path) -> None:
+def test_without_a_known_read_each_unknown_one_may_be_late(tmp_path: Path) -> None:
     """A hook copies two steps later, by an operation that is not known."""
     sim = cache(tmp_path)
     step = prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
@@ -167,9 +163,7 @@ def test_of_a_connector_of_which_no_read_is_known_each_unknown_one_may_be_late(t
 
 
 @pytest.mark.parametrize(("watched", "fate"), [(True, "MISPLACED READ"), (False, TAKEN)])
-def test_what_a_step_named_that_was_not_watched_may_have_been_read_in_it(
-    tmp_path: Path, watched: bool, fate: str
-) -> None:
+def test_what_an_unwatched_step_named_may_have_been_read(tmp_path: Path, watched: bool, fate: str) -> None:
     """Later its blocks are read as another request's, which is not named."""
     sim = cache(tmp_path)
     witness(sim)
@@ -186,9 +180,7 @@ def test_what_a_step_named_that_was_not_watched_may_have_been_read_in_it(
 
 
 @pytest.mark.parametrize("unreadable", [False, True])
-def test_without_metadata_what_was_read_is_saved_and_the_rest_was_not_offered(
-    tmp_path: Path, unreadable: bool
-) -> None:
+def test_without_metadata_only_what_was_read_was_offered(tmp_path: Path, unreadable: bool) -> None:
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, unreadable=unreadable)
     sim.read("a", 0, 48)
@@ -239,7 +231,7 @@ def test_decode_tokens_that_were_read(tmp_path: Path) -> None:
     [(True, False, NOT_OFFERED_DECLARED), (True, True, UNSEEN), (False, False, UNSEEN)],
     ids=["its metadata speaks", "of decode steps too", "the worker decides"],
 )
-def test_decode_tokens_where_metadata_that_is_not_understood_says_what_is_stored(
+def test_decode_tokens_under_metadata_that_is_not_understood(
     tmp_path: Path, prompt_unreadable: bool, decode_unreadable: bool, fate: str
 ) -> None:
     """No decode step is watched. What is read is read in steps alone whose metadata can't be read: that says
@@ -255,7 +247,7 @@ def test_decode_tokens_where_metadata_that_is_not_understood_says_what_is_stored
     assert alike(sim) == {(0, 32): SAVED, (32, 36): fate}
 
 
-def test_what_the_prefix_cache_gave_is_a_local_hit_though_it_was_read(tmp_path: Path) -> None:
+def test_what_the_prefix_cache_gave_is_a_hit_though_it_was_read(tmp_path: Path) -> None:
     sim = cache(tmp_path, prefix_caching=True)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
     sim.arrive(Prompt("b", 64))
@@ -270,7 +262,7 @@ def test_what_the_prefix_cache_gave_is_a_local_hit_though_it_was_read(tmp_path: 
     assert alike(sim, "b") == {(0, 32): "local-hit READ", (32, 64): SAVED}
 
 
-def test_what_the_prefix_cache_gave_is_saved_where_the_metadata_names_it_too(tmp_path: Path) -> None:
+def test_what_the_prefix_cache_gave_is_saved_where_named_too(tmp_path: Path) -> None:
     sim = cache(tmp_path, prefix_caching=True)
     prefill(sim, "a", 0, 64)
     sim.arrive(Prompt("b", 64))
@@ -283,7 +275,7 @@ def test_what_the_prefix_cache_gave_is_saved_where_the_metadata_names_it_too(tmp
     assert alike(sim, "b") == {(0, 64): SAVED}
 
 
-def test_a_request_that_was_preempted_and_read_in_both_its_lives(tmp_path: Path) -> None:
+def test_a_preempted_request_that_was_read_in_both_its_lives(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 32, [entry("a", 0, 32)], of=64)
     sim.read("a", 0, 32)
@@ -307,7 +299,7 @@ def test_a_step_that_was_not_watched_is_taken_as_declared(tmp_path: Path) -> Non
     assert alike(sim) == {(0, 48): TAKEN, (48, 64): NOT_OFFERED_DECLARED}
 
 
-def test_a_step_that_was_not_watched_is_not_observed_where_its_metadata_says_nothing(tmp_path: Path) -> None:
+def test_an_unwatched_step_with_mute_metadata_is_not_observed(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     witness(sim)
     sim.watching = 0
@@ -316,7 +308,7 @@ def test_a_step_that_was_not_watched_is_not_observed_where_its_metadata_says_not
     assert alike(sim) == {(0, 64): UNSEEN}
 
 
-def test_a_step_that_was_not_watched_of_a_connector_whose_stores_stand_in_no_metadata(
+def test_an_unwatched_step_where_stores_stand_in_no_metadata(
     tmp_path: Path,
 ) -> None:
     sim = cache(tmp_path)
@@ -342,7 +334,7 @@ def test_an_unwatched_step_is_not_filled_in_from_watched_ones(tmp_path: Path) ->
     assert alike(sim) == {(0, 32): SAVED, (32, 64): UNSEEN, (64, 96): SAVED}
 
 
-def test_a_part_that_was_read_in_another_step_does_not_declare_the_rest(tmp_path: Path) -> None:
+def test_a_part_read_in_another_step_does_not_declare_the_rest(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     witness(sim)
     sim.watching = 0
@@ -354,7 +346,7 @@ def test_a_part_that_was_read_in_another_step_does_not_declare_the_rest(tmp_path
     assert alike(sim) == {(0, 32): SAVED, (32, 64): UNSEEN}
 
 
-def test_a_connector_of_which_nothing_was_ever_seen_is_taken_as_declared(tmp_path: Path) -> None:
+def test_a_connector_of_which_nothing_was_seen_is_as_declared(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
     sim.finish("a", 64)
@@ -393,7 +385,7 @@ def test_a_watched_call_that_read_a_part(tmp_path: Path) -> None:
     assert alike(sim) == {(0, 32): SAVED, (32, 64): "PART_READ READ"}
 
 
-def test_a_part_that_was_read_beside_others_that_are_not_known_where_a_small_file_was_written(
+def test_a_part_read_beside_unknown_ones_with_a_small_file(
     tmp_path: Path,
 ) -> None:
     """The file is an index: it says nothing of what else was read."""
@@ -452,7 +444,7 @@ def test_each_rank_answers_for_its_own_part(tmp_path: Path) -> None:
     assert by_pair(sim) == [{(0, 64): SAVED}, {(0, 64): SAVED}, half, half]
 
 
-def test_what_every_rank_holds_alike_is_saved_where_one_saved_it(tmp_path: Path) -> None:
+def test_what_all_ranks_hold_alike_is_saved_where_one_saved_it(tmp_path: Path) -> None:
     layers = [f"model.layers.{i}.self_attn.attn" for i in range(2)]
     group = {"kind": "MLAAttentionSpec", "block_size": BLOCK, "layers": layers}
     sim = cache(tmp_path, tp=2, engine_facts={"kv_groups": [group]})
@@ -527,7 +519,7 @@ def test_background_work_that_left_one_request_out(tmp_path: Path) -> None:
     assert alike(sim, "b") == {(0, 32): "NOTHING_READ READ"}
 
 
-def test_background_work_that_was_still_to_come_when_the_trace_ends(tmp_path: Path) -> None:
+def test_background_work_still_to_come_when_the_trace_ends(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     flags = int(Flag.STORE | Flag.ASYNC)
     step = prefill(sim, "w", 0, 32, [entry("w", 0, 32, flags)])
@@ -556,7 +548,7 @@ def test_the_block_after_the_right_one(tmp_path: Path) -> None:
     assert alike(sim) == {(0, 64): "MISPLACED READ"}
 
 
-def test_slots_that_are_shifted_by_one_over_several_blocks_and_steps(tmp_path: Path) -> None:
+def test_slots_shifted_by_one_over_several_blocks_and_steps(tmp_path: Path) -> None:
     """What one step leaves out of a block the next one reads: together they have every slot, and none of it
     is what its metadata names."""
     sim = cache(tmp_path)
@@ -570,7 +562,7 @@ def test_slots_that_are_shifted_by_one_over_several_blocks_and_steps(tmp_path: P
     assert alike(sim) == {(0, 64): "MISPLACED READ"}
 
 
-def test_slots_that_are_shifted_by_one_where_a_last_block_is_not_full(tmp_path: Path) -> None:
+def test_slots_shifted_by_one_where_a_last_block_is_not_full(tmp_path: Path) -> None:
     """Of each request the slots of whole blocks are read, the last of them the next request's first one."""
     sim = cache(tmp_path)
     lengths = {"a": 40, "b": 60}
@@ -640,7 +632,7 @@ def test_a_request_that_the_step_does_not_name(tmp_path: Path) -> None:
     assert alike(sim, "w") == {(0, 64): SAVED}
 
 
-def test_a_request_whose_slots_are_read_in_the_place_of_another_s_is_not_saved_by_that(
+def test_slots_read_in_place_of_anothers_save_nothing(
     tmp_path: Path,
 ) -> None:
     """What is at rest of it is under the other one's name."""
@@ -668,7 +660,7 @@ def test_a_part_that_is_read_by_a_worker_that_reads_other_slots(tmp_path: Path, 
     assert alike(sim, "b") == {(0, 32): "PART_READ READ", (32, 64): SAVED}
 
 
-def test_the_block_after_the_right_one_where_no_metadata_names_any(tmp_path: Path) -> None:
+def test_the_block_after_the_right_one_where_none_is_named(tmp_path: Path) -> None:
     """A block that is nobody's is read, and the first one is not: what else was read stands for other tokens,
     and of the rest of the run that is not known."""
     sim = cache(tmp_path)
@@ -680,7 +672,7 @@ def test_the_block_after_the_right_one_where_no_metadata_names_any(tmp_path: Pat
     assert alike(sim, "w") == {(0, 32): UNSEEN}
 
 
-def test_one_prompt_alone_that_is_read_from_within_a_block_says_nothing(tmp_path: Path) -> None:
+def test_a_single_prompt_read_from_within_a_block_says_nothing(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     witness(sim)
     prefill(sim, "a", 0, 64, unreadable=True)
@@ -714,7 +706,7 @@ def test_tokens_that_are_left_out_alone_are_not_misplaced(tmp_path: Path, read: 
     assert fates[read.start, read.stop] == SAVED and set(fates.values()) == {SAVED, NOT_OFFERED}
 
 
-def test_blocks_that_are_read_beyond_the_right_ones_take_nothing_away(tmp_path: Path) -> None:
+def test_blocks_read_beyond_the_right_ones_take_nothing_away(tmp_path: Path) -> None:
     """A copy of a range of the cache holds blocks of nobody, and a unit leaves the prompt's end out."""
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, unreadable=True)
@@ -753,7 +745,7 @@ def test_slots_that_were_read_before_the_forward_are_stale(tmp_path: Path) -> No
     assert alike(sim) == {(0, 64): "STALE READ"}
 
 
-def test_slots_that_were_read_before_the_forward_and_after_it_are_saved(tmp_path: Path) -> None:
+def test_slots_read_before_the_forward_and_after_are_saved(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
     sim.read("a", 0, 64, hook="start_load_kv")
@@ -762,7 +754,7 @@ def test_slots_that_were_read_before_the_forward_and_after_it_are_saved(tmp_path
     assert alike(sim) == {(0, 64): SAVED}
 
 
-def test_of_what_was_read_partly_before_the_forward_the_rest_is_saved(tmp_path: Path) -> None:
+def test_of_a_read_partly_before_the_forward_the_rest_is_saved(tmp_path: Path) -> None:
     """A thread begins too early. The slots are the right ones: nothing was read in their place."""
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
@@ -782,9 +774,7 @@ def test_the_next_layer_is_read_with_each_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_block_that_is_read_before_its_new_holders_layer_ran_is_not_the_former_holders(
-    tmp_path: Path, named: bool
-) -> None:
+def test_a_block_read_before_its_new_holders_layer_is_not_old(tmp_path: Path, named: bool) -> None:
     """Each hook reads the next layer, too early. The block still holds what another request computed into it,
     and that is not saved by this."""
     sim = cache(tmp_path, kv_blocks=3)
@@ -812,7 +802,7 @@ def test_a_unit_that_is_read_as_it_begins_to_fill_is_stale(tmp_path: Path) -> No
     assert alike(sim) == {(0, 40): SAVED, (40, 64): "STALE READ"}
 
 
-def test_blocks_that_were_read_after_they_went_to_another_request(tmp_path: Path) -> None:
+def test_blocks_read_after_they_went_to_another_request(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     first = int(Flag.FIRST)
     sim.give("a", [5, 6], flags=first)
@@ -840,14 +830,14 @@ def _copies_a_step_late(sim: Sim, requests: str) -> None:
         blocks.release(request)
 
 
-def test_a_read_that_comes_after_its_blocks_went_to_another_request_is_neither_ones(tmp_path: Path) -> None:
+def test_a_read_after_blocks_went_to_another_is_neither_ones(tmp_path: Path) -> None:
     sim = cache(tmp_path, kv_blocks=4)
     _copies_a_step_late(sim, "abc")
     assert alike(sim, "a") == {(0, 32): "MISPLACED READ", (32, 48): NOT_OFFERED}
     assert "SAVED READ" not in alike(sim, "b").values()
 
 
-def test_new_blocks_that_the_metadata_names_and_that_are_read_once_are_their_present_holders(
+def test_new_blocks_named_and_read_once_are_the_new_holders(
     tmp_path: Path,
 ) -> None:
     """A connector that passes on which blocks are new, and copies whole units as they are complete: what it
@@ -877,9 +867,7 @@ def test_a_read_that_comes_late_and_in_time_is_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("hook", "fate"), [("get_finished", UNSEEN), ("wait_for_save", NOT_OFFERED)])
-def test_of_a_connector_that_reads_behind_its_save_hooks_a_step_that_read_nothing_says_nothing(
-    tmp_path: Path, hook: str, fate: str
-) -> None:
+def test_an_empty_step_says_nothing_if_reads_follow_save_hooks(tmp_path: Path, hook: str, fate: str) -> None:
     """It reads when a request is over, and the metadata can't be read."""
     sim = cache(tmp_path)
     prefill(sim, "w", 0, 32, unreadable=True)
@@ -893,7 +881,7 @@ def test_of_a_connector_that_reads_behind_its_save_hooks_a_step_that_read_nothin
     assert alike(sim) == {(0, 64): fate}
 
 
-def test_of_a_step_after_which_a_read_is_unknown_nothing_is_called_left_out(tmp_path: Path) -> None:
+def test_nothing_is_left_out_of_a_step_before_an_unknown_read(tmp_path: Path) -> None:
     """Each hook copies a step late; of one copy it is not known which slots it read."""
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
@@ -905,7 +893,7 @@ def test_of_a_step_after_which_a_read_is_unknown_nothing_is_called_left_out(tmp_
     assert alike(sim) == {(0, 32): SAVED, (32, 64): UNSEEN}
 
 
-def test_what_was_read_in_time_and_again_steps_later_is_no_late_copy(tmp_path: Path) -> None:
+def test_what_was_read_in_time_and_again_later_is_no_late_copy(tmp_path: Path) -> None:
     """In its step b's metadata names b; what was read is a's, which had been read when it was due."""
     sim = cache(tmp_path)
     prefill(sim, "a", 0, 64, [entry("a", 0, 64)])
@@ -920,7 +908,7 @@ def test_what_was_read_in_time_and_again_steps_later_is_no_late_copy(tmp_path: P
     assert alike(sim, "b") == {(0, 64): "MISPLACED READ"}
 
 
-def test_a_unit_that_was_read_in_pieces_is_not_late_when_others_have_its_blocks(tmp_path: Path) -> None:
+def test_a_unit_read_in_parts_is_not_late_when_others_hold_it(tmp_path: Path) -> None:
     """Less is read than the metadata names, in time; later another request's tokens are read in the same
     blocks, for itself."""
     sim = cache(tmp_path, kv_blocks=4)
@@ -937,7 +925,7 @@ def test_a_unit_that_was_read_in_pieces_is_not_late_when_others_have_its_blocks(
     assert alike(sim, "b") == {(0, 48): SAVED}
 
 
-def test_what_a_thread_reads_for_the_former_holder_of_a_block_is_not_the_new_ones(tmp_path: Path) -> None:
+def test_what_a_thread_reads_for_a_former_holder_is_not_new(tmp_path: Path) -> None:
     """A thread copies just before the forward; the new holder's tail is below the connector's unit."""
     sim = cache(tmp_path)
     first = int(Flag.FIRST)
@@ -954,7 +942,7 @@ def test_what_a_thread_reads_for_the_former_holder_of_a_block_is_not_the_new_one
     assert alike(sim, "b") == {(0, 16): SAVED, (16, 24): NOT_OFFERED}
 
 
-def test_a_load_that_reads_what_it_fills_saves_nothing_of_the_former_holder(tmp_path: Path) -> None:
+def test_a_load_that_reads_what_it_fills_saves_nothing_former(tmp_path: Path) -> None:
     """A thread loads into a copy of blocks in which an earlier request's tail still stands."""
     sim = cache(tmp_path)
     first = int(Flag.FIRST)

@@ -63,7 +63,7 @@ def test_one_bad_spool_does_not_take_the_others(tmp_path: Path) -> None:
         ([], False, False),
     ],
 )
-def test_a_file_that_is_not_there_was_to_be_written_where_none_ever_was(
+def test_a_missing_file_was_to_be_written_where_none_ever_was(
     tmp_path: Path, files: list[tuple[int, int]], went_on: bool, found: bool
 ) -> None:
     sim = Sim(tmp_path)
@@ -100,7 +100,7 @@ def test_coverage_counts_layer_steps_once(tmp_path: Path) -> None:
     assert (worker.steps, worker.no_forward_steps) == (2, 1)
 
 
-def test_a_connector_that_answers_for_its_children_owes_no_get_finished(tmp_path: Path) -> None:
+def test_a_connector_that_answers_for_children_owes_no_finish(tmp_path: Path) -> None:
     """MultiConnector's own get_transfer_results asks its children; where nothing asked, that is a gap."""
     own, none = tmp_path / "own", tmp_path / "none"
     for folder, hook in ((own, "get_transfer_results"), (none, "handle_preemptions")):
@@ -244,7 +244,7 @@ def test_local_and_loaded_positions(tmp_path: Path) -> None:
     assert named(run.loads).accounts == {"local-hit": 32, "loaded": 64, "missed:lookup-miss": 32}
 
 
-def test_what_is_computed_again_after_a_failed_load_was_not_loaded(tmp_path: Path) -> None:
+def test_what_is_recomputed_after_a_failed_load_was_not_loaded(tmp_path: Path) -> None:
     sim = Sim(tmp_path)
     sim.arrive(Prompt("a", 128, digest=1))
     sim.lookup("a", 0, 96, 96)

@@ -147,7 +147,7 @@ def test_a_hit_of_the_prefix_cache_is_both_requests(tmp_path: Path) -> None:
     assert [touch.positions for touch in found["b"]] == [((0, 4),), ((4, 8),)]
 
 
-def test_a_hit_without_a_connector_to_ask_is_told_by_the_first_chunk(tmp_path: Path) -> None:
+def test_a_hit_without_a_lookup_is_told_by_the_first_chunk(tmp_path: Path) -> None:
     sim = cache(tmp_path, prefix_caching=True)
     sim.asks = False
     sim.give("a", [5, 6], flags=FIRST)
@@ -160,7 +160,7 @@ def test_a_hit_without_a_connector_to_ask_is_told_by_the_first_chunk(tmp_path: P
     assert [touch.positions for touch in found["b"]] == [((0, 4),)]
 
 
-def test_blocks_of_a_preempted_request_are_its_own_until_they_are_given_out(tmp_path: Path) -> None:
+def test_blocks_of_a_preempted_request_are_its_own_until_given(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     sim.arrive(Prompt("a", 12))
     sim.give("a", [5, 6], flags=FIRST)
@@ -174,7 +174,7 @@ def test_blocks_of_a_preempted_request_are_its_own_until_they_are_given_out(tmp_
     assert [touch.positions for touch in owners(sim)["a"]] == [((0, 8),), ((8, 12),)]
 
 
-def test_the_table_before_a_preemption_is_not_filled_by_what_is_computed_after_it(tmp_path: Path) -> None:
+def test_the_table_before_a_preemption_is_not_filled_after_it(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     sim.arrive(Prompt("a", 8))
     sim.give("a", [5, 6], flags=FIRST)
@@ -186,7 +186,7 @@ def test_the_table_before_a_preemption_is_not_filled_by_what_is_computed_after_i
     assert only(sim) == (((0, 6),), ((6, 8),))
 
 
-def test_a_resumed_request_that_gets_its_blocks_back_from_the_prefix_cache(tmp_path: Path) -> None:
+def test_a_resumed_request_whose_blocks_the_prefix_cache_gives(tmp_path: Path) -> None:
     sim = cache(tmp_path, prefix_caching=True)
     sim.arrive(Prompt("a", 12))
     sim.give("a", [5, 6], flags=FIRST)
@@ -209,7 +209,7 @@ def test_kv_cache_groups_have_their_own_blocks_and_sizes(tmp_path: Path) -> None
     assert [(touch.columns, touch.positions) for touch in found] == [(1, ((4, 8),)), (2, ((0, 4),))]
 
 
-def test_a_block_that_another_group_got_is_no_longer_the_first_groups(tmp_path: Path) -> None:
+def test_a_block_given_to_another_group_is_not_the_first_ones(tmp_path: Path) -> None:
     sim = cache(tmp_path, layers=2, groups=[(4, [0]), (4, [1])])
     sim.give("a", [5], 0, FIRST)
     sim.give("a", [6], 1, FIRST)
@@ -228,7 +228,7 @@ def test_a_block_that_another_group_got_is_no_longer_the_first_groups(tmp_path: 
     assert not any(slots.useless.values())
 
 
-def test_a_table_that_is_said_twice_for_a_load_in_the_background(tmp_path: Path) -> None:
+def test_a_table_said_twice_for_a_load_in_the_background(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     sim.arrive(Prompt("a", 12))
     sim.lookup("a", 0, 8, 8, int(Flag.ASYNC))
@@ -262,7 +262,7 @@ def test_an_id_that_is_used_again_is_the_later_request(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ the time of a read
 
 
-def test_a_slot_that_is_read_before_the_forward_of_its_step_is_stale(tmp_path: Path) -> None:
+def test_a_slot_read_before_the_forward_of_its_step_is_stale(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     sim.arrive(Prompt("a", 8))
     sim.step([Chunk("a", 0, 4, first=True)], prompts={"a": 8})
@@ -282,7 +282,7 @@ def test_the_forward_is_told_layer_by_layer(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_where_no_body_can_be_seen_the_wait_for_a_layer_tells_when_it_is_computed(tmp_path: Path) -> None:
+def test_without_a_body_the_wait_for_a_layer_tells_its_time(tmp_path: Path) -> None:
     sim = cache(tmp_path, layers=2)
     sim.workers[0].fact(Fact.TARGET, {"id": "attention-decorator", "status": "late"})
     unseen = Fate(dead_pairs=frozenset({(0, 0), (0, 1)}))
@@ -298,7 +298,7 @@ def test_where_no_body_can_be_seen_the_wait_for_a_layer_tells_when_it_is_compute
     assert (in_time.columns, in_time.positions, in_time.stale) == (1, ((0, 4),), ())
 
 
-def test_a_block_that_is_given_out_holds_its_former_holders_tokens_until_the_forward(tmp_path: Path) -> None:
+def test_a_block_given_out_holds_old_tokens_until_the_forward(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     sim.give("a", [5], flags=FIRST)
     compute(sim, "a", 0, 4)
@@ -337,7 +337,7 @@ def test_decode_tokens_are_there_one_by_one(tmp_path: Path) -> None:
     assert only(sim) == (((0, 6),), ((6, 8),))
 
 
-def test_decode_tokens_after_a_preemption_are_computed_again_with_the_prompt(tmp_path: Path) -> None:
+def test_decode_tokens_after_a_preemption_are_computed_again(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     compute(sim, "a", 0, 4)
     sim.grow("a", 8)
@@ -374,7 +374,7 @@ def test_background_work_reads_what_is_there_a_step_later(tmp_path: Path) -> Non
     assert slots.last_background_t > 0
 
 
-def test_background_work_that_comes_after_its_block_was_given_away(tmp_path: Path) -> None:
+def test_background_work_after_its_block_was_given_away(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     sim.give("a", [5], flags=FIRST)
     step = compute(sim, "a", 0, 4)
@@ -401,7 +401,7 @@ def given_again(sim: Sim, entry: Entry) -> dict[str, list[tuple[Parts, Parts]]]:
     return {ids: [(one.positions, one.stale) for one in touched] for ids, touched in owners(sim).items()}
 
 
-def test_background_work_before_the_forward_reads_for_the_former_holder_where_nothing_else_is_named(
+def test_background_work_before_the_forward_reads_the_former(
     tmp_path: Path,
 ) -> None:
     assert given_again(cache(tmp_path), Entry("a", 4, start=4)) == {"a": [(((4, 8),), ())]}
@@ -467,7 +467,7 @@ def test_what_a_load_writes_is_for_whom_the_block_was_given_to(tmp_path: Path) -
     } == {"b": [(((0, 4),), False)]}
 
 
-def test_background_work_writes_for_who_held_the_block_when_it_was_asked_for(
+def test_background_work_writes_for_the_holder_when_asked(
     tmp_path: Path,
 ) -> None:
     sim = cache(tmp_path)

@@ -255,7 +255,7 @@ METADATA = st.sampled_from(["none", "unreadable", "named"])
 
 @SETTINGS
 @given(st.data())
-def test_where_all_steps_are_watched_the_saved_tokens_are_those_that_were_read(data: st.DataObject) -> None:
+def test_with_all_steps_watched_saved_is_what_was_read(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
         engine = Engine(data.draw, Path(name), data.draw(METADATA), st.just(True))
         engine.run()
@@ -266,7 +266,7 @@ def test_where_all_steps_are_watched_the_saved_tokens_are_those_that_were_read(d
 
 @SETTINGS
 @given(st.data())
-def test_where_some_steps_are_not_watched_nothing_is_saved_that_was_not_read(data: st.DataObject) -> None:
+def test_with_unwatched_steps_nothing_unread_is_saved(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
         engine = Engine(data.draw, Path(name), data.draw(METADATA), st.booleans())
         engine.run()

@@ -87,7 +87,7 @@ def sim(tmp_path: Path) -> Hybrid:
     return Hybrid(tmp_path)
 
 
-def test_a_state_that_was_read_after_the_forward_that_ends_the_prompt_is_taken(sim: Hybrid) -> None:
+def test_a_state_read_after_the_prompts_last_forward_is_taken(sim: Hybrid) -> None:
     sim.prompt("a", 10)
     sim.state("a")
     sim.ends(True)
@@ -97,7 +97,7 @@ def test_a_state_that_was_read_after_the_forward_that_ends_the_prompt_is_taken(s
     assert (book.loads.total, book.loads.accounts) == (0, {})
 
 
-def test_the_load_hook_of_the_next_step_still_finds_the_state_of_the_prompt(sim: Hybrid) -> None:
+def test_the_next_steps_load_hook_still_finds_the_prompts_state(sim: Hybrid) -> None:
     sim.prompt("a", 10)
     sim.decode()
     sim.state("a", hook="start_load_kv")
@@ -105,7 +105,7 @@ def test_the_load_hook_of_the_next_step_still_finds_the_state_of_the_prompt(sim:
     assert sim.saves() == {"taken": 1}
 
 
-def test_a_state_that_was_read_after_a_later_token_is_another_one(sim: Hybrid) -> None:
+def test_a_state_read_after_a_later_token_is_another_one(sim: Hybrid) -> None:
     sim.prompt("a", 10)
     sim.decode()
     sim.state("a")
@@ -113,7 +113,7 @@ def test_a_state_that_was_read_after_a_later_token_is_another_one(sim: Hybrid) -
     assert sim.saves() == {"taken-elsewhere": 1}
 
 
-def test_the_state_of_a_chunk_before_the_last_one_is_another_one(sim: Hybrid) -> None:
+def test_the_state_of_an_earlier_chunk_is_another_one(sim: Hybrid) -> None:
     sim.arrive(Prompt("a", 20))
     sim.step([Chunk("a", 0, 10, first=True)], prompts={"a": 20})
     sim.state("a")
@@ -122,9 +122,7 @@ def test_the_state_of_a_chunk_before_the_last_one_is_another_one(sim: Hybrid) ->
 
 
 @pytest.mark.parametrize("hook", ["save_kv_layer", ""])
-def test_where_it_is_not_known_whether_the_forward_was_over_the_point_is_not_known(
-    sim: Hybrid, hook: str
-) -> None:
+def test_a_forward_that_may_not_be_over_leaves_the_point_open(sim: Hybrid, hook: str) -> None:
     sim.prompt("a", 10)
     sim.state("a", hook=hook)
     sim.ends(True)
@@ -183,7 +181,7 @@ def test_after_a_call_that_may_have_read_more_nothing_is_said(sim: Hybrid, parts
     assert sim.saves() == {"not-observed": 1}
 
 
-def test_a_call_of_the_next_step_that_may_have_read_more_counts_too(sim: Hybrid) -> None:
+def test_a_call_of_the_next_step_that_may_read_more_counts(sim: Hybrid) -> None:
     sim.prompt("a", 10)
     sim.ends(True)
     sim.decode()
@@ -205,7 +203,7 @@ def test_a_step_that_was_not_watched_says_nothing(sim: Hybrid) -> None:
     assert sim.saves() == {"not-observed": 1}
 
 
-def test_a_connector_that_holds_the_blocks_back_may_read_them_later(sim: Hybrid) -> None:
+def test_a_connector_that_holds_blocks_back_may_read_later(sim: Hybrid) -> None:
     sim.prompt("a", 10)
     sim.ends(True)
     sim.open_save("a")
@@ -220,7 +218,7 @@ def test_a_way_that_can_not_be_followed_leaves_it_open(sim: Hybrid) -> None:
     assert sim.saves() == {"not-observed": 1}
 
 
-def test_where_states_of_the_past_are_kept_the_point_is_not_known(tmp_path: Path) -> None:
+def test_where_past_states_are_kept_the_point_is_not_known(tmp_path: Path) -> None:
     sim = Hybrid(tmp_path, state_block=8)
     sim.prompt("a", 10)
     sim.state("a", place=1)
@@ -278,7 +276,7 @@ def test_a_prompt_that_did_not_end_has_no_state_of_its_end(sim: Hybrid) -> None:
     assert sim.book().saves.total == 0
 
 
-def test_the_report_has_the_book_and_one_of_a_model_without_states_has_none(tmp_path: Path) -> None:
+def test_only_a_model_with_states_has_their_book_in_its_report(tmp_path: Path) -> None:
     hybrid, plain = Hybrid(tmp_path / "hybrid"), Sim(tmp_path / "plain", kv_blocks=99)
     hybrid.prompt("a", 10)
     plain.step([Chunk("a", 0, 10, first=True)])

@@ -35,7 +35,7 @@ def saved(sim: Sim, start: int, end: int) -> Sim:
     return sim
 
 
-def test_a_connector_that_keeps_the_window_alone_has_lost_nothing(tmp_path: Path) -> None:
+def test_a_connector_that_keeps_the_window_alone_lost_nothing(tmp_path: Path) -> None:
     sim = saved(windowed(tmp_path), 96, 128)
     first, second = by_pair(sim)
     assert first == {(0, 128): SAVED}

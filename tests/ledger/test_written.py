@@ -70,9 +70,7 @@ def test_a_part_of_the_slots_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [0, ASYNC])
-def test_what_was_seen_to_be_written_is_loaded_whatever_the_metadata_names(
-    tmp_path: Path, flags: int
-) -> None:
+def test_what_was_seen_written_is_loaded_whatever_is_named(tmp_path: Path, flags: int) -> None:
     """Of entries that could not all be read, the ones that could name a part."""
     sim = loading(tmp_path)
     sim.arrive(Prompt("a", 64))
@@ -99,7 +97,7 @@ def test_none_of_the_slots_was_written(tmp_path: Path) -> None:
     assert arrived(sim) == {"NOT_WRITTEN": 96}
 
 
-def test_a_load_that_reads_its_slots_and_writes_none_filled_a_copy(tmp_path: Path) -> None:
+def test_a_load_that_reads_its_slots_without_a_write_is_a_copy(tmp_path: Path) -> None:
     """... whether or not any write of this connector was ever seen; its reads are no stores."""
     sim = loading(tmp_path)
     load(sim)
@@ -123,7 +121,7 @@ def test_a_thread_that_reads_what_it_is_to_load_filled_a_copy(tmp_path: Path) ->
     assert arrived(sim) == {"NOT_WRITTEN": 96}
 
 
-def test_a_load_that_reads_its_slots_and_writes_them_loaded_them(tmp_path: Path) -> None:
+def test_a_load_that_reads_and_writes_its_slots_loaded_them(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     load(sim)
     sim.read("a", 0, 48, hook="start_load_kv")
@@ -141,7 +139,7 @@ def test_a_load_that_reads_its_slots_and_writes_them_loaded_them(tmp_path: Path)
         (Limit.EXCEPTIONS, "start_load_kv", "NOT_WRITTEN"),
     ],
 )
-def test_where_a_load_may_write_out_of_sight_its_reads_say_nothing(
+def test_reads_of_a_load_that_may_write_unseen_say_nothing(
     tmp_path: Path, kind: Limit, hook: str, end: str
 ) -> None:
     sim = loading(tmp_path)
@@ -152,7 +150,7 @@ def test_where_a_load_may_write_out_of_sight_its_reads_say_nothing(
     assert arrived(sim) == {end: 96}
 
 
-def test_slots_that_were_written_when_others_had_them_were_written_too_late(tmp_path: Path) -> None:
+def test_slots_written_when_others_had_them_came_too_late(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     witness(sim)
     sim.give("a", [20, 21, 22, 23], flags=FIRST)
@@ -238,7 +236,7 @@ def test_what_may_have_been_written_out_of_sight_is_not_missing(
     assert alike(sim)[0, 48] in (LOADED, "loaded DECLARED")
 
 
-def test_a_way_of_which_nothing_is_recorded_may_have_loaded_what_is_missing(tmp_path: Path) -> None:
+def test_a_way_without_a_record_may_have_loaded_the_missing(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     witness(sim)
     load(sim)
@@ -256,7 +254,7 @@ def test_slots_that_were_written_in_a_later_step(tmp_path: Path) -> None:
     assert alike(sim)[0, 48] == "load USED_BEFORE READ"
 
 
-def test_slots_that_were_written_in_the_background_before_the_attention(tmp_path: Path) -> None:
+def test_slots_written_in_the_background_before_the_attention(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     step = load(sim)
     sim.write_kv("a", 0, 48, hook="", t=sim.hook_t[0, step, "start_load_kv", ""])
@@ -292,7 +290,7 @@ def test_a_load_step_that_was_not_watched_is_taken_as_declared(tmp_path: Path, w
     assert arrived(sim) == {"LOADED": 96}
 
 
-def test_a_connector_of_which_no_write_was_ever_seen_is_taken_as_declared(tmp_path: Path) -> None:
+def test_a_connector_without_a_seen_write_is_as_declared(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     load(sim)
     sim.finish("a", 64)
@@ -349,7 +347,7 @@ def test_a_load_in_the_background(tmp_path: Path) -> None:
     assert arrived(sim) == {"LOADED": 96}
 
 
-def test_a_load_in_the_background_that_is_reported_as_finished_too_early(tmp_path: Path) -> None:
+def test_a_background_load_reported_as_finished_too_early(tmp_path: Path) -> None:
     """What it wrote at whatever time was taken for loaded, or for KV of somebody else's."""
     sim = loading(tmp_path)
     step = in_background(sim)
@@ -380,7 +378,7 @@ def test_a_load_in_the_background_of_which_nothing_was_written(tmp_path: Path) -
     assert alike(sim) == {(0, 48): "load NOT_WRITTEN READ", (48, 64): REST}
 
 
-def test_a_load_in_the_background_in_steps_that_were_not_watched(tmp_path: Path) -> None:
+def test_a_background_load_in_steps_that_were_not_watched(tmp_path: Path) -> None:
     sim = loading(tmp_path)
     witness(sim)
     sim.watching = int(Flag.STORE)
@@ -423,7 +421,7 @@ def test_a_load_that_was_written_and_asked_for_in_vain(
         (2, 1, 30, "PENDING"),  # hardly ever asked for
     ],
 )
-def test_a_load_by_address_whose_work_is_over_and_that_was_asked_for_in_vain(
+def test_a_load_by_address_that_is_over_and_was_in_vain(
     tmp_path: Path, layers: int, loads: int, steps: int, end: str
 ) -> None:
     sim = loading(tmp_path)
@@ -466,7 +464,7 @@ def test_what_a_window_has_left_is_not_to_be_written(tmp_path: Path) -> None:
     assert arrived(sim) == {"LOADED": 96}
 
 
-def test_a_load_whose_window_has_left_all_of_it_has_nothing_to_write_there(tmp_path: Path) -> None:
+def test_a_load_behind_its_window_has_nothing_to_write_there(tmp_path: Path) -> None:
     sim = windowed(tmp_path, left=3)
     sim.write_kv("a", 0, 48, layers=[0])
     sim.finish("a", 64)

@@ -118,7 +118,7 @@ def test_who_comes_under_somebody_elses_name_is_not_answered(host: str, status: 
         assert ask(port, f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n").split()[1] == status
 
 
-def test_connections_that_say_nothing_take_no_threads_and_a_scrape_is_answered_all_the_same() -> None:
+def test_silent_connections_take_no_threads_nor_stop_a_scrape() -> None:
     with serving(lambda: "text") as port, ExitStack() as stack:
         before = threading.active_count()
         for number in range(300):

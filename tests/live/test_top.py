@@ -112,7 +112,7 @@ def looked(pid: int, *, stood: bool = True, resumed: int | None = None) -> Look:
     return Look(pid, "w.kvt", 20 * 10**9, 36 * 10**9, 5 * 10**9, False, stood, resumed, (thread,))
 
 
-def test_a_hook_that_hangs_is_shown_with_the_bounds_of_its_time_and_its_call(run: Path) -> None:
+def test_a_hook_that_hangs_is_shown_with_its_bounds_and_call(run: Path) -> None:
     workers = [ProcessLook(f"Worker-{pid}", pid, "worker", 46.0, False) for pid in (1, 2, 3, 4)]
     went_on = ProcessLook("Worker-5", 5, "worker", 1.0, False)
     looks = (looked(1), looked(2, stood=False), looked(3, resumed=1), looked(5), looked(6))

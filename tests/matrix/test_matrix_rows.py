@@ -32,7 +32,7 @@ def test_prompts_of_one_seed_are_the_same_each_time() -> None:
     assert [len(one) for one in prompts("a", 4, 8)] == [4, 8]
 
 
-def test_an_engine_is_told_of_its_connector_and_of_the_store_of_its_run() -> None:
+def test_an_engine_is_told_of_its_connector_and_its_runs_store() -> None:
     row = Row("x", "x", (generate("x", 4),), engine={"block_size": 64})
     (args,) = row.engine_args("planted", "model", "/store")
     assert args["block_size"] == 64 and args["model"] == "model" and args["dtype"] == "float32"
@@ -49,7 +49,7 @@ def test_of_several_engines_each_has_its_own_role() -> None:
     assert "role" not in second
 
 
-def test_children_of_a_multi_connector_have_folders_of_their_own() -> None:
+def test_children_of_a_multi_connector_have_their_own_folders() -> None:
     inner = multi(CHUNKS, SHORT)
     children = multi(inner, CHUNKS).options("/store")["kv_connector_extra_config"]["connectors"]
     assert children[1]["kv_connector_extra_config"]["path"] == "/store/1"
@@ -67,7 +67,7 @@ def test_arguments_become_options_of_vllm_serve() -> None:
     ]  # fmt: skip
 
 
-def test_why_something_does_not_run_is_what_the_failing_process_said() -> None:
+def test_why_something_does_not_run_is_what_its_process_said() -> None:
     log = """
 (Worker pid=7) ERROR 11-22 13:12:15 [core.py:1] ValueError: current platform cpu does not support ray.
 (EngineCore pid=8) RuntimeError: Engine core initialization failed. See root cause above.

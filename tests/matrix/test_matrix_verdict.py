@@ -59,7 +59,7 @@ def test_a_planted_fault_must_be_the_first_finding() -> None:
     assert of_kind(ROW, SHORT, RAN, RAN, report("save-lost")).wrong
 
 
-def test_what_was_read_and_is_not_at_rest_is_no_claim_that_it_is() -> None:
+def test_what_was_read_is_no_claim_that_it_is_at_rest() -> None:
     assert numbers({"proved": 3, "read": 2}, 4) == "read, and not at rest"
     assert numbers({"proved": 3, "read": 2}, 5) == "right"
     assert numbers({"proved": 3}, 2) == "too many" and numbers({"read": 3}, 4) == "fewer"
@@ -82,7 +82,7 @@ def test_states_that_are_called_taken_are_those_at_rest() -> None:
     assert with_states(3, taken=2, not_taken=8)[0].startswith("fewer states called taken")
 
 
-def test_a_row_that_does_not_run_untraced_is_no_fault_of_kvtrace() -> None:
+def test_a_row_that_does_not_run_untraced_is_not_our_fault() -> None:
     refused = {"answers": [], "rows": 0, "error": "ValueError: current platform cpu does not support ray."}
     found = of_kind(ROW, CHUNKS, refused, refused, None)
     kept = of_row(ROW, {"healthy": found, "planted": found})

@@ -38,7 +38,7 @@ def test_it_is_fetched_once_and_its_operators_are_declared(
     assert [path.name for path in tmp_path.iterdir()] == ["torchvision"]
 
 
-def test_what_cannot_be_had_leaves_nothing_and_is_said_in_the_row(
+def test_what_cannot_be_had_leaves_nothing_and_its_row_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pip(monkeypatch, 1, "WARNING: x\nERROR: No matching distribution found for torchvision\n")

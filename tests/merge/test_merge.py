@@ -99,7 +99,7 @@ def simple(place: Path, brought: dict[str, str], there_brought: dict[str, str] |
     return merge(there.write(), here.write())
 
 
-def test_the_id_of_a_request_joins_though_its_engine_returned_nothing(tmp_path: Path) -> None:
+def test_a_requests_id_joins_though_its_engine_returned_nothing(tmp_path: Path) -> None:
     (one,) = joined(simple(tmp_path, IDS))
     assert (one.how, one.value) == ("named", "p-1")
 
@@ -130,9 +130,7 @@ def test_what_no_id_joins_stays_alone_and_says_why(tmp_path: Path, brought: dict
 
 
 @pytest.mark.parametrize("ids", [{"remote_request_id": "elsewhere"}, {"transfer_id": "x-1"}])
-def test_two_that_load_from_a_third_are_not_joined_with_each_other(
-    tmp_path: Path, ids: dict[str, str]
-) -> None:
+def test_two_that_load_from_a_third_are_not_joined(tmp_path: Path, ids: dict[str, str]) -> None:
     one, two = pair(tmp_path)
     for engine, ident in ((one, "d-1"), (two, "d-2")):
         engine.role = "kv_both"
@@ -162,7 +160,7 @@ def of_one_client(place: Path, client: str, roles: tuple[str, str] = ("kv_both",
     return merge(there.write(), here.write())
 
 
-def test_the_same_id_of_the_client_joins_the_earlier_with_the_later(tmp_path: Path) -> None:
+def test_the_clients_id_joins_the_earlier_with_the_later(tmp_path: Path) -> None:
     (one,) = joined(of_one_client(tmp_path, "cmpl-7f2e-0"))
     assert (one.there.id, one.here.id, one.how, one.value) == ("e-1", "e-2", "shared", "cmpl-7f2e-0")
 
@@ -203,13 +201,13 @@ def test_hosts_of_the_same_name_have_clocks_of_their_own(tmp_path: Path) -> None
     assert one.sure and 0.49 * SECOND < one.after_ns < 0.51 * SECOND
 
 
-def test_order_between_hosts_is_claimed_beyond_the_uncertainty_only(tmp_path: Path) -> None:
+def test_order_between_hosts_is_claimed_beyond_uncertainty_only(tmp_path: Path) -> None:
     runs = handed_over(tmp_path, Host("h2", "boot-2", 7000 * SECOND))
     assert joined(merge(*runs, error_ms=400))[0].sure
     assert not joined(merge(*runs, error_ms=600))[0].sure
 
 
-def test_a_request_before_its_cause_shows_how_far_clocks_are_off(tmp_path: Path) -> None:
+def test_a_request_before_its_cause_shows_the_clocks_offset(tmp_path: Path) -> None:
     answer = merge(*handed_over(tmp_path, Host("h2", "boot-2", 7000 * SECOND), early=SECOND))
     (one,) = joined(answer)
     assert answer.merged.uncertainty_ns >= 0.5 * SECOND and not one.sure

@@ -104,7 +104,7 @@ def test_no_remedy_is_cut_within_a_sentence(path: Path) -> None:
         assert whole.startswith(said[1]) and (whole == said[1] or said[1].endswith("."))
 
 
-def test_what_was_seen_of_the_first_finding_stands_there_where_it_fits_whole() -> None:
+def test_evidence_of_the_first_finding_stands_where_it_fits() -> None:
     report = recorded(ROOT / "reports" / "vllm-0.32.0-cpu" / "hook-raised.json")
     text = " ".join(shown(report, Screen(120)).split())
     seen = " ".join(report["findings"][0]["evidence"][0].split())
@@ -223,7 +223,7 @@ def process(pid: int, host: str, wall_ns: int, end: str = "open") -> ledger_mode
     return ledger_model.Process(pid, 1, "worker 0", "worker", 0, "worker.kvt", 1, end, True, header)
 
 
-def test_only_a_recording_process_that_is_there_makes_a_run_go_on() -> None:
+def test_only_a_living_recording_process_makes_a_run_go_on() -> None:
     here, now = socket.gethostname(), time.time_ns()
     mine = process(os.getpid(), here, now)
     none = {

@@ -178,7 +178,7 @@ def test_a_report_that_was_altered_is_refused(tmp_path: Path, path: tuple[Any, .
         read_report(file)
 
 
-def test_the_checksum_is_of_what_a_report_says_not_of_how_it_is_written() -> None:
+def test_the_checksum_is_of_what_a_report_says_not_its_form() -> None:
     report = json.loads(VALID)
     turned = {name: report[name] for name in reversed(report)}
     for text in (json.dumps(turned, indent=3), json.dumps(report, ensure_ascii=False)):

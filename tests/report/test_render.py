@@ -62,7 +62,7 @@ def test_profiles_are_named() -> None:
         assert "worker-r0-7-ab.speedscope.json" in page and "speedscope.app" in page
 
 
-def test_the_order_is_verdict_ledgers_pipeline_findings_rule_outs_limits_next() -> None:
+def test_the_parts_stand_in_order_from_the_verdict_to_what_next() -> None:
     for page in (as_text(sample()), as_markdown(sample())):
         spine = (
             "prompt tokens computed here",

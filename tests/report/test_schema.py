@@ -148,7 +148,7 @@ def test_samples_are_valid(report: dict[str, Any]) -> None:
     assert problem(report, SCHEMA) is None
 
 
-def test_every_object_is_closed_and_its_fields_are_described_and_required() -> None:
+def test_objects_are_closed_their_fields_described_and_required() -> None:
     def walk(part: Any, at: str) -> None:
         if not isinstance(part, dict):
             return

@@ -46,7 +46,7 @@ def test_what_is_written_is_read() -> None:
 
 
 @given(code=st.sampled_from(sorted(facts.FACTS)), data=st.data())
-def test_fields_of_any_type_never_raise_and_never_pass_as_another(code: Fact, data: st.DataObject) -> None:
+def test_fields_of_any_type_never_raise_nor_pass_as_another(code: Fact, data: st.DataObject) -> None:
     keys = sorted(facts.FACTS[code]().to_json())
     value = data.draw(st.dictionaries(st.sampled_from(keys) | st.text(), VALUES))
     read = facts.fact_of(code, value)

@@ -112,7 +112,7 @@ def test_any_truncation_point_yields_a_valid_prefix(tmp_path_factory, items, dat
 
 @settings(max_examples=150)
 @given(items=st.lists(item, min_size=1, max_size=12), data=st.data())
-def test_corrupted_bytes_raise_nothing_but_the_readers_own_error(tmp_path_factory, items, data):
+def test_corrupted_bytes_raise_only_the_readers_own_error(tmp_path_factory, items, data):
     path = tmp_path_factory.mktemp("spool") / "a.kvt"
     write(path, items)
     raw = bytearray(path.read_bytes())
@@ -221,7 +221,7 @@ def test_a_failing_write_stops_the_recording_and_is_not_raised(tmp_path):
     assert rows[:, 1].tolist() == list(range(len(rows)))
 
 
-def test_past_the_size_limit_it_says_full_and_past_twice_that_it_stops(tmp_path):
+def test_past_the_size_limit_it_says_full_and_past_twice_stops(tmp_path):
     recorder = Recorder(tmp_path / "a.kvt", HEADER, 64 * 100)
     recorder._ceiling = 64 * 200
     for n in range(400):
@@ -327,7 +327,7 @@ def blocks_of(path: Path, blocks: int = 6, records: int = 5) -> tuple[bytes, int
 
 
 @pytest.mark.parametrize("chunk", [3, 7, 65536])
-def test_a_damaged_block_is_left_out_and_counted_and_the_others_are_read(tmp_path, chunk):
+def test_a_damaged_block_is_counted_and_the_others_are_read(tmp_path, chunk):
     path = tmp_path / "a.kvt"
     raw, start = blocks_of(path)
     size = 6 * 64  # five records and their seal
@@ -343,7 +343,7 @@ def test_a_damaged_block_is_left_out_and_counted_and_the_others_are_read(tmp_pat
         assert spool.info().left_out == 6 and "left out" in spool.info().detail
 
 
-def test_blocks_that_are_missing_twice_or_of_another_spool_are_said(tmp_path):
+def test_blocks_missing_twice_or_of_another_spool_are_said(tmp_path):
     path, other = tmp_path / "a.kvt", tmp_path / "b.kvt"
     raw, start = blocks_of(path)
     size = 6 * 64

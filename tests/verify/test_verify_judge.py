@@ -123,7 +123,7 @@ def test_a_connector_that_keeps_its_promises_fails_nothing(monkeypatch: pytest.M
     } <= proved
 
 
-def test_nothing_that_comes_back_is_a_failure_of_the_transfer_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_nothing_comes_back_only_the_transfer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loses(Connector):
         def save(self, request: Request) -> None:
             pass
@@ -149,7 +149,7 @@ def test_a_key_without_the_salt_gives_to_other_salts_alone(monkeypatch: pytest.M
     assert failed(answers(NoSalt(), monkeypatch)) == {"other-salt"}
 
 
-def test_other_numbers_fail_where_they_are_far_and_not_where_they_are_near(
+def test_other_numbers_fail_only_where_they_are_far(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Altered(Connector):
@@ -196,7 +196,7 @@ def test_other_answers_without_other_numbers_fail(monkeypatch: pytest.MonkeyPatc
     assert "outputs" in failed(answers(Spoils(), monkeypatch))
 
 
-def test_prompts_that_end_with_a_unit_are_a_property_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompts_that_end_with_a_unit_are_their_own_property(monkeypatch: pytest.MonkeyPatch) -> None:
     class Whole(Connector):
         def save(self, request: Request) -> None:
             whole = len(request.tokens) // self.unit * self.unit
@@ -311,7 +311,7 @@ def test_without_a_smaller_one_the_known_case_stays(monkeypatch: pytest.MonkeyPa
     assert shrinker.smallest(of_suite("quick")[1], "a96 ; a96") == ("", "")
 
 
-def test_of_a_pair_every_prompt_is_already_saved_when_the_second_server_is_asked(
+def test_a_pairs_prompts_are_saved_when_the_second_is_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = answers(Connector(), monkeypatch)
@@ -379,7 +379,7 @@ def test_answers_that_were_compared_with_nothing_are_not_proved(monkeypatch: pyt
     assert found["outputs"] is Answer.NOT_OBSERVED
 
 
-def test_the_command_of_a_failure_names_its_property_model_and_store() -> None:
+def test_a_failures_command_names_property_model_and_store() -> None:
     small = Small("ExampleConnector", None)
     options = Options((), "full", store=Path("s"), small=small, seed=1)
     verdict = Verdict(Answer.FAILED, "", case="a96 ; restart a96")

@@ -11,9 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from kvtrace.agent.prints.kept import Kept, Step  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.watch.kept import Kept, Step  # noqa: E402
-from kvtrace.agent.watch.prompts import Filled, Span  # noqa: E402
+from kvtrace.agent.steps.prompts import Filled, Span  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
 from kvtrace.trace.facts import LoadErrors  # noqa: E402
 

@@ -37,7 +37,7 @@ class Side:
         ]
 
 
-def test_a_prompt_goes_to_prefill_first_and_what_it_answers_with_to_decode() -> None:
+def test_a_prompt_goes_to_prefill_then_its_answer_to_decode() -> None:
     prefill, decode = Side("prefill", [], refuses="b"), Side("decode", [])
     requests = [Request("a", [1], 4, leaves=True), Request("b", [2], 4), Request("c", [3], 4)]
     replies = Pair(prefill, decode).ask(requests, 1.0)

@@ -11,6 +11,10 @@ own; :mod:`.stock` has the words of well-known ones), :mod:`.entries` finds requ
 (:mod:`.identify`, :mod:`.numbers`) from what the scheduler knows (:mod:`.step_requests`).
 
 Sources: ``distributed/kv_transfer/kv_connector/v1/*`` of vLLM from 0.8.5 on, LMCache's adapters.
+
+Comes in: a connector's metadata, the step's requests.
+Goes out: ENTRY records: request, direction, positions; or that the step could not be read.
+May not: call anything of the object's own, or change it.
 """
 
 from __future__ import annotations

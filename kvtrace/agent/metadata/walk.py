@@ -139,7 +139,7 @@ class Walk:
         self.parts: list[Part] = []
         self.problems: list[Problem] = []
         self._children = 0
-        self._left = _MOST_VALUES
+        self._values_more = _MOST_VALUES
         self._spoke = False
         """Whether there was anything in which entries could stand."""
 
@@ -219,8 +219,8 @@ class Walk:
         """Takes a record's plain values; returns what is inside it, records of plain values first."""
         deeper: list[tuple[str, Any, Kind]] = []
         for name, value in _with_pairs(fields):
-            self._left -= 1
-            if self._left < 0:
+            self._values_more -= 1
+            if self._values_more < 0:
                 self.problem(context.field, "too much to read")
                 break
             kind = shapes.kind_of(value)

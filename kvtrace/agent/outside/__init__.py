@@ -1,3 +1,6 @@
-"""What a connector's work does outside the process: names and sizes of files, connections, amounts of bytes.
-Comes in: audit events and calls of sockets. Goes out: OUTSIDE records. Nothing of the connector's is opened
-here, and no byte of it is read."""
+"""What a connector's work does outside the process: files, connections, amounts of bytes.
+
+Comes in: audit events and calls of sockets.
+Goes out: OUTSIDE records.
+May not: open what is the connector's, or read a byte of it.
+"""

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from kvtrace.agent.ids import Names, next_call
+from kvtrace.agent.origin import HERE
 from kvtrace.agent.outside import files, sockets
 from kvtrace.agent.outside.files import PLACES, Place, Removal, Wrote
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.agent.watch.origin import HERE
-from kvtrace.agent.watch.records import Names, next_call
 from kvtrace.trace.format import Flag, Kind, Role, Way, pack_head
 from kvtrace.trace.mask import mask_text
 from kvtrace.trace.rows import Outside as Row

@@ -19,9 +19,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from kvtrace.agent.imports import when_imported
+from kvtrace.agent.origin import HERE, origin_here
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.origin import HERE, origin_here
+from kvtrace.agent.wrap.imports import when_imported
 from kvtrace.trace.format import SPOOL_DIR, Way
 
 _MOST_PLACES = 8192

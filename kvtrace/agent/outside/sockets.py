@@ -13,9 +13,9 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.agent import frames
+from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.origin import HERE
+from kvtrace.agent.wrap import frames
 
 _SENDS, _CONNECTS = ("send", "sendall"), ("connect", "connect_ex")
 _ON_THE_WAY = frozenset({errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EALREADY, errno.EISCONN})

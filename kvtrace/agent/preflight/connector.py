@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from kvtrace.agent import config_source
-from kvtrace.agent.connector_facts import does_nothing, resolves
+from kvtrace.agent.code import config_source
+from kvtrace.agent.facts.connector_facts import does_nothing, resolves
 from kvtrace.agent.preflight import rounding, signatures, sources
 from kvtrace.agent.preflight.facts import Asked, Class, Keys
 

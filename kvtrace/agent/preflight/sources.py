@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 
-from kvtrace.agent import config_source, owners
+from kvtrace.agent.code import config_source, owners
 
 _MOST_FILES = 400
 _MOST_CHARACTERS = 16 << 20

@@ -2,8 +2,8 @@
 
 In a watched step (``policy.py``) the calls of ``save_kv_layer``, ``wait_for_save``, ``start_load_kv`` and
 ``wait_for_layer_load`` run watched: tensor operations on the KV caches (``operations.py``), files
-(``files.py``), ways by which KV can leave unseen (``wayout.py``), exceptions that the connector handles
-itself (``swallowed.py``). All other calls pay one attribute check.
+(``outside/opened.py``), ways by which KV can leave unseen (``escapes.py``), exceptions that the
+connector handles itself (``errors/swallowed.py``). All other calls pay one attribute check.
 
 How a call's record is to be read:
 
@@ -31,24 +31,25 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kvtrace.agent import frames, owners
-from kvtrace.agent.connector_facts import does_nothing
-from kvtrace.agent.files import Files
+from kvtrace.agent import limits
+from kvtrace.agent.code import owners
+from kvtrace.agent.errors.swallowed import About, Swallowed
+from kvtrace.agent.facts.connector_facts import does_nothing
+from kvtrace.agent.kv.caches import CACHES
+from kvtrace.agent.origin import HERE, Origin
 from kvtrace.agent.outside.call import Outside
-from kvtrace.agent.prefixes import digest_of
-from kvtrace.agent.site import Site
+from kvtrace.agent.outside.opened import Files
 from kvtrace.agent.state import AGENT, clock
-from kvtrace.agent.swallowed import About, Swallowed
-from kvtrace.agent.watch import limits
-from kvtrace.agent.watch.caches import CACHES
+from kvtrace.agent.steps.prefixes import digest_of
+from kvtrace.agent.watch.escapes import Escapes, works_elsewhere
 from kvtrace.agent.watch.operations import Watch
-from kvtrace.agent.watch.origin import HERE, Origin
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
 from kvtrace.agent.watch.states import STATES, TouchingStates
 from kvtrace.agent.watch.states import Watch as StateWatch
 from kvtrace.agent.watch.work import followed, followed_in_states
-from kvtrace.agent.wayout import WaysOut, works_elsewhere
+from kvtrace.agent.wrap import frames
+from kvtrace.agent.wrap.hooked import Hooked
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
@@ -65,11 +66,11 @@ class _FirstCalls:
     """``left`` is None once the first calls are over."""
 
     def __init__(self, calls: int) -> None:
-        self.left: int | None = calls
+        self.remaining: int | None = calls
 
     def passed(self) -> None:
-        if self.left is not None:
-            self.left = self.left - 1 or None
+        if self.remaining is not None:
+            self.remaining = self.remaining - 1 or None
 
 
 class WatchPoint(NamedTuple):
@@ -87,25 +88,25 @@ class WatchPoint(NamedTuple):
         return all(getattr(holder, attribute) is None for holder, attribute in self.switches)
 
 
-def watch_point(site: Site) -> WatchPoint:
+def watch_point(hooked: Hooked) -> WatchPoint:
     """The watch point of a hook. Of the hooks that copy no KV the first 16 calls are watched, for the
     exceptions that they handle themselves alone (and the registration of the caches for whether it takes
     their addresses); those of the worker also in steps whose saves are watched, for what they copy all the
     same.
     """
-    hook, on_worker = site.hook, site.role == Role.WORKER
+    hook, on_worker = hooked.hook, hooked.role == Role.WORKER
     if hook.watch is hooks.Watch.COPY and on_worker:
         names = ["watch_store" if hook.direction == Flag.STORE else "watch_load"]
         if not hook.layered:
             names.append("watch_after")
         switches: list[tuple[Any, str]] = [(AGENT.worker, name) for name in names]
-        return WatchPoint(tuple(switches), _watched(site, None))
-    if hook.watch is hooks.Watch.CAUGHT and hook.role == site.role:
+        return WatchPoint(tuple(switches), _watched(hooked, None))
+    if hook.watch is hooks.Watch.CAUGHT and hook.role == hooked.role:
         first = _FirstCalls(FIRST_CALLS)
-        switches = [(first, "left")]
+        switches = [(first, "remaining")]
         if on_worker:
             switches += [(AGENT.worker, "watch_store"), (AGENT.worker, "watch_after")]
-        return WatchPoint(tuple(switches), _watched(site, first))
+        return WatchPoint(tuple(switches), _watched(hooked, first))
     return WatchPoint((), _plain)
 
 
@@ -113,21 +114,21 @@ def _plain(connector: Any, method: Callable[..., Any], layer: Any, /, *args: Any
     return method(*args, **kwargs)
 
 
-def _watched(site: Site, first: _FirstCalls | None) -> Callable[..., Any]:
+def _watched(hooked: Hooked, first: _FirstCalls | None) -> Callable[..., Any]:
     @frames.internal
     def watched(connector: Any, method: Callable[..., Any], layer: Any, /, *args: Any, **kwargs: Any) -> Any:
         call = None
         try:
             if first is not None:
                 first.passed()
-            if site.hook is hooks.REGISTER_KV_CACHES:
+            if hooked.hook is hooks.REGISTER_KV_CACHES:
                 _register(kwargs["kv_caches"] if "kv_caches" in kwargs else args[0])
             idle = does_nothing(method) or getattr(method, "__module__", "") == _BASE
             if AGENT.recorder is not None and not idle and not _must_not_watch():
-                call = _Call(site, connector)
+                call = _Call(hooked, connector)
                 call.start(None if layer is None else str(layer), args, kwargs)
         except Exception:
-            AGENT.failed(f"watching {site.hook.name}")
+            AGENT.failed(f"watching {hooked.hook.name}")
         error: BaseException | None = None
         try:
             return method(*args, **kwargs)
@@ -157,24 +158,24 @@ def _must_not_watch() -> bool:
 class _Call:
     """One watched call. Each part is on its own: one that fails takes no other with it."""
 
-    def __init__(self, site: Site, connector: Any) -> None:
-        self._hook = site.hook
-        self._index = site.index
-        self._role = site.role
+    def __init__(self, hooked: Hooked, connector: Any) -> None:
+        self._hook = hooked.hook
+        self._index = hooked.index
+        self._role = hooked.role
         self._layer: str | None = None
         self._block_size = _block_size(connector)
         self._running: list[Any] = []
-        self.outside = Outside(site.index)
+        self.outside = Outside(hooked.index)
         self._cost = 0
-        self._effects = site.hook.watch is hooks.Watch.COPY
-        self._elsewhere = self._role == Role.WORKER and not self._effects and site.hook.in_step
+        self._effects = hooked.hook.watch is hooks.Watch.COPY
+        self._elsewhere = self._role == Role.WORKER and not self._effects and hooked.hook.in_step
         self._watch: Watch | None = None
         self._states: StateWatch | None = None
         self._before: tuple[Any, Origin | None] = None, None
         self._files = Files()
-        self._ways = WaysOut(to_the_end=bool(STATES.layers))
-        self._owner = owners.owner_of(site.index) or owners.register(connector, site.index)
-        self._swallowed = Swallowed(site.hook.name, site.index, site.role, self._owner)
+        self._escapes = Escapes(to_the_end=bool(STATES.layers))
+        self._owner = owners.owner_of(hooked.index) or owners.register(connector, hooked.index)
+        self._swallowed = Swallowed(hooked.hook.name, hooked.index, hooked.role, self._owner)
 
     def start(self, layer: str | None, args: Any, kwargs: Any) -> None:
         began = clock()
@@ -189,7 +190,7 @@ class _Call:
             self._begin(self._files)
         if self._role == Role.WORKER:
             watch = Watch(CACHES, layer, self._block_size)
-            watch.before = self._ways.enough
+            watch.before = self._escapes.enough
             watch.loads = self._hook in hooks.LOADING
             watch.saves = not watch.loads
             if self._begin(watch):
@@ -199,7 +200,7 @@ class _Call:
                 self._states = states
         # The last to begin: what calls back for every call in this thread sees little code of ours.
         if self._effects or self._elsewhere:
-            self._begin(self._ways)
+            self._begin(self._escapes)
         self._begin(self._swallowed)
         self._cost = clock() - began
 
@@ -228,8 +229,8 @@ class _Call:
             except Exception:
                 AGENT.failed(f"watching {self._hook.name}")
         HERE.work, HERE.origin = self._before
-        if self._ways.native:
-            limits.say(Limit.NATIVE, self._ways.native, self._index, self._step())
+        if self._escapes.native:
+            limits.say(Limit.NATIVE, self._escapes.native, self._index, self._step())
         try:
             step = self._step()
             t = clock()
@@ -288,7 +289,7 @@ class _Call:
     def _write_elsewhere(self, step: int, t: int) -> None:
         """Of a hook that is not for copying: what it copied, and work that it handed out of sight."""
         seen = self._slots(Flag.STORE)
-        if not seen and (self._ways.handed_over or self._ways.native):
+        if not seen and (self._escapes.handed_over or self._escapes.native):
             seen = [("", UNKNOWN)]
         if any(slots > 0 for _, slots in seen):
             _seen_to_read.add(self._index)
@@ -303,7 +304,7 @@ class _Call:
         touching = TouchingStates(
             states, self._hook.code, self._index, step, t, AGENT.thread(), self.outside.call
         )
-        alone = self._ways.shut and not works_elsewhere(self._owner, followed_in_states())
+        alone = self._escapes.shut and not works_elsewhere(self._owner, followed_in_states())
         touching.sure = alone and STATES.complete and not (self._watch is None or self._watch.unsure)
         touching.write()
 
@@ -316,11 +317,11 @@ class _Call:
     def _nothing(self) -> int:
         """0 where it is sure that nothing was copied by tensor operations, else -1."""
         watch = self._watch
-        if watch is None or watch.unsure or self._ways.any:
+        if watch is None or watch.unsure or self._escapes.any:
             return UNKNOWN
         if not watch.caches.layers or (self._layer and self._layer not in watch.caches.layers):
             return UNKNOWN  # no KV tensor is known to look at
-        if self._ways.asked and self._index not in _seen_to_read:
+        if self._escapes.asked and self._index not in _seen_to_read:
             return UNKNOWN  # it may have found that all is there
         elsewhere = works_elsewhere(self._owner, followed())
         if elsewhere:

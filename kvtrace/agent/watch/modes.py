@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from kvtrace.agent.watch.memory import Memory
+    from kvtrace.agent.kv.memory import Memory
 
 _ADDRESS = {"data_ptr", "numpy", "__array__", "tolist", "__dlpack__", "untyped_storage", "storage"}
 _ADDRESS |= {"_typed_storage", "share_memory_"}

@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from kvtrace.agent.imports import when_imported
+from kvtrace.agent import limits
+from kvtrace.agent.kv.memory import Memory, NotKnown, Numbered, Ranges, numbers
+from kvtrace.agent.kv.tensors import OWN, is_tensor
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch import limits, modes, nixl
-from kvtrace.agent.watch.memory import Memory, NotKnown, Numbered, Ranges, numbers
-from kvtrace.agent.watch.tensors import OWN, is_tensor
+from kvtrace.agent.watch import modes, nixl
+from kvtrace.agent.wrap.imports import when_imported
 from kvtrace.trace.facts import Limit
 
 Named = Mapping[str, Any]

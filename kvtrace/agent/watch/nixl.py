@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvtrace.agent.watch.late import Late
-from kvtrace.agent.watch.memory import MOST, Memory, NotKnown, Ranges, numbers
+from kvtrace.agent.kv.late import Late
+from kvtrace.agent.kv.memory import MOST, Memory, NotKnown, Ranges, numbers
+from kvtrace.agent.kv.tensors import is_tensor
 from kvtrace.agent.watch.modes import seeing_here
-from kvtrace.agent.watch.tensors import is_tensor
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,9 +3,9 @@
 A ``TorchDispatchMode`` in the calling thread sees every operation that runs. By storage:
 
 - *read*: an input lies in a KV tensor's storage and an output does not. Which slots: those of the view, or
-  what an index picks of it (``access.py``, ``touch.py``). How much: min(elements of the input, elements of
-  the output) x the input's item size, so an index that picks rows counts the rows, and an ``.cpu()`` of what
-  was already picked counts nothing.
+  what an index picks of it (``kv/access.py``, ``kv/touch.py``). How much: min(elements of the input, elements
+  of the output) x the input's item size, so an index that picks rows counts the rows, and an ``.cpu()`` of
+  what was already picked counts nothing.
 - *written*: an argument that the operation's schema calls mutated lies in a KV storage; which slots,
   likewise.
 - *given out*: the memory of a part of a KV tensor was asked for by address (``numpy``, ``data_ptr``, ...
@@ -15,7 +15,7 @@ A ``TorchDispatchMode`` in the calling thread sees every operation that runs. By
 
 What can't be said exactly is not known, never guessed: a custom operation on a KV tensor, or one of torch's
 that makes less of its input in a way that is not in the table. A connector that once took the address of a
-whole KV tensor may copy by it at any time later: it keeps that mark (see ``wayout.py`` for what else can
+whole KV tensor may copy by it at any time later: it keeps that mark (see ``escapes.py`` for what else can
 hide). Functions that a connector compiled with torch.compile may run uncompiled in a watched call.
 
 Nothing here keeps a tensor of the connector's: addresses, sizes and names are numbers and text.
@@ -29,17 +29,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from kvtrace.agent import limits
+from kvtrace.agent.kv.access import READS, WRITES, Access, Table, access_of, pattern_of, view_of
+from kvtrace.agent.kv.caches import Caches, Layer
+from kvtrace.agent.kv.memory import Memory
+from kvtrace.agent.kv.tensors import OWN, is_tensor, tensors
+from kvtrace.agent.kv.touch import Slots, Touch, text_of, together, touched
+from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import clock
-from kvtrace.agent.tracing import set_trace
-from kvtrace.agent.watch import limits
-from kvtrace.agent.watch.access import READS, WRITES, Access, Table, access_of, pattern_of, view_of
-from kvtrace.agent.watch.caches import Caches, Layer
-from kvtrace.agent.watch.memory import Memory
 from kvtrace.agent.watch.modes import OF_THE_VIEW, Modes, of_this_thread
 from kvtrace.agent.watch.native import OPERATIONS, Row, copies_of, watching
-from kvtrace.agent.watch.origin import HERE
-from kvtrace.agent.watch.tensors import OWN, is_tensor, tensors
-from kvtrace.agent.watch.touch import Slots, Touch, text_of, together, touched
+from kvtrace.agent.wrap.tracing import set_trace
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import UNKNOWN
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from kvtrace.agent import limits
 from kvtrace.agent.budget import Sampler
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch import limits
 from kvtrace.trace.config import WATCHES
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import Flag

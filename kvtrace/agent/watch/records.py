@@ -6,10 +6,9 @@ are there: they are asked for at the end of each step, and never waited for.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
-from typing import Any
 
+from kvtrace.agent.ids import Names, next_call
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, Watch
 from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
@@ -19,13 +18,7 @@ _MOST_NAMES = 64
 _MOST_WAITING = 256
 _FLAGS = {READ: Flag.STORE, WRITTEN: Flag.LOAD, GIVEN_OUT: Flag.STORE | Flag.LOAD}
 
-_calls = itertools.count(1)
 _waiting: list[Touching] = []
-
-
-def next_call() -> int:
-    """The running number of a watched call, or of a piece of background work."""
-    return next(_calls)
 
 
 @dataclass
@@ -81,30 +74,6 @@ def settle() -> None:
     """Write what has been waiting and is there by now, in the order of the calls."""
     while _waiting and _waiting[0].watch.settled():
         _waiting.pop(0)._write()
-
-
-class Names:
-    """Ids of the latest texts: layers and hooks that touch the same share one, old ones are forgotten."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._recorder: Any = None
-        self._ids: dict[str, int] = {}
-
-    def id(self, text: str) -> int:
-        recorder = AGENT.live()
-        if recorder is None:
-            return 0
-        if recorder is not self._recorder:
-            self._recorder, self._ids = recorder, {}
-        ident = self._ids.get(text)
-        if ident is None:
-            ident = self._ids[text] = recorder.name(text)
-            if len(self._ids) > self._most:
-                oldest = next(iter(self._ids))
-                del self._ids[oldest]
-                recorder.forget_name(oldest)
-        return ident
 
 
 _NAMES = Names(_MOST_NAMES)

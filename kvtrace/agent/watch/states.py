@@ -13,14 +13,15 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from kvtrace.agent.ids import Names
+from kvtrace.agent.kv.caches import Caches, Layer, layer_of
+from kvtrace.agent.kv.layout import Layout, layout_of
+from kvtrace.agent.kv.memory import Memory, Numbered
+from kvtrace.agent.kv.tensors import OWN, tensors
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.caches import Caches, Layer, layer_of
-from kvtrace.agent.watch.layout import Layout, layout_of
-from kvtrace.agent.watch.memory import Memory, Numbered
 from kvtrace.agent.watch.operations import READ, WRITTEN, Touched
 from kvtrace.agent.watch.operations import Watch as KvWatch
-from kvtrace.agent.watch.records import Names, Touching
-from kvtrace.agent.watch.tensors import OWN, tensors
+from kvtrace.agent.watch.records import Touching
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
 from kvtrace.trace.rows import StatesTouched
 

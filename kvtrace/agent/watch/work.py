@@ -6,13 +6,13 @@ from __future__ import annotations
 import threading
 from types import FrameType
 
-from kvtrace.agent import owners
+from kvtrace.agent.code import owners
+from kvtrace.agent.errors.swallowed import ASYNCIO, EXECUTOR, THREAD, About, Swallowed
+from kvtrace.agent.kv.caches import CACHES
+from kvtrace.agent.origin import HERE, Origin
 from kvtrace.agent.outside.call import Outside
 from kvtrace.agent.state import AGENT, clock, get_ident
-from kvtrace.agent.swallowed import ASYNCIO, EXECUTOR, THREAD, About, Swallowed
-from kvtrace.agent.watch.caches import CACHES
 from kvtrace.agent.watch.operations import Watch
-from kvtrace.agent.watch.origin import HERE, Origin
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
 from kvtrace.agent.watch.states import STATES, TouchingStates

@@ -1,1 +1,6 @@
-"""What several rules have in common: counts, inferences and the words for them."""
+"""What several rules have in common.
+
+Comes in: a case: one run's ledgers.
+Goes out: counts, inferences and the words for them.
+May not: name a cause.
+"""

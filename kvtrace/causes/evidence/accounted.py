@@ -15,7 +15,7 @@ def all_accounted(case: Case) -> bool:
     return not unseen and any(r.saved for r in case.requests) and _BY_DESIGN.issuperset(case.assigned)
 
 
-def all_left(case: Case) -> bool:
+def all_written(case: Case) -> bool:
     """:func:`all_accounted`, and all that was saved was seen to leave the process."""
     saved = [request for request in case.requests if request.saved]
     return all_accounted(case) and all((request.grade or 0) >= Grade.WRITTEN for request in saved)

@@ -36,12 +36,12 @@ def kept(run: Run, engines: Mapping[int, Engine]) -> dict[int, Kept]:
     is not seen, or was lost for another reason than that nobody read it."""
     lost: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
     odd: set[int] = set()
-    for piece in rows(run.pieces):
-        if piece.phase == "decode":
+    for span in rows(run.pieces):
+        if span.phase == "decode":
             continue
-        if piece.grade < Grade.READ or SaveEnd(piece.ended) not in _ROUNDED:
-            odd.add(piece.request)
-        lost[piece.request].append((piece.start, piece.end, piece.pairs, piece.step))
+        if span.grade < Grade.READ or SaveEnd(span.ended) not in _ROUNDED:
+            odd.add(span.request)
+        lost[span.request].append((span.start, span.end, span.pairs, span.step))
     found = {}
     for row, request in enumerate(rows(run.requests)):
         if row not in odd and request.engine in engines and request.computed >= request.prompt:

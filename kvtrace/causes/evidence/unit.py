@@ -24,7 +24,7 @@ _MOST_BLOCKS = 64
 _LEAST_UNNAMED = 16
 """Tokens of a unit that no number names, at least."""
 
-_LEAST_LEFT = 2
+_LEAST_WRITTEN = 2
 """Requests that tell of a unit alone, where others tell otherwise that are less well seen."""
 
 _LEAST_NAME = re.compile(r"(^|_|\.)(min|minimum|least|threshold|align|round|page|portion)", re.IGNORECASE)
@@ -75,7 +75,7 @@ class Sample:
     taken: int | None = None  # how far its prompt was seen to be kept, and no further
     held: int | None = None  # of one that was not kept: how far earlier requests' stores held it
     loaded: bool = False  # as far as held it was loaded or reused: some connectors store nothing behind that
-    left: bool = False  # all that was kept was seen to leave the process, or at rest
+    written: bool = False  # all that was kept was seen to leave the process, or at rest
 
     @property
     def first_chunk_only(self) -> bool:
@@ -184,9 +184,9 @@ def infer_unit(engine: Engine, samples: Sequence[Sample], command: Sequence[str]
         seen = _infer(engine, [*kept, *named], silent, command, unsure_too)
         seen = seen or _infer(engine, kept, silent, command, unsure_too)
         # What was read, and no more, may be read for another reason.
-        left = [sample for sample in kept if sample.left]
-        if not seen and _LEAST_LEFT <= len(left) < len(kept):
-            seen = _infer(engine, left, silent, command, unsure_too)
+        written = [sample for sample in kept if sample.written]
+        if not seen and _LEAST_WRITTEN <= len(written) < len(kept):
+            seen = _infer(engine, written, silent, command, unsure_too)
     if kept and not (seen and _none_fills(seen, silent)):
         seen = _unnamed(kept, silent, held) or _unnamed(kept, silent) or seen
     elif seen and not _none_fills(seen, (), held):
@@ -374,12 +374,12 @@ def _without_stores(fits: list[_Candidate], offered: bool, silent: Sequence[Samp
     if not offered and not silent:
         return None
     known = [fit for fit in fits if fit.related or fit.only]
-    left = [fit for fit in known if all(_below(sample, fit) for sample in silent)]
-    if len(left) == 1:
-        return left[0] if offered or left[0].may_be_unit or left[0].only else None
+    possible = [fit for fit in known if all(_below(sample, fit) for sample in silent)]
+    if len(possible) == 1:
+        return possible[0] if offered or possible[0].may_be_unit or possible[0].only else None
     # Prompts in the metadata with 0 slots: they are rounded to nothing, and less than a
     # block is less than any of the larger units too.
-    return next((fit for fit in left if fit.block), None) if offered else None
+    return next((fit for fit in possible if fit.block), None) if offered else None
 
 
 def _named(candidate: _Candidate, engine: Engine, command: Sequence[str]) -> Unit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence.prompts import ABORTED, nothing_else_explains, offered_of_others, unexplained
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.words import capital, count, of_all, plural
 
 CAUSE = Cause(
@@ -20,11 +20,11 @@ CAUSE = Cause(
 )
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    request = case.requests[piece.request]
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    request = case.requests[span.request]
     if request.status != ABORTED:
         return []
-    return left if nothing_else_explains(case, request) else []
+    return unclaimed if nothing_else_explains(case, request) else []
 
 
 CLAIMS = {Turn.REQUEST: claim}

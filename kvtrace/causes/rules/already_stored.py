@@ -9,7 +9,7 @@ from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
 from kvtrace.causes.evidence.loads import missed_elsewhere
 from kvtrace.causes.evidence.logs import exception_line
 from kvtrace.causes.evidence.prompts import answered, held
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.terms import Grade
 from kvtrace.words import of_all, plural
 
@@ -29,19 +29,19 @@ CAUSE = Cause(
 )
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    if piece.phase == "decode":
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    if span.phase == "decode":
         return []
-    end_held = held(case, case.requests[piece.request])
-    return [(start, min(end, end_held)) for start, end in left if start < end_held]
+    end_held = held(case, case.requests[span.request])
+    return [(start, min(end, end_held)) for start, end in unclaimed if start < end_held]
 
 
-def claim_unread(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim_unread(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Of what the save hook was given and did not read: what an earlier request had saved. The worker
     may well look whether a key is there."""
-    request = case.requests[piece.request]
+    request = case.requests[span.request]
     end_held = kept_before(case, request, Grade.DECLARED)
-    return [(start, min(end, end_held)) for start, end in left if start < end_held]
+    return [(start, min(end, end_held)) for start, end in unclaimed if start < end_held]
 
 
 CLAIMS = {Turn.POSITION: claim, Turn.UNREAD: claim_unread}
@@ -138,5 +138,5 @@ def _words(whole: Sequence[Request], unsure: int) -> tuple[str, str]:
     if whole:
         headline = f"{plural(len(whole), 'prompt')} that the connector holds already {were} computed again"
         return title, headline
-    left = "the connector's store holds them already (what a hit leaves to compute)"
-    return f"{title}: they are what a hit leaves to compute", left
+    headline = "the connector's store holds them already (what a hit leaves to compute)"
+    return f"{title}: they are what a hit leaves to compute", headline

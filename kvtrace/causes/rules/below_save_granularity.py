@@ -10,7 +10,7 @@ from kvtrace.causes.evidence.accounted import all_accounted
 from kvtrace.causes.evidence.paths import short_path
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
 from kvtrace.terms import Grade
 from kvtrace.trace.format import STEP_MASK
@@ -38,14 +38,14 @@ _SIZES = 5
 """Sizes that the evidence lists."""
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    unit = case.units.get(piece.engine)
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    unit = case.units.get(span.engine)
     if unit is None:
         return []
-    request = case.requests[piece.request]
-    engine = case.engines[piece.engine]
-    if piece.phase == "decode":
-        if not case.offers_decode(piece.engine):
+    request = case.requests[span.request]
+    engine = case.engines[span.engine]
+    if span.phase == "decode":
+        if not case.offers_decode(span.engine):
             return []
         aligned = request.computed // unit.value * unit.value
     else:
@@ -55,16 +55,16 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
         reached = engine.decode_entries and request.stored_end >= request.prompt
         if reached and request.taken != aligned:
             return []
-    return [(max(start, aligned), end) for start, end in left if end > aligned]
+    return [(max(start, aligned), end) for start, end in unclaimed if end > aligned]
 
 
-def claim_unread(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim_unread(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Of what the metadata seems to name and was seen not to be read: what does not fill a unit, where the
     unit follows from what was read."""
-    request, unit = case.requests[piece.request], case.units.get(piece.engine)
-    if unit is None or piece.grade < Grade.READ or request.taken != unit.aligned(request.prompt):
+    request, unit = case.requests[span.request], case.units.get(span.engine)
+    if unit is None or span.grade < Grade.READ or request.taken != unit.aligned(request.prompt):
         return []
-    return claim(case, piece, left)
+    return claim(case, span, unclaimed)
 
 
 CLAIMS = {Turn.UNREAD: claim_unread, Turn.POSITION: claim}
@@ -127,8 +127,8 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
 def _lengths(lengths: list[int], short: int, partial: int) -> str:
     """How long the prompts are, and what the unit costs them."""
     if len(lengths) == 1:
-        fate = "less than one unit" if short else "more than one unit; its partial last unit is not stored"
-        return f"the prompt has {plural(lengths[0], 'token')}: {fate}"
+        what = "less than one unit" if short else "more than one unit; its partial last unit is not stored"
+        return f"the prompt has {plural(lengths[0], 'token')}: {what}"
     low, high = min(lengths), max(lengths)
     spread = (
         f"all {count(len(lengths))} prompts here have {plural(low, 'token')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from kvtrace.causes.evidence.logs import log_line, of_engine
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.model import Engine, LogLine
 from kvtrace.words import count, plural
 
@@ -69,8 +69,8 @@ def _says_off(line: LogLine) -> bool:
     return start and bool(_LACKS.search(line.message))
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    return left if reasons(case, case.engines[piece.engine]) else []
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    return unclaimed if reasons(case, case.engines[span.engine]) else []
 
 
 CLAIMS = {Turn.ENGINE: claim}

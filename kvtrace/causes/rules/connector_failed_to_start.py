@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace import mend
 from kvtrace.causes.evidence.hooks import START_HOOKS
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.model import Connector, Engine
 from kvtrace.words import count, listed
 
@@ -31,13 +31,13 @@ def failures(case: Case, engine: Engine) -> list[Connector]:
     return [c for c in case.run.connectors if not c.ok and c.pid in pids]
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    engine = case.engines[piece.engine]
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    engine = case.engines[span.engine]
     failed = failures(case, engine)
     if not failed:
         return []
     dead = engine.connector is None and any(c.role == "scheduler" for c in failed)
-    return left if dead or (not piece.live and any(c.role == "worker" for c in failed)) else []
+    return unclaimed if dead or (not span.live and any(c.role == "worker" for c in failed)) else []
 
 
 CLAIMS = {Turn.ENGINE: claim}

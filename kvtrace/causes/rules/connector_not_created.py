@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence.paths import short_path
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, SaveEnd, Stage, Turn
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, SaveEnd, Stage, Turn
 from kvtrace.ledger.model import Engine
 from kvtrace.words import listed
 
@@ -26,11 +26,11 @@ def scheduler_without(engine: Engine) -> bool:
     return bool(engine.configured) and engine.facts.connector_created is False
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    engine = case.engines[piece.engine]
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    engine = case.engines[span.engine]
     if not engine.configured:
         return []
-    return left if scheduler_without(engine) or not piece.live else []
+    return unclaimed if scheduler_without(engine) or not span.live else []
 
 
 CLAIMS = {Turn.ENGINE: claim}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.words import count, plural
 
 CAUSE = Cause(
@@ -18,15 +18,15 @@ CAUSE = Cause(
 )
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    if piece.phase != "decode":
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    if span.phase != "decode":
         return []
-    return [] if case.offers_decode(piece.engine) else left
+    return [] if case.offers_decode(span.engine) else unclaimed
 
 
-def claim_unread(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim_unread(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """What the metadata seems to name of generated tokens, and was not read, as none of the run was."""
-    return [] if piece.phase != "decode" or case.offers_decode(piece.engine) else left
+    return [] if span.phase != "decode" or case.offers_decode(span.engine) else unclaimed
 
 
 CLAIMS = {Turn.UNREAD: claim_unread, Turn.POSITION: claim}

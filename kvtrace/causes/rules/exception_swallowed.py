@@ -17,7 +17,7 @@ from kvtrace.causes.rule import (
     Cause,
     Event,
     Interval,
-    Piece,
+    LostSpan,
     Results,
     SaveEnd,
     Stage,
@@ -75,9 +75,9 @@ _UNHEARD = frozenset({Limit.EXCEPTIONS, Limit.STEPS, Limit.THREAD, Limit.PROCESS
 _SCHEDULE_HOOKS = ("build_connector_meta", "update_state_after_alloc", "request_finished")
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions without a store entry whose metadata was built in a call that caught an exception."""
-    if not piece.step:
+    if not span.step:
         return []
     at = {
         step
@@ -85,20 +85,20 @@ def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
         if fact.hook == "build_connector_meta" and fact.type not in HARMLESS
         for step, _ in fact.places
     }
-    return left if piece.step in at else []
+    return unclaimed if span.step in at else []
 
 
-def claim_spoiled(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim_read(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions that were read and are not whole at rest, or in nothing that left, of steps in which an
     exception ended work that saves."""
-    if piece.ended not in (SaveEnd.DROPPED, SaveEnd.NOT_AT_REST, SaveEnd.NOTHING_READ):
+    if span.ended not in (SaveEnd.DROPPED, SaveEnd.NOT_AT_REST, SaveEnd.NOTHING_READ):
         return []
-    entries = case.requests[piece.request].entries
-    steps = {piece.step, *(entry.step for entry in entries if entry.slots > 0)}
+    entries = case.requests[span.request].entries
+    steps = {span.step, *(entry.step for entry in entries if entry.slots > 0)}
     for fact in case.run.swallowed:
         at = {step for step, _ in fact.places}
         if _ends_a_save(fact) and (steps & at or 0 in at or _goes_on(fact, max(steps))):
-            return left
+            return unclaimed
     return []
 
 
@@ -108,14 +108,14 @@ def _goes_on(fact: Swallowed, step: int) -> bool:
     return len(fact.places) >= ALL_SAID and fact.places[ALL_SAID - 1][0] <= step
 
 
-def claim_idle(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim_idle(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions of steps whose metadata says nothing readable, in which nothing was read and a save hook
     caught an exception."""
-    steps = set(idle_steps(case, piece))
+    steps = set(idle_steps(case, span))
     for fact in case.run.swallowed:
         ended = fact.hook in SAVE_HOOKS and not fact.went_on and fact.type not in HARMLESS
         if ended and (steps & {step for step, _ in fact.places} or (steps and _not_all_known(case, fact))):
-            return left
+            return unclaimed
     return []
 
 
@@ -124,7 +124,7 @@ def _not_all_known(case: Case, fact: Swallowed) -> bool:
     return len(fact.places) >= ALL_SAID and not any(step in case.read_steps for step, _ in fact.places)
 
 
-CLAIMS = {Turn.STEP: claim, Turn.WORKER: claim_idle, Turn.SPOILED: claim_spoiled}
+CLAIMS = {Turn.STEP: claim, Turn.WORKER: claim_idle, Turn.READ: claim_read}
 
 
 def _all_heard(case: Case) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Request, after_empty, stored_before
-from kvtrace.causes.evidence.accounted import all_left
+from kvtrace.causes.evidence.accounted import all_written
 from kvtrace.causes.evidence.unit import Unit
 from kvtrace.causes.model import Finding
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, of_all, plural
@@ -46,10 +46,10 @@ def taken_for_stored(case: Case, request: Request) -> bool:
     )
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    if piece.phase == "decode":
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    if span.phase == "decode":
         return []
-    return left if taken_for_stored(case, case.requests[piece.request]) else []
+    return unclaimed if taken_for_stored(case, case.requests[span.request]) else []
 
 
 CLAIMS = {Turn.POSITION: claim}
@@ -59,7 +59,7 @@ def rule(case: Case) -> Results:
     victims = case.affected(CAUSE)
     if victims:
         yield _finding(case, victims)
-    elif all_left(case) and not any(_empty_key(case, request) for request in case.requests):
+    elif all_written(case) and not any(_empty_key(case, request) for request in case.requests):
         yield CAUSE.ruled_out(
             f"nothing of {plural(len(case.requests), 'prompt')} that fills a unit was left out"
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvtrace.causes.case import Request
 from kvtrace.causes.evidence.prompts import first_chunk_alone, held, offered_once
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.terms import Grade
 from kvtrace.words import count, of_all, plural
 
@@ -38,16 +38,16 @@ def _left_after_first(case: Case, request: Request) -> bool:
     return wanted > max(request.first_end, held(case, request))
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    request = case.requests[piece.request]
-    if piece.phase == "decode" or not (first_chunk_alone(request) or offered_once(case, request)):
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    request = case.requests[span.request]
+    if span.phase == "decode" or not (first_chunk_alone(request) or offered_once(case, request)):
         return []
-    if case.once(("chunk by chunk", piece.engine), lambda: _any_chunk_by_chunk(case, piece.engine)):
+    if case.once(("chunk by chunk", span.engine), lambda: _any_chunk_by_chunk(case, span.engine)):
         return []
-    if piece.grade >= Grade.READ and (request.grade or Grade.PROVED) < Grade.READ:
+    if span.grade >= Grade.READ and (request.grade or Grade.PROVED) < Grade.READ:
         return []  # of the first chunk the metadata alone speaks, and it is read wrongly
     at = request.stored_end
-    return [(max(start, at), end) for start, end in left if end > at]
+    return [(max(start, at), end) for start, end in unclaimed if end > at]
 
 
 def _any_chunk_by_chunk(case: Case, tag: int) -> bool:

@@ -14,7 +14,7 @@ from kvtrace.causes.rule import (
     Cause,
     Event,
     Interval,
-    Piece,
+    LostSpan,
     Results,
     SaveEnd,
     Stage,
@@ -40,22 +40,22 @@ _STOPPED = ("KeyboardInterrupt", "SystemExit")
 """Somebody stopped the process while a hook ran (Ctrl-C, SIGTERM): no exception of the connector's."""
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions that no metadata was seen to name, of a step in which a save hook raised."""
     raised = {e.step for e in case.run.exceptions if e.hook in SAVE_HOOKS and e.type not in _STOPPED}
-    return left if piece.step and piece.step in raised else []
+    return unclaimed if span.step and span.step in raised else []
 
 
-def claim_spoiled(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim_read(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions that a hook was to read in a step in which it raised, or that were read and never put, where
     a piece of work in the background ended in an exception."""
-    ended = piece.ended in (SaveEnd.DROPPED, SaveEnd.NOT_AT_REST)
+    ended = span.ended in (SaveEnd.DROPPED, SaveEnd.NOT_AT_REST)
     if ended and any(e.hook in BACKGROUND for e in case.run.exceptions):
-        return left
-    return claim(case, piece, left) if piece.ended == SaveEnd.NOTHING_READ else []
+        return unclaimed
+    return claim(case, span, unclaimed) if span.ended == SaveEnd.NOTHING_READ else []
 
 
-CLAIMS = {Turn.STEP: claim, Turn.SPOILED: claim_spoiled}
+CLAIMS = {Turn.STEP: claim, Turn.READ: claim_read}
 
 
 def _remedy(raised: Sequence[HookException]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.standing import evidence, in_hooks, name_of, seconds, worst
+from kvtrace.causes.evidence.stalled import evidence, in_hooks, name_of, seconds, worst
 from kvtrace.causes.rule import FAULT, NOTE, Case, Cause, Results
 from kvtrace.words import listed
 

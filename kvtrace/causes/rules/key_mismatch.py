@@ -39,7 +39,7 @@ CAUSE = Cause(
 
 
 def rule(case: Case) -> Results:
-    again = [row for row in case.run.load_rows if row.saved_before > row.local and row.answer is not None]
+    repeated = [row for row in case.run.load_rows if row.saved_before > row.local and row.answer is not None]
     lost = loads.affected(case, CAUSE)
     if not lost and (never := _never_found(case)):
         yield _unfound(case, never)
@@ -48,9 +48,9 @@ def rule(case: Case) -> Results:
         if apart := loads.missed_elsewhere(case):
             yield CAUSE.not_observed(loads.NOT_COMPARED.format(lookups=plural(len(apart), "lookup")))
             return
-        hits = [row for row in again if (row.answer or 0) > 0]
-        if hits and len(hits) == len(again):
-            whose = of_all(len(hits), len(again), "prompt")
+        hits = [row for row in repeated if (row.answer or 0) > 0]
+        if hits and len(hits) == len(repeated):
+            whose = of_all(len(hits), len(repeated), "prompt")
             yield CAUSE.ruled_out(f"{whose} that this run had saved before, found again by the lookup")
         return
     tokens = loads.tokens(case, lost, CAUSE)
@@ -69,7 +69,7 @@ def rule(case: Case) -> Results:
     yield loads.finding(
         case,
         CAUSE,
-        f"{names} does not find what it saved: {of_all(len(lost), len(again), 'lookup')} of prompts with "
+        f"{names} does not find what it saved: {of_all(len(lost), len(repeated), 'lookup')} of prompts with "
         f"the same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again).",
         evidence=evidence,
         events=[
@@ -161,16 +161,16 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
     total = case.run.loads.total_tokens
     asked = [row for row in case.run.load_rows if row.answer is not None]
     shared = [row for row in asked if row.shared and not row.answer]
-    again = [row for row, _, _ in never if not case.requests[row.request].saved]
+    repeated = [row for row, _, _ in never if not case.requests[row.request].saved]
     evidence = [
         f"step {first.step & STEP_MASK}: {count(kept)} of these {count(first.prompt)} tokens had "
         f"been saved for {by.id}, and the lookup answered 0",
         f"no lookup of this run ever found anything ({plural(len(asked), 'lookup')}, {count(len(shared))} of "
         "prompts that begin like an earlier one)",
     ]
-    if again:
+    if repeated:
         evidence.append(
-            f"{plural(len(again), 'request')} with the same tokens got no store again: what stores knows "
+            f"{plural(len(repeated), 'request')} with the same tokens got no store again: what stores knows "
             "them, and what looks up does not"
         )
     names = listed(c.cls for row, _, _ in never if (c := case.engines[row.engine].connector))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import spoiled
+from kvtrace.causes.evidence import unstored
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -43,7 +43,7 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"The save hooks read other slots than those of {plural(len(hit), 'request')}.",
             evidence=[
-                *spoiled.where(case, CAUSE),
+                *unstored.where(case, CAUSE),
                 "all or some of their slots were never read, and the calls that were to read them read "
                 "others: of no request, or of other positions, requests or layers; what they did read of "
                 "these tokens stands for others",

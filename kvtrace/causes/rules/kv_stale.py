@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import spoiled
+from kvtrace.causes.evidence import unstored
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -31,7 +31,7 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"{plural(len(hit), 'request')} had KV slots read before they were computed, and never after.",
             evidence=[
-                *spoiled.where(case, CAUSE),
+                *unstored.where(case, CAUSE),
                 "the slots were read before the attention of their layer had run in the step that computes "
                 "them, and in no call after it: what was read is what stood there before",
             ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
@@ -28,11 +28,11 @@ def _offers_parts(case: Case, tag: int) -> bool:
     return any(request.stored_end > request.arrived for request in sessions)
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    request = case.requests[piece.request]
-    if piece.phase == "decode" or not request.grown_step or _offers_parts(case, piece.engine):
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    request = case.requests[span.request]
+    if span.phase == "decode" or not request.grown_step or _offers_parts(case, span.engine):
         return []
-    return [(max(start, request.arrived), end) for start, end in left if end > request.arrived]
+    return [(max(start, request.arrived), end) for start, end in unclaimed if end > request.arrived]
 
 
 CLAIMS = {Turn.POSITION: claim}

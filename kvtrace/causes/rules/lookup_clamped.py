@@ -52,8 +52,8 @@ _REMEDY = {
 
 
 def rule(case: Case) -> Results:
-    left = loads.affected(case, CAUSE)
-    if not left:
+    clamped = loads.affected(case, CAUSE)
+    if not clamped:
         offered = [row for row in case.run.load_rows if row.offered]
         if offered and all(row.accepted == row.offered for row in offered):
             took = count(sum(row.offered for row in offered))
@@ -62,22 +62,22 @@ def rule(case: Case) -> Results:
             )
         return
     by_reason: dict[str, list[LoadOf]] = defaultdict(list)
-    for row in left:
+    for row in clamped:
         by_reason[row.clamp].append(row)
-    offered_tokens = sum(row.offered for row in left)
-    tokens = loads.tokens(case, left, CAUSE)
+    offered_tokens = sum(row.offered for row in clamped)
+    tokens = loads.tokens(case, clamped, CAUSE)
     evidence = []
     for reason, rows in sorted(by_reason.items(), key=lambda item: -len(item[1])):
         lost = loads.tokens(case, rows, CAUSE)
         why = _WHY.get(reason, "took fewer than offered; the trace does not say why")
         evidence.append(f"{plural(len(rows), 'request')}, {plural(lost, 'token')}: {why}")
-    first = max(left, key=lambda row: loads.lost_by(row, CAUSE))
+    first = max(clamped, key=lambda row: loads.lost_by(row, CAUSE))
     evidence.append(
         f"{first.id}: offered {count(first.offered)}, accepted {count(first.accepted)} of "
         f"{count(first.prompt)} prompt tokens ({count(first.local)} local)"
     )
     harmless = set(by_reason) <= {FULL_HIT, SUB_BLOCK, FROM_ANOTHER}
-    amount, of = f"{count(tokens)} of {plural(offered_tokens, 'token')}", plural(len(left), "request")
+    amount, of = f"{count(tokens)} of {plural(offered_tokens, 'token')}", plural(len(clamped), "request")
     said = f"The scheduler did not take {amount} that the connector offered ({of})."
     if set(by_reason) == {FROM_ANOTHER}:
         said = f"Another connector loaded {amount} that this one offered as well ({of})."

@@ -36,20 +36,20 @@ def rule(case: Case) -> Results:
     # Where a consumer finds some prompts, the others are taken to be new.
     consumers = [] if found else [row for row in missed if _role(case, row) == "kv_consumer"]
     expected = {row.request for row in consumers}
-    again = [row for row in missed if row.shared > row.local and row.request not in expected]
-    if not consumers and not again:
+    repeated = [row for row in missed if row.shared > row.local and row.request not in expected]
+    if not consumers and not repeated:
         if not loads.missed_elsewhere(case):
             yield CAUSE.ruled_out(_what_was_found(asked, missed, found))
         return
-    evidence = _again(again)
+    evidence = _repeated(repeated)
     if consumers:
         evidence.insert(
             0,
             f"this engine is a kv_consumer: {of_all(len(consumers), len(asked), 'lookup')} found nothing "
             "that another engine had stored",
         )
-    wanting = consumers + again
-    tokens = float(sum(max(row.shared, row.saved_before) - row.local for row in again)) + sum(
+    wanting = consumers + repeated
+    tokens = float(sum(max(row.shared, row.saved_before) - row.local for row in repeated)) + sum(
         row.prompt - row.local for row in consumers
     )
     total = case.run.loads.total_tokens
@@ -87,11 +87,11 @@ def _what_was_found(asked: list[LoadOf], missed: list[LoadOf], found: int) -> st
     return text
 
 
-def _again(again: list[LoadOf]) -> list[str]:
+def _repeated(repeated: list[LoadOf]) -> list[str]:
     """What is known of prompts that begin like an earlier one."""
     evidence = []
-    kept = [row for row in again if row.saved_before > row.local]
-    fresh = [row for row in again if row.saved_before <= row.local]
+    kept = [row for row in repeated if row.saved_before > row.local]
+    fresh = [row for row in repeated if row.saved_before <= row.local]
     if fresh:
         longest = max(row.shared for row in fresh)
         evidence.append(

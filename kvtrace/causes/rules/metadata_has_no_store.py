@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Request, stored_before
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
 from kvtrace.words import count, listed, of_all, plural
 
@@ -28,11 +28,11 @@ CAUSE = Cause(
 )
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    return left
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    return unclaimed
 
 
-CLAIMS = {Turn.REST: claim}
+CLAIMS = {Turn.LAST: claim}
 
 
 def rule(case: Case) -> Results:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence.steps import calls, skipped
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, SaveEnd, Stage, Turn
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, SaveEnd, Stage, Turn
 from kvtrace.causes.rules.stored_nothing import idle_steps
 from kvtrace.versions import since
 from kvtrace.words import count, plural
@@ -30,10 +30,10 @@ CAUSE = Cause(
 )
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions of a step whose metadata says nothing readable, of an engine that never had any bound."""
-    never = case.once(("never bound", piece.engine), lambda: _never_bound(case, piece.engine))
-    return left if never and idle_steps(case, piece) else []
+    never = case.once(("never bound", span.engine), lambda: _never_bound(case, span.engine))
+    return unclaimed if never and idle_steps(case, span) else []
 
 
 def _never_bound(case: Case, tag: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.model import Engine
 from kvtrace.words import listed, plural
 
@@ -23,8 +23,8 @@ def missing(engine: Engine) -> bool:
     return engine.facts.known and engine.configured is None
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    return left if missing(case.engines[piece.engine]) else []
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    return unclaimed if missing(case.engines[span.engine]) else []
 
 
 CLAIMS = {Turn.ENGINE: claim}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence.prompts import nothing_else_explains, offered_of_others, unexplained
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Event, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import capital, count, of_all, plural
 
@@ -27,11 +27,11 @@ CAUSE = Cause(
 )
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    request = case.requests[piece.request]
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    request = case.requests[span.request]
     if not request.preemptions or not request.preempt_step:
         return []
-    return left if nothing_else_explains(case, request) else []
+    return unclaimed if nothing_else_explains(case, request) else []
 
 
 CLAIMS = {Turn.REQUEST: claim}
@@ -51,14 +51,14 @@ def rule(case: Case) -> Results:
             yield CAUSE.ruled_out(f"no preemption of {plural(len(case.requests), 'request')}")
         return
     engine = case.engines[rows[0].engine]
-    again = sum(any(e.step > r.preempt_step for e in r.entries) for r in rows)
+    stored = sum(any(e.step > r.preempt_step for e in r.entries) for r in rows)
     yield case.finding(
         CAUSE,
         f"{capital(of_all(len(rows), len(preempted), 'preempted request'))} lost tokens: they were "
         "computed, preempted, and not offered again.",
         evidence=[
             f"{plural(sum(r.preemptions for r in rows), 'preemption')} of {plural(len(rows), 'request')}; "
-            f"{count(again)} of them got a store entry after it, {count(len(rows) - again)} none",
+            f"{count(stored)} of them got a store entry after it, {count(len(rows) - stored)} none",
             *offered_of_others(case, rows, "preempted"),
             f"at most {engine.facts.max_num_seqs or 0} sequences at once (--max-num-seqs)",
         ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.accounted import all_left
+from kvtrace.causes.evidence.accounted import all_written
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
 from kvtrace.words import count, listed, plural
 
@@ -55,7 +55,7 @@ def rule(case: Case) -> Results:
         return
     several = [engine for engine in case.run.engines if len(engine.workers) > 1]
     # Files that nobody was seen to write may be shared, unless what was saved came to rest on every rank.
-    seen = trust.files_apart or all_left(case)
+    seen = trust.files_apart or all_written(case)
     if several and seen and trust.agreed and trust.agreed == trust.calls:
         yield CAUSE.ruled_out(
             f"no file was written by two ranks for the same layer in all {plural(trust.agreed, 'store call')}"

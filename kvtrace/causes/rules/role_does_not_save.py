@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.model import Finding
-from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, Piece, Results, Stage, Turn
+from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.ledger.model import Connector, Engine
 from kvtrace.words import count, listed
 
@@ -50,8 +50,8 @@ def _saves_nowhere(connector: Connector | None) -> bool:
     return {"save_kv_layer", "wait_for_save"} <= set(connector.noop)
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
-    return left if only_reads(case, case.engines[piece.engine]) else []
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
+    return unclaimed if only_reads(case, case.engines[span.engine]) else []
 
 
 CLAIMS = {Turn.ENGINE: claim}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import spoiled
-from kvtrace.causes.evidence.accounted import all_left
+from kvtrace.causes.evidence import unstored
+from kvtrace.causes.evidence.accounted import all_written
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, SaveEnd, Stage
 from kvtrace.words import count, plural
 
@@ -56,10 +56,10 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"The KV of {plural(len(hit), 'request')} was read, and never reached the store.",
             evidence=[
-                *spoiled.where(case, CAUSE),
+                *unstored.where(case, CAUSE),
                 "nothing came to rest for it, where all else that this connector read accounts for the bytes "
                 "that it wrote",
-                *spoiled.caught_there(case, CAUSE),
+                *unstored.caught_there(case, CAUSE),
             ],
             events=case.events(CAUSE, "read from the KV cache, and no byte came to rest for it"),
             headline="KV that was read never reached the store",
@@ -77,7 +77,7 @@ def rule(case: Case) -> Results:
             events=case.events(CAUSE, "handed over to an asynchronous save that failed"),
             headline="saves failed after they had been handed over",
         )
-    elif case.requests and all(r.saved for r in case.requests) and all_left(case):
+    elif case.requests and all(r.saved for r in case.requests) and all_written(case):
         yield CAUSE.ruled_out(
             f"something of all {plural(len(case.requests), 'prompt')} was saved, and all of that was seen to "
             "leave the process"

@@ -13,7 +13,7 @@ from kvtrace.causes.rule import (
     Case,
     Cause,
     Interval,
-    Piece,
+    LostSpan,
     Results,
     SaveEnd,
     Stage,
@@ -39,19 +39,19 @@ CAUSE = Cause(
 )
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions that no metadata was seen to name, of a request that was read in pieces: a connector that
     takes less of each entry than it names leaves holes."""
-    request = case.requests[piece.request]
-    return left if request.holes and piece.phase != "decode" and piece.grade >= Grade.READ else []
+    request = case.requests[span.request]
+    return unclaimed if request.holes and span.phase != "decode" and span.grade >= Grade.READ else []
 
 
-def claim_partly(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim_partly(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions of a prompt that was read in part, in steps whose metadata is not understood: that it names
     no more is not known."""
-    if piece.phase == "decode" or piece.grade < Grade.READ:
+    if span.phase == "decode" or span.grade < Grade.READ:
         return []
-    return left if _read_unnamed(case, case.requests[piece.request]) else []
+    return unclaimed if _read_unnamed(case, case.requests[span.request]) else []
 
 
 def _read_unnamed(case: Case, request: Request) -> bool:

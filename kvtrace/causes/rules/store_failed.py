@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import spoiled
+from kvtrace.causes.evidence import unstored
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Results, SaveEnd, Stage
@@ -33,8 +33,8 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"The store did not take the KV of {plural(len(hit), 'request')}: it was read, and the put "
             "failed.",
-            evidence=spoiled.caught_there(case, CAUSE)
-            + spoiled.where(case, CAUSE)
+            evidence=unstored.caught_there(case, CAUSE)
+            + unstored.where(case, CAUSE)
             + logs_in(case, (*SAVE_HOOKS, "thread", "executor", "asyncio")),
             events=case.events(CAUSE, "read from the KV cache, and the put failed"),
             headline="the store did not take the KV",

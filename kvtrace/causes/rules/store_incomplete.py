@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import sizes, spoiled
+from kvtrace.causes.evidence import sizes, unstored
 from kvtrace.causes.rule import FAULT, LIMIT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -31,7 +31,7 @@ def rule(case: Case) -> Results:
         yield case.finding(
             CAUSE,
             f"Nothing of {plural(len(hit), 'request')} came to rest: the files that were opened are empty.",
-            evidence=spoiled.where(case, CAUSE) + spoiled.caught_there(case, CAUSE),
+            evidence=unstored.where(case, CAUSE) + unstored.caught_there(case, CAUSE),
             events=case.events(CAUSE, "read from the KV cache, and nothing in the files that were opened"),
             headline="what came to rest is empty",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import sizes, spoiled
+from kvtrace.causes.evidence import sizes, unstored
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Results, SaveEnd, Stage
 from kvtrace.words import plural
 
@@ -31,7 +31,7 @@ def rule(case: Case) -> Results:
             CAUSE,
             f"The connector removed what it had stored of {plural(len(hit), 'request')} before the run "
             "ended. Is that meant?",
-            evidence=spoiled.where(case, CAUSE),
+            evidence=unstored.where(case, CAUSE),
             events=case.events(CAUSE, "it was at rest, and is not any more"),
             headline="KV that was stored is gone by the end of the run",
         )

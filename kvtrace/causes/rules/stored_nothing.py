@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence import spoiled
+from kvtrace.causes.evidence import unstored
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.logs import logs_in
 from kvtrace.causes.model import Finding
@@ -13,7 +13,7 @@ from kvtrace.causes.rule import (
     Case,
     Cause,
     Interval,
-    Piece,
+    LostSpan,
     Results,
     SaveEnd,
     Stage,
@@ -39,23 +39,23 @@ CAUSE = Cause(
 )
 
 
-def idle_steps(case: Case, piece: Piece) -> list[int]:
-    """The steps in which a piece may have been named by metadata that can't be read, and in which nothing was
+def idle_steps(case: Case, span: LostSpan) -> list[int]:
+    """The steps in which a span may have been named by metadata that can't be read, and in which nothing was
     read: its own, and later ones of its request. [] where anything was read in one of them."""
-    unread, last = case.engines[piece.engine].watched_steps, case.requests[piece.request].last_step
-    steps = [step for step in unread if piece.step == step or piece.step < step <= last]
-    if not piece.step or case.read_steps.intersection((piece.step, *steps)):
+    unread, last = case.engines[span.engine].watched_steps, case.requests[span.request].last_step
+    steps = [step for step in unread if span.step == step or span.step < step <= last]
+    if not span.step or case.read_steps.intersection((span.step, *steps)):
         return []
-    if case.requests[piece.request].saved and any(step > last for step in case.read_steps):
+    if case.requests[span.request].saved and any(step > last for step in case.read_steps):
         return []  # it is read after its last step
     return steps
 
 
-def claim(case: Case, piece: Piece, left: list[Interval]) -> list[Interval]:
+def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
     """Positions of a step whose metadata says nothing readable, and in which it was seen that nothing was
     read: the connector decides on the worker, and there nothing was taken. Where others of the step were
     read, the hook does its work, and these were not given to it."""
-    return left if idle_steps(case, piece) else []
+    return unclaimed if idle_steps(case, span) else []
 
 
 CLAIMS = {Turn.WORKER: claim}
@@ -119,13 +119,13 @@ def _finding(case: Case) -> Finding:
 
 def _of_some_layers(case: Case) -> bool:
     """Whether all that was lost so was lost in a part of the layers and ranks."""
-    pieces = [piece for piece, _, _ in spoiled.pieces_of(case, CAUSE)]
-    return all(piece.pairs < case.engines[piece.engine].pairs for piece in pieces)
+    pieces = [span for span, _, _ in unstored.spans_of(case, CAUSE)]
+    return all(span.pairs < case.engines[span.engine].pairs for span in pieces)
 
 
 def _evidence(case: Case) -> list[str]:
     trust = case.run.trust
-    evidence = spoiled.where(case, CAUSE) if _of_some_layers(case) else []
+    evidence = unstored.where(case, CAUSE) if _of_some_layers(case) else []
     if trust.nothing:
         others = f", {count(trust.agreed)} all that the metadata names" if trust.agreed else ""
         evidence.append(
@@ -133,9 +133,9 @@ def _evidence(case: Case) -> list[str]:
             f"layer and rank) read 0 slots of the KV tensor{others}"
         )
     steps = {
-        piece.step
-        for piece, _, _ in case.assigned[CAUSE.id].samples
-        if piece.step in case.engines[piece.engine].watched_steps
+        span.step
+        for span, _, _ in case.assigned[CAUSE.id].samples
+        if span.step in case.engines[span.engine].watched_steps
     }
     if steps:
         evidence.append(

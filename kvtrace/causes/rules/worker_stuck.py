@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvtrace.causes.evidence.standing import evidence, in_hooks, processes, seconds, stood, worst
+from kvtrace.causes.evidence.stalled import evidence, in_hooks, processes, seconds, stalled, worst
 from kvtrace.causes.rule import FAULT, NOTE, Case, Cause, Results
 
 CAUSE = Cause(
@@ -22,7 +22,7 @@ CAUSE = Cause(
 
 
 def rule(case: Case) -> Results:
-    found = list(stood(case))
+    found = list(stalled(case))
     if not found or in_hooks(case):
         return
     found, never = worst(found)

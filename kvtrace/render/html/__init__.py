@@ -1,2 +1,6 @@
-"""The report as one HTML file: ``page.page(report, picture)``. What stands beside it (CSS, JavaScript, the
-charting library) is put into the file: it loads nothing."""
+"""The report as one HTML file: ``page.page(report, picture)``.
+
+Comes in: a report, a picture; CSS, JavaScript and the charting library from beside it.
+Goes out: one file.
+May not: load anything when it is opened.
+"""

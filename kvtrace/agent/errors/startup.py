@@ -1,0 +1,143 @@
+"""Why an engine never came up, in whichever process: a command line that vLLM refuses, a module that is not
+there, an assertion in the engine core, a device that is out of memory. vLLM's own last words are "Engine core
+initialization failed" at best. The exception itself goes on untouched."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from kvtrace.agent.code import foreign, owners
+from kvtrace.agent.state import AGENT
+from kvtrace.agent.wrap import frames
+from kvtrace.trace.facts import StartFailed
+from kvtrace.trace.format import Role
+from kvtrace.trace.mask import mask_text
+
+_OF_WRAPPER = ("init_device", "initialize_from_config")
+_OF_WORKER = ("load_model", "determine_available_memory", "compile_or_warm_up_model")
+COMMAND_LINE, CONFIGURATION, ENGINE_CORE, LLM = "command line", "configuration", "engine core", "LLM"
+_CHECKERS = {"kvtrace", "pydantic", "pydantic_core"}
+_MOST = 500
+
+
+def wrap_parser(module: ModuleType) -> None:
+    """``FlexibleArgumentParser.error``: what vLLM prints as it refuses the command line."""
+    cls = module.FlexibleArgumentParser
+    original = cls.error
+
+    @functools.wraps(original)
+    def error(self: Any, message: Any) -> Any:
+        try:
+            AGENT.set_role(Role.FRONT, "front")
+            said = " ".join(mask_text(str(message)).split())[:_MOST]
+            AGENT.fact(StartFailed(COMMAND_LINE, "", said), Role.FRONT)
+        except Exception:
+            AGENT.failed("error")
+        return original(self, message)
+
+    cls.error = error
+
+
+def wrap_engine_core(module: ModuleType) -> None:
+    _wrap_init(module.EngineCore, ENGINE_CORE, Role.SCHEDULER)
+
+
+def wrap_llm(module: ModuleType) -> None:
+    _wrap_init(module.LLM, LLM, Role.FRONT)
+
+
+def _wrap_init(cls: Any, stage: str, role: Role) -> None:
+    cls.__init__ = _watched(cls.__init__, stage, role)
+
+
+def watch(cls: Any) -> None:
+    """``WorkerWrapperBase``, and the worker that it makes in ``init_device``."""
+    for name in _OF_WRAPPER:
+        original = cls.__dict__.get(name)
+        if original is not None:
+            setattr(cls, name, _watched(original, name))
+
+
+def _watched(original: Any, stage: str, role: Role = Role.WORKER) -> Any:
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = original(*args, **kwargs)
+        except Exception as error:
+            failed(stage, error, role)
+            frames.step_out(error)
+            raise
+        if stage == "init_device":
+            _watch_worker(getattr(args[0], "worker", None))
+        return result
+
+    return wrapper
+
+
+def _watch_worker(worker: Any) -> None:
+    try:
+        for name in _OF_WORKER:
+            method = getattr(worker, name, None)
+            if callable(method) and name not in vars(worker):
+                setattr(worker, name, _watched(method, name))
+    except Exception:
+        AGENT.failed("init_device")
+
+
+def _before_any_request(error: BaseException) -> bool:
+    """Whether the message can hold no content of a user's: no step was planned or executed in this process,
+    and vLLM's own code took part (a user's script may fail by itself, with what it was about to ask)."""
+    if AGENT.scheduler.step or AGENT.worker.latest:
+        return False
+    trace = error.__traceback__
+    while trace is not None:
+        if owners.top(str(trace.tb_frame.f_globals.get("__name__") or "")) == "vllm":
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _of_the_engine(error: BaseException) -> bool:
+    """Whether only vLLM's and torch's code took part, and none of a connector's."""
+    trace = error.__traceback__
+    while trace is not None:
+        name = str(trace.tb_frame.f_globals.get("__name__") or "")
+        inside = ".kv_transfer." in name and not name.endswith(".factory")
+        if inside or not (owners.is_foreign(name) or owners.top(name) in _CHECKERS):
+            return False
+        trace = trace.tb_next
+    return True
+
+
+def failed(stage: str, error: BaseException, role: Role) -> None:
+    """Note what ended a stage of the engine's start. Never raises."""
+    try:
+        AGENT.fact(StartFailed(stage, type(error).__name__, said(error), place(error)), role)
+    except Exception:
+        AGENT.failed(stage)
+
+
+def place(error: BaseException) -> str:
+    """``file.py:12 in function``: the innermost line that is not Python's own, nor of what checks types."""
+    best = ""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        name = owners.top(str(trace.tb_frame.f_globals.get("__name__") or ""))
+        if not (code.co_filename.startswith("<") or name in _CHECKERS or owners.is_stdlib_module(name)):
+            parts = code.co_filename.replace("\\", "/").split("/")
+            best = f"{'/'.join(parts[-2:])}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return best
+
+
+def said(error: BaseException) -> str:
+    """The message of an exception at the engine's start, whole where no request was there yet."""
+    keep = AGENT.keeps_messages or _before_any_request(error) or _of_the_engine(error)
+    text = foreign.of_exception(error, keep, 2000).strip()
+    lines = text.splitlines()
+    if len(lines) > 1 and "validation error" in lines[0]:  # pydantic: the field and what is wrong, below
+        return " ".join(text.split())[:_MOST]
+    return next(iter(lines), "")[:_MOST]  # torch adds paragraphs of advice below its message

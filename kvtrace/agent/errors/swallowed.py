@@ -1,0 +1,356 @@
+"""Exceptions that a connector raises and handles itself during an observed call.
+
+Only the connector's own frames are looked at (see ``code/owners.py``, and ``raises.py`` for how).
+
+Left out: what escapes the hook (that is ``hook-raised``), the cause of an exception that is
+itself reported or escapes, StopIteration and its like, and ordinary control flow:
+KeyError, AttributeError, IndexError, ImportError, ``queue.Empty`` that the same frame handles. Where such a
+one meets a handler for anything at all (``except Exception``) in a hook that saves, and the call reads no KV
+after it, it may be a mistake of the author's: it is written, marked ``broad``.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
+
+from kvtrace.agent import limits
+from kvtrace.agent.code import handlers, owners
+from kvtrace.agent.code.owners import Owner
+from kvtrace.agent.errors import logs, raises
+from kvtrace.agent.errors.raises import Raises, Seen
+from kvtrace.agent.origin import HERE
+from kvtrace.agent.state import AGENT, clock, is_ours, where_raised
+from kvtrace.trace import facts, hooks
+from kvtrace.trace.facts import Limit
+from kvtrace.trace.format import Role
+
+THREAD, EXECUTOR, ASYNCIO = "thread", "executor", "asyncio"
+BACKGROUND = (THREAD, EXECUTOR, ASYNCIO)
+MAX_FACTS = 100
+_MAX_LATEST = 64
+_MAX_TOLD = 64
+_IGNORED = (StopIteration, StopAsyncIteration, GeneratorExit)
+_STOPS = (KeyboardInterrupt, SystemExit)
+_ORDINARY = (KeyError, AttributeError, IndexError, ImportError)
+_SAVING = frozenset(hook.name for hook in hooks.SAVING)
+
+_seen_before: dict[tuple[str, int, str, str], int] = {}
+_observed: dict[tuple[str, int], int] = {}
+_spool: object = None
+
+
+class About(NamedTuple):
+    """The call or work in which exceptions were caught. ``asked_by``: the hook that handed the work over."""
+
+    layer: str | None
+    step: int
+    asked_by: str = ""
+
+
+class Caught(NamedTuple):
+    """One exception; as in :class:`kvtrace.trace.facts.Swallowed`."""
+
+    seen: Seen
+    logged: bool = False
+    went_on: bool | None = None
+    ended: bool | None = None
+
+
+class Swallowed:
+    """``start`` and ``stop`` around one call or piece of work, in its thread.
+
+    Args:
+        hook: name of the hook; one of BACKGROUND for work in the background.
+        index: of the connector.
+    """
+
+    def __init__(self, hook: str, index: int, role: Role, owner: Owner) -> None:
+        self._hook, self._index, self._role = hook, index, role
+        self._owner = owner
+        self._background = hook in BACKGROUND
+        self.raises = Raises(owner, self._see, self._background)
+        self.running = False
+        self._observed_it = False
+        self._logged = 0
+        self._began = 0
+        self._told: dict[int, Seen] = {}
+        self._gone: dict[int, str] = {}
+        """Ids and types of exceptions of which other facts speak."""
+
+    def start(self) -> bool:
+        self._logged = logs.emitted()
+        self._began = self._began or clock()
+        self.running = self.raises.start()
+        self._observed_it |= self.running
+        if not self.running and not raises.ours():
+            limits.say(Limit.EXCEPTIONS, _tracer(), self._index)
+        return self.running
+
+    def stop(self) -> None:
+        self.raises.stop()
+        self.running = False
+
+    def logged(self, error: BaseException) -> bool:
+        """The connector logs an exception: it was caught, also where none of its frames saw it pass."""
+        if len(self._told) < _MAX_TOLD:
+            trace = error.__traceback__
+            where = _place(trace, error, self._owner, self._background) or where_raised(error)
+            self._told[id(error)] = _seen(error, trace, where)
+        return True
+
+    def said_elsewhere(self, error: BaseException) -> None:
+        """Another fact speaks of it."""
+        if len(self._gone) < _MAX_TOLD:
+            self._gone[id(error)] = type(error).__name__
+
+    def report(self, escaped: BaseException | None, about: About) -> None:
+        """Write the facts, after ``stop``, or between two pieces of work.
+
+        Args:
+            escaped: the exception that left the hook, or in which work in the background ended.
+        """
+        if escaped is None and self.raises.none and not self._told:
+            self._began = clock()
+            self._gone.clear()
+            if self._observed_it:
+                self._counted()
+            return
+        ended = escaped if self._background and not _is_a_stop(escaped) else None
+        if self._observed_it or ended is not None:
+            self._counted()
+        for caught in self._caught(escaped):
+            self._write(caught, about)
+        if ended is not None:
+            where = _place(ended.__traceback__, ended, self._owner, True) or where_raised(ended)
+            self._write(Caught(_seen(ended, ended.__traceback__, where), ended=True), about)
+        self._gone.clear()
+        self._began = clock()
+
+    def _see(self, error: BaseException, trace: TracebackType | None) -> Seen | None:
+        """What is written of an exception, should it be caught where it has come to."""
+        where = _place(trace, error, self._owner, self._background)
+        broad = None
+        if where is None and self._hook in _SAVING:
+            where = _broad_place(trace, error, self._owner)
+            broad = where is not None or None
+        return None if where is None else _seen(error, trace, where, broad)
+
+    def _caught(self, escaped: BaseException | None) -> list[Caught]:
+        """What was raised and caught since the last report, and what was logged."""
+        self.raises.forget(escaped)
+        told, self._told = self._told, {}
+        for error in _with_causes(escaped):
+            told.pop(id(error), None)
+        raised = [one for one in self.raises.take() if one.key not in told]
+        found = [
+            Caught(one, one.key in told)
+            for one in (*raised, *told.values())
+            if self._gone.get(one.key) != one.name
+        ]
+        last = {(one.seen.name, one.seen.where): one.seen.t for one in found}
+        timed = [one._replace(went_on=self._went_on(last[one.seen.name, one.seen.where])) for one in found]
+        return [one for one in timed if not (one.seen.broad and one.went_on)]
+
+    def _went_on(self, t: int) -> bool | None:
+        if HERE.did > t:
+            return True
+        return False if HERE.did > self._began and self._hook != ASYNCIO else None
+
+    def _counted(self) -> None:
+        global _spool
+        if _spool is not AGENT.recorder:
+            _spool = AGENT.recorder
+            _seen_before.clear()
+            _observed.clear()
+            _latest.clear()
+        calls = (self._hook, self._index)
+        _observed[calls] = _observed.get(calls, 0) + 1
+
+    def _write(self, caught: Caught, about: About) -> None:
+        seen = caught.seen
+        if _repeated(caught, self._hook):
+            return
+        key = (self._hook, self._index, seen.name, seen.where)
+        count = _seen_before.get(key, 0) + 1
+        if count == 1 and len(_seen_before) >= MAX_FACTS:
+            return
+        _seen_before[key] = count
+        if count > 16 and count & (count - 1):
+            return
+        fact = facts.Swallowed(
+            hook=self._hook,
+            layer=about.layer,
+            step=about.step,
+            connector=self._index,
+            type=seen.name,
+            message=seen.message,
+            where=seen.where,
+            inside=seen.inside if seen.inside != seen.where else "",
+            asked_by=about.asked_by,
+            ended=caught.ended,
+            went_on=caught.went_on,
+            observed_calls=_observed.get((self._hook, self._index), 0),
+            count=count,
+            logged=caught.logged or logs.emitted() > self._logged,
+            broad=seen.broad,
+        )
+        AGENT.fact(fact, self._role)
+
+
+def _seen(error: BaseException, trace: TracebackType | None, where: str, broad: bool | None = None) -> Seen:
+    inside, message = _innermost(trace), AGENT.said(error, trace=trace)
+    return Seen(id(error), type(error).__name__, clock(), where, inside, message, _handed(trace), broad)
+
+
+class _Known(NamedTuple):
+    """An exception that was written at ``t``. ``handed``: it had come from another stack by then."""
+
+    name: str
+    inside: str
+    hook: str
+    t: int
+    handed: bool
+    ended: bool
+    logged: bool
+
+
+_latest: dict[int, _Known] = {}
+
+
+def _repeated(caught: Caught, hook: str) -> bool:
+    """Whether this very exception was written already, by other work that it went through.
+
+    Its id says so only while it lives, and nothing may keep it alive for us. So it must have been seen here
+    when the other was written, or one of the two came from another stack, as out of a future."""
+    seen = caught.seen
+    now = _Known(seen.name, seen.inside, hook, clock(), seen.handed, bool(caught.ended), caught.logged)
+    known = _latest.get(seen.key)
+    if known is not None and known[:2] == now[:2] and known.hook != hook:
+        asked = (known.ended or now.ended) and (known.logged or now.logged)
+        if seen.t <= known.t or known.handed or now.handed or asked:
+            return True
+    _latest[seen.key] = now
+    while len(_latest) > _MAX_LATEST:
+        _latest.pop(next(iter(_latest)), None)
+    return False
+
+
+def _handed(trace: TracebackType | None) -> bool:
+    """Whether it was raised again outside of the calls in which it was raised first."""
+    while trace is not None and trace.tb_next is not None:
+        frame: FrameType | None = trace.tb_next.tb_frame
+        if frame is not trace.tb_frame:  # else: raised again where it was caught
+            frame = trace.tb_next.tb_frame.f_back
+        while frame is not None and frame is not trace.tb_frame and is_ours(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not trace.tb_frame:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _with_causes(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and len(found) < 16:
+        found.append(error)
+        error = error.__cause__
+    return found
+
+
+def _tracer() -> str:
+    """What holds this thread's trace function."""
+    tracer = sys.gettrace()
+    return str(getattr(type(tracer), "__module__", "")) if tracer is not None else "sys.monitoring"
+
+
+def _is_a_stop(error: BaseException | None) -> bool:
+    return isinstance(error, (*_IGNORED, *_STOPS)) or type(error).__name__ == "CancelledError"
+
+
+def _innermost(trace: TracebackType | None) -> str:
+    """The frame that raised it; never a wrapper of ours."""
+    last = None
+    while trace is not None:
+        if last is None or not is_ours(trace.tb_frame.f_code.co_filename):
+            last = trace
+        trace = trace.tb_next
+    return "" if last is None else _place_of(last)
+
+
+def _place_of(trace: Any) -> str:
+    """``folder/file.py:12 in function``."""
+    code = trace.tb_frame.f_code
+    name = "/".join(code.co_filename.replace(chr(92), "/").split("/")[-2:])
+    return f"{name}:{trace.tb_lineno} in {code.co_name}"
+
+
+def _broad_place(trace: TracebackType | None, error: BaseException, owner: Owner) -> str | None:
+    """The frame of the connector's whose handler for anything took an exception; None for any other."""
+    if trace is None or not owner.owns(trace.tb_frame.f_code.co_filename):
+        return None
+    names = [cls.__name__ for cls in type(error).__mro__ if cls not in (Exception, BaseException, object)]
+    return _place_of(trace) if handlers.takes_anything(trace.tb_frame.f_code, trace.tb_lasti, names) else None
+
+
+def _traces(trace: TracebackType | None) -> list[Any]:
+    """The frames that an exception passed, without the executor or event loop that ran them."""
+    traces: list[Any] = []
+    while trace is not None and owners.is_stdlib_file(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    while trace is not None:
+        traces.append(trace)
+        trace = trace.tb_next
+    return traces
+
+
+def _place(trace: TracebackType | None, error: BaseException, owner: Owner, background: bool) -> str | None:
+    """Innermost frame of the connector's; None for ordinary control flow, and for what the
+    connector's code did not itself handle (in the background: what did not pass through it)."""
+    traces = _traces(trace)
+    own = [trace for trace in traces if owner.owns(trace.tb_frame.f_code.co_filename)]
+    if not own or not (background or own[0] is traces[0]):
+        return None
+    deeper = [trace.tb_frame.f_code.co_filename for trace in traces[traces.index(own[0]) + 1 :]]
+    ordinary = isinstance(error, _ORDINARY) or type(error).__name__ == "Empty"
+    if ordinary and all(map(owners.is_stdlib_file, deeper)):
+        return None
+    return _place_of(own[-1])
+
+
+# --- the connector's own threads ----------------------------------------------------------
+
+
+def install_thread_hook() -> None:
+    """Note what ends a thread of the connector's (``threading.excepthook``, chained)."""
+    before = threading.excepthook
+    if hasattr(before, "_kvtrace"):
+        return
+
+    def excepthook(args: Any, /) -> Any:
+        try:
+            _thread_died(args.exc_value)
+        except Exception:
+            AGENT.failed("thread")
+        return before(args)
+
+    excepthook._kvtrace = True  # type: ignore[attr-defined]
+    threading.excepthook = excepthook
+
+
+def _thread_died(error: BaseException | None) -> None:
+    if error is None:
+        return
+    trace = error.__traceback__
+    origin = HERE.origin
+    index = 0 if origin is None else origin.connector
+    while trace is not None and not index:
+        index = owners.index_of(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    if not index:
+        return
+    if HERE.work is not None:
+        HERE.work.said_elsewhere(error)
+    AGENT.exception(THREAD, None, AGENT.worker.step if origin is None else origin.step, index, error)

@@ -1,0 +1,39 @@
+"""The numbers of watched calls, and the ids of texts that many records share."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from kvtrace.agent.state import AGENT
+
+_calls = itertools.count(1)
+
+
+def next_call() -> int:
+    """The running number of a watched call, or of a piece of background work."""
+    return next(_calls)
+
+
+class Names:
+    """Ids of the latest texts: layers and hooks that touch the same share one, old ones are forgotten."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._recorder: Any = None
+        self._ids: dict[str, int] = {}
+
+    def id(self, text: str) -> int:
+        recorder = AGENT.live()
+        if recorder is None:
+            return 0
+        if recorder is not self._recorder:
+            self._recorder, self._ids = recorder, {}
+        ident = self._ids.get(text)
+        if ident is None:
+            ident = self._ids[text] = recorder.name(text)
+            if len(self._ids) > self._most:
+                oldest = next(iter(self._ids))
+                del self._ids[oldest]
+                recorder.forget_name(oldest)
+        return ident

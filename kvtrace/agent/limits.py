@@ -1,0 +1,79 @@
+"""What of a connector's work the watch can't follow: WatchLimits facts, each thing said once.
+
+A read that nobody saw is no proof that nothing was read: with these facts the analysis knows where it must
+say "not observed", and why.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from kvtrace.agent.code import owners
+from kvtrace.agent.origin import origin_here
+from kvtrace.agent.state import AGENT
+from kvtrace.trace import facts
+from kvtrace.trace.facts import Limit
+from kvtrace.trace.format import Role
+
+_MOST_OF_A_KIND = 8
+_MAX_DEPTH = 64
+_MAX_TEXT = 200
+
+_said: dict[tuple[int, Limit], set[str]] = {}
+_spool: object = None
+_lock = threading.Lock()
+
+
+def say(kind: Limit, what: str, index: int = 0, step: int = 0, where: str = "") -> None:
+    """Write it down if it is new. Never raises.
+
+    Args:
+        what: the function, operation, program or thread by name.
+        index: of the connector; 0: the one for which the calling thread works, if it does.
+        step: from which on; 0 with no ``index``: the one for which the calling thread works.
+        where: place in the connector's code; "": that which runs in the calling thread.
+    """
+    try:
+        if AGENT.recorder is None:
+            return
+        hook = ""
+        if not index:
+            origin = origin_here()
+            if origin is None:
+                return
+            step, index, hook = origin[:3]
+        if _new(kind, what[:_MAX_TEXT], index):
+            where = where or _place(index)
+            fact = facts.WatchLimits(index, kind, what[:_MAX_TEXT], where, hook, step)
+            AGENT.fact(fact, Role.WORKER, flush=False)
+    except Exception:
+        AGENT.failed("limits")
+
+
+def _new(kind: Limit, what: str, index: int) -> bool:
+    global _spool
+    with _lock:
+        if _spool is not AGENT.recorder:
+            _spool = AGENT.recorder
+            _said.clear()
+        known = _said.setdefault((index, kind), set())
+        if what in known or len(known) >= _MOST_OF_A_KIND:
+            return False
+        known.add(what)
+        return True
+
+
+def _place(index: int) -> str:
+    """The connector's innermost line that runs in this thread."""
+    owner = owners.owner_of(index)
+    frame = sys._getframe(2)
+    for _ in range(_MAX_DEPTH):
+        if frame is None or owner is None:
+            break
+        name = frame.f_code.co_filename
+        if owner.owns(name):
+            short = "/".join(name.replace("\\", "/").split("/")[-2:])
+            return f"{short}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""

@@ -1,0 +1,425 @@
+"""Fingerprints of KV: whether a load gave back what was computed. PRINTS records.
+
+At the end of a watched step each block that the step filled with prompt tokens is hashed, over all KV
+layers of its group: the bytes as whole numbers, each times a secret odd factor for its place in the block,
+summed with wrap-around; the layers' sums, each times a factor of the layer's, summed again; 63 bits of that
+are kept. It is one number for thousands, and none of them can be got back from it. It is computed where the
+KV lies. On a device that is put behind the step's own work, the numbers are copied aside and read in a later
+step: nothing is waited for, and nothing is done while a CUDA graph is captured.
+
+Of each layer's own sum 21 bits are kept as well (LAYERS), of loaded blocks and of as many computed ones as
+there is room for, where the connector may load at all: they say which layers differ, and where a layer holds
+another one's KV.
+
+Loaded blocks that hold what they held before are hashed again later (``rechecks.py``): REPRINTS records.
+Where some of their layers do, and others not, STAYED records say which.
+
+It costs several times a copy of these blocks, and has an account of its own beside the watch's. What it does
+not allow is left out, and what was not printed is compared with nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kvtrace.agent.budget import Sampler
+from kvtrace.agent.facts import describe
+from kvtrace.agent.kv.caches import CACHES
+from kvtrace.agent.kv.host import aside, event_behind, on_host
+from kvtrace.agent.kv.tensors import OWN, tensors
+from kvtrace.agent.prints.kept import Kept, Step
+from kvtrace.agent.prints.print_records import write_layers, write_prints
+from kvtrace.agent.prints.rechecks import Rechecks
+from kvtrace.agent.state import AGENT, clock
+from kvtrace.agent.steps import graphs
+from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, Prompts, Span
+from kvtrace.trace.format import Flag, Kind
+
+CREDIT = 2_000_000_000
+"""ns of host time that fingerprints may take before they have to keep to the budget."""
+_DEVICE_RATE = 0.01
+"""ns for a byte on a device, on the safe side: the host does not see how long it takes there."""
+_GATHERED = {"cpu": 1 << 18, "cuda": 4 << 20}
+"""Bytes of KV that are hashed at once: what a core's cache holds, and what a device has room for. It takes
+about four times that while it lasts."""
+_LARGEST_BLOCK = 8 << 20
+_MOST_WAITING = 64
+MOST_NUMBERS = 1 << 20
+"""Of single layers that a worker writes, of computed blocks and of loaded ones: 8 MB of its trace, or more
+where a group has few layers."""
+
+
+class _Layer(NamedTuple):
+    """``dim``: which dimension of its tensor counts blocks; ``split``: how many of these make a block of the
+    request's table; ``nbytes``: of such a block."""
+
+    name: str
+    dim: int
+    split: int
+    nbytes: int
+    factor: int
+
+
+class _Planned(NamedTuple):
+    """What is hashed at the end of a step. ``tensors``: the layers'. ``loaded``: requests for which the
+    connector loads -> leading tokens that the step did not compute; None: it is hashed once more."""
+
+    step: int
+    filled: list[Filled]
+    tensors: Mapping[_Layer, Any]
+    loaded: Mapping[str, int] | None
+    spans: Sequence[Span] = ()
+
+
+@dataclass
+class _Waiting:
+    """Fingerprints on their way from a device."""
+
+    planned: _Planned
+    sums: list[Any]
+    event: Any
+
+
+class Prints:
+    """Of this process's worker."""
+
+    def __init__(self) -> None:
+        self._groups: list[list[_Layer]] = []
+        self._sizes: list[int] = []
+        self._prompts = Prompts()
+        self._planned: tuple[int, Any, list[Filled], dict[str, int], list[Span]] | None = None
+        self._rechecks = Rechecks()
+        self._waiting: deque[_Waiting] = deque()
+        self._weights: dict[tuple[Any, int], Any] = {}
+        self._account = Sampler("sampled", 0.0)
+        self._rate = 0.0
+        """ns for a byte; 0.0: nothing was hashed yet."""
+        self._capturing: Any = None
+        self._factors: dict[tuple[Any, int], Any] = {}
+        self._own: list[list[int]] = []
+        """Of each group its layers (numbers) that lie on no other one's bytes; none where the connector
+        never loads."""
+        self._room = [0, 0]
+        """Numbers of single layers that may still be written: of computed blocks, of loaded ones."""
+        self._kept: Kept | None = None
+
+    def open(self, wrapper: Any, kv_cache_config: Any) -> None:
+        """The worker's KV cache is made, and CACHES knows it."""
+        self._groups, self._sizes, self._prompts, self._planned = [], [], Prompts(), None
+        self._waiting.clear()
+        self._rechecks = Rechecks()
+        self._weights.clear()
+        self._factors.clear()
+        self._own, self._room = [], [MOST_NUMBERS, MOST_NUMBERS]
+        config = AGENT.config
+        self._kept = None
+        parallel = describe.get(wrapper, "vllm_config.parallel_config")
+        apart = [getattr(parallel, name, 1) for name in _SPREAD]
+        if config is None or any(isinstance(size, int) and size > 1 for size in apart):
+            return  # a block's tokens are spread over ranks
+        self._account = Sampler(config.watching, config.budget, CREDIT)
+        self._capturing = graphs.capturing_probe()
+        for group in getattr(kv_cache_config, "kv_cache_groups", None) or ():
+            spec = getattr(group, "kv_cache_spec", None)
+            size = getattr(spec, "block_size", 0)
+            layers = [_layer(str(name), config.salt) for name in getattr(group, "layer_names", ())]
+            known = [layer for layer in layers if layer is not None]
+            whole = len(known) == len(layers) > 0 and type(spec).__name__ != "CrossAttentionSpec"
+            self._groups.append(known if whole else [])
+            self._sizes.append(size if whole and isinstance(size, int) else 0)
+        tensors_of = _tensors(wrapper, self._groups) or {}
+        if not tensors_of:
+            self._sizes = []
+        elif config.copies:
+            self._kept = Kept(config.copies, self._groups, self._sizes)
+        for layer, tensor in tensors_of.items():  # now: making them waits for the device
+            self._weights_of(tensor, layer.nbytes)
+            for group in (group for group, layers in enumerate(self._groups) if layer in layers):
+                self._factors_of(group, tensor.device)
+        if describe.get(wrapper, "vllm_config.kv_transfer_config.kv_role") != "kv_producer":
+            self._own = [_lying_apart(layers) for layers in self._groups]
+
+    # --- steps ----------------------------------------------------------------------------
+
+    def plan(self, wrapper: Any, output: Any) -> None:
+        """``execute_model`` is over: note which blocks it filled. They are hashed by :meth:`take`, when the
+        step is over: a draft model still writes KV in between."""
+        self._planned = None
+        if not any(self._sizes):
+            return
+        worker, recorder = AGENT.worker, AGENT.recorder
+        live = recorder is not None and recorder.alive and not recorder.full
+        wanted = live and bool(worker.step) and bool(worker.watched & Flag.STORE)
+        try:
+            filled = self._prompts.scheduled(output, self._sizes, wanted)
+        except Exception:  # the step's own records must not miss it
+            self._sizes = []
+            AGENT.failed("fingerprints")
+            return
+        if filled:
+            self._planned = worker.step, wrapper, filled, _loaded(output), self._prompts.spans
+
+    def drop(self) -> None:
+        """The end of the step was not seen: its blocks may have been given out again."""
+        self._planned = None
+
+    def begins(self, output: Any, step: int) -> None:
+        """A step begins."""
+        if self._rechecks.waiting and step:
+            self._recheck(lambda: self._rechecks.leaving(output))
+            self._rechecks.step = step
+
+    def ends(self) -> None:
+        """The connector was shut down."""
+        if self._rechecks.waiting:
+            self._recheck(self._rechecks.remaining, last=True)
+
+    def take(self) -> None:
+        """Hash what was planned; write what has come from the device since."""
+        planned, self._planned = self._planned, None
+        if planned is not None or self._waiting or (self._kept is not None and self._kept.waiting):
+            self._safely(lambda: self._of_step(planned))
+        if self._rechecks.waiting and any(one.due <= self._rechecks.step for one in self._rechecks.waiting):
+            self._recheck(self._rechecks.due)
+
+    def passed(self, busy: int) -> None:
+        """A step took ``busy`` ns of host time."""
+        self._account.passed(busy)
+
+    def _safely(self, work: Callable[[], None]) -> None:
+        """Never raises."""
+        before, OWN.busy = OWN.busy, True
+        try:
+            if self._capturing is not None and self._capturing():
+                return
+            torch = sys.modules["torch"]
+            with torch._C.DisableTorchFunction(), torch.inference_mode():
+                work()
+        except Exception:
+            self._sizes = []
+            self._waiting.clear()
+            self._rechecks = Rechecks()
+            AGENT.failed("fingerprints")
+        finally:
+            OWN.busy = before
+
+    def _of_step(self, planned: tuple[int, Any, list[Filled], dict[str, int], list[Span]] | None) -> None:
+        self._settle()
+        if planned is None:
+            return
+        step, wrapper, filled, loaded, spans = planned
+        found = _tensors(wrapper, self._groups)
+        if found is not None:
+            self._take(_Planned(step, sorted(filled, key=_group), found, loaded, spans))
+
+    def _recheck(self, which: Callable[[], list[Filled]], last: bool = False) -> None:
+        """``last``: nothing will ask for what is still on its way from a device then."""
+
+        def look() -> None:
+            filled = sorted(which(), key=_group)
+            found = {layer: CACHES.tensor(layer.name) for layers in self._groups for layer in layers}
+            if not filled or any(tensor is None for tensor in found.values()):
+                return
+            if not last or all(on_host(tensor) for tensor in found.values()):
+                self._take(_Planned(self._rechecks.step, filled, found, None))
+
+        self._safely(look)
+
+    def _take(self, planned: _Planned) -> None:
+        began, torch, filled = clock(), sys.modules["torch"], planned.filled
+        of_block = [sum(layer.nbytes for layer in layers) for layers in self._groups]
+        nbytes = sum(len(one.blocks) * of_block[one.group] for one in filled)
+        if not self._account.holds(nbytes * self._rate):
+            return
+        sums = []
+        for group, layers in enumerate(self._groups):
+            blocks = [block for one in filled if one.group == group for block in one.blocks]
+            if blocks:
+                of_layers = self._sums(torch, [(layer, planned.tensors[layer]) for layer in layers], blocks)
+                total = (of_layers * self._factors_of(group, of_layers.device)).sum(1, keepdim=True)
+                sums.append(torch.cat((of_layers, total), dim=1))
+        if self._kept is not None and planned.loaded is not None:
+            self._kept.take(Step(planned.step, filled, planned.spans, planned.loaded, planned.tensors))
+        device = sums[0].device
+        if on_host(sums[0]):
+            self._came(planned, sums)
+        else:
+            copies = [aside(of_group) for of_group in sums]
+            event = event_behind(device)
+            self._waiting.append(_Waiting(planned._replace(tensors={}, spans=()), copies, event))
+            if len(self._waiting) > _MOST_WAITING:
+                self._waiting.popleft()
+        cost = clock() - began
+        if device.type != "cpu":
+            cost = max(cost, round(nbytes * _DEVICE_RATE))
+        self._rate = cost / nbytes if not self._rate else self._rate + (cost / nbytes - self._rate) / 4
+        self._account.spent(cost)
+
+    def _settle(self) -> None:
+        if self._kept is not None:
+            self._kept.settle()
+        while self._waiting and self._waiting[0].event.query():
+            one = self._waiting.popleft()
+            self._came(one.planned, one.sums)
+
+    def _came(self, planned: _Planned, sums: Sequence[Any]) -> None:
+        """``sums``: of each group in ``planned`` int64 of shape (blocks, layers and their total)."""
+        step, filled = planned.step, planned.filled
+        totals = [total for of_group in sums for total in of_group[:, -1].tolist()]
+        if planned.loaded is None:
+            write_prints(step, filled, totals, Kind.REPRINTS)
+            return
+        write_prints(step, filled, totals)
+        self._write_layers(planned, sums)
+        values = [of_block for of_group in sums for of_block in of_group[:, :-1].tolist()]
+        self._rechecks.printed(step, filled, values, planned.loaded, self._sizes)
+        self._rechecks.step = max(self._rechecks.step, step)
+
+    def _write_layers(self, planned: _Planned, sums: Sequence[Any]) -> None:
+        """Of single layers, as far as there is room."""
+        torch, of_group = (
+            sys.modules["torch"],
+            dict(zip(sorted({f.group for f in planned.filled}), sums, strict=True)),
+        )
+        at: dict[int, int] = {}
+        for one in planned.filled if any(self._own) else ():
+            first = at.get(one.group, 0)
+            at[one.group] = first + len(one.blocks)
+            own = self._own[one.group]
+            loaded = min(len(one.blocks), self._loaded_blocks(one, planned.loaded or {}))
+            for kind, low, high in ((1, 0, loaded), (0, loaded, len(one.blocks))):
+                numbers = (high - low) * len(own)
+                if 0 < numbers <= self._room[kind]:
+                    self._room[kind] -= numbers
+                    part = Filled(one.request, one.group, one.first + low, one.blocks[low:high])
+                    layers = [self._groups[one.group][number].name for number in own]
+                    write_layers(
+                        torch,
+                        planned.step,
+                        part,
+                        layers,
+                        of_group[one.group][first + low : first + high, own],
+                    )
+
+    def _loaded_blocks(self, one: Filled, loaded: Mapping[str, int]) -> int:
+        """How many of its first blocks the connector loads, or they were there already."""
+        return max(0, loaded.get(one.request, 0) // self._sizes[one.group] - one.first)
+
+    # --- the hash -------------------------------------------------------------------------
+
+    def _sums(self, torch: Any, layers: Sequence[tuple[_Layer, Any]], blocks: list[int]) -> Any:
+        """int64 of shape (blocks, layers)."""
+        device = layers[0][1].device
+        ids = torch.tensor(blocks, dtype=torch.int64)
+        if device.type != "cpu":
+            ids = ids.pin_memory().to(device, non_blocking=True)
+        sums = torch.zeros((len(blocks), len(layers)), dtype=torch.int64, device=device)
+        for column, (layer, tensor) in enumerate(layers):
+            weights = self._weights_of(tensor, layer.nbytes)
+            whole = tensor.view(_INTEGERS[tensor.element_size()](torch))
+            at_once = max(1, _GATHERED[device.type] // layer.nbytes)
+            for at in range(0, len(blocks), at_once):
+                some = ids[at : at + at_once]
+                count = len(some)
+                if layer.split > 1:
+                    own = torch.arange(layer.split, device=device)
+                    some = (some[:, None] * layer.split + own).reshape(-1)
+                words = whole.index_select(layer.dim, some).movedim(layer.dim, 0).reshape(count, -1)
+                words = words.view(_INTEGERS[_word(layer.nbytes)](torch))
+                sums[at : at + count, column] = (words * weights).sum(1)
+        return sums
+
+    def _factors_of(self, group: int, device: Any) -> Any:
+        """Those of the group's layers, int64 of shape (layers,)."""
+        known = self._factors.get((device, group))
+        if known is None:
+            factors = [layer.factor for layer in self._groups[group]]
+            known = sys.modules["torch"].tensor(factors, dtype=sys.modules["torch"].int64, device=device)
+            self._factors[device, group] = known
+        return known
+
+    def _weights_of(self, tensor: Any, nbytes: int) -> Any:
+        """Secret odd factors for the words of a block, the same in every process of the run."""
+        key = tensor.device, nbytes // _word(nbytes)
+        known = self._weights.get(key)
+        if known is None and AGENT.config is not None:
+            torch = sys.modules["torch"]
+            seed = hashlib.blake2b(b"fingerprints", key=AGENT.config.salt, digest_size=8).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
+            made = torch.randint(-(1 << 63), (1 << 63) - 1, (key[1],), generator=generator, device="cpu")
+            known = self._weights[key] = (made | 1).to(tensor.device)
+        return known
+
+
+PRINTS = Prints()
+
+_ANY_NUMBER = re.compile(r"\d+")
+_SPREAD = ("decode_context_parallel_size", "prefill_context_parallel_size")
+_INTEGERS: dict[int, Any] = {
+    1: lambda torch: torch.int8,
+    2: lambda torch: torch.int16,
+    4: lambda torch: torch.int32,
+    8: lambda torch: torch.int64,
+}
+
+
+def _word(nbytes: int) -> int:
+    """Bytes that are taken as one number."""
+    return 4 if nbytes % 4 == 0 else 2 if nbytes % 2 == 0 else 1
+
+
+def _layer(name: str, salt: bytes) -> _Layer | None:
+    """None where it is not known how blocks lie in its tensor."""
+    known = CACHES.layers.get(name)
+    at = CACHES.block_dim(known) if known is not None else None
+    if known is None or at is None:
+        return None
+    dim, split = at
+    nbytes = known.nbytes // known.shape[dim] * split
+    digest = hashlib.blake2b(name.encode("utf-8", "replace"), key=salt, digest_size=8).digest()
+    factor = int.from_bytes(digest, "little", signed=True) | 1
+    return _Layer(name, dim, split, nbytes, factor) if 0 < nbytes <= _LARGEST_BLOCK else None
+
+
+def _lying_apart(layers: Sequence[_Layer]) -> list[int]:
+    """Of layers on the same bytes only the first."""
+    return [
+        at
+        for at, layer in enumerate(layers)
+        if not any(CACHES.on_the_same(layer.name, other.name) for other in layers[:at])
+    ]
+
+
+def _tensors(wrapper: Any, layers: Sequence[Sequence[_Layer]]) -> dict[_Layer, Any] | None:
+    """The layers' KV tensors; None where one is no longer what it was, or lies on no known device."""
+    context = describe.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
+    found: dict[_Layer, Any] = {}
+    for layer in (layer for group in layers for layer in group):
+        held = tensors(getattr(context.get(layer.name), "kv_cache", None))
+        known = CACHES.layers.get(layer.name)
+        if len(held) != 1 or known is None or tuple(held[0].shape) != known.shape:
+            return None
+        if held[0].device.type not in _GATHERED:
+            return None
+        found[layer] = held[0]
+    return found
+
+
+def _group(filled: Filled) -> int:
+    return filled.group
+
+
+def _loaded(output: Any) -> dict[str, int]:
+    """Requests of a step for which the connector loads -> leading tokens that the step does not compute."""
+    loaded = getattr(output, LOADED_ATTRIBUTE, ())
+    return {
+        new.req_id: new.num_computed_tokens
+        for new in (output.scheduled_new_reqs if loaded else ())
+        if new.req_id in loaded
+    }

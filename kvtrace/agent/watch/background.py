@@ -1,0 +1,447 @@
+"""A connector's work goes on in threads, executors and event loops: the watch goes with it.
+
+Wrapped are the few places of the standard library through which work passes: where it is handed over (there
+the origin is noted) and where it is taken up (there a piece of work begins). A place whose work is nobody's,
+or some other library's, costs one look. Threads that ran before are met at their next item.
+
+The origin is kept beside the work, never in an object that the connector can see: by the identity of a thread
+that starts and of an item in a queue, on the executor's own job object, in the context of an event loop's
+callback. Installed once, never taken out; without a connector in this process nothing is noted.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import CodeType, ModuleType
+from typing import Any
+
+from kvtrace.agent import limits
+from kvtrace.agent.code import owners
+from kvtrace.agent.errors.swallowed import ASYNCIO, EXECUTOR, THREAD
+from kvtrace.agent.origin import HERE, ORIGIN, Origin, origin_here
+from kvtrace.agent.outside import call, files, sockets
+from kvtrace.agent.state import AGENT
+from kvtrace.agent.watch.work import Work, begin, forget, write_all
+from kvtrace.agent.wrap import frames
+from kvtrace.agent.wrap.imports import when_imported
+from kvtrace.trace.facts import Limit
+
+_MOST_ITEMS = 1 << 16
+_MOST_CODES = 4096
+_ATTRIBUTE = "_kvtrace_origin"
+_installed = False
+_on = False
+
+
+def begins() -> None:
+    """A connector is made in this process: from now on work is followed."""
+    global _on
+    install()
+    files.install()
+    sockets.install()
+    call.begins()
+    _on = True
+
+
+def install() -> None:
+    """Idempotent. Modules that are not imported yet are wrapped when they are."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    AGENT.endings.append(write_all)
+    os.register_at_fork(after_in_child=forget)
+    _wrap(threading.Thread, "start", _start)
+    _wrap(threading.Thread, "_bootstrap_inner", _bootstrap)
+    for name, apply in (
+        ("queue", _wrap_queue),
+        ("concurrent.futures.thread", _wrap_executor),
+        ("asyncio.events", _wrap_handle),
+        ("asyncio.queues", _wrap_async_queue),
+        ("subprocess", _wrap_popen),
+        ("multiprocessing.process", _wrap_process),
+    ):
+        when_imported(name, apply)
+
+
+def _wrap(cls: Any, name: str, around: Callable[[Any], Any]) -> None:
+    original = cls.__dict__.get(name)
+    if original is not None and not hasattr(original, "_kvtrace"):
+        wrapper: Any = functools.update_wrapper(around(original), original)
+        wrapper._kvtrace = True
+        setattr(cls, name, wrapper)
+
+
+# --- other processes ---------------------------------------------------------------
+
+
+def _wrap_popen(module: ModuleType) -> None:
+    _wrap(module.Popen, "__init__", _popen)
+
+
+def _popen(original: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _on:
+            command = kwargs.get("args", args[0] if args else "")
+            first = command[0] if isinstance(command, (list, tuple)) and command else command
+            limits.say(Limit.PROCESS, os.path.basename(str(first).split(" ")[0]))
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _wrap_process(module: ModuleType) -> None:
+    _wrap(module.BaseProcess, "start", _process)
+
+
+def _process(original: Any) -> Any:
+    def start(self: Any) -> Any:
+        if _on:
+            limits.say(Limit.PROCESS, str(getattr(self, "name", "")))
+        return original(self)
+
+    return start
+
+
+def _origin() -> Origin | None:
+    """Of the calling thread; never raises."""
+    try:
+        return origin_here() if _on else None
+    except Exception:
+        AGENT.failed("origin")
+        return None
+
+
+# --- threads ------------------------------------------------------------------------------------------
+
+_starting: dict[int, Origin] = {}
+"""id of a thread that was started and does not run yet."""
+
+
+def _start(original: Any) -> Any:
+    def start(self: Any) -> Any:
+        origin = _origin()
+        if origin is not None:
+            _starting[id(self)] = origin
+        try:
+            return original(self)
+        except BaseException:
+            _starting.pop(id(self), None)
+            raise
+
+    return start
+
+
+def _bootstrap(original: Any) -> Any:
+    def _bootstrap_inner(self: Any) -> Any:
+        work = _thread_begins(self) if _on else None
+        try:
+            return original(self)
+        finally:
+            if work is not None:
+                work.stop()
+
+    return _bootstrap_inner
+
+
+def _thread_begins(thread: Any) -> Work | None:
+    try:
+        origin = _starting.pop(id(thread), None)
+        target = getattr(thread, "_target", None) or type(thread).run
+        file = _file_of(target)
+        if getattr(target, "__module__", None) == "concurrent.futures.thread":
+            return None  # its jobs are followed, one by one
+        if origin is None:
+            index = _owner(target)
+            if not index:
+                return None
+            origin = Origin(0, index)
+    except Exception:
+        AGENT.failed("thread")
+        return None
+    return begin(THREAD, origin, file)
+
+
+# --- queues -------------------------------------------------------------------------------------------
+
+_items: dict[tuple[int, int], deque[Origin]] = {}
+"""(id of a queue, id of an item in it) -> for which steps it was put there."""
+
+
+def _wrap_queue(module: ModuleType) -> None:
+    _wrap(module.Queue, "put", _put)
+    _wrap(module.Queue, "get", _get)
+
+
+def _put(original: Any) -> Any:
+    def put(self: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
+        if _on:
+            _note_item(self, item)
+        return original(self, item, *args, **kwargs)
+
+    return put
+
+
+def _note_item(queue: Any, item: Any) -> None:
+    """Of what a hook puts into a queue, or what runs for one alone. A thread may put things back."""
+    work = HERE.work
+    if isinstance(work, Work) and not work.exact:
+        return
+    origin = _origin()
+    if origin is not None:
+        if len(_items) >= _MOST_ITEMS:
+            _items.clear()  # queues that were thrown away with what was in them
+        _items.setdefault((id(queue), id(item)), deque()).append(origin)
+
+
+def _get(original: Any) -> Any:
+    def get(self: Any, *args: Any, **kwargs: Any) -> Any:
+        work = _asks(id(self)) if _on else None
+        try:
+            item = original(self, *args, **kwargs)
+        except BaseException as error:
+            frames.step_out(error)
+            raise
+        if work is not None or _items:
+            _got(work, self, item)
+        return item
+
+    return get
+
+
+def _asks(queue: int) -> Work | None:
+    """The calling thread wants its next item; the work that it is in, if it is followed."""
+    try:
+        work = HERE.work
+        if isinstance(work, Work):
+            work.asks(queue)
+            return work
+        if work is None:
+            caller = sys._getframe(2)
+            index = _owner_of_code(caller.f_code)
+            if index and threading.current_thread() is not threading.main_thread() and not _in_hook(caller):
+                return begin(THREAD, Origin(0, index), caller.f_code.co_filename)
+    except Exception:
+        AGENT.failed("queue")
+    return None
+
+
+def _in_hook(caller: Any) -> bool:
+    return frames.innermost(caller) is not None
+
+
+def _take_item(queue: Any, item: Any) -> Origin | None:
+    noted = _items.get((id(queue), id(item)))
+    if not noted:
+        return None
+    origin = noted.popleft()
+    if not noted:
+        _items.pop((id(queue), id(item)), None)
+    return origin
+
+
+def _got(work: Work | None, queue: Any, item: Any) -> None:
+    try:
+        origin = _take_item(queue, item)
+        if work is not None:
+            work.got(id(queue), origin, sys._getframe(2))
+    except Exception:
+        AGENT.failed("queue")
+
+
+# --- executors ----------------------------------------------------------------------------------------
+
+
+def _wrap_executor(module: ModuleType) -> None:
+    job = getattr(module, "_WorkItem", None)
+    if job is not None:
+        _wrap(job, "__init__", _job_made)
+        _wrap(job, "run", _job_runs)
+
+
+def _job_made(original: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        origin = _origin() if _on else None
+        if origin is not None:
+            setattr(self, _ATTRIBUTE, origin)
+
+    return __init__
+
+
+def _job_runs(original: Any) -> Any:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        work = _job_begins(self) if _on else None
+        if work is None:
+            return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            work.stop(getattr(getattr(self, "future", None), "_exception", None))
+
+    return run
+
+
+def _job_begins(job: Any) -> Work | None:
+    try:
+        function = getattr(job, "fn", None)
+        origin = getattr(job, _ATTRIBUTE, None)
+        if origin is None:
+            index = _owner(function)
+            if not index:
+                return None
+            origin = Origin(0, index)
+        file = _file_of(function)
+    except Exception:
+        AGENT.failed("executor")
+        return None
+    return begin(EXECUTOR, origin, file, exact=True)
+
+
+# --- event loops --------------------------------------------------------------------------------------
+
+
+def _wrap_handle(module: ModuleType) -> None:
+    _wrap(module.Handle, "__init__", _handle_made)
+    _wrap(module.Handle, "_run", _handle_runs)
+
+
+def _wrap_async_queue(module: ModuleType) -> None:
+    _wrap(module.Queue, "put_nowait", _put)
+    _wrap(module.Queue, "get_nowait", _async_get)
+
+
+def _handle_made(original: Any) -> Any:
+    def __init__(self: Any, callback: Any, args: Any, loop: Any, context: Any = None) -> None:
+        original(self, callback, args, loop, context)
+        if context is None and _on:
+            # The context is a copy of the caller's, made just now: nobody else has it.
+            origin = _origin()
+            if origin is not None and self._context.get(ORIGIN) != origin:
+                self._context.run(ORIGIN.set, origin)
+
+    return __init__
+
+
+def _handle_runs(original: Any) -> Any:
+    def _run(self: Any) -> Any:
+        work = _step_begins(self) if _on else None
+        if work is None:
+            return original(self)
+        callback = self._callback
+        try:
+            return original(self)
+        finally:
+            work.stop(_end_of(callback), work.exact and _is_over(callback))
+
+    return _run
+
+
+def _step_begins(handle: Any) -> Work | None:
+    try:
+        task = getattr(handle._callback, "__self__", None)
+        coroutine = getattr(task, "get_coro", _nothing)()
+        origin = handle._context.get(ORIGIN)
+        if origin is None:
+            index = _owner(coroutine if coroutine is not None else handle._callback)
+            if not index:
+                return None
+            origin = Origin(0, index)
+        exact = coroutine is None or _not_begun(coroutine)
+        if not exact:
+            origin = origin.unless_after(origin.step + 1)
+        file = _file_of(coroutine if coroutine is not None else handle._callback)
+    except Exception:
+        AGENT.failed("asyncio")
+        return None
+    return begin(ASYNCIO, origin, file, exact)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _not_begun(coroutine: Any) -> bool:
+    frame = getattr(coroutine, "cr_frame", None)
+    return frame is not None and frame.f_lasti < 0
+
+
+def _is_over(callback: Any) -> bool:
+    """Whether nothing of it is left: no task, or one that has ended."""
+    task: Any = getattr(callback, "__self__", None)
+    return getattr(task, "get_coro", None) is None or bool(task.done())
+
+
+def _end_of(callback: Any) -> BaseException | None:
+    """The exception in which a task ended in this step."""
+    task: Any = getattr(callback, "__self__", None)
+    if getattr(task, "get_coro", None) is None or not task.done():
+        return None
+    error: BaseException | None = getattr(task, "_exception", None)
+    return error
+
+
+def _async_get(original: Any) -> Any:
+    def get_nowait(self: Any) -> Any:
+        try:
+            item = original(self)
+        except BaseException as error:
+            frames.step_out(error)
+            raise
+        if _items:
+            try:
+                origin = _take_item(self, item)
+                work = HERE.work
+                if origin is not None and isinstance(work, Work):
+                    work.got(id(self), origin, None)
+            except Exception:
+                AGENT.failed("asyncio")
+        return item
+
+    return get_nowait
+
+
+# --- whose function -----------------------------------------------------------------------------------
+
+_codes: dict[CodeType, tuple[int, int]] = {}
+"""Code -> (state of the owners, index of the connector whose it is, 0 for none)."""
+
+
+def _code_of(function: Any) -> CodeType | None:
+    for _ in range(8):
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif hasattr(function, "__func__"):
+            function = function.__func__
+        else:
+            break
+    for name in ("__code__", "cr_code", "gi_code"):
+        code = getattr(function, name, None)
+        if isinstance(code, CodeType):
+            return code
+    code = getattr(type(function).__dict__.get("__call__"), "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def _file_of(function: Any) -> str:
+    code = _code_of(function)
+    return "" if code is None else code.co_filename
+
+
+def _owner(function: Any) -> int:
+    code = _code_of(function)
+    return 0 if code is None else _owner_of_code(code)
+
+
+def _owner_of_code(code: CodeType) -> int:
+    known = _codes.get(code)
+    if known is None or known[0] != owners.generation():
+        if len(_codes) >= _MOST_CODES:
+            _codes.clear()
+        known = _codes[code] = owners.generation(), owners.index_of(code.co_filename)
+    return known[1]

@@ -1,0 +1,50 @@
+"""What several causes say of KV that was read and is not in the store as it should be."""
+
+from __future__ import annotations
+
+from kvtrace.causes.case import Case, LostSpan
+from kvtrace.causes.cause import Cause
+from kvtrace.causes.evidence.logs import exception_line
+from kvtrace.ledger.model import Swallowed
+from kvtrace.trace.format import STEP_MASK
+from kvtrace.words import count, listed, plural
+
+MAX_EXCEPTIONS = 3
+
+
+def spans_of(case: Case, cause: Cause) -> list[tuple[LostSpan, int, int]]:
+    """The positions that a cause took, each with the span that they are of; the first few of a long run."""
+    assigned = case.assigned.get(cause.id)
+    return assigned.samples if assigned else []
+
+
+def where(case: Case, cause: Cause) -> list[str]:
+    """How much of these requests, in how many (layer, rank) pairs and in which steps."""
+    pieces = spans_of(case, cause)
+    hit = case.affected(cause)
+    if not pieces or not hit:
+        return []
+    tokens = case.tokens(cause)
+    whole = sum(request.computed for request in hit)
+    pairs = sorted({span.pairs for span, _, _ in pieces})
+    of = max(case.engines[request.engine].pairs for request in hit)
+    steps = sorted({span.step & STEP_MASK for span, _, _ in pieces if span.step})
+    parts = [f"{count(tokens)} of {plural(whole, 'token')} of {plural(len(hit), 'request')}"]
+    spread = count(pairs[0]) if len(pairs) == 1 else f"{count(pairs[0])} to {count(pairs[-1])}"
+    parts.append(f"in {spread} of {plural(of, '(layer, rank) pair')}")
+    if steps:
+        parts.append(f"computed in step{'s' if len(steps) > 1 else ''} {listed(map(str, steps), 6)}")
+    return [", ".join(parts)]
+
+
+def caught_there(case: Case, cause: Cause) -> list[str]:
+    """Exceptions of the steps in which these positions were computed or stored, or of no known step."""
+    steps = {span.step for span, _, _ in spans_of(case, cause)}
+    steps |= {entry.step for request in case.affected(cause) for entry in request.entries if entry.slots > 0}
+    facts = [fact for fact in case.run.swallowed if _at(fact, steps)]
+    facts.sort(key=lambda fact: -fact.count)
+    return [exception_line(fact) for fact in facts[:MAX_EXCEPTIONS]]
+
+
+def _at(fact: Swallowed, steps: set[int]) -> bool:
+    return not fact.went_on and (not fact.step or any(step in steps for step, _ in fact.places))
