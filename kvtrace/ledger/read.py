@@ -43,6 +43,7 @@ from kvtrace.ledger.states.follow import book_of_states
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
+from kvtrace.ledger.values import without_collector
 from kvtrace.trace import facts, rows
 from kvtrace.trace.facts import Limit, WatchLimits
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
@@ -53,6 +54,7 @@ _CHUNKS_SHOWN = 16
 _Files: TypeAlias = tuple[RunFile, RestFile]
 
 
+@without_collector()
 def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     """Read every spool of a run and build the tables and the ledgers.
 

@@ -37,7 +37,7 @@ _MAX_TEXT = 1 << 24
 _MOST_AT_ONCE = 64
 _NAME, _BYTES, _TRAILER = int(Kind.NAME), int(Kind.BYTES), int(Kind.TRAILER)
 _KINDS = np.arange(256)
-_IS_BAD = (_KINDS == Kind.END) | (_KINDS > max(Kind))
+_IS_BAD = (_KINDS == Kind.END) | (max(Kind) < _KINDS)
 _IS_TEXT = np.isin(_KINDS, (Kind.NAME, Kind.FACT, Kind.BYTES, Kind.TRAILER))
 _IS_FIXED = ~np.isin(_KINDS, (Kind.NAME, Kind.FACT, Kind.BYTES, Kind.SEAL))
 
@@ -169,8 +169,8 @@ class Spool:
         self._read(whole=whole and not losses and self._pending is None)
 
     def again(self, info: SpoolInfo, records: int = 16384) -> Iterator[Records]:
-        """What :meth:`chunks` gave (``bare=False``) when it read as far as `info` says, without looking at the
-        checksums of what is known to be whole.
+        """What :meth:`chunks` gave (``bare=False``) when it read as far as `info` says; the checksums of what
+        is known to be whole are not looked at again.
 
         Raises:
             SpoolError: the file vanished or a read failed.
@@ -216,7 +216,7 @@ class Spool:
             self._damaged(losses.damage)
 
     def _digest(self, table: Records) -> tuple[Records, NDArray[np.bool_], bool]:
-        """Texts of a chunk go to names and facts; the chunk as far as it is good, and which of it is the rest.
+        """Texts of a chunk go to names and facts; the chunk as far as it is good, and which of it is no text.
 
         Stops at the first END record or at damage; the last value says so.
         """
