@@ -360,7 +360,8 @@ def page(result: Result) -> str:
     for pid, grown in result.grown.items():
         end = result.last[pid]
         lines.append(
-            f"| {result.names[pid].rpartition(' ')[0]} | {end.memory / 1024:.1f} | {grown.memory / 1024:+.1f} "
+            f"| {result.names[pid].rpartition(' ')[0]} | {end.memory / 1024:.1f} "
+            f"| {grown.memory / 1024:+.1f} "
             f"| {end.descriptors} | {grown.descriptors:+d} | {end.threads} | {grown.threads:+d} |"
         )
     return "\n".join([*lines, "", f"`{result.line()}`", ""])

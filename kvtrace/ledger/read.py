@@ -37,6 +37,7 @@ from kvtrace.ledger.saves.positions import Way
 from kvtrace.ledger.saves.seen import seen
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
+from kvtrace.ledger.side_by_side import Add, Progress, each, silent, unwatched
 from kvtrace.ledger.slots.reads import given_blocks, slots_of
 from kvtrace.ledger.slots.trace import touches
 from kvtrace.ledger.states.follow import book_of_states
@@ -55,11 +56,12 @@ _Files: TypeAlias = tuple[RunFile, RestFile]
 
 
 @without_collector()
-def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
+def read_run(run_dir: Path, watch: Collection[str] = (), progress: Progress = unwatched) -> Run:
     """Read every spool of a run and build the tables and the ledgers.
 
     Args:
         watch: engine's ids of requests whose positions are kept one by one in ``Run.spans``.
+        progress: called with (bytes read, of so many); each spool is read twice.
 
     Raises:
         RunError: there is no spool that can be read; one line that says why.
@@ -70,8 +72,11 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     file, file_notes = read_run_file(run_dir)
     rest, rest_notes = read_rest_file(run_dir)
     stuck, stuck_notes = read_stuck_file(run_dir)
-    scans, scan_notes = _scans(run_dir, file)
-    run = _joined(run_dir, (file, rest), scans, watch)
+    paths, notes = without_copies(run_dir)
+    reading = _Reading(progress, 2 * sum(map(_size, paths)))
+    scans, scan_notes = _scans(run_dir, file, paths, reading.add)
+    scan_notes = [*notes, *scan_notes]
+    run = _joined(run_dir, (file, rest), scans, watch, reading.add)
     run = replace(run, places=written_to(scans, run.engines, rest))
     lacks = incomplete(run)
     lines = [f"the recording is incomplete: {line}" for line in lacks]
@@ -79,7 +84,20 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     return replace(run, incomplete=lacks, stuck=stuck, notes=notes)
 
 
-def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Collection[str]) -> Run:
+class _Reading:
+    """How far it is read."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def add(self, amount: int) -> None:
+        self._done = min(self._done + amount, self._total)
+        self._progress(self._done, self._total)
+
+
+def _joined(
+    run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Collection[str], add: Add = silent
+) -> Run:
     """The run's books; where connectors stand inside another one, those of each first."""
     who = topology(scans, files[0])
     parts = [
@@ -88,7 +106,7 @@ def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Col
     ]
     if parts:
         scans = [outermost(one, who.connectors) for one in scans]
-    whole = _books(run_dir, files, scans, who, watch, [books for _, books in parts])
+    whole = _books(run_dir, files, scans, who, watch, [books for _, books in parts], add)
     return replace(whole.run, parts=[Part(name, books.run) for name, books in parts])
 
 
@@ -107,7 +125,7 @@ class _Books(NamedTuple):
 
 def _books(
     run_dir: Path, files: _Files, scans: Sequence[SpoolScan], who: Topology, watch: Collection[str],
-    parts: Sequence[_Books] = (),
+    parts: Sequence[_Books] = (), add: Add = silent,
 ) -> _Books:  # fmt: skip
     """The stages of reading, one after the other."""
     found = _with_kv(every := collect(scans, who.tags), who.engines)
@@ -118,8 +136,12 @@ def _books(
     implied = _implied(found, who.engines, watched, measured)
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines, watched)
-    coverage = cover(scans, who.engines, who.workers, _store_steps(requests))
-    engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
+    coverage = cover(scans, who.engines, who.workers, _store_steps(requests), add)
+    of_engine = _by_engine(requests)
+    engines = [
+        _counted(engine, of_engine[engine.tag].values(), found.unreadable, implied, coverage)
+        for engine in who.engines
+    ]
     loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
     prints, places = printed(engines, scans, requests, loaded), _places(scans, requests)
     contents = compare(prints, requests, places, _written(engines, watched))
@@ -219,18 +241,30 @@ def _with_facts(run: Run, scans: Sequence[SpoolScan], every: Sequence[Request]) 
     )
 
 
-def _scans(run_dir: Path, file: RunFile) -> tuple[list[SpoolScan], list[str]]:
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _scan(path: Path, add: Add) -> SpoolScan | str:
+    """A spool, or why it cannot be read."""
+    try:
+        return scan(path, add)
+    except SpoolError as error:
+        return str(error)
+
+
+def _scans(
+    run_dir: Path, file: RunFile, paths: Sequence[Path], add: Add
+) -> tuple[list[SpoolScan], list[str]]:
     """Every spool that can be read, and notes on those that cannot."""
-    scans = []
-    failures = []
-    paths, notes = without_copies(run_dir)
-    for path in paths:
-        try:
-            scans.append(_as_it_was(scan(path), file.spools))
-        except SpoolError as error:
-            failures.append(str(error))
+    found = list(each(_scan, paths, list(map(_size, paths)), add))
+    scans = [_as_it_was(one, file.spools) for one in found if isinstance(one, SpoolScan)]
+    failures = [one for one in found if isinstance(one, str)]
     if scans:
-        return scans, [*notes, *(f"spool left out: {failure}" for failure in failures)]
+        return scans, [f"spool left out: {failure}" for failure in failures]
     if failures:
         raise RunError(failures[0] + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""))
     raise RunError(
@@ -264,9 +298,10 @@ def _watched(
     """What each worker was seen to do with the KV cache, by Worker.key."""
     by_name = {one.name: one for one in scans}
     given = given_blocks(scans, requests)
+    of_engine = _by_engine(requests)
     found = {}
     for engine in engines:
-        here = {row: request for row, request in enumerate(requests) if request.engine == engine.tag}
+        here = of_engine[engine.tag]
         for worker in engine.workers:
             scan, key = by_name[worker.spool], worker.key
             touched = touches(scan, worker)
@@ -295,12 +330,13 @@ def _implied(
     measured: Mapping[tuple[int, str], Measured],
 ) -> Implied:
     """What no metadata names: by the slots that were read, where the spools name them, else by how many."""
+    of_engine = _by_engine(found.requests)
     parts = []
     counted = []
     for engine in engines:
         workers = [watched[worker.key] for worker in engine.workers]
         if workers and all(one.by_position for one in workers):
-            here = {row: one for row, one in enumerate(found.requests) if one.engine == engine.tag}
+            here = of_engine[engine.tag]
             parts.append(seen(here, engine, workers, found.unreadable))
         else:
             counted.append(engine)
@@ -328,17 +364,24 @@ def _with_implied(requests: Sequence[Request], implied: Implied) -> list[Request
     ]
 
 
+def _by_engine(requests: Sequence[Request]) -> dict[int, dict[int, Request]]:
+    """Engine -> row -> request."""
+    found: dict[int, dict[int, Request]] = defaultdict(dict)
+    for row, request in enumerate(requests):
+        found[request.engine][row] = request
+    return found
+
+
 def _store_steps(requests: Sequence[Request]) -> Array:
     return np.unique(np.array([e.step for request in requests for e in request.entries], dtype=np.int64))
 
 
 def _counted(
-    engine: Engine, requests: Sequence[Request], unreadable: Steps, implied: Implied, coverage: Coverage
+    engine: Engine, here: Collection[Request], unreadable: Steps, implied: Implied, coverage: Coverage
 ) -> Engine:
-    """An engine with what the requests and the workers' hooks say of it."""
-    here = [request for request in requests if request.engine == engine.tag]
+    """An engine with what its requests and the workers' hooks say of it."""
     entries = [(request, entry) for request in here for entry in request.entries]
-    computing = {chunk.step for request in requests for chunk in request.chunks}
+    computing = {chunk.step for request in here for chunk in request.chunks}
     unread = [step for step in unreadable.sorted.tolist() if step >> STEP_SHIFT == engine.tag]
     pairs = sum(len(worker.kv_layers) for worker in engine.workers)
     layers = {layer for group in engine.facts.kv_groups for layer in group.layers}
