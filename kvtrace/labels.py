@@ -13,10 +13,10 @@ LABELS: dict[str, str] = {
     "wrong-connector-class": "another class is live",
     "role-does-not-save": "this role stores nothing",
     "connector-disabled-itself": "the connector is switched off",
-    "false-already-stored": "taken for stored, and not",
+    "false-already-stored": "wrongly taken for stored",
     "below-save-granularity": "less than one unit",
-    "already-stored": "stored before",
-    "decode-not-offered": "generated, not offered",
+    "already-stored": "in the store already",
+    "decode-not-offered": "never offered for saving",
     "later-parts-not-offered": "later parts, not offered",
     "preempted-before-save": "preempted before the save",
     "aborted-before-save": "aborted before the save",
@@ -60,7 +60,7 @@ LABELS: dict[str, str] = {
 OUTCOMES: dict[str, str] = {
     "saved": "stored",
     "loaded": "loaded from the store",
-    "local-hit": "reused from the GPU",
+    "local-hit": "reused on the GPU",
     "pending": "still on its way",
     "not-observed": "not known",
 }

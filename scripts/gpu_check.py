@@ -47,6 +47,8 @@ JOBS = 3
 BATCHES = (1, 64)
 CASE_SECONDS = 150
 """A case that hangs must not take the others' time."""
+LEAST_SECONDS = 10
+"""With fewer left no case begins."""
 
 NEEDED = (
     "vllm", "torch", "transformers", "tokenizers", "safetensors",  # an engine and its model
@@ -176,7 +178,7 @@ def run_case(runner: Runner, case: Case, deadline: float) -> dict[str, Any]:
     began = time.monotonic()
     row: dict[str, Any] = {"case": case.name, "ok": False, "problems": []}
     left = min(CASE_SECONDS, deadline - began)
-    if left < 10:
+    if left < LEAST_SECONDS:
         return row | {"problems": ["skipped: no time left"]}
     process, folder = runner.start(case.name, case, "case", "full")
     try:

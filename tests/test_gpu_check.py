@@ -300,7 +300,9 @@ def test_the_ratio_is_of_two_living_engines_with_equal_tokens(off: bool, tmp_pat
     assert len(found["problems"]) == 2 * off
 
 
-def test_parts_that_fail_or_run_out_of_time_stand_in_the_json(tmp_path: Path) -> None:
+def test_parts_that_fail_or_run_out_of_time_stand_in_the_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out.json"
     runner: Any = Scripted(tmp_path / "dead", "raise SystemExit(3)")
     assert gpu_check.check(runner, [FULL], "H", 60, out, ["cases", "profile", "ratio"]) is False
@@ -311,15 +313,17 @@ def test_parts_that_fail_or_run_out_of_time_stand_in_the_json(tmp_path: Path) ->
     assert document["parts"]["profile"]["problems"][0].startswith("no result")
     assert document["parts"]["ratio"]["problems"] == ["EOFError: an engine ended early"]
     runner = Scripted(tmp_path / "slow", "import time; time.sleep(60)")
-    deadline = gpu_check.time.monotonic() + 10.49
-    assert gpu_check.run_case(runner, FULL, deadline)["problems"] == ["cut off after 10 s"]
+    monkeypatch.setattr(gpu_check, "LEAST_SECONDS", 0.6)
+    deadline = gpu_check.time.monotonic() + 1.49
+    assert gpu_check.run_case(runner, FULL, deadline)["problems"] == ["cut off after 1 s"]
     assert gpu_check.run_case(runner, MIXED, deadline)["problems"] == ["skipped: no time left"]
 
 
 def test_results_are_written_by_case_and_a_hanging_case_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_check, "CASE_SECONDS", 10.2)
+    monkeypatch.setattr(gpu_check, "CASE_SECONDS", 5)  # the second case ends by itself sooner
+    monkeypatch.setattr(gpu_check, "LEAST_SECONDS", 1)
     monkeypatch.setattr(gpu_check, "JOBS", 1)
     code = "import pathlib, time; time.sleep(60 if 'full-plain' in pathlib.Path.cwd().name else 0)"
     runner = Scripted(tmp_path / "work", code)
@@ -331,7 +335,7 @@ def test_results_are_written_by_case_and_a_hanging_case_is_cut(
 
     rows = gpu_check.run_cases(runner, [FULL, MIXED], gpu_check.time.monotonic() + 60, keep)
     assert seen == [1, 2] and not runner.living
-    assert rows[0]["problems"] == ["cut off after 10 s"] and rows[1]["problems"][0].startswith("no result")
+    assert rows[0]["problems"] == ["cut off after 5 s"] and rows[1]["problems"][0].startswith("no result")
     with pytest.MonkeyPatch.context() as patch:  # cut off before the first case is done
         patch.setattr(gpu_check, "run_cases", lambda *_: sys.exit(143))
         with pytest.raises(SystemExit):

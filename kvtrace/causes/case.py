@@ -14,7 +14,7 @@ from kvtrace.causes.cause import Cause
 from kvtrace.causes.evidence.hooks import SAVE_HOOKS
 from kvtrace.causes.evidence.taken import kept
 from kvtrace.causes.evidence.unit import Sample, Store, Unit, infer_unit
-from kvtrace.causes.model import Event, Fields, Finding, Whole
+from kvtrace.causes.model import Event, Fields, Finding, OfRequest, Whole
 from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
 from kvtrace.ledger.intervals import Interval
@@ -166,6 +166,10 @@ class Case:
     def total_tokens(self) -> float:
         """All positions that ever had KV."""
         return float(sum(r.computed for r in self.requests if r.engine in self.engines))
+
+    def of_request(self, request: Request) -> OfRequest:
+        """What became of the tokens of a request."""
+        return self.whole.requests.get(request.row, OfRequest())
 
     def offers_decode(self, engine: int) -> bool:
         """Whether generated tokens are saved: as was seen of an engine of which any save was, else as its

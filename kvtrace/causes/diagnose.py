@@ -21,7 +21,7 @@ from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.model import Ledger, Run
 from kvtrace.ledger.values import without_collector
-from kvtrace.terms import FAULT, KEPT, NOT_OBSERVED, SAVED, Grade, Stage, cause_of, severity_order
+from kvtrace.terms import FAULT, KEPT, NOT_OBSERVED, PENDING, SAVED, Grade, Stage, cause_of, severity_order
 from kvtrace.words import listed, plural
 
 
@@ -185,9 +185,22 @@ def _ledger(case: Case) -> Ledger[str]:
         trust_note=_trust_note(grades.values(), sent) if connected and run.total else "",
         grades={name: dict(grades[name]) for name, amount in accounts.items() if amount},
         sent=dict(sent),
+        prompts=_prompts(case),
     )
     ledger.check()
     return ledger
+
+
+def _prompts(case: Case) -> dict[str, dict[Grade, int]]:
+    """The prompt tokens that were computed here, by outcome; of a loss the least grade counts for all."""
+    whole = case.whole
+    found = {SAVED: dict(whole.saved)}
+    for ident, assigned in case.assigned.items():
+        grade = min(assigned.grades, default=Grade.NOT_OBSERVED)
+        found[not_saved(ident)] = {grade: whole.prompts.get(not_saved(ident), 0)}
+    for name in (PENDING, NOT_OBSERVED):
+        found[name] = {Grade.NOT_OBSERVED: whole.prompts.get(name, 0)}
+    return {name: of for name, of in found.items() if any(of.values())}
 
 
 def _trust_note(grades: Iterable[Mapping[Grade, int]], sent: Mapping[str, int]) -> str:

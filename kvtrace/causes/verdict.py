@@ -67,7 +67,16 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     reused = bool(case.run.total and not case.assigned)
     prompts = prompt_tokens(case)
     few = lost if 2 * lost < sum(prompts.lost.values()) else 0  # then it is no reason for most of them
+    if few:
+        why += _most(case, reasons)
     return _tokens(prompts, why, reused, " in every layer on every rank" if partly else "", few)
+
+
+def _most(case: Case, reasons: list[Finding]) -> str:
+    """The reason of most of what was not saved, where it is not the first one."""
+    of = {one.id: case.whole.prompts.get(not_saved(one.id), 0) for one in reasons}
+    most = max(reasons, key=lambda one: of[one.id])
+    return f"; {count(of[most.id])} of them: {most.headline}" if of[most.id] > of[reasons[0].id] else ""
 
 
 def _explains_prompts(case: Case, finding: Finding) -> bool:

@@ -422,6 +422,8 @@ class Ledger(Generic[K]):
     sent: Mapping[str, int] = field(default_factory=dict)
     """Peer -> token-layers, of those that are saved with grade READ, as many bytes of which were sent to it:
     what it keeps was not seen."""
+    prompts: Mapping[K, Mapping[Grade, int]] = field(default_factory=dict)
+    """Of saves: the prompt tokens that were computed here, by outcome and how well that is seen."""
 
     def check(self) -> None:
         """Raises AssertionError where the accounts do not sum to the total."""

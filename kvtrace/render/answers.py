@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvtrace.gate.layers import index_of
 from kvtrace.labels import label
 from kvtrace.render.layout import clean, names
-from kvtrace.terms import LOADED, NOT_OBSERVED, SAVED
+from kvtrace.terms import LOADED, NOT_OBSERVED, PENDING, SAVED
 from kvtrace.words import count, listed, peer, percent, plural, size
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def where(report: Report) -> str:
 
 def _nothing(report: Report) -> str:
     """Where no token is counted as stored."""
-    if report["ledger"]["saves"]["accounts"].get(NOT_OBSERVED):
+    ledger = report["ledger"]["saves"]
+    if ledger["accounts"].get(NOT_OBSERVED) or not ledger["total"]:
         return "No token was seen to be stored."
     return "Nothing was stored."
 
@@ -179,6 +180,21 @@ def uneven(report: Report) -> str:
     else:
         where = listed(map(layer_name, layers), 2)
     return f"{plural(least, 'prompt token')} saved in {where}; elsewhere {count(rows[0]['most'])}."
+
+
+def generated(report: Report) -> str:
+    """``34 generated tokens: never offered for saving.``; "" where there are none, or no report says."""
+    ledger = report["ledger"]["saves"]
+    if "prompts" not in ledger:
+        return ""
+    of = {
+        label(name): tokens_of(ledger, name) - sum(ledger["prompts"].get(name, {}).values())
+        for name in ledger["accounts"]
+        if name in (SAVED, PENDING, NOT_OBSERVED) or name.startswith("not-saved:")
+    }
+    found = sorted(((n, words) for words, n in of.items() if n), reverse=True)
+    told = [f"{count(n)} {words}" if len(found) > 1 else words for n, words in found]
+    return f"{plural(sum(of.values()), 'generated token')}: {', '.join(told)}." if told else ""
 
 
 # ---------------------------------------------------------------------------------- loads

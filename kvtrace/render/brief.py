@@ -32,13 +32,14 @@ from kvtrace.render.report import (
     SEVERITY_STYLES,
     connector_facts,
     counts,
+    grade_of,
     grouped,
     next_command,
     parallel_facts,
     state_lines,
 )
 from kvtrace.render.terminal import height, terminal
-from kvtrace.terms import FAULT, KEPT, LIMIT, SAVED, outcome_order, severity_word
+from kvtrace.terms import FAULT, KEPT, NOTE, SAVED, Stage, outcome_order, severity_word
 from kvtrace.words import count, percent, plural
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _page(report: Report, room: _Room, source: str | None, traced: str | None) -
         *([Paragraph(answers.loaded(report))] if ran else []),
         *(Paragraph(f"States: {line}") for line in state_lines(report)[1:2]),
         *_findings(report, room),
-        Paragraph(_left_out(report, room.findings), "dim", gap=room.gaps),
+        Paragraph(_left_out(report, room), "dim", gap=room.gaps),
         Command(next_command(report, source, traced, "-v"), gap=False),
     ]
 
@@ -166,7 +167,7 @@ _SEEN = {"proved": "came back the same", "written": "seen stored", "read": "", "
 _SAVED = (
     (("proved", "written"), "stored"),
     (("read",), "read by the connector, no more seen"),
-    (("declared", "not observed"), "announced, no more seen"),
+    (("declared", "not observed", ""), "announced, no more seen"),
 )
 """What tokens are called that count as saved, by how well that is seen: as in the verdict."""
 
@@ -179,14 +180,14 @@ class _Line(NamedTuple):
 
 
 def _saves(report: Report, room: _Room) -> Page:
-    """Every outcome, the smallest ones summed where there are many."""
-    ledger = report["ledger"]["saves"]
-    total = round(ledger["total_tokens"])
-    if ledger["total"] <= 0:
+    """What became of the prompt tokens that were computed here, as the verdict counts them; the smallest
+    outcomes summed where there are many."""
+    amounts = _amounts(report)
+    total = sum(sum(of.values()) for of in amounts.values())
+    if not total:
         return []
-    present = [name for name in ledger["accounts"] if tokens_of(ledger, name)]
-    present.sort(key=lambda name: (outcome_order(name), -tokens_of(ledger, name), name))
-    lines = [line for name in present for line in _lines(report, name)]
+    present = sorted(amounts, key=lambda name: (outcome_order(name), -sum(amounts[name].values()), name))
+    lines = [line for name in present for line in _lines(report, name, amounts[name])]
     if len(lines) > room.outcomes:
         best, *others = lines
         others.sort(key=lambda one: -one.tokens)
@@ -199,59 +200,69 @@ def _saves(report: Report, room: _Room) -> Page:
         for one in lines
     ]  # fmt: skip
     columns = (Column("outcome"), Column("tokens", right=True), Column("share", right=True), Column(""))
-    return [Table(columns, rows, _title(report), gap=room.gaps)]
+    here = "prompts" in report["ledger"]["saves"]
+    title = f"Of {plural(total, 'prompt token')} computed here" if here else f"Of {plural(total, 'token')}"
+    generated = [Paragraph(line) for line in [answers.generated(report)] if line]
+    return [Table(columns, rows, title, gap=room.gaps), *generated]
 
 
-def _title(report: Report) -> str:
-    """``14 016 prompt + 34 generated tokens``."""
-    ledger = report["ledger"]
-    whole, prompts = round(ledger["saves"]["total_tokens"]), round(ledger["loads"]["total_tokens"])
-    if not 0 < prompts < whole:
-        return f"Of all {plural(whole, 'token')}"
-    return f"Of {count(prompts)} prompt + {count(whole - prompts)} generated tokens"
-
-
-def _lines(report: Report, name: str) -> Iterator[_Line]:
-    """The lines of one outcome: several for what is saved, by how well that is seen."""
+def _amounts(report: Report) -> dict[str, dict[str, int]]:
+    """Outcome -> tokens by how well that is seen; of reports of before, of all tokens."""
     ledger = report["ledger"]["saves"]
-    tokens, amount = tokens_of(ledger, name), max(1, ledger["accounts"][name])
-    grades = {grade: n for grade, n in ledger.get("grades", {}).get(name, {}).items() if n}
-    if name == SAVED and grades:
-        left = tokens
+    if "prompts" in ledger:
+        return ledger["prompts"]
+    least = {name: grade_of(grades) for name, grades in ledger.get("grades", {}).items()}
+    of = {name: tokens_of(ledger, name) for name in ledger["accounts"]}
+    return {name: {least.get(name, ""): tokens} for name, tokens in of.items() if tokens}
+
+
+def _lines(report: Report, name: str, grades: dict[str, int]) -> Iterator[_Line]:
+    """The lines of one outcome: several for what is saved, by how well that is seen."""
+    if name == SAVED:
         for of, words in _SAVED:
             part = {grade: grades[grade] for grade in of if grade in grades}
-            here = min(left, round(tokens * sum(part.values()) / amount))
-            left -= here
-            if here:
-                yield _Line(words, here, _SEEN.get(list(part)[-1], ""), True)
+            if part:
+                yield _Line(words, sum(part.values()), _SEEN.get(list(part)[-1], ""), True)
     elif name in OUTCOMES:
-        yield _Line(label(name), tokens, "", name in KEPT)
+        yield _Line(label(name), sum(grades.values()), "", name in KEPT)
     else:
-        severity = next(
-            (one["severity"] for one in report["findings"] if f"not-saved:{one['id']}" == name), ""
-        )
-        notes = [severity_word(severity).lower()] if severity in (FAULT, LIMIT) else []
-        notes += ["by its metadata"] if list(grades)[-1:] == ["declared"] else []
-        yield _Line(f"not stored: {label(name)}", tokens, ", ".join(notes), False)
+        of_it = [one for one in report["findings"] if f"not-saved:{one['id']}" == name]
+        notes = [severity_word(one["severity"]).lower() for one in of_it[:1] if one["severity"] != NOTE]
+        if list(grades)[-1:] == ["declared"] and any(one["stage"] == Stage.SCHEDULE for one in of_it):
+            notes.append("by its metadata")
+        yield _Line(f"not stored: {label(name)}", sum(grades.values()), ", ".join(notes), False)
 
 
 # ------------------------------------------------------------------------------ findings
 
 
 def _findings(report: Report, room: _Room) -> Page:
-    found = report["findings"]
-    if not found:
+    if not report["findings"]:
         return [Paragraph("Nothing is wrong as far as it was seen.", gap=room.gaps)]
     page: Page = []
-    for at, one in enumerate(found[: room.findings]):
+    for at, one in enumerate(_shown(report, room)):
         page += _first(report, one, room) if at == 0 else _further(one, room)
     return page
 
 
+def _shown(report: Report, room: _Room) -> list[Finding]:
+    """The first one; and those of the others that say more than the outcomes, or have room for a sentence."""
+    if not report["findings"]:
+        return []
+    first, *others = report["findings"]
+    saves = report["ledger"]["saves"]
+    prompts = saves.get("prompts", saves["accounts"])
+    said = saves["accounts"].keys() - (prompts if room.titles else ())
+    others = [one for one in others if f"not-saved:{one['id']}" not in said]
+    if not room.titles:
+        others = [one for one in others if one["severity"] != NOTE]
+    return [first, *others][: room.findings]
+
+
 def _amount(one: Finding) -> str:
     parts = [f"in {clean(one.get('connector', ''), 80)}"] if one.get("connector") else []
-    if round(one["tokens"]):
-        parts.append(f"{plural(round(one['tokens']), 'token')} ({percent(one['share'])})")
+    if round(one["tokens"]):  # their share stands above, of what was computed here
+        parts.append(plural(round(one["tokens"]), "token"))
     return "".join(f", {part}" for part in parts)
 
 
@@ -299,11 +310,12 @@ def _sentences(text: str, most: int) -> str:
 # -------------------------------------------------------------------------------- the end
 
 
-def _left_out(report: Report, shown: int) -> str:
-    """What ``-v`` shows; `shown`: findings that stand above."""
+def _left_out(report: Report, room: _Room) -> str:
+    """What ``-v`` shows."""
     limits, unseen = report["limits"], report["not_observed"]
     parts = []
-    if more := report["findings"][shown:]:
+    shown = _shown(report, room)
+    if more := [one for one in report["findings"] if one not in shown]:
         faults = sum(one["severity"] == FAULT for one in more)
         what = plural(faults, "fault") if faults else clean(more[0]["id"], 80) if len(more) == 1 else ""
         parts.append(plural(len(more), "more finding") + (f" ({what})" if what else ""))
@@ -315,5 +327,5 @@ def _left_out(report: Report, shown: int) -> str:
     if limits["lost_records"]:
         parts.append(f"{plural(limits['lost_records'], 'record')} lost")
     if limits["damaged"]:
-        parts.append(f"{plural(len(limits['damaged']), 'spool')} damaged")
+        parts.append(f"{plural(len(limits['damaged']), 'recording')} damaged")
     return ", ".join(parts) + " (-v)"

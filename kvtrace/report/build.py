@@ -27,6 +27,7 @@ from kvtrace.report.left_behind import left_behind
 from kvtrace.report.running import still_running
 from kvtrace.report.shape import row, text, whole
 from kvtrace.report.validate import schema_problem
+from kvtrace.terms import Grade
 from kvtrace.trace.facts import HOOKS, NOT_OF_TOKENS, Engine, Header, KvGroup, KvTransfer
 from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 
@@ -303,12 +304,19 @@ def _state_book(one: Book) -> model.StateBook:
 
 def _ledger(one: ledger_model.Ledger[str]) -> model.Ledger:
     one.check()
-    grades = {
-        name: {grade.label: of[grade] for grade in sorted(of, reverse=True) if of[grade]}
-        for name, of in one.grades.items()
-    }
     trust = one.trust if one.trust in _TRUSTS else "unknown"
-    return row(model.Ledger, one, unit="token-layers", trust=trust, grades=grades, sent=_sent(one.sent))
+    return row(
+        model.Ledger, one, unit="token-layers", trust=trust, grades=_by_grade(one.grades),
+        prompts=_by_grade(one.prompts), sent=_sent(one.sent),
+    )  # fmt: skip
+
+
+def _by_grade(amounts: Mapping[str, Mapping[Grade, int]]) -> dict[str, dict[str, int]]:
+    """The best grade first, and nothing that is none."""
+    return {
+        name: {grade.label: of[grade] for grade in sorted(of, reverse=True) if of[grade]}
+        for name, of in amounts.items()
+    }
 
 
 def _sent(sent: Mapping[str, int]) -> list[model.Sent]:

@@ -253,6 +253,11 @@ class Graded(TypedDict, total=False):
         dict[str, dict[str, Count]],
         "token-layers per outcome by how well that is seen: proved, written, read, declared, not observed",
     ]
+    prompts: Annotated[
+        dict[str, dict[str, Count]],
+        "of saves, the prompt tokens that were computed here (neither loaded nor reused), per outcome by how "
+        "well that is seen: what the verdict counts. Empty of loads",
+    ]
 
 
 class Ledger(Graded):

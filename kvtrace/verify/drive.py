@@ -81,7 +81,9 @@ class Driver:
 
     def probe(self, lengths: Sequence[Sequence[int]]) -> None:
         """Learn what comes back at all, and how long the connector's store needs until it does: prompts of
-        the first of these lengths, then of the next ones after longer rests."""
+        the first of these lengths, then of the next ones after longer rests. From then on a rest is as long
+        as the shortest one after which the most came back: where none helps, none is long."""
+        came: dict[float, int] = {}
         for number, (delay, tried) in enumerate(zip(_DELAYS, lengths, strict=False)):
             self.delay = delay
             words = " ".join(f"{name}{length}" for name, length in zip("ab", tried, strict=False))
@@ -91,8 +93,10 @@ class Driver:
                 return
             evidence = self._look()
             again = [evidence.of(one.number) for one in self.asked[first:] if one.round]
-            if all(seen is not None and seen.accepted for seen in again):
-                return
+            came[delay] = sum(seen is not None and seen.accepted > 0 for seen in again)
+            if came[delay] == len(again):
+                break
+        self.delay = max(came, key=lambda delay: (came[delay], -delay))
 
     def run(self, jobs: Sequence[Job]) -> None:
         """All of them; stops where the engine cannot be asked any more. A job that ends the engine, or has no

@@ -66,11 +66,13 @@ def observed(driver: Driver, evidence: Evidence, facts: Facts, settings: Setting
 
 def probes(facts: Facts) -> list[tuple[int, int]]:
     """Lengths of prompts, two a block or two apart: a few blocks, then all that fits into one step, then the
-    longest."""
+    longest. The first alone where nothing can come back."""
     block, most = facts.block, facts.longest - 32
     few = min(4 * block + block // 2, most)
     step = min(facts.budget or most, most) - 1
     tried = [few, step if step > few else most, most]
+    if not facts.looks_up or facts.role == "kv_producer":
+        tried = tried[:1]
     return [(max(1, length - block), length) for length in tried]
 
 

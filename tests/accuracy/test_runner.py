@@ -32,8 +32,8 @@ def test_verify_gets_the_plan_the_source_a_folder_and_the_model(
     assert verifying._verified([part], tmp_path, "") == {"transfer": "proved"}
     assert asked == [(made, tmp_path / "verify", "m", "quick")]
     for parts, problem in (([part], "the plan did not come true"), ([part, part], "")):
-        assert verifying._verified(parts, tmp_path, problem) is None
-    assert runs(tmp_path)._verified([part], tmp_path, "") is None
+        assert verifying._verified(parts, tmp_path, problem) == {}
+    assert runs(tmp_path)._verified([part], tmp_path, "") == {}
     assert len(asked) == 1
 
 

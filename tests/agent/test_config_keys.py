@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,3 +93,15 @@ def test_no_key_is_unread_where_the_source_iterates_over_all(make: Any, trace: A
 def test_a_class_without_a_source_file_is_not_judged(make: Any, trace: Any) -> None:
     make(no_source="exec('class Reading:\\n def __init__(self, c): 0')\nReading.__module__ = '__nowhere__'\n")
     assert [fact["hidden"] for fact in trace.facts(Fact.CONFIG_KEYS)] == [True]
+
+
+def test_imports_that_are_not_the_connectors_cost_no_search(make: Any, monkeypatch: Any) -> None:
+    make(reads_one=SOURCE.format(late="reads_later"), reads_later="def unit(connector):\n    return 0\n")
+    looks: list[object] = []
+    monkeypatch.setattr(config_keys, "_look", looks.append)
+    monkeypatch.setitem(sys.modules, "vllm.later", SimpleNamespace(__file__=config_keys.__file__))
+    config_keys.step_ended(Role.WORKER)
+    assert not looks
+    importlib.import_module("reads_later")
+    config_keys.step_ended(Role.WORKER)
+    assert len(looks) == 1

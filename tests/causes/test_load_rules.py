@@ -13,7 +13,7 @@ from kvtrace.causes.cause import LOADS
 from kvtrace.causes.model import Finding
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import read_run
-from kvtrace.terms import Grade
+from kvtrace.terms import LIMIT, NOTE, Grade
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Fact, Flag, Kind, Role, pack_head
 
@@ -153,7 +153,11 @@ def test_a_miss_that_proves_no_other_key(tmp_path: Path, case: str) -> None:
                      prompts={f"r{i}": 129}, fate=fate)  # fmt: skip
             sim.finish(f"r{i}", 129)
             sim.clock(2 * SECOND)
-    assert "key-mismatch" not in of_loads(analyse(sim))
+    diagnosis = analyse(sim)
+    assert "key-mismatch" not in of_loads(diagnosis)
+    missed = [one.severity for one in diagnosis.findings if one.id == "lookup-miss"]
+    saved = case in ("evicted", "whole prompt", "at once")  # ... by a request that was over
+    assert (LIMIT in missed) == saved and (saved or {NOTE}.issuperset(missed))
 
 
 def test_written_files_settle_a_save_at_once(tmp_path: Path) -> None:
@@ -269,7 +273,7 @@ def test_a_miss_says_nothing_of_earlier_saves_in_its_title(tmp_path: Path) -> No
     sim.serve([Prompt(name, 64, digest=1) for name in "ab"], Rounding(32).policy())
     finding = the(analyse(sim), "lookup-miss")
     assert "1 prompt saved by an earlier request of this run, and not found" in finding.evidence[0]
-    assert "save" not in finding.title
+    assert "no earlier save" not in finding.title and "had been saved before" in finding.title
 
 
 def test_a_consumer_that_finds_nothing(tmp_path: Path) -> None:

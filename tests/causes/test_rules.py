@@ -562,6 +562,29 @@ def test_metadata_has_no_store(tmp_path: Path) -> None:
     assert tokens(diagnosis) == {"saved": 224, "not-saved:metadata-has-no-store": 1120}
 
 
+def test_a_unit_that_stands_in_no_setting_is_said(tmp_path: Path) -> None:
+    """A default in the source: "kvtrace does not know why" was all that was said."""
+    sim = Sim(tmp_path)
+    sim.serve(prompts([300, 600, 700, 200, 1000, 260]), Rounding(256).policy())
+    (found,) = analyse(sim).findings
+    assert (found.id, found.severity) == ("metadata-has-no-store", "limit")
+    assert "stores multiples of 256 tokens, and 256 stands in no setting" in found.headline
+
+
+def test_a_block_that_two_chunks_fill_is_one_finding(tmp_path: Path) -> None:
+    """It was a fault of the slot mapping for one request, and had no known reason for another."""
+
+    def whole_blocks(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        first, behind = -(-start // 32) * 32, end // 32 * 32
+        return [Entry(prompt.id, behind - first, end, first)] if behind > first else []
+
+    sim = Sim(tmp_path, batched=200, ints={"unit": 32})
+    sim.serve(prompts([320, 128, 512, 64]), Policy(whole_blocks))
+    (found,) = analyse(sim).findings
+    assert (found.id, found.severity, found.tokens) == ("metadata-has-no-store", "limit", 96)
+    assert found.headline == "blocks that two prefill chunks fill together are not stored"
+
+
 def test_decode_not_offered_and_offered(tmp_path: Path) -> None:
     sim = Sim(tmp_path, ints={"unit": 32})
     sim.serve(prompts([64, 96], output=33), Rounding(32).policy())

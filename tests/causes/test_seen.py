@@ -247,12 +247,14 @@ def test_a_read_with_a_caught_exception_is_lost_if_none_is_put(
 def test_what_is_not_observed_for_an_exception_is_a_fault(tmp_path: Path, kind: str) -> None:
     run = run_of(tmp_path)
     step = int(run.entries["step"].iloc[0])
-    unknown = run.base["request"] == 0
-    base = run.base.assign(
-        outcome=run.base["outcome"].where(~unknown, NOT_OBSERVED),
-        ended=run.base["ended"].where(~unknown, int(SaveEnd.CAUGHT)),
-    )
-    diagnosis = diagnose(replace(run, base=base, swallowed=(swallowed(type=kind, places=((step, ""),)),)))
+
+    def unknown(table: pd.DataFrame) -> pd.DataFrame:
+        others = table["request"] != 0
+        ended = table["ended"].where(others, int(SaveEnd.CAUGHT))
+        return table.assign(outcome=table["outcome"].where(others, NOT_OBSERVED), ended=ended)
+
+    run = replace(run, base=unknown(run.base), whole=unknown(run.whole))
+    diagnosis = diagnose(replace(run, swallowed=(swallowed(type=kind, places=((step, ""),)),)))
     first = diagnosis.findings[0]
     assert (first.id, first.severity, first.tokens) == ("exception-swallowed", "fault", 64)
     assert "nothing shows that they came to rest" in first.title
@@ -297,6 +299,28 @@ def test_what_is_lost_of_an_earlier_prompt_is_not_held(tmp_path: Path, end: Save
     row = (0, run.engines[0].tag, 64, 128, 1, "prefill", 0, step, int(end), True, int(Grade.READ), -1)
     case = make_case(replace(run, pieces=pd.DataFrame([row], columns=list(PIECE_COLUMNS))))
     assert kept_before(case, case.requests[1], Grade.DECLARED) == kept
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_layer_that_is_never_read_is_one_finding(tmp_path: Path, named: bool) -> None:
+    """Three false ones stood beside it, and it said "1 to 3 of 4 layers"."""
+    sim = Sim(tmp_path, layers=4, batched=200, kv_blocks=64, ints={"unit": 32})
+    for at, length in enumerate([320, 128, 512, 64, 128]):
+        request = f"r{at}"
+        sim.arrive(Prompt(request, length, digest=at + 1))
+        for start in range(0, length, 200):
+            end = min(length, start + 200)
+            entries = [Entry(request, end - start, end, start)] if named else []
+            sim.step(
+                [Chunk(request, start, end - start, first=not start)], entries, prompts={request: length}
+            )
+            sim.read(request, start, end, layers=[0, 1, 2])
+        sim.finish(request, length)
+    sim.write()
+    run = read_run(tmp_path)
+    (found,) = diagnose(run).findings
+    assert (found.id, found.tokens) == ("stored-nothing", 1152) and "some layers" in found.headline
+    assert [(one.layer, one.tokens) for one in run.kept if not one.tokens] == [(sim.layer_names[3], 0)]
 
 
 def test_prompts_left_out_that_begin_like_a_stored_are_a_choice(tmp_path: Path) -> None:

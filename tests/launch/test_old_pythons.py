@@ -54,13 +54,12 @@ CODE = "import sys, sitecustomize, vllm; print((sys.theirs, sitecustomize.sys.th
 
 
 def test_every_python_here_is_silent_and_runs_the_users_own(environ: dict[str, str], tmp_path: Path) -> None:
-    for python in pythons():
-        for options in ([], ["-W", "error"], ["-bb"]):
-            done = subprocess.run(
-                [python, *options, "-c", CODE],
-                env=environ, cwd=tmp_path, capture_output=True, text=True, check=False,
-            )  # fmt: skip
-            assert (done.returncode, done.stdout, done.stderr) == (0, "(7, 7, 5)\n", ""), python
+    strict = ["-W", "error", "-bb"]
+    for words in ([sys.executable], *([python, *strict] for python in pythons())):
+        done = subprocess.run(
+            [*words, "-c", CODE], env=environ, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "(7, 7, 5)\n", ""), words
 
 
 def test_the_file_can_be_read_by_every_version() -> None:
@@ -70,15 +69,14 @@ def test_the_file_can_be_read_by_every_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("broken", "source"),
     [
-        "kvtrace/__init__.py", "kvtrace/agent/__init__.py", "kvtrace/agent/bootstrap.py",
-        "kvtrace/agent/plugin.py", "kvtrace/agent/state.py",
+        ("kvtrace/__init__.py", "def (:\n"), ("kvtrace/__init__.py", "raise OSError('x')\n"),
+        ("kvtrace/agent/__init__.py", "1 / 0\n"), ("kvtrace/agent/bootstrap.py", "1 / 0\n"),
+        ("kvtrace/agent/plugin.py", "from __future__ import what\n"), ("kvtrace/agent/state.py", "def (:\n"),
+        ("kvtrace/agent/state.py", "1 / 0\n"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize(
-    "source", ["from __future__ import what\n", "def (:\n", "raise OSError('x')\n", "1 / 0\n"]
-)
 def test_an_agent_that_a_python_cannot_read_is_not_noticed(
     environ: dict[str, str], tmp_path: Path, broken: str, source: str
 ) -> None:

@@ -397,6 +397,17 @@ def test_zeroes_are_nobody_s(tmp_path: Path) -> None:
     assert not run.loads.accounts.get(LoadEnd.NOT_WRITTEN)
 
 
+@pytest.mark.parametrize(("loaded", "finding"), [(ZEROES, "kv-load-wrong"), (77, "kv-altered")])
+def test_written_zeroes_are_no_store_of_fewer_bits(tmp_path: Path, loaded: int, finding: str) -> None:
+    cache = Cache(tmp_path, kv_blocks=64).computes("a", [5, 6, 7, 8])
+    numbers = [loaded, loaded + 1, loaded + 2] if loaded != ZEROES else [ZEROES] * 3
+    cache.loads("b", [*numbers, 9])
+    cache.sim.write_kv("b", 0, 3 * BLOCK)
+    run = cache.run()
+    assert run.compared == {("wrong" if loaded == ZEROES else "altered"): 3}
+    assert finding in {one.id for one in diagnose(run).findings}
+
+
 def test_engines_of_another_shape_are_not_compared(tmp_path: Path) -> None:
     one = Cache(tmp_path).computes("a", [5, 6, 7, 8])
     other = Cache(tmp_path, layers=3, tag=8, pid=200).loads("b", [95, 96, 97, 98])

@@ -61,7 +61,7 @@ def test_each_finding_that_is_shown_says_how_much(path: Path) -> None:
     words = " ".join(shown(report).split())
     for one in report["findings"]:
         if round(one["tokens"]) and f" {one['id']}, " in words:
-            assert re.search(rf"{one['id']}, (in \w+, )?{count(round(one['tokens']))} tokens? ", words)
+            assert re.search(rf"{one['id']}, (in \w+, )?{count(round(one['tokens']))} tokens?\b", words)
 
 
 def test_only_a_process_of_vllm_without_a_trace_is_called_so() -> None:
@@ -123,7 +123,9 @@ def many(number: int) -> Report:
     saved = book["accounts"].pop("saved")
     for n in range(9):
         book["accounts"][f"not-saved:cause-{n}"] = saved // 16
+        book["prompts"][f"not-saved:cause-{n}"] = {"read": 256}
     book["accounts"]["saved"] = saved - 9 * (saved // 16)
+    book["prompts"]["saved"]["read"] -= 9 * 256
     return check_report(report, "here")
 
 

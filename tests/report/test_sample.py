@@ -13,6 +13,7 @@ def test_numbers_add_up() -> None:
     assert (PROMPT, SAVED, BELOW, DECODE, TOTAL) == (62816, 4096, 58720, 4010, 66826)
     assert sum(book["accounts"].values()) == book["total"] == TOTAL * PAIRS
     assert sum(book["tokens"].values()) == book["total_tokens"]
+    assert sum(sum(of.values()) for of in book["prompts"].values()) == PROMPT
     rows = report["requests"]["rows"]
     assert sum(row["saved"] for row in rows) == SAVED
     assert sum(row["not_saved"] for row in rows) == BELOW + DECODE

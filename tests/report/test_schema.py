@@ -33,7 +33,7 @@ KNOWN = {
     "const", "enum", "additionalProperties", "items", "maxItems", "minimum", "maximum",
 }  # fmt: skip
 LATER = {"report": ("connectors", "graphs", "device", "digest", "places", "layers"),
-         "RunFacts": ("running", "profiles"), "Ledger": ("sent", "grades"),
+         "RunFacts": ("running", "profiles"), "Ledger": ("sent", "grades", "prompts"),
          "Engine": ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls",
                     "kv_groups"),
          "Finding": ("headline", "connector", "grade"), "RequestRow": ("sent", "grade", "not_observed"),

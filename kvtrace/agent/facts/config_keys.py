@@ -36,8 +36,10 @@ class _Given:
         self.index = 0
         """Of the connector, in this process."""
         self.cls: type = object
-        self.modules = 0
-        """How many there were at the last look."""
+        self.seen = (0, 0)
+        """Number of modules, and what was known of owners, when it was last asked for new ones."""
+        self.newest = ""
+        """Of these modules."""
         self.files: set[str] = set()
         self.looks = 0
 
@@ -65,14 +67,31 @@ def made(keys: _Given | None, index: int, connector: Any) -> None:
 
 
 def step_ended(role: Role) -> None:
-    """Look again where modules were imported since."""
+    """Look again where modules of the connector's were imported since."""
     keys = _live.get(role)
-    if keys is not None and len(sys.modules) != keys.modules:
-        keys.modules = len(sys.modules)
-        try:
+    if keys is None or keys.seen == (len(sys.modules), owners.generation()):
+        return
+    try:
+        if _more_of_its_own(keys):
             _look(keys)
-        except Exception:
-            AGENT.failed("config_keys")
+    except Exception:
+        AGENT.failed("config_keys")
+
+
+def _more_of_its_own(keys: _Given) -> bool:
+    """Whether there may be: vLLM imports on and on while it serves, mostly what is no connector's."""
+    names, known, owner = list(sys.modules), keys.newest, owners.owner_of(keys.index)
+    same = keys.seen[1] == owners.generation()
+    keys.seen, keys.newest = (len(names), owners.generation()), names[-1]
+    if owner is None or not same:
+        return True
+    new = names[names.index(known) + 1 :] if known in sys.modules else names
+    return any(file and owner.owns(file) for file in map(_file_of, map(sys.modules.get, new)))
+
+
+def _file_of(module: Any) -> str:
+    file = str(getattr(module, "__file__", ""))
+    return file if os.path.isabs(file) else ""
 
 
 def _look(keys: _Given) -> None:
@@ -106,8 +125,8 @@ def _sources(cls: type, index: int) -> dict[str, str] | None:
     owner = owners.owner_of(index)
     if owner is None:
         return None
-    loaded = {name: str(getattr(module, "__file__", "")) for name, module in list(sys.modules.items())}
-    own = {name: file for name, file in loaded.items() if os.path.isabs(file) and owner.owns(file)}
+    loaded = {name: _file_of(module) for name, module in list(sys.modules.items())}
+    own = {name: file for name, file in loaded.items() if file and owner.owns(file)}
     of_class = [base.__module__ for base in cls.__mro__]
     todo = [name for name in of_class if name in own or not owners.is_foreign(name)]
     todo += [name for name, file in own.items() if owner.holds(file)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvtrace.causes.case import Case
+from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
 from kvtrace.ledger.model import Engine, LogLine, Swallowed
 from kvtrace.words import count, plural
 
@@ -39,6 +40,17 @@ def exception_line(fact: Swallowed) -> str:
         )
     message = f": {shortened(fact.message)}" if fact.message else ""
     return f"{fact.type}{message} (at {fact.where}), {calls}"
+
+
+def caught_where_it_saves(case: Case, most: int = 2) -> list[str]:
+    """Exceptions of the connector's work that saves: of a save, or of the index that a lookup asks, they may
+    be the end, also those that code finds out with."""
+    saving = [
+        fact
+        for fact in case.run.swallowed
+        if not fact.broad and (fact.asked_by or fact.hook) in (*SAVE_HOOKS, *BACKGROUND)
+    ]
+    return [f"where it saves: {exception_line(fact)}" for fact in saving[:most]]
 
 
 def log_line(line: LogLine) -> str:

@@ -50,7 +50,7 @@ def rule(case: Case) -> Results:
         "offered yet.",
         evidence=[
             f"status {ABORTED} of {plural(len(rows), 'request')}, {count(in_prefill)} of them in the "
-            f"middle of the prompt; {count(sum(not r.entries for r in rows))} without any store entry",
+            f"middle of the prompt; {count(sum(not r.entries for r in rows))} that the metadata never names",
             *offered_of_others(case, rows, "aborted"),
         ],
         events=[

@@ -33,9 +33,9 @@ def rule(case: Case) -> Results:
         if len(engine.workers) < (ranks := engine.facts.ranks) and not _is_one_of_a_launchers(case, engine)
     ]
     if silent or short:
-        evidence = [f"no spool: {process.name}, pid {process.pid}" for process in silent[:4]]
+        evidence = [f"nothing was recorded of {process.name}, pid {process.pid}" for process in silent[:4]]
         evidence += [
-            f"{engine.process}: {len(engine.workers)} of {ranks} workers wrote a spool"
+            f"{engine.process}: {len(engine.workers)} of {ranks} workers recorded something"
             for engine, ranks in short
         ]
         lost = len(silent) or sum(ranks - len(engine.workers) for engine, ranks in short)
@@ -52,7 +52,7 @@ def rule(case: Case) -> Results:
         other = [process.name for process in seen if not process.agent]
         rest = f"; without one, and not needed for the ledgers: {listed(other)}" if other else ""
         yield CAUSE.ruled_out(
-            f"{len(seen) - len(other)} of {len(seen)} vLLM processes wrote a spool, every engine and worker"
+            f"{len(seen) - len(other)} of {len(seen)} vLLM processes were recorded, every engine and worker"
             f"{rest}"
         )
 

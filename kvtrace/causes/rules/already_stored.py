@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.causes.case import Request, kept_before, stored_before
-from kvtrace.causes.evidence.hooks import BACKGROUND, SAVE_HOOKS
 from kvtrace.causes.evidence.loads import missed_elsewhere
-from kvtrace.causes.evidence.logs import exception_line
+from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.evidence.prompts import answered, held
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
 from kvtrace.terms import Grade
@@ -85,7 +84,7 @@ def rule(case: Case) -> Results:
         headline=headline,
     )
     if unsure:
-        found.evidence += _caught_meanwhile(case)
+        found.evidence += caught_where_it_saves(case)
         weakest = min(_seen(case, r) for r in unsure)
         found.grade = min(weakest, found.grade) if found.grade is not None else weakest
         found.remedy = [_REMEDY_UNSURE, *found.remedy]
@@ -96,16 +95,6 @@ _REMEDY_UNSURE = (
     "First see whether the earlier save is in the store: it was seen to be offered or read, and not to come "
     "to rest (kvtrace verify looks at that)."
 )
-
-
-def _caught_meanwhile(case: Case) -> list[str]:
-    """Exceptions of the connector's work that saves: by those that code finds out with, a save may end."""
-    saving = [
-        fact
-        for fact in case.run.swallowed
-        if not fact.broad and (fact.asked_by or fact.hook) in (*SAVE_HOOKS, *BACKGROUND)
-    ]
-    return [f"where it saves: {exception_line(fact)}" for fact in saving[:2]]
 
 
 def _earlier(case: Case, request: Request) -> int:

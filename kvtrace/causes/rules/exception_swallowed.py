@@ -246,15 +246,21 @@ def _in_doubt(request: Request) -> int:
     return request.caught + (request.saved if read else 0)
 
 
+def _tokens_in_doubt(case: Case, request: Request) -> int:
+    read = request.grade is not None and request.grade < Grade.WRITTEN
+    whole = case.of_request(request)
+    return (whole.saved if read else 0) + (whole.unseen if request.caught else 0)
+
+
 def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Work that saves ended in these exceptions: what was read for it came to rest nowhere that is seen."""
     first, whose = facts[0], _concerned(case, facts)
-    tokens = sum(_in_doubt(r) / max(1, case.engines[r.engine].pairs) for r in whose)
+    tokens = sum(_tokens_in_doubt(case, r) for r in whose)
     where = place(first.hook) + (f", in work of {first.asked_by}" if first.asked_by else "")
     ended = "ended the work" if first.ended else "was caught"
     return case.finding(
         CAUSE,
-        f"{first.type} {ended} in {where}: {count(tokens)} tokens of {plural(len(whose), 'request')} were "
+        f"{first.type} {ended} in {where}: {plural(tokens, 'token')} of {plural(len(whose), 'request')} were "
         "read from the KV cache in these steps, and nothing shows that they came to rest.",
         tokens=tokens,
         requests=len(whose),

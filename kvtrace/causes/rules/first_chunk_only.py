@@ -120,7 +120,7 @@ def _offers(rows: Sequence[Request]) -> str:
     chunks = f"{plural(sum(r.chunks for r in rows), 'prefill chunk')} of {plural(len(rows), 'prompt')}"
     if all(map(first_chunk_alone, rows)):
         later = count(sum(r.chunks - 1 for r in rows))
-        return f"{chunks}: store entries in the {plural(len(rows), 'first one')}, 0 in the {later} later ones"
+        return f"{chunks}: stores in the {plural(len(rows), 'first one')}, 0 in the {later} later ones"
     return f"{chunks}: each prompt was offered in one step, before its last chunk, and in none after it"
 
 

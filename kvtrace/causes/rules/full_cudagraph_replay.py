@@ -31,7 +31,7 @@ def rule(case: Case) -> Results:
         full = seen.get(2, 0)
         yield case.finding(
             CAUSE,
-            f"{plural(len(case.affected(CAUSE)), 'request')} had a store entry in a step that replayed a "
+            f"{plural(len(case.affected(CAUSE)), 'request')} had KV to store in a step that replayed a "
             "FULL CUDA graph: no layer hook ran in it.",
             evidence=[
                 f"graph mode FULL in {count(full)} of {count(total)} worker-steps ({percent(full, total)})"

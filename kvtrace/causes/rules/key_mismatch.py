@@ -7,6 +7,7 @@ from functools import partial
 
 from kvtrace.causes.case import Request
 from kvtrace.causes.evidence import loads
+from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, Event, LoadEnd, Results
 from kvtrace.ledger.loads.model import LoadOf
@@ -65,18 +66,19 @@ def rule(case: Case) -> Results:
     if len(at_once) < len(lost):
         rest = f"in {count(len(lost) - len(at_once))} of {plural(len(lost), 'lookup')}"
         evidence.append(f"{rest} other prompts were saved in between; none of these prompts was ever found")
+    caught = caught_where_it_saves(case)
     names = listed(c.cls for row in lost if (c := case.engines[row.engine].connector))
     yield loads.finding(
         case,
         CAUSE,
         f"{names} does not find what it saved: {of_all(len(lost), len(repeated), 'lookup')} of prompts with "
         f"the same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again).",
-        evidence=evidence,
+        evidence=evidence + caught,
         events=[
             Event(row.id, row.step, f"{count(row.saved_before)} tokens saved by {row.saved_by}; lookup 0")
             for row in (at_once or lost)[:3]
         ],
-        remedy=_remedy(case, lost),
+        remedy=[*_first_the_exception(caught), *_remedy(case, lost)],
         headline="what was saved is not found by the lookup",
     )
 
@@ -173,6 +175,7 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
             f"{plural(len(repeated), 'request')} with the same tokens got no store again: what stores knows "
             "them, and what looks up does not"
         )
+    caught = caught_where_it_saves(case)
     names = listed(c.cls for row, _, _ in never if (c := case.engines[row.engine].connector))
     return loads.finding(
         case,
@@ -183,19 +186,25 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
         share=min(1.0, tokens / total) if total else 0.0,
         requests=len(never),
         grade=min((by.grade for _, by, _ in never if by.grade is not None), default=None),
-        evidence=evidence,
+        evidence=evidence + caught,
         events=[
             Event(row.id, row.step, f"{count(kept)} tokens saved by {by.id}; lookup 0")
             for row, by, kept in never[:3]
         ],
         # No key was compared: the lookup may as well find the entry and decline it.
         remedy=[
+            *_first_the_exception(caught),
             f"Look at what get_num_new_matched_tokens of {names} finds of such a prompt, and at all that "
             "makes it answer 0 nevertheless; its own log may say which.",
             CAUSE.remedy,
         ],
         headline="what was saved is never found by a lookup",
     )
+
+
+def _first_the_exception(caught: list[str]) -> list[str]:
+    """An index that an exception kept from being written answers as another key does."""
+    return ["First look at the exception that is caught where it saves: see the evidence."] if caught else []
 
 
 def _remainder(case: Case, rows: list[LoadOf]) -> tuple[int, int] | None:

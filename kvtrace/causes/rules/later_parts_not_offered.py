@@ -52,7 +52,7 @@ def rule(case: Case) -> Results:
             f"{name} never offers what later parts of a streaming session add to its prompt: {affected}.",
             evidence=[
                 f"the first parts have {count(sum(r.arrived for r in rows))} tokens, later ones and the "
-                f"answers between them {added}; no store entry reaches past a first part"
+                f"answers between them {added}; no store in the metadata reaches past a first part"
             ],
             events=[
                 Event(

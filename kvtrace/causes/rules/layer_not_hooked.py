@@ -47,7 +47,7 @@ def rule(case: Case) -> Results:
             f"{plural(len(set(silent)), 'layer')} with KV {'pass' if len(set(silent)) > 1 else 'passes'} "
             f"no connector hook: {layers}."
             if silent
-            else "Layers that own KV passed no connector hook in steps with a store entry.",
+            else "Layers that own KV passed no connector hook in steps with KV to store.",
             evidence=[
                 f"save_kv_layer fired on {count(owning - len(silent))} of {count(owning)} layers and ranks"
             ],

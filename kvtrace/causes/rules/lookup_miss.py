@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
-from kvtrace.causes.rule import LOADS, NOTE, Case, Cause, LoadEnd, Results
+from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
 from kvtrace.ledger.loads.model import LoadOf
 from kvtrace.words import count, of_all, plural
 
@@ -13,13 +13,13 @@ CAUSE = Cause(
     ledger=LOADS,
     meaning=(
         "Asked, and nothing was there, where a hit could be expected: the prompt begins like an earlier "
-        "one of this run, or the engine is a kv_consumer. A new prompt is not a finding."
+        "one of this run, or the engine is a kv_consumer. A new prompt is not a finding. A choice to confirm "
+        "where the prompt had been saved by a request that was over: dropped, or not found."
     ),
     seen_as="A lookup that was answered with 0, and no earlier save of this run that surely covers it.",
     remedy=(
-        "See what was saved: what was not saved cannot be loaded. A prefix that two prompts share is "
-        "found only in whole units of the connector, and not at all where it keys whole prompts "
-        "(ExampleConnector)."
+        "See what was saved: what was not saved can't be loaded. A prefix that two prompts share is found "
+        "only in whole units of the connector, and not at all where it keys whole prompts (ExampleConnector)."
     ),
     load_ends=(LoadEnd.MISSED,),
 )
@@ -53,11 +53,14 @@ def rule(case: Case) -> Results:
         row.prompt - row.local for row in consumers
     )
     total = case.run.loads.total_tokens
+    saved = any(_was_over(case, row) for row in repeated)
+    meant = " Some of these had been saved before: are they meant to be dropped?" if saved else ""
     yield loads.finding(
         case,
         CAUSE,
         f"Nothing was found by {of_all(len(wanting), len(asked), 'lookup')} where a hit could be expected "
-        f"({plural(tokens, 'token')}).",
+        f"({plural(tokens, 'token')}).{meant}",
+        severity=LIMIT if saved else NOTE,
         tokens=tokens,
         share=min(1.0, tokens / total) if total else 0.0,
         requests=len(wanting),
@@ -65,6 +68,14 @@ def rule(case: Case) -> Results:
         events=loads.events(case, wanting, CAUSE),
         headline="the lookups found nothing in the store",
     )
+
+
+def _was_over(case: Case, row: LoadOf) -> bool:
+    """Whether the request that saved these tokens was over: what is dropped so soon may be meant so."""
+    unit = case.units.get(row.engine)
+    whole = unit.aligned(row.prompt - 1) if unit else row.saved_before  # one token is always computed
+    there = min(whole, row.saved_before) > row.local
+    return there and case.requests[row.saved_by_row].last_step < row.step
 
 
 def _role(case: Case, row: LoadOf) -> str:
@@ -96,8 +107,7 @@ def _repeated(repeated: list[LoadOf]) -> list[str]:
         longest = max(row.shared for row in fresh)
         evidence.append(
             f"{plural(len(fresh), 'prompt')} begin like an earlier one (up to {count(longest)} tokens), "
-            "and no save of this run is known to hold that prefix under a unique key: see what was "
-            "saved, and the unit that the connector stores in"
+            "and no save of this run is known to hold that prefix alone"
         )
     if kept:
         evidence.append(

@@ -20,7 +20,10 @@ CAUSE = Cause(
         "In one step: metadata bound, other layers saved, clear_connector_metadata, and after it the "
         "layer's body without metadata."
     ),
-    remedy="Use a vLLM with finalize_kv_connector (0.18.1 and later).",
+    remedy=(
+        "Clear the metadata behind the last layer only: in a worker or runner of its own, look at who calls "
+        "clear_connector_metadata. vLLM itself did so with a draft model before 0.18.1."
+    ),
     versions=since("0.11.1", "0.21.0"),
     save_ends=(SaveEnd.CLEARED,),
 )

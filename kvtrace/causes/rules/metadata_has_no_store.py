@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import gcd
+
 from kvtrace.causes.case import Request, stored_before
 from kvtrace.causes.rule import LIMIT, SAVES, Case, Cause, Interval, LostSpan, Results, Stage, Turn
+from kvtrace.ledger.intervals import union
 from kvtrace.ledger.model import Engine
 from kvtrace.words import count, listed, of_all, plural
 
@@ -22,10 +26,14 @@ CAUSE = Cause(
         "finds them speaks of a store that was not seen. Otherwise they are not observed."
     ),
     remedy=(
-        "Look at build_connector_meta of this connector: what must be true of a request before it gets a "
-        "store entry?"
+        "Look at build_connector_meta of this connector: what must be true of a request before it is offered "
+        "for storing?"
     ),
 )
+
+
+_LEAST_SAMPLES = 3
+"""Lengths of prompts that tell a unit which nothing names."""
 
 
 def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
@@ -45,29 +53,63 @@ def rule(case: Case) -> Results:
     without = [r for r in rows if not r.entries]
     stored = [r for r in of_engine if r.stored_end]
     affected = of_all(len(rows), len(of_engine), "prompt")
+    unknown = case.units.get(engine.tag) is None
+    unit, across = _nameless_unit(of_engine) if unknown else 0, _across_chunks(case, rows)
     lengths = sorted({r.prompt for r in rows})
     spread = " to ".join(count(n) for n in (lengths[0], lengths[-1])[: len(lengths)])
     evidence = [
-        f"{count(len(without))} of these have no entry in any step, {count(len(rows) - len(without))} one "
-        f"that leaves tokens out; {plural(len(stored), 'other prompt' if without else 'prompt')} got a "
-        "store",
+        f"{count(len(without))} of these are in no step's metadata, {count(len(rows) - len(without))} with a "
+        f"part of their tokens; of {plural(len(stored), 'other prompt' if without else 'prompt')} something "
+        "was offered",
         f"their prompts have {spread} tokens; no unit with a name "
         "(block, max_num_batched_tokens, a number of the connector) gives these stores"
-        if case.units.get(engine.tag) is None
+        if unknown
         else f"their prompts have {spread} tokens, which the unit allows",
+        *([f"floor(prompt / {unit}) x {unit} gives them all; {unit} stands in no setting"] if unit else []),
         *_not_explained(case, rows),
         *_chunked(without, stored),
+        *([f"of {of_all(across, len(rows), 'prompt')} {_ACROSS}"] if across else []),
     ]
     off = _switched_off(engine) if not stored else []
     if off:
         evidence.append(f"switched off in kv_connector_extra_config: {listed(off)}; this may be the reason")
+    part = len(without) < len(rows)
+    what = ("nothing, or a part alone," if part else "nothing") if without else "a part alone"
     yield case.finding(
         CAUSE,
-        f"{name} offered no store for {affected}, or for a part of them, and no rule that kvtrace knows "
-        "fits. Is that meant?",
+        f"{name} offered {what} of {affected} for storing, and no rule that kvtrace knows fits. "
+        "Is that meant?",
         evidence=evidence,
         events=case.events(CAUSE),
-        headline=f"the connector offered no store for {affected}, or for a part of them",
+        headline="blocks that two prefill chunks fill together are not stored"
+        if across == len(rows)
+        else f"the connector stores multiples of {unit} tokens, and {unit} stands in no setting"
+        if unit
+        else f"the connector offered {what} of {affected} for storing",
+    )
+
+
+def _nameless_unit(requests: Sequence[Request]) -> int:
+    """The unit that gives all stores, though no setting has its value; 0 where there is none."""
+    ends = {r.prompt: r.taken if r.taken is not None else r.stored_end for r in requests}
+    unit = gcd(*ends.values())
+    if len(ends) < _LEAST_SAMPLES or unit <= max(r.block for r in requests):
+        return 0
+    return unit if all(end == prompt // unit * unit for prompt, end in ends.items()) else 0
+
+
+_ACROSS = "the tokens that are left out lie in a block across the end of a prefill chunk"
+
+
+def _across_chunks(case: Case, rows: Sequence[Request]) -> int:
+    """Of how many prompts a block was left out that two chunks fill together: it is whole in neither."""
+    at = {
+        row: union((start, end) for start, end, _ in parts)
+        for row, parts in case.assigned[CAUSE.id].at.items()
+    }
+    return sum(
+        r.chunks > 1 and any(start < r.first_end < end and end - start <= r.block for start, end in at[r.row])
+        for r in rows
     )
 
 

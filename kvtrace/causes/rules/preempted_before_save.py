@@ -58,7 +58,7 @@ def rule(case: Case) -> Results:
         "computed, preempted, and not offered again.",
         evidence=[
             f"{plural(sum(r.preemptions for r in rows), 'preemption')} of {plural(len(rows), 'request')}; "
-            f"{count(stored)} of them got a store entry after it, {count(len(rows) - stored)} none",
+            f"{count(stored)} of them were offered after it, {count(len(rows) - stored)} none",
             *offered_of_others(case, rows, "preempted"),
             f"at most {engine.facts.max_num_seqs or 0} sequences at once (--max-num-seqs)",
         ],

@@ -68,7 +68,7 @@ def rule(case: Case) -> Results:
             CAUSE,
             "kv_role is kv_consumer, and no metadata of this run names a store.",
             evidence=[
-                f"kv_role is kv_consumer; 0 store entries in the metadata of {count(steps)} steps, for "
+                f"kv_role is kv_consumer; the metadata of {count(steps)} steps names no store, for "
                 f"{count(sum(e.requests for e in reading))} requests"
             ],
             events=case.events(CAUSE),
@@ -78,7 +78,7 @@ def rule(case: Case) -> Results:
     configured = [engine for engine in case.run.engines if engine.configured]
     roles = [str(engine.role) for engine in configured]
     if configured and all(engine.store_entries for engine in configured):
-        yield CAUSE.ruled_out(f"kv_role is {listed(roles)}, and the metadata holds store entries")
+        yield CAUSE.ruled_out(f"kv_role is {listed(roles)}, and the metadata names stores")
     elif configured and "kv_consumer" not in roles:
         yield CAUSE.ruled_out(f"kv_role is {listed(roles)}")
 
@@ -90,7 +90,7 @@ def _made_to_load(case: Case, reading: list[Engine], steps: int) -> Finding:
         f"{names} loads, and has nothing that saves.",
         evidence=[
             "its save_kv_layer and wait_for_save are empty, and it has no get_finished",
-            f"0 store entries in the metadata of {count(steps)} steps",
+            f"the metadata of {count(steps)} steps names no store",
         ],
         events=case.events(CAUSE),
         headline=f"{names} is made to load alone",

@@ -40,10 +40,12 @@ CAUSE = Cause(
 
 
 def claim(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
-    """Positions that no metadata was seen to name, of a request that was read in pieces: a connector that
-    takes less of each entry than it names leaves holes."""
+    """Positions of a request that was read in pieces, in steps whose metadata is not understood: a connector
+    that takes less of each entry than it names leaves holes. Metadata that is understood named no more."""
     request = case.requests[span.request]
-    return unclaimed if request.holes and span.phase != "decode" and span.grade >= Grade.READ else []
+    if not request.holes or not _read_unnamed(case, request):
+        return []
+    return unclaimed if span.phase != "decode" and span.grade >= Grade.READ else []
 
 
 def claim_partly(case: Case, span: LostSpan, unclaimed: list[Interval]) -> list[Interval]:
@@ -96,7 +98,7 @@ def rule(case: Case) -> Results:
 def _holes(case: Case) -> Finding:
     """Requests were read in pieces, with holes between them."""
     hit = case.affected(CAUSE)
-    lost, kept = case.tokens(CAUSE), sum(r.saved / max(1, case.engines[r.engine].pairs) for r in hit)
+    lost, kept = case.tokens(CAUSE), sum(case.of_request(r).saved for r in hit)
     share = percent(kept, lost + kept)
     return case.finding(
         CAUSE,
@@ -117,7 +119,7 @@ def _holes(case: Case) -> Finding:
 def _partly(case: Case) -> Finding:
     """Of prompts a part was read, and the metadata does not say how much was meant to be."""
     hit = case.affected(CAUSE)
-    lost, kept = case.tokens(CAUSE), sum(r.saved / max(1, case.engines[r.engine].pairs) for r in hit)
+    lost, kept = case.tokens(CAUSE), sum(case.of_request(r).saved for r in hit)
     share = percent(kept, lost + kept)
     return case.finding(
         CAUSE,

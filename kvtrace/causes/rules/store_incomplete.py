@@ -38,11 +38,13 @@ def rule(case: Case) -> Results:
         return
     narrower = list(sizes.narrower(case))
     if narrower and not (case.run.exceptions or case.run.swallowed):  # else that is why
+        missing = sum(map(sizes.never_came, narrower))
+        amount = f": those of about {plural(missing, 'token')} are missing" if missing else ""
         yield case.finding(
             CAUSE,
-            "Fewer bytes came to rest than were read. Is that meant: narrower numbers, or compression?",
+            f"Fewer bytes came to rest than were read{amount}. Is that meant: narrower numbers, or "
+            "compression?",
             severity=LIMIT,
-            tokens=float(sum(map(sizes.never_came, narrower))),
             evidence=[sizes.in_words(one) for one in narrower[:3]],
             headline="fewer bytes came to rest than were read",
             in_files=float(sum(map(sizes.tokens_gone, narrower))),

@@ -84,15 +84,17 @@ def rule(case: Case) -> Results:
 
 def _finding(case: Case) -> Finding:
     trust = case.run.trust
+    some = _of_some_layers(case)
     if trust.nothing:
-        headline = "the save hook ran with store entries and read no KV slot"
-        title = f"The save hook ran with store entries and read no KV slot in {plural(trust.nothing, 'call')}"
+        of = " in some layers" if some else ""
+        headline = f"the save hook had KV to store and read none of it{of}"
+        title = f"The save hook had KV to store and read none of it in {plural(trust.nothing, 'call')}{of}"
     else:
-        of = " of some layers" if _of_some_layers(case) else ""
+        of = " of some layers" if some else ""
         headline = f"the save hooks ran and read no KV slot{of}"
         title = f"The save hooks ran and read no KV slot{of}"
     # Nothing is known to have been promised, and the hooks do read in other steps.
-    chosen = not trust.nothing and bool(case.read_steps) and not _of_some_layers(case)
+    chosen = not trust.nothing and bool(case.read_steps) and not some
     meant = " Is that meant?" if chosen else ""
     return case.finding(
         CAUSE,
@@ -107,7 +109,7 @@ def _finding(case: Case) -> Finding:
         ),
         headline=headline,
         remedy=[
-            "look at what save_kv_layer does with an entry: an early return, an empty slot mapping, a "
+            "look at what save_kv_layer does with the metadata: an early return, an empty slot mapping, a "
             "filter by rank or layer; in a wrapper, whether save_kv_layer and bind_connector_metadata are "
             "passed on",
             "where a thread copies later, keep the blocks until it is done (request_finished returns True): "

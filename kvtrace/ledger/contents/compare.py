@@ -49,8 +49,8 @@ class Wrong:
     of: int = 0
     """The pairs of the whole block, where ``pairs`` are some of them."""
     altered: bool = False
-    """It is no other KV that is known, nor what stood there before, but other numbers, in all layers; and so
-    is every block that was loaded: a store of fewer bits alters them all."""
+    """It is no other KV that is known, nor what stood there before, nor zeros, but other numbers, in all
+    layers; and so is every block that was loaded: a store of fewer bits alters them all."""
     unlike: bool = False
     """All that is known is that it is not what its tokens computed to, in some layer: one that lost its part
     explains that."""
@@ -151,7 +151,8 @@ def _found(
     left = alone.get((pairs, block))
     if why is not None:
         said = f"{why.text}: {what}" if what else why.text
-        altered = ours and not left and not exchanged and _bits(pairs, layers) == pairs
+        whole = ours and not left and not exchanged and _bits(pairs, layers) == pairs
+        altered = whole and block.value != ZEROES
         return Wrong(
             block.start, block.end, _bits(pairs, layers), said, left is not None, of=pairs, altered=altered,
             unlike=ours and layers is None and not left,

@@ -142,6 +142,7 @@ class Runs:
             ran = time.monotonic()
             readers = [truth.Reader(part.plan, part.opened(), reference, LAYERS) for part in parts]
             found = truth.establish(plan, outcome, readers)
+            established = time.monotonic()
             verified = self._verified(parts, folder, found.problem)
         finally:
             sys.path.remove(str(folder / "src"))
@@ -154,15 +155,19 @@ class Runs:
             "plan": plan.describe(),
             "outcome": outcome.document(),
             "truth": found.document(),
-            "verified": verified,
+            **verified,
             "declared": declared.document(),
-            "seconds": {"engine": round(ran - began, 2), "truth": round(time.monotonic() - ran, 2)},
+            "seconds": {
+                "engine": round(ran - began, 2),
+                "truth": round(established - ran, 2),
+                "verify": round(time.monotonic() - established, 2),
+            },
         }
 
-    def _verified(self, parts: list[Part], folder: Path, problem: str) -> dict[str, str] | None:
-        """What verify answers on each property, of the same connector and an empty store; None: not run."""
+    def _verified(self, parts: list[Part], folder: Path, problem: str) -> dict[str, Any]:
+        """What verify answers on each property, of the same connector and an empty store; {}: not run."""
         if not self.verify or problem or len(parts) > 1:
-            return None
+            return {}
         from harness.verified import verify_generated
 
         part = Part(parts[0].plan, folder, f"{os.getpid()}v{parts[0].plan.seed}", "verify-store")

@@ -41,8 +41,8 @@ def grouped(answers: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def verify_generated(part: Any, folder: Path, model: str, suite: str) -> dict[str, str]:
-    """{property: answer}.
+def verify_generated(part: Any, folder: Path, model: str, suite: str) -> dict[str, dict[str, Any]]:
+    """``verified``: {property: answer}; ``says``: what verify itself says of each of its own properties.
 
     Args:
         part: the connector, with a store of its own that is empty.
@@ -57,6 +57,7 @@ def verify_generated(part: Any, folder: Path, model: str, suite: str) -> dict[st
     try:
         arguments = engine.engine_arguments(part.plan, [transfer], model)
         salted = part.plan.keys.chain == "vllm" or part.plan.work == "salted"
-        return grouped(verify.verify_generated(arguments, folder, suite, part.plan.seed, salted))
+        says = verify.verify_generated(arguments, folder, suite, part.plan.seed, salted)
+        return {"verified": grouped({name: said[0] for name, said in says.items()}), "says": says}
     finally:
         retarget(None)

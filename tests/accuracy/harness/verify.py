@@ -26,8 +26,10 @@ from kvtrace.verify.workload import Streams
 _STUCK_STEPS = 400
 """Engine steps in a row with nothing to show for, a few milliseconds each."""
 _TURNS = 60
-HOOK_SHARE = 0.9
+HOOK_SHARE = 0.6
 """Of a step; a sound generated connector's hook takes up to half of one on the tiny model."""
+LONGEST = 1024
+"""Tokens of the longest sequence, at least: verify's prompts have three units."""
 
 
 class InProcess:
@@ -178,12 +180,12 @@ def verify(engine: InProcess, suite: str = "quick", seed: int | None = None) -> 
 
 def verify_generated(
     arguments: dict[str, Any], trace: Path, suite: str = "quick", seed: int | None = None, salted: bool = True
-) -> dict[str, str]:
-    """{property: answer} of a generated connector.
+) -> dict[str, tuple[str, ...]]:
+    """{property: (answer, what it says, ...)} of a generated connector.
 
     Args:
         arguments: of ``harness.engine.engine_arguments``; its source has to be importable. The longest
-            sequence, and the steps' size, are made fit for verify's prompts.
+            sequence, and the blocks for it, are made fit for verify's prompts.
         trace: the run directory that the agent writes to (``retarget``), its configuration with ``copies``.
         salted: its keys tell salts apart; without, they are of tokens alone, and promise nothing of salts.
 
@@ -194,11 +196,17 @@ def verify_generated(
     def start() -> Any:
         from vllm import LLM
 
-        return LLM(**(arguments | {"max_model_len": max(1024, arguments.get("max_model_len", 0))}))
+        longest = max(LONGEST, arguments["max_model_len"])
+        blocks = max(arguments["num_gpu_blocks_override"], longest // arguments["block_size"] + 16)
+        return LLM(**(arguments | {"max_model_len": longest, "num_gpu_blocks_override": blocks}))
 
     engine = InProcess(start, _stop, trace)
     try:
         answers = verify(engine, suite, seed)
-        return {one.id: one.verdict.answer.value for one in answers if salted or one.id != "other-salt"}
     except VerifyError as error:
-        return {"transfers": "failed", "why": str(error)}
+        return {"transfers": ("failed", str(error))}
+    return {
+        one.id: (one.verdict.answer.value, one.verdict.says, *one.verdict.evidence)
+        for one in answers
+        if salted or one.id != "other-salt"
+    }

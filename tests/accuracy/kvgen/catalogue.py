@@ -4,6 +4,10 @@
 equally right by their definitions, all stand here. ``allow`` restricts what the rest of the plan may be.
 
 What works as its author meant it is no fault: deliberate choices stand in designs.py.
+
+What shows in sizes alone is fewer bytes at rest than were read. From outside a loss, compression and a choice
+look alike, so ``store-incomplete`` is right for all of these, whatever its severity; which of them it is, is
+verify's.
 """
 
 from __future__ import annotations
@@ -47,6 +51,14 @@ class Fault:
     allow: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     work: tuple[str, ...] = ()
 
+    @property
+    def needs_reads(self) -> bool:
+        """Whether its sizes tell something only beside the bytes that were read: files that are removed, or
+        that hold nothing, tell it alone."""
+        return self.shows == "sizes" and self.name not in _SHOWN_BY_FILES_ALONE
+
+
+_SHOWN_BY_FILES_ALONE = ("cleans-up", "newest-deleted", "wiped", "files-empty", "empty-read")
 
 PROPERTIES = (
     "transfer", "returns-equal", "whole-units", "right-asker", "outputs", "lookups-agree", "workloads",
@@ -75,7 +87,7 @@ _SIGNS = {
     "aborted": ("", "cache"),
     "misspelt-unit": ("", "cache"),
     "misspelt-switch": ("transfer", "cache"),
-    "role-consumer": ("transfer", "cache"),
+    "role-consumer": ("", "cache"),  # verify takes the role at its word: a consumer alone has nothing to load
     "disables-itself": ("transfer", "cache"),
     "fails-to-start": ("transfer", "exceptions"),
     "bind-without-super": ("transfer", "cache"),
@@ -151,12 +163,12 @@ _SIGNS = {
 
 
 def _fault(name: str, title: str, right: str, effect: str, work: str, **allow: tuple[Any, ...]) -> Fault:
-    grade = allow.pop("grade", ("fault",))[0]
     breaks, shows = _SIGNS[name]
+    grade = allow.pop("grade", ("any" if shows == "sizes" else "fault",))[0]
+    findings = frozenset((*right.split(), *(("store-incomplete",) if shows == "sizes" else ())))
     return Fault(
-        name, title, frozenset(right.split()), effect, grade, frozenset(breaks.split()), shows, allow,
-        tuple(work.split()),
-    )  # fmt: skip
+        name, title, findings, effect, grade, frozenset(breaks.split()), shows, allow, tuple(work.split())
+    )
 
 
 PUSH = {"role": ("producer", "both")}
@@ -394,9 +406,10 @@ _CONTENTS = (
     _fault("half-zeroed", "the second half of each slot is zeroes", "kv-altered", "lost", "mixed", **PUSH),
     _fault("heads-flipped", "heads are stored in reverse order", "kv-altered", "lost", "mixed",
            axis=("plain",), copy=("fancy", "index-select", "stack", "clone", "staging"), **PUSH),
+    # How far other numbers are off, verify says: a fingerprint only says that they are other ones.
     _fault("wrong-scale", "an eight-bit store keeps a scale that its numbers do not fit",
            "kv-load-wrong kv-altered", "answers", "repeats", role=("both",), load=SYNC, run=("inline",),
-           pack=("int8", "int8-rows"), store_flaw=("bad-scale",), prefix_caching=(False,)),
+           pack=("int8", "int8-rows"), store_flaw=("bad-scale",), prefix_caching=(False,), **ANY),
 )
 # fmt: on
 

@@ -26,9 +26,11 @@ from kvgen.stores import (
 from kvgen.workload import Round, draw_rounds
 
 VERSION = 3
+"""Goes into every draw: a new version of the generator gives new connectors."""
 _WHOLE = frozenset(("whole-units", "workloads", "lengths"))
 """Properties of verify that rest on every whole unit of a prompt coming back."""
-"""Goes into every draw: a new version of the generator gives new connectors."""
+_OF_SAVES = frozenset(("finishes-told", "step-time", "flat"))
+"""Properties of verify that a connector which never loads can break."""
 
 HEALTHY_EVERY = 4
 """One seed of four is healthy; the others go through the faults in turn."""
@@ -175,7 +177,8 @@ class Plan:
         if self.planted is None:
             return ""
         hidden = self.planted.shows == "sizes" and self.store.kind not in SEEN_BY_SIZE
-        hidden |= self.planted.shows == "cache" and self.by_address
+        reads = self.planted.shows == "cache" or self.planted.needs_reads
+        hidden |= reads and self.by_address
         return "return-only" if hidden else self.planted.shows
 
     @property
@@ -192,11 +195,13 @@ class Plan:
 
     @property
     def breaks(self) -> frozenset[str]:
-        """Properties of verify of which the planted fault breaks one, with an empty store at the start; none
-        where nothing can come back from it."""
-        if self.planted is None or not self.returns or self.role == "consumer":
+        """Properties of verify of which the planted fault breaks one, with an empty store at the start: where
+        nothing can come back from it, of what is asked of saves alone."""
+        if self.planted is None or self.role == "consumer":
             return frozenset()
         found = self.planted.breaks
+        if not self.returns:
+            return found & _OF_SAVES
         if self.choice["lookup"] == "index" and found & {"transfer", "whole-units"}:
             found |= {"lookups-agree"}  # the index offers what was lost all the same
         return found
