@@ -14,7 +14,7 @@ from kvtrace.ledger.coverage.store_steps import StoreStepReader, StoreSteps
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.side_by_side import Add, silent
-from kvtrace.ledger.steps import Array, real_step
+from kvtrace.ledger.steps import Array, locate, real_step
 from kvtrace.ledger.timing import Histograms
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, STEP_SHIFT, Dispatch, Flag, Kind, Role, Skip
@@ -109,7 +109,7 @@ class SpoolReader:
         self._count_spent(call)
         bits = FIRED | np.where(_with_work(call), WORK, 0) | np.where(_raised(call), RAISED, 0)
         calls = self._distinct.calls(call.step, what_of(codes, is_op=False), layer, bits)[0]
-        return Calls(calls.keys, calls.bits | np.where(np.isin(calls.keys, self._touched), WORK, 0))
+        return Calls(calls.keys, calls.bits | np.where(locate(self._touched, calls.keys)[1], WORK, 0))
 
     def _touching_calls(self) -> Array:
         """The keys of hook calls that were seen to read or write KV slots: work, whatever is declared."""
