@@ -317,6 +317,7 @@ def soak(minutes: float, traced: bool, out: Path) -> Result:
         "vllm", "serve", str(make_tiny_model(CACHE / "tiny-model")), "--served-model-name", "tiny",
         "--enforce-eager", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512",
         "--block-size", "32", "--max-num-batched-tokens", "2048",  # this connector knows no chunks
+        "--num-gpu-blocks-override", "128",  # all of them are used soon: their pages are no growth
         "--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(connector),
     ]  # fmt: skip
     if traced:

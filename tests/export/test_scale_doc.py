@@ -29,13 +29,14 @@ def agree(fleet: Path, report: Report) -> None:
             for _, ledger, outcome, cause, amount in db.sql(OUTCOMES).fetchall()
             if amount
         }
-        fired = Counter(
-            {(rank, layer, hook): n for _, rank, layer, hook, n in db.sql(COVERAGE).fetchall()}
-        )
+        fired = Counter({(rank, layer, hook): n for _, rank, layer, hook, n in db.sql(COVERAGE).fetchall()})
         ((_, requests, tokens),) = db.sql(REQUESTS).fetchall()
     books = (("saves", report["ledger"]["saves"]), ("loads", report["ledger"]["loads"]))
     assert outcomes == {
-        (ledger, name): amount for ledger, book in books for name, amount in book["accounts"].items() if amount
+        (ledger, name): amount
+        for ledger, book in books
+        for name, amount in book["accounts"].items()
+        if amount
     }
     want: Counter[tuple[int, str | None, str]] = Counter()
     for row in report["coverage"]["hooks"]:
