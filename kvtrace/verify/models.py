@@ -209,16 +209,22 @@ def make(kind: str, place: Path | None = None) -> Path:
         OSError: it cannot be written.
     """
     path = (place or folder()) / f"{kind}-{VERSION}"
+    of = KINDS[kind]
+    return _folder(path, dict(_documents(of)), "model.safetensors", of.shapes())
+
+
+def _folder(path: Path, documents: Mapping[str, Any], weights: str, shapes: Shapes) -> Path:
+    """A finished folder is left as it is."""
     if (path / _DONE).exists():
         return path
     half = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
     try:
-        for name, value in _documents(KINDS[kind]):
+        for name, value in documents.items():
             (half / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        _write_weights(half / "model.safetensors", KINDS[kind].shapes())
-        (half / _DONE).write_text(json.dumps({"kind": kind, "version": VERSION}) + "\n", encoding="utf-8")
+        _write_weights(half / weights, shapes)
+        (half / _DONE).write_text(json.dumps({"version": VERSION}) + "\n", encoding="utf-8")
         if not (path / _DONE).exists():  # another process may have been faster
             shutil.rmtree(path, ignore_errors=True)
             half.rename(path)
@@ -228,6 +234,31 @@ def make(kind: str, place: Path | None = None) -> Path:
     finally:
         shutil.rmtree(half, ignore_errors=True)
     return path
+
+
+_LORA_RANK = 8
+
+
+def make_adapter(place: Path | None = None) -> Path:
+    """The folder of a LoRA adapter of the first kind's model: what reads the prompt, and so all KV, is other.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    shapes: Shapes = {}
+    for name, (out, into) in (
+        (name, shape)
+        for name, shape in KINDS[FIRST].shapes().items()
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+    ):
+        of = f"base_model.model.{name.removesuffix('.weight')}"
+        shapes |= {f"{of}.lora_A.weight": (_LORA_RANK, into), f"{of}.lora_B.weight": (out, _LORA_RANK)}
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": _LORA_RANK, "lora_alpha": 2 * _LORA_RANK,
+        "target_modules": ["q_proj", "k_proj", "v_proj"], "lora_dropout": 0.0, "bias": "none",
+    }  # fmt: skip
+    path = (place or folder()) / f"{FIRST}-adapter-{VERSION}"
+    return _folder(path, {"adapter_config.json": config}, "adapter_model.safetensors", shapes)
 
 
 def _documents(kind: Kind) -> Iterator[tuple[str, Any]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim, nothing
+from test_load_rules import again
 from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
@@ -272,6 +273,35 @@ def test_a_caught_exception_stands_beside_a_save_not_at_rest(tmp_path: Path) -> 
         found = diagnose(replace(run, base=run.base.assign(grade=int(grade)), swallowed=(fact,))).findings
         finding = next(one for one in found if one.id == "already-stored")
         assert any("where it saves: FileExistsError: x" in line for line in finding.evidence) == said
+
+
+def test_an_exception_where_it_saves_stands_beside_a_missed_key(tmp_path: Path) -> None:
+    """An index that could not be written was called another key, and its exception was in a note."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 161, 129, 161], [128, 160, 128, 160], [0, 0, 0, 0])
+    sim.write()
+    run = read_run(tmp_path)
+    run = replace(run, base=run.base.assign(grade=int(Grade.PROVED)))
+    fact = swallowed(type="OperationalError", message="database is locked", places=())
+    for caught in ((), (fact,)):
+        found = diagnose(replace(run, swallowed=caught)).findings
+        one = next(finding for finding in found if finding.id == "key-mismatch")
+        assert any("OperationalError: database is locked" in line for line in one.evidence) == bool(caught)
+        assert one.remedy[0].startswith("First look at the exception") == bool(caught)
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_store_that_is_emptied_is_not_called_another_key(tmp_path: Path, emptied: bool) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 129], [128, 128], [0, 0])
+    sim.write()
+    run = read_run(tmp_path)
+    if emptied:
+        gone = Outside("w", 1, 1000, 1000, 0, 1000, 4, {}, files=8, removed=8, put=1000, taken_away=1000)
+        run = replace(run, outside=(gone,))
+    found = next(one for one in diagnose(run).findings if one.id == "key-mismatch")
+    assert (found.severity == LIMIT) == emptied == ("removes what it stored" in found.title)
+    assert any("8 of 8 files that it wrote" in line for line in found.evidence) == emptied
 
 
 @pytest.mark.parametrize(("last", "ident"), [(-1, "exception-swallowed"), (1, "store-incomplete")])

@@ -88,11 +88,17 @@ def long_way(monkeypatch: pytest.MonkeyPatch, shell: Shell, *words: str) -> tupl
         return shell(*words)
 
 
-@pytest.mark.parametrize("beside", ["a lone report", "a run"])
 @pytest.mark.parametrize(
-    "options", [[], ["-v"], ["-vv"], ["-v", "-v"], ["--verbose"], ["--no-color"], ["-v", "--no-color"]]
-)
-@pytest.mark.parametrize("columns", ["", "72", "140"])
+    ("options", "columns", "beside"),
+    [
+        *(
+            (options, "72", "a lone report")
+            for options in ([], ["-v"], ["-vv"], ["-v", "-v"], ["--verbose"], ["-v", "--no-color"])
+        ),
+        *(([], columns, "a run") for columns in ("", "72", "140")),
+        (["-v"], "", "a run"), (["--no-color"], "140", "a lone report"),
+    ],
+)  # fmt: skip
 def test_explain_says_the_same_on_both_ways(
     shell: Shell,
     report: Path,
