@@ -76,7 +76,7 @@ def read_run(run_dir: Path, watch: Collection[str] = (), progress: Progress = un
     reading = _Reading(progress, 2 * sum(map(_size, paths)))
     scans, scan_notes = _scans(run_dir, file, paths, reading.add)
     scan_notes = [*notes, *scan_notes]
-    run = _joined(run_dir, (file, rest), scans, watch, reading.add)
+    run = _joined(run_dir, (file, rest), scans, _Asked(watch, reading.add))
     run = replace(run, places=written_to(scans, run.engines, rest))
     lacks = incomplete(run)
     lines = [f"the recording is incomplete: {line}" for line in lacks]
@@ -95,18 +95,26 @@ class _Reading:
         self._progress(self._done, self._total)
 
 
-def _joined(
-    run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Collection[str], add: Add = silent
-) -> Run:
+class _Asked(NamedTuple):
+    """As :func:`read_run`, of each reading."""
+
+    watch: Collection[str] = ()
+    add: Add = silent
+
+
+def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], asked: _Asked) -> Run:
     """The run's books; where connectors stand inside another one, those of each first."""
     who = topology(scans, files[0])
     parts = [
-        (child.name, _books(run_dir, files, [child.records(one) for one in scans], child.within(who), ()))
+        (
+            child.name,
+            _books(run_dir, files, [child.records(one) for one in scans], child.within(who), _Asked()),
+        )
         for child in children(who.engines, who.connectors, scans)
     ]
     if parts:
         scans = [outermost(one, who.connectors) for one in scans]
-    whole = _books(run_dir, files, scans, who, watch, [books for _, books in parts], add)
+    whole = _books(run_dir, files, scans, who, asked, [books for _, books in parts])
     return replace(whole.run, parts=[Part(name, books.run) for name, books in parts])
 
 
@@ -124,8 +132,8 @@ class _Books(NamedTuple):
 
 
 def _books(
-    run_dir: Path, files: _Files, scans: Sequence[SpoolScan], who: Topology, watch: Collection[str],
-    parts: Sequence[_Books] = (), add: Add = silent,
+    run_dir: Path, files: _Files, scans: Sequence[SpoolScan], who: Topology, asked: _Asked,
+    parts: Sequence[_Books] = (),
 ) -> _Books:  # fmt: skip
     """The stages of reading, one after the other."""
     found = _with_kv(every := collect(scans, who.tags), who.engines)
@@ -136,12 +144,8 @@ def _books(
     implied = _implied(found, who.engines, watched, measured)
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines, watched)
-    coverage = cover(scans, who.engines, who.workers, _store_steps(requests), add)
-    of_engine = _by_engine(requests)
-    engines = [
-        _counted(engine, of_engine[engine.tag].values(), found.unreadable, implied, coverage)
-        for engine in who.engines
-    ]
+    coverage = cover(scans, who.engines, who.workers, _store_steps(requests), asked.add)
+    engines = _all_counted(who.engines, requests, found.unreadable, implied, coverage)
     loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
     prints, places = printed(engines, scans, requests, loaded), _places(scans, requests)
     contents = compare(prints, requests, places, _written(engines, watched))
@@ -152,7 +156,7 @@ def _books(
         unfinished={save.request: save.unfinished for save in async_saves}, swallowed=swallowed,
         unknown=Steps(implied.unknown | cut_off(requests)), given_away=reported.given_away(scans),
     )  # fmt: skip
-    saves = assign(requests, engines, evidence, followed, watch, [part.of(requests) for part in parts])
+    saves = assign(requests, engines, evidence, followed, asked.watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
     run = Run(
         directory=run_dir,
@@ -374,6 +378,14 @@ def _by_engine(requests: Sequence[Request]) -> dict[int, dict[int, Request]]:
 
 def _store_steps(requests: Sequence[Request]) -> Array:
     return np.unique(np.array([e.step for request in requests for e in request.entries], dtype=np.int64))
+
+
+def _all_counted(
+    engines: Sequence[Engine], requests: Sequence[Request], unreadable: Steps, implied: Implied,
+    coverage: Coverage,
+) -> list[Engine]:  # fmt: skip
+    of_engine = _by_engine(requests)
+    return [_counted(one, of_engine[one.tag].values(), unreadable, implied, coverage) for one in engines]
 
 
 def _counted(
