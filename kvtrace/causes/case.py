@@ -33,7 +33,7 @@ MAX_EVENTS = 3
 
 @dataclass
 class LostSpan:
-    """Positions of one request that were not saved, in pairs that fared alike: a row of Run.pieces."""
+    """Positions of one request that were not saved, in pairs that fared alike: a row of Run.lost."""
 
     request: int  # row in Case.requests
     engine: int  # its tag
@@ -387,10 +387,10 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
         )
         for row, r in enumerate(rows(run.requests))
     ]  # fmt: skip
-    for p in rows(run.pieces):
+    for p in rows(run.lost):
         if p.phase != "decode" and p.grade >= Grade.READ and p.ended != SaveEnd.NOT_DECLARED:
             requests[p.request].lost_from = min(p.start, requests[p.request].lost_from)
-    guessed = {p.request for p in rows(run.pieces) if p.phase != "decode" and p.grade < Grade.READ}
+    guessed = {p.request for p in rows(run.lost) if p.phase != "decode" and p.grade < Grade.READ}
     for b in rows(run.base):
         # What is generated hides no store of the prompt, unless a step's metadata could not be read and of
         # the prompt more is not known.

@@ -12,7 +12,7 @@ from kvtrace.causes.registry import CATALOGUE
 from kvtrace.terms import FAULT, NOTE, Grade
 from kvtrace.words import capital, count, percent, plural
 
-NOT_STARTED = "engine-did-not-start"
+NOT_STARTED, NO_CONNECTOR = "engine-did-not-start", "connector-failed-to-start"
 
 
 def verdict(case: Case, findings: list[Finding]) -> str:
@@ -57,6 +57,8 @@ def _saves(case: Case, findings: list[Finding]) -> str:
         why = next((one.line for one in case.run.start_failures), "")
     if any(one.id == NOT_STARTED for one in findings):
         return f"{capital(why)}."
+    if not case.run.engines and any(one.id == NO_CONNECTOR for one in findings):
+        return f"The engine did not start{_because(why)}."
     if not case.run.engines:
         return f"No engine was seen in this run{_because(why)}."
     if not case.requests:

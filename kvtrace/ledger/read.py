@@ -18,29 +18,28 @@ from kvtrace.ledger.children import children, outermost
 from kvtrace.ledger.contents.compare import compare
 from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import printed
-from kvtrace.ledger.contents.residue import Places
+from kvtrace.ledger.contents.unwritten import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.incomplete import cut_off, incomplete, unchecked, unfinished
-from kvtrace.ledger.loads.follow import balance, follow
+from kvtrace.ledger.loads.book import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, collect
 from kvtrace.ledger.rest_file import RestFile, read_rest_file
 from kvtrace.ledger.run_file import RunFile, read_run_file
-from kvtrace.ledger.saves.accounts import Accounts, Traced, accounts
 from kvtrace.ledger.saves.assign import RequestSaves, Saves, assign
 from kvtrace.ledger.saves.completion import settle
-from kvtrace.ledger.saves.implied import Implied, imply
 from kvtrace.ledger.saves.measured import Measured, measure
 from kvtrace.ledger.saves.pairs import Evidence
 from kvtrace.ledger.saves.positions import Way
-from kvtrace.ledger.saves.seen import seen
+from kvtrace.ledger.saves.unnamed import Unnamed, unnamed
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
 from kvtrace.ledger.side_by_side import Add, Progress, each, silent, unwatched
-from kvtrace.ledger.slots.reads import given_blocks, slots_of
-from kvtrace.ledger.slots.trace import touches
-from kvtrace.ledger.states.follow import book_of_states
+from kvtrace.ledger.slots.accounts import Accounts, Traced, accounts
+from kvtrace.ledger.slots.resolve import given_blocks, slots_of
+from kvtrace.ledger.slots.touches import touches
+from kvtrace.ledger.states.book import book_of_states
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
@@ -141,7 +140,7 @@ def _books(
     measured = measure(scans, who.workers)
     told = {one.name: _accounts(one, files[1]) for one in scans}
     watched = _watched(scans, who.engines, found.requests, measured, executed, told)
-    implied = _implied(found, who.engines, watched, measured)
+    implied = _unnamed(found, who.engines, watched)
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines, watched)
     coverage = cover(scans, who.engines, who.workers, _store_steps(requests), asked.add)
@@ -174,7 +173,7 @@ def _books(
         timing=coverage.timing,
         requests=_request_table(requests, saves.requests, reported.clients(scans)),
         entries=saves.entries,
-        pieces=saves.pieces,
+        lost=saves.lost,
         base=saves.base,
         loads=loads_sum,
         load_rows=loads,
@@ -327,27 +326,17 @@ def _limited(scan: SpoolScan, kinds: Collection[str]) -> frozenset[int]:
     return frozenset(one.connector & rows.MOST_DETAIL for one in met)
 
 
-def _implied(
-    found: Requests,
-    engines: Sequence[Engine],
-    watched: Mapping[tuple[int, str], Watched],
-    measured: Mapping[tuple[int, str], Measured],
-) -> Implied:
-    """What no metadata names: by the slots that were read, where the spools name them, else by how many."""
+def _unnamed(
+    found: Requests, engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watched]
+) -> Unnamed:
+    """What was read and stands in no metadata, of all engines."""
     of_engine = _by_engine(found.requests)
     parts = []
-    counted = []
     for engine in engines:
         workers = [watched[worker.key] for worker in engine.workers]
-        if workers and all(one.by_position for one in workers):
-            here = of_engine[engine.tag]
-            parts.append(seen(here, engine, workers, found.unreadable))
-        else:
-            counted.append(engine)
-    tags = {engine.tag for engine in counted}
-    unread = [step for step in found.unreadable.sorted.tolist() if step >> STEP_SHIFT in tags]
-    parts.append(imply(found.requests, counted, measured, Steps(unread)))
-    return Implied(
+        here = of_engine[engine.tag]
+        parts.append(unnamed(here, engine, workers, found.unreadable))
+    return Unnamed(
         entries={row: entries for part in parts for row, entries in part.entries.items()},
         unknown=frozenset().union(*(part.unknown for part in parts)),
         watched=frozenset().union(*(part.watched for part in parts)),
@@ -355,7 +344,7 @@ def _implied(
     )
 
 
-def _with_implied(requests: Sequence[Request], implied: Implied) -> list[Request]:
+def _with_implied(requests: Sequence[Request], implied: Unnamed) -> list[Request]:
     """The requests, with the store entries that were measured and that no metadata names."""
     return [
         replace(
@@ -381,7 +370,7 @@ def _store_steps(requests: Sequence[Request]) -> Array:
 
 
 def _all_counted(
-    engines: Sequence[Engine], requests: Sequence[Request], unreadable: Steps, implied: Implied,
+    engines: Sequence[Engine], requests: Sequence[Request], unreadable: Steps, implied: Unnamed,
     coverage: Coverage,
 ) -> list[Engine]:  # fmt: skip
     of_engine = _by_engine(requests)
@@ -389,7 +378,7 @@ def _all_counted(
 
 
 def _counted(
-    engine: Engine, here: Collection[Request], unreadable: Steps, implied: Implied, coverage: Coverage
+    engine: Engine, here: Collection[Request], unreadable: Steps, implied: Unnamed, coverage: Coverage
 ) -> Engine:
     """An engine with what its requests and the workers' hooks say of it."""
     entries = [(request, entry) for request in here for entry in request.entries]
@@ -407,7 +396,7 @@ def _counted(
         store_entries=len(entries),
         implied_entries=sum(entry.implied for _, entry in entries),
         decode_entries=sum(
-            min(entry.start + entry.slots, entry.available) > request.stood(entry.step)[0]
+            min(entry.start + entry.slots, entry.available) > request.at_step(entry.step)[0]
             for request, entry in entries
         ),
         unreadable_steps=len(unread),

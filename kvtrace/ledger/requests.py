@@ -137,7 +137,7 @@ class Request:
         """What was generated between the parts of its prompt."""
         return [(one.before, one.start) for one in self.grown if one.before < one.start]
 
-    def stood(self, step: int) -> tuple[int, int]:
+    def at_step(self, step: int) -> tuple[int, int]:
         """The prompt as it was after a step, and how far there was KV when it grew next, or in the end."""
         later = next((one for one in self.grown if one.step > step), None)
         return (later.before, later.start) if later else (self.prompt, self.computed)

@@ -20,7 +20,7 @@ from kvtrace.ledger import model as ledger_model
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.device import Row as DeviceTiming
 from kvtrace.ledger.graphs import asked_for, graph_uses, runner_of, used_by
-from kvtrace.ledger.states.model import Book
+from kvtrace.ledger.states.outcome import Book
 from kvtrace.report import model
 from kvtrace.report.digest import seal
 from kvtrace.report.left_behind import left_behind

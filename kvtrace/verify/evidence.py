@@ -188,7 +188,9 @@ def _hook_shares(scanned: SpoolScan) -> dict[str, float]:
 
 
 def _of(kind: Kind, chunks: Sequence[tuple[Records, NDArray[np.uint8]]]) -> Records:
-    return np.concatenate([np.empty((0, WORDS), np.int64), *(c[kinds == kind] for c, kinds in chunks)])
+    return np.concatenate(
+        [np.empty((0, WORDS), np.int64), *(chunk[kinds == kind] for chunk, kinds in chunks)]
+    )
 
 
 def _rows(table: Any) -> Any:

@@ -384,13 +384,7 @@ def _batches(
     asked = [
         (
             number,
-            Request(
-                f"kvreference-{turn}-{number}",
-                one.tokens,
-                one.generate,
-                preempted=together and one in preempted,
-                adapter=one.adapter,
-            ),
+            Request(f"kvreference-{turn}-{number}", *one, preempted=together and one in preempted),
         )
         for number, one in enumerate(prompts)
     ]

@@ -20,7 +20,7 @@ from kvtrace.causes.outcomes import named
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.whole import of_load
 from kvtrace.terms import Grade
 from kvtrace.trace import hooks

@@ -19,9 +19,9 @@ from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger import model, requests, side_by_side, values
 from kvtrace.ledger.coverage import Bit, StepBit, StoreSteps, WorkerCoverage
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.saves.assign import _Class, _ranks_differ
-from kvtrace.ledger.saves.measured import Cell, Measured, _cell
+from kvtrace.ledger.saves.measured import Measured, _cell
 from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.positions import Segment
 from kvtrace.ledger.slots.sets import SlotSet
@@ -141,16 +141,8 @@ def effect(slots: int, hook: hooks.Hook = hooks.SAVE_LAYER, target: int = 0, t: 
 def test_calls_of_one_layer_add_up() -> None:
     cell = _cell([effect(3), effect(-1), effect(4, hooks.WAIT_SAVE, target=9, t=5), effect(0, target=9)])
     assert (cell.slots, cell.unsure, cell.bytes, cell.files) == (7, True, 20, 2)
-    assert cell.by(hooks.SAVE_LAYER) and cell.by(hooks.WAIT_SAVE) and not cell.by(hooks.START_LOAD)
-    assert cell.targets == {9: 5} and not cell.wrote_nothing
+    assert cell.targets == {9: 5}
     assert _cell([effect(-1)]).slots == -1
-
-
-def test_silence_is_told_from_not_having_looked() -> None:
-    watched = {1: {0: Cell(0)}}
-    assert Measured(watched).silent
-    assert not Measured().silent and not Measured(watched, unsure=True).silent
-    assert not Measured(watched, elsewhere=True).silent
 
 
 # --- values -----------------------------------------------------------------------------------------

@@ -603,23 +603,6 @@ def test_another_requests_slots(tmp_path: Path) -> None:
     assert alike(sim, "b") == {(0, 32): SAVED}
 
 
-@pytest.mark.parametrize(("times", "fate"), [(3, "MISPLACED READ"), (2, "PART_READ READ")])
-def test_one_request_s_slots_for_all_that_the_step_names(tmp_path: Path, times: int, fate: str) -> None:
-    """The last one's are fewer than the others' would have been: they are read once for each request."""
-    sim = cache(tmp_path)
-    lengths = {"a": 64, "b": 48, "c": 16}
-    for request, length in lengths.items():
-        sim.arrive(Prompt(request, length))
-    chunks = [Chunk(request, 0, length, first=True) for request, length in lengths.items()]
-    sim.step(chunks, [entry(request, 0, length) for request, length in lengths.items()], prompts=lengths)
-    for _ in range(times):
-        sim.read("c", 0, 16)
-    for request, length in lengths.items():
-        sim.finish(request, length)
-    assert alike(sim, "a") == {(0, 64): fate}
-    assert alike(sim, "c") == {(0, 16): SAVED}
-
-
 def test_a_request_that_the_step_does_not_name(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     prefill(sim, "w", 0, 64, [entry("w", 0, 64)])

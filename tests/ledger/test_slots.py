@@ -10,9 +10,10 @@ from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 from kvtrace.ledger.requests import collect
 from kvtrace.ledger.run_file import read_run_file
 from kvtrace.ledger.scan import scan
-from kvtrace.ledger.slots.reads import Slots, Touch, given_blocks, slots_of
+from kvtrace.ledger.slots.reads import Slots, Touch
+from kvtrace.ledger.slots.resolve import given_blocks, slots_of
 from kvtrace.ledger.slots.sets import SlotSet, parse
-from kvtrace.ledger.slots.trace import touches
+from kvtrace.ledger.slots.touches import touches
 from kvtrace.ledger.topology import topology
 from kvtrace.trace.format import Fact, Flag
 from kvtrace.trace.reader import spool_paths

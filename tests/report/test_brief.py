@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,48 @@ def test_the_words_of_the_samples_are_plain() -> None:
     judged(with_loads())
 
 
+def fraction(report: Any) -> None:
+    report["verdict"] = "748.4 of 2 962 prompt tokens computed here were stored."
+
+
+def glossary(report: Any) -> None:
+    report["findings"][0]["remedy"] = ["Look at the ledger of token-layers."]
+
+
+def two_totals(report: Any) -> None:
+    report["ledger"]["saves"]["prompts"]["saved"]["read"] += 1
+
+
+def no_place(report: Any) -> None:
+    report["places"] = [{"kind": "directory", "name": "", "files": 0, "size": 0}]
+
+
+def no_reason(report: Any) -> None:
+    report["verdict"] = report["verdict"].partition(":")[0] + "."
+    report["findings"][0].update(headline="", title="")
+
+
+def too_long(report: Any) -> None:
+    report["verdict"] += " and more words" * 160
+
+
+@pytest.mark.parametrize("how", [fraction, glossary, two_totals, no_place, no_reason, too_long])
+def test_what_a_first_screen_may_not_be_is_seen(how: Callable[[Any], None]) -> None:
+    report: Any = sample()
+    how(report)
+    with pytest.raises(AssertionError):
+        judged(report)
+
+
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_each_finding_that_is_shown_says_how_much(path: Path) -> None:
     report = recorded(path)
     words = " ".join(shown(report).split())
     for one in report["findings"]:
         if round(one["tokens"]) and f" {one['id']}, " in words:
-            assert re.search(rf"{one['id']}, (in \w+, )?{count(round(one['tokens']))} tokens?\b", words)
+            here = report["ledger"]["saves"].get("prompts", {}).get(f"not-saved:{one['id']}", {})
+            tokens = sum(here.values()) or round(one["tokens"])
+            assert re.search(rf"{one['id']}, (in \w+, )?{count(tokens)} tokens?\b", words)
 
 
 def test_only_a_process_of_vllm_without_a_trace_is_called_so() -> None:

@@ -463,7 +463,10 @@ def test_a_share_of_the_steps_is_that_of_those_in_which_a_hook_takes_most() -> N
     for step in range(1, 11):  # ten steps of 100 ns; in three of them four calls of 20 ns, else of 1 ns
         records += [rows.Execution(pack_head(Kind.EXEC, Role.WORKER), 0, 100, step, 1, 1, -1, 0)]
         records += [rows.HookCall(save, 0, 20 if step <= 3 else 1, step, 0, 0, 0, 0)] * 4
-    spool: Any = SimpleNamespace(calls=lambda: iter([np.array(records[:20]), np.array(records[20:])]))
+    table = np.array(records)
+    kinds = rows.kind(table[:, 0])
+    chunks = [(table[:20], kinds[:20]), (table[20:], kinds[20:])]
+    spool: Any = SimpleNamespace(calls=lambda: iter(chunks))
     assert _hook_shares(spool) == {hooks.SAVE_LAYER.name: 0.8}
     nothing: Any = SimpleNamespace(calls=lambda: iter(()))
     assert _hook_shares(nothing) == {}

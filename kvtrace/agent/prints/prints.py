@@ -153,10 +153,12 @@ class Prints:
         self._planned = None
         if not any(self._sizes):
             return
-        worker, recorder = AGENT.worker, AGENT.recorder
-        live = recorder is not None and recorder.alive and not recorder.full
-        wanted = live and bool(worker.step) and bool(worker.watched & Flag.STORE)
         try:
+            if not self._prompts.any_in(output):
+                return
+            worker, recorder = AGENT.worker, AGENT.recorder
+            live = recorder is not None and recorder.alive and not recorder.full
+            wanted = live and bool(worker.step) and bool(worker.watched & Flag.STORE)
             filled = self._prompts.scheduled(output, self._sizes, wanted)
         except Exception:  # the step's own records must not miss it
             self._sizes = []

@@ -139,9 +139,8 @@ class Policy:
     def step_begins(self) -> None:
         """What comes before the metadata is bound, and the binding itself, is watched in the step right after
         a watched one, and where prompt tokens are computed: some connectors copy as their work comes."""
-        account = self._accounts()
-        prompt = AGENT.worker.prompt and account is not None and account.take()
-        if self._after or prompt:
+        account = self._accounts() if AGENT.worker.prompt else None
+        if self._after or (account is not None and account.take()):
             samples = self._latest.store if self._latest is not None else _Samples(EVERY)
             AGENT.worker.watch_after = Watched(samples, False)
 
@@ -159,7 +158,8 @@ class Policy:
                 del self._connectors[next(iter(self._connectors))]
         self._latest = connector
         work = _Work.of(declared)
-        self._choose(connector, declared, work)
+        if work.any:
+            self._choose(connector, declared, work)
         if worker.watch_store is None:
             if work.any:
                 limits.say(Limit.STEPS, AGENT.config.watch if AGENT.config else "", index, worker.step)
@@ -178,7 +178,7 @@ class Policy:
     def _choose(self, connector: _Connector, declared: Any, work: _Work) -> None:
         worker = AGENT.worker
         account = self._accounts()
-        if account is not None and work.any and account.take():
+        if account is not None and account.take():
             worker.watch_store = Watched(connector.store, declared.store_slots > 0)
             worker.watch_load = Watched(connector.load, declared.load_slots > 0)
             return

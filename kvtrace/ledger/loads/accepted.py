@@ -8,7 +8,7 @@ from functools import cached_property
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, subtract, union
-from kvtrace.ledger.loads.model import (
+from kvtrace.ledger.loads.outcome import (
     FROM_ANOTHER,
     FULL_HIT,
     NO_BLOCKS,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, length
 from kvtrace.ledger.loads.accepted import Accepted
-from kvtrace.ledger.loads.model import LoadOf, Part, Place
-from kvtrace.ledger.loads.trace import Evidence
+from kvtrace.ledger.loads.outcome import LoadOf, Part, Place
+from kvtrace.ledger.loads.steps_seen import Evidence
 from kvtrace.ledger.loads.written import Written
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.steps import NEVER_RAN, Executed

@@ -8,11 +8,10 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import subtract
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.arrival import FEWER_NAMED, READ_ONLY, Arrival, Seen, bits, parts
-from kvtrace.ledger.loads.model import LoadOf
-from kvtrace.ledger.loads.trace import NEVER
+from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.ledger.loads.steps_seen import NEVER
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Transfer
-from kvtrace.ledger.saves.completion import ASKED
 
 _NOT_WRITTEN = "reported as finished, and slots of these tokens were not written"
 _TOO_LATE = "reported as finished, and slots of these tokens were written only after attention had begun"
@@ -22,6 +21,8 @@ _PATIENCE = 4
 """How many times as long as a load took an engine may take to hear of its end ..."""
 _SHORT_NS = 10**7
 """... of one that took so long at least."""
+ASKED = 20
+"""Steps that asked for the ends of transfers, after which an engine has heard of one."""
 _ASKED_OFTEN, _LONG_NS = 5 * ASKED, 5 * 10**8
 """Where so many steps asked for it: no longer than this, however slow the load was."""
 _ENDED_BY_FAILURE = "FINISHED_ERROR"

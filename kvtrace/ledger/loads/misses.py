@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvtrace.ledger.beginnings import beginnings
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import union
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.values import replace

@@ -11,8 +11,8 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, subtract
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.arrival import FEWER_NAMED, READ_ONLY, Arrival, Seen, bits, parts, waits
-from kvtrace.ledger.loads.model import LoadOf, Part, Place
-from kvtrace.ledger.loads.trace import NEVER, Evidence, PairBit, StepBit, WorkerLoads
+from kvtrace.ledger.loads.outcome import LoadOf, Part, Place
+from kvtrace.ledger.loads.steps_seen import NEVER, Evidence, PairBit, StepBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.steps import StepState, locate, step_states
@@ -38,7 +38,7 @@ def failures(accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: 
         block = max(1, one.request.block or engines[one.load.engine].block_size)
         tokens = min(one.load.accepted, max(0, left.get(step, 0)) * block)
         if tokens:
-            tokens = _computed_again(one) or tokens
+            tokens = _recomputed(one) or tokens
             blocks = -(-tokens // block)
             left[step] -= blocks
             alone = seen.loads[step] == 1
@@ -57,7 +57,7 @@ def _error_blocks(found: Evidence) -> dict[int, int]:
     return blocks
 
 
-def _computed_again(accepted: Accepted) -> int:
+def _recomputed(accepted: Accepted) -> int:
     """How many of the accepted tokens were computed after all; 0 where that was for a preemption, or not
     at all."""
     request, (local, end) = accepted.request, accepted.positions
@@ -131,7 +131,7 @@ class _InStep:
         self._replayed = bool(locate(seen.ran(worker).full, np.array([self._step]))[1][0])
         self._started_t = int(loads.started_t[at])
         self._start_raised = loads.has(at, StepBit.RAISED)
-        self._left_out = not loads.has(at, StepBit.STARTED) and loads.ever(StepBit.STARTED)
+        self._not_called = not loads.has(at, StepBit.STARTED) and loads.ever(StepBit.STARTED)
         # Of each KV layer:
         self._wrote: list[int] = loads.measured(at, self._waits).tolist()
         self._wait_raised: list[bool] = loads.having(at, PairBit.WAIT_RAISED).tolist()
@@ -186,7 +186,7 @@ class _InStep:
             return _InPair(LoadEnd.FAILED, "start_load_kv raised")
         if self._wait_raised[pair] or (self._op_t[pair] == NEVER and any(self._wait_raised)):
             return _InPair(LoadEnd.FAILED, "wait_for_layer_load raised")
-        if self._left_out:
+        if self._not_called:
             return _InPair(LoadEnd.NOT_WRITTEN, "start_load_kv was not called in the step")
         return self._by_slots(pair) or self._by_time(pair)
 

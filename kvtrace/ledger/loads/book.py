@@ -12,10 +12,10 @@ from kvtrace.ledger.loads.accepted import Accepted, until_accepted
 from kvtrace.ledger.loads.arrival import Seen
 from kvtrace.ledger.loads.asynchronous import load_asynchronously
 from kvtrace.ledger.loads.misses import explain
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.ledger.loads.steps_seen import Evidence, evidence
+from kvtrace.ledger.loads.steps_seen import written as wrote_files
 from kvtrace.ledger.loads.synchronous import Failed, failures, load_synchronously
-from kvtrace.ledger.loads.trace import Evidence, evidence
-from kvtrace.ledger.loads.trace import written as wrote_files
 from kvtrace.ledger.loads.written import Written
 from kvtrace.ledger.model import Engine, Ledger, Worker
 from kvtrace.ledger.reported import UNRECORDED, hides_writes
