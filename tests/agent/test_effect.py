@@ -26,6 +26,7 @@ from kvtrace.trace.rows import code, detail, flags, kind  # noqa: E402
 
 from . import fakes  # noqa: E402
 from .conftest import recording  # noqa: E402
+from .fakes import step  # noqa: E402
 
 BLOCKS, BLOCK = 10, 4
 CREDIT = round(AgentConfig.credit * 1e9)
@@ -73,19 +74,6 @@ def make(caches, how=pick, cls=fakes.Copying):
     number = index_of(connector)
     connector.register_kv_caches(caches)
     return connector, number
-
-
-def step(connector, caches, *works, number=1):
-    """One step as vLLM runs it."""
-    AGENT.worker.step = number
-    connector.bind_connector_metadata(fakes.WorkMetadata(*works))
-    with torch.inference_mode():
-        connector.start_load_kv(None)
-        for name, kv in caches.items():
-            connector.save_kv_layer(name, kv, None)
-        connector.wait_for_save()
-    connector.clear_connector_metadata()
-    AGENT.worker.step = 0
 
 
 def store(tokens=7):

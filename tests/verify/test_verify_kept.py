@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent.prints.kept import KeptCopies, StepBlocks  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.steps.prompts import Filled, ComputedSpan  # noqa: E402
+from kvtrace.agent.steps.prompts import ComputedSpan, Filled  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
 from kvtrace.trace.facts import LoadErrors  # noqa: E402
 
