@@ -296,7 +296,7 @@ def test_a_rest_is_as_long_as_it_helps(
     assert driver.delay == delay
 
 
-def test_the_unit_of_what_never_comes_back_is_that_of_what_is_taken() -> None:
+def test_the_unit_of_what_never_comes_back_is_of_what_is_taken() -> None:
     seen = [SimpleNamespace(seen=SimpleNamespace(saved=n * PAIRS, pairs=PAIRS)) for n in (0, 128, 192)]
     assert taken_unit(cast(Any, seen)) == 64
 
@@ -447,7 +447,7 @@ def test_a_failures_command_names_property_model_and_store() -> None:
     ]  # fmt: skip
 
 
-def test_a_hook_that_fills_the_steps_in_which_it_works_holds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_fills_the_steps_it_works_in_holds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
     what = everything(Connector(), monkeypatch, share=0.8)
     hook_share = [one for one in of_suite("quick") if one.id == "hook-share"]
     for share, answer in ((0.6, Answer.PROVED), (0.9, Answer.FAILED)):
@@ -457,7 +457,7 @@ def test_a_hook_that_fills_the_steps_in_which_it_works_holds_them_up(monkeypatch
         assert judged(hook_share, taken)[0].verdict.answer is answer
 
 
-def test_a_share_of_the_steps_is_that_of_those_in_which_a_hook_takes_most() -> None:
+def test_a_share_of_the_steps_is_of_those_a_hook_takes_most_of() -> None:
     save = pack_head(Kind.HOOK, Role.WORKER, hooks.SAVE_LAYER.code, 1, 0)
     records: list[tuple[int, ...]] = []
     for step in range(1, 11):  # ten steps of 100 ns; in three of them four calls of 20 ns, else of 1 ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, length
@@ -14,6 +14,7 @@ from kvtrace.ledger.loads.steps_seen import Evidence
 from kvtrace.ledger.loads.written import Written
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.steps import NEVER_RAN, Executed
+from kvtrace.ledger.values import replace
 from kvtrace.trace import hooks
 
 FEWER_NAMED = "the metadata names fewer slots than were accepted"
