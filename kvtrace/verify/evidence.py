@@ -166,7 +166,7 @@ def _read(directory: Path) -> Evidence:
 
 def _hook_shares(scanned: SpoolScan) -> dict[str, float]:
     """Of one worker, on the host's clock."""
-    chunks = [(rows.kind(chunk[:, 0]), chunk) for chunk in scanned.calls()]
+    chunks = list(scanned.calls())
     steps = rows.columns(rows.Execution, _of(Kind.EXEC, chunks))
     calls = rows.columns(rows.HookCall, _of(Kind.HOOK, chunks))
     order = np.argsort(steps.step, kind="stable")
@@ -187,8 +187,10 @@ def _hook_shares(scanned: SpoolScan) -> dict[str, float]:
     return found
 
 
-def _of(kind: Kind, chunks: Sequence[tuple[NDArray[np.int64], Records]]) -> Records:
-    return np.concatenate([np.empty((0, WORDS), np.int64), *(c[kinds == kind] for kinds, c in chunks)])
+def _of(kind: Kind, chunks: Sequence[tuple[Records, NDArray[np.uint8]]]) -> Records:
+    return np.concatenate(
+        [np.empty((0, WORDS), np.int64), *(chunk[kinds == kind] for chunk, kinds in chunks)]
+    )
 
 
 def _rows(table: Any) -> Any:

@@ -76,10 +76,9 @@ class Client:
     def models(self) -> Sequence[str]:
         """Names of the model, and of its LoRA adapters."""
         if not self._names:
-            listed = self.call("GET", "/v1/models")[1].get("data") or [{}]
-            first = str(listed[0].get("id", ""))
-            self._names = [first, *(str(one["id"]) for one in listed[1:] if one.get("parent"))]
-        return self._names
+            listed = self.call("GET", "/v1/models")[1].get("data") or ()
+            self._names = [str(one["id"]) for at, one in enumerate(listed) if not at or one.get("parent")]
+        return self._names or [""]
 
     def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
         """Together; the replies in their order."""

@@ -177,7 +177,6 @@ def right(one: Asked, what: Observed) -> list[tuple[tuple[int, ...], object]]:
         and other.seen.offered is not None
         and not other.given
         and list(other.tokens) == list(one.tokens)
-        and other.prompt.adapter == one.prompt.adapter
         and len(other.reply.tokens) >= one.prompt.generate
     ]
 

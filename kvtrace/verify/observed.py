@@ -25,7 +25,6 @@ class Question(NamedTuple):
 
     tokens: tuple[int, ...]
     generate: int
-    adapter: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Asked:
 
     @property
     def question(self) -> Question:
-        return Question(tuple(self.tokens), self.prompt.generate, self.prompt.adapter)
+        return Question(tuple(self.tokens), self.prompt.generate)
 
     @property
     def asker(self) -> tuple[str, int]:
@@ -169,8 +168,10 @@ class Observed:
 
     @cached_property
     def plain(self) -> list[Asked]:
-        """Requests to a store that nobody has damaged."""
-        return [one for one in self.asked if one.act not in STORE_ACTS]
+        """Requests to a store that nobody has damaged. Not of workloads with a LoRA adapter: what is wrong
+        there alone is a property of its own."""
+        adapted = {one.job for one in self.asked if one.prompt.adapter}
+        return [one for one in self.asked if one.act not in STORE_ACTS and one.job not in adapted]
 
     @cached_property
     def loads(self) -> list[Asked]:

@@ -252,8 +252,7 @@ class _One:
         small = options.small
         if small is not None:
             model = models.make(kind) if kind else small.model or models.make(models.FIRST)
-            adapter = models.make_adapter() if kind == models.FIRST else None
-            self._command = connector.command(small.connector, small.config, model, adapter=adapter)
+            self._command = connector.command(small.connector, small.config, model)
             self._environ = connector.environ(os.environ)
 
     def verify(self) -> Result:
@@ -384,13 +383,7 @@ def _batches(
     asked = [
         (
             number,
-            Request(
-                f"kvreference-{turn}-{number}",
-                one.tokens,
-                one.generate,
-                preempted=together and one in preempted,
-                adapter=one.adapter,
-            ),
+            Request(f"kvreference-{turn}-{number}", *one, preempted=together and one in preempted),
         )
         for number, one in enumerate(prompts)
     ]

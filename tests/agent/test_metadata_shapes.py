@@ -386,13 +386,6 @@ def test_positions_in_blocks_or_tokens_are_not_understood():
         assert not_understood(Meta(save=[item]), long)
 
 
-@pytest.mark.parametrize("fields", [{"start": 16, "end": 64}, {"num_tokens": 64}, {"upto": 90}])
-def test_numbers_alone_name_no_kv(fields: dict[str, Any]):
-    assert not_understood(Meta(save=[record(rid=A, **fields)])) == [
-        ("save[]", "a request's id, and not how much of it")
-    ]
-
-
 def test_a_prompt_rounded_to_nothing_has_an_entry_of_nothing():
     item = record(
         rid=A, start=0, num_tokens=0, slot_mapping=np.array([], dtype=np.int64), keys=[], is_store=True

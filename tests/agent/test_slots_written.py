@@ -38,15 +38,7 @@ def run(caches, *works, how=pick, number=1):
     connector = fakes.Copying(how)
     connector = traced(connector, Role.WORKER, "Copying")
     connector.register_kv_caches(caches)
-    AGENT.worker.step = number
-    connector.bind_connector_metadata(fakes.WorkMetadata(*works))
-    with torch.inference_mode():
-        connector.start_load_kv(None)
-        for name, kv in caches.items():
-            connector.save_kv_layer(name, kv, None)
-        connector.wait_for_save()
-    connector.clear_connector_metadata()
-    AGENT.worker.step = 0
+    fakes.step(connector, caches, *works, number=number)
 
 
 def written(trace):

@@ -15,7 +15,6 @@ from kvtrace.agent.errors.swallowed import THREAD  # noqa: E402
 from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES  # noqa: E402
 from kvtrace.agent.origin import Origin  # noqa: E402
-from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch.operations import Watch  # noqa: E402
 from kvtrace.agent.watch.states import STATES  # noqa: E402
 from kvtrace.agent.watch.work import begin  # noqa: E402
@@ -79,13 +78,7 @@ def run(trace, caches, saves: Do = lambda caches: None, loads: Do = lambda cache
     config = SimpleNamespace(num_blocks=configured, kv_cache_groups=groups)
     CACHES.configure(config, {})
     STATES.configure(config, {}, {"m": "state"})
-    AGENT.worker.step = 1
-    connector.bind_connector_metadata(fakes.WorkMetadata(fakes.Work(torch.tensor([5]))))
-    with torch.inference_mode():
-        connector.start_load_kv(None)
-        connector.wait_for_save()
-    connector.clear_connector_metadata()
-    AGENT.worker.step = 0
+    fakes.step(connector, {}, fakes.Work(torch.tensor([5])))
     spool, table = trace.read()
     found = []
     for words in table[rows.kind(table[:, 0]) == Kind.STATES].tolist():

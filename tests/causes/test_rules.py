@@ -399,9 +399,7 @@ def test_already_stored_is_no_better_seen_than_the_earlier_save(
     sim.serve([Prompt(f"a{i}", 128, digest=5) for i in range(2)], Rounding(32, keep=True).policy())
     sim.write()
     run = read_run(tmp_path)
-    run = replace(
-        run, base=run.base.assign(grade=int(grade)), pieces=run.pieces.assign(grade=int(Grade.READ))
-    )
+    run = replace(run, base=run.base.assign(grade=int(grade)), lost=run.lost.assign(grade=int(Grade.READ)))
     finding = next(one for one in diagnose(run).findings if one.id == "already-stored")
     assert (finding.id, finding.severity, finding.grade) == (
         "already-stored",

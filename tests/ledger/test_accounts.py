@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtrace.ledger.rest_file import RestFile, RestingFile
-from kvtrace.ledger.saves.accounts import Account, Traced, accounts
+from kvtrace.ledger.slots.accounts import Account, Traced, accounts
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Flag, Kind, Role, Way, pack_head
 

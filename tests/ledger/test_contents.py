@@ -16,7 +16,7 @@ from kvtrace.ledger.contents.compare import Contents, Wrong
 from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Chunk as Computed
 from kvtrace.ledger.requests import Request

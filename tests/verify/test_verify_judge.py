@@ -296,7 +296,7 @@ def test_a_rest_is_as_long_as_it_helps(
     assert driver.delay == delay
 
 
-def test_the_unit_of_what_never_comes_back_is_that_of_what_is_taken() -> None:
+def test_the_unit_of_what_never_comes_back_is_of_what_is_taken() -> None:
     seen = [SimpleNamespace(seen=SimpleNamespace(saved=n * PAIRS, pairs=PAIRS)) for n in (0, 128, 192)]
     assert taken_unit(cast(Any, seen)) == 64
 
@@ -447,7 +447,7 @@ def test_a_failures_command_names_property_model_and_store() -> None:
     ]  # fmt: skip
 
 
-def test_a_hook_that_fills_the_steps_in_which_it_works_holds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hook_that_fills_the_steps_it_works_in_holds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
     what = everything(Connector(), monkeypatch, share=0.8)
     hook_share = [one for one in of_suite("quick") if one.id == "hook-share"]
     for share, answer in ((0.6, Answer.PROVED), (0.9, Answer.FAILED)):
@@ -457,13 +457,16 @@ def test_a_hook_that_fills_the_steps_in_which_it_works_holds_them_up(monkeypatch
         assert judged(hook_share, taken)[0].verdict.answer is answer
 
 
-def test_a_share_of_the_steps_is_that_of_those_in_which_a_hook_takes_most() -> None:
+def test_a_share_of_the_steps_is_of_those_a_hook_takes_most_of() -> None:
     save = pack_head(Kind.HOOK, Role.WORKER, hooks.SAVE_LAYER.code, 1, 0)
     records: list[tuple[int, ...]] = []
     for step in range(1, 11):  # ten steps of 100 ns; in three of them four calls of 20 ns, else of 1 ns
         records += [rows.Execution(pack_head(Kind.EXEC, Role.WORKER), 0, 100, step, 1, 1, -1, 0)]
         records += [rows.HookCall(save, 0, 20 if step <= 3 else 1, step, 0, 0, 0, 0)] * 4
-    spool: Any = SimpleNamespace(calls=lambda: iter([np.array(records[:20]), np.array(records[20:])]))
+    table = np.array(records)
+    kinds = rows.kind(table[:, 0])
+    chunks = [(table[:20], kinds[:20]), (table[20:], kinds[20:])]
+    spool: Any = SimpleNamespace(calls=lambda: iter(chunks))
     assert _hook_shares(spool) == {hooks.SAVE_LAYER.name: 0.8}
     nothing: Any = SimpleNamespace(calls=lambda: iter(()))
     assert _hook_shares(nothing) == {}

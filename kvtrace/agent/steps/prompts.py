@@ -56,6 +56,10 @@ class Prompts:
         self.spans: list[Span] = []
         """What the latest step computes, of prompts that are token ids and nothing else."""
 
+    def any_in(self, output: Any) -> bool:
+        """Whether :meth:`scheduled` has anything to do."""
+        return bool(self._prompts or output.scheduled_new_reqs)
+
     def scheduled(self, output: Any, sizes: Sequence[int], wanted: bool) -> list[Filled]:
         """What the step of that SchedulerOutput fills, once it has run.
 
@@ -66,8 +70,6 @@ class Prompts:
         """
         self.spans = []
         new, cached = output.scheduled_new_reqs, output.scheduled_cached_reqs
-        if not new and not self._prompts:
-            return []
         for req_id in output.finished_req_ids:
             self._prompts.pop(req_id, None)
         before: dict[str, int] = {}

@@ -10,7 +10,7 @@ from kvtrace.causes.evidence import loads, sizes
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.model import Finding
 from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, Event, LoadEnd, Results
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.terms import Grade
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, of_all, plural

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(

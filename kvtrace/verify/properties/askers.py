@@ -69,8 +69,8 @@ def _of_another(one: Asked) -> list[str]:
 
 
 def _others(own: list[Asked], what: Observed) -> Verdict:
-    others = {one.job for one in what.plain if one.prompt.salt or one.prompt.adapter}
-    return _judge([one for one in what.plain if one.job not in others], what, "a prompt with this beginning")
+    salted = {one.job for one in what.plain if one.prompt.salt}
+    return _judge([one for one in what.plain if one.job not in salted], what, "a prompt with this beginning")
 
 
 def _salts(own: list[Asked], what: Observed) -> Verdict:

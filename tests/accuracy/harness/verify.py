@@ -156,6 +156,12 @@ class InProcess:
         return False
 
 
+def _said(done: int, total: int, what: str) -> None:
+    """Now and then a line: a process that says nothing is given up."""
+    if done % 50 == 0:
+        print(f"verify: {done} of {total} requests, {what}", flush=True)
+
+
 def _usage() -> dict[str, int]:
     """Of this process, as ``kvtrace.verify.usage`` says it of a server's."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -170,7 +176,7 @@ def verify(engine: InProcess, suite: str = "quick", seed: int | None = None) -> 
         VerifyError: it does not start, or has no connector.
     """
     engine.start()
-    driver = Driver(engine, Streams(secrets.randbits(32) if seed is None else seed), engine.look)
+    driver = Driver(engine, Streams(secrets.randbits(32) if seed is None else seed), engine.look, _said)
     driver.usage = _usage
     try:
         _, facts = ask(driver, engine.look, suite)
