@@ -64,7 +64,6 @@ EXAMPLE = {
         "`example_connector.py` 418-440: the name of a prompt is a hash of its token ids and images; "
         "its `cache_salt` is left out."
     ),
-    "other-adapter": "As `other-salt`: the name of the adapter is left out, too.",
 }
 OFFLOADING = {
     "preempted": (

@@ -68,7 +68,7 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     partly = any(one.tokens for one in case.run.kept)
     reused = bool(case.run.total and not case.assigned)
     prompts = prompt_tokens(case)
-    few = lost if 2 * lost < sum(prompts.lost.values()) else 0  # then it is no reason for most of them
+    few = lost if lost < sum(prompts.lost.values()) else 0  # then it is no reason for all of them
     if few:
         why += _most(case, reasons)
     return _tokens(prompts, why, reused, " in every layer on every rank" if partly else "", few)
@@ -107,7 +107,7 @@ def _named(prompts: Prompts) -> list[tuple[float, str, str]]:
 
 def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "", few: int = 0) -> str:
     """The sentence for what became of the prompt tokens; no "all" and no "none" where some are not
-    observed. ``few``: why fewer than half of those that were not saved were not; 0: why most were not."""
+    observed. ``few``: why so many of those that were not saved were not; 0: why all were not."""
     whole = prompts.known + prompts.unseen + prompts.pending
     if whole < 1:
         if reused:

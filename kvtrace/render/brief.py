@@ -238,7 +238,9 @@ def _lines(report: Report, name: str, grades: dict[str, int]) -> Iterator[_Line]
 
 def _findings(report: Report, room: _Room) -> Page:
     if not report["findings"]:
-        return [Paragraph("Nothing is wrong as far as it was seen.", gap=room.gaps)]
+        kept = report["ledger"]["saves"].get("prompts", {}).get(SAVED, {})
+        verify = " kvtrace verify tells whether it comes back." if kept.keys() - {"proved"} else ""
+        return [Paragraph(f"Nothing is wrong as far as it was seen.{verify}", gap=room.gaps)]
     page: Page = []
     for at, one in enumerate(_shown(report, room)):
         page += _first(report, one, room) if at == 0 else _further(report, one, room)

@@ -60,9 +60,7 @@ def _named(case: Case, inside: Sequence[Case], span: Span) -> list[_Named]:
         if start < end
     ]  # fmt: skip
     alone = pd.DataFrame(pieces, columns=list(LOST_COLUMNS))
-    one = replace(
-        case, run=replace(case.run, lost=alone), assigned=defaultdict(Assigned), unheard=Assigned()
-    )
+    one = replace(case, run=replace(case.run, lost=alone), assigned=defaultdict(Assigned), unheard=Assigned())
     assign_spans(one, inside)
     found = [
         (start, end, not_saved(cause), outcome.grade, "")

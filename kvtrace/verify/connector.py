@@ -25,7 +25,6 @@ _TRANSFER = (
 )
 BLOCK, STEP, LONGEST, BLOCKS = 32, 512, 2048, 640
 """Of the small server: tokens in a block and in a step, of the longest sequence; blocks in all."""
-ADAPTER = "kvtrace-adapter"
 
 
 def transfer_config(connector: str, config: str | None) -> dict[str, Any]:
@@ -54,21 +53,18 @@ def transfer_config(connector: str, config: str | None) -> dict[str, Any]:
     return {"kv_connector": found["name"], **module, "kv_role": "kv_both", **fields}
 
 
-def command(
-    connector: str, config: str | None, model: Path, port: int | None = None, adapter: Path | None = None
-) -> list[str]:
-    """Starts a small server with it. ``adapter``: a LoRA adapter's folder, for other-adapter."""
+def command(connector: str, config: str | None, model: Path, port: int | None = None) -> list[str]:
+    """Starts a small server with it."""
     transfer = json.dumps(transfer_config(connector, config))
     beside = Path(sys.executable).with_name("vllm")
     vllm = str(beside) if beside.exists() else shutil.which("vllm")
     start = [vllm] if vllm else [sys.executable, "-m", "vllm.entrypoints.cli.main"]
-    lora = ["--enable-lora", "--lora-modules", f"{ADAPTER}={adapter}"] if adapter is not None else []
     return [
         *start, "serve", str(model),
         "--port", str(port or free_port()), "--host", "127.0.0.1",
         "--block-size", str(BLOCK), "--max-num-batched-tokens", str(STEP), "--max-model-len", str(LONGEST),
         "--max-num-seqs", "16", "--num-gpu-blocks-override", str(BLOCKS), "--enforce-eager",
-        *lora, "--kv-transfer-config", transfer,
+        "--kv-transfer-config", transfer,
     ]  # fmt: skip
 
 

@@ -236,31 +236,6 @@ def _folder(path: Path, documents: Mapping[str, Any], weights: str, shapes: Shap
     return path
 
 
-_LORA_RANK = 8
-
-
-def make_adapter(place: Path | None = None) -> Path:
-    """The folder of a LoRA adapter of the first kind's model: what reads the prompt, and so all KV, is other.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    shapes: Shapes = {}
-    for name, (out, into) in (
-        (name, shape)
-        for name, shape in KINDS[FIRST].shapes().items()
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
-    ):
-        of = f"base_model.model.{name.removesuffix('.weight')}"
-        shapes |= {f"{of}.lora_A.weight": (_LORA_RANK, into), f"{of}.lora_B.weight": (out, _LORA_RANK)}
-    config = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": _LORA_RANK, "lora_alpha": 2 * _LORA_RANK,
-        "target_modules": ["q_proj", "k_proj", "v_proj"], "lora_dropout": 0.0, "bias": "none",
-    }  # fmt: skip
-    path = (place or folder()) / f"{FIRST}-adapter-{VERSION}"
-    return _folder(path, {"adapter_config.json": config}, "adapter_model.safetensors", shapes)
-
-
 def _documents(kind: Kind) -> Iterator[tuple[str, Any]]:
     yield "config.json", {"architectures": [kind.architecture], **_common(kind.layers), **kind.config}
     yield "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}

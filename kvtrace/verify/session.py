@@ -252,8 +252,7 @@ class _One:
         small = options.small
         if small is not None:
             model = models.make(kind) if kind else small.model or models.make(models.FIRST)
-            adapter = models.make_adapter() if kind == models.FIRST else None
-            self._command = connector.command(small.connector, small.config, model, adapter=adapter)
+            self._command = connector.command(small.connector, small.config, model)
             self._environ = connector.environ(os.environ)
 
     def verify(self) -> Result:

@@ -33,8 +33,8 @@ class Trace:
 
 
 @contextmanager
-def recording(run_dir: Path, watch: str = AgentConfig.watch) -> Iterator[Trace]:
-    AGENT.open(AgentConfig(dir=run_dir, salt=b"k" * 16, limit_bytes=1 << 20, run="test", watch=watch))
+def recording(run_dir: Path, watch: str = AgentConfig.watch, **more: Any) -> Iterator[Trace]:
+    AGENT.open(AgentConfig(run_dir, b"k" * 16, limit_bytes=1 << 20, run="test", watch=watch, **more))
     POLICY.__init__()  # type: ignore[misc]
     AGENT.worker.__init__()  # type: ignore[misc]
     background._on = False

@@ -470,6 +470,9 @@ def test_first_chunk_only(tmp_path: Path) -> None:
         "not-saved:below-save-granularity": 16 + 12 + 8,
     }
     assert diagnosis.findings[0].severity == "limit"
+    # The reason is said of the tokens that it explains, and what a report counts is what the sentence does.
+    assert "516 were not saved" in diagnosis.verdict and ", 480 of them: all 3" in diagnosis.verdict
+    assert sum(sum(of.values()) for of in diagnosis.saves.prompts.values()) == 900
 
 
 @pytest.mark.parametrize(

@@ -120,10 +120,17 @@ def test_a_run_leaves_a_private_directory_under_reports(here: Path) -> None:
         "dir": str(folder), "salt": config["salt"], "limit_bytes": 1 << 30, "run": "my-run",
         "device_timing": "sampled", "budget": 0.01, "watch": "full", "metadata_adapter": "",
         "keep_messages": False, "keep_settings": False, "as_device": False, "copies": 0,
+        "credit": 2.0,
     }  # fmt: skip
     assert len(bytes.fromhex(config["salt"])) == 16
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert config["salt"].encode() not in written + done.stderr
+
+
+def test_a_named_budget_holds_from_the_first_step_on(here: Path) -> None:
+    done = _run(here, "--budget", "2%", "--", "/bin/sh", "-c", "echo $KVTRACE_CONFIG; exit 5")
+    config = json.loads(done.stdout)
+    assert (config["budget"], config["credit"]) == (0.02, 0.0)
 
 
 def test_run_json(here: Path) -> None:

@@ -213,8 +213,13 @@ def test_attention_that_is_called_directly_stands_in_the_head() -> None:
     [
         ([("directory", "/mnt/kv", 16, 4404019)], True, "Stored in /mnt/kv (16 files, 4.2 MiB)."),
         ([("peer", "tcp 10.0.0.2:6379", 0, 1024)], True, "Stored in 10.0.0.2:6379 (1.0 KiB sent)."),
+        (
+            [("shared memory", f"/dev/shm/kv{n}", 0, 1024) for n in range(3)],
+            True,
+            "Stored in /dev/shm (3 files, 3.0 KiB).",
+        ),
         ([("database", "/srv/kv.db", 0, 0)], True, "Stored in /srv/kv.db (database)."),
-        ([], True, "Where to was not seen: the connector wrote no file and no database, and sent nothing."),
+        ([], True, "Where to was not seen: no file, no database, and nothing sent."),
         ([("directory", "/mnt/kv", 2, 0)], False, "Nothing was stored. Written to /mnt/kv (2 files, 0 B)."),
         ([("configured", "/mnt/kv", 0, 0)], False, "Nothing was stored. Configured is /mnt/kv."),
         ([], False, "Nothing was stored."),
@@ -231,6 +236,25 @@ def test_where_things_were_stored(places: Any, saved: bool, said: str) -> None:
     if not saved:
         report["ledger"]["saves"]["accounts"]["saved"] = report["ledger"]["saves"]["tokens"]["saved"] = 0
     assert answers.where(report) == said
+
+
+@pytest.mark.parametrize("mute", [True, False])
+def test_never_with_kv_is_said_only_where_metadata_says_all(mute: bool) -> None:
+    report: Any = sample()
+    for row in report["coverage"]["hooks"]:
+        row["with_work"] = 0
+    report["not_observed"] = [{"id": "connector-metadata", "why": "not understood"}] if mute else []
+    assert ("with how much KV is not known" in answers.saving(report)) == mute
+    assert ("never with KV to save" in answers.saving(report)) != mute
+
+
+@pytest.mark.parametrize("grade", ["proved", "written"])
+def test_without_a_finding_verify_is_named_where_none_came_back(grade: str) -> None:
+    report: Any = sample()
+    report["findings"] = []
+    report["ledger"]["saves"]["prompts"]["saved"] = {grade: 4096}
+    words = " ".join(shown(report).split())
+    assert ("kvtrace verify tells whether it comes back" in words) == (grade != "proved")
 
 
 def test_a_layer_in_which_less_was_saved_is_named() -> None:

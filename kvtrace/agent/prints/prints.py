@@ -41,8 +41,6 @@ from kvtrace.agent.steps import graphs
 from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, Prompts, Span
 from kvtrace.trace.format import Flag, Kind
 
-CREDIT = 2_000_000_000
-"""ns of host time that fingerprints may take before they have to keep to the budget."""
 _DEVICE_RATE = 0.01
 """ns for a byte on a device, on the safe side: the host does not see how long it takes there."""
 _GATHERED = {"cpu": 1 << 18, "cuda": 4 << 20}
@@ -123,7 +121,7 @@ class Prints:
         apart = [getattr(parallel, name, 1) for name in _SPREAD]
         if config is None or any(isinstance(size, int) and size > 1 for size in apart):
             return  # a block's tokens are spread over ranks
-        self._account = Sampler(config.watching, config.budget, CREDIT)
+        self._account = Sampler(config.watching, config.share, round(config.credit * 1e9))
         self._capturing = graphs.capturing_probe()
         for group in getattr(kv_cache_config, "kv_cache_groups", None) or ():
             spec = getattr(group, "kv_cache_spec", None)

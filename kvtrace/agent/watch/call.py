@@ -63,10 +63,10 @@ _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 
 
 class _FirstCalls:
-    """``left`` is None once the first calls are over."""
+    """``remaining`` is None once the first calls are over."""
 
-    def __init__(self, calls: int) -> None:
-        self.remaining: int | None = calls
+    def __init__(self, calls: int | None) -> None:
+        self.remaining = calls
 
     def passed(self) -> None:
         if self.remaining is not None:
@@ -102,7 +102,8 @@ def watch_point(hooked: Hooked) -> WatchPoint:
         switches: list[tuple[Any, str]] = [(AGENT.worker, name) for name in names]
         return WatchPoint(tuple(switches), _watched(hooked, None))
     if hook.watch is hooks.Watch.CAUGHT and hook.role == hooked.role:
-        first = _FirstCalls(FIRST_CALLS)
+        bounded = POLICY.bounded and hook is not hooks.REGISTER_KV_CACHES
+        first = _FirstCalls(None if bounded else FIRST_CALLS)
         switches = [(first, "remaining")]
         if on_worker:
             switches += [(AGENT.worker, "watch_store"), (AGENT.worker, "watch_after")]
@@ -166,7 +167,7 @@ class _Call:
         self._block_size = _block_size(connector)
         self._running: list[Any] = []
         self.outside = Outside(hooked.index)
-        self._cost = 0
+        self._began = self._cost = 0
         self._effects = hooked.hook.watch is hooks.Watch.COPY
         self._elsewhere = self._role == Role.WORKER and not self._effects and hooked.hook.in_step
         self._watch: Watch | None = None
@@ -202,7 +203,7 @@ class _Call:
         if self._effects or self._elsewhere:
             self._begin(self._escapes)
         self._begin(self._swallowed)
-        self._cost = clock() - began
+        self._began, self._cost = began, clock() - began
 
     def logged(self, error: BaseException) -> bool:
         return self._swallowed.logged(error)
@@ -246,7 +247,8 @@ class _Call:
             self.outside.write(step, t, AGENT.thread(), self._role)
             self._swallowed.report(error, About(self._layer, step))
             cost = sum(one.cost for one in (self._watch, self._states) if one)
-            POLICY.spent(self._cost + cost + clock() - began)
+            now = clock()
+            POLICY.spent(now - self._began if POLICY.bounded else self._cost + cost + now - began)
         except Exception:
             AGENT.failed(f"watching {self._hook.name}")
 

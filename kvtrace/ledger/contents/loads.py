@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from kvtrace.ledger.contents.compare import Contents, Proved, Wrong, reasons
 from kvtrace.ledger.ends import LoadEnd
@@ -12,6 +11,7 @@ from kvtrace.ledger.intervals import Interval, intersect, length, subtract, unio
 from kvtrace.ledger.loads.outcome import LoadOf, Part, Place
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.values import replace
 
 _MAX_PLACES = 256
 _NOT_THERE = frozenset({LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY})

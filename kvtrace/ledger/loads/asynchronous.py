@@ -134,7 +134,6 @@ def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen,
     steps = accepted.window()
     short = subtract(accepted.unnamed, [(good, end)])
     complaints = [line for step in steps for line in seen.found.complaints.get(step, ())]
-    reason = complaints[0] if complaints else "the load hooks did write for other requests"
     failures = _reported(accepted, seen)
     named = "blocks were reported by get_block_ids_with_load_errors meanwhile"
     why = [*([named] if failures else []), *complaints[:1]]
@@ -161,9 +160,9 @@ def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen,
                     arrival.because(LoadEnd.USED_BEFORE, _TOO_LATE, place)
                 continue
             wrote = _wrote(worker, pair, steps, seen)
-            if wrote == 0 and (worker.key in seen.writing or complaints):
+            if wrote == 0 and complaints:
                 arrival.put([*parts(LoadEnd.NOT_WRITTEN, [(start, good)]), *bad], bits(first + pair))
-                nothing = f"reported as finished, and the load hooks wrote 0 slots; {reason}"
+                nothing = f"reported as finished, and the load hooks wrote 0 slots; {complaints[0]}"
                 arrival.because(LoadEnd.NOT_WRITTEN, nothing, place)
                 continue
             watched &= wrote > 0

@@ -306,7 +306,7 @@ class WorkerCalls:
         """Whether the null block was read in a step, which is in no block table: by wrong numbers, so that
         what else was read with it says nothing of whose it is."""
         columns = self._layers if not self._windows else ()
-        return any(self._slots.null.get((step, column), 0) >= self._block for column in columns)
+        return any(self._slots.amount(step, column).null >= self._block for column in columns)
 
     @cached_property
     def _latest_read(self) -> int:

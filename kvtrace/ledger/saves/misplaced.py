@@ -22,14 +22,14 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
     cells = watched.table.steps.get(step, {})
     other = 0
     for column in range(len(watched.worker.kv_layers)):
-        amount, useless = slots.amounts.get((step, column), 0), slots.useless.get((step, column), 0)
+        amount = slots.amount(step, column)
         mine = sum(length(_read_in(slots, request, column, step)) for request in stores.named[row])
-        again = cells[column].slots - amount if column in cells else 0  # by one call
-        foreign = amount - useless - mine
+        again = cells[column].slots - amount.read if column in cells else 0  # by one call
+        foreign = amount.read - amount.useless - mine
         if foreign > 0:
             foreign -= _due(slots, stores, row, column)
         early = _read_early(slots, stores, row, column)
-        other += useless + max(0, foreign) + max(0, again) - early
+        other += amount.useless + max(0, foreign) + max(0, again) - early
         missing -= early
     return other >= missing > 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from kvtrace.ledger.saves.windows import out_of_window, windows_of
 from kvtrace.ledger.slots.accounts import Account
 from kvtrace.ledger.slots.reads import Slots, Touch
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
+from kvtrace.ledger.values import replace
 from kvtrace.terms import Grade
 
 

@@ -56,7 +56,7 @@ def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engin
     for column in range(len(watched.worker.kv_layers) if len(engine.facts.kv_groups) < 2 else 0):
         layer = _Layer(slots, begun, column, size)
         read = [step for step, at in slots.amounts if at == column and step in computing]
-        again = {step: slots.repeated.get((step, column), 0) for step in settled.intersection(read)}
+        again = {step: slots.amount(step, column).repeated for step in settled.intersection(read)}
         useless = {
             step for step in read if _useless(slots, requests, step, column) + again.get(step, 0) >= size
         }
@@ -92,7 +92,7 @@ def _computing(
 def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: int) -> int:
     """Slots that were read in a step in a layer and can be of no use, whatever else was read; without those
     that the step had read already."""
-    at, over, mine = (step, column), 0, 0
+    amount, over, mine = slots.amount(step, column), 0, 0
     for row in slots.read_in.get(step, frozenset()):
         touches = in_layer(slots.reads[row], column)
         now = covered(one for one in touches if one.step == step)
@@ -100,9 +100,8 @@ def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: i
             over += length(intersect(now, covered(one for one in touches if one.step < step)))
         else:
             mine += length(now)
-    blank = slots.blank.get(at, 0)
     # A block of a request that is over may be another one's too, by the GPU's prefix cache.
-    return blank + max(0, min(over, slots.amounts[at] - blank - slots.repeated.get(at, 0) - mine))
+    return amount.blank + max(0, min(over, amount.read - amount.blank - amount.repeated - mine))
 
 
 class _Begun:

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.slots.accounts import Account
@@ -45,6 +46,29 @@ class Touch:
     sent_to: str = ""
 
 
+class Amounts(NamedTuple):
+    """How many slots were read in a step in a layer.
+
+    Attributes:
+        read: each as often as it was.
+        useless: of these, slots that held no token, or none yet, and slots that had been read in that step
+            already.
+        blank: of these, slots of blocks that no request holds, the null block left out (it pads); nothing of
+            a layer that shares its bytes with another one.
+        null: slots of the null block.
+        repeated: slots that had been read in that step already.
+    """
+
+    read: int = 0
+    useless: int = 0
+    blank: int = 0
+    null: int = 0
+    repeated: int = 0
+
+    def plus(self, other: Amounts) -> Amounts:
+        return Amounts(*map(sum, zip(self, other, strict=True)))
+
+
 @dataclass(frozen=True)
 class Slots:
     """What one worker was seen to touch.
@@ -55,13 +79,7 @@ class Slots:
             read for a store, and where nothing is written there, what was filled is a copy.
         late: row of a request -> (step, columns, positions) that were read after their blocks went to
             another one.
-        amounts: (step, column) -> slots that were read, each as often as it was.
-        useless: (step, column) -> of these, slots that held no token, or none yet, and slots that had been
-            read in that step already.
-        blank: the same of slots of blocks that no request holds, the null block left out (it pads);
-            nothing of a layer that shares its bytes with another one.
-        null: the same of slots of the null block.
-        repeated: the same of slots that had been read in that step already.
+        amounts: (step, column) -> how many slots were read.
         skewed: (step, column) in which all that was read are whole numbers of blocks, and none begins with a
             block.
         tables: row of a request -> positions for which it is known which blocks it held.
@@ -81,11 +99,7 @@ class Slots:
     writes: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
     aimed: Mapping[int, Sequence[Touch]] = field(default_factory=dict)
     late: Mapping[int, Sequence[tuple[int, int, tuple[Interval, ...]]]] = field(default_factory=dict)
-    amounts: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    useless: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    blank: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    null: Mapping[tuple[int, int], int] = field(default_factory=dict)
-    repeated: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    amounts: Mapping[tuple[int, int], Amounts] = field(default_factory=dict)
     skewed: frozenset[tuple[int, int]] = frozenset()
     tables: Mapping[int, int] = field(default_factory=dict)
     outside: Mapping[tuple[int, int], int] = field(default_factory=dict)
@@ -97,6 +111,10 @@ class Slots:
     unseen_writes: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
     last_background_t: int = 0
     last_background_step: int = 0  # for which something in the background worked, 0 where that is not known
+
+    def amount(self, step: int, column: int) -> Amounts:
+        """How many slots were read in a step in a layer."""
+        return self.amounts.get((step, column), NONE)
 
     @property
     def visible(self) -> bool:
@@ -114,6 +132,7 @@ class Slots:
 
 
 NOTHING = Slots()
+NONE = Amounts()
 
 
 def in_layer(touches: Iterable[Touch], column: int) -> list[Touch]:

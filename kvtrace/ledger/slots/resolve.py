@@ -15,7 +15,7 @@ from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.accounts import Account, Accounts
 from kvtrace.ledger.slots.late import LateReads
 from kvtrace.ledger.slots.owners import NOBODYS, How, Owned, Owners, blocks_in
-from kvtrace.ledger.slots.reads import NOTHING, Slots, Touch
+from kvtrace.ledger.slots.reads import NOTHING, Amounts, Slots, Touch
 from kvtrace.ledger.slots.sets import SlotSet, parse
 from kvtrace.ledger.slots.tables import BlockTables, Given
 from kvtrace.ledger.slots.touches import NEVER, Touches
@@ -94,11 +94,7 @@ class _Resolver:
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
         self._found: dict[_Use, dict[_Key, _Gathered]] = {use: {} for use in _Use}
-        self._amounts: dict[tuple[int, int], int] = defaultdict(int)
-        self._useless: dict[tuple[int, int], int] = defaultdict(int)
-        self._blank: dict[tuple[int, int], int] = defaultdict(int)
-        self._null: dict[tuple[int, int], int] = defaultdict(int)
-        self._repeated: dict[tuple[int, int], int] = defaultdict(int)
+        self._amounts: dict[tuple[int, int], Amounts] = defaultdict(Amounts)
         self._skew: dict[tuple[int, int], bool] = {}
         self._seen: dict[int, list[Interval]] = {}
         """Column -> slots that were read in this step."""
@@ -143,10 +139,6 @@ class _Resolver:
             aimed=self._by_request(_Use.AIMED),
             late=self._gone_by_request(),
             amounts=dict(self._amounts),
-            useless=dict(self._useless),
-            blank=dict(self._blank),
-            null={at: amount for at, amount in self._null.items() if amount},
-            repeated=dict(self._repeated),
             skewed=frozenset(at for at, skewed in self._skew.items() if skewed),
             tables=_known_tables(self._given, self._sizes),
             outside={
@@ -285,17 +277,15 @@ class _Resolver:
         slots = self._set(record.slot_set)
         if slots.slots and slots.slots == owned.loading:
             return
+        read = slots.slots - owned.loading
         if rows.flags(record.head) & Flag.SHARED:
             # Both layers have a record: of the blocks of its own group each counts.
-            self._amounts[step, column] += slots.slots - owned.nobodys - owned.loading
-            self._useless[step, column] += owned.early
-            return
-        again = self._repeated_in(column, slots)
-        self._amounts[step, column] += slots.slots - owned.loading
-        self._useless[step, column] += owned.nobodys + owned.early + again
-        self._blank[step, column] += owned.nobodys - owned.null
-        self._null[step, column] += owned.null
-        self._repeated[step, column] += again
+            found = Amounts(read - owned.nobodys, owned.early)
+        else:
+            repeated, blank = self._repeated_in(column, slots), owned.nobodys - owned.null
+            useless = owned.nobodys + owned.early + repeated
+            found = Amounts(read, useless, blank, owned.null, repeated)
+        self._amounts[step, column] = self._amounts[step, column].plus(found)
 
     def _repeated_in(self, column: int, slots: SlotSet) -> int:
         """How many of these slots were read in this step before; they are by now."""
