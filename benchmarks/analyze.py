@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""How long the analysis of `kvtrace explain` takes, and how much memory, beside a numpy read of the same bytes.
+"""How long the analysis of `kvtrace explain` takes, in which memory, beside a numpy read of the same bytes.
 
     python benchmarks/analyze.py [--record | --run RUN] [--records 1e5 1e6 1e7] [--spools 1] [--pairs 3]
 
 Runs of so many records have the shape of a short one, repeated (`benchmarks/repeat.py`): of one that is
 recorded now on a real vLLM (`--record`: 32 layers, batches of 8, prompts of 60 to 220 tokens, a third of them
 asked again, 96 to 160 tokens of output), of a run directory of yours (`--run`), or, without either, of one
-that is made up (prompts of 96 tokens one after the other and hardly a decode step: far more requests a record
-than real traffic has, so the worst case). The report's outcomes must be those of the short run, so many times.
+that is made up (prompts of 96 tokens one after the other and hardly a decode step: far more requests a
+record than real traffic has). The report's outcomes must be those of the short run, so many times.
 
-For each size, in turn, in processes of their own, the fastest of each (`--pairs`): numpy reads all spools and sums their columns; `build_report`
-reads them. Both in wall time, the start of Python left out. Memory is what the process and its helpers hold
-together (Pss) at most. The last line has the ratio from 10^7 records on, the exponent between the sizes from
-10^6 on, and the greatest memory.
+For each size, in turn, in processes of their own: numpy reads all spools and sums their columns;
+`build_report` reads them; of each the fastest of `--pairs`. Ratio and exponent are of CPU time, with that
+of helper processes and without the start of Python: on a busy machine wall time, beside it, says little.
+Memory is what the process and its helpers hold together (Pss) at most. The last line has the ratio from
+10^7 records on, the exponent between the sizes from 10^6 on, and the greatest memory.
 """
 
 from __future__ import annotations
@@ -37,41 +38,52 @@ from repeat import repeat  # noqa: E402
 from soak import descendants  # noqa: E402
 from vllm_env import CACHE, vllm_env  # noqa: E402
 
-_READ = """
-import sys, time, numpy, pathlib
+_SPENT = """
+import resource, time
+def spent():
+    told = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return time.perf_counter(), sum(one.ru_utime + one.ru_stime for one in told)
+"""
+_READ = (
+    _SPENT
+    + """
+import sys, numpy, pathlib
 paths = sorted(pathlib.Path(sys.argv[1]).rglob("*.kvt"))
-began = time.perf_counter()
+began = spent()
 for path in paths:
     with open(path, "rb") as file:
         while len(table := numpy.fromfile(file, "<i8", 1 << 20)):
             table.reshape(-1, 8).sum(axis=0)
-print(time.perf_counter() - began, time.process_time())
+print(*(now - then for now, then in zip(spent(), began)))
 """
-_ANALYSE = """
-import json, sys, time
+)
+_ANALYSE = (
+    _SPENT
+    + """
+import json, sys
 from kvtrace.report.build import build_report
-began = time.perf_counter()
+began = spent()
 report = build_report(sys.argv[1])
-print(time.perf_counter() - began, time.process_time())
+print(*(now - then for now, then in zip(spent(), began)))
 print(json.dumps({name: one["accounts"] for name, one in report["ledger"].items()}))
 """
+)
 
 
 class Row(NamedTuple):
-    """One size. Times in wall seconds; memory in MiB."""
+    """One size. Times: (wall, CPU) seconds; memory in MiB."""
 
     records: int
     requests: int
     spools: int
     size: int  # bytes
-    read: float
-    analysis: float
-    cpu: float
+    read: tuple[float, float]
+    analysis: tuple[float, float]
     peak: float
 
     @property
     def ratio(self) -> float:
-        return self.analysis / self.read
+        return self.analysis[1] / self.read[1]
 
 
 # ------------------------------------------------------------------------ the short run
@@ -135,8 +147,8 @@ def _held(pid: int) -> float:
     return total / 1024
 
 
-def _timed(code: str, folder: Path, watch: bool) -> tuple[float, float, float, str]:
-    """(wall seconds, CPU seconds, greatest memory, the rest of what it said) of Python code.
+def _timed(code: str, folder: Path, watch: bool) -> tuple[tuple[float, float], float, str]:
+    """((wall, CPU) seconds, greatest memory, the rest of what it said) of Python code.
 
     Raises:
         subprocess.CalledProcessError: it failed.
@@ -153,7 +165,7 @@ def _timed(code: str, folder: Path, watch: bool) -> tuple[float, float, float, s
         raise subprocess.CalledProcessError(process.returncode, command[:2])
     first, _, rest = told.partition("\n")
     wall, cpu = map(float, first.split())
-    return wall, cpu, peak, rest
+    return (wall, cpu), peak, rest
 
 
 def _check(short: dict[str, Any], long: dict[str, Any], times: int) -> None:
@@ -164,28 +176,29 @@ def _check(short: dict[str, Any], long: dict[str, Any], times: int) -> None:
 
 
 def measure(source: Path, folder: Path, records: int, engines: int, pairs: int) -> Row:
-    short = json.loads(_timed(_ANALYSE, source, False)[3])
+    short = json.loads(_timed(_ANALYSE, source, False)[2])
     once = repeat(source, folder / "once", 1, 1)[0]
     made, requests, spools = repeat(source, folder / "run", records, engines)
     size = sum(path.stat().st_size for path in (folder / "run").rglob("*.kvt"))
-    reads, analyses, cpus, peaks = [], [], [], []
+    reads, analyses = [], []
     for _ in range(pairs):
         reads.append(_timed(_READ, folder / "run", False)[0])
-        wall, cpu, _, rest = _timed(_ANALYSE, folder / "run", False)
+        times, _, rest = _timed(_ANALYSE, folder / "run", False)
         _check(short, json.loads(rest), made // once)
-        analyses.append(wall)
-        cpus.append(cpu)
-    peaks.append(_timed(_ANALYSE, folder / "run", True)[2])  # looking costs time
-    return Row(
-        made, requests, spools, size, min(reads), min(analyses),
-        min(cpus), max(peaks),
-    )  # fmt: skip
+        analyses.append(times)
+    peak = _timed(_ANALYSE, folder / "run", True)[1]  # looking costs time
+    return Row(made, requests, spools, size, _least(reads), _least(analyses), peak)
+
+
+def _least(times: list[tuple[float, float]]) -> tuple[float, float]:
+    wall, cpu = (min(column) for column in zip(*times, strict=True))
+    return wall, cpu
 
 
 def exponent(rows: list[Row]) -> float:
-    """Of the line through the logarithms of times over records, from 10^6 on where there are two such sizes."""
+    """Of the line through the logarithms of times over records, from 10^6 on if there are two such."""
     long = [row for row in rows if row.records > 9e5]
-    points = [(math.log(row.records), math.log(row.analysis)) for row in (long if len(long) > 1 else rows)]
+    points = [(math.log(row.records), math.log(row.analysis[1])) for row in (long if len(long) > 1 else rows)]
     if len({x for x, _ in points}) < 2:
         return math.nan
     return statistics.linear_regression(*zip(*points, strict=True)).slope
@@ -194,18 +207,20 @@ def exponent(rows: list[Row]) -> float:
 def last_line(rows: list[Row]) -> str:
     long = [row.ratio for row in rows if row.records > 9e6]
     ratio = f"{max(long):.1f}" if long else "none"
-    return f"analyze: ratio_1e7={ratio} exponent={exponent(rows):.2f} peak_mb={max(row.peak for row in rows):.0f}"
+    peak = max(row.peak for row in rows)
+    return f"analyze: ratio_1e7={ratio} exponent={exponent(rows):.2f} peak_mb={peak:.0f}"
 
 
 def table(rows: list[Row], shape: str) -> str:
     lines = [
         f"Shape: {shape}; {os.cpu_count()} cores.", "",
-        "| records | requests | spools | bytes | numpy's read | analysis | CPU | ratio | memory |",
-        "|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| records | requests | spools | bytes | numpy: wall, CPU | analysis: wall, CPU | ratio | memory |",
+        "|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]  # fmt: skip
     lines += [
-        f"| {row.records:,} | {row.requests:,} | {row.spools} | {row.size / 1e6:,.0f} MB | {row.read:.3f} s "
-        f"| {row.analysis:.2f} s | {row.cpu:.2f} s | {row.ratio:.1f} | {row.peak:,.0f} MiB |"
+        f"| {row.records:,} | {row.requests:,} | {row.spools} | {row.size / 1e6:,.0f} MB "
+        f"| {row.read[0]:.2f} s, {row.read[1]:.2f} s | {row.analysis[0]:.2f} s, {row.analysis[1]:.2f} s "
+        f"| {row.ratio:.1f} | {row.peak:,.0f} MiB |"
         for row in rows
     ]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
 """Long runs with the shape of a short one: its records again and again, as of other requests.
 
-In each repetition the steps and times go on, the requests have ids, prompts and files of their own (new names,
-other digests), and what a process keeps (layers, blocks, sets of slots) is the same. Further engines are the
-same spools as of other processes. What the short run says once, at its start, is said once.
+In each repetition the steps and times go on, the requests have ids, prompts and files of their own (new
+names, other digests), and what a process keeps (layers, blocks, sets of slots) is the same. Further engines
+are the same spools as of other processes. What the short run says once, at its start, is said once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _words(table: Table) -> _Words:
                 found.times if name in _TIMES
                 else found.steps if name == "step"
                 else found.calls if name == "call"
-                else found.names if name == "request" and word or (kind, name) == (Kind.OUTSIDE, "target")
+                else found.names if (name == "request" and word) or (kind, name) == (Kind.OUTSIDE, "target")
                 else found.digests if name.rstrip("0123456789") in _DIGESTS
                 else None
             )  # fmt: skip

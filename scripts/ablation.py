@@ -75,6 +75,10 @@ def _false(*_: Any, **__: Any) -> bool:
     return False
 
 
+def _no_files(*_: Any, **__: Any) -> tuple[dict[Any, Any], Any]:
+    return {}, import_module("kvtrace.ledger.model").Trust()
+
+
 def _made(place: str) -> Callable[..., Any]:
     """An empty value of a class that is named ``module:Class``."""
 
@@ -91,36 +95,25 @@ RULES: tuple[Rule, ...] = (
         Rule(name, f"{_LEDGER}.{place}", off)
         for name, place, off in (
             ("metadata: what it names", "requests:Request.entries", None),
-            ("slots: reads that begin within blocks", "slots.reads:_skewed", _false),
+            ("slots: reads that begin within blocks", "slots.resolve:_skewed", _false),
             ("slots: reads after the blocks went to another", "slots.late:LateReads.gone", _no_table),
-            ("slots: reads of what a load fills", "slots.reads:_Resolver._filled", lambda *_: ()),
-            ("slots: what windows left", "slots.reads:_left_by_windows", _no_table),
+            ("slots: reads of what a load fills", "slots.owners:Owners._filled", lambda *_: ()),
+            ("slots: what is out of a window", "slots.resolve:_outside_windows", _no_table),
             (
-                "saves: slots read instead",
-                "saves.pairs:read_instead",
-                _made(f"{_LEDGER}.saves.instead:Instead"),
+                "saves: reads of no use",
+                "saves.pairs:other_slots",
+                _made(f"{_LEDGER}.saves.useless_reads:OtherSlots"),
             ),
-            ("saves: other slots than named", "saves.positioned:read_elsewhere", _false),
-            ("saves: one request for all", "saves.misplaced:_one_for_all", _false),
-            ("saves: exceptions that come again", "saves.positioned:PositionCalls._settle_caught", _none),
-            ("saves: whole blocks skewed", "saves.positioned:PositionCalls._skewed", _false),
-            ("saves: copies that come later", "saves.positioned:PositionCalls._copies_later", False),
-            ("saves: cut short", "saves.positioned:PositionCalls._cut_short", _false),
+            ("saves: other slots than named", "saves.calls:read_elsewhere", _false),
+            ("saves: exceptions in calls", "saves.calls:WorkerCalls._by_exception", lambda *_: frozenset()),
+            ("saves: whole blocks skewed", "saves.calls:WorkerCalls._skewed", _false),
+            ("saves: copies that come later", "saves.calls:WorkerCalls._lag", 0),
             ("saves: windows", "saves.pairs:windows_of", _no_table),
-            ("saves: windows of calls", "saves.check:windows_of", _no_table),
-            (
-                "saves: ranks in one file",
-                "saves.check:shared_files",
-                lambda *_: (import_module("kvtrace.ledger.model").Trust(), False),
-            ),
-            (
-                "saves: overwritten files",
-                "saves.check:overwritten_files",
-                lambda *_: import_module("kvtrace.ledger.model").Trust(),
-            ),
+            ("saves: ranks in one file", "saves.files:_by_rank", _no_files),
+            ("saves: overwritten files", "saves.files:_by_prompt", _no_files),
             ("saves: asynchronous ends", "read:settle", lambda *_: ()),
-            ("saves: read and not named", "read:seen", _made(f"{_LEDGER}.saves.implied:Implied")),
-            ("saves: sizes at rest", "read:accounts", _made(f"{_LEDGER}.saves.accounts:Accounts")),
+            ("saves: read and not named", "read:unnamed", _made(f"{_LEDGER}.saves.unnamed:Unnamed")),
+            ("saves: sizes at rest", "read:accounts", _made(f"{_LEDGER}.slots.accounts:Accounts")),
             ("saves: given away", "reported:given_away", lambda *_: frozenset()),
             ("contents: fingerprints", "read:compare", _made(f"{_LEDGER}.contents.compare:Contents")),
             (
@@ -128,8 +121,8 @@ RULES: tuple[Rule, ...] = (
                 "contents.compare:_Judge.differing",
                 lambda *_: import_module("kvtrace.ledger.contents.by_layer").Differing(None),
             ),
-            ("contents: KV that stood there", "contents.compare:remaining", lambda *_: set()),
-            ("contents: blocks left alone", "contents.compare:left_alone", _no_table),
+            ("contents: the same KV before", "contents.compare:remaining", lambda *_: set()),
+            ("contents: unwritten blocks", "contents.compare:unwritten_blocks", _no_table),
             ("contents: looked at later", "contents.compare:held_later", _no_table),
             ("contents: altered alike", "contents.compare:_altered", _none),
             ("contents: given back by nobody", "contents.compare:_Judge._nobody_s", _none),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write kvtrace/cli/help_texts.py anew: the help of every command, as the command itself prints it.
+"""Write kvtrace/cli/help/ anew: the help of every command, as the command itself prints it.
 
 python scripts/help_texts.py
 """
@@ -13,13 +13,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-
-HEAD = '''"""The help of every command. Made by scripts/help_texts.py: do not edit."""
-
-from __future__ import annotations
-
-HELP = {
-'''
 
 
 def texts() -> dict[str, str]:
@@ -43,18 +36,12 @@ def texts() -> dict[str, str]:
     return found
 
 
-def module(found: dict[str, str]) -> str:
-    """The text of the module that holds them."""
-    parts = [HEAD]
-    for name, text in found.items():
-        lines = text.replace("\\", "\\\\").replace('"""', '\\"""')
-        parts.append(f'    "{name}": """\\\n{lines}""",\n')
-    note = '"""Command ("" for kvtrace alone) -> its help, for terminals of 80 columns and more."""'
-    return "".join([*parts, "}\n", note, "\n"])
-
-
 if __name__ == "__main__":
     import kvtrace
 
-    place = Path(kvtrace.__file__).parent / "cli" / "help_texts.py"
-    place.write_text(module(texts()), encoding="utf-8")
+    place = Path(kvtrace.__file__).parent / "cli" / "help"
+    place.mkdir(exist_ok=True)
+    for old in place.glob("*.txt"):
+        old.unlink()
+    for verb, text in texts().items():
+        (place / f"{verb.replace(' ', '-') or 'kvtrace'}.txt").write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure what tracing costs: a traced and an untraced vLLM, block by block in turn.
 
-    python scripts/overhead.py [--first N] [--pairs N] [--batch N] [--watch MODE] [--fingerprints]
+    python scripts/overhead.py [--first N] [--pairs N] [--batch N] [--watch MODE] [--fingerprints | --profile]
 
 Two engines of the same model are kept alive, one under `kvtrace run`. The driver lets them
 work in turn (A B, B A, A B, ...), one block of requests at a time, so that a drift of the
@@ -10,6 +10,9 @@ of a shared machine prove nothing.
 
 With `--fingerprints` three traced engines work in turn instead: one without fingerprints of KV, one with a
 number for a block, one with those of single layers beside it. There no budget stops them.
+
+With `--profile` one traced engine works alone, and the agent's time of a step is told by its parts
+(`scripts/step_parts.py`).
 """
 
 from __future__ import annotations
@@ -39,18 +42,19 @@ watched, with ``--watch full`` as many as its account allows."""
 
 LOOKED_AT = 5
 """Rounds in which the first layer is looked for in what is loaded: of 64 loads, some while it warms up."""
+PARTS = "parts"
 WITHOUT, WHOLE, LAYERS = "without fingerprints", "of blocks", "of blocks and layers"
 BLOCK_TOKENS, LONG_PROMPT = 32, 480
 
 
 def fingerprints(how: str) -> None:
     """In an engine's process: take them so, whatever the budget says."""
-    from kvtrace.agent.budget import Sampler
+    from kvtrace.agent.budget import BudgetAccount
     from kvtrace.agent.prints.prints import PRINTS
 
     if not any(PRINTS._sizes) or not any(PRINTS._own) or PRINTS._same is None:
         raise SystemExit("this engine takes no fingerprints: nothing to measure")
-    PRINTS._account = Sampler("full", 0.0)
+    PRINTS._account = BudgetAccount("full", 0.0)
     if how == WITHOUT:
         PRINTS._sizes = []
     if how == WHOLE:
@@ -73,9 +77,14 @@ def clocked(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def child(model: str, store: str, batch: int, how: str) -> None:
-    """One engine: a line on stdin is one block, a line on stdout its figures. ``how``: its fingerprints."""
+    """One engine: a line on stdin is one block, a line on stdout its figures. ``how``: its fingerprints, or
+    that its parts are clocked."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # vLLM's own prints must not mix with the figures
+    if how == PARTS:
+        import step_parts
+
+        step_parts.clock_parts()
     from vllm import LLM, SamplingParams
 
     engine = LLM(
@@ -90,11 +99,12 @@ def child(model: str, store: str, batch: int, how: str) -> None:
             "kv_connector_extra_config": {"shared_storage_path": store},
         },
     )
-    if how:
+    if how and how != PARTS:
         fingerprints(how)
-    rng, length = random.Random(0), LONG_PROMPT if how else PROMPT
+    long = bool(how) and how != PARTS
+    rng, length = random.Random(0), LONG_PROMPT if long else PROMPT
     prompts = [{"prompt_token_ids": [rng.randrange(10, 500) for _ in range(length)]} for _ in range(batch)]
-    params = SamplingParams(temperature=0, max_tokens=1 if how else OUTPUT, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=1 if long else OUTPUT, ignore_eos=True)
     for _ in sys.stdin:
         wall, cpu, taken = time.perf_counter(), time.process_time(), TAKEN[0]
         outputs = engine.generate(prompts, params, use_tqdm=False)
@@ -105,6 +115,8 @@ def child(model: str, store: str, batch: int, how: str) -> None:
             "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         }
         print(json.dumps(figures), file=answers, flush=True)
+    if how == PARTS:
+        (OUT / "parts.txt").write_text("\n".join(step_parts.table()) + "\n")
 
 
 def start(name: str, model: Path, batch: int, watch: str, how: str = "") -> subprocess.Popen[str]:
@@ -149,6 +161,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--watch", default="full", help="as of kvtrace run [full]")
     parser.add_argument("--fingerprints", action="store_true", help="what fingerprints cost")
+    parser.add_argument("--profile", action="store_true", help="where the agent's time of a step goes")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
     parser.add_argument("--how", default="", help=argparse.SUPPRESS)
@@ -165,6 +178,12 @@ def main() -> None:
         ways = (WITHOUT, WHOLE, LAYERS)
         engines = {way: start(way, model, options.batch, options.watch, way) for way in ways}
         report_fingerprints(options, in_turn(engines, options.pairs))
+        return
+    if options.profile:
+        in_turn({"traced": start("traced", model, options.batch, options.watch, PARTS)}, options.pairs)
+        tracer = json.loads((OUT / "run" / "report.json").read_text())["limits"]["tracer"]
+        print(f"{tracer['records']} records; blocks of {options.batch} requests, --watch {options.watch}")
+        print((OUT / "parts.txt").read_text(), end="")
         return
     engines = {name: start(name, model, options.batch, options.watch) for name in ("untraced", "traced")}
     report(options, in_turn(engines, options.first + options.pairs))

@@ -317,6 +317,7 @@ def soak(minutes: float, traced: bool, out: Path) -> Result:
         "vllm", "serve", str(make_tiny_model(CACHE / "tiny-model")), "--served-model-name", "tiny",
         "--enforce-eager", "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512",
         "--block-size", "32", "--max-num-batched-tokens", "2048",  # this connector knows no chunks
+        "--num-gpu-blocks-override", "128",  # all of them are used soon: their pages are no growth
         "--no-enable-prefix-caching", "--kv-transfer-config", json.dumps(connector),
     ]  # fmt: skip
     if traced:
@@ -360,7 +361,8 @@ def page(result: Result) -> str:
     for pid, grown in result.grown.items():
         end = result.last[pid]
         lines.append(
-            f"| {result.names[pid].rpartition(' ')[0]} | {end.memory / 1024:.1f} | {grown.memory / 1024:+.1f} "
+            f"| {result.names[pid].rpartition(' ')[0]} | {end.memory / 1024:.1f} "
+            f"| {grown.memory / 1024:+.1f} "
             f"| {end.descriptors} | {grown.descriptors:+d} | {end.threads} | {grown.threads:+d} |"
         )
     return "\n".join([*lines, "", f"`{result.line()}`", ""])

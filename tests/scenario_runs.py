@@ -1,4 +1,4 @@
-"""Runs the scenarios for the tests: the one-process ones in two processes, the others each on its own."""
+"""Runs the scenarios for the tests: in two lanes, the one-process ones of a lane in one process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ import pytest
 import spec
 from vllm_env import vllm_env as make_vllm_env
 
+from kvtrace.report.build import build_report
+
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
 
-__all__ = ["Runs", "confusion", "judge", "one_process_names", "spec"]
+__all__ = ["Runs", "confusion", "judge", "spec"]
 
 
 @dataclass
@@ -28,24 +30,32 @@ class Runs:
     out: Path
     model: Path
     logs: dict[str, str] = field(default_factory=dict)  # of the call of run.py that ran a scenario
+    reports: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def outcome(self, scenario: spec.Scenario) -> dict[str, Any]:
-        """Runs the scenario (one-process ones all at once) unless it ran, and reads its outcome."""
+        """Runs the scenario (and all that may run beside it) unless it ran, and reads its outcome."""
         path = self.out / "_outcome" / f"{scenario.name}.json"
         if scenario.name not in self.logs:
-            if scenario.shares_process:
-                names = one_process_names()
-                # one core each: these engines compute with one thread
+            if scenario.stuck_after is None:
+                names = [name for name in spec.names() if beside(scenario, spec.load(name))]
+                # a core each: an engine in one process computes with one thread
                 with ThreadPoolExecutor() as pool:
                     list(pool.map(self._run, (names[0::2], names[1::2])))
-            else:
-                self._run((scenario.name,))
+            else:  # what hangs is told by time
+                self._run([scenario.name])
         if not path.is_file():
             pytest.fail(f"{scenario.name} did not run through:\n{self.logs[scenario.name]}", pytrace=False)
         outcome: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return outcome
 
-    def _run(self, names: tuple[str, ...]) -> None:
+    def report(self, scenario: spec.Scenario) -> dict[str, Any]:
+        """Of the scenario's run, made once."""
+        self.outcome(scenario)
+        if scenario.name not in self.reports:
+            self.reports[scenario.name] = build_report(self.out / scenario.name)
+        return self.reports[scenario.name]
+
+    def _run(self, names: list[str]) -> None:
         command = [sys.executable, str(SCENARIOS / "run.py"), *names]
         command += ["--out", str(self.out), "--model", str(self.model)]
         done = subprocess.run(
@@ -54,5 +64,5 @@ class Runs:
         self.logs.update(dict.fromkeys(names, done.stdout[-4000:] + done.stderr[-8000:]))
 
 
-def one_process_names() -> tuple[str, ...]:
-    return tuple(name for name in spec.names() if spec.load(name).shares_process)
+def beside(one: spec.Scenario, other: spec.Scenario) -> bool:
+    return other.stuck_after is None and other.shares_process == one.shares_process

@@ -7,7 +7,7 @@ _MOST_SAVED = 2.0
 """Timed steps that can be saved up: an hour of untimed steps must not buy a burst of timed ones."""
 
 
-class Sampler:
+class BudgetAccount:
     """An account in nanoseconds: steps pay ``budget`` of their time in, timing pays its cost out.
 
     A step is timed when the account holds what a timed step costs. So the period adapts by
@@ -18,14 +18,15 @@ class Sampler:
         mode: ``sampled``, or ``full`` for every step.
         budget: share of the steps' host time, 0.01 for 1 %.
         credit: ns that the account holds at the beginning, and may save up to again.
+        cost: ns that a step is taken to cost before one was seen.
     """
 
-    def __init__(self, mode: str, budget: float, credit: int = 0) -> None:
+    def __init__(self, mode: str, budget: float, credit: int = 0, cost: int = 0) -> None:
         self._always = mode == "full"
         self._budget = budget
         self._credit = credit
         self._saved = float(credit)
-        self._cost = 0.0
+        self._cost = float(cost)
 
     def take(self) -> bool:
         """Whether the step that begins is to be timed."""

@@ -24,7 +24,7 @@ def assign_spans(case: Case, parts: Sequence[Case] = ()) -> None:
     Args:
         parts: of several connectors inside one, each one's own case. They say why a span was lost.
     """
-    for row in rows(case.run.pieces):
+    for row in rows(case.run.lost):
         span = LostSpan(*row)
         span.ended, span.grade = SaveEnd(span.ended), Grade(span.grade)
         of = case if span.part < 0 else parts[span.part]

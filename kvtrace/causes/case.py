@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -19,6 +19,7 @@ from kvtrace.causes.tables import rows
 from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
 from kvtrace.ledger.intervals import Interval
 from kvtrace.ledger.model import Engine, Run
+from kvtrace.ledger.values import replace
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace.facts import Limit
 from kvtrace.words import sentence
@@ -32,7 +33,7 @@ MAX_EVENTS = 3
 
 @dataclass
 class LostSpan:
-    """Positions of one request that were not saved, in pairs that fared alike: a row of Run.pieces."""
+    """Positions of one request that were not saved, in pairs that fared alike: a row of Run.lost."""
 
     request: int  # row in Case.requests
     engine: int  # its tag
@@ -386,10 +387,10 @@ def _requests(run: Run, engines: Mapping[int, Engine]) -> list[Request]:
         )
         for row, r in enumerate(rows(run.requests))
     ]  # fmt: skip
-    for p in rows(run.pieces):
+    for p in rows(run.lost):
         if p.phase != "decode" and p.grade >= Grade.READ and p.ended != SaveEnd.NOT_DECLARED:
             requests[p.request].lost_from = min(p.start, requests[p.request].lost_from)
-    guessed = {p.request for p in rows(run.pieces) if p.phase != "decode" and p.grade < Grade.READ}
+    guessed = {p.request for p in rows(run.lost) if p.phase != "decode" and p.grade < Grade.READ}
     for b in rows(run.base):
         # What is generated hides no store of the prompt, unless a step's metadata could not be read and of
         # the prompt more is not known.

@@ -20,10 +20,12 @@ from kvtrace.causes.registry import RULES
 from kvtrace.causes.tables import rows
 from kvtrace.causes.verdict import verdict
 from kvtrace.ledger.model import Ledger, Run
+from kvtrace.ledger.values import without_collector
 from kvtrace.terms import FAULT, KEPT, NOT_OBSERVED, PENDING, SAVED, Grade, Stage, cause_of, severity_order
 from kvtrace.words import listed, plural
 
 
+@without_collector()
 def diagnose(run: Run) -> Diagnosis:
     """Name the cause of every lost position, and say what was checked and is none.
 

@@ -30,7 +30,7 @@ def of_engines(run: Run, engines: Sequence[Engine]) -> Run:
         ops=run.ops[run.ops["engine"].isin(tags)],
         skips=run.skips[run.skips["engine"].isin(tags)],
         entries=run.entries[run.entries["engine"].isin(tags)],
-        pieces=run.pieces[run.pieces["engine"].isin(tags)],
+        lost=run.lost[run.lost["engine"].isin(tags)],
         base=run.base[run.base["engine"].isin(tags)],
         whole=run.whole[run.whole["engine"].isin(tags)],
         kept=[one for one in run.kept if one.engine in tags],

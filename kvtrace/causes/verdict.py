@@ -12,7 +12,7 @@ from kvtrace.causes.registry import CATALOGUE
 from kvtrace.terms import FAULT, NOTE, Grade
 from kvtrace.words import capital, count, percent, plural
 
-NOT_STARTED = "engine-did-not-start"
+NOT_STARTED, NO_CONNECTOR = "engine-did-not-start", "connector-failed-to-start"
 
 
 def verdict(case: Case, findings: list[Finding]) -> str:
@@ -57,6 +57,8 @@ def _saves(case: Case, findings: list[Finding]) -> str:
         why = next((one.line for one in case.run.start_failures), "")
     if any(one.id == NOT_STARTED for one in findings):
         return f"{capital(why)}."
+    if not case.run.engines and any(one.id == NO_CONNECTOR for one in findings):
+        return f"The engine did not start{_because(why)}."
     if not case.run.engines:
         return f"No engine was seen in this run{_because(why)}."
     if not case.requests:
@@ -66,7 +68,7 @@ def _saves(case: Case, findings: list[Finding]) -> str:
     partly = any(one.tokens for one in case.run.kept)
     reused = bool(case.run.total and not case.assigned)
     prompts = prompt_tokens(case)
-    few = lost if 2 * lost < sum(prompts.lost.values()) else 0  # then it is no reason for most of them
+    few = lost if lost < sum(prompts.lost.values()) else 0  # then it is no reason for all of them
     if few:
         why += _most(case, reasons)
     return _tokens(prompts, why, reused, " in every layer on every rank" if partly else "", few)
@@ -105,7 +107,7 @@ def _named(prompts: Prompts) -> list[tuple[float, str, str]]:
 
 def _tokens(prompts: Prompts, why: str, reused: bool, everywhere: str = "", few: int = 0) -> str:
     """The sentence for what became of the prompt tokens; no "all" and no "none" where some are not
-    observed. ``few``: why fewer than half of those that were not saved were not; 0: why most were not."""
+    observed. ``few``: why so many of those that were not saved were not; 0: why all were not."""
     whole = prompts.known + prompts.unseen + prompts.pending
     if whole < 1:
         if reused:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from kvtrace.cli.output import emit
-
-if TYPE_CHECKING:
-    from kvtrace.export.parts import Progress
+from kvtrace.cli.progress import reading_bar
 
 
 def export(
@@ -43,23 +37,6 @@ def export(
     chosen.check()
     run = open_run(path, Wanted(parse_steps(steps), layers, request))
     place = Path(output) if output else chosen.place(run)
-    with _progress() as progress:
+    with reading_bar() as progress:
         written = chosen.write(Target(run, place, force, progress))
     emit(f"wrote {written}\n")
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A bar on stderr, where that is a terminal."""
-    from kvtrace.export.parts import silent
-
-    if not sys.stderr.isatty():
-        yield silent
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    columns = ("reading", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("reading", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -24,3 +24,18 @@ def progress_bar() -> Iterator[Callable[[int, int, str], None]]:
             progress.update(task, completed=done, total=total, description=what)
 
         yield show
+
+
+@contextmanager
+def reading_bar() -> Iterator[Callable[[int, int], None]]:
+    """Gives a function that takes how many bytes are read, and of how many."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    columns = ("reading", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

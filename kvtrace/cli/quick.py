@@ -31,11 +31,18 @@ def quick(words: list[str]) -> bool:
 def _help(verb: str) -> bool:
     from kvtrace.cli.screen import terminal_columns
 
-    if terminal_columns() < HELP_WIDTH:
+    if terminal_columns() < HELP_WIDTH or (verb and not verb.replace(" ", "").isalpha()):
         return False
-    from kvtrace.cli.help_texts import HELP
+    try:  # made by scripts/help_texts.py, for terminals of 80 columns and more
+        with open(help_file(verb), encoding="utf-8") as file:
+            return _say(file.read())
+    except OSError:  # no verb of this name: the command line's library says so
+        return False
 
-    return verb in HELP and _say(HELP[verb])
+
+def help_file(verb: str) -> str:
+    """Where the help of a command (``""``: of kvtrace alone) stands."""
+    return os.path.join(os.path.dirname(__file__), "help", f"{verb.replace(' ', '-') or 'kvtrace'}.txt")
 
 
 def _explain(words: list[str]) -> bool:

@@ -137,11 +137,14 @@ def run(
         help="Steps with prompt tokens, saves or loads whose reads and writes of KV slots are watched: "
         "the first 8, every 32nd too, or all that the budget allows.",
     ),
-    budget: str = typer.Option(
-        f"{AgentConfig.budget:.0%}",
+    budget: str | None = typer.Option(
+        None,
         "--budget",
         metavar="SHARE",
-        help="Share of the steps' time that sampled device timing may take; the watch as much again.",
+        help="Share of the steps' time that the watch may take, from the first step on, and sampled device "
+        f"timing. Without it {AgentConfig.budget:.0%}, which the watch keeps to when it has taken "
+        f"{AgentConfig.credit:.0f} seconds.",
+        show_default=False,
     ),
     metadata_adapter: str | None = typer.Option(
         None,
@@ -187,8 +190,10 @@ def run(
     if not command:
         raise KvtraceError("no command", "write kvtrace run -- vllm serve MODEL ...")
     options = RunOptions(
-        command, output, name, parse_size(limit), parse_timing(device_timing), parse_budget(budget),
+        command, output, name, parse_size(limit), parse_timing(device_timing),
+        AgentConfig.budget if budget is None else parse_budget(budget),
         parse_watch(watch), parse_adapter(metadata_adapter), keep_messages, keep_settings,
+        credit=AgentConfig.credit if budget is None else 0.0,
         stuck_after=parse_seconds(stuck_after), sample=parse_rate(sample),
     )  # fmt: skip
     code = run_session(options)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvtrace.gate.layers import group_of, index_of
+from kvtrace.gate.mute import may_hide_work
 from kvtrace.report.model import Report
-from kvtrace.terms import LOADED, NOT_OBSERVED, SAVED
 from kvtrace.trace import hooks
 
 EVERY_STEP = frozenset(hook.name for hook in hooks.TABLE if hook.always_due)
@@ -20,8 +20,6 @@ _CAN_WORK = frozenset(
     if hook.reads_metadata or hook in (hooks.BIND_METADATA, hooks.BUILD_METADATA)
 )
 """Those that something to store or load can be told of; the others never have work."""
-_MUTE = ("connector-metadata", "store-entries")
-"""Ids of what is not observed where the connector's metadata names no stores, and that says nothing."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Cell:
 
 
 def cells(report: Report) -> list[Cell]:
-    coverage, mute = report["coverage"], _mute(report)
+    coverage, mute = report["coverage"], may_hide_work(report)
     found = []
     for row in coverage["hooks"]:
         unknown = mute and not row["with_work"] and row["hook"] in _CAN_WORK
@@ -64,15 +62,6 @@ def cells(report: Report) -> list[Cell]:
         for row in coverage["ops"]
     ]
     return found
-
-
-def _mute(report: Report) -> bool:
-    """Whether a call without work that could be seen may have had some: the metadata names none, and tokens
-    were saved or loaded all the same, or it is not observed whether they were."""
-    if not any(one["id"] in _MUTE for one in report["not_observed"]):
-        return False
-    ledgers = (report["ledger"]["saves"]["accounts"], report["ledger"]["loads"]["accounts"])
-    return any(accounts.get(name) for accounts in ledgers for name in (SAVED, LOADED, NOT_OBSERVED))
 
 
 def by_layers(cells: Sequence[Cell]) -> dict[frozenset[str], list[int | None]]:

@@ -12,7 +12,7 @@ from kvtrace.gate.contract import rounded
 from kvtrace.gate.explain import worst
 from kvtrace.gate.limits import limits_of
 from kvtrace.gate.outcome import Change, Difference, Value
-from kvtrace.gate.shares import grade_of_saved, shares
+from kvtrace.gate.shares import DECODE, grade_of_saved, shares, without
 from kvtrace.report.model import Engine, Finding, Ledger, Report
 from kvtrace.terms import FAULT, KEPT, LOCAL_HIT, NOTE, PENDING, severity_order
 
@@ -44,7 +44,7 @@ def difference(a: Report, b: Report, where_a: str, where_b: str) -> Difference:
         settings=[*_versions(a, b), *_engines(a, b), *_flags(a["run"]["command"], b["run"]["command"])],
         targets=_targets(a, b),
         coverage=_coverage(cells(a), cells(b)),
-        saves=_ledger(a["ledger"]["saves"], b["ledger"]["saves"]),
+        saves=_ledger(a["ledger"]["saves"], b["ledger"]["saves"], _leave_out(a, b)),
         loads=_ledger(a["ledger"]["loads"], b["ledger"]["loads"]),
         findings=_findings(a["findings"], b["findings"]),
         verdicts=(a["verdict"], b["verdict"]),
@@ -197,8 +197,14 @@ def _worst(found: list[Cell]) -> dict[tuple[str, str, str], float]:
 # ------------------------------------------------------------------------------- ledgers
 
 
-def _ledger(a: Ledger, b: Ledger) -> list[Change]:
-    before, after = shares(a), shares(b)
+def _leave_out(a: Report, b: Report) -> str:
+    """Generated tokens, where neither run offers them: how long the answers are is not the connector's."""
+    both = all(shares(one["ledger"]["saves"]).get(DECODE) for one in (a, b))
+    return DECODE if both else ""
+
+
+def _ledger(a: Ledger, b: Ledger, leave_out: str = "") -> list[Change]:
+    before, after = without(shares(a), leave_out), without(shares(b), leave_out)
     if not before and not after:
         return []
     changes = []

@@ -50,6 +50,7 @@ class RunOptions:
     keep_messages: bool = AgentConfig.keep_messages
     keep_settings: bool = AgentConfig.keep_settings
     copies: int = AgentConfig.copies
+    credit: float = AgentConfig.credit
     salt: bytes = b""
     """Key of the run's digests, where several runs are to be read as one; b"" makes a new one."""
     stuck_after: float = 30.0
@@ -63,7 +64,7 @@ class RunOptions:
             run_dir, self.salt or new_salt(), run,
             self.limit_bytes, self.device_timing, self.budget, self.watch, self.metadata_adapter,
             self.keep_messages, self.keep_settings,
-            copies=self.copies,
+            copies=self.copies, credit=self.credit,
         )  # fmt: skip
 
 

@@ -12,5 +12,6 @@ from __future__ import annotations
 
 from kvtrace.ledger.model import Run, RunError
 from kvtrace.ledger.read import read_run
+from kvtrace.ledger.side_by_side import Progress, unwatched
 
-__all__ = ["Run", "RunError", "read_run"]
+__all__ = ["Progress", "Run", "RunError", "read_run", "unwatched"]

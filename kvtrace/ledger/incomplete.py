@@ -64,8 +64,8 @@ def unchecked(spools: Sequence[SpoolInfo]) -> Sequence[str]:
 
 
 def in_the_open(spools: Sequence[SpoolInfo]) -> Sequence[str]:
-    """A line where records were read that no checksum protects: those of the step in which a process was killed
-    (or is, where it still runs)."""
+    """A line where records were read that no checksum protects: those of the step in which a process was
+    killed (or is, where it still runs)."""
     found = [spool for spool in spools if spool.open]
     if not found:
         return ()

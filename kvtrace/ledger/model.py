@@ -18,9 +18,9 @@ import pandas as pd
 from kvtrace.errors import KvtraceError
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.ends import LoadEnd, Outcome, SaveEnd
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.run_file import RunFile
-from kvtrace.ledger.states.model import States
+from kvtrace.ledger.states.outcome import States
 from kvtrace.ledger.stuck_file import StuckFile
 from kvtrace.terms import SAVED, Grade
 from kvtrace.trace import facts as documents
@@ -75,11 +75,11 @@ BASE_COLUMNS = ("request", "engine", "outcome", "ended", "amount", "prompt", "gr
 ``grade``: its Grade as an int; ``sent_to``: the peer, where nothing but its leaving for one was seen, ""
 elsewhere."""
 
-PIECE_COLUMNS = (
+LOST_COLUMNS = (
     "request", "engine", "start", "end", "pairs", "phase", "chunk", "step", "ended", "live",
     "grade", "part",
 )  # fmt: skip
-"""Run.pieces: the intervals of positions that were not saved, one row per request x
+"""Run.lost: the intervals of positions that were not saved, one row per request x
 interval x class of pairs with the same fate. ``request`` is the row in Run.requests, ``pairs`` how many pairs
 share the row, ``phase`` "prefill" or "decode", ``chunk`` the index of the prefill chunk that
 computed it (-1 for decode), ``step`` that chunk's step (0 for decode), ``ended`` the SaveEnd, ``live``
@@ -367,14 +367,12 @@ class Trust:
     measured: int = 0  # ... of which the slots that were really read are known
     agreed: int = 0  # ... and are what the metadata declared
     blind: int = 0  # watched, and nothing was seen of a connector of which nothing was ever seen
-    unknown: int = 0  # not watched, where no watched call of the rank had an effect
+    unknown: int = 0  # not seen to be read, of a connector whose reads can be seen, or whose saves fail
     nothing: int = 0  # ... measured, and 0 slots were read
     empty: int = 0  # of these, with files that hold nothing
     short: int = 0  # ... measured, and fewer slots were read than declared
     short_read: int = 0  # slots read in the short calls
     short_declared: int = 0  # slots that they should have read
-    unwritten: int = 0  # ... read all, caught an exception of their own, and wrote nothing
-    caught_agreed: int = 0  # calls that caught an exception of their own and still did their work
     shared: tuple[tuple[int, str, tuple[int, ...]], ...] = ()
     """Step, layer and ranks that wrote one file; the first few."""
     shared_files: int = 0
@@ -444,7 +442,7 @@ class Ledger(Generic[K]):
 class Outside(NamedTuple):
     """Bytes of one connector object in one process. ``connector``: its index there; ``read``: of KV, from the
     KV cache; ``came``: into files, None where that can't be told (written in place, by address, through
-    sockets); ``rest``: of these, there at the end; ``accounted``: bytes read for which as many came;
+    sockets); ``at_end``: of these, there at the end; ``accounted``: bytes read for which as many came;
     ``token``: bytes of one token in all layers; ``places``: files and peers -> bytes that went there;
     ``files``: that it wrote; ``removed``: of these, by itself; ``put`` and ``taken_away``: bytes in them, as
     far as they are known."""
@@ -453,7 +451,7 @@ class Outside(NamedTuple):
     connector: int
     read: int
     came: int | None
-    rest: int | None
+    at_end: int | None
     accounted: int
     token: int
     places: Mapping[str, int]
@@ -498,7 +496,7 @@ class Run:
     timing: pd.DataFrame
     requests: pd.DataFrame
     entries: pd.DataFrame
-    pieces: pd.DataFrame
+    lost: pd.DataFrame
     base: pd.DataFrame
     loads: Ledger[LoadEnd]
     total: int  # token-layers of the saves ledger

@@ -44,11 +44,15 @@ def places(scans: Sequence[SpoolScan], engines: Sequence[Engine], rest: RestFile
 
 def _written(scan: SpoolScan) -> Iterable[tuple[str, str, int]]:
     wrote = rows.columns(rows.Outside, scan.outside)
-    for way, target in np.unique(np.stack([rows.code(wrote.head), wrote.target]), axis=1).T.tolist():
+    of, place = np.unique(
+        np.stack([rows.code(wrote.head), wrote.target], axis=1), axis=0, return_inverse=True
+    )
+    sizes = np.zeros(len(of), dtype=np.int64)
+    np.add.at(sizes, place.reshape(-1), np.clip(wrote.bytes, 0, None))
+    for (way, target), size in zip(of.tolist(), sizes.tolist(), strict=True):
         name, kind = scan.names.get(target, ""), _KIND.get(way, "")
-        here = (rows.code(wrote.head) == way) & (wrote.target == target)
         if name and kind:
-            yield kind, name, int(np.clip(wrote.bytes[here], 0, None).sum())
+            yield kind, name, size
 
 
 def _directories(

@@ -18,31 +18,32 @@ from kvtrace.ledger.children import children, outermost
 from kvtrace.ledger.contents.compare import compare
 from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import printed
-from kvtrace.ledger.contents.residue import Places
+from kvtrace.ledger.contents.unwritten import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
 from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unchecked, unfinished
-from kvtrace.ledger.loads.follow import balance, follow
+from kvtrace.ledger.loads.book import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
 from kvtrace.ledger.places import places as written_to
 from kvtrace.ledger.requests import Request, Requests, collect
 from kvtrace.ledger.rest_file import RestFile, read_rest_file
 from kvtrace.ledger.run_file import RunFile, read_run_file
-from kvtrace.ledger.saves.accounts import Accounts, Traced, accounts
 from kvtrace.ledger.saves.assign import RequestSaves, Saves, assign
 from kvtrace.ledger.saves.completion import settle
-from kvtrace.ledger.saves.implied import Implied, imply
 from kvtrace.ledger.saves.measured import Measured, measure
 from kvtrace.ledger.saves.pairs import Evidence
 from kvtrace.ledger.saves.positions import Way
-from kvtrace.ledger.saves.seen import seen
+from kvtrace.ledger.saves.unnamed import Unnamed, unnamed
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.scan import SpoolScan, scan
-from kvtrace.ledger.slots.reads import given_blocks, slots_of
-from kvtrace.ledger.slots.trace import touches
-from kvtrace.ledger.states.follow import book_of_states
+from kvtrace.ledger.side_by_side import Add, Progress, each, silent, unwatched
+from kvtrace.ledger.slots.accounts import Accounts, Traced, accounts
+from kvtrace.ledger.slots.resolve import given_blocks, slots_of
+from kvtrace.ledger.slots.touches import touches
+from kvtrace.ledger.states.book import book_of_states
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Steps
 from kvtrace.ledger.stuck_file import read_stuck_file
 from kvtrace.ledger.topology import Topology, topology
+from kvtrace.ledger.values import without_collector
 from kvtrace.trace import facts, rows
 from kvtrace.trace.facts import Limit, WatchLimits
 from kvtrace.trace.format import STEP_MASK, STEP_SHIFT
@@ -53,11 +54,13 @@ _CHUNKS_SHOWN = 16
 _Files: TypeAlias = tuple[RunFile, RestFile]
 
 
-def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
+@without_collector()
+def read_run(run_dir: Path, watch: Collection[str] = (), progress: Progress = unwatched) -> Run:
     """Read every spool of a run and build the tables and the ledgers.
 
     Args:
         watch: engine's ids of requests whose positions are kept one by one in ``Run.spans``.
+        progress: called with (bytes read, of so many); each spool is read twice.
 
     Raises:
         RunError: there is no spool that can be read; one line that says why.
@@ -68,8 +71,11 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     file, file_notes = read_run_file(run_dir)
     rest, rest_notes = read_rest_file(run_dir)
     stuck, stuck_notes = read_stuck_file(run_dir)
-    scans, scan_notes = _scans(run_dir, file)
-    run = _joined(run_dir, (file, rest), scans, watch)
+    paths, notes = without_copies(run_dir)
+    reading = _Reading(progress, 2 * sum(map(_size, paths)))
+    scans, scan_notes = _scans(run_dir, file, paths, reading.add)
+    scan_notes = [*notes, *scan_notes]
+    run = _joined(run_dir, (file, rest), scans, _Asked(watch, reading.add))
     run = replace(run, places=written_to(scans, run.engines, rest))
     lacks = incomplete(run)
     lines = [f"the recording is incomplete: {line}" for line in lacks]
@@ -77,16 +83,37 @@ def read_run(run_dir: Path, watch: Collection[str] = ()) -> Run:
     return replace(run, incomplete=lacks, stuck=stuck, notes=notes)
 
 
-def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], watch: Collection[str]) -> Run:
+class _Reading:
+    """How far it is read."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def add(self, amount: int) -> None:
+        self._done = min(self._done + amount, self._total)
+        self._progress(self._done, self._total)
+
+
+class _Asked(NamedTuple):
+    """As :func:`read_run`, of each reading."""
+
+    watch: Collection[str] = ()
+    add: Add = silent
+
+
+def _joined(run_dir: Path, files: _Files, scans: Sequence[SpoolScan], asked: _Asked) -> Run:
     """The run's books; where connectors stand inside another one, those of each first."""
     who = topology(scans, files[0])
     parts = [
-        (child.name, _books(run_dir, files, [child.records(one) for one in scans], child.within(who), ()))
+        (
+            child.name,
+            _books(run_dir, files, [child.records(one) for one in scans], child.within(who), _Asked()),
+        )
         for child in children(who.engines, who.connectors, scans)
     ]
     if parts:
         scans = [outermost(one, who.connectors) for one in scans]
-    whole = _books(run_dir, files, scans, who, watch, [books for _, books in parts])
+    whole = _books(run_dir, files, scans, who, asked, [books for _, books in parts])
     return replace(whole.run, parts=[Part(name, books.run) for name, books in parts])
 
 
@@ -104,7 +131,7 @@ class _Books(NamedTuple):
 
 
 def _books(
-    run_dir: Path, files: _Files, scans: Sequence[SpoolScan], who: Topology, watch: Collection[str],
+    run_dir: Path, files: _Files, scans: Sequence[SpoolScan], who: Topology, asked: _Asked,
     parts: Sequence[_Books] = (),
 ) -> _Books:  # fmt: skip
     """The stages of reading, one after the other."""
@@ -113,11 +140,11 @@ def _books(
     measured = measure(scans, who.workers)
     told = {one.name: _accounts(one, files[1]) for one in scans}
     watched = _watched(scans, who.engines, found.requests, measured, executed, told)
-    implied = _implied(found, who.engines, watched, measured)
+    implied = _unnamed(found, who.engines, watched)
     requests = _with_implied(found.requests, implied)
     async_saves = settle(requests, who.engines, watched)
-    coverage = cover(scans, who.engines, who.workers, _store_steps(requests))
-    engines = [_counted(engine, requests, found.unreadable, implied, coverage) for engine in who.engines]
+    coverage = cover(scans, who.engines, who.workers, _store_steps(requests), asked.add)
+    engines = _all_counted(who.engines, requests, found.unreadable, implied, coverage)
     loaded = follow(requests, engines, scans, executed, {key: one.slots for key, one in watched.items()})
     prints, places = printed(engines, scans, requests, loaded), _places(scans, requests)
     contents = compare(prints, requests, places, _written(engines, watched))
@@ -128,15 +155,16 @@ def _books(
         unfinished={save.request: save.unfinished for save in async_saves}, swallowed=swallowed,
         unknown=Steps(implied.unknown | cut_off(requests)), given_away=reported.given_away(scans),
     )  # fmt: skip
-    saves = assign(requests, engines, evidence, followed, watch, [part.of(requests) for part in parts])
+    saves = assign(requests, engines, evidence, followed, asked.watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
+    spools = [one.info for one in scans]
     run = Run(
         directory=run_dir,
         run=files[0],
         processes=who.processes,
         engines=engines,
         connectors=who.connectors,
-        spools=[one.info for one in scans],
+        spools=spools,
         targets=reported.targets(scans),
         exceptions=reported.exceptions(scans),
         agent_errors=reported.agent_errors(scans),
@@ -146,14 +174,17 @@ def _books(
         timing=coverage.timing,
         requests=_request_table(requests, saves.requests, reported.clients(scans)),
         entries=saves.entries,
-        pieces=saves.pieces,
+        lost=saves.lost,
         base=saves.base,
         loads=loads_sum,
         load_rows=loads,
         in_common=in_common(requests),
         compared=contents.blocks,
         total=saves.total,
-        notes=[*unfinished(requests), *unchecked([scan.info for scan in scans]), *in_the_open([scan.info for scan in scans]), *_notes(found, engines)],
+        notes=[
+            *unfinished(requests), *unchecked(spools), *in_the_open(spools), *_notes(found, engines),
+            *_unwatched(scans, requests),
+        ],
         spans=saves.spans,
         swallowed=evidence.swallowed,
         trust=saves.trust,
@@ -217,18 +248,30 @@ def _with_facts(run: Run, scans: Sequence[SpoolScan], every: Sequence[Request]) 
     )
 
 
-def _scans(run_dir: Path, file: RunFile) -> tuple[list[SpoolScan], list[str]]:
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _scan(path: Path, add: Add) -> SpoolScan | str:
+    """A spool, or why it cannot be read."""
+    try:
+        return scan(path, add)
+    except SpoolError as error:
+        return str(error)
+
+
+def _scans(
+    run_dir: Path, file: RunFile, paths: Sequence[Path], add: Add
+) -> tuple[list[SpoolScan], list[str]]:
     """Every spool that can be read, and notes on those that cannot."""
-    scans = []
-    failures = []
-    paths, notes = without_copies(run_dir)
-    for path in paths:
-        try:
-            scans.append(_as_it_was(scan(path), file.spools))
-        except SpoolError as error:
-            failures.append(str(error))
+    found = list(each(_scan, paths, list(map(_size, paths)), add))
+    scans = [_as_it_was(one, file.spools) for one in found if isinstance(one, SpoolScan)]
+    failures = [one for one in found if isinstance(one, str)]
     if scans:
-        return scans, [*notes, *(f"spool left out: {failure}" for failure in failures)]
+        return scans, [f"spool left out: {failure}" for failure in failures]
     if failures:
         raise RunError(failures[0] + (f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""))
     raise RunError(
@@ -262,9 +305,10 @@ def _watched(
     """What each worker was seen to do with the KV cache, by Worker.key."""
     by_name = {one.name: one for one in scans}
     given = given_blocks(scans, requests)
+    of_engine = _by_engine(requests)
     found = {}
     for engine in engines:
-        here = {row: request for row, request in enumerate(requests) if request.engine == engine.tag}
+        here = of_engine[engine.tag]
         for worker in engine.workers:
             scan, key = by_name[worker.spool], worker.key
             touched = touches(scan, worker)
@@ -286,26 +330,17 @@ def _limited(scan: SpoolScan, kinds: Collection[str]) -> frozenset[int]:
     return frozenset(one.connector & rows.MOST_DETAIL for one in met)
 
 
-def _implied(
-    found: Requests,
-    engines: Sequence[Engine],
-    watched: Mapping[tuple[int, str], Watched],
-    measured: Mapping[tuple[int, str], Measured],
-) -> Implied:
-    """What no metadata names: by the slots that were read, where the spools name them, else by how many."""
+def _unnamed(
+    found: Requests, engines: Sequence[Engine], watched: Mapping[tuple[int, str], Watched]
+) -> Unnamed:
+    """What was read and stands in no metadata, of all engines."""
+    of_engine = _by_engine(found.requests)
     parts = []
-    counted = []
     for engine in engines:
         workers = [watched[worker.key] for worker in engine.workers]
-        if workers and all(one.by_position for one in workers):
-            here = {row: one for row, one in enumerate(found.requests) if one.engine == engine.tag}
-            parts.append(seen(here, engine, workers, found.unreadable))
-        else:
-            counted.append(engine)
-    tags = {engine.tag for engine in counted}
-    unread = [step for step in found.unreadable.sorted.tolist() if step >> STEP_SHIFT in tags]
-    parts.append(imply(found.requests, counted, measured, Steps(unread)))
-    return Implied(
+        here = of_engine[engine.tag]
+        parts.append(unnamed(here, engine, workers, found.unreadable))
+    return Unnamed(
         entries={row: entries for part in parts for row, entries in part.entries.items()},
         unknown=frozenset().union(*(part.unknown for part in parts)),
         watched=frozenset().union(*(part.watched for part in parts)),
@@ -313,7 +348,7 @@ def _implied(
     )
 
 
-def _with_implied(requests: Sequence[Request], implied: Implied) -> list[Request]:
+def _with_implied(requests: Sequence[Request], implied: Unnamed) -> list[Request]:
     """The requests, with the store entries that were measured and that no metadata names."""
     return [
         replace(
@@ -326,17 +361,32 @@ def _with_implied(requests: Sequence[Request], implied: Implied) -> list[Request
     ]
 
 
+def _by_engine(requests: Sequence[Request]) -> dict[int, dict[int, Request]]:
+    """Engine -> row -> request."""
+    found: dict[int, dict[int, Request]] = defaultdict(dict)
+    for row, request in enumerate(requests):
+        found[request.engine][row] = request
+    return found
+
+
 def _store_steps(requests: Sequence[Request]) -> Array:
     return np.unique(np.array([e.step for request in requests for e in request.entries], dtype=np.int64))
 
 
+def _all_counted(
+    engines: Sequence[Engine], requests: Sequence[Request], unreadable: Steps, implied: Unnamed,
+    coverage: Coverage,
+) -> list[Engine]:  # fmt: skip
+    of_engine = _by_engine(requests)
+    return [_counted(one, of_engine[one.tag].values(), unreadable, implied, coverage) for one in engines]
+
+
 def _counted(
-    engine: Engine, requests: Sequence[Request], unreadable: Steps, implied: Implied, coverage: Coverage
+    engine: Engine, here: Collection[Request], unreadable: Steps, implied: Unnamed, coverage: Coverage
 ) -> Engine:
-    """An engine with what the requests and the workers' hooks say of it."""
-    here = [request for request in requests if request.engine == engine.tag]
+    """An engine with what its requests and the workers' hooks say of it."""
     entries = [(request, entry) for request in here for entry in request.entries]
-    computing = {chunk.step for request in requests for chunk in request.chunks}
+    computing = {chunk.step for request in here for chunk in request.chunks}
     unread = [step for step in unreadable.sorted.tolist() if step >> STEP_SHIFT == engine.tag]
     pairs = sum(len(worker.kv_layers) for worker in engine.workers)
     layers = {layer for group in engine.facts.kv_groups for layer in group.layers}
@@ -350,7 +400,7 @@ def _counted(
         store_entries=len(entries),
         implied_entries=sum(entry.implied for _, entry in entries),
         decode_entries=sum(
-            min(entry.start + entry.slots, entry.available) > request.stood(entry.step)[0]
+            min(entry.start + entry.slots, entry.available) > request.at_step(entry.step)[0]
             for request, entry in entries
         ),
         unreadable_steps=len(unread),
@@ -395,6 +445,18 @@ def _notes(found: Requests, engines: Sequence[Engine]) -> list[str]:
             seen = f"{len(engine.workers)} of {engine.facts.ranks} workers of one engine"
             notes.append(f"{seen} were seen: the ledgers hold those only")
     return notes
+
+
+def _unwatched(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> Iterator[str]:
+    """How many steps were watched, of workers in which not all were."""
+    computing = np.array(sorted({chunk.step for one in requests for chunk in one.chunks}), dtype=np.int64)
+    for one in scans:
+        if any(limit.kind == Limit.STEPS for limit in one.facts_of(WatchLimits)):
+            for ran in one.executed.values():
+                steps = np.intersect1d(ran.steps, computing)
+                seen = np.isin(steps, np.union1d(ran.watched, ran.watched_loads)).sum()
+                share = f"{count(int(seen))} of {plural(len(steps), 'step')}"
+                yield f"{share} with prompt tokens were watched in process {one.pid}, the others not"
 
 
 _KEPT = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ _SAME_STEP = 8
 """Entries of a request in one step that are compared for being the same one."""
 
 
-@dataclass(frozen=True)
-class Lookup:
+class Lookup(NamedTuple):
     """What the scheduler asked of the connector as it let a request in, and what it took."""
 
     t: int  # begin of the call
@@ -36,8 +35,7 @@ class Lookup:
     allocated_t: int = 0  # begin of the first allocation of the same step that took tokens, 0 for none
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Positions [start, end) that a step computed."""
 
     t: int
@@ -46,8 +44,7 @@ class Chunk:
     end: int
 
 
-@dataclass(frozen=True)
-class Growth:
+class Growth(NamedTuple):
     """The next part of a streaming session, from a step on."""
 
     step: int
@@ -56,8 +53,7 @@ class Growth:
     prompt: int  # the prompt from then on
 
 
-@dataclass(frozen=True)
-class StoreEntry:
+class StoreEntry(NamedTuple):
     """A store entry of the connector's metadata."""
 
     step: int
@@ -69,8 +65,7 @@ class StoreEntry:
     implied: bool = False  # measured on the workers, in no metadata
 
 
-@dataclass(frozen=True)
-class LoadEntry:
+class LoadEntry(NamedTuple):
     """A load entry of the connector's metadata; ``slots``, ``start``: -1 where it does not say."""
 
     step: int
@@ -78,8 +73,7 @@ class LoadEntry:
     start: int
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(NamedTuple):
     """How a request left the scheduler."""
 
     t: int
@@ -89,8 +83,7 @@ class Finish:
     status: str
 
 
-@dataclass(frozen=True)
-class Transfer:
+class Transfer(NamedTuple):
     """An asynchronous transfer of a request's blocks began, or was reported finished."""
 
     t: int
@@ -144,7 +137,7 @@ class Request:
         """What was generated between the parts of its prompt."""
         return [(one.before, one.start) for one in self.grown if one.before < one.start]
 
-    def stood(self, step: int) -> tuple[int, int]:
+    def at_step(self, step: int) -> tuple[int, int]:
         """The prompt as it was after a step, and how far there was KV when it grew next, or in the end."""
         later = next((one for one in self.grown if one.step > step), None)
         return (later.before, later.start) if later else (self.prompt, self.computed)
@@ -186,19 +179,13 @@ def collect(scans: Sequence[SpoolScan], tags: Collection[int]) -> Requests:
     if len(tags) == 1:
         for draft in drafts:
             draft.engine = draft.engine if draft.engine in tags else next(iter(tags))
-    requests = [draft.settled() for draft in drafts]
-    transfers = _transfers(scans, requests)
+    transfers = _transfers(scans, drafts)
     unreadable = [np.array(reader.unreadable, dtype=np.int64) for reader in readers]
     unreadable += [steps for scan in scans for steps in _unread_connectors(scan)]
     steps = Steps(np.concatenate(unreadable)) if unreadable else Steps()
     return Requests(
         requests=tuple(
-            replace(
-                request,
-                transfers=tuple(transfers.get(row, ())),
-                unread=request.unread or bool(request.chunks and request.chunks[-1].step in steps),
-            )
-            for row, request in enumerate(requests)
+            draft.settled(tuple(transfers.get(row, ())), steps) for row, draft in enumerate(drafts)
         ),
         unreadable=steps,
         negative_answers=tuple(sorted(answer for reader in readers for answer in reader.negative_answers)),
@@ -284,8 +271,7 @@ class _Draft:
             return
         last = self.lookups[-1]
         took = row.external > 0 and row.step == last.step
-        self.lookups[-1] = replace(
-            last,
+        self.lookups[-1] = last._replace(
             # An asynchronous load is announced twice, the second time with 0.
             accepted=max(last.accepted or 0, row.external),
             allocated_t=last.allocated_t or (row.t0 if took else 0),
@@ -337,8 +323,8 @@ class _Draft:
         self.reach = max([self.reach, row.computed, *(chunk.end for chunk in self.chunks)])
         self.preempted.append((row.step, row.computed if row.computed > 0 else self.reach))
 
-    def settled(self) -> Request:
-        """The request, with what needs all of its records."""
+    def settled(self, transfers: tuple[Transfer, ...], unreadable: Steps) -> Request:
+        """The request, with what needs all records."""
         computed = self._computed()
         prompt = max(0, self.prompt)
         return Request(
@@ -354,7 +340,8 @@ class _Draft:
             lookups=tuple(self.lookups),
             chunks=tuple(self.chunks),
             entries=tuple(_placed(self, prompt, computed)),
-            unread=self.unread,
+            unread=self.unread or bool(self.chunks and self.chunks[-1].step in unreadable),
+            transfers=transfers,
             load_entries=tuple(self.loads),
             reused=tuple(self.reused),
             external=tuple(self.external),
@@ -400,7 +387,7 @@ def _placed(draft: _Draft, prompt: int, computed: int) -> Iterable[StoreEntry]:
             start = stored if stored + size <= available else max(0, min(stored, available - size))
         if size >= 0:
             stored = max(stored, start + size)
-        yield replace(entry, slots=size, start=max(0, start), available=available)
+        yield entry._replace(slots=size, start=max(0, start), available=available)
 
 
 # ---------------------------------------------------------------------------- one spool
@@ -418,7 +405,7 @@ class _Reader:
         self.negative_answers: list[tuple[str, int, int]] = []
 
     def read(self) -> None:
-        readers: dict[int, tuple[type[Any], Callable[[Any], None]]] = {
+        readers: dict[int, tuple[type[Any], Callable[[Any], None]]] = {  # by the head's lowest byte
             Kind.REQUEST: (rows.Arrival, self._arrival),
             Kind.PREFIX: (rows.Prefixes, self._prefixes),
             Kind.GROWN: (rows.Growth, self._growth),
@@ -430,9 +417,9 @@ class _Reader:
             Kind.FINISH: (rows.Finish, self._finish),
         }
         for words in self._scan.of_requests.tolist():
-            kind = rows.kind(words[0])
-            if kind in readers:
-                row, read = readers[kind]
+            found = readers.get(words[0] & 0xFF)
+            if found is not None:
+                row, read = found
                 read(row._make(words))
         tags = self._scan.scheduled
         for draft in self.drafts:
@@ -514,7 +501,7 @@ class _Reader:
 # ---------------------------------------------------------------------------- transfers
 
 
-def _transfers(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dict[int, list[Transfer]]:
+def _transfers(scans: Sequence[SpoolScan], requests: Sequence[_Draft]) -> dict[int, list[Transfer]]:
     """Begins and ends of asynchronous transfers by the request's row, in the order of the spools: workers
     report them too, and know a request by its id alone."""
     by_id = rows_by_id(requests)
@@ -542,7 +529,7 @@ def _transfers(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dict[
     return found
 
 
-def rows_by_id(requests: Sequence[Request]) -> dict[str, list[int]]:
+def rows_by_id(requests: Sequence[Request | _Draft]) -> dict[str, list[int]]:
     """Rows of the requests by the engine's id: several may have the same one after the other."""
     found: dict[str, list[int]] = defaultdict(list)
     for row, request in enumerate(requests):
@@ -550,7 +537,7 @@ def rows_by_id(requests: Sequence[Request]) -> dict[str, list[int]]:
     return found
 
 
-def owner(candidates: Iterable[int], requests: Sequence[Request], step: int, t: int) -> int | None:
+def owner(candidates: Iterable[int], requests: Sequence[Request | _Draft], step: int, t: int) -> int | None:
     """Of several requests with the same id the latest one that had arrived, None where none fits."""
     tag = step >> STEP_SHIFT
     fitting = [row for row in candidates if not tag or requests[row].engine == tag]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.ledger.device import DeviceTally
+from kvtrace.ledger.side_by_side import Add, silent
 from kvtrace.ledger.steps import Array, Executed, real_step
 from kvtrace.trace import facts, hooks, rows
 from kvtrace.trace.format import STEP_SHIFT, Flag, Kind, pack_head
@@ -130,8 +131,8 @@ def of_a_connector(table: Records) -> NDArray[np.bool_]:
     return result
 
 
-def scan(path: Path) -> SpoolScan:
-    """Read one spool once.
+def scan(path: Path, add: Add = silent) -> SpoolScan:
+    """Read one spool once; `add` is called with the bytes that were read.
 
     Raises:
         SpoolError: its header cannot be read.
@@ -149,6 +150,7 @@ def scan(path: Path) -> SpoolScan:
         (Kind.TIMED, device.add_steps),
     )
     for chunk in spool.chunks(_RECORDS, bare=False):
+        add(chunk.nbytes)
         heads = chunk[:, 0]
         kinds = heads.astype(np.uint8)  # the lowest byte
         few = chunk[np.flatnonzero(_IS_READ[kinds] | (heads & _NOT_READ == _NOT_READ_HEAD))]

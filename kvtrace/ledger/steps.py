@@ -36,8 +36,8 @@ def locate(known: Array, wanted: Array) -> tuple[Array, Mask]:
         starts = np.concatenate([[0], np.flatnonzero(wanted[1:] != wanted[:-1]) + 1])
         if 2 * len(starts) < len(wanted):
             lengths = np.diff(starts, append=len(wanted))
-            at, inside = locate(known, wanted[starts])
-            return np.repeat(at, lengths), np.repeat(inside, lengths)
+            of_run, has_run = locate(known, wanted[starts])
+            return np.repeat(of_run, lengths), np.repeat(has_run, lengths)
     at = np.searchsorted(known, wanted)
     inside: Mask = at < len(known)
     inside[inside] = known[at[inside]] == wanted[inside]
@@ -59,6 +59,8 @@ class Steps:
 
     def any_within(self, low: int, high: int) -> bool:
         """Whether a step of the set lies in [low, high]."""
+        if not len(self.sorted):
+            return False
         at = int(np.searchsorted(self.sorted, low))
         return at < len(self.sorted) and int(self.sorted[at]) <= high
 

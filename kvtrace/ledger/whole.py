@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TypeVar
 
 from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, LoadEnd, Outcome
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED
 
 K = TypeVar("K", bound=Hashable)

@@ -155,10 +155,10 @@ def _answer(look: Snapshot) -> Iterator[Metric]:
     for name, ledger in (("saves", report["ledger"]["saves"]), ("loads", report["ledger"]["loads"])):
         for account, layers in ledger["accounts"].items():
             outcome, _, cause = account.partition(":")
-            grades = ledger.get("grades", {}).get(account) or {"": layers}
+            # Whole tokens, with the grade of the least seen of them: as everywhere else.
+            grade = ([one for one, n in ledger.get("grades", {}).get(account, {}).items() if n] or [""])[-1]
             whole = ledger["tokens"].get(account, layers / (ledger["pairs"] or 1))
-            for grade, part in grades.items():
-                tokens.add_metric([name, outcome, cause, grade], whole * part / layers if layers else 0.0)
+            tokens.add_metric([name, outcome, cause, grade], whole)
     yield tokens
     findings = GaugeMetricFamily(
         "kvtrace_finding_tokens", "Findings so far, with the tokens that each explains.",

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvtrace.gate.layers import index_of
+from kvtrace.gate.mute import may_hide_work
 from kvtrace.labels import label
 from kvtrace.render.layout import clean, names
 from kvtrace.terms import LOADED, NOT_OBSERVED, PENDING, SAVED
@@ -29,13 +30,13 @@ def where(report: Report) -> str:
     written = report.get("places")
     if written is None:  # reports of before
         return "Where to is not in this report: a newer kvtrace writes it." if saved else _nothing(report)
-    there = [one for one in written if one["kind"] != "configured"]
+    there = _together([one for one in written if one["kind"] != "configured"])
     shown = [_place(one) for one in there[:_SHOWN_PLACES]]
     more = f" and {len(there) - len(shown)} more places" if len(there) > len(shown) else ""
     if saved:
         if shown:
             return f"Stored in {'; '.join(shown)}{more}."
-        return "Where to was not seen: the connector wrote no file and no database, and sent nothing."
+        return "Where to was not seen: no file, no database, and nothing sent."
     nothing = _nothing(report)
     if shown:
         return f"{nothing} Written to {'; '.join(shown)}{more}."
@@ -49,6 +50,26 @@ def _nothing(report: Report) -> str:
     if ledger["accounts"].get(NOT_OBSERVED) or not ledger["total"]:
         return "No token was seen to be stored."
     return "Nothing was stored."
+
+
+def _together(places: list[Place]) -> list[Place]:
+    """Segments of shared memory in one folder are one place, as its files are of a directory."""
+    folders: dict[str, list[Place]] = {}
+    for one in places:
+        if one["kind"] == "shared memory":
+            folders.setdefault(one["name"].rpartition("/")[0], []).append(one)
+    several = {folder: inside for folder, inside in folders.items() if folder and len(inside) > 1}
+    found: list[Place] = [
+        {
+            "kind": "directory",
+            "name": folder,
+            "files": len(inside),
+            "size": sum(one["size"] for one in inside),
+        }
+        for folder, inside in several.items()
+    ]
+    joined = [id(one) for inside in several.values() for one in inside]
+    return [*found, *(one for one in places if id(one) not in joined)]
 
 
 def _place(one: Place) -> str:
@@ -133,7 +154,12 @@ def saving(report: Report) -> str:
             continue
         if hook == _WAIT_SAVE and (parts and not _elsewhere(report)):
             continue
-        did = f"{count(work)} of them with KV to save" if work else "never with KV to save"
+        if may_hide_work(report):  # the connector's metadata does not say all of it
+            did = (
+                f"at least {count(work)} of them with KV to save" if work else "with how much KV is not known"
+            )
+        else:
+            did = f"{count(work)} of them with KV to save" if work else "never with KV to save"
         parts.append(f"{hook} was called {count(fired)} of {count(due)} times, {did}{_missing(rows)}")
     return "; ".join(parts)
 

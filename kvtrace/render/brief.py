@@ -238,10 +238,12 @@ def _lines(report: Report, name: str, grades: dict[str, int]) -> Iterator[_Line]
 
 def _findings(report: Report, room: _Room) -> Page:
     if not report["findings"]:
-        return [Paragraph("Nothing is wrong as far as it was seen.", gap=room.gaps)]
+        kept = report["ledger"]["saves"].get("prompts", {}).get(SAVED, {})
+        verify = " kvtrace verify tells whether it comes back." if kept.keys() - {"proved"} else ""
+        return [Paragraph(f"Nothing is wrong as far as it was seen.{verify}", gap=room.gaps)]
     page: Page = []
     for at, one in enumerate(_shown(report, room)):
-        page += _first(report, one, room) if at == 0 else _further(one, room)
+        page += _first(report, one, room) if at == 0 else _further(report, one, room)
     return page
 
 
@@ -259,16 +261,19 @@ def _shown(report: Report, room: _Room) -> list[Finding]:
     return [first, *others][: room.findings]
 
 
-def _amount(one: Finding) -> str:
+def _amount(report: Report, one: Finding) -> str:
+    """How much: the prompt tokens that stand above, with their share, or what it explains else."""
     parts = [f"in {clean(one.get('connector', ''), 80)}"] if one.get("connector") else []
-    if round(one["tokens"]):  # their share stands above, of what was computed here
-        parts.append(plural(round(one["tokens"]), "token"))
+    above = report["ledger"]["saves"].get("prompts", {}).get(f"not-saved:{one['id']}", {})
+    tokens = sum(above.values()) if above and not one.get("connector") else round(one["tokens"])
+    if tokens:
+        parts.append(plural(tokens, "token"))
     return "".join(f", {part}" for part in parts)
 
 
-def _badge(one: Finding, text: str, gap: bool) -> Badge:
+def _badge(report: Report, one: Finding, text: str, gap: bool) -> Badge:
     style = SEVERITY_STYLES[one["severity"]]
-    words = (Code(clean(one["id"], 80)), _amount(one), f": {text}" if text else "")
+    words = (Code(clean(one["id"], 80)), _amount(report, one), f": {text}" if text else "")
     return Badge(severity_word(one["severity"]), words, style, whole=False, gap=gap)
 
 
@@ -276,7 +281,7 @@ def _first(report: Report, one: Finding, room: _Room) -> Page:
     """The reason that matters most: what was seen, what to change, which requests show it."""
     headline = clean(one.get("headline", ""))
     told = headline and headline.lower() in clean(report["verdict"]).lower()  # the verdict says why
-    page: Page = [_badge(one, "" if told else _sentences(clean(one["title"]), room.most), room.gaps)]
+    page: Page = [_badge(report, one, "" if told else _sentences(clean(one["title"]), room.most), room.gaps)]
     if room.seen and one["evidence"] and len(one["evidence"][0]) <= room.most:
         page.append(Labelled("Seen", [clean(one["evidence"][0])], 9))
     if one["remedy"]:
@@ -288,10 +293,10 @@ def _first(report: Report, one: Finding, room: _Room) -> Page:
     return page
 
 
-def _further(one: Finding, room: _Room) -> Page:
+def _further(report: Report, one: Finding, room: _Room) -> Page:
     """What and how much."""
     title = _sentences(clean(one["title"]), 1) if room.titles else label(one["id"])
-    return [_badge(one, title, False)]
+    return [_badge(report, one, title, False)]
 
 
 _SENTENCE = re.compile(r"(?<=[a-z0-9_)'\"]\.) (?=[A-Z])")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvtrace.gate.model import Baseline
-from kvtrace.gate.shares import kept
+from kvtrace.gate.shares import DECODE, kept, without
 from kvtrace.render.layout import clean, names
 from kvtrace.terms import FAULT, LIMIT
 from kvtrace.words import percent, plural
@@ -19,7 +19,8 @@ def contract_lines(baseline: Baseline, path: str, limits: Sequence[str]) -> list
     parts = [plural(len(baseline["engines"]), "engine"), plural(len(hooks), "hook")]
     if groups:
         parts.append(f"layers {names(groups, 3)}")
-    parts.append(f"{percent(kept(baseline['ledger']['saves']))} of the tokens kept")
+    saves = without(baseline["ledger"]["saves"], DECODE)  # as check judges it
+    parts.append(f"{percent(kept(saves))} of the tokens stored or loaded")
     lines = [f"wrote {clean(path)}: {', '.join(parts)}"]
     if partly:
         lines.append(

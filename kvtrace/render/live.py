@@ -151,7 +151,7 @@ def _outcomes(ledger: Ledger, nothing: str) -> Iterator[Styled]:
         if not layers:
             continue
         tokens = ledger["tokens"].get(name, layers / (ledger["pairs"] or 1))
-        share = layers / ledger["total"]
+        share = min(1.0, tokens / ledger["total_tokens"]) if ledger["total_tokens"] else 0.0
         line = Styled(f"  {_short(outcome_label(name), 40):<41}", "red" if ":" in name else "")
         line.append(f"{count(tokens):>12}{percent(share):>9}   ")
         line.append(f"{grade_of(ledger.get('grades', {}).get(name, {})):<9}", "dim")

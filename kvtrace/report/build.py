@@ -20,7 +20,7 @@ from kvtrace.ledger import model as ledger_model
 from kvtrace.ledger.device import DeviceTimes
 from kvtrace.ledger.device import Row as DeviceTiming
 from kvtrace.ledger.graphs import asked_for, graph_uses, runner_of, used_by
-from kvtrace.ledger.states.model import Book
+from kvtrace.ledger.states.outcome import Book
 from kvtrace.report import model
 from kvtrace.report.digest import seal
 from kvtrace.report.left_behind import left_behind
@@ -34,14 +34,14 @@ from kvtrace.trace.format import SPOOL_DIR, STEP_MASK
 _TRUSTS, _ROLES = get_args(model.Trust), get_args(model.Role)
 
 
-def build_report(run_dir: str | Path) -> model.Report:
+def build_report(run_dir: str | Path, progress: ledger.Progress = ledger.unwatched) -> model.Report:
     """The report of a run directory, from its spools and its ``run.json``.
 
     Raises:
         KvtraceError: no readable spool; or a trace so damaged that its numbers make no report.
     """
     run_dir = Path(run_dir)
-    run = ledger.read_run(run_dir)
+    run = ledger.read_run(run_dir, progress=progress)
     report = assemble(run, causes.diagnose(run))
     if found := schema_problem(report):
         raise model.ReportError(

@@ -17,6 +17,7 @@ from kvtrace.report.published import SCHEMA, ReportError, published_schema
 from kvtrace.trace.format import SPOOL_DIR, SPOOL_SUFFIX
 
 if TYPE_CHECKING:
+    from kvtrace.ledger import Progress
     from kvtrace.report.model import Report
 
 REPORT_NAME = "report.json"
@@ -35,8 +36,11 @@ KIND = document.Kind(
 )
 
 
-def read_report(path: str | Path) -> Report:
+def read_report(path: str | Path, progress: Progress | None = None) -> Report:
     """The report at `path`: of the file, or of the run directory.
+
+    Args:
+        progress: called with (bytes read, of so many), where spools are read.
 
     Raises:
         ReportError: nothing there, unreadable, no report, a newer one, or a damaged one.
@@ -46,7 +50,7 @@ def read_report(path: str | Path) -> Report:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            return _of_directory(path)
+            return _of_directory(path, progress)
         if not stat.S_ISREG(mode):
             raise ReportError("not a file or a directory", path, _HOW)
         return parse_report(_read(path), str(path))
@@ -94,12 +98,12 @@ def _balanced(value: object, where: str) -> Report:
     return report
 
 
-def _of_directory(path: Path) -> Report:
+def _of_directory(path: Path, progress: Progress | None) -> Report:
     spools = path / SPOOL_DIR
     if spools.is_dir() and any(spools.glob(f"*{SPOOL_SUFFIX}")):
         from kvtrace.report.build import build_report  # pandas: only when it is needed
 
-        return build_report(path)
+        return build_report(path, progress) if progress else build_report(path)
     report = path / REPORT_NAME
     if report.is_file():
         return parse_report(_read(report), str(report))

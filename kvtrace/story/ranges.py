@@ -13,7 +13,7 @@ from kvtrace.causes.case import Assigned, Case, make_case
 from kvtrace.causes.outcomes import kept, not_saved
 from kvtrace.causes.registry import CATALOGUE
 from kvtrace.ledger.ends import NOT_SAVED
-from kvtrace.ledger.model import PIECE_COLUMNS, Run, Span
+from kvtrace.ledger.model import LOST_COLUMNS, Run, Span
 from kvtrace.story.model import Range
 from kvtrace.terms import NOT_OBSERVED, Grade, cause_of
 
@@ -59,10 +59,8 @@ def _named(case: Case, inside: Sequence[Case], span: Span) -> list[_Named]:
         for start, end, phase in phases
         if start < end
     ]  # fmt: skip
-    alone = pd.DataFrame(pieces, columns=list(PIECE_COLUMNS))
-    one = replace(
-        case, run=replace(case.run, pieces=alone), assigned=defaultdict(Assigned), unheard=Assigned()
-    )
+    alone = pd.DataFrame(pieces, columns=list(LOST_COLUMNS))
+    one = replace(case, run=replace(case.run, lost=alone), assigned=defaultdict(Assigned), unheard=Assigned())
     assign_spans(one, inside)
     found = [
         (start, end, not_saved(cause), outcome.grade, "")

@@ -75,7 +75,7 @@ class Blocks:
         self._hashed = 0
 
     def tables(self, records: int, seals: bool = False) -> Iterator[tuple[bool, Records]]:
-        """Tables of shape (n, 8) of whole blocks, read ``records`` at a time, with or without their seals.
+        """Tables of shape (n, 8) of whole blocks, read ``records`` at a time, with their seals or not.
         True where something was left out right before the table.
 
         Raises:

@@ -25,6 +25,8 @@ class AgentConfig:
         limit_bytes: size of one process's spool from which quiet steps are recorded as sums.
         device_timing: one of TIMINGS; without effect where there is no CUDA device.
         budget: share of the steps' time that device timing may take; the watch as much again.
+        credit: seconds of host time that watch and fingerprints may each take before they keep to the budget;
+            0: the budget is for both together and holds from the first step on.
         watch: one of WATCHES: which steps with something to see are watched call by call.
         metadata_adapter: ``module:function`` that says what the connector's metadata declares, "" for none.
         keep_messages: record messages of exceptions and logs with the values in them.
@@ -47,11 +49,17 @@ class AgentConfig:
     as_device: bool = False
     copies: int = 0
     compiled: bool = True
+    credit: float = 2.0
 
     @property
     def watching(self) -> str:
         """How the accounts of watch and fingerprints are kept: where verify asks, no step is left out."""
         return "full" if self.copies else "sampled"
+
+    @property
+    def share(self) -> float:
+        """Of the steps' time: what the watch may take, and fingerprints as much again."""
+        return self.budget if self.credit else self.budget / 2
 
     @classmethod
     def from_text(cls, text: str) -> AgentConfig:

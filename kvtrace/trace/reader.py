@@ -36,6 +36,8 @@ F = TypeVar("F", bound=facts.Document)
 _MAX_HEADER = 1 << 20
 _MAX_TEXT = 1 << 24
 _LATE = 1 << 14
+_MOST_AT_ONCE = 64
+_NAME, _BYTES, _TRAILER = int(Kind.NAME), int(Kind.BYTES), int(Kind.TRAILER)
 _KINDS = np.arange(256)
 _IS_BAD = (_KINDS == Kind.END) | (max(Kind) < _KINDS)
 _IS_TEXT = np.isin(_KINDS, (Kind.NAME, Kind.FACT, Kind.BYTES, Kind.TRAILER))
@@ -182,8 +184,8 @@ class Spool:
         self._read(whole=whole and not losses and not self._rest and self._pending is None)
 
     def again(self, info: SpoolInfo, records: int = 16384) -> Iterator[Records]:
-        """What :meth:`chunks` gave (``bare=False``) when it read as far as `info` says, without looking at
-        the checksums of what is known to be whole.
+        """What :meth:`chunks` gave (``bare=False``) when it read as far as `info` says; the checksums of what
+        is known to be whole are not looked at again.
 
         Raises:
             SpoolError: the file vanished or a read failed.
@@ -200,7 +202,7 @@ class Spool:
                     left -= min(left, records)
                     table = table.reshape(-1, fmt.WORDS)
                     yield table if self._shift is None else self._shift.records(table)
-                for table in self._late(file, info):
+                for table in self._late(file, info) if info.late else ():
                     yield table if self._shift is None else self._shift.records(table)
         except OSError as error:
             raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
@@ -255,8 +257,7 @@ class Spool:
             self._read(end="cut", detail="it is cut off in its window, and what came behind that is lost")
 
     def _digest(self, table: Records) -> tuple[Records, NDArray[np.bool_], bool]:
-        """Texts of a chunk go to names and facts; the chunk as far as it is good, and which of it is the
-        rest.
+        """Texts of a chunk go to names and facts; the chunk as far as it is good, and which of it is no text.
 
         Stops at the first END record or at damage; the last value says so.
         """
@@ -273,18 +274,22 @@ class Spool:
         fixed: NDArray[np.bool_] = _IS_FIXED[kinds]
         if self._pending is None and not len(texts):
             return table, fixed, stop
-        limit = len(table)
-        for i in texts.tolist():
+        limit, at = len(table), 0
+        rows, of = table[texts].tolist(), kinds[texts].tolist()
+        payload = table[texts, 1:].astype("<i8").tobytes()
+        while at < len(rows):
+            size = 1
             try:
-                if kinds[i] == Kind.TRAILER:
-                    stop_reason, lost = int(code(table[i, 0])), max(0, int(table[i, 2]))
+                if of[at] == _TRAILER:
+                    stop_reason, lost = code(rows[at][0]), max(0, rows[at][2])
                     self._read(end="trailer", stop=stop_reason, lost=lost)
                 else:
-                    self._text(table[i], int(kinds[i]))
+                    size = self._text(rows[at], of[at : at + 1 + _MOST_AT_ONCE], payload, at)
             except _Damage as damage:
                 self._damaged(str(damage))
-                limit, stop = i, True
+                limit, stop = int(texts[at]), True
                 break
+            at += size
         if self._pending is not None:
             # Nothing but BYTES may stand between a text's announcement and its end.
             self._check_interrupted(kinds, texts)
@@ -299,32 +304,41 @@ class Spool:
         if self._info.end != "damaged":
             self._read(end="damaged", detail=detail)
 
-    def _text(self, row: Records, row_kind: int) -> None:
-        if row_kind != Kind.BYTES:
+    def _text(self, row: list[int], kinds: list[int], payload: bytes, at: int) -> int:
+        """The next record of a text, or all of them if they are here; how many.
+
+        Args:
+            kinds: of this record and those after it.
+            payload: what the records hold behind their heads; this one is number `at`.
+        """
+        begin = at * fmt.PAYLOAD_BYTES
+        if kinds[0] != _BYTES:
             if self._pending is not None:
                 raise _Damage("a text is interrupted by another")
-            length = int(row[2])
+            _, t, length, crc, *_ = row
             if not 0 <= length <= _MAX_TEXT:
                 raise _Damage(f"a text of {length} bytes")
-            ident = int(row[1]) if row_kind == Kind.NAME else int(code(row[0]))
-            self._pending = (row_kind, ident, int(row[1]), length, int(row[3]), bytearray())
-            if length == 0:
-                self._finish_text()
-            return
+            ident = t if kinds[0] == _NAME else code(row[0])
+            amount = -(-length // fmt.PAYLOAD_BYTES)
+            if kinds[1 : 1 + amount] == [_BYTES] * amount:
+                begin += fmt.PAYLOAD_BYTES
+                self._finish_text(kinds[0], ident, t, crc, payload[begin : begin + length])
+                return 1 + amount
+            self._pending = (kinds[0], ident, t, length, crc, bytearray())
+            return 1
         if self._pending is None:
             raise _Damage("text bytes without a name or fact")
-        self._pending[5].extend(row[1:].astype("<i8").tobytes())
-        if len(self._pending[5]) >= self._pending[3]:
-            self._finish_text()
-
-    def _finish_text(self) -> None:
-        assert self._pending is not None
         row_kind, ident, t, length, crc, buffer = self._pending
-        self._pending = None
-        text = bytes(buffer[:length])
+        buffer.extend(payload[begin : begin + fmt.PAYLOAD_BYTES])
+        if len(buffer) >= length:
+            self._pending = None
+            self._finish_text(row_kind, ident, t, crc, bytes(buffer[:length]))
+        return 1
+
+    def _finish_text(self, row_kind: int, ident: int, t: int, crc: int, text: bytes) -> None:
         if zlib.crc32(text) != crc:
             raise _Damage("a text does not match its checksum")
-        if row_kind == Kind.NAME:
+        if row_kind == _NAME:
             self.names[ident] = text.decode("utf-8", "replace")
             return
         try:

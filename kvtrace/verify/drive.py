@@ -75,26 +75,35 @@ class Driver:
         self._total = 0
 
     @property
+    def adapters(self) -> int:
+        """LoRA adapters of the engine."""
+        return self._engine.adapters
+
+    @property
     def patience(self) -> float:
         """Seconds that an answer may take."""
         return max(_LEAST_PATIENCE, _TIMES * self._slowest) if self._slowest else _FIRST_PATIENCE
 
-    def probe(self, lengths: Sequence[Sequence[int]]) -> None:
+    def probe(self, lengths: Sequence[Sequence[int]], loads: bool = True) -> None:
         """Learn what comes back at all, and how long the connector's store needs until it does: prompts of
         the first of these lengths, then of the next ones after longer rests. From then on a rest is as long
-        as the shortest one after which the most came back: where none helps, none is long."""
+        as the shortest one after which the most came back: where none helps, none is long.
+
+        Args:
+            loads: whether anything can come back; else it is learned what is taken.
+        """
         came: dict[float, int] = {}
         for number, (delay, tried) in enumerate(zip(_DELAYS, lengths, strict=False)):
-            self.delay = delay
+            self.delay = delay if loads else _DELAYS[0]
             words = " ".join(f"{name}{length}" for name, length in zip("ab", tried, strict=False))
             first = len(self.asked)
             self.run([Job(f"{PROBE}-{number}", parse(f"{words} ; {words}"))])
             if self.died:
                 return
             evidence = self._look()
-            again = [evidence.of(one.number) for one in self.asked[first:] if one.round]
-            came[delay] = sum(seen is not None and seen.accepted > 0 for seen in again)
-            if came[delay] == len(again):
+            shown = [evidence.of(one.number) for one in self.asked[first:] if one.round == int(loads)]
+            came[self.delay] = sum(bool(seen and (seen.accepted if loads else seen.saved)) for seen in shown)
+            if came[self.delay] == len(shown):
                 break
         self.delay = max(came, key=lambda delay: (came[delay], -delay))
 
@@ -162,6 +171,7 @@ class Driver:
                     prompt.salt,
                     prompt.leaves,
                     prompt.preempted,
+                    prompt.adapter,
                 )
                 for at, (prompt, ids) in enumerate(zip(batch, tokens, strict=True))
             ]

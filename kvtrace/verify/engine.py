@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Request:
-    """One request to make. ``id``: the client's, also in the run directory. ``transfer``: its
-    ``kv_transfer_params``."""
+    """One request to make. ``id``: the client's, also in the run directory. ``adapter``: number of one of the
+    engine's LoRA adapters, from 1; 0 the model itself. ``transfer``: its ``kv_transfer_params``."""
 
     id: str
     tokens: Sequence[int]
@@ -18,6 +18,7 @@ class Request:
     salt: str = ""
     leaves: bool = False
     preempted: bool = False
+    adapter: int = 0
     transfer: Mapping[str, Any] | None = None
 
 
@@ -43,6 +44,10 @@ class Reply:
 
 class Engine(Protocol):
     """An engine with a connector. All calls come from one thread."""
+
+    @property
+    def adapters(self) -> int:
+        """LoRA adapters that it serves."""
 
     def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
         """Make them together; the replies in their order. Never raises: errors stand in the replies."""

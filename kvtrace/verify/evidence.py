@@ -12,15 +12,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvtrace.ledger.ends import LoadEnd, SaveEnd
 from kvtrace.ledger.model import Engine, Run
 from kvtrace.ledger.read import read_run
 from kvtrace.ledger.scan import SpoolScan, scan
+from kvtrace.trace import hooks, rows
 from kvtrace.trace.facts import LoadErrors
-from kvtrace.trace.format import SPOOL_DIR
-from kvtrace.trace.reader import SpoolError, spool_paths
+from kvtrace.trace.format import SPOOL_DIR, WORDS, Kind, Role
+from kvtrace.trace.reader import Records, SpoolError, spool_paths
 
 IDENT = "kvverify"
+HARDEST = 0.25
+"""Of the workers' time: how much of it the steps make up in which a hook takes most."""
 _NUMBER = re.compile(rf"{IDENT}-(\d+)(?!\d)")
 
 
@@ -82,6 +88,9 @@ class Evidence:
     seen: Mapping[int, Sequence[Seen]]
     """Number of a request -> as each engine saw it (of a prefill and a decode server two)."""
     run: Run | None = None
+    hook_shares: Mapping[str, float] = field(default_factory=dict)
+    """Hook -> the share that it takes of each step of those in which it takes most, that make up HARDEST of a
+    worker's time: most steps of these workloads load or decode, and no slow save is in them."""
 
     def of(self, number: int) -> Seen | None:
         """As the engine saw it that answered it, the last one; saved by any of them."""
@@ -115,7 +124,8 @@ def read(directories: Sequence[Path]) -> Evidence:
 
 def _read(directory: Path) -> Evidence:
     run = read_run(directory)
-    errors = _errors([one for path in spool_paths(directory) if (one := _scan(path)) is not None])
+    scans = [one for path in spool_paths(directory) if (one := _scan(path)) is not None]
+    errors = _errors(scans)
     loads = {load.request: load for load in run.load_rows}
     seen: dict[int, list[Seen]] = defaultdict(list)
     by_tag = {engine.tag: engine for engine in run.engines}
@@ -148,7 +158,39 @@ def _read(directory: Path) -> Evidence:
     with_connector = [engine for engine in run.engines if engine.configured is not None]
     engines = with_connector or list(run.engines)
     engines.sort(key=lambda engine: engine.role != "kv_producer")
-    return Evidence(engines[-1] if engines else None, dict(seen), run)
+    shares: dict[str, float] = {}
+    for scanned in scans:
+        shares |= {name: max(shares.get(name, 0.0), share) for name, share in _hook_shares(scanned).items()}
+    return Evidence(engines[-1] if engines else None, dict(seen), run, shares)
+
+
+def _hook_shares(scanned: SpoolScan) -> dict[str, float]:
+    """Of one worker, on the host's clock."""
+    chunks = list(scanned.calls())
+    steps = rows.columns(rows.Execution, _of(Kind.EXEC, chunks))
+    calls = rows.columns(rows.HookCall, _of(Kind.HOOK, chunks))
+    order = np.argsort(steps.step, kind="stable")
+    step, spans = steps.step[order], (steps.t1 - steps.t0)[order].astype(float)
+    if not spans.sum() > 0:
+        return {}
+    at = np.minimum(np.searchsorted(step, calls.step), len(step) - 1)
+    inside = (rows.role(calls.head) == Role.WORKER) & (step[at] == calls.step)
+    codes, found = rows.code(calls.head), {}
+    for hook in hooks.TABLE:
+        own = inside & (codes == hook.code)
+        if hook.in_step and own.any():
+            spent = np.bincount(at[own], (calls.t1 - calls.t0)[own], len(step))
+            shares = np.minimum(1.0, spent / np.maximum(spans, 1.0))
+            hardest = np.argsort(-shares)
+            reached = np.searchsorted(np.cumsum(spans[hardest]), HARDEST * spans.sum())
+            found[hook.name] = float(shares[hardest[min(reached, len(step) - 1)]])
+    return found
+
+
+def _of(kind: Kind, chunks: Sequence[tuple[Records, NDArray[np.uint8]]]) -> Records:
+    return np.concatenate(
+        [np.empty((0, WORDS), np.int64), *(chunk[kinds == kind] for chunk, kinds in chunks)]
+    )
 
 
 def _rows(table: Any) -> Any:

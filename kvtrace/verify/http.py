@@ -43,7 +43,7 @@ class Client:
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        self._model = ""
+        self._names: list[str] = []
 
     def call(
         self, method: str, path: str, body: Any = None, patience: float = 30.0
@@ -72,11 +72,16 @@ class Client:
         status, value = self.call("POST", f"/reset_prefix_cache{more}")
         return status, value.get("success") if isinstance(value.get("success"), bool) else None
 
+    @property
+    def models(self) -> Sequence[str]:
+        """Names of the model, and of its LoRA adapters."""
+        if not self._names:
+            listed = self.call("GET", "/v1/models")[1].get("data") or ()
+            self._names = [str(one["id"]) for at, one in enumerate(listed) if not at or one.get("parent")]
+        return self._names or [""]
+
     def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
         """Together; the replies in their order."""
-        if not self._model:
-            models = self.call("GET", "/v1/models")[1].get("data") or [{}]
-            self._model = str(models[0].get("id", ""))
         if len(requests) == 1:
             return [self._one(requests[0], patience)]
         begin = threading.Barrier(len(requests))
@@ -90,8 +95,9 @@ class Client:
 
     def body(self, request: Request) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "model": self._model, "prompt": list(request.tokens), "max_tokens": request.generate,
-            "temperature": 0.0, "seed": 0, "ignore_eos": True, "logprobs": _TOP,
+            "model": self.models[request.adapter], "prompt": list(request.tokens),
+            "max_tokens": request.generate, "temperature": 0.0, "seed": 0, "ignore_eos": True,
+            "logprobs": _TOP,
             "return_tokens_as_token_ids": True,
         }  # fmt: skip
         more = {"cache_salt": request.salt, "kv_transfer_params": request.transfer}

@@ -165,7 +165,7 @@ def answers_differ(asked: Sequence[Asked], what: Observed) -> list[tuple[Asked, 
 
 def right(one: Asked, what: Observed) -> list[tuple[tuple[int, ...], object]]:
     """The answers that are right: without a connector, else of the requests that computed it all."""
-    arm = what.reference.get((tuple(one.tokens), one.prompt.generate))
+    arm = what.reference.get(one.question)
     if arm is not None:
         return [(reply.tokens, reply) for reply in arm.replies if reply.tokens]
     return [

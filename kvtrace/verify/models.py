@@ -209,16 +209,22 @@ def make(kind: str, place: Path | None = None) -> Path:
         OSError: it cannot be written.
     """
     path = (place or folder()) / f"{kind}-{VERSION}"
+    of = KINDS[kind]
+    return _folder(path, dict(_documents(of)), "model.safetensors", of.shapes())
+
+
+def _folder(path: Path, documents: Mapping[str, Any], weights: str, shapes: Shapes) -> Path:
+    """A finished folder is left as it is."""
     if (path / _DONE).exists():
         return path
     half = path.with_name(f".{path.name}.{os.getpid()}")
     shutil.rmtree(half, ignore_errors=True)
     half.mkdir(parents=True)
     try:
-        for name, value in _documents(KINDS[kind]):
+        for name, value in documents.items():
             (half / name).write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-        _write_weights(half / "model.safetensors", KINDS[kind].shapes())
-        (half / _DONE).write_text(json.dumps({"kind": kind, "version": VERSION}) + "\n", encoding="utf-8")
+        _write_weights(half / weights, shapes)
+        (half / _DONE).write_text(json.dumps({"version": VERSION}) + "\n", encoding="utf-8")
         if not (path / _DONE).exists():  # another process may have been faster
             shutil.rmtree(path, ignore_errors=True)
             half.rename(path)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify.engine import Reply
@@ -17,6 +18,13 @@ BAD = (
     LoadEnd.NOT_FINISHED,
 )  # fmt: skip
 """How accepted tokens may end other than loaded."""
+
+
+class Question(NamedTuple):
+    """What decides about an answer."""
+
+    tokens: tuple[int, ...]
+    generate: int
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Asked:
     reply: Reply
     seen: Seen | None = None
     stored: int = 0
-    """Leading tokens that a request of an earlier batch had, with the same salt, that was answered, in the
+    """Leading tokens that a request of an earlier batch had, of the same asker, that was answered, in the
     same life of the engine: what outlasts a restart is a property of its own."""
     known: int = 0
     """The same of any request made by then, with what it generated: nobody else's tokens may be given."""
@@ -54,6 +62,15 @@ class Asked:
     @property
     def answered(self) -> bool:
         return not self.reply.error and len(self.reply.tokens) > 0
+
+    @property
+    def question(self) -> Question:
+        return Question(tuple(self.tokens), self.prompt.generate)
+
+    @property
+    def asker(self) -> tuple[str, int]:
+        """Whose KV it may get: of the same salt and the same adapter."""
+        return self.prompt.salt, self.prompt.adapter
 
     @property
     def given(self) -> int:
@@ -93,6 +110,8 @@ class Facts:
     fillable: bool = False
     """Whether that is a file system of its own, small enough to be filled."""
     prefix_caching: bool = True
+    adapters: int = 0
+    """LoRA adapters that it serves."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +146,7 @@ class Observed:
     Attributes:
         died: why the engine could not be asked any more.
         held: rests after which blocks were not given back in time.
-        reference: prompt (tokens, generated) -> the answers without connector.
+        reference: the answers without connector.
         samples: of the processes over many requests: memory, descriptors, threads.
     """
 
@@ -140,7 +159,7 @@ class Observed:
     held: Sequence[int] = ()
     resets: int = 0
     resets_known: bool = True
-    reference: Mapping[tuple[tuple[int, ...], int], Arm] = field(default_factory=dict)
+    reference: Mapping[Question, Arm] = field(default_factory=dict)
     patience: float = 0.0
     samples: Sequence[Mapping[str, float]] = ()
 
@@ -149,8 +168,10 @@ class Observed:
 
     @cached_property
     def plain(self) -> list[Asked]:
-        """Requests to a store that nobody has damaged."""
-        return [one for one in self.asked if one.act not in STORE_ACTS]
+        """Requests to a store that nobody has damaged. Not of workloads with a LoRA adapter: what is wrong
+        there alone is a property of its own."""
+        adapted = {one.job for one in self.asked if one.prompt.adapter}
+        return [one for one in self.asked if one.act not in STORE_ACTS and one.job not in adapted]
 
     @cached_property
     def loads(self) -> list[Asked]:
@@ -171,13 +192,18 @@ def unit_of(loads: Iterable[Asked]) -> int:
     return sure or math.gcd(*(prompt for _, prompt in backs))
 
 
+def taken_unit(asked: Iterable[Asked]) -> int:
+    """Tokens of which what the connector takes is always a multiple: of one from which nothing comes back."""
+    return math.gcd(*(one.seen.saved // max(1, one.seen.pairs) for one in asked if one.seen))
+
+
 def with_stored(asked: Sequence[Asked], pair: bool = False) -> list[Asked]:
     """The requests, with ``stored`` and ``known``. Of a pair the first server has just saved each prompt."""
     found = []
     for one in asked:
         stored = known = len(one.tokens) if pair and one.answered else 0
         for other in asked:
-            if other is one or other.batch > one.batch or other.prompt.salt != one.prompt.salt:
+            if other is one or other.batch > one.batch or other.asker != one.asker:
                 continue
             known = max(known, _common(one.tokens, [*other.tokens, *other.reply.tokens]))
             before = other.batch < one.batch and other.life == one.life

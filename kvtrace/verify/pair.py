@@ -45,6 +45,10 @@ class Pair:
         self.stop()
         self.start()
 
+    @property
+    def adapters(self) -> int:
+        return min(side.adapters for side in self._both)
+
     def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
         """One that the prefill server does not answer has its error, and goes no further."""
         first = self._prefill.ask(

@@ -82,6 +82,10 @@ class Server:
                 )
             time.sleep(_POLL_SECONDS)
 
+    @property
+    def adapters(self) -> int:
+        return len(self._client.models) - 1
+
     def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
         with contextlib.suppress(OSError):
             self._mark = self._log.stat().st_size

@@ -22,7 +22,7 @@ from kvtrace.verify.drive import Driver, Progress
 from kvtrace.verify.engine import Reply, Request
 from kvtrace.verify.evidence import Evidence, read
 from kvtrace.verify.judge import judged
-from kvtrace.verify.observed import Arm, Facts, Observed, Settings
+from kvtrace.verify.observed import Arm, Facts, Observed, Question, Settings
 from kvtrace.verify.pair import Pair
 from kvtrace.verify.property import FULL, QUICK
 from kvtrace.verify.registry import of_suite
@@ -123,6 +123,10 @@ class Traced:
         self._server = server
         self.runs.append(run)
         server.start({**self._environ, child.SALT: self.salt.hex()})
+
+    @property
+    def adapters(self) -> int:
+        return self._running.adapters
 
     def ask(self, requests: Sequence[Request], patience: float) -> list[Reply]:
         return self._running.ask(requests, patience)
@@ -339,22 +343,18 @@ class _One:
         del driver.deaths[deaths:]
         return found
 
-    def _reference(self, command: Sequence[str], what: Observed) -> dict[tuple[tuple[int, ...], int], Arm]:
+    def _reference(self, command: Sequence[str], what: Observed) -> dict[Question, Arm]:
         """What the same server answers without a connector: to each prompt anew, to all together from its own
         prefix cache (preempted where it was), and anew once more. Its own answers differ by its noise."""
-        loaded = {(tuple(one.tokens), one.prompt.generate) for one in what.loads}
+        loaded = {one.question for one in what.loads}
         prompts = list(
-            dict.fromkeys(
-                (tuple(one.tokens), one.prompt.generate)
-                for one in what.plain
-                if one.answered and not one.prompt.leaves
-            )
+            dict.fromkeys(one.question for one in what.plain if one.answered and not one.prompt.leaves)
         )
         prompts = sorted(prompts, key=lambda prompt: prompt not in loaded)[:_MOST_COMPARED]
-        preempted = {(tuple(one.tokens), one.prompt.generate) for one in what.plain if one.prompt.preempted}
+        preempted = {one.question for one in what.plain if one.prompt.preempted}
         log = self._directory / "reference.log"
         server = Server(command, command, log, self._options.start_timeout)
-        replies: dict[tuple[tuple[int, ...], int], list[Reply]] = {prompt: [] for prompt in prompts}
+        replies: dict[Question, list[Reply]] = {prompt: [] for prompt in prompts}
         try:
             server.start(self._environ)
             for turn in range(_TURNS):
@@ -376,12 +376,15 @@ class _One:
 
 
 def _batches(
-    turn: int, prompts: Sequence[tuple[tuple[int, ...], int]], preempted: Set[tuple[tuple[int, ...], int]]
+    turn: int, prompts: Sequence[Question], preempted: Set[Question]
 ) -> list[list[tuple[int, Request]]]:
     """Prompts by number, in the order in which a turn asks them, and those together that it asks together."""
     together = turn == 1
     asked = [
-        (number, Request(f"kvreference-{turn}-{number}", *one, preempted=together and one in preempted))
+        (
+            number,
+            Request(f"kvreference-{turn}-{number}", *one, preempted=together and one in preempted),
+        )
         for number, one in enumerate(prompts)
     ]
     calm = [one for one in asked if together and not one[1].preempted]

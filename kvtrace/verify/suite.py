@@ -10,7 +10,7 @@ from kvtrace.verify.answers import VerifyError
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.evidence import Evidence
 from kvtrace.verify.judge import workloads
-from kvtrace.verify.observed import Facts, Observed, Settings, unit_of
+from kvtrace.verify.observed import Facts, Observed, Settings, taken_unit, unit_of
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.workload import STORE_ACTS, parse
 
@@ -38,6 +38,7 @@ def ask(driver: Driver, look: Look, suite: str, case: str = "", store: bool = Fa
     facts = facts_of(first, store)
     if evidence.pair:
         facts = replace(facts, role="", looks_up=True)
+    facts = replace(facts, adapters=driver.adapters)
     if case:
         name, colon, text = case.rpartition(":")
         if colon and name not in {one.id for one in of_suite(suite)}:
@@ -45,11 +46,13 @@ def ask(driver: Driver, look: Look, suite: str, case: str = "", store: bool = Fa
                 f"the case {case!r} names no property of suite {suite}", "write it without a name"
             )
         workload = parse(text)
+        if any(prompt.adapter > facts.adapters for prompt in workload.prompts):
+            raise VerifyError(f"the case {case!r} names a LoRA adapter that this server does not serve")
         if not store and set(workload.acts) & set(STORE_ACTS):
             raise VerifyError(f"the case {case!r} damages the store", "name its directory with --store")
         driver.run([Job(name or CASE, workload)])
         return first, _with_unit(facts, driver, look)
-    driver.probe(probes(facts))
+    driver.probe(probes(facts), facts.looks_up and facts.role != "kv_producer")
     facts = _with_unit(facts, driver, look)
     driver.run([Job(name, workload) for name, workload in workloads(of_suite(suite), facts)])
     return first, facts
@@ -66,20 +69,19 @@ def observed(driver: Driver, evidence: Evidence, facts: Facts, settings: Setting
 
 def probes(facts: Facts) -> list[tuple[int, int]]:
     """Lengths of prompts, two a block or two apart: a few blocks, then all that fits into one step, then the
-    longest. The first alone where nothing can come back."""
+    longest."""
     block, most = facts.block, facts.longest - 32
     few = min(4 * block + block // 2, most)
     step = min(facts.budget or most, most) - 1
     tried = [few, step if step > few else most, most]
-    if not facts.looks_up or facts.role == "kv_producer":
-        tried = tried[:1]
     return [(max(1, length - block), length) for length in tried]
 
 
 def _with_unit(facts: Facts, driver: Driver, look: Look) -> Facts:
     if driver.died:
         return facts
-    unit = unit_of(one for one in driver.seen(look()) if one.given)
+    seen = driver.seen(look())
+    unit = unit_of(one for one in seen if one.given) or taken_unit(seen)
     return replace(facts, unit=unit)
 
 

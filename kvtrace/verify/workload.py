@@ -4,8 +4,9 @@
 
 Words are asked one after the other, those with ``&`` between them together. ``a96`` is a prompt of the first
 96 tokens of stream a, ``a96b10`` the same with 10 tokens of stream b behind them: prompts that share a
-beginning are written with one. Behind a prompt: ``@x`` its cache salt, ``*8`` tokens to generate, ``!`` the
-client leaves after the first of them, ``^`` the engine takes its blocks back then (a preemption).
+beginning are written with one. Behind a prompt: ``~1`` the first of the server's LoRA adapters, ``@x`` its
+cache salt, ``*8`` tokens to generate, ``!`` the client leaves after the first of them, ``^`` the engine takes
+its blocks back then (a preemption).
 
 At ``;`` the engine comes to rest and its own prefix cache is emptied; with ``restart``, ``gone``, ``cut``,
 ``garbage``, ``read-only`` or ``full`` as the first word behind it also that happens to the server, or to its
@@ -29,7 +30,7 @@ RESET = "reset"
 STORE_ACTS = ("gone", "cut", "garbage", "read-only", "full")
 ACTS = ("restart", *STORE_ACTS)
 
-_PROMPT = re.compile(r"((?:[a-z]\d{1,7})+)(?:@([\w-]{1,32}))?(?:\*(\d{1,4}))?([!^]?)\Z")
+_PROMPT = re.compile(r"((?:[a-z]\d{1,7})+)(?:~(\d))?(?:@([\w-]{1,32}))?(?:\*(\d{1,4}))?([!^]?)\Z")
 _PIECE = re.compile(r"([a-z])(\d+)")
 _MOST_TOKENS = 1 << 20
 
@@ -50,6 +51,7 @@ class Prompt:
     generate: int = GENERATED
     leaves: bool = False
     preempted: bool = False
+    adapter: int = 0
 
     @property
     def length(self) -> int:
@@ -58,9 +60,10 @@ class Prompt:
     @property
     def text(self) -> str:
         pieces = "".join(f"{piece.stream}{piece.length}" for piece in self.pieces)
+        adapter = f"~{self.adapter}" if self.adapter else ""
         salt = f"@{self.salt}" if self.salt else ""
         generate = f"*{self.generate}" if self.generate != GENERATED else ""
-        return f"{pieces}{salt}{generate}{'!' if self.leaves else '^' if self.preempted else ''}"
+        return f"{pieces}{adapter}{salt}{generate}{'!' if self.leaves else '^' if self.preempted else ''}"
 
 
 Batch = tuple[Prompt, ...]
@@ -123,7 +126,14 @@ def _prompt(word: str, text: str) -> Prompt:
     found = _PROMPT.match(word)
     pieces = [Piece(name, int(length)) for name, length in _PIECE.findall(found[1])] if found else []
     prompt = (
-        Prompt(tuple(pieces), found[2] or "", int(found[3] or GENERATED), found[4] == "!", found[4] == "^")
+        Prompt(
+            tuple(pieces),
+            found[3] or "",
+            int(found[4] or GENERATED),
+            found[5] == "!",
+            found[5] == "^",
+            int(found[2] or 0),
+        )
         if found
         else None
     )

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import pytest
 from scenario_runs import Runs, confusion, spec
 
-from kvtrace.report.build import build_report
-
 
 @pytest.mark.engine
 def test_every_scenario_gets_its_verdict(runs: Runs, record_property: Callable[[str, object], None]) -> None:
@@ -16,9 +14,9 @@ def test_every_scenario_gets_its_verdict(runs: Runs, record_property: Callable[[
     for name in spec.names():
         scenario = spec.load(name)
         try:
-            runs.outcome(scenario)
+            report = runs.report(scenario)
         except pytest.fail.Exception:
             continue  # it has no verdict, and that is said below; the table shows the others
-        verdicts.append(confusion.verdict(scenario, build_report(runs.out / name)))
+        verdicts.append(confusion.verdict(scenario, report))
     record_property("confusion table", confusion.text(verdicts))
     assert confusion.wrong(verdicts, spec.names()) == []

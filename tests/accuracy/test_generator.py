@@ -236,3 +236,19 @@ def test_a_sound_connector_promises_what_it_can_keep() -> None:
     assert "whole-units" in draw(4, "head-only").unpromised
     assert "outputs" in draw(4, "fp8").unpromised
     assert "returns-equal" not in frozenset().union(*(draw(4, name).unpromised for name in DESIGN_BY_NAME))
+
+
+def test_what_a_fault_breaks_is_what_its_connector_promises() -> None:
+    lost = {"transfer", "whole-units", "lookups-agree"}
+    for seed in range(60):
+        for name in ("wiped", "slow-save", "half-zeroed"):
+            plan = draw(seed, name)
+            if plan.role == "consumer":
+                assert not plan.breaks
+            elif not plan.returns:  # nothing can come back
+                assert plan.breaks == ({"step-time"} if name == "slow-save" else set())
+            else:
+                assert (plan.breaks >= lost) == (name == "wiped")
+    for seed in range(20):  # nothing is put between a lookup and the load that it promises
+        plan = draw(seed, "time-to-live")
+        assert plan.load in ("none", "sync") and plan.run == "inline" and not plan.async_scheduling

@@ -22,19 +22,26 @@ def test_verify_gets_the_plan_the_source_a_folder_and_the_model(
 ) -> None:
     asked: list[Any] = []
     module = ModuleType("harness.verified")
-    module.verify_generated = lambda *given: asked.append(given) or {"transfer": "proved"}  # type: ignore[attr-defined]
+    answers = {"verified": {"transfer": "proved"}, "says": {}}
+    module.verify_generated = lambda *given: asked.append(given) or answers  # type: ignore[attr-defined]
+    module.restarted = lambda *given: ("failed", "nothing was found")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "harness.verified", module)
-    plan: Any = SimpleNamespace(seed=7, planted=None)
+    plan: Any = SimpleNamespace(seed=7, planted=None, breaks=frozenset(), unpromised=frozenset())
     part: Any = SimpleNamespace(plan=plan, made="source")
-    made: Any = SimpleNamespace(plan=plan, close=lambda: None)
+    made: Any = SimpleNamespace(plan=plan, close=lambda: None, made=SimpleNamespace(place="path"))
     monkeypatch.setattr(runner, "Part", lambda *given: made)
     verifying = runs(tmp_path, verify=True)
-    assert verifying._verified([part], tmp_path, "") == {"transfer": "proved"}
+    assert verifying._verified([part], tmp_path, "") == answers
     assert asked == [(made, tmp_path / "verify", "m", "quick")]
     for parts, problem in (([part], "the plan did not come true"), ([part, part], "")):
         assert verifying._verified(parts, tmp_path, problem) == {}
     assert runs(tmp_path)._verified([part], tmp_path, "") == {}
     assert len(asked) == 1
+    plan.breaks = frozenset({"restart"})
+    assert verifying._verified([part], tmp_path, "")["verified"] == {
+        "transfer": "proved",
+        "restart": "failed",
+    }
 
 
 def test_the_agent_is_told_of_device_memory_where_asked(tmp_path: Path) -> None:

@@ -49,12 +49,9 @@ def each_recorder(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @contextmanager
-def recording(run_dir: Path, watch: str = AgentConfig.watch) -> Iterator[Trace]:
-    AGENT.open(
-        AgentConfig(
-            dir=run_dir, salt=b"k" * 16, limit_bytes=1 << 20, run="test", watch=watch, compiled=Which.compiled
-        )
-    )
+def recording(run_dir: Path, watch: str = AgentConfig.watch, **more: Any) -> Iterator[Trace]:
+    how = {"compiled": Which.compiled, **more}
+    AGENT.open(AgentConfig(run_dir, b"k" * 16, limit_bytes=1 << 20, run="test", watch=watch, **how))
     POLICY.__init__()  # type: ignore[misc]
     AGENT.worker.__init__()  # type: ignore[misc]
     background._on = False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvtrace.agent.state import AGENT
+
 
 class KVConnectorMetadata:
     pass
@@ -148,3 +150,18 @@ class Copying(KVConnectorBase_V1):
             for kv in self.caches.values():
                 for work in self._connector_metadata.requests:
                     self.kept.append(kv[work.slot_mapping // 4, work.slot_mapping % 4])
+
+
+def step(connector: Any, caches: dict[str, Any], *works: Work, number: int = 1) -> None:
+    """One step as vLLM runs it."""
+    import torch
+
+    AGENT.worker.step = number
+    connector.bind_connector_metadata(WorkMetadata(*works))
+    with torch.inference_mode():
+        connector.start_load_kv(None)
+        for name, kv in caches.items():
+            connector.save_kv_layer(name, kv, None)
+        connector.wait_for_save()
+    connector.clear_connector_metadata()
+    AGENT.worker.step = 0

@@ -17,16 +17,19 @@ from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.steps.prefixes import digest_of  # noqa: E402
 from kvtrace.agent.watch import call, policy  # noqa: E402
-from kvtrace.agent.watch.operations import Watch  # noqa: E402
+from kvtrace.agent.watch.operations import CopyWatch  # noqa: E402
 from kvtrace.agent.wrap.proxy import index_of  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
+from kvtrace.trace.config import AgentConfig  # noqa: E402
 from kvtrace.trace.format import Fact, Flag, Kind, Role  # noqa: E402
 from kvtrace.trace.rows import code, detail, flags, kind  # noqa: E402
 
 from . import fakes  # noqa: E402
 from .conftest import recording  # noqa: E402
+from .fakes import step  # noqa: E402
 
 BLOCKS, BLOCK = 10, 4
+CREDIT = round(AgentConfig.credit * 1e9)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,19 +74,6 @@ def make(caches, how=pick, cls=fakes.Copying):
     number = index_of(connector)
     connector.register_kv_caches(caches)
     return connector, number
-
-
-def step(connector, caches, *works, number=1):
-    """One step as vLLM runs it."""
-    AGENT.worker.step = number
-    connector.bind_connector_metadata(fakes.WorkMetadata(*works))
-    with torch.inference_mode():
-        connector.start_load_kv(None)
-        for name, kv in caches.items():
-            connector.save_kv_layer(name, kv, None)
-        connector.wait_for_save()
-    connector.clear_connector_metadata()
-    AGENT.worker.step = 0
 
 
 def store(tokens=7):
@@ -306,7 +296,7 @@ def test_memory_that_several_groups_share_is_not_attributed():
     raw = torch.randn(BLOCKS * BLOCK * 8)
     caches = Caches()
     caches.register({"full": raw.view(BLOCKS, BLOCK, 8), "window": raw.view(BLOCKS, BLOCK, 8)})
-    watch = Watch(caches, None)
+    watch = CopyWatch(caches, None)
     watch.start()
     raw.view(BLOCKS, BLOCK, 8)[0:1].clone()
     watch.stop()
@@ -440,7 +430,7 @@ def test_only_the_first_steps_are_watched_if_asked(tmp_path, caches):
 def test_past_its_budget_the_watch_samples_and_comes_back(trace, caches):
     connector, _ = make(caches)
     step(connector, caches, store(2), number=1)
-    policy.POLICY.spent(policy.CREDIT)  # all that it may take at once
+    policy.POLICY.spent(CREDIT)  # all that it may take at once
     for number in range(2, 41):
         step(connector, caches, store(2), number=number)
     policy.POLICY.passed(10**12)  # an hour of steps, and a hundredth of it is the watch's
@@ -451,11 +441,36 @@ def test_past_its_budget_the_watch_samples_and_comes_back(trace, caches):
     assert steps == [*range(1, 10), 34, 41]
 
 
+@pytest.mark.parametrize("watch", ["full", "sampled"])
+def test_a_budget_without_a_credit_holds_from_the_first_step_on(tmp_path, caches, monkeypatch, watch):
+    budget, busy, took = 0.02, 2_000_000, 0
+    spent = policy.POLICY.spent
+    with recording(tmp_path, watch, credit=0.0, budget=budget) as trace:
+        connector, _ = make(caches)
+
+        def pays(cost):
+            nonlocal took
+            took += 1_000_000  # on a busy machine, too
+            spent(1_000_000)
+
+        monkeypatch.setattr(policy.POLICY, "spent", pays)
+        for number in range(1, 2001):
+            AGENT.worker.watched = 0
+            step(connector, caches, store(2), number=number)
+            policy.POLICY.passed(busy)
+            assert took <= busy * number * budget / 2 + policy.FIRST_COST, number
+        _, rows = trace.read()
+        steps = set(rows[kind(rows[:, 0]) == Kind.EFFECT][:, 3].tolist())
+        assert steps and min(steps) > 400  # the account holds what a step is taken to cost
+        said = trace.facts(Fact.WATCH_LIMITS)
+        assert [(fact["kind"], fact["step"]) for fact in said if fact["kind"] == "steps"] == [("steps", 1)]
+
+
 def test_what_the_watch_takes_is_paid_for(trace, caches):
     connector, _ = make(caches)
     step(connector, caches, store(2), number=1)
     account = policy.POLICY._account
-    assert account is not None and 0 < policy.CREDIT - account._saved < policy.CREDIT
+    assert account is not None and 0 < CREDIT - account._saved < CREDIT
 
 
 def test_the_first_steps_with_work_are_sampled_then_every_32nd(sampled, caches):
@@ -586,7 +601,7 @@ def test_an_exception_that_a_child_catches_is_the_childs(trace, caches):
 
 
 def test_a_watch_that_breaks_changes_nothing_for_the_connector(trace, caches, monkeypatch):
-    monkeypatch.setattr(call.Watch, "start", lambda self: 1 / 0)
+    monkeypatch.setattr(call.CopyWatch, "start", lambda self: 1 / 0)
     monkeypatch.setattr(call.Files, "stop", lambda self: 1 / 0)
     connector, _ = make(caches)
     step(connector, caches, store())

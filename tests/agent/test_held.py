@@ -178,3 +178,14 @@ def test_the_look_before_a_step_costs_a_few_calls(trace: Any, state: Any) -> Non
     held.of_worker(wrapper)
     sys.setprofile(None)
     assert "of_worker" in calls and len(calls) <= 25, calls
+
+
+def test_of_a_connector_with_none_inside_a_step_asks_once(trace: Any, state: Any, monkeypatch: Any) -> None:
+    state._KV_CONNECTOR_AGENT = traced(fakes.Storing(), Role.WORKER, "Storing")
+    held.of_worker(engine())
+    with monkeypatch.context() as patch:
+        patch.setattr(connector, "inside", lambda found: 1 / 0)
+        held.of_worker(engine())
+    state._KV_CONNECTOR_AGENT = late = fakes.Storing()  # another one, past the factory
+    held.of_worker(engine())
+    assert proxy.index_of(state._KV_CONNECTOR_AGENT) and proxy.its(state._KV_CONNECTOR_AGENT) is late

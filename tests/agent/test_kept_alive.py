@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import weakref
@@ -187,9 +186,7 @@ def run(worker, scheduler, caches):
 
 caches = {{"layer.0": torch.randn(4, 4, 8)}}
 with conftest.recording(Path(sys.argv[1])) as trace:
-    pair = mine.Trying(), mine.Trying()
-    if sys.argv[2] == "traced":
-        pair = traced(pair[0], Role.WORKER, "Trying"), traced(pair[1], Role.SCHEDULER, "Trying")
+    pair = traced(mine.Trying(), Role.WORKER, "Trying"), traced(mine.Trying(), Role.SCHEDULER, "Trying")
     pair[0].register_kv_caches(caches)
     print(run(*pair, caches))
 """
@@ -197,14 +194,10 @@ CALLS = 10_000
 
 
 def test_ten_thousand_requests_take_no_more_memory(tmp_path: Path) -> None:
-    """On a stand-in for the engine: what is measured is the agent's own."""
+    """On a stand-in for the engine, which without the agent does not grow by a page."""
     tests = Path(__file__).resolve().parents[1]
     script = GROWTH.format(root=str(tests.parent), tests=str(tests), calls=CALLS)
-
-    def growth(way: str) -> float:
-        command = [sys.executable, "-c", script, str(tmp_path / way), way]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ.copy())
-        assert done.returncode == 0, done.stderr[-3000:]
-        return float(done.stdout)
-
-    assert growth("traced") - growth("untraced") < 4.0  # megabytes
+    command = [sys.executable, "-c", script, str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert float(done.stdout) < 4.0  # megabytes

@@ -111,70 +111,6 @@ def test_a_shared_block_names_no_request():
     assert read(meta, blocks(a=[4, 5], b=[4, 6])).entries[0].req_id is None
 
 
-def test_the_start_follows_from_the_first_slot():
-    meta = ExampleConnectorMetadata([ReqMeta(range(40), slots(5, 6, tokens=20), True)])
-    assert read(meta, blocks(a=[4, 5, 6])).entries[0].start == BLOCK
-
-
-SaveSpec = namedtuple("SaveSpec", "skip_leading_tokens can_save")
-LoadSpec = namedtuple("LoadSpec", "vllm_cached_tokens lmcache_cached_tokens can_load")
-
-
-@dataclass
-class LMCacheReq:
-    req_id: str
-    token_ids: list[int]
-    slot_mapping: Any
-    save_spec: Any = None
-    load_spec: Any = None
-
-
-@dataclass
-class LMCacheConnectorMetadata(KVConnectorMetadata):
-    requests: list[LMCacheReq]
-
-
-@pytest.mark.parametrize(
-    ("save", "load", "expected"),
-    [
-        (SaveSpec(16, True), None, [("a", Flag.STORE, 16)]),
-        (SaveSpec(0, False), None, []),
-        (None, LoadSpec(0, 32, True), [("a", Flag.LOAD, 0)]),
-        (None, LoadSpec(0, 32, False), []),
-        (None, None, []),
-    ],
-)
-def test_lmcaches_specs(save, load, expected):
-    meta = LMCacheConnectorMetadata([LMCacheReq("a", list(range(32)), slots(1, 2), save, load)])
-    declared = read(meta, blocks(a=[1, 2]))
-    assert declared.readable
-    assert [(e.req_id, e.direction, e.start) for e in declared.entries] == expected
-
-
-def test_an_entry_that_loads_and_saves_is_two_entries():
-    """What a save skips is what was loaded: it says nothing of where the load begins."""
-    req = LMCacheReq("a", list(range(32)), slots(1, 2), SaveSpec(16, True), LoadSpec(0, 32, True))
-    declared = read(LMCacheConnectorMetadata([req]), blocks(a=[1, 2]))
-    assert declared.readable
-    assert [(e.req_id, e.direction, e.start) for e in declared.entries] == [
-        ("a", Flag.STORE, 16),
-        ("a", Flag.LOAD, 0),
-    ]
-
-
-def test_containers_that_say_the_direction_by_name():
-    meta = SimpleNamespace(
-        reqs_to_save={"a": [3, 4]}, reqs_to_load={"b": SimpleNamespace(block_ids=[7])}, reqs_to_send={"c"}
-    )
-    declared = read(meta, blocks(a=[3, 4], b=[7], c=[9]))
-    assert {(e.req_id, int(e.direction)) for e in declared.entries} == {
-        ("a", Flag.STORE),
-        ("b", Flag.LOAD),
-        ("c", Flag.STORE),
-    }
-    assert declared.load_slots == BLOCK
-
-
 class Op(Enum):
     STORE = 1
     RETRIEVE = 2
@@ -248,19 +184,6 @@ def only(meta: Any, **req_blocks: list[int]):
     return declared, entry
 
 
-def test_a_job_with_pages_as_an_array_and_an_end():
-    job = SimpleNamespace(rid="a", upto=40, put=True, pages=np.array([4, 5, 6]))
-    declared, entry = only(SimpleNamespace(work=[job]), a=[4, 5, 6])
-    assert declared.readable
-    assert (entry.req_id, entry.direction, entry.start, entry.slots) == ("a", Flag.STORE, 0, 40)
-
-
-def test_an_end_counts_from_where_the_pages_begin():
-    job = SimpleNamespace(rid="a", upto=40, put=True, pages=(5, 6))
-    _, entry = only(SimpleNamespace(work=[job]), a=[4, 5, 6])
-    assert (entry.start, entry.slots) == (BLOCK, 40 - BLOCK)
-
-
 Span = namedtuple("Span", "span where action")
 
 
@@ -270,41 +193,9 @@ def test_a_plain_dictionary_of_requests():
     assert declared.readable
 
 
-def test_numbers_that_are_not_its_blocks_are_not_taken_for_them():
-    job = SimpleNamespace(rid="a", put=True, pages=[8, 9])
-    declared, entry = only(SimpleNamespace(work=[job]), a=[4, 5, 6])
-    assert (entry.start, entry.slots) == (UNKNOWN, UNKNOWN)
-    assert not declared.readable
-
-
-@pytest.mark.parametrize("more", [{"first_of": 1, "quota": 16}, {"part": 2}])
-def test_a_number_that_is_not_understood_leaves_the_size_open(more: dict[str, int]):
-    """The whole of the blocks, or 16 tokens of them? A wrong size would look like a short save."""
-    job = SimpleNamespace(rid="a", put=True, block_ids=[4, 5, 6], **more)
-    declared, entry = only(SimpleNamespace(work=[job]), a=[4, 5, 6])
-    assert (entry.slots, entry.tokens) == (UNKNOWN, UNKNOWN)
-    assert not declared.readable
-    harmless = SimpleNamespace(rid="a", put=True, block_ids=[4, 5, 6], priority=1, tp_rank=0)
-    declared, entry = only(SimpleNamespace(work=[harmless]), a=[4, 5, 6])
-    assert declared.readable and entry.slots == 3 * BLOCK
-
-
 def test_an_id_alone_does_not_say_how_much():
     declared = read(SimpleNamespace(reqs_to_send={"a"}), blocks(a=[4]))
     assert declared.store_entries == 1 and not declared.readable
-
-
-class Inner:
-    __slots__ = ("jobs",)
-
-    def __init__(self, *jobs: Any) -> None:
-        self.jobs = list(jobs)
-
-
-def test_objects_in_objects_without_a_dict():
-    meta = SimpleNamespace(plan=Inner(SimpleNamespace(rid="a", store=True, blocks=[4])), number=3)
-    declared, entry = only(meta, a=[4, 5])
-    assert declared.readable and (entry.req_id, entry.slots) == ("a", BLOCK)
 
 
 def test_the_name_of_an_entrys_class_says_what_it_is_for():
@@ -322,13 +213,3 @@ def test_what_the_scheduler_read_travels_as_a_plain_tuple():
     sent = declared.totals()
     assert {type(value) for value in sent} <= {bool, int}
     assert Totals(*sent).store_slots == 2 * BLOCK
-
-
-@pytest.mark.parametrize(
-    "block_ids",
-    [[4, 5], (4, 5), ([4, 5],), np.array([4, 5]), [np.array([4, 5])], list(np.array([4, 5])), range(4, 6)],
-)
-def test_block_ids_in_any_container(block_ids: Any):
-    meta = SimpleNamespace(to_save=[SimpleNamespace(rid="a", block_ids=block_ids)])
-    _, entry = only(meta, a=[4, 5, 6])
-    assert (entry.start, entry.slots) == (0, 2 * BLOCK)

@@ -78,9 +78,7 @@ def test_without_its_variable_the_entry_point_imports_nothing():
     assert "kvtrace.agent.state" not in run.stdout and "kvtrace.trace" not in run.stdout
 
 
-@pytest.mark.parametrize(
-    "config", ["{", "[]", '{"dir": 3}', '{"dir": "/proc/none"}', '{"dir": "/x", "salt": "zz"}']
-)
+@pytest.mark.parametrize("config", ["{", '{"dir": "/proc/none"}'])
 def test_a_broken_configuration_costs_a_line_not_the_process(config):
     run = python(f"{ACTIVATE}; print('alive')", KVTRACE_CONFIG=config)
     assert run.returncode == 0 and run.stdout == "alive\n"

@@ -403,7 +403,8 @@ def test_load_not_injected_with_a_complaint(tmp_path: Path) -> None:
 
 
 def test_load_not_injected_where_other_loads_are(tmp_path: Path) -> None:
-    sim = loading(tmp_path)
+    sim = loading(tmp_path, kv_blocks=16)
+    sim.write_kv("a", 0, 96)
     first = sim.step_id
     sim.arrive(Prompt("b", 128, digest=2))
     sim.lookup("b", 0, 96, 96)

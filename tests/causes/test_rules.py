@@ -236,6 +236,8 @@ def test_connector_failed_to_start(tmp_path: Path) -> None:
     assert diagnosis.findings[0].id == "connector-failed-to-start"
     assert "ModuleNotFoundError" in diagnosis.verdict
     assert "No module named 'x'" in diagnosis.findings[0].evidence[0]
+    before = diagnose(replace(read_run(tmp_path), engines=()))
+    assert before.verdict == "The engine did not start: ChunkStore did not start (ModuleNotFoundError)."
 
 
 def test_a_failed_start_comes_before_a_hook_that_raised(tmp_path: Path) -> None:
@@ -397,9 +399,7 @@ def test_already_stored_is_no_better_seen_than_the_earlier_save(
     sim.serve([Prompt(f"a{i}", 128, digest=5) for i in range(2)], Rounding(32, keep=True).policy())
     sim.write()
     run = read_run(tmp_path)
-    run = replace(
-        run, base=run.base.assign(grade=int(grade)), pieces=run.pieces.assign(grade=int(Grade.READ))
-    )
+    run = replace(run, base=run.base.assign(grade=int(grade)), lost=run.lost.assign(grade=int(Grade.READ)))
     finding = next(one for one in diagnose(run).findings if one.id == "already-stored")
     assert (finding.id, finding.severity, finding.grade) == (
         "already-stored",
@@ -470,6 +470,9 @@ def test_first_chunk_only(tmp_path: Path) -> None:
         "not-saved:below-save-granularity": 16 + 12 + 8,
     }
     assert diagnosis.findings[0].severity == "limit"
+    # The reason is said of the tokens that it explains, and what a report counts is what the sentence does.
+    assert "516 were not saved" in diagnosis.verdict and ", 480 of them: all 3" in diagnosis.verdict
+    assert sum(sum(of.values()) for of in diagnosis.saves.prompts.values()) == 900
 
 
 @pytest.mark.parametrize(
@@ -569,6 +572,22 @@ def test_a_unit_that_stands_in_no_setting_is_said(tmp_path: Path) -> None:
     (found,) = analyse(sim).findings
     assert (found.id, found.severity) == ("metadata-has-no-store", "limit")
     assert "stores multiples of 256 tokens, and 256 stands in no setting" in found.headline
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_stores_a_step_late_are_as_good_a_reason_as_a_unit(tmp_path: Path, late: bool) -> None:
+    """What the last step computes is never stored; it was called a unit of the whole batch."""
+
+    def computed(prompt: Prompt, index: int, start: int, end: int, last: bool) -> list[Entry]:
+        if not late:
+            return list(Rounding(512).policy().store(prompt, index, start, end, last))
+        return [Entry(prompt.id, 512, start, start - 512)] if index else []
+
+    sim = Sim(tmp_path)
+    sim.serve(prompts([700, 300, 1300, 600, 1100]), Policy(computed))
+    (found,) = analyse(sim).findings
+    assert (found.id, found.tokens) == ("below-save-granularity", 928)
+    assert ("or what a prompt's last step computes" in found.headline) == late
 
 
 def test_a_block_that_two_chunks_fill_is_one_finding(tmp_path: Path) -> None:

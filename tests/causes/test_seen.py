@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from synth import Chunk, Entry, Policy, Prompt, Rounding, Sim, nothing
+from test_load_rules import again
 from test_rules import analyse, prompts
 
 from kvtrace.causes import diagnose
@@ -16,10 +17,10 @@ from kvtrace.causes.evidence.taken import Kept, _kept
 from kvtrace.causes.evidence.unit import Sample, Store, infer_unit
 from kvtrace.ledger import read_run
 from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.model import PIECE_COLUMNS, HookException, Outside, Run, Swallowed
+from kvtrace.ledger.model import LOST_COLUMNS, HookException, Outside, Run, Swallowed
 from kvtrace.ledger.reported import Caught
-from kvtrace.ledger.saves.accounts import Account
-from kvtrace.ledger.saves.pairs import _ended
+from kvtrace.ledger.saves.pairs import reads_of
+from kvtrace.ledger.slots.accounts import Account
 from kvtrace.ledger.slots.reads import Touch
 from kvtrace.terms import LIMIT, NOT_OBSERVED, Grade
 
@@ -239,8 +240,8 @@ def test_a_read_with_a_caught_exception_is_lost_if_none_is_put(
     run = run_of(tmp_path)
     step, worker = int(run.entries["step"].iloc[0]), run.engines[0].workers[0]
     caught = Caught((swallowed(places=((step, ""),)),))
-    (read,) = _ended(Touch(step, 0, 0b11, ((0, 64),), account=account), worker, caught, 0)
-    assert (read.end, read.grade) == (end, grade)
+    (read,) = reads_of(Touch(step, 0, 0b11, ((0, 64),), account=account), worker, caught, 0)
+    assert read.end == (end, grade)
 
 
 @pytest.mark.parametrize("kind", ["OSError", "RuntimeError"])
@@ -274,16 +275,45 @@ def test_a_caught_exception_stands_beside_a_save_not_at_rest(tmp_path: Path) -> 
         assert any("where it saves: FileExistsError: x" in line for line in finding.evidence) == said
 
 
+def test_an_exception_where_it_saves_stands_beside_a_missed_key(tmp_path: Path) -> None:
+    """An index that could not be written was called another key, and its exception was in a note."""
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 161, 129, 161], [128, 160, 128, 160], [0, 0, 0, 0])
+    sim.write()
+    run = read_run(tmp_path)
+    run = replace(run, base=run.base.assign(grade=int(Grade.PROVED)))
+    fact = swallowed(type="OperationalError", message="database is locked", places=())
+    for caught in ((), (fact,)):
+        found = diagnose(replace(run, swallowed=caught)).findings
+        one = next(finding for finding in found if finding.id == "key-mismatch")
+        assert any("OperationalError: database is locked" in line for line in one.evidence) == bool(caught)
+        assert one.remedy[0].startswith("First look at the exception") == bool(caught)
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_store_that_is_emptied_is_not_called_another_key(tmp_path: Path, emptied: bool) -> None:
+    sim = Sim(tmp_path, ints={"unit": 32})
+    again(sim, [129, 129], [128, 128], [0, 0])
+    sim.write()
+    run = read_run(tmp_path)
+    if emptied:
+        gone = Outside("w", 1, 1000, 1000, 0, 1000, 4, {}, files=8, removed=8, put=1000, taken_away=1000)
+        run = replace(run, outside=(gone,))
+    found = next(one for one in diagnose(run).findings if one.id == "key-mismatch")
+    assert (found.severity == LIMIT) == emptied == ("removes what it stored" in found.title)
+    assert any("8 of 8 files that it wrote" in line for line in found.evidence) == emptied
+
+
 @pytest.mark.parametrize(("last", "ident"), [(-1, "exception-swallowed"), (1, "store-incomplete")])
 def test_exceptions_that_came_too_often_to_be_said_one_by_one(tmp_path: Path, last: int, ident: str) -> None:
     """Of those after the sixteenth the steps are not all known: what is lost after it is theirs."""
     run = run_of(tmp_path)
     step = int(run.requests["chunk_step"].iloc[1])
     row = (1, run.engines[0].tag, 0, 128, 2, "prefill", 0, step, int(SaveEnd.NOT_AT_REST), True, 2, -1)
-    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
     fact = swallowed(places=((step + last, ""),) * 16, count=16, went_on=False)
     found = diagnose(
-        replace(run, pieces=lost, base=run.base[run.base["request"] != 1], swallowed=(fact,))
+        replace(run, lost=lost, base=run.base[run.base["request"] != 1], swallowed=(fact,))
     ).findings
     assert found[0].id == ident
 
@@ -297,7 +327,7 @@ def test_what_is_lost_of_an_earlier_prompt_is_not_held(tmp_path: Path, end: Save
     run = read_run(tmp_path)
     step = int(run.requests["chunk_step"].iloc[0])
     row = (0, run.engines[0].tag, 64, 128, 1, "prefill", 0, step, int(end), True, int(Grade.READ), -1)
-    case = make_case(replace(run, pieces=pd.DataFrame([row], columns=list(PIECE_COLUMNS))))
+    case = make_case(replace(run, lost=pd.DataFrame([row], columns=list(LOST_COLUMNS))))
     assert kept_before(case, case.requests[1], Grade.DECLARED) == kept
 
 
@@ -360,10 +390,10 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
     run = run_of(tmp_path)
     first = int(run.requests["chunk_step"].iloc[0])
     row = (0, run.engines[0].tag, 0, 64, 2, "prefill", 0, first, int(end), True, int(Grade.READ), -1)
-    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
     base = run.base[run.base["request"] != 0]
     facts = (swallowed(places=((first, ""),)),)
-    diagnosis = diagnose(replace(run, pieces=lost, base=base, swallowed=facts))
+    diagnosis = diagnose(replace(run, lost=lost, base=base, swallowed=facts))
     found = diagnosis.findings[0]
     severity = "limit" if ident == "store-lost-later" else "fault"
     assert (found.id, found.severity, found.tokens, found.grade) == (ident, severity, 64, Grade.READ)
@@ -393,12 +423,12 @@ def test_an_exception_stands_before_what_it_explains(
     run = run_of(tmp_path)
     first = int(run.requests["chunk_step"].iloc[0])
     row = (0, run.engines[0].tag, 0, 64, 2, "prefill", 0, first, int(end), True, int(Grade.READ), -1)
-    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
     raised = HookException(hook=hook, type="OSError", message="x", where="s.py:1", step=first, count_so_far=1)
     base = run.base[run.base["request"] != 0]
     requests = run.requests.assign(saved=0)
     exceptions = (raised,) if hook else ()
-    diagnosis = diagnose(replace(run, pieces=lost, base=base, requests=requests, exceptions=exceptions))
+    diagnosis = diagnose(replace(run, lost=lost, base=base, requests=requests, exceptions=exceptions))
     behind = {"thread": (SaveEnd.NOT_AT_REST, SaveEnd.DROPPED), "save_kv_layer": (SaveEnd.NOTHING_READ,)}
     cause = "hook-raised" if end in behind.get(hook, ()) else ident
     order = [one.id for one in diagnosis.findings if one.severity == "fault"]
@@ -414,11 +444,11 @@ def test_generated_tokens_seemingly_named_that_nobody_reads(tmp_path: Path, grad
     run = run_of(tmp_path)
     tag = run.engines[0].tag
     row = (0, tag, 64, 66, 2, "decode", -1, 0, int(SaveEnd.NOTHING_READ), True, int(Grade.READ), -1)
-    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
     engine = replace(run.engines[0], decode_entries=1)
     total = run.total + 4
     diagnosis = diagnose(
-        replace(run, pieces=lost, base=run.base.assign(grade=int(grade)), engines=(engine,), total=total)
+        replace(run, lost=lost, base=run.base.assign(grade=int(grade)), engines=(engine,), total=total)
     )
     assert [one.id for one in diagnosis.findings] == [ident]
 
@@ -439,9 +469,9 @@ def test_what_nobody_reads_says_nothing_if_no_read_was_seen(tmp_path: Path) -> N
         int(Grade.READ),
         -1,
     )
-    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
     kept = run.base[run.base["request"] != 0]
-    unread = replace(run, pieces=lost, base=kept, total=run.total - 64)
+    unread = replace(run, lost=lost, base=kept, total=run.total - 64)
     base = kept.assign(grade=int(Grade.READ))
     assert [one.id for one in diagnose(replace(unread, base=base)).findings] == ["metadata-has-no-store"]
     unseen = replace(unread.engines[0], unreadable_steps=1)
@@ -456,10 +486,10 @@ def test_a_part_of_a_prompt_whose_metadata_is_not_understood(tmp_path: Path) -> 
     step = int(run.entries["step"].iloc[0])
     tag, ended, grade = run.engines[0].tag, int(SaveEnd.NOT_DECLARED), int(Grade.READ)
     row = (0, tag, 32, 64, 2, "prefill", 0, step, ended, True, grade, -1)
-    lost = pd.DataFrame([row], columns=list(PIECE_COLUMNS))
+    lost = pd.DataFrame([row], columns=list(LOST_COLUMNS))
     base = run.base.assign(grade=grade)
     base.loc[base["request"] == 0, ["amount", "prompt"]] -= 64
-    partly = replace(run, pieces=lost, base=base)
+    partly = replace(run, lost=lost, base=base)
     assert [one.id for one in diagnose(partly).findings] == ["metadata-has-no-store"]
     unread = replace(run.engines[0], unreadable_steps=1, watched_steps=frozenset({step}))
     first = diagnose(replace(partly, engines=(unread,))).findings[0]
@@ -518,7 +548,7 @@ def test_blocks_kept_for_an_unseen_save_say_nothing_of_the_unit(
         sim.finish(name, length)
     sim.write()
     run = read_run(sim.dir)
-    watched = replace(run, pieces=run.pieces.assign(grade=int(Grade.READ)))
+    watched = replace(run, lost=run.lost.assign(grade=int(Grade.READ)))
     found = {one.id: one.tokens for one in diagnose(watched).findings}
     assert found == {"below-save-granularity": 81 + 119 + 245}
 

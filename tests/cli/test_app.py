@@ -117,6 +117,12 @@ def test_docs(capsys: pytest.CaptureFixture[str]) -> None:
         assert "\nHow it shows\n" in page and "\nWhat to do\n" in page
 
 
+@pytest.mark.parametrize("topic", ["unified_attention", "prefix-caching", "cuda-graphs", "use_direct_call"])
+def test_docs_answer_what_the_forum_asks(capsys: pytest.CaptureFixture[str], topic: str) -> None:
+    code, out, err = call(capsys, "docs", topic)
+    assert code == 0 and err == "" and out.splitlines()[0].endswith("?")
+
+
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [

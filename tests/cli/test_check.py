@@ -497,6 +497,18 @@ def test_diff_says_what_changed(shell: Shell, tmp_path: Path) -> None:
     assert "| `save_kv_layer` | `model.layers.*.self_attn.attn` | 100 % | 0 % | worse |" in markdown
 
 
+def test_diff_reads_an_argument_that_is_json(shell: Shell, tmp_path: Path) -> None:
+    """It was cut short before the key that differs."""
+    paths = []
+    for unit in (32, 64):
+        one = broken()
+        extra = {"kv_connector": "A" * 60, "kv_connector_extra_config": {"unit": unit, "path": "p" * 60}}
+        one["run"]["command"] = ["vllm", "serve", "m", "--kv-transfer-config", json.dumps(extra)]
+        paths.append(write(tmp_path / f"{unit}.json", one))
+    out = " ".join(shell("diff", *paths)[1].split())
+    assert "--kv-transfer-config kv_connector_extra_config.unit 32 -> 64" in out and "AAA" not in out
+
+
 def test_limits_of_a_report_are_said_by_check_baseline_and_diff(shell: Shell, tmp_path: Path) -> None:
     """A number of a damaged or half-watched run is not handed on without a word."""
     part = healthy()

@@ -55,8 +55,13 @@ def test_help_and_choice_come_from_the_rows(shell: Shell, verb: str) -> None:
         assert callable(one.draw)
 
 
-@pytest.mark.parametrize("verb", TABLES)
-@pytest.mark.parametrize("name", ["nonsense", "TEXT", "", "tex", "\x1b[2J"])
+@pytest.mark.parametrize(
+    ("verb", "name"),
+    [
+        *((verb, "nonsense") for verb in TABLES),
+        *(("explain", name) for name in ("TEXT", "", "tex", "\x1b[2J")),
+    ],
+)
 def test_a_name_without_a_row_is_a_usage_error(shell: Shell, report: Path, verb: str, name: str) -> None:
     paths = {"diff": [str(report)] * 2, "docs": [], "doctor": [], "verify": [], "scenario list": []}.get(
         verb, [str(report)]

@@ -16,7 +16,7 @@ import typer
 
 from kvtrace.cli import quick
 from kvtrace.cli.commands import app
-from kvtrace.cli.help_texts import HELP
+from kvtrace.cli.quick import help_file
 
 SAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "report" / "sample.py"))
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def test_version_and_help_load_next_to_nothing(words: list[str]) -> None:
     modules = loaded(*words)
     assert not modules & {*HEAVY, "json", "re", "typing", "pathlib"}
     few = {"kvtrace", "kvtrace.cli", "kvtrace.cli.app", "kvtrace.cli.quick", "kvtrace.cli.screen",
-           "kvtrace.cli.help_texts", "kvtrace.errors"}  # fmt: skip
+           "kvtrace.errors"}  # fmt: skip
     assert of_kvtrace(modules) <= few
 
 
@@ -88,11 +88,17 @@ def long_way(monkeypatch: pytest.MonkeyPatch, shell: Shell, *words: str) -> tupl
         return shell(*words)
 
 
-@pytest.mark.parametrize("beside", ["a lone report", "a run"])
 @pytest.mark.parametrize(
-    "options", [[], ["-v"], ["-vv"], ["-v", "-v"], ["--verbose"], ["--no-color"], ["-v", "--no-color"]]
-)
-@pytest.mark.parametrize("columns", ["", "72", "140"])
+    ("options", "columns", "beside"),
+    [
+        *(
+            (options, "72", "a lone report")
+            for options in ([], ["-v"], ["-vv"], ["-v", "-v"], ["--verbose"], ["-v", "--no-color"])
+        ),
+        *(([], columns, "a run") for columns in ("", "72", "140")),
+        (["-v"], "", "a run"), (["--no-color"], "140", "a lone report"),
+    ],
+)  # fmt: skip
 def test_explain_says_the_same_on_both_ways(
     shell: Shell,
     report: Path,
@@ -175,21 +181,23 @@ def commands() -> Iterator[tuple[str, Any]]:
 def test_the_help_that_is_kept_is_the_programs() -> None:
     """Whatever typer makes of its layout: every option, text and example of today, and no other option."""
     found = dict(commands())
-    assert set(HELP) == set(found), "run: python scripts/help_texts.py"
+    files = {Path(help_file(verb)) for verb in found}
+    assert files == set(Path(help_file("")).parent.iterdir()), "run: python scripts/help_texts.py"
     for verb, command in found.items():
-        kept = squeezed(HELP[verb])
+        text = Path(help_file(verb)).read_text(encoding="utf-8")
+        kept = squeezed(text)
         options = {"-h", "--help"}
         for param in command.params:
             if param.param_type_name == "option":
                 options |= {*param.opts, *param.secondary_opts}
             assert squeezed(getattr(param, "help", None) or "") in kept, f"{verb}: {param.name}"
-        said = re.search(r"^Options:\n((?: .*\n|\n(?=  -))+)", HELP[verb], re.M)
-        assert said is not None
-        heads = re.findall(r"^  (-[^ ].*?)(?:  |$)", said[1], re.M)
+        listed = re.search(r"^Options:\n((?: .*\n|\n(?=  -))+)", text, re.M)
+        assert listed is not None
+        heads = re.findall(r"^  (-[^ ].*?)(?:  |$)", listed[1], re.M)
         assert {word for head in heads for word in re.findall(r"(?<!\w)--?[\w-]+", head)} == options, (
             f"{verb}: run: python scripts/help_texts.py"
         )
-        for text in (command.help or "", command.epilog or ""):
-            assert squeezed(text.replace("\b", "")) in kept, f"{verb}: run: python scripts/help_texts.py"
+        for said in (command.help or "", command.epilog or ""):
+            assert squeezed(said.replace("\b", "")) in kept, f"{verb}: run: python scripts/help_texts.py"
         for name, inner in getattr(command, "commands", {}).items():
             assert squeezed(f"{name} {inner.get_short_help_str(200)}") in kept

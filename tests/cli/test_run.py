@@ -48,6 +48,14 @@ def _run(here: Path, *args: str, stdin: bytes = b"", **environ: str) -> subproce
     )
 
 
+def _sh(here: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """kvtrace as a shell starts it, which says where its streams go."""
+    env = os.environ | {"PYTHONPATH": SOURCE}
+    return subprocess.run(
+        ["/bin/sh", "-c", command], cwd=here, env=env, capture_output=True, text=True, check=False
+    )
+
+
 def _record(folder: Path) -> dict[str, Any]:
     record: dict[str, Any] = json.loads((folder / "run.json").read_text())
     return record
@@ -112,10 +120,17 @@ def test_a_run_leaves_a_private_directory_under_reports(here: Path) -> None:
         "dir": str(folder), "salt": config["salt"], "limit_bytes": 1 << 30, "run": "my-run",
         "device_timing": "sampled", "budget": 0.01, "watch": "full", "metadata_adapter": "",
         "keep_messages": False, "keep_settings": False, "as_device": False, "copies": 0,
+        "credit": 2.0,
     }  # fmt: skip
     assert len(bytes.fromhex(config["salt"])) == 16
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert config["salt"].encode() not in written + done.stderr
+
+
+def test_a_named_budget_holds_from_the_first_step_on(here: Path) -> None:
+    done = _run(here, "--budget", "2%", "--", "/bin/sh", "-c", "echo $KVTRACE_CONFIG; exit 5")
+    config = json.loads(done.stdout)
+    assert (config["budget"], config["credit"]) == (0.02, 0.0)
 
 
 def test_run_json(here: Path) -> None:
@@ -210,14 +225,7 @@ def test_a_script_without_a_first_line_runs_like_in_a_shell(here: Path) -> None:
 def test_the_working_directory_may_be_gone(here: Path) -> None:
     (here / "gone").mkdir()
     command = f"cd gone && rmdir ../gone && exec {sys.executable} -m kvtrace run -- true"
-    done = subprocess.run(
-        ["/bin/sh", "-c", command],
-        cwd=here,
-        env=os.environ | {"PYTHONPATH": SOURCE},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = _sh(here, command)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
@@ -288,17 +296,10 @@ def test_a_run_directory_deleted_while_written_to_is_said(here: Path, left: bool
     assert [path.name for path in here.glob("gone/*")] == (["mine"] if left else [])
 
 
-def test_a_closed_stderr_changes_nothing(here: Path) -> None:
-    command = f"{sys.executable} -m kvtrace run -- /bin/sh -c 'echo out; exit 6' 2>&-; echo $?"
-    done = subprocess.run(
-        ["/bin/sh", "-c", command],
-        cwd=here,
-        env=os.environ | {"PYTHONPATH": SOURCE},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "out\n6\n"
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
+def test_a_closed_or_full_stderr_changes_nothing(here: Path, stderr: str) -> None:
+    done = _sh(here, f"{sys.executable} -m kvtrace run -- /bin/sh -c 'echo out; exit 6' {stderr}; echo $?")
+    assert (done.returncode, done.stdout) == (0, "out\n6\n")
 
 
 def test_processes_that_outlive_the_command_are_told(here: Path) -> None:
@@ -339,17 +340,3 @@ def test_sizes() -> None:
     for text in ("", "x", "-1", "1.5G", "1Q", "0", "63K", "9" * 40):
         with pytest.raises(KvtraceError):
             parse_size(text)
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_stderr_changes_nothing(here: Path) -> None:
-    command = f"{sys.executable} -m kvtrace run -- /bin/sh -c 'echo out; exit 6' 2>/dev/full; echo $?"
-    done = subprocess.run(
-        ["/bin/sh", "-c", command],
-        cwd=here,
-        env=os.environ | {"PYTHONPATH": SOURCE},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "out\n6\n"

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from vllm_env import vllm_env as make_vllm_env
 
 from kvtrace.report.read import read_report
 
-from .server import KVTRACE
-from .test_traced_is_like_untraced import run_offline
+from .conftest import Done, Place, Ran, Script
 
 pytestmark = pytest.mark.engine
+OFFLINE = Path(__file__).parent / "offline.py"
 
 
-def test_the_verdict_names_the_stage_and_the_exception(tmp_path: Path, tiny_model: Path) -> None:
-    env = make_vllm_env() | {"VLLM_CPU_KVCACHE_SPACE": "1000000"}  # GiB
-    run = tmp_path / "run"
-    child = run_offline(env, tiny_model, tmp_path / "store", prefix=(*KVTRACE, "run", "-o", str(run), "--"))
-    assert child.returncode == 1 and "Traceback" in child.stderr  # vLLM's own end, as without kvtrace
-    report = read_report(run / "report.json")
+def without_memory(place: Place) -> Done:
+    gib = "1000000"
+    return place.start(sys.executable, OFFLINE, place.model, place.store, VLLM_CPU_KVCACHE_SPACE=gib)
+
+
+SCRIPTS = (without_memory,)
+
+
+def test_the_verdict_names_the_stage_and_the_exception(ran: Mapping[Script, Ran]) -> None:
+    run = ran[without_memory]
+    assert run.done.returncode == 1 and "Traceback" in run.done.stderr  # vLLM's own end, as without kvtrace
+    report = read_report(run.place.run / "report.json")
     assert "determine_available_memory of a worker raised" in report["verdict"]
     assert report["verdict"].endswith(".") and not report["verdict"].endswith("..")
     (line,) = [note for note in report["limits"]["notes"] if note.startswith("the engine did not start: ")]

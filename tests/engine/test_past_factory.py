@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,23 +14,23 @@ import pytest
 from kvtrace.agent.hooks import held
 from kvtrace.trace import hooks
 
-from .server import KVTRACE
+from .conftest import Done, Place, Ran, Script
 
 pytestmark = pytest.mark.engine
 SCRIPT = Path(__file__).with_name("past_factory.py")
 
 
-def test_they_are_traced_and_the_report_says_what_was_not_seen(
-    tmp_path: Path, tiny_model: Path, vllm_env: dict[str, str]
-) -> None:
-    run = tmp_path / "run"
-    command = [sys.executable, str(SCRIPT), str(tiny_model), str(tmp_path / "store")]
-    done = subprocess.run(
-        [*KVTRACE, "run", "-o", str(run), "--", *command],
-        env=vllm_env | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    report = json.loads((run / "report.json").read_text())
+def past_factory(place: Place) -> Done:
+    return place.start(sys.executable, SCRIPT, place.model, place.store)
+
+
+SCRIPTS = (past_factory,)
+
+
+def test_they_are_traced_and_the_report_says_what_was_not_seen(ran: Mapping[Script, Ran]) -> None:
+    run = ran[past_factory]
+    assert run.done.returncode == 0, run.done.stderr[-3000:]
+    report = json.loads((run.place.run / "report.json").read_text())
     fired = {row["hook"] for row in report["coverage"]["hooks"] if row["fired"]}
     assert {hooks.BUILD_METADATA.name, hooks.BIND_METADATA.name, hooks.SAVE_LAYER.name} <= fired
     saves = report["ledger"]["saves"]

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from kvtrace.trace.reader import Spool, spool_paths
 
+from .conftest import Done, Place, Ran, Script
 from .server import KVTRACE
 
 pytestmark = pytest.mark.engine
@@ -78,24 +80,28 @@ def messages(v: Planted) -> list[str]:
     ]  # fmt: skip
 
 
+V = Planted()
+WORDS, CONFIG, SAYS = command(V), json.dumps(configuration(V)), json.dumps(messages(V))
+ENV = {
+    "PYTHONPATH": PATH, "SAYS": SAYS, "MY_API_KEY": V(), "KV_PASSWORD": V(), "VLLM_API_KEY": V(),
+    "CHILD": f"; : --secret {V()} -p{V()}",
+}  # fmt: skip
+
+
+def secretive(place: Place) -> Done:
+    words = (sys.executable, SCRIPT, place.model, place.store, CONFIG, *WORDS)
+    return place.start(*words, options=["--keep-messages"], **ENV)
+
+
+SCRIPTS = (secretive,)
+
+
 def test_no_planted_secret_is_in_clear_in_what_a_run_leaves(
-    tmp_path: Path, tiny_model: Path, vllm_env: dict[str, str]
+    tmp_path: Path, vllm_env: dict[str, str], ran: Mapping[Script, Ran]
 ) -> None:
-    v = Planted()
-    words, config, says = command(v), configuration(v), messages(v)
-    env = vllm_env | {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PYTHONPATH": PATH, "SAYS": json.dumps(says),
-        "MY_API_KEY": v(), "KV_PASSWORD": v(), "CHILD": f"--secret {v()} -p{v()}", "VLLM_API_KEY": v(),
-    }  # fmt: skip
-    env["CHILD"] = "; : " + env["CHILD"]
-    run = tmp_path / "run"
-    args = [sys.executable, str(SCRIPT), str(tiny_model), str(tmp_path / "store"), json.dumps(config), *words]
-    done = subprocess.run(
-        [*KVTRACE, "run", "--keep-messages", "-o", str(run), "--", *args],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    run, done, env = ran[secretive].place.run, ran[secretive].done, vllm_env | ENV
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(v.all) >= 60
+    assert len(V.all) >= 60
     texts = {
         str(path.relative_to(run)): path.read_bytes().decode("latin-1")
         for path in run.rglob("*")
@@ -124,7 +130,7 @@ def test_no_planted_secret_is_in_clear_in_what_a_run_leaves(
         [facts, [spool.header for spool in spools], [spool.names for spool in spools]]
     )
     assert "cannot do it" in texts["facts"]
-    leaks = {(secret, where) for where, text in texts.items() for secret in v.all if secret in text}
+    leaks = {(secret, where) for where, text in texts.items() for secret in V.all if secret in text}
     assert not leaks
     # ... and the connector said it all, where it was recorded
     assert "login failed: password=***" in texts["explain -vv"]
@@ -134,4 +140,7 @@ def test_no_planted_secret_is_in_clear_in_what_a_run_leaves(
     assert engine["connector"]["name"] == "Secretive"
     kept = next(value["kv_transfer"]["extra"] for value in facts if value.get("kv_transfer"))
     assert {name: kept[name] for name in READABLE} == READABLE and "enc_key" in kept
-    assert "--enc-key" in report["run"]["command"] and str(tiny_model) in report["run"]["command"]
+    assert (
+        "--enc-key" in report["run"]["command"]
+        and str(ran[secretive].place.model) in report["run"]["command"]
+    )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from kvtrace.report.read import read_report
 
-from .server import KVTRACE
+from .conftest import Done, Place, Ran, Script
 
 pytestmark = pytest.mark.engine
 OFFLINE = Path(__file__).parent / "offline.py"
@@ -25,21 +25,19 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_unhooked_ops_are_not_observed_and_the_books_kept(
-    tmp_path: Path, vllm_env: dict[str, str], tiny_model: Path
-) -> None:
-    early = tmp_path / "early.py"
+def too_late(place: Place) -> Done:
+    early = place.folder / "early.py"
     early.write_text(EARLY)
-    command = [sys.executable, "-I", early, OFFLINE, tiny_model, tmp_path / "store"]
-    run = subprocess.run(
-        [*KVTRACE, "run", "-o", tmp_path / "run", "--", *command],
-        env=vllm_env | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 3, run.stderr[-3000:]
-    report = read_report(tmp_path / "run" / "report.json")
+    return place.start(sys.executable, "-I", early, OFFLINE, place.model, place.store)
+
+
+SCRIPTS = (too_late,)
+
+
+def test_unhooked_ops_are_not_observed_and_the_books_kept(ran: Mapping[Script, Ran]) -> None:
+    run = ran[too_late]
+    assert run.done.returncode == 3, run.done.stderr[-3000:]
+    report = read_report(run.place.run / "report.json")
     targets = report["instrumentation"]["targets"]
     assert {one["id"] for one in targets if one["status"] == "late"} == {
         "attention-decorator",

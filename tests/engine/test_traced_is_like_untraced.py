@@ -7,18 +7,18 @@ import random
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import sysconfig
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_env import vllm_env as make_vllm_env
 
 from kvtrace.report.read import read_report
 from kvtrace.trace.reader import Spool, spool_paths
 
+from .conftest import Done, Place, Ran, Script
 from .server import KVTRACE, Server
 
 pytestmark = pytest.mark.engine
@@ -27,77 +27,64 @@ SECRET = "planted-S3cr3t"
 PLANTED = ("--pw", SECRET, f"redis://{SECRET}@h", "-u", f"bob:{SECRET}")
 
 
-def run_offline(
-    env: dict[str, str], model: Path, store: Path, *more: str, prefix: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    command = [*prefix, sys.executable, str(OFFLINE), str(model), str(store), *more]
-    return subprocess.run(
-        command,
-        env=env | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def plain(place: Place) -> Done:
+    return place.start(sys.executable, OFFLINE, place.model, place.store, traced=False, STORE_API_KEY=SECRET)
 
 
-@dataclass
-class Scripts:
-    """One script three times: plain (store a), traced (b) and traced and killed (c)."""
-
-    out: Path
-    plain: subprocess.CompletedProcess[str]
-    traced: subprocess.CompletedProcess[str]
-    killed: subprocess.CompletedProcess[str]
-
-
-@pytest.fixture(scope="module")
-def scripts(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Scripts:
-    out = tmp_path_factory.mktemp("scripts")
-    env = make_vllm_env() | {"STORE_API_KEY": SECRET}
-    with ThreadPoolExecutor() as pool:  # side by side: two cores start two engines in the time of one
-        runs = [
-            pool.submit(run_offline, env, tiny_model, out / store, *more, prefix=prefix)
-            for store, more, prefix in (
-                ("a", (), ()),
-                (
-                    "b",
-                    PLANTED,
-                    (*KVTRACE, "run", "-o", str(out / "run"), "--"),
-                ),
-                ("c", ("kill",), (*KVTRACE, "run", "-o", str(out / "killed"), "--")),
-            )
-        ]
-        return Scripts(out, *(run.result() for run in runs))
+def traced(place: Place) -> Done:
+    """In an environment of its own, which sees this one's packages, but not the checkout of kvtrace."""
+    environment = place.folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "vllm-from-there.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    python = environment / "bin" / "python"
+    assert subprocess.run([python, "-c", "import kvtrace"], capture_output=True, cwd=place.folder).returncode
+    before = files_of(environment)
+    words = (python, OFFLINE, place.model, place.store, *PLANTED)
+    done = place.start(*words, STORE_API_KEY=SECRET, VLLM_PLUGINS="some_other_plugin")
+    assert files_of(environment) == before, "nothing is written into it"
+    return done
 
 
-def test_a_script_prints_the_same_tokens_and_has_the_same_code(scripts: Scripts) -> None:
-    plain, traced, tmp_path = scripts.plain, scripts.traced, scripts.out
-    assert (plain.returncode, traced.returncode) == (3, 3), traced.stderr[-3000:]
-    lines = [line for line in plain.stdout.splitlines() if line.startswith("tokens")]
-    assert len(lines) == 6
-    assert [line for line in traced.stdout.splitlines() if line.startswith("tokens")] == lines
-    found = [line for line in plain.stdout.splitlines() if line.startswith("found")]
-    assert len(found) > 20
-    assert [line for line in traced.stdout.splitlines() if line.startswith("found")] == [
-        line.replace(str(tmp_path / "a"), str(tmp_path / "b")) for line in found
-    ], "its connector finds what it would without kvtrace"
-    files = {
-        path.relative_to(tmp_path / "a"): path.read_bytes()
-        for path in (tmp_path / "a").rglob("*.safetensors")
-    }
+def killed(place: Place) -> Done:
+    return place.start(sys.executable, OFFLINE, place.model, place.store, "kill", STORE_API_KEY=SECRET)
+
+
+SCRIPTS = (plain, traced, killed)
+
+
+def files_of(environment: Path) -> list[Path]:
+    return sorted(path for path in environment.rglob("*") if "__pycache__" not in path.parts)
+
+
+def said(run: Ran, what: str) -> list[str]:
+    lines = run.done.stdout.replace(str(run.place.store), "STORE").splitlines()
+    return [line for line in lines if line.startswith(what)]
+
+
+def test_a_script_prints_the_same_tokens_and_has_the_same_code(ran: Mapping[Script, Ran]) -> None:
+    """Also where kvtrace cannot be imported in its environment."""
+    without, under = ran[plain], ran[traced]
+    assert (without.done.returncode, under.done.returncode) == (3, 3), under.done.stderr[-3000:]
+    assert len(said(without, "tokens")) == 6 and len(said(without, "found")) > 20
+    assert said(under, "tokens") == said(without, "tokens")
+    assert said(under, "found") == said(without, "found"), "its connector finds what it would without kvtrace"
+    files = list(without.place.store.rglob("*.safetensors"))
     assert files
-    for path, content in files.items():
-        assert (tmp_path / "b" / path).read_bytes() == content, "the connector stored the same bytes"
+    for path in files:
+        other = under.place.store / path.relative_to(without.place.store)
+        assert other.read_bytes() == path.read_bytes(), "the connector stored the same bytes"
 
-    report = read_report(tmp_path / "run")
+    report = read_report(under.place.run)
     saves = report["ledger"]["saves"]
+    assert report["requests"]["total"] == 6 and saves["accounts"]["saved"] > 0
     assert sum(saves["accounts"].values()) == saves["total"] > 0
     # 600 + 97 new prompt tokens, 200 twice, 20 + 25; 4 decode tokens a request are computed.
     assert saves["total_tokens"] == 200 + 20 + 25 + 200 + 600 + 97 + 6 * 4
-    said, _, path = traced.stderr.rstrip().splitlines()[-1].partition("kvtrace explain ")
-    assert said, "the last line names the next command"
+    before, _, path = under.done.stderr.rstrip().splitlines()[-1].partition("kvtrace explain ")
+    assert before, "the last line names the next command"
     # a path below the folder where it was started is said from there
-    assert Path(path).absolute() == tmp_path / "run" / "report.json"
+    assert Path(path).absolute() == under.place.run / "report.json"
 
 
 def texts_of(path: Path) -> str:
@@ -108,22 +95,23 @@ def texts_of(path: Path) -> str:
     return "\n".join(map(repr, (spool.header, *spool.names.values(), *spool.facts)))
 
 
-def test_nothing_of_a_users_content_and_no_secret_is_recorded(scripts: Scripts) -> None:
+def test_nothing_of_a_users_content_and_no_secret_is_recorded(ran: Mapping[Script, Ran]) -> None:
     """They stand in the command line, the environment, the configuration and the connector's messages."""
-    said = scripts.traced.stdout + scripts.traced.stderr
-    tokens = re.search(r"stored a prompt: the sauce is made of garlic \[(\d+, \d+, \d+)", said)
+    run = ran[traced].place.run
+    output = ran[traced].done.stdout + ran[traced].done.stderr
+    tokens = re.search(r"stored a prompt: the sauce is made of garlic \[(\d+, \d+, \d+)", output)
     assert tokens is not None, "the connector says it aloud"
-    files = [path for path in (scripts.out / "run").rglob("*") if path.is_file()]
+    files = [path for path in run.rglob("*") if path.is_file()]
     recorded = {path.name: path.read_text("latin-1") for path in files}
-    recorded |= {f"{path.name} in words": texts_of(path) for path in spool_paths(scripts.out / "run")}
+    recorded |= {f"{path.name} in words": texts_of(path) for path in spool_paths(run)}
     assert any("stored a prompt: " in text for text in recorded.values()), "the messages are recorded"
     for planted in ("S3cr3t", "garlic", tokens[1], tokens[1].replace(" ", "")):
         assert [name for name, text in recorded.items() if planted in text] == []
 
 
-def test_a_killed_run_is_reported_from_what_is_on_disk(scripts: Scripts) -> None:
-    assert scripts.killed.returncode == 128 + 9
-    report = read_report(scripts.out / "killed" / "report.json")
+def test_a_killed_run_is_reported_from_what_is_on_disk(ran: Mapping[Script, Ran]) -> None:
+    assert ran[killed].done.returncode == 128 + 9
+    report = read_report(ran[killed].place.run / "report.json")
     assert report["requests"]["total"] == 6
     assert {row["status"] for row in report["requests"]["rows"]} == {"FINISHED_LENGTH_CAPPED"}
     saves = report["ledger"]["saves"]

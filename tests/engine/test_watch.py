@@ -4,9 +4,9 @@ and for the step whose tokens they are, also where the copy is made while the ne
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from kvtrace.trace import rows
 from kvtrace.trace.format import Fact, Flag, Kind
 from kvtrace.trace.reader import Spool, spool_paths
 
-from .server import KVTRACE
+from .conftest import Done, Place, Ran, Script
 
 pytestmark = pytest.mark.engine
 BLOCK = 32
@@ -33,20 +33,19 @@ def runs_of(blocks: list[int]) -> str:
     return ",".join(f"{first}+{count}" for first, count in runs)
 
 
-def test_background_copies_name_exactly_their_slots_and_step(
-    tmp_path: Path, tiny_model: Path, vllm_env: dict[str, str]
-) -> None:
-    answers = tmp_path / "answers.json"
-    env = vllm_env | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
-    command = [sys.executable, str(SCRIPT), str(tiny_model), str(answers)]
-    done = subprocess.run(
-        [*KVTRACE, "run", "-o", str(tmp_path / "run"), "--", *command],
-        env=env, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    copied = json.loads(answers.read_text())
+def background(place: Place) -> Done:
+    return place.start(sys.executable, SCRIPT, place.model, place.folder / "answers.json")
 
-    (path,) = spool_paths(tmp_path / "run")
+
+SCRIPTS = (background,)
+
+
+def test_background_copies_name_exactly_their_slots_and_step(ran: Mapping[Script, Ran]) -> None:
+    run = ran[background]
+    assert run.done.returncode == 0, run.done.stderr[-3000:]
+    copied = json.loads((run.place.folder / "answers.json").read_text())
+
+    (path,) = spool_paths(run.place.run)
     spool = Spool(path)
     prompts: dict[int, list[int]] = defaultdict(list)  # engine -> its steps with a prompt
     watched: set[int] = set()

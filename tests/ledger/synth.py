@@ -562,6 +562,16 @@ class Sim:
         here = range(self.layers) if layers is None else layers
         self.touch({i: self.slots(request, start, end, self.group_of[i]) for i in here}, **more)
 
+    def stored(
+        self, request: str, start: int, read: int, layer: int, rank: int = 0, step: int = 0, **more: Any
+    ) -> None:
+        """A watched save call of a layer reads so many positions from ``start`` on; ``more``: of effect."""
+        step, hook = step or self.step_id, more.get("hook", "save_kv_layer")
+        self.effect(rank, step, layer, read, **more)
+        if read > 0:
+            first = max(0, start)
+            self.read(request, first, first + read, layers=[layer], rank=rank, step=step, hook=hook)
+
     def write_kv(self, request: str, start: int, end: int, **more: Any) -> None:
         """... are written, by start_load_kv unless ``hook`` says otherwise."""
         self.read(request, start, end, **{"hook": "start_load_kv", "flags": int(Flag.LOAD), **more})
@@ -643,14 +653,17 @@ class Sim:
                 entries: list[Entry] = []
                 if self.connector is not None:
                     entries = list(policy.store(prompt, index, start, end, end == prompt.length))
+                slots = sum(max(0, entry.slots) for entry in entries)
+                pairs = [(rank, layer) for rank in range(self.tp) for layer in range(self.layers)]
+                seen = {pair: measure(self.n + 1, *pair, slots) for pair in pairs if measure and slots}
+                before = self.watching
+                self.watching = WATCHED if set(seen.values()) - {None} else before
                 self.step([Chunk(prompt.id, start, size, first=index == 0)], entries, prompts=lengths,
                           fate=fate(self.n + 1))  # fmt: skip
-                slots = sum(max(0, entry.slots) for entry in entries)
-                for rank in range(self.tp if measure is not None and slots else 0):
-                    for layer in range(self.layers):
-                        read = measure(self.n, rank, layer, slots) if measure is not None else None
-                        if read is not None:
-                            self.effect(rank, self.step_id, layer, read)
+                self.watching = before
+                for (rank, layer), read in seen.items():
+                    if read is not None:
+                        self.stored(prompt.id, entries[0].start, read, layer, rank)
                 start, index = end, index + 1
             for _ in range(prompt.output - 1):
                 self.step([], [], tokens=1, fate=fate(self.n + 1))

@@ -10,8 +10,7 @@ import pytest
 
 from kvtrace.ledger.ends import NOT_SAVED, SaveEnd
 from kvtrace.ledger.saves.completion import ASKED, settle
-from kvtrace.ledger.saves.positions import _InPair
-from kvtrace.ledger.steps import StepState
+from kvtrace.ledger.saves.positions import Store, Token, decide
 from kvtrace.terms import PENDING, SAVED, Grade
 
 MS = 10**6
@@ -80,8 +79,6 @@ def test_an_engine_that_hears_of_ends_may_hear_of_the_others() -> None:
 )
 def test_what_is_at_rest_is_saved_whatever_the_scheduler_hears(end: SaveEnd, grade: Grade, name: str) -> None:
     """Rows that lay whole in the files, and came back, were called pending and not saved."""
-    pair = object.__new__(_InPair)
-    pair._loaded, pair._never_came, pair._handed_over = [], [], end
-    pair._proved = [(0, 32)] if grade == Grade.PROVED else []
-    pair._saved = [(-min(grade, Grade.WRITTEN), "", [(0, 32)])]
-    assert pair._outcome(0, 0, StepState.RAN).name == name
+    store = Store(SaveEnd.SAVED, min(grade, Grade.WRITTEN))
+    token = Token(stores=(store,), unfinished=end, proved=grade == Grade.PROVED)
+    assert decide(token).name == name

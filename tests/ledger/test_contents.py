@@ -16,7 +16,7 @@ from kvtrace.ledger.contents.compare import Contents, Wrong
 from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import ZEROES, Origin, origin_of
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Chunk as Computed
 from kvtrace.ledger.requests import Request
@@ -463,6 +463,14 @@ def test_wrong_blocks_are_a_fault_with_whose_they_are(tmp_path: Path) -> None:
     assert fault.tokens == BLOCK and fault.grade is Grade.PROVED
     assert any("tokens 0-32 of the same prompt" in line for line in fault.evidence)
     assert "kv-verified" not in {one.id for one in said.ruled_out}
+
+
+@pytest.mark.parametrize(("comes", "ident"), [([95, 96, 97], "kv-altered"), ([95, 6, 97], "kv-load-wrong")])
+def test_other_numbers_in_every_block_are_a_choice(tmp_path: Path, comes: list[int], ident: str) -> None:
+    """Eight bits are meant so, or are not; beside blocks that come back equal nothing is stored in fewer."""
+    said = diagnose(Cache(tmp_path).computes("a", [5, 6, 7, 8]).loads("b", [*comes, 9]).run())
+    (found,) = (one for one in said.findings if one.id in ("kv-altered", "kv-load-wrong"))
+    assert (found.id, found.severity) == (ident, "limit" if ident == "kv-altered" else "fault")
 
 
 def test_where_nothing_was_compared_it_says_so(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import threading
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -14,26 +16,29 @@ from hypothesis import strategies as st
 
 import kvtrace.ledger
 from kvtrace.causes.registry import CATALOGUE
-from kvtrace.ledger import model, requests
+from kvtrace.ledger import model, requests, side_by_side, values
 from kvtrace.ledger.coverage import Bit, StepBit, StoreSteps, WorkerCoverage
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.saves.assign import _Class, _ranks_differ
-from kvtrace.ledger.saves.measured import Cell, Measured, _cell
+from kvtrace.ledger.saves.measured import Measured, _cell
 from kvtrace.ledger.saves.pipeline import ends
 from kvtrace.ledger.saves.positions import Segment
+from kvtrace.ledger.slots.sets import SlotSet
 from kvtrace.ledger.steps import NEVER_RAN, Executed, Steps, StepState, locate, of_engine, step_states
 from kvtrace.terms import NOT_OBSERVED, SAVED, Grade
 from kvtrace.trace import facts, hooks, rows
 from kvtrace.trace.format import Flag, Kind, Role, Stop, pack_head
+from kvtrace.trace.reader import SpoolError
 
 # --- steps ----------------------------------------------------------------------------------------
 
 steps_of = st.lists(st.integers(0, 30), max_size=12)
 
 
-@given(known=steps_of, wanted=steps_of)
-def test_locate_finds_what_is_there(known: list[int], wanted: list[int]) -> None:
+@given(known=steps_of, wanted=steps_of, times=st.sampled_from((1, 40)))
+def test_locate_finds_what_is_there(known: list[int], wanted: list[int], times: int) -> None:
+    wanted = [step for step in wanted for _ in range(times)]
     at, inside = locate(np.unique(np.array(known, np.int64)), np.array(wanted, np.int64))
     assert inside.tolist() == [step in known for step in wanted]
     assert [sorted(set(known))[i] for i in at[inside]] == [step for step in wanted if step in known]
@@ -136,16 +141,8 @@ def effect(slots: int, hook: hooks.Hook = hooks.SAVE_LAYER, target: int = 0, t: 
 def test_calls_of_one_layer_add_up() -> None:
     cell = _cell([effect(3), effect(-1), effect(4, hooks.WAIT_SAVE, target=9, t=5), effect(0, target=9)])
     assert (cell.slots, cell.unsure, cell.bytes, cell.files) == (7, True, 20, 2)
-    assert cell.by(hooks.SAVE_LAYER) and cell.by(hooks.WAIT_SAVE) and not cell.by(hooks.START_LOAD)
-    assert cell.targets == {9: 5} and not cell.wrote_nothing
+    assert cell.targets == {9: 5}
     assert _cell([effect(-1)]).slots == -1
-
-
-def test_silence_is_told_from_not_having_looked() -> None:
-    watched = {1: {0: Cell(0)}}
-    assert Measured(watched).silent
-    assert not Measured().silent and not Measured(watched, unsure=True).silent
-    assert not Measured(watched, elsewhere=True).silent
 
 
 # --- values -----------------------------------------------------------------------------------------
@@ -165,6 +162,36 @@ def test_what_the_rules_read_is_frozen() -> None:
         assert kind.__dataclass_params__.frozen, kind  # type: ignore[attr-defined]
         mutable = [one.name for one in fields(kind) if str(one.type).startswith(("list", "set"))]
         assert not mutable, (kind, mutable)
+
+
+def test_a_changed_value_is_another_one_of_known_fields() -> None:
+    one = SlotSet(((1, 2),))
+    other = values.replace(one, partly=((3, 4),))
+    assert other == SlotSet(((1, 2),), ((3, 4),)) and one.partly == ()
+    with pytest.raises(TypeError, match="SlotSet has no whole"):
+        values.replace(one, whole=True)
+
+
+def test_spools_are_read_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(one: int, add: side_by_side.Add) -> tuple[int, int]:
+        add(1)
+        if one == 13:
+            raise SpoolError("13: gone")
+        return one * one, os.getpid()
+
+    read: list[int] = []
+    alone = list(side_by_side.each(work, [1, 2, 3], [5, 5, 5], read.append))
+    assert alone == [(one * one, os.getpid()) for one in (1, 2, 3)] and read == [1, 1, 1]
+    monkeypatch.setattr(side_by_side, "_WORTH", 15)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    several = list(side_by_side.each(work, [1, 2, 3], [5, 5, 5], read.append))
+    assert [square for square, _ in several] == [1, 4, 9] and read[3:] == [5, 5, 5]
+    assert os.getpid() not in {pid for _, pid in several}
+    with pytest.raises(SpoolError, match="13: gone"):
+        list(side_by_side.each(work, [1, 13, 3], [5, 5, 5], read.append))
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    assert list(side_by_side.each(work, [2], [50], read.append)) == [(4, os.getpid())]
 
 
 def test_no_cause_is_named_below_the_rules() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from kvtrace.causes import diagnose
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.terms import Grade
-from kvtrace.trace.format import Flag
+from kvtrace.trace.facts import Limit, WatchLimits
+from kvtrace.trace.format import Fact, Flag
 
 LOAD, ASYNC = int(Flag.LOAD), int(Flag.ASYNC)
 BLOCK = 16
@@ -334,6 +336,20 @@ def test_an_unwatched_step_is_not_filled_in_from_watched_ones(tmp_path: Path) ->
     assert alike(sim) == {(0, 32): SAVED, (32, 64): UNSEEN, (64, 96): SAVED}
 
 
+def test_where_steps_were_not_watched_it_says_how_many_were(tmp_path: Path) -> None:
+    sim = cache(tmp_path)
+    for start, watching in ((0, Flag.STORE), (32, 0), (64, Flag.LOAD)):
+        sim.watching = int(watching)
+        prefill(sim, "a", start, start + 32, of=96)
+    sim.step([], tokens=1)
+    sim.finish("a", 96)
+    limit = WatchLimits(1, Limit.STEPS, "full", "", "", sim.step_id)
+    sim.workers[0].fact(Fact.WATCH_LIMITS, asdict(limit))
+    sim.write()
+    (note,) = (note for note in read_run(tmp_path).notes if "watched" in note)
+    assert note.startswith("2 of 3 steps with prompt tokens were watched in process ")
+
+
 def test_a_part_read_in_another_step_does_not_declare_the_rest(tmp_path: Path) -> None:
     sim = cache(tmp_path)
     witness(sim)
@@ -601,23 +617,6 @@ def test_another_requests_slots(tmp_path: Path) -> None:
         sim.finish(request, 32)
     assert alike(sim, "a") == {(0, 32): "MISPLACED READ"}
     assert alike(sim, "b") == {(0, 32): SAVED}
-
-
-@pytest.mark.parametrize(("times", "fate"), [(3, "MISPLACED READ"), (2, "PART_READ READ")])
-def test_one_request_s_slots_for_all_that_the_step_names(tmp_path: Path, times: int, fate: str) -> None:
-    """The last one's are fewer than the others' would have been: they are read once for each request."""
-    sim = cache(tmp_path)
-    lengths = {"a": 64, "b": 48, "c": 16}
-    for request, length in lengths.items():
-        sim.arrive(Prompt(request, length))
-    chunks = [Chunk(request, 0, length, first=True) for request, length in lengths.items()]
-    sim.step(chunks, [entry(request, 0, length) for request, length in lengths.items()], prompts=lengths)
-    for _ in range(times):
-        sim.read("c", 0, 16)
-    for request, length in lengths.items():
-        sim.finish(request, length)
-    assert alike(sim, "a") == {(0, 64): fate}
-    assert alike(sim, "c") == {(0, 16): SAVED}
 
 
 def test_a_request_that_the_step_does_not_name(tmp_path: Path) -> None:

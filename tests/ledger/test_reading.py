@@ -120,8 +120,9 @@ def test_coverage_is_the_same_in_small_chunks(tmp_path: Path, monkeypatch: pytes
     whole = read_run(tmp_path)
     from kvtrace.trace import reader
 
-    plain = reader.Spool.chunks
-    monkeypatch.setattr(reader.Spool, "chunks", lambda self, records=65536: plain(self, 7))
+    plain, again = reader.Spool.chunks, reader.Spool.again
+    monkeypatch.setattr(reader.Spool, "chunks", lambda self, records=0, bare=True: plain(self, 7, bare))
+    monkeypatch.setattr(reader.Spool, "again", lambda self, info: again(self, info, 7))
     small = read_run(tmp_path)
     assert whole.hooks.equals(small.hooks) and whole.ops.equals(small.ops)
     assert whole.timing.equals(small.timing)

@@ -10,9 +10,10 @@ from synth import WATCHED, Chunk, Entry, Fate, Prompt, Sim
 from kvtrace.ledger.requests import collect
 from kvtrace.ledger.run_file import read_run_file
 from kvtrace.ledger.scan import scan
-from kvtrace.ledger.slots.reads import Slots, Touch, given_blocks, slots_of
+from kvtrace.ledger.slots.reads import Slots, Touch
+from kvtrace.ledger.slots.resolve import given_blocks, slots_of
 from kvtrace.ledger.slots.sets import SlotSet, parse
-from kvtrace.ledger.slots.trace import touches
+from kvtrace.ledger.slots.touches import touches
 from kvtrace.ledger.topology import topology
 from kvtrace.trace.format import Fact, Flag
 from kvtrace.trace.reader import spool_paths
@@ -224,8 +225,8 @@ def test_a_block_given_to_another_group_is_not_the_first_ones(tmp_path: Path) ->
         ids[row]: [(one.columns, one.positions) for one in reads] for row, reads in slots.reads.items()
     } == {"b": [(2, ((0, 4),))]}
     step = sim.step_id
-    assert (slots.amounts.get((step, 0), 0), slots.amounts[step, 1]) == (0, 4)
-    assert not any(slots.useless.values())
+    assert (slots.amount(step, 0).read, slots.amount(step, 1).read) == (0, 4)
+    assert not any(one.useless for one in slots.amounts.values())
 
 
 def test_a_table_said_twice_for_a_load_in_the_background(tmp_path: Path) -> None:
@@ -414,7 +415,7 @@ def test_slots_that_hold_nobodys_tokens(tmp_path: Path) -> None:
     sim.touch({0: range(20, 32)})
     slots, _ = resolved(sim)
     assert [touch.positions for touch in slots.reads[0]] == [((0, 4),)]
-    assert (slots.amounts[step, 0], slots.useless[step, 0]) == (12, 8)
+    assert slots.amounts[step, 0][:2] == (12, 8)
 
 
 def test_slots_of_which_it_is_not_known_which_they_were(tmp_path: Path) -> None:
@@ -504,7 +505,7 @@ def test_a_connector_inside_another_one_counts_once(tmp_path: Path) -> None:
     sim.tag += 1  # another connector's index
     sim.read("a", 0, 4, step=step, t=sim.clock())
     slots, _ = resolved(sim)
-    assert slots.amounts[step, 0] == 4
+    assert slots.amounts[step, 0].read == 4
 
 
 def test_layers_that_fared_alike_are_one_read(tmp_path: Path) -> None:

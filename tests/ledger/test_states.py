@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from synth import Chunk, Prompt, Sim
 
 from kvtrace.ledger import read_run
-from kvtrace.ledger.states.model import States
+from kvtrace.ledger.states.outcome import States
 from kvtrace.report.build import build_report
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.format import Fact, Flag, Kind, Role, pack_head

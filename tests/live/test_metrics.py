@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from synth import Sim
 
 from kvtrace.live import server as server_module
 from kvtrace.live.exposition import CONTENT_TYPE, exposition
@@ -52,6 +53,7 @@ def test_the_metrics_are_the_numbers_of_the_run(run: Path, shell: Shell) -> None
     saves = look.analysis.report["ledger"]["saves"]
     given = sum(v for labels, v in found["kvtrace_ledger_tokens"].items() if ("ledger", "saves") in labels)
     assert given == pytest.approx(saves["total_tokens"])
+    assert all(value == round(value) for value in found["kvtrace_ledger_tokens"].values())
     kinds = {(labels["outcome"], labels["cause"]) for labels in map(dict, found["kvtrace_ledger_tokens"])}
     assert ("not-saved", "below-save-granularity") in kinds and ("saved", "") in kinds
 
@@ -71,6 +73,19 @@ def test_a_run_without_anything_gives_metrics(tmp_path: Path) -> None:
     found = samples(exposition(Watch(tmp_path).look()))
     assert found["kvtrace_steps_total"][()] == 0
     assert "kvtrace_ledger_tokens" not in found
+
+
+def test_the_first_scrape_names_the_run_vllm_and_connector(tmp_path: Path) -> None:
+    """No report is made yet: they are in the command and in the first spool."""
+    sim = Sim(tmp_path / "20261120-serve")
+    sim.scheduler.write()
+    file = sim.dir / "run.json"
+    words = ["vllm", "serve", "m", "--kv-transfer-config", '{"kv_connector": "ChunkStore"}']
+    file.write_text(json.dumps({"schema": "kvtrace.run/1", "command": words}), encoding="utf-8")
+    look = Watch(sim.dir).look()
+    assert look.analysis is None
+    (labels,) = map(dict, samples(exposition(look))["kvtrace_run_info"])
+    assert labels == {"run": "20261120-serve", "vllm": look.vllm, "connector": "ChunkStore"}
 
 
 @contextmanager

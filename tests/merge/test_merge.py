@@ -21,6 +21,9 @@ from kvtrace.merge.build import Answer
 from kvtrace.merge.build import merge as merge_runs
 from kvtrace.merge.model import Alone, Joined
 from kvtrace.merge.place import load, new_directory, requests, write
+from kvtrace.render.merged import merged_page
+from kvtrace.render.page import Screen
+from kvtrace.render.terminal import terminal
 
 Shell = Callable[..., tuple[int, str, str]]
 IDS = {"remote_request_id": "p-1", "remote_engine_id": "engine-p"}
@@ -127,6 +130,9 @@ def test_what_no_id_joins_stays_alone_and_says_why(tmp_path: Path, brought: dict
     answer = simple(tmp_path, brought)
     assert joined(answer) == [] and reasons(answer)["d-1"] == why
     assert answer.merged.sums.joined == 0 and sum(answer.merged.alone.values()) == 2
+    assert "same X-Request-Id header" in " ".join(
+        terminal(merged_page(answer.merged, "m"), Screen(100)).split()
+    )
 
 
 @pytest.mark.parametrize("ids", [{"remote_request_id": "elsewhere"}, {"transfer_id": "x-1"}])

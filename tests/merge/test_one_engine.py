@@ -41,7 +41,7 @@ def _head(data: bytes) -> bytes:
 
 def ledgers(run: Run) -> tuple[object, ...]:
     base = run.base.drop(columns=["request"]).values.tolist()
-    return run.total, base, run.pieces.values.tolist(), dict(run.loads.accounts), run.hooks["fired"].tolist()
+    return run.total, base, run.lost.values.tolist(), dict(run.loads.accounts), run.hooks["fired"].tolist()
 
 
 @pytest.mark.parametrize("by", [OFF, -OFF, 0])

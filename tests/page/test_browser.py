@@ -55,6 +55,16 @@ def test_it_draws_without_a_word_in_the_console(browser: Browser, html: Path, wi
     tab.close()
 
 
+def test_the_findings_begin_above_the_fold(browser: Browser, tmp_path: Path) -> None:
+    """On a laptop's screen, under a title that says what ran."""
+    html = tmp_path / "report.html"
+    html.write_text(page(SAMPLE["sample"](), draw(run_with(tmp_path / "run"))), encoding="utf-8")
+    tab = browser.open(html, 1280, 800)
+    assert tab.js("document.title") == "kvtrace: ChunkStore on tiny"
+    assert tab.js("document.querySelector('article').getBoundingClientRect().top") < 800
+    tab.close()
+
+
 def test_a_run_that_loads_has_a_second_map_that_keys_walk(browser: Browser, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run_with_loads(run).write()

@@ -53,7 +53,7 @@ def judged(report: Report, screen: Screen = SCREEN) -> str:
 def _place(report: Report, words: str) -> None:
     """Where it was stored: every place that was seen, up to three; else that nothing was, or was not seen."""
     place = re.search(
-        r"Stored in \S|Written to|Nothing was stored|No token was seen|Where to (is|was) not", words
+        r"Stored in [^\s(]|Written to|Nothing was stored|No token was seen|Where to (is|was) not", words
     )
     assert place, words
     for one in [one for one in report.get("places", []) if one["kind"] == "directory"][:3]:
@@ -86,5 +86,6 @@ def _reason(report: Report, words: str) -> None:
     assert f"{word} {first['id']}" in words, words
     headline = first.get("headline", "")
     title = " ".join(first["title"].split(". ")[0].split())
-    assert (headline and headline.lower() in report["verdict"].lower()) or title in words, words
+    said = headline and headline.lower() in report["verdict"].lower()
+    assert said or (title and title in words), words
     assert not first["remedy"] or "Remedy " in words, words

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,48 @@ def test_the_words_of_the_samples_are_plain() -> None:
     judged(with_loads())
 
 
+def fraction(report: Any) -> None:
+    report["verdict"] = "748.4 of 2 962 prompt tokens computed here were stored."
+
+
+def glossary(report: Any) -> None:
+    report["findings"][0]["remedy"] = ["Look at the ledger of token-layers."]
+
+
+def two_totals(report: Any) -> None:
+    report["ledger"]["saves"]["prompts"]["saved"]["read"] += 1
+
+
+def no_place(report: Any) -> None:
+    report["places"] = [{"kind": "directory", "name": "", "files": 0, "size": 0}]
+
+
+def no_reason(report: Any) -> None:
+    report["verdict"] = report["verdict"].partition(":")[0] + "."
+    report["findings"][0].update(headline="", title="")
+
+
+def too_long(report: Any) -> None:
+    report["verdict"] += " and more words" * 160
+
+
+@pytest.mark.parametrize("how", [fraction, glossary, two_totals, no_place, no_reason, too_long])
+def test_what_a_first_screen_may_not_be_is_seen(how: Callable[[Any], None]) -> None:
+    report: Any = sample()
+    how(report)
+    with pytest.raises(AssertionError):
+        judged(report)
+
+
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.stem)
 def test_each_finding_that_is_shown_says_how_much(path: Path) -> None:
     report = recorded(path)
     words = " ".join(shown(report).split())
     for one in report["findings"]:
         if round(one["tokens"]) and f" {one['id']}, " in words:
-            assert re.search(rf"{one['id']}, (in \w+, )?{count(round(one['tokens']))} tokens?\b", words)
+            here = report["ledger"]["saves"].get("prompts", {}).get(f"not-saved:{one['id']}", {})
+            tokens = sum(here.values()) or round(one["tokens"])
+            assert re.search(rf"{one['id']}, (in \w+, )?{count(tokens)} tokens?\b", words)
 
 
 def test_only_a_process_of_vllm_without_a_trace_is_called_so() -> None:
@@ -177,8 +213,13 @@ def test_attention_that_is_called_directly_stands_in_the_head() -> None:
     [
         ([("directory", "/mnt/kv", 16, 4404019)], True, "Stored in /mnt/kv (16 files, 4.2 MiB)."),
         ([("peer", "tcp 10.0.0.2:6379", 0, 1024)], True, "Stored in 10.0.0.2:6379 (1.0 KiB sent)."),
+        (
+            [("shared memory", f"/dev/shm/kv{n}", 0, 1024) for n in range(3)],
+            True,
+            "Stored in /dev/shm (3 files, 3.0 KiB).",
+        ),
         ([("database", "/srv/kv.db", 0, 0)], True, "Stored in /srv/kv.db (database)."),
-        ([], True, "Where to was not seen: the connector wrote no file and no database, and sent nothing."),
+        ([], True, "Where to was not seen: no file, no database, and nothing sent."),
         ([("directory", "/mnt/kv", 2, 0)], False, "Nothing was stored. Written to /mnt/kv (2 files, 0 B)."),
         ([("configured", "/mnt/kv", 0, 0)], False, "Nothing was stored. Configured is /mnt/kv."),
         ([], False, "Nothing was stored."),
@@ -195,6 +236,25 @@ def test_where_things_were_stored(places: Any, saved: bool, said: str) -> None:
     if not saved:
         report["ledger"]["saves"]["accounts"]["saved"] = report["ledger"]["saves"]["tokens"]["saved"] = 0
     assert answers.where(report) == said
+
+
+@pytest.mark.parametrize("mute", [True, False])
+def test_never_with_kv_is_said_only_where_metadata_says_all(mute: bool) -> None:
+    report: Any = sample()
+    for row in report["coverage"]["hooks"]:
+        row["with_work"] = 0
+    report["not_observed"] = [{"id": "connector-metadata", "why": "not understood"}] if mute else []
+    assert ("with how much KV is not known" in answers.saving(report)) == mute
+    assert ("never with KV to save" in answers.saving(report)) != mute
+
+
+@pytest.mark.parametrize("grade", ["proved", "written"])
+def test_without_a_finding_verify_is_named_where_none_came_back(grade: str) -> None:
+    report: Any = sample()
+    report["findings"] = []
+    report["ledger"]["saves"]["prompts"]["saved"] = {grade: 4096}
+    words = " ".join(shown(report).split())
+    assert ("kvtrace verify tells whether it comes back" in words) == (grade != "proved")
 
 
 def test_a_layer_in_which_less_was_saved_is_named() -> None:

@@ -93,7 +93,7 @@ def run_of(tmp_path: Path, **parts: Any) -> ledger.Run:
         ),
         "requests": table(ledger.REQUEST_COLUMNS),
         "entries": table(ledger.ENTRY_COLUMNS),
-        "pieces": table(ledger.PIECE_COLUMNS),
+        "lost": table(ledger.LOST_COLUMNS),
         "base": pd.DataFrame(),
         "loads": book(0),
         "total": 832,

@@ -5,12 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from scenario_runs import Runs, spec
-
-from kvtrace.report.build import build_report
 
 LAYERS = 4
 BLOCK = 32
@@ -47,13 +44,12 @@ def at_rest(store: Path, prompt: list[int], ranks: int) -> list[bool]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_report_calls_saved_what_lies_in_the_files(name: str, runs: Runs) -> None:
     scenario = spec.load(name)
-    runs.outcome(scenario)
+    report = runs.report(scenario)
     ranks = int(scenario.engine.get("tensor_parallel_size", 1))
     prompts = [prompt for part in scenario.rounds for prompt in part.prompts]
     truth = [sum(at_rest(runs.out / "_store" / name, prompt, ranks)) for prompt in prompts]
     expect = scenario.expect
     assert sum(truth) == (expect.saves["saved"] if expect.in_store is None else expect.in_store)
-    report: dict[str, Any] = build_report(runs.out / name)
     # requests are numbered as they came; the number is what the client called them
     told = {int(row["id"].split("-")[0]): row for row in report["requests"]["rows"]}
     for number, stored in enumerate(truth):

@@ -8,8 +8,6 @@ import pytest
 from first_screen import judged
 from scenario_runs import Runs, judge, spec
 
-from kvtrace.report.build import build_report
-
 LAYERS = 4
 
 
@@ -36,8 +34,7 @@ def test_connector_did_what_the_scenario_says(name: str, runs: Runs) -> None:
 @pytest.mark.parametrize("name", spec.names())
 def test_report_says_why(name: str, runs: Runs) -> None:
     scenario = spec.load(name)
-    runs.outcome(scenario)
-    report = build_report(runs.out / name)
+    report = runs.report(scenario)
     differences = judge.judge(scenario, report)
     assert not differences, json.dumps({"differences": differences, "findings": report["findings"]}, indent=1)
     judged(report)

@@ -23,8 +23,7 @@ from kvtrace.story.listing import listing
 from kvtrace.story.locate import run_directory, traced_directory
 from kvtrace.story.model import Story
 from kvtrace.story.tell import tell
-from kvtrace.trace import hooks
-from kvtrace.trace.format import Fact, Flag, Kind, Role, pack_head
+from kvtrace.trace.format import Fact, Flag
 
 
 def page(story: Story, width: int = 100) -> str:
@@ -152,12 +151,10 @@ def test_tokens_that_a_load_left_out(tmp_path: Path) -> None:
 
 def test_what_was_measured(tmp_path: Path) -> None:
     """A store of 64 slots in every layer that no metadata named: seen on the worker alone."""
-    sim = Sim(tmp_path)
+    sim = Sim(tmp_path, kv_blocks=8)
     sim.serve([Prompt("dark", 64, 5)], Policy(nothing))
-    for layer in sim.layer_names:
-        head = pack_head(Kind.EFFECT, Role.WORKER, hooks.SAVE_LAYER.code, 1, int(Flag.STORE))
-        worker = sim.workers[0]
-        worker.add(head, sim.clock(), worker.name(layer), sim.step_id, 64, 4096, 1, 77)
+    for layer in range(sim.layers):
+        sim.stored("dark", 0, 64, layer, size=4096, files=1, target=77)
     sim.write()
     story = tell(tmp_path, "dark")
     (chunk,) = (moment for moment in story.moments if moment.kind == "chunk")

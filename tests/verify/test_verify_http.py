@@ -26,7 +26,8 @@ class Wire(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._say({"data": [{"id": "tiny"}]})
+        # a second name of the model is no adapter
+        self._say({"data": [{"id": "tiny"}, {"id": "also"}, {"id": "lora", "parent": "tiny"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
@@ -85,6 +86,12 @@ def test_tokens_and_what_was_nearly_chosen_come_back(client: Client) -> None:
         "kvverify-1",
     )
     assert body["temperature"] == 0 and body["ignore_eos"]
+
+
+def test_a_lora_adapter_is_asked_by_its_name(client: Client) -> None:
+    assert list(client.models) == ["tiny", "lora"]
+    client.ask([Request("kvverify-1", [5, 6], 2, adapter=1)], 5)
+    assert [body["model"] for body in Wire.bodies] == ["lora"]
 
 
 def test_an_error_is_the_servers_own_words(client: Client) -> None:

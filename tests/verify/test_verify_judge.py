@@ -9,22 +9,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
 from kvtrace.ledger.ends import LoadEnd
+from kvtrace.trace import hooks, rows
+from kvtrace.trace.format import Kind, Role, pack_head
 from kvtrace.verify.answers import Answer, Answered, Verdict, VerifyError
 from kvtrace.verify.drive import Driver, Job
 from kvtrace.verify.engine import Reply, Request
-from kvtrace.verify.evidence import Evidence, LayerError, Seen
+from kvtrace.verify.evidence import Evidence, LayerError, Seen, _hook_shares
 from kvtrace.verify.judge import judged, workloads
-from kvtrace.verify.observed import Facts, Observed, Settings, with_stored
+from kvtrace.verify.observed import Facts, Observed, Settings, taken_unit, with_stored
 from kvtrace.verify.registry import of_suite
 from kvtrace.verify.session import Options, Small, repeats
 from kvtrace.verify.shrink import Shrinker
-from kvtrace.verify.suite import ask, observed
+from kvtrace.verify.suite import ask, observed, probes
 from kvtrace.verify.workload import Streams, parse
 
-FACTS = Facts(block=32, budget=256, longest=2048, seqs=16, layers=4, unit=32, role="kv_both")
+FACTS = Facts(block=32, budget=256, longest=2048, seqs=16, layers=4, unit=32, role="kv_both", adapters=1)
 PAIRS = 4
 
 
@@ -38,16 +41,16 @@ class Connector:
         self.kept: set[tuple[int, ...]] = set()
         self.seen: dict[int, Seen] = {}
 
-    def key(self, tokens: Sequence[int], salt: str) -> tuple[int, ...]:
-        return (*tokens, *map(ord, salt))
+    def key(self, tokens: Sequence[int], request: Request) -> tuple[int, ...]:
+        return (*tokens, *map(ord, request.salt), -request.adapter)
 
     def offered(self, request: Request) -> int:
         ends = range(self.unit, len(request.tokens), self.unit)
-        return max((n for n in ends if self.key(request.tokens[:n], request.salt) in self.kept), default=0)
+        return max((n for n in ends if self.key(request.tokens[:n], request) in self.kept), default=0)
 
     def save(self, request: Request) -> None:
         for n in range(self.unit, len(request.tokens) + 1, self.unit):
-            self.kept.add(self.key(request.tokens[:n], request.salt))
+            self.kept.add(self.key(request.tokens[:n], request))
 
     def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
         return {LoadEnd.LOADED: loaded * PAIRS} if loaded else {}
@@ -81,6 +84,8 @@ class Connector:
     def reset(self, patience: float) -> bool | None:
         return True
 
+    adapters = 1
+
     def restart(self) -> None:
         pass
 
@@ -111,7 +116,10 @@ def test_a_connector_that_keeps_its_promises_fails_nothing(monkeypatch: pytest.M
     found = answers(Connector(), monkeypatch)
     assert not failed(found)
     proved = {name for name, answer in found.items() if answer is Answer.PROVED}
-    assert {"transfers", "comes-back-equal", "whole-units", "nobody-else", "other-salt", "lengths"} <= proved
+    assert {
+        "transfers", "comes-back-equal", "whole-units", "lengths",
+        "nobody-else", "other-salt", "other-adapter",
+    } <= proved  # fmt: skip
     assert {
         "chunked",
         "concurrent",
@@ -135,18 +143,23 @@ def test_if_nothing_comes_back_only_the_transfer_fails(monkeypatch: pytest.Monke
 
 def test_a_key_without_the_prefix_gives_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     class Orphan(Connector):
-        def key(self, tokens: Sequence[int], salt: str) -> tuple[int, ...]:
-            return (*tokens[-self.unit :], *map(ord, salt))
+        def key(self, tokens: Sequence[int], request: Request) -> tuple[int, ...]:
+            return super().key(tokens[-self.unit :], request)
 
     assert "nobody-else" in failed(answers(Orphan(), monkeypatch))
 
 
-def test_a_key_without_the_salt_gives_to_other_salts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoSalt(Connector):
-        def key(self, tokens: Sequence[int], salt: str) -> tuple[int, ...]:
-            return tuple(tokens)
+@pytest.mark.parametrize(
+    ("left_out", "fails"), [({"salt": ""}, "other-salt"), ({"adapter": 0}, "other-adapter")]
+)
+def test_a_key_without_the_salt_or_the_adapter_gives_to_others(
+    left_out: dict[str, Any], fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Without(Connector):
+        def key(self, tokens: Sequence[int], request: Request) -> tuple[int, ...]:
+            return super().key(tokens, replace(request, **left_out))
 
-    assert failed(answers(NoSalt(), monkeypatch)) == {"other-salt"}
+    assert failed(answers(Without(), monkeypatch)) == {fails}
 
 
 def test_other_numbers_fail_only_where_they_are_far(
@@ -200,7 +213,7 @@ def test_prompts_that_end_with_a_unit_are_their_own_property(monkeypatch: pytest
     class Whole(Connector):
         def save(self, request: Request) -> None:
             whole = len(request.tokens) // self.unit * self.unit
-            self.kept.add(self.key(request.tokens[:whole], request.salt))
+            self.kept.add(self.key(request.tokens[:whole], request))
 
     assert failed(answers(Whole(), monkeypatch)) == {"lengths"}
 
@@ -242,6 +255,50 @@ def test_an_engine_that_ends_is_a_failure_of_what_ended_it(monkeypatch: pytest.M
 
     found = answers(Dies(), monkeypatch)
     assert failed(found) == {"chunked", "nothing-hangs"} and found["concurrent"] is Answer.PROVED
+
+
+def test_an_asynchronous_load_that_never_ends_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NeverTold(Connector):
+        def ends(self, loaded: int) -> Mapping[LoadEnd, int]:
+            return {LoadEnd.NOT_FINISHED: loaded * PAIRS} if loaded else {}
+
+        def more(self, loaded: int) -> dict[str, Any]:
+            return {"asynchronous": True}
+
+        def reply(self, request: Request, loaded: int) -> Reply:
+            return Reply(error="no answer", late=True) if loaded else super().reply(request, loaded)
+
+    what = everything(NeverTold(), monkeypatch)
+    run = cast(Any, SimpleNamespace(engines=(), async_saves=(), exceptions=()))
+    promised = {"finish-told", "nothing-hangs", "transfers"}
+    asked = [one for one in of_suite("quick") if one.id in promised]
+    assert {
+        one.id
+        for one in judged(asked, replace(what, evidence=replace(what.evidence, run=run)))
+        if one.verdict.answer is Answer.FAILED
+    } == promised
+
+
+@pytest.mark.parametrize(("comes_after", "delay"), [(0.0, 0.2), (1.0, 1.5), (60.0, 0.2)])
+def test_a_rest_is_as_long_as_it_helps(
+    comes_after: float, delay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rested: list[float] = []
+    monkeypatch.setattr("kvtrace.verify.drive.time.sleep", rested.append)
+
+    class Late(Connector):
+        def offered(self, request: Request) -> int:
+            return super().offered(request) if sum(rested[-2:]) >= comes_after else 0
+
+    connector = Late()
+    driver = Driver(connector, Streams(1), connector.look)
+    driver.probe(probes(FACTS))
+    assert driver.delay == delay
+
+
+def test_the_unit_of_what_never_comes_back_is_of_what_is_taken() -> None:
+    seen = [SimpleNamespace(seen=SimpleNamespace(saved=n * PAIRS, pairs=PAIRS)) for n in (0, 128, 192)]
+    assert taken_unit(cast(Any, seen)) == 64
 
 
 def test_blocks_that_are_never_given_back_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,3 +445,28 @@ def test_a_failures_command_names_property_model_and_store() -> None:
         "--case", "restart: a96 ; restart a96", "--suite", "full", "--store", "s",
         "--connector", "ExampleConnector", "--model", "mla",
     ]  # fmt: skip
+
+
+def test_a_hook_that_fills_the_steps_it_works_in_holds_them_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    what = everything(Connector(), monkeypatch, share=0.8)
+    hook_share = [one for one in of_suite("quick") if one.id == "hook-share"]
+    for share, answer in ((0.6, Answer.PROVED), (0.9, Answer.FAILED)):
+        taken = replace(
+            what, evidence=replace(what.evidence, hook_shares={"save_kv_layer": share, "bind": 0.1})
+        )
+        assert judged(hook_share, taken)[0].verdict.answer is answer
+
+
+def test_a_share_of_the_steps_is_of_those_a_hook_takes_most_of() -> None:
+    save = pack_head(Kind.HOOK, Role.WORKER, hooks.SAVE_LAYER.code, 1, 0)
+    records: list[tuple[int, ...]] = []
+    for step in range(1, 11):  # ten steps of 100 ns; in three of them four calls of 20 ns, else of 1 ns
+        records += [rows.Execution(pack_head(Kind.EXEC, Role.WORKER), 0, 100, step, 1, 1, -1, 0)]
+        records += [rows.HookCall(save, 0, 20 if step <= 3 else 1, step, 0, 0, 0, 0)] * 4
+    table = np.array(records)
+    kinds = rows.kind(table[:, 0])
+    chunks = [(table[:20], kinds[:20]), (table[20:], kinds[20:])]
+    spool: Any = SimpleNamespace(calls=lambda: iter(chunks))
+    assert _hook_shares(spool) == {hooks.SAVE_LAYER.name: 0.8}
+    nothing: Any = SimpleNamespace(calls=lambda: iter(()))
+    assert _hook_shares(nothing) == {}

@@ -21,6 +21,8 @@ class Side:
     def stop(self) -> None:
         self.log.append(f"{self.name} stops")
 
+    adapters = 0
+
     def restart(self) -> None: ...
 
     def reset(self, patience: float) -> bool | None:

@@ -42,7 +42,7 @@ def traced(
 ) -> Any:
     """What vLLM is to hold in the place of a connector: its proxy, or itself where that could not be made.
 
-    Idempotent; those inside a MultiConnector background. Never raises.
+    Idempotent; those inside a MultiConnector follow. Never raises.
     """
     global _next_index
     if proxy.index_of(connector) is not None:
@@ -92,14 +92,14 @@ def others(connector: Any, role: Role) -> list[int]:
 
 
 def inside(connector: Any) -> Any:
-    """Those that vLLM's MultiConnector makes past the factory, where it keeps them. What another connector
-    holds is its own."""
+    """Those that vLLM's MultiConnector makes past the factory, where it keeps them; None of any other
+    connector: what that holds is its own."""
     own = proxy.its(connector)
     for cls in type(own).__mro__:
         if cls.__name__ == "MultiConnector" and cls.__module__.startswith("vllm."):
             held = getattr(own, "_connectors", None) or ()
             return held.values() if isinstance(held, dict) else held
-    return ()
+    return None
 
 
 def _trace_inside(connector: Any, role: Role, index: int) -> None:

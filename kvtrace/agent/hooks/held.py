@@ -24,6 +24,9 @@ OTHER = "vLLM holds it in the place of the one that has a proxy; only calls that
 INSIDE = "it came into vLLM's MultiConnector in a way that kvtrace does not follow; no call is seen"
 NO_PROXY = "vLLM got it past its factory, and no proxy could be put in its place; no call is seen"
 
+_alone: set[int | None] = set()
+"""Connectors with a proxy and none inside them, by index: of these a step asks no more."""
+
 
 def of_scheduler(scheduler: Any) -> None:
     """What ``Scheduler`` calls."""
@@ -43,9 +46,15 @@ def _look(holder: Any, name: str, role: Role, engine: Any, seen: Any = None) -> 
     found = getattr(holder, name, None)
     if found is None or found is seen:
         return found
-    if proxy.index_of(found) is None:
+    index = proxy.index_of(found)
+    if index in _alone:
+        return found
+    if index is None:
         _put(holder, name, found, role, get(engine, "vllm_config.kv_transfer_config"))
-    for child in connector.inside(found):
+    children = connector.inside(found)
+    if children is None and index is not None:
+        _alone.add(index)
+    for child in children or ():
         if proxy.index_of(child) is None:
             _say(child, role, INSIDE)
     return getattr(holder, name)

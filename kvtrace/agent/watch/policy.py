@@ -7,8 +7,10 @@ not for copying, these hooks are watched in the 8 steps behind each watched one.
 costs is measured and paid for from an account: it begins with a credit, so that short runs are watched in
 full, and gets the budget's share of the steps' time. Where it is empty, and where the user asked for less,
 steps are sampled: the first 8 with something to store (or to load), then every 32nd, and again after a
-sampled step with declared work in which nothing was seen to happen. A step that was watched says so in its
-EXEC record; of others nothing is concluded.
+sampled step with declared work in which nothing was seen to happen. Without a credit nothing
+is watched that the account does not hold, from the first step on, and a watched call counts whole, with the
+connector's own work in it. A step that was watched says so in its EXEC record; of others nothing is
+concluded.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvtrace.agent import limits
-from kvtrace.agent.budget import Sampler
+from kvtrace.agent.budget import BudgetAccount
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.config import WATCHES
 from kvtrace.trace.facts import Limit
@@ -25,8 +27,8 @@ from kvtrace.trace.format import Flag
 FIRST = 8
 EVERY = 32
 EVERY_BLIND = 64
-CREDIT = 2_000_000_000
-"""ns of host time that the watch may take before it has to keep to the budget."""
+FIRST_COST = 10_000_000
+"""ns that a watched step is taken to cost before one was seen, where the budget holds from the beginning."""
 _MAX_EXTRA = 16
 """Extra samples because a sampled step left no effect: a connector that works out of sight
 must not be watched for ever."""
@@ -60,7 +62,7 @@ class _Samples:
         return False
 
 
-class Watched:
+class WatchedWay:
     """One direction of a watched step."""
 
     def __init__(self, samples: _Samples, declared: bool) -> None:
@@ -107,8 +109,13 @@ class Policy:
 
     def __init__(self) -> None:
         self._connectors: dict[int, _Connector] = {}
-        self._account: Sampler | None = None
+        self._account: BudgetAccount | None = None
         self._config: Any = None
+        self._bounded = False
+        self._samples = False
+        """Of the steps that the account may allow, samples alone are watched."""
+        self._cost = 0
+        """ns that the watch took in the step at hand."""
         self._steps: dict[int, None] = {}
         self._after = False
         """The step before this one was watched."""
@@ -116,13 +123,28 @@ class Policy:
 
     # --- the account ----------------------------------------------------------------------
 
-    def _accounts(self) -> Sampler | None:
+    def _accounts(self) -> BudgetAccount | None:
         config = AGENT.config
         if config is not self._config:
             self._config = config
             every = config is not None and config.watch == _EVERY_STEP
-            self._account = Sampler(config.watching, config.budget, CREDIT) if config and every else None
+            self._bounded = config is not None and not config.credit
+            self._account, self._samples = None, not every
+            if config is not None and (every or self._bounded):
+                credit, cost = round(config.credit * 1e9), FIRST_COST if self._bounded else 0
+                self._account = BudgetAccount(config.watching, config.share, credit, cost)
         return self._account
+
+    @property
+    def bounded(self) -> bool:
+        """Whether nothing is watched that the account does not hold."""
+        self._accounts()
+        return self._bounded
+
+    def _pays(self) -> bool:
+        """Whether what begins is watched whatever was watched before."""
+        account = self._accounts()
+        return account is not None and not self._samples and account.take()
 
     def passed(self, busy: int) -> None:
         """A step took ``busy`` ns of host time."""
@@ -132,6 +154,7 @@ class Policy:
     def spent(self, cost: int) -> None:
         """The watch took ``cost`` ns of host time."""
         if self._account is not None:
+            self._cost += cost
             self._account.spent(cost)
 
     # --- steps ----------------------------------------------------------------------------
@@ -139,11 +162,9 @@ class Policy:
     def step_begins(self) -> None:
         """What comes before the metadata is bound, and the binding itself, is watched in the step right after
         a watched one, and where prompt tokens are computed: some connectors copy as their work comes."""
-        account = self._accounts()
-        prompt = AGENT.worker.prompt and account is not None and account.take()
-        if self._after or prompt:
+        if self._after or (AGENT.worker.prompt and self._pays()):
             samples = self._latest.store if self._latest is not None else _Samples(EVERY)
-            AGENT.worker.watch_after = Watched(samples, False)
+            AGENT.worker.watch_after = WatchedWay(samples, False)
 
     def begin(self, index: int, declared: Any) -> None:
         """Metadata was bound to the (outermost) connector of that index."""
@@ -159,13 +180,14 @@ class Policy:
                 del self._connectors[next(iter(self._connectors))]
         self._latest = connector
         work = _Work.of(declared)
-        self._choose(connector, declared, work)
+        if work.any:
+            self._choose(connector, declared, work)
         if worker.watch_store is None:
             if work.any:
                 limits.say(Limit.STEPS, AGENT.config.watch if AGENT.config else "", index, worker.step)
             due = connector.may_copy() or worker.finishes
-            if after or (due and self._account is not None and self._account.take()):
-                worker.watch_after = Watched(connector.store, False)
+            if after or (due and self._pays()):
+                worker.watch_after = WatchedWay(connector.store, False)
         worker.watched |= Flag.STORE if worker.watch_store is not None else 0
         worker.watched |= Flag.LOAD if worker.watch_load is not None else 0
         if worker.watched:
@@ -177,21 +199,22 @@ class Policy:
 
     def _choose(self, connector: _Connector, declared: Any, work: _Work) -> None:
         worker = AGENT.worker
-        account = self._accounts()
-        if account is not None and work.any and account.take():
-            worker.watch_store = Watched(connector.store, declared.store_slots > 0)
-            worker.watch_load = Watched(connector.load, declared.load_slots > 0)
+        if self._pays():
+            worker.watch_store = WatchedWay(connector.store, declared.store_slots > 0)
+            worker.watch_load = WatchedWay(connector.load, declared.load_slots > 0)
+            return
+        if self._bounded and not (self._account is not None and self._account.take()):
             return
         if work.stores and connector.store.take():
-            worker.watch_store = Watched(connector.store, declared.store_slots > 0)
+            worker.watch_store = WatchedWay(connector.store, declared.store_slots > 0)
         if work.loads and connector.load.take():
-            worker.watch_load = Watched(connector.load, declared.load_slots > 0)
+            worker.watch_load = WatchedWay(connector.load, declared.load_slots > 0)
         if not declared.readable and worker.prompt and connector.blind.take():
-            worker.watch_store = worker.watch_store or Watched(connector.blind, False)
-            worker.watch_load = worker.watch_load or Watched(connector.blind, False)
+            worker.watch_store = worker.watch_store or WatchedWay(connector.blind, False)
+            worker.watch_load = worker.watch_load or WatchedWay(connector.blind, False)
         if worker.watch_store is not None:
             # what is saved may be copied in any hook
-            worker.watch_load = worker.watch_load or Watched(connector.load, False)
+            worker.watch_load = worker.watch_load or WatchedWay(connector.load, False)
 
     def copied_elsewhere(self, index: int) -> None:
         """A hook of the connector of that index which is not for copying copied KV."""
@@ -205,12 +228,14 @@ class Policy:
         for watched in (worker.watch_store, worker.watch_load):
             if watched is not None and watched.declared and watched.calls and not watched.effect:
                 watched.samples.owed = True
+        if self._bounded and self._account is not None and worker.watched:
+            self._account.learned(self._cost)
+        self._cost = 0
         worker.watch_store = worker.watch_load = worker.watch_after = None
 
     def background(self, step: int) -> bool:
         """Whether work in the background for that step (0: not known for which) is watched."""
-        account = self._accounts()
-        return step in self._steps or (account is not None and account.take())
+        return step in self._steps or self._pays()
 
 
 POLICY = Policy()

@@ -9,7 +9,7 @@ from kvtrace.causes.case import MAX_EVENTS, Case
 from kvtrace.causes.cause import Cause
 from kvtrace.causes.model import Event, Fields, Finding
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.loads.model import LoadOf, Place
+from kvtrace.ledger.loads.outcome import LoadOf, Place
 from kvtrace.ledger.whole import of_load
 from kvtrace.words import count, listed, plural
 

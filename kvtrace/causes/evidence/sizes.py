@@ -28,7 +28,7 @@ def removed(case: Case) -> Iterator[Outside]:
 
 def _removes(one: Outside) -> bool:
     """Unless what stays accounts for all that was read: then these were temporary files."""
-    stays = one.rest is not None and one.read and one.rest >= one.read
+    stays = one.at_end is not None and one.read and one.at_end >= one.read
     return bool(one.removed and one.taken_away > (1 - _MOST) * one.put and not stays)
 
 
@@ -42,7 +42,7 @@ def never_came(one: Outside) -> int:
 
 def tokens_gone(one: Outside) -> int:
     """Tokens for whose bytes nothing stands in files at the end, as far as it can be told."""
-    gone = max(one.read - (one.rest or 0), 0) if one.rest is not None else one.taken_away
+    gone = max(one.read - (one.at_end or 0), 0) if one.at_end is not None else one.taken_away
     return gone // one.token if one.token else 0
 
 

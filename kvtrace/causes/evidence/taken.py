@@ -36,7 +36,7 @@ def kept(run: Run, engines: Mapping[int, Engine]) -> dict[int, Kept]:
     is not seen, or was lost for another reason than that nobody read it."""
     lost: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
     odd: set[int] = set()
-    for span in rows(run.pieces):
+    for span in rows(run.lost):
         if span.phase == "decode":
             continue
         if span.grade < Grade.READ or SaveEnd(span.ended) not in _ROUNDED:

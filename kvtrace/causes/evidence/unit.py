@@ -12,10 +12,11 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kvtrace.ledger.model import Engine
+from kvtrace.ledger.values import replace
 from kvtrace.trace.facts import UNIT_NAME
 
 _MAX_UNIT = 1 << 24

@@ -127,5 +127,5 @@ def _words(whole: Sequence[Request], unsure: int) -> tuple[str, str]:
     if whole:
         headline = f"{plural(len(whole), 'prompt')} that the connector holds already {were} computed again"
         return title, headline
-    headline = "the connector's store holds them already (what a hit leaves to compute)"
+    headline = "the store holds them already: vLLM computes them behind a hit"
     return f"{title}: they are what a hit leaves to compute", headline

@@ -105,7 +105,18 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
         *_empty_key(case, tag, short),
     ]
     name = engine.connector.cls if engine.connector else "This connector"
-    if short:
+    remedy = _remedy(engine, unit)
+    if _a_step_late(case, tag, unit):
+        title = (
+            f"{name} stores whole units of {unit.value} tokens only, or never what the last step of a prompt "
+            "computes: both give these stores."
+        )
+        headline = f"less than {unit.value} tokens, or what a prompt's last step computes, is not stored"
+        evidence.append(
+            "no store is in the metadata of the step that computes its tokens, but in a later one"
+        )
+        remedy.insert(0, "see whether build_connector_meta offers what a prompt's last step computes")
+    elif short:
         every = [r for r in case.of_engine(tag) if unit.aligned(r.prompt) == 0]
         which = of_all(len(every), len(case.of_engine(tag)), "prompt")
         which += " is" if len(every) == 1 else " are"
@@ -119,8 +130,23 @@ def _finding(case: Case, tag: int, unit: Unit) -> Finding:
         title,
         evidence=evidence,
         events=_events(short or partial),
-        remedy=_remedy(engine, unit),
+        remedy=remedy,
         headline=headline,
+    )
+
+
+def _a_step_late(case: Case, tag: int, unit: Unit) -> bool:
+    """Whether no step's own tokens are offered in it, though the first one of each such prompt fills a unit:
+    then what the last step of a prompt computes is never stored, whatever the unit is."""
+    stored = [r for r in case.of_engine(tag) if r.stored_end]
+    return (
+        bool(stored)
+        and all(
+            r.first_end >= unit.value and min(e.step for e in r.entries if e.slots > 0) > r.chunk_step
+            for r in stored
+            if r.chunks > 1
+        )
+        and not any(r.chunks == 1 for r in stored)
     )
 
 

@@ -188,7 +188,6 @@ def _lost_tokens(case: Case, facts: Sequence[Swallowed]) -> Finding:
         for n, what in (
             (trust.nothing, "read 0 slots of the KV tensor"),
             (trust.short, "read fewer slots than the metadata names"),
-            (trust.unwritten, "read the KV and wrote no file"),
         )
         if n
     ]
@@ -274,7 +273,7 @@ def _unsaved(case: Case, facts: Sequence[Swallowed]) -> Finding:
 
 def _caught(case: Case, facts: Sequence[Swallowed]) -> Finding:
     """Exceptions were caught, and no token is known to be lost by them."""
-    loud = [f for f in facts if f.logged and f.hook in SAVE_HOOKS and not case.run.trust.caught_agreed]
+    loud = [f for f in facts if f.logged and f.hook in SAVE_HOOKS]
     loud += [fact for fact in _where_nothing_is_seen(case, facts) if fact not in loud]
     shown = loud or facts
     return case.finding(

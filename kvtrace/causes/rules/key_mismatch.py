@@ -6,11 +6,11 @@ from bisect import bisect_left
 from functools import partial
 
 from kvtrace.causes.case import Request
-from kvtrace.causes.evidence import loads
+from kvtrace.causes.evidence import loads, sizes
 from kvtrace.causes.evidence.logs import caught_where_it_saves
 from kvtrace.causes.model import Finding
-from kvtrace.causes.rule import FAULT, LOADS, Case, Cause, Event, LoadEnd, Results
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.causes.rule import FAULT, LIMIT, LOADS, Case, Cause, Event, LoadEnd, Results
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.terms import Grade
 from kvtrace.trace.format import STEP_MASK
 from kvtrace.words import count, listed, of_all, plural
@@ -28,7 +28,8 @@ CAUSE = Cause(
         "nothing else was saved since, or it stands in its file when the run is over; a "
         "request with the same tokens is looked up and gets the answer 0. "
         "Or no lookup of the run finds anything, though prompts were saved and left the process, are not "
-        "stored again, or are while what was saved of others before stands there to the end."
+        "stored again, or are while what was saved of others before stands there to the end. A choice to "
+        "confirm where the connector was seen to remove or empty files that it wrote."
     ),
     remedy=(
         "See whether the entry is there at the lookup: a store that was emptied, or an index that was never "
@@ -66,14 +67,16 @@ def rule(case: Case) -> Results:
     if len(at_once) < len(lost):
         rest = f"in {count(len(lost) - len(at_once))} of {plural(len(lost), 'lookup')}"
         evidence.append(f"{rest} other prompts were saved in between; none of these prompts was ever found")
-    caught = caught_where_it_saves(case)
+    caught, gone = caught_where_it_saves(case), _removed(case)
     names = listed(c.cls for row in lost if (c := case.engines[row.engine].connector))
     yield loads.finding(
         case,
         CAUSE,
         f"{names} does not find what it saved: {of_all(len(lost), len(repeated), 'lookup')} of prompts with "
-        f"the same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again).",
-        evidence=evidence + caught,
+        f"the same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again)."
+        + (_MEANT if gone else ""),
+        severity=LIMIT if gone else FAULT,
+        evidence=evidence + gone + caught,
         events=[
             Event(row.id, row.step, f"{count(row.saved_before)} tokens saved by {row.saved_by}; lookup 0")
             for row in (at_once or lost)[:3]
@@ -175,18 +178,20 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
             f"{plural(len(repeated), 'request')} with the same tokens got no store again: what stores knows "
             "them, and what looks up does not"
         )
-    caught = caught_where_it_saves(case)
+    caught, gone = caught_where_it_saves(case), _removed(case)
     names = listed(c.cls for row, _, _ in never if (c := case.engines[row.engine].connector))
     return loads.finding(
         case,
         CAUSE,
         f"{names} does not find what it saved: {of_all(len(never), len(never), 'lookup')} of prompts with "
-        f"the same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again).",
+        f"the same tokens as an earlier save answered 0 ({plural(tokens, 'token')} computed again)."
+        + (_MEANT if gone else ""),
+        severity=LIMIT if gone else FAULT,
         tokens=tokens,
         share=min(1.0, tokens / total) if total else 0.0,
         requests=len(never),
         grade=min((by.grade for _, by, _ in never if by.grade is not None), default=None),
-        evidence=evidence + caught,
+        evidence=evidence + gone + caught,
         events=[
             Event(row.id, row.step, f"{count(kept)} tokens saved by {by.id}; lookup 0")
             for row, by, kept in never[:3]
@@ -200,6 +205,14 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
         ],
         headline="what was saved is never found by a lookup",
     )
+
+
+_MEANT = " The connector removes what it stored: is that meant?"
+
+
+def _removed(case: Case) -> list[str]:
+    """What the connector removed itself: that can't be found, under whatever key."""
+    return [sizes.removed_in_words(one) for one in sizes.removed(case)]
 
 
 def _first_the_exception(caught: list[str]) -> list[str]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
-from kvtrace.ledger.loads.model import (
+from kvtrace.ledger.loads.outcome import (
     FROM_ANOTHER,
     FULL_HIT,
     NO_BLOCKS,

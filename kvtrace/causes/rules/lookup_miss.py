@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvtrace.causes.evidence import loads
 from kvtrace.causes.rule import LIMIT, LOADS, NOTE, Case, Cause, LoadEnd, Results
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.words import count, of_all, plural
 
 CAUSE = Cause(
@@ -106,8 +106,8 @@ def _repeated(repeated: list[LoadOf]) -> list[str]:
     if fresh:
         longest = max(row.shared for row in fresh)
         evidence.append(
-            f"{plural(len(fresh), 'prompt')} begin like an earlier one (up to {count(longest)} tokens), "
-            "and no save of this run is known to hold that prefix alone"
+            f"{plural(len(fresh), 'prompt')} begin{'s' if len(fresh) == 1 else ''} like an earlier one "
+            f"(up to {count(longest)} tokens), and no save of this run is known to hold that prefix alone"
         )
     if kept:
         evidence.append(

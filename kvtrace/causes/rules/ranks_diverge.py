@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvtrace.causes.case import Request
-from kvtrace.causes.rule import FAULT, SAVES, Case, Cause, Event, Results, Stage
+from kvtrace.causes.rule import FAULT, NOTE, SAVES, Case, Cause, Event, Results, Stage
 from kvtrace.terms import Grade
 from kvtrace.words import of_all, plural
 
@@ -13,7 +13,10 @@ CAUSE = Cause(
     severity=FAULT,
     ledger=SAVES,
     meaning="Ranks of one engine saved different amounts for the same request.",
-    seen_as="The ledger, rank by rank: one saved what another is known not to have saved.",
+    seen_as=(
+        "The ledger, rank by rank: one saved what another is known not to have saved. A note where the cause "
+        "of what single ranks lost is known."
+    ),
     remedy="Look at the causes that are found on the rank that saved less.",
 )
 
@@ -21,6 +24,19 @@ CAUSE = Cause(
 def _unknown(request: Request) -> bool:
     """Whether it was not seen of each rank what it saved: what metadata says, it says for all of them."""
     return request.unseen or (request.saved > 0 and (request.grade or Grade.DECLARED) < Grade.READ)
+
+
+_UNEXPLAINED = frozenset({"metadata-has-no-store"})
+
+
+def _explained(case: Case) -> bool:
+    """Whether a cause is known of what some pairs alone lost: then this is what it looks like from afar."""
+    return any(
+        span.pairs < case.engines[span.engine].pairs
+        for ident, assigned in case.assigned.items()
+        if ident not in _UNEXPLAINED
+        for span, _, _ in assigned.samples
+    )
 
 
 def rule(case: Case) -> Results:
@@ -34,6 +50,7 @@ def rule(case: Case) -> Results:
         yield case.finding(
             CAUSE,
             f"Ranks saved different amounts of {of_all(len(apart), len(requests), 'request')}.",
+            severity=NOTE if _explained(case) else FAULT,
             evidence=["the other findings name the stage at which single ranks lost their tokens"],
             events=[
                 Event(r.id, r.chunk_step, "not the same positions of a layer saved on every rank")

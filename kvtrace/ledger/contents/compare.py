@@ -27,7 +27,7 @@ from typing import NamedTuple
 from kvtrace.ledger.contents.by_layer import ByLayer, Differing
 from kvtrace.ledger.contents.later import Later, held_later
 from kvtrace.ledger.contents.prints import ZEROES, Block, Origin, Printed, Shape
-from kvtrace.ledger.contents.residue import Places, left_alone, remaining
+from kvtrace.ledger.contents.unwritten import Places, remaining, unwritten_blocks
 from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.requests import Request
 from kvtrace.words import plural
@@ -37,14 +37,15 @@ _MOST_SAID = 3
 
 @dataclass(frozen=True)
 class Wrong:
-    """Tokens [start, end) with loaded KV that is not what they compute to. ``pairs``: a bit each. ``left``:
-    it is what stood there before, nothing was loaded. ``late``: it is that, and was written after its use."""
+    """Tokens [start, end) with loaded KV that is not what they compute to. ``pairs``: a bit each.
+    ``unwritten``: it is what was there before, nothing was loaded. ``late``: it is that, and was written
+    after its use."""
 
     start: int
     end: int
     pairs: int
     why: str
-    left: bool = False
+    unwritten: bool = False
     late: bool = False
     of: int = 0
     """The pairs of the whole block, where ``pairs`` are some of them."""
@@ -101,13 +102,13 @@ def compare(
     wrong: dict[int, list[Wrong]] = defaultdict(list)
     proved: dict[tuple[int, int], list[Interval]] = defaultdict(list)
     blocks: Counter[str] = Counter()
-    stood = remaining(workers, places) if places is not None else set()
-    alone = left_alone(workers, places, written) if places is not None else {}
+    same_before = remaining(workers, places) if places is not None else set()
+    alone = unwritten_blocks(workers, places, written) if places is not None else {}
     for shape, alike in shapes.items():
         judge = _Judge(shape, alike, requests, prefixes)
         for pairs, block in judge.loaded():
             savers = judge.savers(block)
-            if savers and block.row not in written and (pairs, block) in stood:
+            if savers and block.row not in written and (pairs, block) in same_before:
                 blocks[NOT_COMPARED] += 1
                 continue
             found = None if savers else _found(judge, pairs, block, alone)
@@ -131,7 +132,7 @@ def _altered(wrong: dict[int, list[Wrong]], blocks: Counter[str]) -> None:
     """Where one block came back equal, or one is known to be other KV, the others are no store of fewer
     bits."""
     every = [one for found in wrong.values() for one in found]
-    if every and not blocks[EQUAL] and all(one.altered and not one.left for one in every):
+    if every and not blocks[EQUAL] and all(one.altered and not one.unwritten for one in every):
         blocks[ALTERED] = blocks.pop(WRONG)
         return
     for row, found in wrong.items():
@@ -148,17 +149,17 @@ def _found(
     why = judge.wrong(block)
     ours = why is not None and why.ours
     layers, what, exchanged = judge.differing(block) if ours else Differing(None)
-    left = alone.get((pairs, block))
+    untouched = alone.get((pairs, block))
     if why is not None:
         said = f"{why.text}: {what}" if what else why.text
-        whole = ours and not left and not exchanged and _bits(pairs, layers) == pairs
+        whole = ours and not untouched and not exchanged and _bits(pairs, layers) == pairs
         altered = whole and block.value != ZEROES
         return Wrong(
-            block.start, block.end, _bits(pairs, layers), said, left is not None, of=pairs, altered=altered,
-            unlike=ours and layers is None and not left,
+            block.start, block.end, _bits(pairs, layers), said, untouched is not None, of=pairs,
+            altered=altered, unlike=ours and layers is None and not untouched,
         )  # fmt: skip
-    if left:
-        return Wrong(block.start, block.end, pairs, left, left=True)
+    if untouched:
+        return Wrong(block.start, block.end, pairs, untouched, unwritten=True)
     return None
 
 
@@ -177,17 +178,17 @@ def _look_later(
     to come too late, one whose blocks could be looked at for less long than that takes is no other."""
     longest: dict[int, int] = {}
     for (_, row, _), then in later.items():
-        if then.changed and any(one.left for one in wrong.get(row, ())):
+        if then.changed and any(one.unwritten for one in wrong.get(row, ())):
             engine = requests[row].engine
             longest[engine] = max(longest.get(engine, 0), then.steps)
     for row, found in wrong.items():
         most = longest.get(requests[row].engine, -1)
         for at, one in enumerate(found):
             held = later.get((one.of or one.pairs, row, one.start), _NOT_LOOKED_AT)
-            if one.left and (held is not _NOT_LOOKED_AT or most >= 0):
+            if one.unwritten and (held is not _NOT_LOOKED_AT or most >= 0):
                 late = held.changed or held.steps < most
                 why = f"{one.why}, when attention used them; {_said(held, most)}"
-                found[at] = replace(one, why=why, left=not late, late=late)
+                found[at] = replace(one, why=why, unwritten=not late, late=late)
 
 
 _NOT_LOOKED_AT = Later(False, -1)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from kvtrace.ledger.contents.prints import Origin, Printed
-from kvtrace.ledger.contents.residue import Places
+from kvtrace.ledger.contents.unwritten import Places
 from kvtrace.words import plural
 
 
@@ -41,7 +41,7 @@ def held_later(printed: Sequence[Printed], places: Places) -> Mapping[tuple[int,
             if first is None or block.origin is not Origin.LOADED or block.step < first.step:
                 continue
             at = places.block(block.row, one.group, block.start // size, first.step)
-            if at and not places.given_again(at, one.group, first.step, block.step):
+            if at and not places.given_since(at, one.group, first.step, block.step):
                 key = one.pairs, block.row, block.start
                 before = found.get(key)
                 if before is None or not before.changed:

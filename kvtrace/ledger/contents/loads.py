@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from kvtrace.ledger.contents.compare import Contents, Proved, Wrong, reasons
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
-from kvtrace.ledger.loads.model import LoadOf, Part, Place
+from kvtrace.ledger.loads.outcome import LoadOf, Part, Place
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.values import replace
 
 _MAX_PLACES = 256
 _NOT_THERE = frozenset({LoadEnd.NOT_WRITTEN, LoadEnd.PARTLY})
@@ -166,7 +166,7 @@ def _end(one: Wrong, failed: Sequence[str], partly: bool) -> LoadEnd:
     """``partly``: other tokens of the load came."""
     if one.late:
         return LoadEnd.USED_BEFORE
-    if failed or not one.left:
+    if failed or not one.unwritten:
         return LoadEnd.FAILED if failed else LoadEnd.ALTERED if one.altered else LoadEnd.WRONG
     return LoadEnd.PARTLY if partly else LoadEnd.NOT_WRITTEN
 

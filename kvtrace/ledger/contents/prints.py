@@ -10,7 +10,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from kvtrace.ledger.intervals import intersect, length, union
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import SpoolScan

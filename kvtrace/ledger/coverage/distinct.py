@@ -120,9 +120,8 @@ class Distinct:
         keys = sorted_ >> _BITS
         starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
         bits = sorted_ & ((1 << _BITS) - 1)
-        unique, merged = (keys, bits) if len(starts) == len(keys) else (
-            keys[starts], np.bitwise_or.reduceat(bits, starts)
-        )  # fmt: skip
+        unique: Array = keys[starts]
+        merged: Array = np.bitwise_or.reduceat(bits, starts)
         at, again = locate(self._carried.keys, unique)
         before = np.zeros_like(merged)
         before[again] = self._carried.bits[at[again]]

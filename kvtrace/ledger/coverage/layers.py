@@ -27,7 +27,7 @@ class Layers:
 
     def numbers(self, ids: Array) -> Array:
         """The number of each id of a NAME record."""
-        if len(ids) and 0 <= ids.min() and ids.max() < len(self._known):
+        if len(ids) and ids.min() >= 0 and ids.max() < len(self._known):
             known = self._known[ids]
             if (known != _NEW).all():
                 return known

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pandas as pd
 
-from kvtrace.ledger.coverage.spool import Counts, SpoolReader, WorkerCoverage
+from kvtrace.ledger.coverage.spool import Counts, ScheduledCalls, SpoolReader, WorkerCoverage
 from kvtrace.ledger.model import HOOK_COLUMNS, OP_COLUMNS, SKIP_COLUMNS, TIMING_COLUMNS, Engine, Worker
 from kvtrace.ledger.scan import SpoolScan
+from kvtrace.ledger.side_by_side import Add, each, silent
 from kvtrace.ledger.steps import Array
 from kvtrace.ledger.timing import Histograms
 from kvtrace.trace import hooks, ops
 from kvtrace.trace.format import Skip
 
 Rows = list[tuple[object, ...]]
+_OfSpool: TypeAlias = tuple[Histograms, Histograms, list[WorkerCoverage], ScheduledCalls]
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,14 @@ class Coverage:
 
 
 def cover(
-    scans: Sequence[SpoolScan], engines: Sequence[Engine], workers: Sequence[Worker], store_steps: Array
-) -> Coverage:
+    scans: Sequence[SpoolScan], engines: Sequence[Engine], workers: Sequence[Worker], store_steps: Array,
+    add: Add = silent,
+) -> Coverage:  # fmt: skip
     """Read every spool again.
 
     Args:
         store_steps: sorted, distinct steps whose metadata held a store entry.
+        add: called with the bytes that were read.
 
     Raises:
         SpoolError: a spool vanished.
@@ -46,21 +51,32 @@ def cover(
     op_rows: Rows = []
     skip_rows: Rows = []
     covered: dict[tuple[int, str], WorkerCoverage] = {}
-    readers = []
-    for scan in scans:
-        here = [worker for worker in workers if worker.spool == scan.name]
-        reader = SpoolReader(scan, here, store_steps)
-        reader.read(hooks_time, ops_time)
-        readers.append(reader)
-        for worker in here:
-            covered[worker.key] = found = reader.coverage(worker)
+    scheduled: list[ScheduledCalls] = []
+    workers_of: dict[str, list[Worker]] = defaultdict(list)
+    for worker in workers:
+        workers_of[worker.spool].append(worker)
+
+    def read(scan: SpoolScan, add: Add) -> _OfSpool:
+        reader = SpoolReader(scan, workers_of[scan.name], store_steps)
+        times = Histograms(hooks.CODES), Histograms(ops.CODES)
+        reader.read(*times, add)
+        here = [reader.coverage(worker) for worker in workers_of[scan.name]]
+        return *times, here, reader.scheduled
+
+    sizes = [scan.info.size for scan in scans]
+    for scan, of_spool in zip(scans, each(read, scans, sizes, add), strict=True):
+        hooks_time.merge(of_spool[0])
+        ops_time.merge(of_spool[1])
+        scheduled.append(of_spool[3])
+        for worker, found in zip(workers_of[scan.name], of_spool[2], strict=True):
+            covered[worker.key] = found
             hook_rows += _hook_rows(worker, found.hooks)
             op_rows += _op_rows(worker, found.ops)
             skip_rows += [
                 (worker.engine, worker.pid, worker.rank, _skip_name(skip), count)
                 for skip, count in sorted(found.skips.items())
             ]
-    hook_rows += _scheduler_rows(engines, readers)
+    hook_rows += _scheduler_rows(engines, scheduled)
     exec_ns = sum(worker.exec_ns for worker in workers)
     return Coverage(
         hooks=pd.DataFrame(hook_rows, columns=list(HOOK_COLUMNS)),
@@ -78,15 +94,15 @@ def _skip_name(skip: int) -> str:
         return f"SKIP_{skip}"
 
 
-def _scheduler_rows(engines: Sequence[Engine], readers: Sequence[SpoolReader]) -> Rows:
+def _scheduler_rows(engines: Sequence[Engine], of_spools: Sequence[ScheduledCalls]) -> Rows:
+    calls, work, raised = (sum((one[at] for one in of_spools), Counter()) for at in range(3))
     return [
         (
             engine.tag, engine.pid, engine.process, -1, "", hooks.BUILD_METADATA.name, engine.steps,
-            min(fired, engine.steps), sum(reader.scheduled_work[engine.tag] for reader in readers),
-            sum(reader.scheduled_raised[engine.tag] for reader in readers),
+            min(fired, engine.steps), work[engine.tag], raised[engine.tag],
         )
         for engine in engines
-        if (fired := sum(reader.scheduled[engine.tag] for reader in readers)) or engine.steps
+        if (fired := calls[engine.tag]) or engine.steps
     ]  # fmt: skip
 
 

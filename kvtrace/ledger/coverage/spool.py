@@ -13,7 +13,8 @@ from kvtrace.ledger.coverage.layers import Layers
 from kvtrace.ledger.coverage.store_steps import StoreStepReader, StoreSteps
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.scan import SpoolScan
-from kvtrace.ledger.steps import Array, real_step
+from kvtrace.ledger.side_by_side import Add, silent
+from kvtrace.ledger.steps import Array, locate, real_step
 from kvtrace.ledger.timing import Histograms
 from kvtrace.trace import hooks, ops, rows
 from kvtrace.trace.format import DETAIL_IS_OP, STEP_SHIFT, Dispatch, Flag, Kind, Role, Skip
@@ -21,6 +22,9 @@ from kvtrace.trace.reader import Records
 
 Counts = dict[tuple[str, str], tuple[int, int, int]]
 """(hook or op, layer) -> steps in which it fired, with work (of an op: called directly), and raised."""
+
+ScheduledCalls = tuple[Counter[int], Counter[int], Counter[int]]
+"""Engine tag -> steps in which the scheduler built metadata, put an entry into it, and raised."""
 
 _QUIET_ROWS = 2048
 _PENDING_KEYS = 1 << 20
@@ -53,8 +57,7 @@ _UPDATES = frozenset(op.name for op in ops.UPDATES)
 
 
 class SpoolReader:
-    """The counts of one spool. ``scheduled``, ``scheduled_work``, ``scheduled_raised``: engine tag -> steps
-    in which the scheduler built metadata, put an entry into it, and raised."""
+    """The counts of one spool. ``scheduled``: as ScheduledCalls says."""
 
     def __init__(self, scan: SpoolScan, workers: Sequence[Worker], store_steps: Array) -> None:
         self._scan = scan
@@ -65,14 +68,13 @@ class SpoolReader:
         self._spent: dict[int, Counter[int]] = {worker.engine: Counter() for worker in workers}  # hook -> ns
         self._skips: dict[int, Counter[int]] = {worker.engine: Counter() for worker in workers}
         self._stores = {w.engine: StoreStepReader(w, store_steps, self._layers) for w in workers}
-        self.scheduled: Counter[int] = Counter()
-        self.scheduled_work: Counter[int] = Counter()
-        self.scheduled_raised: Counter[int] = Counter()
+        self.scheduled: ScheduledCalls = Counter(), Counter(), Counter()
         self._touched = self._touching_calls()
 
-    def read(self, hooks_time: Histograms, ops_time: Histograms) -> None:
+    def read(self, hooks_time: Histograms, ops_time: Histograms, add: Add = silent) -> None:
         """Read it once; durations are added to the histograms, by code."""
         for chunk, kinds in self._scan.calls():
+            add(chunk.nbytes)
             called, bodies = (chunk[np.flatnonzero(kinds == kind)] for kind in (Kind.HOOK, Kind.OP))
             quiet = chunk[kinds == Kind.QUIET]
             found: list[Calls] = []
@@ -107,7 +109,7 @@ class SpoolReader:
         self._count_spent(call)
         bits = FIRED | np.where(_with_work(call), WORK, 0) | np.where(_raised(call), RAISED, 0)
         calls = self._distinct.calls(call.step, what_of(codes, is_op=False), layer, bits)[0]
-        return Calls(calls.keys, calls.bits | np.where(np.isin(calls.keys, self._touched), WORK, 0))
+        return Calls(calls.keys, calls.bits | np.where(locate(self._touched, calls.keys)[1], WORK, 0))
 
     def _touching_calls(self) -> Array:
         """The keys of hook calls that were seen to read or write KV slots: work, whatever is declared."""
@@ -124,9 +126,9 @@ class SpoolReader:
     def _count_scheduled(self, call: rows.HookCall) -> None:
         # A connector inside another one is called in the same step: count steps.
         for counts, steps in (
-            (self.scheduled, call.step),
-            (self.scheduled_work, call.step[_with_work(call)]),
-            (self.scheduled_raised, call.step[_raised(call)]),
+            (self.scheduled[0], call.step),
+            (self.scheduled[1], call.step[_with_work(call)]),
+            (self.scheduled[2], call.step[_raised(call)]),
         ):
             counts.update((np.unique(steps) >> STEP_SHIFT).tolist())
 
@@ -184,7 +186,7 @@ class SpoolReader:
             for of_step in zip(call.count, call.total_ns, call.least_ns, call.most_ns, strict=True):
                 time.add_summed(code, *map(int, of_step))
             if not op and code == hooks.BUILD_METADATA.code:
-                self.scheduled.update((np.unique(call.step) >> STEP_SHIFT).tolist())
+                self.scheduled[0].update((np.unique(call.step) >> STEP_SHIFT).tolist())
                 continue
             layers = self._layers.of_set(layer_set)
             what = what_of(np.full(len(call.step) * len(layers), code, np.int64), bool(op))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, subtract, union
-from kvtrace.ledger.loads.model import (
+from kvtrace.ledger.loads.outcome import (
     FROM_ANOTHER,
     FULL_HIT,
     NO_BLOCKS,
@@ -20,6 +20,7 @@ from kvtrace.ledger.loads.model import (
 )
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Lookup, Request
+from kvtrace.ledger.values import replace
 
 _WINDOW = 64
 """Steps of an asynchronous load that is named nowhere, at most, in which its writes are looked for."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import Interval, length
 from kvtrace.ledger.loads.accepted import Accepted
-from kvtrace.ledger.loads.model import LoadOf, Part, Place
-from kvtrace.ledger.loads.trace import Evidence
+from kvtrace.ledger.loads.outcome import LoadOf, Part, Place
+from kvtrace.ledger.loads.steps_seen import Evidence
 from kvtrace.ledger.loads.written import Written
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.steps import NEVER_RAN, Executed
+from kvtrace.ledger.values import replace
 from kvtrace.trace import hooks
 
 FEWER_NAMED = "the metadata names fewer slots than were accepted"
@@ -29,13 +30,6 @@ class Seen:
     found: Evidence
     executed: Mapping[tuple[int, str], Executed]
     loads: Mapping[int, int]  # step -> synchronous loads
-    tokens: Mapping[int, int]  # step -> tokens that they accepted
-    writing: frozenset[tuple[int, str]]
-    """Workers whose load hooks were seen to write: there, a watched hook that wrote nothing is one that
-    loaded nothing."""
-    writing_all: frozenset[tuple[int, str]]
-    """Workers whose load hooks were seen to write all that a step had accepted. Elsewhere, what they wrote
-    may be the part of it that can be seen."""
     written: Written = field(default_factory=Written)
     in_background: Mapping[int, int] = field(default_factory=dict)
     """Step -> loads in the background that it accepted."""

@@ -8,11 +8,10 @@ from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import subtract
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.arrival import FEWER_NAMED, READ_ONLY, Arrival, Seen, bits, parts
-from kvtrace.ledger.loads.model import LoadOf
-from kvtrace.ledger.loads.trace import NEVER
+from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.ledger.loads.steps_seen import NEVER
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.requests import Transfer
-from kvtrace.ledger.saves.completion import ASKED
 
 _NOT_WRITTEN = "reported as finished, and slots of these tokens were not written"
 _TOO_LATE = "reported as finished, and slots of these tokens were written only after attention had begun"
@@ -22,6 +21,8 @@ _PATIENCE = 4
 """How many times as long as a load took an engine may take to hear of its end ..."""
 _SHORT_NS = 10**7
 """... of one that took so long at least."""
+ASKED = 20
+"""Steps that asked for the ends of transfers, after which an engine has heard of one."""
 _ASKED_OFTEN, _LONG_NS = 5 * ASKED, 5 * 10**8
 """Where so many steps asked for it: no longer than this, however slow the load was."""
 _ENDED_BY_FAILURE = "FINISHED_ERROR"
@@ -133,7 +134,6 @@ def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen,
     steps = accepted.window()
     short = subtract(accepted.unnamed, [(good, end)])
     complaints = [line for step in steps for line in seen.found.complaints.get(step, ())]
-    reason = complaints[0] if complaints else "the load hooks did write for other requests"
     failures = _reported(accepted, seen)
     named = "blocks were reported by get_block_ids_with_load_errors meanwhile"
     why = [*([named] if failures else []), *complaints[:1]]
@@ -160,9 +160,9 @@ def _put_pairs(arrival: Arrival, accepted: Accepted, engine: Engine, seen: Seen,
                     arrival.because(LoadEnd.USED_BEFORE, _TOO_LATE, place)
                 continue
             wrote = _wrote(worker, pair, steps, seen)
-            if wrote == 0 and (worker.key in seen.writing or complaints):
+            if wrote == 0 and complaints:
                 arrival.put([*parts(LoadEnd.NOT_WRITTEN, [(start, good)]), *bad], bits(first + pair))
-                nothing = f"reported as finished, and the load hooks wrote 0 slots; {reason}"
+                nothing = f"reported as finished, and the load hooks wrote 0 slots; {complaints[0]}"
                 arrival.because(LoadEnd.NOT_WRITTEN, nothing, place)
                 continue
             watched &= wrote > 0

@@ -5,14 +5,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvtrace.ledger.beginnings import beginnings
 from kvtrace.ledger.ends import LoadEnd
 from kvtrace.ledger.intervals import union
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.values import replace
 
 _BETWEEN = 64
 """Saves between a save and a lookup that are counted, at most."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtrace.ledger.ends import LoadEnd
-from kvtrace.ledger.intervals import Interval, subtract
+from kvtrace.ledger.intervals import subtract
 from kvtrace.ledger.loads.accepted import Accepted
 from kvtrace.ledger.loads.arrival import FEWER_NAMED, READ_ONLY, Arrival, Seen, bits, parts, waits
-from kvtrace.ledger.loads.model import LoadOf, Part, Place
-from kvtrace.ledger.loads.trace import NEVER, Evidence, PairBit, StepBit, WorkerLoads
+from kvtrace.ledger.loads.outcome import LoadOf, Part, Place
+from kvtrace.ledger.loads.steps_seen import NEVER, Evidence, PairBit, StepBit, WorkerLoads
 from kvtrace.ledger.loads.written import Missing
 from kvtrace.ledger.model import Engine, Worker
 from kvtrace.ledger.steps import StepState, locate, step_states
@@ -38,7 +38,7 @@ def failures(accepted: Sequence[Accepted], engines: Mapping[int, Engine], seen: 
         block = max(1, one.request.block or engines[one.load.engine].block_size)
         tokens = min(one.load.accepted, max(0, left.get(step, 0)) * block)
         if tokens:
-            tokens = _computed_again(one) or tokens
+            tokens = _recomputed(one) or tokens
             blocks = -(-tokens // block)
             left[step] -= blocks
             alone = seen.loads[step] == 1
@@ -57,7 +57,7 @@ def _error_blocks(found: Evidence) -> dict[int, int]:
     return blocks
 
 
-def _computed_again(accepted: Accepted) -> int:
+def _recomputed(accepted: Accepted) -> int:
     """How many of the accepted tokens were computed after all; 0 where that was for a preemption, or not
     at all."""
     request, (local, end) = accepted.request, accepted.positions
@@ -112,11 +112,10 @@ def _raised(loads: WorkerLoads, at: int) -> bool:
 
 @dataclass(frozen=True)
 class _InPair:
-    """A load in one pair. ``end``: where all of it ended, None where (a part of) it came: ``got`` tokens."""
+    """A load in one pair. ``end``: where all of it ended, None where (a part of) it came."""
 
     end: LoadEnd | None
     reason: str = ""
-    got: int = 0
     lost: tuple[Part, ...] = ()
     """Where it is known which positions did not come: these, and how each ended."""
 
@@ -126,12 +125,12 @@ class _InStep:
 
     def __init__(self, accepted: Accepted, worker: Worker, loads: WorkerLoads, at: int, seen: Seen) -> None:
         self._accepted, self._worker, self._seen = accepted, worker, seen
-        self._step, self._taken = accepted.load.step, accepted.load.accepted
+        self._step = accepted.load.step
         self._waits = waits(worker)
         self._replayed = bool(locate(seen.ran(worker).full, np.array([self._step]))[1][0])
         self._started_t = int(loads.started_t[at])
         self._start_raised = loads.has(at, StepBit.RAISED)
-        self._left_out = not loads.has(at, StepBit.STARTED) and loads.ever(StepBit.STARTED)
+        self._not_called = not loads.has(at, StepBit.STARTED) and loads.ever(StepBit.STARTED)
         # Of each KV layer:
         self._wrote: list[int] = loads.measured(at, self._waits).tolist()
         self._wait_raised: list[bool] = loads.having(at, PairBit.WAIT_RAISED).tolist()
@@ -167,18 +166,15 @@ class _InStep:
                 if failed.tokens:
                     arrival.because(LoadEnd.FAILED, failed.reason, place)
                 continue
-            short: list[Interval] = [(start + found.got, good)] if start + found.got < good else []
-            reason = found.reason
-            if found.got >= self._taken and not self._missing(pair).certain:
-                # Where writes are seen, all was written, whatever the metadata names.
-                short = subtract(self._accepted.unnamed, [(good, end)])
-                reason = FEWER_NAMED if short else reason
+            # Where writes are seen, all was written, whatever the metadata names.
+            certain = self._missing(pair).certain
+            short = [] if certain else subtract(self._accepted.unnamed, [(good, end)])
             lost = [*parts(LoadEnd.PARTLY, short), *parts(LoadEnd.FAILED, [(good, end)])]
             arrival.put(lost, bits(first + pair))
             if failed.tokens:
                 arrival.because(LoadEnd.FAILED, failed.reason, place)
             if short:
-                arrival.because(LoadEnd.PARTLY, reason, place)
+                arrival.because(LoadEnd.PARTLY, FEWER_NAMED, place)
         return watched
 
     def _pair(self, pair: int) -> _InPair:
@@ -186,7 +182,7 @@ class _InStep:
             return _InPair(LoadEnd.FAILED, "start_load_kv raised")
         if self._wait_raised[pair] or (self._op_t[pair] == NEVER and any(self._wait_raised)):
             return _InPair(LoadEnd.FAILED, "wait_for_layer_load raised")
-        if self._left_out:
+        if self._not_called:
             return _InPair(LoadEnd.NOT_WRITTEN, "start_load_kv was not called in the step")
         return self._by_slots(pair) or self._by_time(pair)
 
@@ -224,38 +220,25 @@ class _InStep:
             lost = parts(LoadEnd.USED_BEFORE, missing.late)
         else:
             return None
-        return _InPair(None, reason, self._taken, tuple(lost))
+        return _InPair(None, reason, tuple(lost))
 
     def _by_slots(self, pair: int) -> _InPair | None:
         """What the slots that were measured say, None where they say nothing."""
         by_position = self._by_position(pair)
         if by_position is not None or self._seen.written.known(self._worker):
             return by_position
-        wrote = self._wrote[pair]
-        if wrote == 0:
-            reason = self._why_nothing()
-            return _InPair(LoadEnd.NOT_WRITTEN, reason) if reason else None
-        wanted, taken = self._seen.tokens[self._step], self._taken
-        if not 0 < wrote < wanted or self._worker.key not in self._seen.writing_all:
-            return None
-        # Several requests share the slots of a step: which of them got fewer is not recorded.
-        alone = self._seen.loads[self._step] == 1
-        got = max(0, taken - (wanted - wrote)) if alone else taken * wrote // wanted
-        return _InPair(
-            None, f"the load hooks wrote {wrote} of {wanted} slots; in other steps they wrote all", got
-        )
+        reason = self._why_nothing() if self._wrote[pair] == 0 else ""
+        return _InPair(LoadEnd.NOT_WRITTEN, reason) if reason else None
 
     def _why_nothing(self) -> str:
         """What shows that hooks that wrote no slot did not load, "" for nothing."""
-        if self._worker.key in self._seen.writing:
-            return f"{_WROTE_NOTHING}, and did write in other steps"
         for complaint in self._seen.found.complaints.get(self._step, ()):
             return f"{_WROTE_NOTHING}; {complaint}"
         return "" if self._waits else "start_load_kv wrote 0 slots, and wait_for_layer_load does nothing"
 
     def _by_time(self, pair: int) -> _InPair:
         late = self._after_use(pair)
-        return _InPair(LoadEnd.USED_BEFORE, late) if late else _InPair(None, got=self._taken)
+        return _InPair(LoadEnd.USED_BEFORE, late) if late else _InPair(None)
 
     def _after_use(self, pair: int) -> str:
         """What shows that a layer's attention ran before its KV was waited for."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvtrace.ledger.intervals import Interval, subtract
-from kvtrace.ledger.loads.trace import NEVER
+from kvtrace.ledger.loads.steps_seen import NEVER
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.slots.reads import NOTHING, Slots, covered, in_layer
 from kvtrace.ledger.steps import NEVER_RAN, Executed, locate
@@ -91,7 +91,7 @@ class Written:
     def _due(self, worker: Worker, column: int, row: int, wanted: Interval) -> int:
         """Where the positions begin that are to be written: a layer with a window has no blocks for what it
         has left."""
-        return max(wanted[0], self._of(worker).left.get((row, column), 0))
+        return max(wanted[0], self._of(worker).outside.get((row, column), 0))
 
     def _read_only(self, worker: Worker, column: int, row: int, left: list[Interval]) -> bool:
         """Whether the load read what it did not write: it can be seen, and it filled something else."""

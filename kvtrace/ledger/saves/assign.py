@@ -2,7 +2,7 @@
 
 A pair is one KV-owning layer on one rank. Pairs that fared alike in all steps of a request
 form a class and are counted together: intervals of positions times the number of pairs.
-Positions that were not saved leave here as *pieces*, with where their way ended; the
+Positions that were not saved leave here as *lost*, with where their way ended; the
 rules in ``kvtrace.causes`` say which cause stands behind it.
 """
 
@@ -17,11 +17,11 @@ import pandas as pd
 
 from kvtrace.ledger.ends import NOT_SAVED, Outcome, SaveEnd
 from kvtrace.ledger.intervals import length
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
 from kvtrace.ledger.model import (
     BASE_COLUMNS,
     ENTRY_COLUMNS,
-    PIECE_COLUMNS,
+    LOST_COLUMNS,
     Engine,
     Span,
     Trust,
@@ -59,7 +59,7 @@ class Saves:
 
     total: int
     base: pd.DataFrame
-    pieces: pd.DataFrame
+    lost: pd.DataFrame
     entries: pd.DataFrame
     requests: tuple[RequestSaves, ...]
     spans: tuple[Span, ...]
@@ -96,7 +96,7 @@ def assign(
     load_of = {load.request: load for load in loads}
     total = 0
     base: Rows = []
-    pieces: Rows = []
+    lost: Rows = []
     whole: Rows = []
     kept = {tag: np.zeros(len(pairs), dtype=np.int64) for tag, (pairs, _) in made.items()}
     found: list[RequestSaves] = []
@@ -110,7 +110,7 @@ def assign(
         joint = _joint([(number, part[row]) for number, part in enumerate(parts) if row in part])
         of_request = _OfRequest(row, way, joint)
         base += of_request.base()
-        pieces += of_request.pieces()
+        lost += of_request.lost()
         whole += of_request.whole()
         kept[request.engine] += of_request.kept()
         found.append(of_request.sums())
@@ -120,7 +120,7 @@ def assign(
     result = Saves(
         total,
         base=pd.DataFrame(base, columns=list(BASE_COLUMNS)),
-        pieces=pd.DataFrame(pieces, columns=list(PIECE_COLUMNS)),
+        lost=pd.DataFrame(lost, columns=list(LOST_COLUMNS)),
         entries=_entries(requests),
         requests=tuple(found),
         spans=tuple(spans),
@@ -138,7 +138,7 @@ def _joint(parts: Sequence[tuple[int, Way]]) -> Joint | None:
 
 
 def _check(saves: Saves) -> None:
-    sizes = (saves.pieces["end"] - saves.pieces["start"]) * saves.pieces["pairs"]
+    sizes = (saves.lost["end"] - saves.lost["start"]) * saves.lost["pairs"]
     assigned = int(saves.base["amount"].sum()) + int(sizes.sum())
     assert assigned == saves.total, f"token ledger: {assigned} of {saves.total} token-layers have an outcome"
 
@@ -166,7 +166,7 @@ class _Class:
 
     pairs: int
     live: bool
-    segments: list[Segment]
+    segments: Sequence[Segment]
 
     @property
     def saved(self) -> int:
@@ -201,10 +201,16 @@ class _OfRequest:
     def __init__(self, row: int, way: Way, joint: Joint | None) -> None:
         self._row, self._way, self._request = row, way, way.request
         self._of_pair = joint.segments if joint else way.segments
-        counts, self._class_of = _classes([part for _, part in joint.parts] if joint else [way])
+        counts, evidence = _classes([part for _, part in joint.parts] if joint else [way])
+        alike: dict[tuple[bool, tuple[Segment, ...]], list[int]] = defaultdict(list)
+        for number, (_, pair) in enumerate(counts):
+            alike[bool(way.pairs.live[pair]), tuple(self._of_pair(pair))].append(number)
         self._classes = [
-            _Class(count, bool(way.pairs.live[pair]), self._of_pair(pair)) for count, pair in counts
+            _Class(sum(counts[number][0] for number in numbers), live, segments)
+            for (live, segments), numbers in alike.items()
         ]
+        of = {number: at for at, numbers in enumerate(alike.values()) for number in numbers}
+        self._class_of = np.array([of[number] for number in evidence.tolist()], dtype=np.int64)
 
     def base(self) -> Rows:
         """What needs no cause."""
@@ -249,7 +255,7 @@ class _OfRequest:
             for outcome, amount in amounts.items()
         ]  # fmt: skip
 
-    def pieces(self) -> Rows:
+    def lost(self) -> Rows:
         """What was not saved, prompt and decode apart."""
         return [
             (self._row, self._request.engine, low, high, one.pairs, phase, part.chunk,
@@ -278,19 +284,15 @@ class _OfRequest:
         )
 
     def spans(self) -> list[Span]:
-        """The segments pair by pair; those of pairs that fared alike together."""
-        alike: dict[tuple[bool, tuple[Segment, ...]], list[int]] = defaultdict(list)
-        for number, one in enumerate(self._classes):
-            members = np.flatnonzero(self._class_of == number)
-            alike[one.live, tuple(one.segments)].extend(members.tolist())
+        """The segments of each class of pairs."""
         return [
             Span(
                 request=self._row, start=part.start, end=part.end, outcome=part.outcome, chunk=part.chunk,
-                step=_step(self._request, part.chunk), live=live,
-                pairs=tuple(sorted(members)), part=part.part,
+                step=_step(self._request, part.chunk), live=one.live,
+                pairs=tuple(np.flatnonzero(self._class_of == number).tolist()), part=part.part,
             )
-            for (live, segments), members in alike.items()
-            for part in segments
+            for number, one in enumerate(self._classes)
+            for part in one.segments
         ]  # fmt: skip
 
 
@@ -317,8 +319,8 @@ def _ranks_differ(layer: Array, least: Array, most: Array) -> bool:
 
 
 def _classes(ways: Sequence[Way]) -> tuple[list[tuple[int, int]], Array]:
-    """Pairs in which a request fared alike, with each of its connectors: (how many, one of them) each, and
-    the class of each pair."""
+    """Pairs with the same evidence of a request, with each of its connectors: (how many, one of them) each,
+    and the class of each pair."""
     n = len(ways[0].pairs)
     if not n:
         return [], np.empty(0, dtype=np.int64)
@@ -336,22 +338,15 @@ def _differing(way: Way) -> list[Array]:
     request, pairs = way.request, way.pairs
     n = len(pairs)
     differing: list[Array] = [pairs.live.astype(np.int64)]
-    for members in way.reuse.lost.values():
+    stores = dict.fromkeys(entry.step for entry in request.entries)
+    reads = pairs.reads.get(way.row, ())
+    differing += [pairs.calls[step] for step in stores]
+    void = np.array([call.void for call in pairs.kinds], dtype=np.int64)
+    differing += [void[pairs.calls[read.step]] for read in reads if read.step in pairs.calls]
+    sets = [read.pairs for read in reads] + [proved for proved, _ in way.proved]
+    sets += [*way.reuse.lost.values(), *pairs.misread.get(way.row, {}).values()]
+    for members in dict.fromkeys(sets):
         differing.append(np.array([members >> pair & 1 for pair in range(n)], dtype=np.int64))
-    stores = list(dict.fromkeys(entry.step for entry in request.entries))
-    differing += [pairs.ends[step].astype(np.int64) for step in stores]
-    differing += [pairs.kept[step] for step in stores if (pairs.kept[step] >= 0).any()]
-    differing += [pairs.grades[step].astype(np.int64) for step in stores]
-    differing += [pairs.implied[step].astype(np.int64) for step in stores]
-    for read in pairs.reads.get(way.row, ()):
-        differing.append(np.array([read.pairs >> pair & 1 for pair in range(n)], dtype=np.int64))
-        if read.step in pairs.void:
-            differing.append(pairs.void[read.step].astype(np.int64))
-        misread = pairs.misread.get((read.step, way.row), 0)
-        if misread:
-            differing.append(np.array([misread >> pair & 1 for pair in range(n)], dtype=np.int64))
-    for proved, _ in way.proved:
-        differing.append(np.array([proved >> pair & 1 for pair in range(n)], dtype=np.int64))
     if way.unfinished:
         differing.append(np.array([pairs.spool(pair) in way.unfinished for pair in range(n)], np.int64))
     computing = dict.fromkeys(chunk.step for chunk in request.chunks)

@@ -1,22 +1,28 @@
-"""One worker's store calls, held against what was measured of them."""
+"""What is known of each store call, and how it ended: a step's stores in one layer of one worker.
+
+Whether a token was read is known from the slots. What is concluded from a token that was not read depends on
+what can be seen: where a read of it would have been seen, it was not read; else its metadata is all there is.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
-from operator import or_
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvtrace.ledger.ends import SaveEnd
-from kvtrace.ledger.model import Swallowed, Trust, Worker
-from kvtrace.ledger.reported import caught_in
-from kvtrace.ledger.saves.measured import Cell, Measured
+from kvtrace.ledger.ends import Blind, SaveEnd
+from kvtrace.ledger.intervals import Interval, intersect, length, subtract
+from kvtrace.ledger.model import Swallowed, Trust
+from kvtrace.ledger.reported import Caught, caught_in, caught_in_saving
+from kvtrace.ledger.saves.measured import WHOLE
+from kvtrace.ledger.saves.misplaced import read_elsewhere
 from kvtrace.ledger.saves.pipeline import Ends
 from kvtrace.ledger.saves.stores import Stores
-from kvtrace.ledger.steps import Array
+from kvtrace.ledger.saves.watched import Watched
+from kvtrace.ledger.saves.windows import out_of_window
+from kvtrace.ledger.slots.reads import Touch, covered, in_layer
+from kvtrace.ledger.steps import locate
 from kvtrace.terms import Grade
 from kvtrace.trace import hooks
 
@@ -29,201 +35,294 @@ At = tuple[int, int]
 
 @dataclass(frozen=True)
 class Call:
-    """A watched store call."""
+    """All that is known of one store call.
 
-    at: At
-    slots: int  # that it read
-    empty_files: bool  # it wrote files that hold next to nothing
-    wrote_nothing: bool
+    Attributes:
+        reached: how far it came, as the hooks tell.
+        named: tokens that the step's metadata names; unread: of these, tokens that were never read.
+        rounded: of each request less than a block was not read.
+        blind: why what was not read may have been read all the same.
+        visible: reads of this worker's can be seen, and here is none where one should be.
+        failing: exceptions are known to end the work of this connector's saves.
+        caught: the connector handled an exception of its own in it.
+        elsewhere: other slots were read in place of what was not.
+        skewed: whole blocks were read that begin within blocks.
+        by_replica: another rank with the same KV read all of it.
+        overwritten: what was written was overwritten then, and by whom.
+    """
+
+    reached: SaveEnd
+    named: int = 0
+    unread: int = 0
+    rounded: bool = False
+    blind: Blind = Blind.NO
+    visible: bool = False
+    failing: bool = False
+    caught: bool = False
+    elsewhere: bool = False
+    skewed: bool = False
+    by_replica: bool = False
+    overwritten: SaveEnd = SaveEnd.SAVED
+    empty: bool = False  # it opened files and wrote next to nothing
+    watched: bool = False  # its step was
+    slots: int = 0  # that the step is to store, of all requests, implied ones included
+    unread_of: tuple[int, ...] = ()  # rows of the requests of which something was not read
+
+    @property
+    def complete(self) -> bool:
+        return self.named > 0 and not self.unread
+
+    @property
+    def worked(self) -> bool:
+        """The hook in which the connector saves ran, with something to store."""
+        return self.reached == SaveEnd.SAVED and self.slots > 0
+
+    @property
+    def short(self) -> bool:
+        """It is seen to have read less than it should."""
+        return self.worked and bool(self.unread) and not self.blind and not self.skewed
+
+    @property
+    def end(self) -> tuple[SaveEnd, Grade]:
+        """How the tokens ended that its step names and that were not read; and how well that is seen."""
+        end, grade = self._as_read
+        if self.by_replica and (self.short or self.skewed):
+            end = SaveEnd.SAVED
+        return (self.overwritten if end == SaveEnd.SAVED else end), grade
+
+    @property
+    def _as_read(self) -> tuple[SaveEnd, Grade]:
+        if self.skewed:
+            return SaveEnd.MISPLACED, Grade.READ
+        if self.complete:
+            open_end = self.reached in (SaveEnd.RAISED, SaveEnd.PENDING)
+            return (self.reached if open_end else SaveEnd.SAVED), Grade.READ
+        if not self.worked:  # a stage before the hook ended it; that is seen
+            unseen = self.reached == SaveEnd.NOT_OBSERVED
+            return self.reached, Grade.NOT_OBSERVED if unseen else Grade.READ
+        if self.blind or not self.named:
+            silent = self.named > 0 and (self.visible or self.failing)
+            return (SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED) if silent else (SaveEnd.SAVED, Grade.DECLARED)
+        return self._lost, Grade.READ
+
+    @property
+    def _lost(self) -> SaveEnd:
+        if self.caught:
+            return SaveEnd.CAUGHT
+        if self.elsewhere and not self.rounded:
+            return SaveEnd.MISPLACED
+        if self.unread == self.named:
+            return SaveEnd.NOTHING_READ
+        return SaveEnd.NOT_DECLARED if self.rounded else SaveEnd.PART_READ
+
+    @property
+    def unnamed_end(self) -> SaveEnd:
+        """How tokens ended that the step read in another layer, and that no metadata names."""
+        if not self.worked:
+            return self.reached
+        return SaveEnd.NOT_OBSERVED if self.blind else SaveEnd.NOTHING_READ
+
+    @property
+    def void(self) -> bool:
+        """What was read in it did not come to rest."""
+        return self.end[0] in (SaveEnd.RAISED, SaveEnd.OVERWRITTEN, SaveEnd.OVERWRITTEN_BY_RANK)
+
+    @property
+    def trust(self) -> Trust:
+        """What the ledger rests on here."""
+        calls = int(self.worked)
+        if not self.worked or not self.named:
+            return Trust(calls=calls)
+        if self.skewed:
+            return Trust(calls=calls, measured=1, short=1, short_declared=self.named)
+        if self.complete:
+            return Trust(calls=calls, measured=1, agreed=1)
+        if self.blind:
+            unknown = self._as_read[0] == SaveEnd.NOT_OBSERVED
+            return Trust(calls=calls, unknown=int(unknown), blind=int(not unknown and self.watched))
+        if self.unread == self.named:
+            return Trust(calls=calls, measured=1, nothing=1, empty=int(self.empty))
+        read = self.named - self.unread
+        return Trust(calls=calls, measured=1, short=1, short_read=read, short_declared=self.named)
 
 
 class WorkerCalls:
-    """One worker's store calls, while they are held against what was measured.
+    """One worker's store calls, gathered.
 
-    Attributes:
-        ends: as :func:`kvtrace.ledger.saves.pipeline.ends` gives them, corrected.
-        kept: of the same shape: slots that were read where fewer than declared, else -1.
-        grades: of the same shape: how well the end is seen (Grade).
-        implied: of the same shape: the end of what no metadata names, where it was not read in this layer.
-        void: of the same shape: what was read in that step did not come to rest.
-        misread: (step, row of a request) -> layers in which other slots were read for it.
-        agreed: calls that read what they should.
-        lost: calls whose KV, or a part of it, is not in the store.
+    Args:
+        reached: as :func:`kvtrace.ledger.saves.pipeline.ends` gives it.
+        windows: index of a KV layer -> tokens of its window.
     """
 
-    def __init__(self, worker: Worker, table: Measured, stores: Stores, ends: Ends) -> None:
-        self.worker, self.table, self.stores = worker, table, stores
-        self.ends = ends.copy()
-        self.kept: Array = np.full(ends.shape, -1, dtype=np.int64)
-        self.grades: NDArray[np.int8] = np.full(ends.shape, Grade.DECLARED, dtype=np.int8)
-        self.implied = self.ends
-        self.void: NDArray[np.bool_] = np.zeros(ends.shape, dtype=bool)
-        self.misread: dict[tuple[int, int], NDArray[np.bool_]] = {}
-        self.agreed: set[At] = set()
-        self.lost: set[At] = set()
-        self._work = (ends == SaveEnd.SAVED) & (stores.slots[:, None] > 0)
+    def __init__(
+        self, watched: Watched, stores: Stores, reached: Ends, block: int, windows: Mapping[int, int]
+    ) -> None:
+        self.watched, self.stores, self.reached = watched, stores, reached
+        self._block, self._windows = max(1, block), windows
+        self._slots = watched.slots
+        self._layers = range(len(watched.worker.kv_layers))
+        self._read: dict[tuple[int, tuple[int, ...]], list[Interval]] = {}
+        self._steps_watched = locate(watched.ran.watched, stores.steps)[1]
+        self._blind_steps = watched.blind(stores.steps)
 
-    def stands(self, at: At) -> bool:
-        """Whether a call is still taken to have saved."""
-        return bool(self.ends[at] == SaveEnd.SAVED)
-
-    def at_rest(self, at: At) -> bool:
-        """Whether all that a call read was read back once the run was over, and is the same."""
-        return False
-
-    def lose(self, at: At, end: SaveEnd, kept: int = -1) -> None:
-        """A call did not do its work, or its KV did not stay."""
-        self.ends[at], self.kept[at] = end, kept
-        self.void[at] = True
-        self.agreed.discard(at)
-        self.lost.add(at)
-
-    def forgive(self, at: At) -> None:
-        """The KV of a call that was lost is in the store by another one."""
-        self.ends[at], self.kept[at] = SaveEnd.SAVED, -1
-        self.void[at] = False
-        self.lost.discard(at)
-
-    def _step(self, at: At) -> int:
-        return int(self.stores.steps[at[0]])
-
-    def _layer(self, at: At) -> str:
-        return self.worker.kv_layers[at[1]]
-
-    # -- judging
-
-    def judge(self, certain: bool, swallowed: Sequence[Swallowed]) -> Trust:
-        """Hold each watched call against the metadata.
+    def gathered(self, swallowed: Sequence[Swallowed]) -> dict[At, Call]:
+        """Every call, without what other workers know of it.
 
         Args:
-            certain: a call that is seen to read nothing did read nothing.
             swallowed: exceptions that connectors handled themselves.
         """
-        caught = caught_in(self.worker, swallowed, hooks.SAVING)
-        trust = Trust(calls=int(self._work.sum())) + self._judge_implied()
-        full, less = self._watched()
-        caught = caught.as_usual(len(less), len(self.worker.kv_layers))
-        self.agreed |= {call.at for call in full}
-        silent = [call.at for call in full if call.wrote_nothing]
-        raised = [at for at in silent if caught.sure.at(self._step(at), self._layer(at))]
-        all_write = len(raised) == len(silent)
-        if all_write:
-            # Read, and lost on the way to the file: calls without an exception do write.
-            for at in raised:
-                self.lose(at, SaveEnd.CAUGHT)
-        unwritten = len(raised) if all_write else 0
-        trust += Trust(measured=len(full), agreed=len(full) - unwritten, unwritten=unwritten)
-        if caught.facts:
-            still = sum(caught.at(self._step(at), self._layer(at)) for at in self.agreed)
-            trust += Trust(caught_agreed=still)
-        usual = caught.calls * 2 >= len(less)
-        for call in less:
-            handled = bool(caught.facts) and (usual or caught.at(self._step(call.at), self._layer(call.at)))
-            trust += self._judge_short(call, handled, certain, all_write)
-        return trust
+        failing = bool(caught_in_saving(self.watched.worker, swallowed).facts)
+        found = {at: one for row in range(len(self.stores.steps)) for at, one in self._of_step(row, failing)}
+        by_exception = self._by_exception(found, swallowed)
+        return {at: replace(one, caught=True) if at in by_exception else one for at, one in found.items()}
 
-    def _judge_implied(self) -> Trust:
-        """Calls in steps whose metadata names no store: they are what was measured."""
-        agreed = 0
-        for row in np.flatnonzero(self.stores.implied).tolist():
-            cells = self.table.steps.get(int(self.stores.steps[row]))
-            for column in np.flatnonzero(self._work[row]).tolist():
-                cell = self._cell(row, column, cells) if cells else None
-                read = -1 if cell is None else cell.slots
-                if read <= 0:
-                    self.ends[row, column] = SaveEnd.NOT_OBSERVED
-                    continue
-                agreed += 1
-                self.agreed.add((row, column))
-                if read < int(self.stores.slots[row]):
-                    self.ends[row, column], self.kept[row, column] = SaveEnd.NOT_OBSERVED, read
-        return Trust(measured=agreed, agreed=agreed)
+    def _of_step(self, row: int, failing: bool) -> Iterator[tuple[At, Call]]:
+        named = self.stores.named[row]
+        total = sum(map(length, named.values()))
+        unread = [
+            {request: length(self._unread(request, column, parts)) for request, parts in named.items()}
+            for column in self._layers
+        ]
+        missing = sum(sum(tokens.values()) for tokens in unread)
+        elsewhere = missing > 0 and read_elsewhere(self.watched, self.stores, row, missing)
+        for column, tokens in zip(self._layers, unread, strict=True):
+            at, left_out = (row, column), sum(tokens.values())
+            reached = SaveEnd(int(self.reached[at]))
+            yield (
+                at,
+                Call(
+                    reached,
+                    total,
+                    left_out,
+                    # Of whole blocks that are read twice, or for others too, a remainder is still left out.
+                    rounded=max(tokens.values(), default=0) < self._block and left_out < total,
+                    blind=self._blind(at),
+                    visible=self._slots.visible and (bool(self._steps_watched[row]) or left_out < total),
+                    failing=failing,
+                    elsewhere=elsewhere,
+                    skewed=reached == SaveEnd.SAVED and self._skewed(at),
+                    empty=left_out == total and self._empty(at),
+                    watched=not self._blind_steps[row],
+                    slots=int(self.stores.slots[row]),
+                    unread_of=tuple(request for request, n in tokens.items() if n),
+                ),
+            )
 
-    def _watched(self) -> tuple[list[Call], list[Call]]:
-        """The calls that read all that their metadata names, and those that read less."""
-        full: list[Call] = []
-        less: list[Call] = []
-        for row, step in enumerate(self.stores.steps.tolist()):
-            cells = self.table.steps.get(step)
-            if not cells or self.stores.implied[row]:
-                continue
-            least = int(self.stores.whole[row])
-            for at, cell in self._cells(row, cells):
-                written = [cell] if self.worker.saves_per_layer else list(cells.values())
-                nowhere = all(one.wrote_nothing for one in written)
-                if cell.slots > 0 and cell.slots >= least:
-                    full.append(Call(at, cell.slots, False, nowhere))
-                    continue
-                empty = cell.files > 0 and cell.bytes < int(self.stores.slots[row]) * LEAST_BYTES
-                short = cell.slots > 0 or empty or (cell.slots == 0 and cell.bytes <= 0)
-                if not short or not self._complete(step, cell):
-                    continue  # the rest may have been read in a call that was not watched
-                if not least and not cell.slots and not empty:
-                    self.ends[at] = SaveEnd.NOT_OBSERVED  # less than a block: rounded away, or lost
-                    continue
-                less.append(Call(at, max(0, cell.slots), empty, nowhere))
-        return full, less
+    def _unread(self, request: int, column: int, parts: list[Interval]) -> list[Interval]:
+        """Of positions that are named: what was not read of them, without what is out of a window."""
+        missing = subtract(parts, self._read_of(request, column))
+        return subtract(missing, out_of_window(self._slots, request, column, self._windows))
 
-    def _cells(self, row: int, cells: Mapping[int, Cell]) -> Iterator[tuple[At, Cell]]:
-        for column in np.flatnonzero(self._work[row]).tolist():
-            cell = self._cell(row, column, cells)
-            if cell is not None:
-                yield (row, column), cell
+    def _read_of(self, request: int, column: int) -> list[Interval]:
+        """Positions of a request that were read in a layer, at whatever time."""
+        touches = [one for one in self._slots.reads.get(request, ()) if not one.late_for]
+        alike = tuple(touch.columns >> column & 1 for touch in touches)
+        known = self._read.get((request, alike))
+        if known is None:
+            known = self._read[request, alike] = covered(in_layer(touches, column))
+        return known
 
-    def _cell(self, row: int, column: int, cells: Mapping[int, Cell]) -> Cell | None:
-        cell = cells.get(column)
-        if cell is not None or self.worker.saves_per_layer:
-            return cell
-        step = int(self.stores.steps[row])
-        return _untouched(cells) if self.table.called(step, hooks.WAIT_SAVE) else None
+    def _skewed(self, at: At) -> bool:
+        """Whether a step names whole blocks, the last ones of requests as far as they are filled, and its
+        calls read slots of whole blocks that begin within blocks."""
+        bounds = [bound for parts in self.stores.named[at[0]].values()
+                  for bound in [bound for part in sorted(parts) for bound in part][:-1]]  # fmt: skip
+        whole = bool(bounds) and self._block > 1 and not any(bound % self._block for bound in bounds)
+        return whole and (int(self.stores.steps[at[0]]), at[1]) in self._slots.skewed
 
-    def _complete(self, step: int, cell: Cell) -> bool:
-        """Whether all calls of a step that may read this layer were watched."""
-        connector = self.worker.connector
-        waits = connector is None or connector.does(hooks.WAIT_SAVE)
-        complete = not waits or self.table.called(step, hooks.WAIT_SAVE)
-        return complete and (not self.worker.saves_per_layer or cell.by(hooks.SAVE_LAYER))
+    def _empty(self, at: At) -> bool:
+        """Whether the call opened files and wrote next to nothing."""
+        cells = self.watched.table.steps.get(int(self.stores.steps[at[0]]), {})
+        cell = cells.get(at[1]) or cells.get(WHOLE)
+        least = int(self.stores.slots[at[0]]) * LEAST_BYTES
+        return cell is not None and cell.files > 0 and cell.bytes < least
 
-    def _judge_short(self, call: Call, handled: bool, certain: bool, all_write: bool) -> Trust:
-        """A call that read less than it should.
+    # --- exceptions
 
-        Args:
-            handled: the connector handled an exception of its own in it.
-            all_write: calls that read all do write.
+    def _by_exception(self, calls: Mapping[At, Call], swallowed: Sequence[Swallowed]) -> set[At]:
+        """The calls that did less than they should and caught an exception of their own.
+
+        Of exceptions that come again and again the first calls alone are known: where they are as many as the
+        calls that did less, and none of those that did their work, these are theirs. Fewer of them, of a kind
+        that may be ordinary control flow, explain nothing.
         """
-        if not call.slots and not (certain or call.empty_files or handled):
-            if not self.stores.asynchronous:
-                self.ends[call.at] = SaveEnd.NOT_OBSERVED
-            return Trust(blind=1)
-        end = SaveEnd.CAUGHT if handled else SaveEnd.PART_READ if call.slots else SaveEnd.NOTHING_READ
-        nothing_stayed = not call.slots or (handled and call.wrote_nothing and all_write)
-        self.lose(call.at, end, -1 if nothing_stayed else call.slots)
-        if not call.slots:
-            return Trust(measured=1, nothing=1, empty=int(call.empty_files))
-        declared = int(self.stores.slots[call.at[0]])
-        return Trust(measured=1, short=1, short_read=call.slots, short_declared=declared)
+        worker, layers = self.watched.worker, len(self._layers)
+        caught = caught_in(worker, swallowed, hooks.SAVING)
+        if not caught.facts:
+            return set()
 
-    def doubt(self) -> Trust:
-        """No watched call of this worker did its work: the others can't be taken as declared."""
-        unknown = 0
-        for row, step in enumerate(self.stores.steps.tolist()):
-            if not self.stores.slots[row]:
-                continue
-            cells = self.table.steps.get(step, {})
-            for column in np.flatnonzero(self.ends[row] == SaveEnd.SAVED).tolist():
-                if column not in cells and (row, column) not in self.lost:
-                    self.ends[row, column] = SaveEnd.NOT_OBSERVED
-                    unknown += 1
-        return Trust(unknown=unknown)
+        def of(these: Caught, at: At) -> bool:
+            return these.at(int(self.stores.steps[at[0]]), worker.kv_layers[at[1]])
+
+        short = {at for at, one in calls.items() if one.short}
+        known = {at for at in short if of(caught, at)}
+        less = {at for at in short if at in known or calls[at].end[0] in _LESS}
+        fine = [at for at, one in calls.items() if one.complete]
+        most = caught.layer_calls(layers)
+        again = most > caught.known_calls(layers) and most >= len(less)
+        if (known or not fine) and again and not any(of(caught, at) for at in fine):
+            return less
+        usual = caught.as_usual(len(less), layers)
+        return {at for at in known if of(usual, at)}
+
+    # --- what cannot be seen
+
+    def _blind(self, at: At) -> Blind:
+        """Why it can't be told that what was not read in a call was not read at all."""
+        step = int(self.stores.steps[at[0]])
+        if (step, at[1]) in self._slots.none:
+            return Blind.NO  # it picked what to read, and picked nothing
+        if self._blind_steps[at[0]]:
+            return Blind(int(self._blind_steps[at[0]]))
+        if (step, at[1]) in self._slots.unknown:
+            return Blind.SLOTS_UNKNOWN
+        if self._lag > 1:  # of the steps behind a watched one only the next is known to be watched as well
+            return Blind.COPIES_LATER
+        last_step = int(self.watched.ran.began_steps.max(initial=0))
+        to_come = self._lag > 0 and step >= last_step
+        # Work in the background may still have been to come: it is taken up in order.
+        behind = self._slots.last_background_t and self._slots.last_background_step < step
+        return Blind.TRACE_CUT if to_come or (behind and at[0] >= self._latest_read) else Blind.NO
+
+    @cached_property
+    def _lag(self) -> int:
+        """How many steps after the metadata had named it a hook was seen to read something for the first
+        time, at the most."""
+        most = 0
+        for request, at in self.stores.rows_of.items():
+            steps = self.stores.steps[at].tolist()
+            touches = self._slots.reads.get(request, ())
+            for touch in touches:
+                row = bisect_right(steps, touch.step) - 1
+                lag = touch.step - steps[row]
+                if row < 0 or lag <= most or touch.background or self._read_null(touch.step):
+                    continue
+                late = intersect(list(touch.positions), self.stores.named[at[row]][request])
+                if late and subtract(late, _read_before(touch, touches)):
+                    most = lag
+        return most
+
+    def _read_null(self, step: int) -> bool:
+        """Whether the null block was read in a step, which is in no block table: by wrong numbers, so that
+        what else was read with it says nothing of whose it is."""
+        columns = self._layers if not self._windows else ()
+        return any(self._slots.amount(step, column).null >= self._block for column in columns)
+
+    @cached_property
+    def _latest_read(self) -> int:
+        """Row of the latest step of whose tokens any were read; -1 for none."""
+        for row in range(len(self.stores.steps) - 1, -1, -1):
+            for request, parts in self.stores.named[row].items():
+                if any(subtract(parts, self._read_of(request, column)) != parts for column in self._layers):
+                    return row
+        return -1
 
 
-def _untouched(cells: Mapping[int, Cell]) -> Cell | None:
-    """A layer without a record of its own, in a step whose save hook was watched; None where that
-    call did something that names no layer."""
-    if any(cell.slots < 0 for cell in cells.values()):
-        return None
-    called = reduce(or_, (cell.called for cell in cells.values()), 0)
-    if any(cell.slots > 0 for cell in cells.values()):
-        return Cell(0, called=called)
-    size, files = sum(cell.bytes for cell in cells.values()), sum(cell.files for cell in cells.values())
-    return Cell(0, bytes=size, files=files, called=called)
+_LESS = (SaveEnd.CAUGHT, SaveEnd.NOTHING_READ, SaveEnd.PART_READ)
+
+
+def _read_before(touch: Touch, touches: Sequence[Touch]) -> list[Interval]:
+    """Positions of the same request that earlier steps had read in all layers of a read."""
+    return covered(
+        one for one in touches if one.step < touch.step and one.columns & touch.columns == touch.columns
+    )

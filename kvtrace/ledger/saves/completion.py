@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.loads.asynchronous import ASKED
 from kvtrace.ledger.model import AsyncSave, Engine, Worker
 from kvtrace.ledger.requests import Request, Transfer
 from kvtrace.ledger.saves.watched import Watched
@@ -22,8 +23,6 @@ LONG_NS = 60 * 10**9
 AFTER_NS = 2 * 10**8
 """So long, and once more as long as the longest copy took, an engine may take to hear of a copy's end: it
 hears of it in a later step that asks, and the last bytes may come to rest after what was seen of the copy."""
-ASKED = 20
-"""Steps that asked for finished saves after that."""
 PARTLY_NS = 5 * 10**9
 """As long after some ranks were done, the others will not follow."""
 

@@ -3,88 +3,107 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from kvtrace.ledger.ends import SaveEnd
 from kvtrace.ledger.model import Trust
 from kvtrace.ledger.requests import Request
-from kvtrace.ledger.saves.calls import LEAST_BYTES, WorkerCalls
+from kvtrace.ledger.saves.calls import LEAST_BYTES, At, Call, WorkerCalls
 from kvtrace.ledger.saves.measured import WHOLE, Cell, Measured
+from kvtrace.ledger.slots.accounts import Account
+from kvtrace.ledger.slots.reads import in_layer
+
+Calls = Mapping[At, Call]
+Overwritten = dict[tuple[int, At], SaveEnd]
+"""(worker's index, call) -> by whom what it wrote was overwritten."""
 
 
-def shared_files(calls: Sequence[WorkerCalls]) -> tuple[Trust, bool]:
-    """Ranks that write one file for the same layer in the same step: the last one's KV stays.
+def overwritten(workers: Sequence[WorkerCalls], calls: Sequence[Calls]) -> tuple[Overwritten, Trust]:
+    """The calls whose files did not stay.
 
-    Returns what was found, and whether every step with files of several ranks showed it.
+    Args:
+        calls: of each worker.
     """
-    trust = Trust()
-    shared, apart = False, 0
-    common = [_common(one.table) for one in calls]
-    for row, step in enumerate(calls[0].stores.steps.tolist() if calls else ()):
-        for (_, layer), writers in _writers(calls, common, row, step).items():
-            workers = {worker for _, worker, _ in writers}
-            if len(workers) < 2:
-                apart += 1
+    shared, trust = _by_rank(workers, calls)
+    found: Overwritten = {}
+    for index, (one, of_worker) in enumerate(zip(workers, calls, strict=True)):
+        still = {at for at, call in of_worker.items() if _saved(call) and (index, at) not in shared}
+        of_one, more = _by_prompt(one, still)
+        found.update({(index, at): SaveEnd.OVERWRITTEN for at in of_one})
+        trust += more
+    return {**found, **shared}, trust
+
+
+def _saved(call: Call) -> bool:
+    return call.end[0] == SaveEnd.SAVED
+
+
+def _by_rank(workers: Sequence[WorkerCalls], calls: Sequence[Calls]) -> tuple[Overwritten, Trust]:
+    """Ranks that write one file for the same layer in the same step: the last one's KV stays."""
+    trust, found = Trust(), Overwritten()
+    common = [_common(one.watched.table) for one in workers]
+    for row, step in enumerate(workers[0].stores.steps.tolist() if workers else ()):
+        writers: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
+        """(file, layer) -> (time, worker, column) of those that wrote it."""
+        for index, one in enumerate(workers):
+            for column, cell in one.watched.table.steps.get(step, {}).items():
+                if column != WHOLE and _saved(calls[index][row, column]):
+                    layer = one.watched.worker.kv_layers[column]
+                    for target in cell.targets.keys() - common[index]:
+                        writers[target, layer].append((cell.targets[target], index, column))
+        for (_, layer), wrote in writers.items():
+            ranks = tuple(sorted({workers[index].watched.worker.rank for _, index, _ in wrote}))
+            if len({index for _, index, _ in wrote}) < 2:
+                trust += Trust(files_apart=1)
                 continue
-            shared = True
-            ranks = tuple(sorted({calls[worker].worker.rank for worker in workers}))
             trust += Trust(shared=((step, layer, ranks),), shared_files=1)
-            for _, worker, column in sorted(writers)[:-1]:
-                calls[worker].lose((row, column), SaveEnd.OVERWRITTEN_BY_RANK)
-    return trust + Trust(files_apart=apart), shared and not apart
+            for _, index, column in sorted(wrote)[:-1]:
+                found[index, (row, column)] = SaveEnd.OVERWRITTEN_BY_RANK
+    return found, trust
 
 
-def _writers(
-    calls: Sequence[WorkerCalls], common: Sequence[set[int]], row: int, step: int
-) -> dict[tuple[int, str], list[tuple[int, int, int]]]:
-    """(file, layer) -> (time, worker, column) of those that wrote it in a step."""
-    writers: dict[tuple[int, str], list[tuple[int, int, int]]] = defaultdict(list)
-    for index, one in enumerate(calls):
-        for column, cell in one.table.steps.get(step, {}).items():
-            if column == WHOLE or not one.stands((row, column)):
-                continue
-            for target, t in cell.targets.items():
-                if target not in common[index]:
-                    writers[(target, one.worker.kv_layers[column])].append((t, index, column))
-    return writers
-
-
-def overwritten_files(calls: Sequence[WorkerCalls]) -> Trust:
+def _by_prompt(one: WorkerCalls, saved: Set[At]) -> tuple[set[At], Trust]:
     """Files that a later step writes anew for a prompt with other tokens: the first one's KV is gone.
 
     Only where the file is all that both calls wrote, and holds as many bytes for a slot both times:
     one that grows keeps what was in it. What is at rest at the end stands in another file.
     """
-    trust = Trust()
-    for one in calls:
-        common = _common(one.table)
-        held: dict[tuple[int, int], tuple[int, float]] = {}  # (layer, file) -> (row, bytes of a slot)
-        for row, step in enumerate(one.stores.steps.tolist()):
-            slots = int(one.stores.slots[row])
-            for column, cell in one.table.steps.get(step, {}).items():
-                target = _only_file(cell)
-                if column == WHOLE or not slots or not target or target in common:
-                    continue
-                size = cell.bytes / slots
-                before = held.get((column, target))
-                held[column, target] = (row, size)
-                if before is None or not cell.replaced or size < LEAST_BYTES:
-                    continue
-                old, new = one.stores.alone[before[0]], one.stores.alone[row]
-                alike = abs(size - before[1]) <= max(size, before[1]) / 4
-                first = before[0], column
-                if (
-                    old
-                    and new
-                    and alike
-                    and _apart(old, new)
-                    and one.stands(first)
-                    and not one.at_rest(first)
-                ):
-                    one.lose(first, SaveEnd.OVERWRITTEN)
-                    where = (old.id, new.id, step, one.worker.kv_layers[column])
-                    trust += Trust(overwritten=(where,), overwritten_calls=1)
-    return trust
+    found, trust, table, stores = set[At](), Trust(), one.watched.table, one.stores
+    common = _common(table)
+    held: dict[tuple[int, int], tuple[int, float]] = {}  # (layer, file) -> (row, bytes of a slot)
+    for row, step in enumerate(stores.steps.tolist()):
+        slots = int(stores.slots[row])
+        for column, cell in table.steps.get(step, {}).items():
+            target = _only_file(cell)
+            if column == WHOLE or not slots or not target or target in common:
+                continue
+            size = cell.bytes / slots
+            before = held.get((column, target))
+            held[column, target] = (row, size)
+            if before is None or not cell.replaced or size < LEAST_BYTES:
+                continue
+            old, new, first = stores.alone[before[0]], stores.alone[row], (before[0], column)
+            alike = abs(size - before[1]) <= max(size, before[1]) / 4
+            if not (old and new and alike and _apart(old, new)):
+                continue
+            if first in saved - found and not _at_end(one, first):
+                found.add(first)
+                where = (old.id, new.id, step, one.watched.worker.kv_layers[column])
+                trust += Trust(overwritten=(where,), overwritten_calls=1)
+    return found, trust
+
+
+def _at_end(one: WorkerCalls, at: At) -> bool:
+    """Whether as many bytes as a call read are there at the end."""
+    row, column = at
+    step = int(one.stores.steps[row])
+    touches = [
+        touch
+        for request in {*one.stores.named[row], *one.stores.unnamed[row]}
+        for touch in in_layer(one.watched.slots.reads.get(request, ()), column)
+        if touch.step == step
+    ]
+    return bool(touches) and all(touch.account == Account.WRITTEN for touch in touches)
 
 
 def _only_file(cell: Cell) -> int:

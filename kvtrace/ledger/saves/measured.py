@@ -28,17 +28,8 @@ class Cell:
     unsure: bool = False  # of some call it can't be said what it read
     bytes: int = 0  # in files opened for writing
     files: int = 0
-    called: int = 0  # bits: 1 << hook code of the calls that were measured
     targets: Mapping[int, int] = field(default_factory=dict)  # digest of a file's path -> latest time
     replaced: bool = False  # the file of a call held something before, and was written anew
-
-    def by(self, hook: hooks.Hook) -> bool:
-        """Whether a call of this hook was measured."""
-        return bool(self.called >> hook.code & 1)
-
-    @property
-    def wrote_nothing(self) -> bool:
-        return self.bytes <= 0 and not self.files
 
 
 @dataclass(frozen=True)
@@ -48,22 +39,12 @@ class Measured:
     steps: Mapping[int, Mapping[int, Cell]] = field(default_factory=dict)
     most: int = 0  # the greatest number of slots that any call of a save hook was seen to read
     elsewhere: bool = False  # a hook that is not for saving was seen to read
-    unsure: bool = False  # of some call it can't be said what it read
-
-    @property
-    def silent(self) -> bool:
-        """Whether calls were watched in full, and none of them read anything."""
-        return bool(self.steps) and not (self.most or self.elsewhere or self.unsure)
 
     @property
     def later(self) -> bool:
         """Whether other hooks read, and no save hook ever did: that these read nothing in a step says nothing
         of its tokens."""
         return self.elsewhere and not self.most
-
-    def called(self, step: int, hook: hooks.Hook) -> bool:
-        """Whether any call of this hook was measured in a step."""
-        return any(cell.by(hook) for cell in self.steps.get(step, {}).values())
 
 
 def measure(scans: Sequence[SpoolScan], workers: Sequence[Worker]) -> dict[tuple[int, str], Measured]:
@@ -107,7 +88,6 @@ def _measured(effects: Sequence[rows.Effect], worker: Worker, names: Mapping[int
         },
         most=most,
         elsewhere=elsewhere,
-        unsure=any(effect.slots < 0 for effect in effects),
     )
 
 
@@ -115,9 +95,6 @@ def _cell(effects: Sequence[rows.Effect]) -> Cell:
     read = [effect.slots for effect in effects if effect.slots >= 0]
     wrote = [effect for effect in effects if effect.target and effect.files > 0]
     targets: dict[int, int] = {}
-    bits = 0
-    for effect in effects:
-        bits |= 1 << rows.code(effect.head)
     for effect in wrote:
         targets[effect.target] = max(effect.t, targets.get(effect.target, effect.t))
     return Cell(
@@ -125,7 +102,6 @@ def _cell(effects: Sequence[rows.Effect]) -> Cell:
         unsure=len(read) < len(effects),
         bytes=sum(max(0, effect.bytes) for effect in effects),
         files=sum(max(0, effect.files) for effect in effects),
-        called=bits,
         targets=targets,
         replaced=any(rows.flags(effect.head) & Flag.REPLACED for effect in wrote),
     )

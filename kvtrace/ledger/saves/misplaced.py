@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kvtrace.ledger.intervals import Interval, intersect, length, subtract, union
-from kvtrace.ledger.saves.calls import At
 from kvtrace.ledger.saves.stores import Stores
 from kvtrace.ledger.saves.watched import Watched
 from kvtrace.ledger.slots.reads import Slots, covered, in_layer
@@ -23,16 +22,16 @@ def read_elsewhere(watched: Watched, stores: Stores, row: int, missing: int) -> 
     cells = watched.table.steps.get(step, {})
     other = 0
     for column in range(len(watched.worker.kv_layers)):
-        amount, useless = slots.amounts.get((step, column), 0), slots.useless.get((step, column), 0)
+        amount = slots.amount(step, column)
         mine = sum(length(_read_in(slots, request, column, step)) for request in stores.named[row])
-        again = cells[column].slots - amount if column in cells else 0  # by one call
-        foreign = amount - useless - mine
+        again = cells[column].slots - amount.read if column in cells else 0  # by one call
+        foreign = amount.read - amount.useless - mine
         if foreign > 0:
             foreign -= _due(slots, stores, row, column)
         early = _read_early(slots, stores, row, column)
-        other += useless + max(0, foreign) + max(0, again) - early
+        other += amount.useless + max(0, foreign) + max(0, again) - early
         missing -= early
-    return other >= missing > 0 or _one_for_all(watched, stores, row)
+    return other >= missing > 0
 
 
 def _read_early(slots: Slots, stores: Stores, row: int, column: int) -> int:
@@ -43,27 +42,6 @@ def _read_early(slots: Slots, stores: Stores, row: int, column: int) -> int:
         early = union(part for one in touches if one.step == step for part in one.stale)
         found += length(subtract(intersect(early, parts), covered(touches)))
     return found
-
-
-def _one_for_all(watched: Watched, stores: Stores, row: int) -> bool:
-    """Whether of all requests that a step names one alone was read, in every layer as often as there are
-    requests: for each of them."""
-    step, slots = int(stores.steps[row]), watched.slots
-    cells = watched.table.steps.get(step, {})
-    named = stores.named[row]
-    whose = set()
-    for column in range(len(watched.worker.kv_layers)):
-        read = {request: length(_read_in(slots, request, column, step)) for request in named}
-        mine = [request for request, amount in read.items() if amount]
-        if len(mine) != 1:
-            return False
-        whose.add(mine[0])
-        amount = slots.amounts.get((step, column), 0)
-        again = slots.again.get((step, column), 0)
-        again += max(0, cells[column].slots - amount) if column in cells else 0
-        if again != (len(named) - 1) * read[mine[0]]:
-            return False
-    return len(named) > 1 and len(whose) == 1
 
 
 def _due(slots: Slots, stores: Stores, row: int, column: int) -> int:
@@ -84,9 +62,8 @@ def _due_of(slots: Slots, stores: Stores, row: int, column: int, request: int) -
     return length(intersect(now, subtract(union(named), before)))
 
 
-def strangers(slots: Slots, stores: Stores, at: At) -> list[int]:
+def strangers(slots: Slots, stores: Stores, row: int, column: int) -> list[int]:
     """Requests that a step does not name and whose slots it read in a layer, none of which was due."""
-    row, column = at
     unnamed = slots.read_in.get(int(stores.steps[row]), frozenset()) - stores.named[row].keys()
     return [request for request in unnamed if not _due_of(slots, stores, row, column, request)]
 

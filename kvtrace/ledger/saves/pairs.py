@@ -1,29 +1,33 @@
-"""One engine's (layer, rank) pairs, and how every step that matters went in each."""
+"""One engine's (layer, rank) pairs, and the evidence of every step that matters in each."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvtrace.ledger.coverage import WorkerCoverage
-from kvtrace.ledger.ends import SaveEnd
+from kvtrace.ledger.ends import Blind, SaveEnd
 from kvtrace.ledger.intervals import Interval, intersect, subtract
 from kvtrace.ledger.model import Engine, Swallowed, Trust, Worker
 from kvtrace.ledger.reported import Caught, caught_in_saving
 from kvtrace.ledger.requests import Request
-from kvtrace.ledger.saves.accounts import Account
-from kvtrace.ledger.saves.check import check
-from kvtrace.ledger.saves.instead import Instead, read_instead
-from kvtrace.ledger.saves.pipeline import Ends, ends
-from kvtrace.ledger.saves.stores import leading, stores_of
-from kvtrace.ledger.saves.watched import Watched
-from kvtrace.ledger.saves.windows import left_out, windows_of
+from kvtrace.ledger.saves.calls import At, Call, WorkerCalls
+from kvtrace.ledger.saves.files import overwritten
+from kvtrace.ledger.saves.misplaced import strangers
+from kvtrace.ledger.saves.pipeline import ends
+from kvtrace.ledger.saves.stores import Stores, leading, stores_of
+from kvtrace.ledger.saves.useless_reads import OtherSlots, other_slots
+from kvtrace.ledger.saves.watched import Watched, settled_steps
+from kvtrace.ledger.saves.windows import out_of_window, windows_of
+from kvtrace.ledger.slots.accounts import Account
 from kvtrace.ledger.slots.reads import Slots, Touch
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, Mask, Steps, StepState, step_states
+from kvtrace.ledger.values import replace
 from kvtrace.terms import Grade
 
 
@@ -49,16 +53,69 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Read:
-    """Positions of a request that were read alike in some pairs. ``stale``: before they were computed;
-    ``sent_to``: the peer of what was sent."""
+    """Positions of a request that were read alike in some pairs, or in whose place other slots were.
+
+    Attributes:
+        pairs: a bit each.
+        stale: positions that were read before they were computed.
+        account: what became of what was read; ``sent_to``: the peer of what was sent.
+        caught: the connector handled an exception of its own there.
+        other: these are not the tokens that were meant: other slots were read for them, or they for others.
+        blind: why it can't be told whose tokens these were, or whether they were read at all.
+        unnamed: bytes at rest do not say under whose name: calls in these pairs read other slots than their
+            steps name, or not all of them.
+    """
 
     step: int
-    pairs: int  # a bit each
+    pairs: int
     positions: tuple[Interval, ...]
-    stale: tuple[Interval, ...]
-    end: SaveEnd = SaveEnd.SAVED
-    grade: Grade = Grade.READ
+    stale: tuple[Interval, ...] = ()
+    account: Account = Account.OPEN
     sent_to: str = ""
+    caught: bool = False
+    other: bool = False
+    blind: Blind = Blind.NO
+    unnamed: bool = False
+
+    @property
+    def end(self) -> tuple[SaveEnd, Grade]:
+        """How these tokens ended, by this read alone, and how well that is seen."""
+        if self.other:
+            return SaveEnd.MISPLACED, Grade.READ
+        if self.blind:
+            return SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED
+        end, grade = _ENDS[self.account]
+        if self.caught and (end, grade) == (SaveEnd.SAVED, Grade.READ):
+            return SaveEnd.CAUGHT, Grade.READ if self.account == Account.OPEN else Grade.NOT_OBSERVED
+        if self.unnamed and end == SaveEnd.SAVED:
+            return end, Grade.READ
+        return end, grade
+
+
+_ENDS = {
+    Account.OPEN: (SaveEnd.SAVED, Grade.READ),
+    Account.PARTLY: (SaveEnd.SAVED, Grade.READ),
+    Account.WRITTEN: (SaveEnd.SAVED, Grade.WRITTEN),
+    Account.SENT: (SaveEnd.SAVED, Grade.READ),
+    Account.REFUSED: (SaveEnd.PUT_FAILED, Grade.WRITTEN),
+    Account.NOTHING: (SaveEnd.DROPPED, Grade.READ),
+    Account.EMPTY: (SaveEnd.NOT_AT_REST, Grade.WRITTEN),
+    Account.LOST_LATER: (SaveEnd.LOST_LATER, Grade.WRITTEN),
+}
+
+
+class Stored(NamedTuple):
+    """A store call, as far as its tokens need to know it: see :class:`~kvtrace.ledger.saves.calls.Call`."""
+
+    end: SaveEnd
+    grade: Grade
+    unnamed_end: SaveEnd
+    void: bool
+    blind: Blind
+
+
+UNSEEN = Stored(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, SaveEnd.NOT_OBSERVED, False, Blind.NO_RECORD)
+"""A call of a pair of which no worker is known."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +126,10 @@ class Pairs:
     live: Mask  # whether the pair's worker has a connector
     worker: Array  # index of the pair's worker
     layer: Array  # number of its layer; ranks that hold a part of the same layer share it
-    ends: Mapping[int, NDArray[np.int8]]  # store step -> SaveEnd per pair
-    kept: Mapping[int, Array]  # store step -> slots measured per pair where fewer than declared, else -1
-    declared: Mapping[int, int]  # store step -> slots that its metadata names, of all requests
-    grades: Mapping[int, NDArray[np.int8]]  # store step -> Grade of the end per pair
-    implied: Mapping[int, NDArray[np.int8]]  # store step -> SaveEnd of what no metadata names
-    void: Mapping[int, Mask]  # store step -> pairs in which what was read did not come to rest
-    misread: Mapping[tuple[int, int], int]
-    """(store step, row of a request) -> pairs, a bit each, in which other slots were read for it."""
+    calls: Mapping[int, Array]  # store step -> per pair the number of its call in ``kinds``
+    kinds: Sequence[Stored]
+    misread: Mapping[int, Mapping[int, int]]
+    """Row of a request -> store step -> pairs, a bit each, in which other slots were read for it."""
     reads: Mapping[int, tuple[Read, ...]]  # row of a request -> what was read of it
     settled: Steps  # steps of which all workers are known to have read nothing else
     states: Mapping[int, NDArray[np.int8]]  # chunk step -> StepState per worker
@@ -92,6 +145,10 @@ class Pairs:
         worker = int(self.worker[pair])
         return self.spools[worker] if worker < len(self.spools) else "?"
 
+    def call(self, step: int, pair: int) -> Stored:
+        """The store call of a step that stores something, in a pair."""
+        return self.kinds[int(self.calls[step][pair])]
+
 
 def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence) -> tuple[Pairs, Trust]:
     """An engine's pairs, and what the ends of its store calls rest on.
@@ -99,16 +156,10 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
     Args:
         requests: those of the engine, by row.
     """
-    keys = [worker.key for worker in engine.workers]
-    ran = [evidence.executed.get(key, NEVER_RAN) for key in keys]
-    unfinished = any(evidence.unfinished.get(row) for row in requests)
-    stores = stores_of(requests, engine.block_size, unfinished)
-    declared = [
-        ends(worker, of_worker, evidence.coverage[worker.key])
-        for worker, of_worker in zip(engine.workers, ran, strict=True)
-    ]
+    ran = [evidence.executed.get(worker.key, NEVER_RAN) for worker in engine.workers]
     watched = [evidence.watched[worker.key] for worker in engine.workers]
-    checked = check(engine, stores, declared, watched, evidence.swallowed)
+    stores = stores_of(requests)
+    calls, trust = _calls(engine, stores, evidence)
     steps = np.unique(np.array([c.step for r in requests.values() for c in r.chunks], dtype=np.int64))
     states = [
         step_states(of_worker, worker.stop_reason, steps)
@@ -117,30 +168,19 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
     owners = [i for i, worker in enumerate(engine.workers) for _ in worker.kv_layers]
     # Layers of no known worker: the ledger still has their pairs, and says that nothing was seen.
     missing = max(0, engine.pairs - len(owners))
-    assumed = len(engine.workers)
     if missing:
         states.append(np.full(len(steps), StepState.NOT_RECORDED, dtype=np.int8))
-    n = len(stores.steps)
-    unseen = np.full((n, missing), SaveEnd.NOT_OBSERVED, np.int8)
-    end = np.concatenate([*checked.ends, unseen], axis=1)
-    kept = np.concatenate([*checked.kept, np.full((n, missing), -1, np.int64)], axis=1)
-    grade = np.concatenate([*checked.grades, np.full((n, missing), Grade.NOT_OBSERVED, np.int8)], axis=1)
-    implied = np.concatenate([*checked.implied, unseen], axis=1)
-    void = np.concatenate([*checked.void, np.zeros((n, missing), bool)], axis=1)
+    numbers, kinds = _numbered(engine, stores, calls, missing)
     state = np.stack(states, axis=1) if states else np.empty((len(steps), 0), dtype=np.int8)
     live = [engine.workers[i].connector_live is not False for i in owners]
     pairs = Pairs(
         live=np.array(live + [True] * missing, dtype=bool),
-        worker=np.array(owners + [assumed] * missing, dtype=np.int64),
+        worker=np.array(owners + [len(engine.workers)] * missing, dtype=np.int64),
         layer=_layer_numbers(engine, missing),
-        ends=dict(zip(stores.steps.tolist(), end, strict=True)),
-        kept=dict(zip(stores.steps.tolist(), kept, strict=True)),
-        declared=dict(zip(stores.steps.tolist(), stores.slots.tolist(), strict=True)),
-        grades=dict(zip(stores.steps.tolist(), grade, strict=True)),
-        implied=dict(zip(stores.steps.tolist(), implied, strict=True)),
-        void=dict(zip(stores.steps.tolist(), void, strict=True)),
-        misread=_misread(watched, checked.misread),
-        reads=_as_named(_reads(watched, requests, evidence.swallowed, engine), end),
+        calls=dict(zip(stores.steps.tolist(), numbers, strict=True)),
+        kinds=kinds,
+        misread=_misread(watched, stores, calls),
+        reads=_reads(watched, requests, evidence.swallowed, engine, _otherwise(watched, calls)),
         settled=settled_steps(watched, steps),
         states=dict(zip(steps.tolist(), state, strict=True)),
         spools=tuple(worker.spool for worker in engine.workers),
@@ -150,20 +190,102 @@ def pairs_of(engine: Engine, requests: Mapping[int, Request], evidence: Evidence
         and engine.implied_entries == engine.store_entries
         and engine.decode_measured is not False,
     )
-    return pairs, checked.trust
+    return pairs, trust
+
+
+# --- store calls
+
+
+def _calls(engine: Engine, stores: Stores, evidence: Evidence) -> tuple[list[dict[At, Call]], Trust]:
+    """All store calls of each worker, with what the workers know of each other's."""
+    gathering = []
+    for worker in engine.workers:
+        ran = evidence.executed.get(worker.key, NEVER_RAN)
+        reached = ends(worker, ran, evidence.coverage[worker.key])
+        watched = evidence.watched[worker.key]
+        gathering.append(WorkerCalls(watched, stores, reached, engine.block_size, windows_of(engine, worker)))
+    calls = [one.gathered(evidence.swallowed) for one in gathering]
+    files, trust = ({}, Trust()) if _replicated(engine) else overwritten(gathering, calls)
+    whole = {
+        (row, one.watched.worker.kv_layers[column])
+        for one, of_worker in zip(gathering, calls, strict=True)
+        for (row, column), call in of_worker.items()
+        if _replicated(engine) and call.complete
+    }
+    for index, (one, of_worker) in enumerate(zip(gathering, calls, strict=True)):
+        for at, call in of_worker.items():
+            replica = (at[0], one.watched.worker.kv_layers[at[1]]) in whole
+            file = files.get((index, at), SaveEnd.SAVED)
+            if replica or file != SaveEnd.SAVED:
+                of_worker[at] = replace(call, by_replica=replica, overwritten=file)
+            trust += of_worker[at].trust
+    return calls, trust
+
+
+def _replicated(engine: Engine) -> bool:
+    """Whether every rank holds the same KV (MLA): one of them saves for all."""
+    groups = engine.token_groups
+    return bool(groups) and all("MLA" in group.kind for group in groups)
+
+
+def _numbered(
+    engine: Engine, stores: Stores, calls: Sequence[Mapping[At, Call]], missing: int
+) -> tuple[list[Array], list[Stored]]:
+    """Of each store step the numbers of its calls, pair by pair; and the calls that differ."""
+    known: dict[Stored, int] = {UNSEEN: 0}
+    of_call: dict[Call, int] = {}
+    found: list[Array] = []
+    for row in range(len(stores.steps)):
+        numbers = []
+        for worker, of_worker in zip(engine.workers, calls, strict=True):
+            for column in range(len(worker.kv_layers)):
+                call = of_worker[row, column]
+                number = of_call.get(call)
+                if number is None:
+                    unseen = SaveEnd.NOT_OBSERVED in (call.end[0], call.unnamed_end)
+                    blind = call.blind if unseen else Blind.NO
+                    stored = Stored(*call.end, call.unnamed_end, call.void, blind)
+                    number = of_call[call] = known.setdefault(stored, len(known))
+                numbers.append(number)
+        found.append(np.array(numbers + [0] * missing, dtype=np.int64))
+    return found, list(known)
+
+
+def _misread(
+    workers: Sequence[Watched], stores: Stores, calls: Sequence[Mapping[At, Call]]
+) -> dict[int, dict[int, int]]:
+    """Of which requests calls read other slots: those of theirs that were read stand for other tokens."""
+    found: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    first = 0
+    for one, of_worker in zip(workers, calls, strict=True):
+        for (row, column), call in of_worker.items():
+            if call.end[0] == SaveEnd.MISPLACED:
+                step = int(stores.steps[row])
+                if call.skewed:
+                    requests = {*stores.named[row], *one.slots.read_in.get(step, frozenset())}
+                else:
+                    requests = {*call.unread_of, *strangers(one.slots, stores, row, column)}
+                for request in requests:
+                    found[request][step] |= 1 << (first + column)
+        first += len(one.worker.kv_layers)
+    return dict(found)
 
 
 _OTHERWISE = (SaveEnd.NOTHING_READ, SaveEnd.PART_READ, SaveEnd.MISPLACED)
-_ENDS = {
-    Account.OPEN: (SaveEnd.SAVED, Grade.READ),
-    Account.PARTLY: (SaveEnd.SAVED, Grade.READ),
-    Account.WRITTEN: (SaveEnd.SAVED, Grade.WRITTEN),
-    Account.SENT: (SaveEnd.SAVED, Grade.READ),
-    Account.REFUSED: (SaveEnd.PUT_FAILED, Grade.WRITTEN),
-    Account.NOTHING: (SaveEnd.DROPPED, Grade.READ),
-    Account.EMPTY: (SaveEnd.NOT_AT_REST, Grade.WRITTEN),
-    Account.LOST_LATER: (SaveEnd.LOST_LATER, Grade.WRITTEN),
-}
+
+
+def _otherwise(workers: Sequence[Watched], calls: Sequence[Mapping[At, Call]]) -> int:
+    """The pairs, a bit each, in which a call read other slots than its step names, or not all of them."""
+    found = first = 0
+    for one, of_worker in zip(workers, calls, strict=True):
+        for (_, column), call in of_worker.items():
+            if call.end[0] in _OTHERWISE:
+                found |= 1 << (first + column)
+        first += len(one.worker.kv_layers)
+    return found
+
+
+# --- reads
 
 
 def _reads(
@@ -171,126 +293,88 @@ def _reads(
     requests: Mapping[int, Request],
     swallowed: Sequence[Swallowed],
     engine: Engine,
+    otherwise: int,
 ) -> dict[int, tuple[Read, ...]]:
-    """What all workers read, by the request's row; pairs in the order of the workers."""
+    """What all workers read, by the request's row; pairs in the order of the workers.
+
+    Args:
+        otherwise: pairs in which calls read other slots than their steps name.
+    """
     found: dict[int, list[Read]] = defaultdict(list)
     shared = leading(requests)
     first = 0
     for one in workers:
         caught = caught_in_saving(one.worker, swallowed)
-        instead = read_instead(one, requests, engine)
-        for row, read in [*_missed(instead), *_too_late(one.slots)]:
-            found[row].append(replace(read, pairs=read.pairs << first))
-        for row, read in _outside(one, engine):
-            found[row].append(replace(read, pairs=read.pairs << first))
+        others = other_slots(one, requests, engine)
+        reads = [*_missed(others), *_too_late(one.slots), *_out_of_windows(one, engine)]
         for row, touches in one.slots.reads.items():
             for touch in touches:
-                for part in _ended(touch, one.worker, caught, shared.get(row, 0)):
-                    part = replace(part, end=SaveEnd.MISPLACED) if touch.late_for else part
-                    for stood in _stood_for(part, instead):
-                        found[row].append(replace(stood, pairs=stood.pairs << first))
+                reads += [(row, read) for read in reads_of(touch, one.worker, caught, shared.get(row, 0))]
+        for row, read in reads:
+            for part in _told_apart(read, others):
+                pairs = part.pairs << first
+                found[row].append(replace(part, pairs=pairs, unnamed=bool(pairs & otherwise)))
         first += len(one.worker.kv_layers)
     return {row: tuple(reads) for row, reads in found.items()}
 
 
-def _as_named(reads: Mapping[int, tuple[Read, ...]], ends: Ends) -> dict[int, tuple[Read, ...]]:
-    """The reads; where calls were seen to read other slots than their steps name, or not all of them, bytes
-    that came to rest do not say under whose name: that was read, no more.
-
-    Args:
-        ends: of each store step and pair.
-    """
-    otherwise = np.logical_or.reduce(np.isin(ends, _OTHERWISE), axis=0)
-    pairs = sum(1 << at for at in np.flatnonzero(otherwise).tolist())
-
-    def less(one: Read) -> Read:
-        doubted = one.grade == Grade.WRITTEN and one.end == SaveEnd.SAVED and one.pairs & pairs
-        return replace(one, grade=Grade.READ) if doubted else one
-
-    return {row: tuple(map(less, of_row)) for row, of_row in reads.items()}
-
-
-def _missed(instead: Instead) -> Iterator[tuple[int, Read]]:
+def _missed(others: OtherSlots) -> Iterator[tuple[int, Read]]:
     """(row of a request, its positions in whose place other slots were read)."""
-    for (step, row, column), parts in instead.holes.items():
-        yield row, Read(step, 1 << column, tuple(parts), (), SaveEnd.MISPLACED, Grade.READ)
-
-
-def _outside(watched: Watched, engine: Engine) -> Iterator[tuple[int, Read]]:
-    """(row of a request, what its layers' windows had left and nobody read, where all in them was read)."""
-    windows = windows_of(engine, watched.worker)
-    for row in watched.slots.reads if windows else ():
-        for column in windows:
-            parts = left_out(watched.slots, row, column, windows)
-            if parts:
-                yield row, Read(0, 1 << column, tuple(parts), (), SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED)
+    for (step, row, column), parts in others.missed.items():
+        yield row, Read(step, 1 << column, tuple(parts), other=True)
 
 
 def _too_late(slots: Slots) -> Iterator[tuple[int, Read]]:
     """(row of a request, its positions that were read after their blocks went to another one)."""
     for row, reads in slots.late.items():
         for step, columns, positions in reads:
-            yield row, Read(step, columns, positions, (), SaveEnd.MISPLACED, Grade.READ)
+            yield row, Read(step, columns, positions, other=True)
 
 
-def _stood_for(read: Read, instead: Instead) -> Iterator[Read]:
-    """A read of a worker that was seen to read other slots than those of its tokens: what it read in such a
-    step stands for other tokens, and for which it read in others is not known. That the metadata names them
-    proves nothing: it may name the wrong ones itself."""
-    unknown = read.pairs if instead.steps else 0
-    if not unknown or read.end > SaveEnd.SAVED:
-        yield read
-        return
-    wrong = read.pairs & instead.steps.get(read.step, 0)
-    if wrong:
-        yield replace(read, pairs=wrong, end=SaveEnd.MISPLACED, grade=Grade.READ)
-    if unknown & ~wrong:
-        yield replace(read, pairs=unknown & ~wrong, end=SaveEnd.NOT_OBSERVED, grade=Grade.NOT_OBSERVED)
-    if read.pairs & ~unknown & ~wrong:
-        yield replace(read, pairs=read.pairs & ~unknown & ~wrong)
+def _out_of_windows(watched: Watched, engine: Engine) -> Iterator[tuple[int, Read]]:
+    """(row of a request, what was out of its layers' windows and nobody read, where all in them was read)."""
+    windows = windows_of(engine, watched.worker)
+    for row in watched.slots.reads if windows else ():
+        for column in windows:
+            parts = out_of_window(watched.slots, row, column, windows)
+            if parts:
+                yield row, Read(0, 1 << column, tuple(parts), blind=Blind.OUT_OF_WINDOW)
 
 
-def _ended(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterator[Read]:
-    """A touch by what became of it; ``pairs`` are the worker's layers.
+def reads_of(touch: Touch, worker: Worker, caught: Caught, shared: int) -> Iterator[Read]:
+    """A touch as reads; ``pairs`` are the worker's layers.
 
     Args:
         shared: leading positions that another request has as well: what is not stored again is not lost.
     """
-    end, grade = _ENDS[touch.account]
-    positions = touch.positions
+    read = Read(
+        touch.step, touch.columns, touch.positions, touch.stale, touch.account, touch.sent_to,
+        other=bool(touch.late_for),
+    )  # fmt: skip
     if touch.account == Account.NOTHING:
-        put = tuple(intersect(list(positions), [(0, shared)]))
-        yield Read(touch.step, touch.columns, put, ())
-        positions = tuple(subtract(list(positions), [(0, shared)]))
-    failed = 0
-    if end == SaveEnd.SAVED and grade == Grade.READ and caught.facts:
-        layers = [layer for layer, name in enumerate(worker.kv_layers) if caught.at(touch.step, name)]
-        failed = sum(1 << layer for layer in layers) & touch.columns
-        if failed:
-            seen = Grade.READ if touch.account == Account.OPEN else Grade.NOT_OBSERVED
-            yield Read(touch.step, failed, positions, touch.stale, SaveEnd.CAUGHT, seen)
+        put = tuple(intersect(list(touch.positions), [(0, shared)]))
+        yield replace(read, positions=put, stale=(), account=Account.OPEN)
+        read = replace(read, positions=tuple(subtract(list(touch.positions), [(0, shared)])))
+    layers = enumerate(worker.kv_layers) if caught.facts else ()
+    failed = sum(1 << layer for layer, name in layers if caught.at(touch.step, name)) & touch.columns
+    if failed:
+        yield replace(read, pairs=failed, caught=True)
     if touch.columns & ~failed:
-        yield Read(touch.step, touch.columns & ~failed, positions, touch.stale, end, grade, touch.sent_to)
+        yield replace(read, pairs=touch.columns & ~failed)
 
 
-def _misread(
-    workers: Sequence[Watched], misread: Sequence[Mapping[tuple[int, int], Mask]]
-) -> dict[tuple[int, int], int]:
-    found: dict[tuple[int, int], int] = defaultdict(int)
-    first = 0
-    for one, of_worker in zip(workers, misread, strict=True):
-        for (step, request), columns in of_worker.items():
-            for column in np.flatnonzero(columns).tolist():
-                found[step, request] |= 1 << (first + column)
-        first += len(one.worker.kv_layers)
-    return dict(found)
-
-
-def settled_steps(workers: Sequence[Watched], steps: Array) -> Steps:
-    """The steps of which it is known what every worker read."""
-    if not workers:
-        return Steps()
-    return Steps(steps[np.logical_and.reduce([one.settled(steps) for one in workers])])
+def _told_apart(read: Read, others: OtherSlots) -> Iterator[Read]:
+    """A read of a worker that was seen to read other slots than those of its tokens: what it read in such a
+    step stands for other tokens, and whose a read in others is, is not known. That the metadata names them
+    proves nothing: it may name the wrong ones itself."""
+    if not others.steps or read.other or read.blind:
+        yield read
+        return
+    wrong = read.pairs & others.steps.get(read.step, 0)
+    if wrong:
+        yield replace(read, pairs=wrong, other=True)
+    if read.pairs & ~wrong:
+        yield replace(read, pairs=read.pairs & ~wrong, blind=Blind.OTHER_SLOTS)
 
 
 def _layer_numbers(engine: Engine, missing: int) -> Array:

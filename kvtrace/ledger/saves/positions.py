@@ -1,4 +1,4 @@
-"""What became of a request's positions in one pair."""
+"""What became of a request's positions in one pair: the evidence of each, and the one decision."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
+from typing import NamedTuple
 
-from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, LoadEnd, Outcome, SaveEnd
+from kvtrace.ledger.ends import NOT_LOADED, NOT_SAVED, Blind, LoadEnd, Outcome, SaveEnd
 from kvtrace.ledger.intervals import Interval, covers, intersect, subtract, union
-from kvtrace.ledger.loads.model import LoadOf, Part
+from kvtrace.ledger.loads.outcome import LoadOf, Part
 from kvtrace.ledger.requests import Request
-from kvtrace.ledger.saves.pairs import Pairs, Read
+from kvtrace.ledger.saves.pairs import Pairs
 from kvtrace.ledger.saves.stores import positions
 from kvtrace.ledger.steps import Steps, StepState
 from kvtrace.terms import LOADED, LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED, Grade
-
-_LOCAL_HIT = Outcome(LOCAL_HIT, grade=Grade.READ)
-_PENDING, _NOT_OBSERVED = Outcome(PENDING), Outcome(NOT_OBSERVED, grade=Grade.NOT_OBSERVED)
 
 
 @dataclass(frozen=True)
@@ -31,9 +29,6 @@ class Segment:
     outcome: Outcome
     chunk: int
     part: int = -1
-
-
-_FATE = attrgetter("outcome", "chunk", "part")
 
 
 @dataclass(frozen=True)
@@ -81,132 +76,221 @@ class Way:
         return merged(_InPair(self, pair).segments())
 
 
+_SAME = attrgetter("outcome", "chunk", "part")
+
+
 def merged(segments: Iterable[Segment]) -> list[Segment]:
     """Segments in order, those that follow on and fared alike as one."""
     found: list[Segment] = []
     for one in segments:
         last = found[-1] if found else None
-        if last and last.end == one.start and _FATE(last) == _FATE(one):
+        if last and last.end == one.start and _SAME(last) == _SAME(one):
             found[-1] = Segment(last.start, one.end, last.outcome, last.chunk, last.part)
         else:
             found.append(one)
     return found
 
 
-_Stored = tuple[SaveEnd, int, str]
-"""How what was read or named ended, how well that is seen (a Grade), and the peer of what was only sent."""
+# --- the decision
+
+
+class Store(NamedTuple):
+    """What a read of a token, or the call that was to store it, came to. ``sent_to``: the peer of what was
+    only sent; ``blind``: why it is not observed."""
+
+    end: SaveEnd
+    grade: Grade
+    sent_to: str = ""
+    blind: Blind = Blind.NO
+
+
+class Token(NamedTuple):
+    """All the evidence of one token in one pair.
+
+    Attributes:
+        load: how its load ended, and how well that is seen; None where the connector was not to bring it.
+        stores: the reads of it, and the calls that were to store it, whatever they came to.
+        unfinished: how an asynchronous save of it ended, where not well.
+        proved: it came back with the KV that was computed.
+        local: it was in the GPU's own prefix cache.
+        computed: a step of the trace computed it, which went so; None where none did.
+        stale: its slot was read before it was computed.
+        silent: why silence on it says nothing; Blind.NO: whoever stored it would have been seen.
+        watched: that nothing else was read in the steps that might have stored it is seen.
+    """
+
+    load: tuple[LoadEnd, Grade] | None = None
+    stores: tuple[Store, ...] = ()
+    unfinished: SaveEnd | None = None
+    proved: bool = False
+    local: bool = False
+    computed: StepState | None = StepState.RAN
+    stale: bool = False
+    silent: Blind = Blind.NO
+    watched: bool = False
+
+
+_PENDING = Outcome(PENDING)
+_LOCAL_HIT = Outcome(LOCAL_HIT, grade=Grade.READ)
+
+
+def not_observed(blind: Blind, end: SaveEnd | None = None) -> Outcome:
+    return Outcome(NOT_OBSERVED, end, Grade.NOT_OBSERVED, blind=blind)
+
+
+def decide(token: Token) -> Outcome:
+    """What became of a token in a pair, once and from all of its evidence."""
+    if token.load is not None:
+        return _loaded(token, *token.load)
+    saved = min((one for one in token.stores if one.end == SaveEnd.SAVED), key=_best_saved, default=None)
+    if saved is not None:
+        return _saved(token, saved)
+    if token.local:
+        return _LOCAL_HIT
+    if token.computed is None or token.computed == StepState.NOT_RECORDED:
+        return not_observed(Blind.NO_RECORD)
+    if token.computed == StepState.NOT_REACHED:
+        return _PENDING
+    return _not_saved(token)
+
+
+def _loaded(token: Token, end: LoadEnd, grade: Grade) -> Outcome:
+    if end == LoadEnd.LOADED:
+        return Outcome(LOADED, grade=Grade.PROVED if token.proved else grade)
+    if end == LoadEnd.PENDING:
+        return _PENDING
+    return not_observed(Blind.UNTOLD) if end == LoadEnd.NOT_OBSERVED else Outcome(NOT_LOADED, end, grade)
+
+
+def _best_saved(one: Store) -> tuple[int, str]:
+    """The best first, and what is seen at rest before what was sent."""
+    return -one.grade, one.sent_to
+
+
+def _saved(token: Token, store: Store) -> Outcome:
+    grade = Grade.PROVED if token.proved else store.grade
+    # What is at rest is saved, whether the scheduler ever hears of it or not.
+    if token.unfinished == SaveEnd.PENDING and grade < Grade.WRITTEN:
+        return _PENDING
+    if token.unfinished == SaveEnd.FAILED or (token.unfinished and grade < Grade.WRITTEN):
+        return Outcome(NOT_SAVED, token.unfinished, Grade.READ)
+    return Outcome(SAVED, grade=grade, sent_to="" if grade == Grade.PROVED else store.sent_to)
+
+
+def _not_saved(token: Token) -> Outcome:
+    """Of a token that was computed and is not in the store: the first stage at which its way ended."""
+    if token.silent == Blind.OUT_OF_SIGHT:
+        return not_observed(token.silent)
+    end, grade, _, blind = min(token.stores, default=Store(SaveEnd.NOT_DECLARED, Grade.DECLARED))
+    if token.stores and end == SaveEnd.PENDING:
+        return _PENDING
+    if token.stale and end >= SaveEnd.NOTHING_READ:
+        return Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
+    if token.stores and end == SaveEnd.NOT_OBSERVED:
+        return not_observed(blind or Blind.UNTOLD)
+    if token.stores:
+        seen = grade != Grade.NOT_OBSERVED
+        return Outcome(NOT_SAVED, end, grade) if seen else not_observed(blind or Blind.UNTOLD, end)
+    if token.silent:
+        return not_observed(token.silent)
+    return Outcome(NOT_SAVED, end, Grade.READ if token.watched else Grade.DECLARED)
+
+
+# --- the evidence
 
 
 class _InPair:
-    """A request's positions in one pair, as intervals with the same fate."""
+    """A request's positions in one pair, as intervals with the same evidence."""
 
     def __init__(self, way: Way, pair: int) -> None:
         self._request, self._way, self._pair = way.request, way, pair
-        request, reads = way.request, way.pairs.reads.get(way.row, ())
-        self._reads, stale = self._read_in_pair(reads)
-        self._read = union(part for parts in self._reads.values() for part in parts)
-        self._stale = subtract(stale, self._read)
-        stored = self._stored()
-        self._saved = sorted(
-            (-grade, sent_to, union(parts))
-            for (end, grade, sent_to), parts in stored.items()
-            if end == SaveEnd.SAVED
-        )  # the best first, and what is seen at rest before what was sent
-        self._failed = sorted(
-            (end, Grade(grade), union(parts))
-            for (end, grade, _), parts in stored.items()
-            if end != SaveEnd.SAVED
-        )  # by stage: the ends are in the order of the stages
+        misread = way.pairs.misread.get(way.row, {})
+        self._misread = {step for step, pairs in misread.items() if pairs >> pair & 1}
+        """Steps in which other slots were read in the place of the request's."""
+        self._stores, self._stale = self._read()
+        for key, parts in self._declared(union(part for of in self._stores.values() for part in of)).items():
+            self._stores[key] += parts
+        self._stores = {key: found for key, parts in self._stores.items() if (found := union(parts))}
         self._proved = union(part for pairs, parts in way.proved if pairs >> pair & 1 for part in parts)
-        self._early = _named_early(request)
-        self._lost = way.reuse.lost_in(pair)
-        external = way.reuse.external
-        self._loaded = subtract(external, union((a, b) for a, b, _ in self._lost))
-        # To come from the connector, not there when it was needed, and computed by no step.
-        self._never_came = (
-            subtract(external, union([*self._loaded, *way.reuse.computed])) if self._lost else []
-        )
-        self._handed_over = way.unfinished.get("") or way.unfinished.get(way.pairs.spool(pair))
+        self._early = _named_early(way.request)
+        self._load = self._of_load()
         # Decode steps name no request: all steps of its life count.
         self._decode_unknown = way.pairs.decode_unknown or (
-            request.last_step > 0 and way.unknown.any_within(request.first_step, request.last_step)
+            way.request.last_step > 0
+            and way.unknown.any_within(way.request.first_step, way.request.last_step)
         )
 
-    def _read_in_pair(self, reads: Sequence[Read]) -> tuple[dict[_Stored, list[Interval]], list[Interval]]:
-        """Positions that were read in this pair, each by the best that became of it; and those that were
-        read before they were computed."""
-        by_end: dict[_Stored, list[Interval]] = defaultdict(list)
+    def _of_load(self) -> list[tuple[int, int, LoadEnd]]:
+        """What the connector was to bring: how each part of it ended, but for what was computed after all."""
+        reuse = self._way.reuse
+        lost = reuse.lost_in(self._pair)
+        loaded = subtract(reuse.external, union((a, b) for a, b, _ in lost))
+        never_came = subtract(reuse.external, union([*loaded, *reuse.computed])) if lost else []
+        found = [(a, b, LoadEnd.LOADED) for a, b in loaded]
+        for start, end, ended in lost:
+            found += [(a, b, ended) for a, b in intersect(never_came, [(start, end)])]
+        return found
+
+    def _read(self) -> tuple[dict[Store, list[Interval]], list[Interval]]:
+        """Positions that were read in this pair, by what that came to, those of others that the GPU's prefix
+        cache gave left out; and those that were read before they were computed, and not after."""
+        request, pairs = self._request, self._way.pairs
+        found: dict[Store, list[Interval]] = defaultdict(list)
         stale: list[Interval] = []
-        for read in reads:
-            if read.pairs >> self._pair & 1:
-                if not self._void(read.step):
-                    by_end[read.end, read.grade, read.sent_to] += read.positions
-                stale += intersect(list(read.stale), [(0, self._request.stood(read.step)[0])])
-        found: dict[_Stored, list[Interval]] = {}
-        left = [(0, self._request.computed)]
-        for key in sorted(by_end, key=lambda key: (key[0], -key[1], key[2])):
-            found[key] = intersect(union(by_end[key]), left)
-            left = subtract(left, found[key])
-        # Whole blocks are read, however far they are filled: of decode tokens that says nothing.
-        return found, union(stale)
+        for read in pairs.reads.get(self._way.row, ()):
+            if not read.pairs >> self._pair & 1:
+                continue
+            # Whole blocks are read, however far they are filled: of decode tokens that says nothing.
+            stale += intersect(list(read.stale), [(0, request.at_step(read.step)[0])])
+            if read.step not in self._misread and not self._void(read.step):
+                end, grade = read.end
+                found[Store(end, grade, read.sent_to, read.blind)] += intersect(
+                    union(read.positions), [(0, request.computed)]
+                )
+        every = union(part for parts in found.values() for part in parts)
+        return found, subtract(union(stale), every)
 
     def _void(self, step: int) -> bool:
         """Whether what was read in a step is not in the store."""
         pairs = self._way.pairs
-        void = pairs.void.get(step)
-        return self._misread(step) or (void is not None and bool(void[self._pair]))
+        return step in pairs.calls and pairs.call(step, self._pair).void
 
-    def _misread(self, step: int) -> bool:
-        """Whether other slots were read in a step in the place of the request's."""
-        return bool(self._way.pairs.misread.get((step, self._way.row), 0) >> self._pair & 1)
-
-    def _stored(self) -> dict[_Stored, list[Interval]]:
-        """Positions that were read or that a store entry names, by how that ended and how well it is seen."""
+    def _declared(self, read: list[Interval]) -> dict[Store, list[Interval]]:
+        """Positions that a store entry names and that were not ``read``, by how its call ended; and without
+        those that were read of others."""
         request, pairs = self._request, self._way.pairs
-        found: dict[_Stored, list[Interval]] = defaultdict(list)
+        found: dict[Store, list[Interval]] = defaultdict(list)
         for entry in request.entries:
             start, end = positions(request, entry)
-            if end <= start:
+            misread = entry.step in self._misread
+            if end <= start or (entry.implied and misread):
                 continue
-            misread = self._misread(entry.step)
-            if entry.implied and misread:
-                continue  # read in the place of other tokens
-            ends = pairs.implied if entry.implied else pairs.ends
-            ended = SaveEnd(int(ends[entry.step][self._pair]))
-            grade = int(Grade.READ if entry.implied else pairs.grades[entry.step][self._pair])
-            if misread and ended == SaveEnd.SAVED:  # the metadata names the wrong ones itself
-                ended, grade = SaveEnd.NOT_OBSERVED, int(Grade.NOT_OBSERVED)
-            kept = int(pairs.kept[entry.step][self._pair])
-            if kept >= 0:
-                # What was read of the step's stores is shared out as they were declared.
-                part = max(0, entry.slots) * kept // max(1, pairs.declared[entry.step])
-                middle = min(end, start + part)
-                found[SaveEnd.SAVED, grade, ""] += [(start, middle)] if middle > start else []
-                start = max(start, middle)
-            if end > start:
-                found[ended, grade, ""] += subtract([(start, end)], self._read)
+            call = pairs.call(entry.step, self._pair)
+            end_of = (call.unnamed_end, Grade.READ) if entry.implied else (call.end, call.grade)
+            store = Store(*end_of, blind=call.blind)
+            if misread and store.end == SaveEnd.SAVED:  # the metadata names the wrong ones itself
+                store = Store(SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED, blind=Blind.OTHER_SLOTS)
+            found[store] += subtract([(start, end)], read)
         own = union(positions(request, entry) for entry in request.entries)
         # What the GPU's prefix cache gave is another request's, unless this one's metadata names it too.
         others = subtract(self._way.reuse.local, own)
-        for key, parts in self._reads.items():
-            found[key] += subtract(parts, others)
+        for key, parts in self._stores.items():
+            self._stores[key] = subtract(union(parts), others)
         return found
 
     def segments(self) -> Iterator[Segment]:
         marks = self._marks()
         for (start, end), (chunk, state) in zip(pairwise(marks), self._computed_by(marks), strict=True):
-            yield Segment(start, end, self._outcome(start, chunk, state), chunk)
+            yield Segment(start, end, decide(self._token(start, chunk, state)), chunk)
 
     def _marks(self) -> list[int]:
-        """Where anything changes: between two marks all positions fare alike."""
+        """Where anything changes: between two marks all positions have the same evidence."""
         request, reuse = self._request, self._way.reuse
         marks = {0, request.computed, min(request.prompt, request.computed)}
-        failed = [intervals for _, _, intervals in self._failed]
-        saved = [intervals for _, _, intervals in self._saved]
-        lost = [(a, b) for a, b, _ in self._lost]
+        load = [(a, b) for a, b, _ in self._load]
         chunks = [(chunk.start, chunk.end) for chunk in request.chunks]
-        known = (self._loaded, self._never_came, reuse.local, self._stale, self._early, self._proved)
-        for intervals in (*known, *saved, *failed, lost, chunks, request.generated):
+        known = (reuse.local, self._stale, self._early, self._proved, load, chunks, request.generated)
+        for intervals in (*known, *self._stores.values()):
             for interval in intervals:
                 marks.update(interval)
         return sorted(mark for mark in marks if 0 <= mark <= request.computed)
@@ -227,60 +311,36 @@ class _InPair:
                     found[i] = (index, state)
         return found
 
-    def _outcome(self, at: int, chunk: int, state: StepState) -> Outcome:
-        if covers(self._loaded, at):
-            proved = covers(self._proved, at)
-            grade = Grade.PROVED if proved else self._way.load_grade(LoadEnd.LOADED)
-            return Outcome(LOADED, grade=grade)
-        if covers(self._never_came, at):
-            end = next(end for a, b, end in self._lost if a <= at < b)
-            return _load_outcome(end, self._way.load_grade(end))
-        saved = next((one for one in self._saved if covers(one[2], at)), None)
-        if saved is not None:
-            grade = Grade.PROVED if covers(self._proved, at) else Grade(-saved[0])
-            # What is at rest is saved, whether the scheduler ever hears of it or not.
-            open_end = self._handed_over if grade < Grade.WRITTEN else None
-            if open_end == SaveEnd.PENDING:
-                return _PENDING
-            if open_end or self._handed_over == SaveEnd.FAILED:
-                return Outcome(NOT_SAVED, self._handed_over, Grade.READ)
-            return Outcome(SAVED, grade=grade, sent_to="" if grade == Grade.PROVED else saved[1])
-        if covers(self._way.reuse.local, at):
-            return _LOCAL_HIT
-        if chunk < 0 and at < self._request.prompt and not covers(self._request.generated, at):
-            return _NOT_OBSERVED  # no chunk of the trace computed it
-        if state == StepState.NOT_REACHED:
-            return _PENDING
-        if state == StepState.NOT_RECORDED or self._way.pairs.given_away:
-            return _NOT_OBSERVED
-        return self._outcome_of_store(at, chunk)
-
-    def _outcome_of_store(self, at: int, chunk: int) -> Outcome:
-        """Of a position that was computed and is not in the store."""
-        ended, grade = next(
-            ((end, grade) for end, grade, intervals in self._failed if covers(intervals, at)),
-            (None, Grade.DECLARED),
+    def _token(self, at: int, chunk: int, state: StepState) -> Token:
+        way, request = self._way, self._request
+        load = next(((end, way.load_grade(end)) for a, b, end in self._load if a <= at < b), None)
+        generated = at >= request.prompt or covers(request.generated, at)
+        silent, watched = self._silent(at, chunk)
+        return Token(
+            load=load,
+            stores=tuple(store for store, parts in self._stores.items() if covers(parts, at)),
+            unfinished=way.unfinished.get("") or way.unfinished.get(way.pairs.spool(self._pair)),
+            proved=covers(self._proved, at),
+            local=covers(way.reuse.local, at),
+            computed=state if chunk >= 0 or generated else None,
+            stale=covers(self._stale, at),
+            silent=silent,
+            watched=watched,
         )
-        if ended == SaveEnd.PENDING:
-            return _PENDING
-        if covers(self._stale, at) and (ended is None or ended >= SaveEnd.NOTHING_READ):
-            return Outcome(NOT_SAVED, SaveEnd.STALE, Grade.READ)
-        if ended == SaveEnd.NOT_OBSERVED:
-            return _NOT_OBSERVED
-        if ended is not None:
-            known = grade != Grade.NOT_OBSERVED
-            return Outcome(NOT_SAVED if known else NOT_OBSERVED, ended, grade)
+
+    def _silent(self, at: int, chunk: int) -> tuple[Blind, bool]:
+        """Of a position that nothing names and nobody was seen to read: why that says nothing; and whether
+        that nobody did is seen."""
         request, way = self._request, self._way
+        if way.pairs.given_away:
+            return Blind.OUT_OF_SIGHT, False
         if chunk < 0:
-            unknown = self._decode_unknown
-            return _NOT_OBSERVED if unknown else Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED)
+            return Blind.METADATA_UNREAD if self._decode_unknown else Blind.NO, False
         step = request.chunks[chunk].step
         if way.unknown.any_within(step, max(step, request.last_step)):
-            return _NOT_OBSERVED
-        seen = all(one.step in way.pairs.settled for one in request.chunks if one.step >= step)
-        if not seen and covers(self._early, at):
-            return _NOT_OBSERVED
-        return Outcome(NOT_SAVED, SaveEnd.NOT_DECLARED, Grade.READ if seen else Grade.DECLARED)
+            return Blind.METADATA_UNREAD, False
+        watched = all(one.step in way.pairs.settled for one in request.chunks if one.step >= step)
+        return (Blind.NAMED_EARLY if not watched and covers(self._early, at) else Blind.NO), watched
 
 
 def _named_early(request: Request) -> list[Interval]:
@@ -288,15 +348,8 @@ def _named_early(request: Request) -> list[Interval]:
     the worker waits for them, or takes them as they are, the metadata does not say."""
     named = union(positions(request, entry) for entry in request.entries)
     early = union(
-        (max(entry.start, entry.available), min(entry.start + entry.slots, request.stood(entry.step)[0]))
+        (max(entry.start, entry.available), min(entry.start + entry.slots, request.at_step(entry.step)[0]))
         for entry in request.entries
         if not entry.implied and entry.start + entry.slots > entry.available
     )
     return subtract(early, named)
-
-
-def _load_outcome(end: LoadEnd, grade: Grade) -> Outcome:
-    """The outcome of a position that the connector was to bring and did not."""
-    if end == LoadEnd.PENDING:
-        return _PENDING
-    return _NOT_OBSERVED if end == LoadEnd.NOT_OBSERVED else Outcome(NOT_LOADED, end, grade)

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvtrace.ledger.intervals import Interval, union
 from kvtrace.ledger.requests import Request, StoreEntry
-from kvtrace.ledger.steps import Array, Mask
+from kvtrace.ledger.steps import Array
 
 _MOST_SLOTS = 1 << 40
 """A corrupt record can name any number: bounded, so that sums stay sums."""
@@ -23,16 +23,11 @@ class Stores:
 
     steps: Array
     slots: Array  # of all requests
-    whole: Array  # ... of these in whole blocks, entry by entry: a worker may round down to them
-    implied: Mask  # named by no metadata: measured
-    asynchronous: bool  # whether any save of the engine is
     alone: tuple[Request | None, ...]  # the request, in the steps that store for one only
     named: tuple[Mapping[int, list[Interval]], ...]
     """Row of a request -> its positions that the step's metadata names, as far as they had KV."""
-    seen: tuple[Mapping[int, list[Interval]], ...]
+    unnamed: tuple[Mapping[int, list[Interval]], ...]
     """The same of entries that no metadata names: read in some layer."""
-    alike: Mapping[int, int]
-    """Row of a request -> leading positions whose KV may be another request's as well: the same tokens."""
 
     @cached_property
     def rows_of(self) -> Mapping[int, Sequence[int]]:
@@ -44,42 +39,28 @@ class Stores:
         return found
 
 
-def stores_of(requests: Mapping[int, Request], block: int, unfinished: bool) -> Stores:
-    """The store steps of one engine's requests.
-
-    Args:
-        requests: by row.
-        block: tokens of a block.
-        unfinished: some asynchronous save of these requests did not end well.
-    """
+def stores_of(requests: Mapping[int, Request]) -> Stores:
+    """The store steps of one engine's requests, by row."""
     steps: Array = np.unique(np.array([e.step for r in requests.values() for e in r.entries], dtype=np.int64))
     at = {step: i for i, step in enumerate(steps.tolist())}
-    block = max(1, block)
-    slots, whole = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
-    implied = np.zeros(len(steps), bool)
+    slots = np.zeros(len(steps), np.int64)
     storing: list[dict[int, Request]] = [{} for _ in range(len(steps))]
     named: list[dict[int, list[Interval]]] = [{} for _ in range(len(steps))]
-    seen: list[dict[int, list[Interval]]] = [{} for _ in range(len(steps))]
+    unnamed: list[dict[int, list[Interval]]] = [{} for _ in range(len(steps))]
     for row, request in requests.items():
         for entry in request.entries:
             i = at[entry.step]
             size = min(max(0, entry.slots), _MOST_SLOTS)
             slots[i] += size
-            whole[i] += size // block * block
-            implied[i] |= entry.implied
             if size:
                 storing[i][row] = request
-                (seen if entry.implied else named)[i].setdefault(row, []).append(positions(request, entry))
+                (unnamed if entry.implied else named)[i].setdefault(row, []).append(positions(request, entry))
     return Stores(
         steps=steps,
         slots=slots,
-        whole=whole,
-        implied=implied,
-        asynchronous=unfinished or any(entry.asynchronous for r in requests.values() for entry in r.entries),
         alone=tuple(next(iter(of.values())) if len(of) == 1 else None for of in storing),
         named=tuple({row: union(parts) for row, parts in of.items()} for of in named),
-        seen=tuple({row: union(parts) for row, parts in of.items()} for of in seen),
-        alike=_alike(requests),
+        unnamed=tuple({row: union(parts) for row, parts in of.items()} for of in unnamed),
     )
 
 
@@ -90,12 +71,6 @@ def leading(requests: Mapping[int, Request]) -> dict[int, int]:
         row: max((n for digest, n in one.prefixes.items() if of_digest[digest] > 1), default=0)
         for row, one in requests.items()
     }
-
-
-def _alike(requests: Mapping[int, Request]) -> dict[int, int]:
-    """Where it is not known how a prompt begins, all of it; a salt makes other digests of the same tokens."""
-    known = leading(requests)
-    return {row: known[row] if one.prefixes and not one.salt else one.prompt for row, one in requests.items()}
 
 
 def positions(request: Request, entry: StoreEntry) -> Interval:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from kvtrace.ledger.ends import Blind
 from kvtrace.ledger.model import Worker
 from kvtrace.ledger.saves.measured import Measured
 from kvtrace.ledger.slots.reads import Slots
-from kvtrace.ledger.steps import Array, Executed, locate
+from kvtrace.ledger.steps import Array, Executed, Steps, locate
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,22 @@ class Watched:
     followed: bool = True
     """No way was open on which it may have read KV with no record of it."""
 
-    @property
-    def by_position(self) -> bool:
-        """Whether its spool says which slots were read, and which steps were watched for that."""
-        return len(self.ran.watched) > 0 or self.slots.visible
-
-    def settled(self, steps: Array) -> NDArray[np.bool_]:
-        """The steps of which all is known that was read until the end of the step after."""
-        known: NDArray[np.bool_] = locate(self.ran.watched, steps)[1] & ~np.isin(steps, self._in_part)
-        known &= self.followed & (steps > self.slots.unplaced)
-        if not self.slots.visible:
+    def blind(self, steps: Array) -> Array:
+        """Of each step why it can't be told what was read until the end of the step after (Blind, 0 for it
+        can)."""
+        slots = self.slots
+        in_part = np.isin(steps, self._in_part) | (steps <= slots.unplaced)
+        if not slots.visible:
             certain = [self._picked_none(step) or not self._unsure(step) for step in steps.tolist()]
-            known &= np.array(certain, dtype=bool) & (steps > max(self.slots.blind, default=0))
-        return known
+            in_part |= ~np.array(certain, dtype=bool) | (steps <= max(slots.blind, default=0))
+        watched = locate(self.ran.watched, steps)[1]
+        out_of_sight = np.full(len(steps), not self.followed)
+        found: Array = np.select(
+            [~watched, out_of_sight, in_part],
+            [Blind.STEP_NOT_WATCHED, Blind.OUT_OF_SIGHT, Blind.SLOTS_UNKNOWN],
+            default=Blind.NO,
+        )
+        return found
 
     @cached_property
     def _in_part(self) -> Array:
@@ -55,3 +59,10 @@ class Watched:
     def _unsure(self, step: int) -> bool:
         cells = self.table.steps.get(step)
         return not cells or any(cell.unsure for cell in cells.values())
+
+
+def settled_steps(workers: Sequence[Watched], steps: Array) -> Steps:
+    """The steps of which it is known what every worker read."""
+    if not workers:
+        return Steps()
+    return Steps(steps[~np.logical_or.reduce([one.blind(steps) > 0 for one in workers])])

@@ -23,7 +23,7 @@ def windows_of(engine: Engine, worker: Worker) -> dict[int, int]:
     return {at: of_layer[name] for at, name in enumerate(worker.kv_layers) if name in of_layer}
 
 
-def left_out(slots: Slots, row: int, column: int, windows: Mapping[int, int]) -> list[Interval]:
+def out_of_window(slots: Slots, row: int, column: int, windows: Mapping[int, int]) -> list[Interval]:
     """Positions of a request that nobody read in a layer and that its window had left, where all of the
     window was read. ``row``: of the request."""
     window = windows.get(column)

@@ -153,7 +153,7 @@ def computed_by(request: Request, holder: Holder, step: int, included: bool) -> 
     for chunk in later:
         if chunk.step < step or (included and chunk.step == step):
             end, last = max(end, chunk.end), chunk.step
-    prompt, computed = request.stood(last)
+    prompt, computed = request.at_step(last)
     if last and end >= prompt:
         again = [reach + 1 for at, reach in request.preempted if at < last and reach >= prompt]
         end = min(computed, max([prompt, *again]) + step - last - (not included))

@@ -82,6 +82,15 @@ def _salts(own: list[Asked], what: Observed) -> Verdict:
     return _judge(own, what, "a request with this cache_salt")
 
 
+def _adapters(own: list[Asked], what: Observed) -> Verdict:
+    if not what.facts.adapters:
+        return not_applicable("the server serves no LoRA adapter")
+    refused = [one for one in own if one.prompt.adapter and one.reply.error]
+    if refused:
+        return not_observed(f"requests with an adapter had no answer: {refused[0].reply.error}")
+    return _judge(own, what, "a request with this adapter") if own else not_observed("not asked")
+
+
 def _ranks(own: list[Asked], what: Observed) -> Verdict:
     engine = what.evidence.engine
     ranks = len(engine.workers) if engine is not None else 0
@@ -106,13 +115,15 @@ def _salted(facts: Facts) -> str:
     return f"a{n} b{n}@x ; a{n}@x b{n}@y b{n} ; b{n}@x"
 
 
+def _adapted(facts: Facts) -> str:
+    n = units(facts, 2) + unit(facts) // 2
+    return f"a{n} b{n}~1 ; a{n}~1 b{n} ; a{n}~1" if facts.adapters else ""
+
+
 PROPERTIES = (
     Property("nobody-else", "Nothing comes back for another prompt", _others, _words),
     Property("other-salt", "Nothing comes back for another cache_salt", _salts, _salted),
-    Property(
-        "other-adapter", "Nothing comes back for another LoRA adapter",
-        lambda own, what: not_observed("verify asks without adapters"),
-    ),
+    Property("other-adapter", "Nothing comes back for another LoRA adapter", _adapters, _adapted),
     Property(
         "other-image", "Nothing comes back for another image",
         lambda own, what: not_observed("verify asks with text alone"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from kvtrace.ledger.ends import LoadEnd
 from kvtrace.verify import judging
 from kvtrace.verify.answers import Verdict, failed, not_applicable, not_observed, proved
-from kvtrace.verify.evidence import unfinished_saves
+from kvtrace.verify.evidence import HARDEST, unfinished_saves
 from kvtrace.verify.observed import Asked, Observed
 from kvtrace.verify.property import Property
 from kvtrace.words import duration, percent, plural
@@ -56,6 +57,12 @@ def _told(own: list[Asked], what: Observed) -> Verdict:
     open_loads = [one for one in what.plain if one.seen and one.seen.asynchronous and one.given]
     if not run.async_saves and not open_loads:
         return not_applicable("it saves and loads within the step")
+    never = [one for one in open_loads if one.seen and one.seen.lost(LoadEnd.NOT_FINISHED)]
+    if never:
+        return failed(
+            f"of {plural(len(open_loads), 'asynchronous load')} {len(never)} never came to an end",
+            requests=judging.names(never), case=never[0].case,
+        )  # fmt: skip
     late = unfinished_saves(run)
     if late:
         ends = sorted({end.name.lower().replace("_", " ") for _, end in late})
@@ -70,15 +77,12 @@ def _told(own: list[Asked], what: Observed) -> Verdict:
 
 
 def _share(own: list[Asked], what: Observed) -> Verdict:
-    run = what.evidence.run
-    if run is None or run.timing.empty:
-        return not_observed("no hook was timed")
-    hooks = run.timing[(run.timing["kind"] == "hook") & run.timing["share_of_steps"].notna()]
-    if hooks.empty:
+    shares = what.evidence.hook_shares
+    if not shares:
         return not_observed("no hook was timed in the workers' steps")
-    worst = hooks.loc[hooks["share_of_steps"].astype(float).idxmax()]
-    share = float(worst["share_of_steps"])
-    says = f"{worst['hook']} takes {percent(share)} of the workers' steps"
+    worst = max(shares, key=lambda name: shares[name])
+    share = shares[worst]
+    says = f"{worst} takes {percent(share)} of a step, in those that make up {percent(HARDEST)} of the time"
     numbers = {"share": round(share, 4)}
     if not what.settings.share:
         return not_observed(f"{says}; no share was stated (--hook-share)", numbers=numbers)

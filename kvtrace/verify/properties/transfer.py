@@ -101,7 +101,7 @@ def _lookups(own: list[Asked], what: Observed) -> Verdict:
 def _outputs(own: list[Asked], what: Observed) -> Verdict:
     compared = [one for one in what.plain if one.answered and not one.prompt.leaves]
     if what.reference:
-        compared = [one for one in compared if (tuple(one.tokens), one.prompt.generate) in what.reference]
+        compared = [one for one in compared if one.question in what.reference]
         beside = "an engine without the connector"
     else:
         compared = [one for one in compared if one.given and judging.right(one, what)]

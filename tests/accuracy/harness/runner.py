@@ -24,7 +24,7 @@ LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(4)]
 LIMIT_BYTES = 256 << 20
 COPIES = 512
 """Blocks that verify keeps to compare with, of the process in which the engine runs."""
-_OF_FULL = frozenset({"restart", "flat", "store-conditions"})
+_OF_FULL = frozenset({"flat", "store-conditions"})
 CHILD_SEED = 500_000_000  # of kvgen.plan, which is not imported before the agent is set up
 
 
@@ -168,13 +168,19 @@ class Runs:
         """What verify answers on each property, of the same connector and an empty store; {}: not run."""
         if not self.verify or problem or len(parts) > 1:
             return {}
-        from harness.verified import verify_generated
+        from harness.verified import restarted, verify_generated
 
-        part = Part(parts[0].plan, folder, f"{os.getpid()}v{parts[0].plan.seed}", "verify-store")
+        plan = parts[0].plan
+        part = Part(plan, folder, f"{os.getpid()}v{plan.seed}", "verify-store")
         try:
-            return verify_generated(part, folder / "verify", self.model, _suite(parts[0].plan))
+            found = verify_generated(part, folder / "verify", self.model, _suite(plan))
         finally:
             part.close()
+        if "restart" in plan.breaks - plan.unpromised and part.made.place == "path":
+            part = Part(plan, folder, "", "restart-store")
+            found["says"]["restart"] = restarted(part, folder / "restart", self.model)
+            found["verified"]["restart"] = found["says"]["restart"][0]
+        return found
 
     def _traced(self, trace_dir: Path, number: int) -> None:
         if not self.trace:

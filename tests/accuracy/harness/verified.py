@@ -3,6 +3,10 @@ catalogue of faults (kvgen/catalogue.py)."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,3 +65,41 @@ def verify_generated(part: Any, folder: Path, model: str, suite: str) -> dict[st
         return {"verified": grouped({name: said[0] for name, said in says.items()}), "says": says}
     finally:
         retarget(None)
+
+
+def restarted(part: Any, folder: Path, model: str) -> tuple[str, ...]:
+    """What ``kvtrace verify`` itself answers on ``restart`` of a served engine: only in another process are
+    hashes other ones, and buffers empty.
+
+    Args:
+        part: the connector, with a directory of its own that is empty.
+        folder: where the traced runs go.
+    """
+    from harness import engine, verify
+    from kvtrace import CONFIG_VARIABLE
+    from kvtrace.verify.connector import free_port
+
+    transfer = engine.transfer_config(part.plan, part.made, part.view.place)
+    arguments = verify.fit(engine.engine_arguments(part.plan, [transfer], model))
+    del arguments["model"], arguments["disable_log_stats"]
+    words = [str(Path(sys.executable).with_name("vllm")), "serve", model, "--port", str(free_port())]
+    for name, value in arguments.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words += [f"--{option}", value if isinstance(value, str) else json.dumps(value)]
+    length = 3 * part.plan.unit + part.plan.block // 2
+    case = f"restart: a{length} b{length} ; restart a{length} b{length}"
+    command = [
+        sys.executable, "-m", "kvtrace", "verify", "--case", case, "--suite", "full",
+        "--store", part.view.place, "--no-reference", "--shrink", "0", "--format", "json",
+        "--output", str(folder), "--", *words,
+    ]  # fmt: skip
+    left_out = (CONFIG_VARIABLE, *engine.ENV)
+    environ = {name: value for name, value in os.environ.items() if name not in left_out}
+    path = os.pathsep.join(filter(None, (str(folder.parent / "src"), environ.get("PYTHONPATH"))))
+    environ |= {"PYTHONPATH": path, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=False)
+    (said,) = (one for one in json.loads(done.stdout)["properties"] if one["id"] == "restart")
+    return said["answer"], said["says"], *said["evidence"]

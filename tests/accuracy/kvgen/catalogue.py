@@ -51,6 +51,14 @@ class Fault:
     allow: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     work: tuple[str, ...] = ()
 
+    @property
+    def needs_reads(self) -> bool:
+        """Whether its sizes tell something only beside the bytes that were read: files that are removed, or
+        that hold nothing, tell it alone."""
+        return self.shows == "sizes" and self.name not in _SHOWN_BY_FILES_ALONE
+
+
+_SHOWN_BY_FILES_ALONE = ("cleans-up", "newest-deleted", "wiped", "files-empty", "empty-read")
 
 PROPERTIES = (
     "transfer", "returns-equal", "whole-units", "right-asker", "outputs", "lookups-agree", "workloads",

@@ -81,6 +81,8 @@ DESIGNS: tuple[Design, ...] = (
             store_flaw=("evict",), family=("units", "request"), role=("producer",), **IN_ORDER),
     _design("time-to-live", "records live for a time, and are removed after it", "apart",
             store_flaw=("ttl",), lookup=("ask",), run=("inline",), dedupe=("none",), decode=(False,),
+            # nothing is put, and so nothing removed, between a lookup and the load that it promises
+            load=("none", "sync"), async_scheduling=(False,),
             prefix_caching=(False,), unit_from=("option", "constant", "block"), **PUSH),
     _design("decode-stored", "tokens of the answer are stored as well", "decode", decode=(True,), **PUSH),
     _design("prompt-only", "tokens of the answer are not stored", "decode", decode=(False,), **PUSH),

@@ -29,6 +29,8 @@ VERSION = 3
 """Goes into every draw: a new version of the generator gives new connectors."""
 _WHOLE = frozenset(("whole-units", "workloads", "lengths"))
 """Properties of verify that rest on every whole unit of a prompt coming back."""
+_LOST = frozenset(("transfer", "whole-units", "lookups-agree"))
+"""Properties of verify of which KV that is lost breaks one; which, hangs on the sizes and on the lookup."""
 _OF_SAVES = frozenset(("finishes-told", "step-time", "flat"))
 """Properties of verify that a connector which never loads can break."""
 
@@ -177,7 +179,8 @@ class Plan:
         if self.planted is None:
             return ""
         hidden = self.planted.shows == "sizes" and self.store.kind not in SEEN_BY_SIZE
-        hidden |= self.planted.shows == "cache" and self.by_address
+        reads = self.planted.shows == "cache" or self.planted.needs_reads
+        hidden |= reads and self.by_address
         return "return-only" if hidden else self.planted.shows
 
     @property
@@ -201,9 +204,9 @@ class Plan:
         found = self.planted.breaks
         if not self.returns:
             return found & _OF_SAVES
-        if self.choice["lookup"] == "index" and found & {"transfer", "whole-units"}:
-            found |= {"lookups-agree"}  # the index offers what was lost all the same
-        return found
+        # Of what is lost a lookup finds nothing, or not all, or it offers what is not there: a record that
+        # its index knows, a file that a failed write left, what goes away before it is loaded.
+        return found | _LOST if found & _LOST else found
 
     @property
     def filled(self) -> bool:

@@ -28,20 +28,20 @@ Holes = dict[int, list[Interval]]
 
 
 @dataclass(frozen=True)
-class Instead:
+class OtherSlots:
     """What one worker read in the place of other slots.
 
     Attributes:
         steps: -> the layers, a bit each, whose reads in that step stand for other tokens.
-        holes: (step, row of a request, layer) -> positions that the step computed and in whose place others
+        missed: (step, row of a request, layer) -> positions that the step computed and in whose place others
             were read.
     """
 
     steps: Mapping[int, int] = field(default_factory=dict)
-    holes: Mapping[tuple[int, int, int], Sequence[Interval]] = field(default_factory=dict)
+    missed: Mapping[tuple[int, int, int], Sequence[Interval]] = field(default_factory=dict)
 
 
-def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engine) -> Instead:
+def other_slots(watched: Watched, requests: Mapping[int, Request], engine: Engine) -> OtherSlots:
     """What a worker read instead of its steps' tokens. Of models with several KV cache groups nothing is
     said: layers with a window need no more than their last blocks.
 
@@ -51,29 +51,29 @@ def read_instead(watched: Watched, requests: Mapping[int, Request], engine: Engi
     slots, size = watched.slots, max(1, engine.block_size)
     computing, settled = _computing(watched, requests)
     steps: dict[int, int] = defaultdict(int)
-    holes: dict[tuple[int, int, int], list[Interval]] = {}
+    missed: dict[tuple[int, int, int], list[Interval]] = {}
     begun = _Begun(requests)
     for column in range(len(watched.worker.kv_layers) if len(engine.facts.kv_groups) < 2 else 0):
         layer = _Layer(slots, begun, column, size)
         read = [step for step, at in slots.amounts if at == column and step in computing]
-        again = {step: slots.again.get((step, column), 0) for step in settled.intersection(read)}
+        again = {step: slots.amount(step, column).repeated for step in settled.intersection(read)}
         useless = {
             step for step in read if _useless(slots, requests, step, column) + again.get(step, 0) >= size
         }
         if not useless:
             continue
-        odd = {step: found for step in read if (found := layer.left_out(computing[step], True))}
+        odd = {step: found for step in read if (found := layer.unread(computing[step], True))}
         odd |= {
             step: found
             for step in settled.difference(read)
-            if (found := layer.left_out(layer.begun(computing[step]), True))
+            if (found := layer.unread(layer.begun(computing[step]), True))
         }
-        ends = {step: found for step in useless if (found := layer.left_out(computing[step], False))}
+        ends = {step: found for step in useless if (found := layer.unread(computing[step], False))}
         for step, found in {**ends, **odd}.items() if odd else ():
             steps[step] |= 1 << column
             for row, parts in found.items():
-                holes[step, row, column] = parts
-    return Instead(dict(steps), holes)
+                missed[step, row, column] = parts
+    return OtherSlots(dict(steps), missed)
 
 
 def _computing(
@@ -86,13 +86,13 @@ def _computing(
         for chunk in request.chunks:
             found[chunk.step].append((row, chunk))
     steps = np.array(sorted(found), dtype=np.int64)
-    return found, set(steps[watched.settled(steps)].tolist())
+    return found, set(steps[watched.blind(steps) == 0].tolist())
 
 
 def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: int) -> int:
     """Slots that were read in a step in a layer and can be of no use, whatever else was read; without those
     that the step had read already."""
-    at, over, mine = (step, column), 0, 0
+    amount, over, mine = slots.amount(step, column), 0, 0
     for row in slots.read_in.get(step, frozenset()):
         touches = in_layer(slots.reads[row], column)
         now = covered(one for one in touches if one.step == step)
@@ -100,9 +100,8 @@ def _useless(slots: Slots, requests: Mapping[int, Request], step: int, column: i
             over += length(intersect(now, covered(one for one in touches if one.step < step)))
         else:
             mine += length(now)
-    blank = slots.blank.get(at, 0)
     # A block of a request that is over may be another one's too, by the GPU's prefix cache.
-    return blank + max(0, min(over, slots.amounts[at] - blank - slots.again.get(at, 0) - mine))
+    return amount.blank + max(0, min(over, amount.read - amount.blank - amount.repeated - mine))
 
 
 class _Begun:
@@ -136,7 +135,7 @@ class _Layer:
         """Those of requests of which anything was read."""
         return [one for one in chunks if in_layer(self._slots.reads.get(one[0], ()), self._column)]
 
-    def left_out(self, chunks: Iterable[tuple[int, Chunk]], odd: bool) -> Holes:
+    def unread(self, chunks: Iterable[tuple[int, Chunk]], odd: bool) -> Holes:
         """Whole blocks that chunks completed and that were never read.
 
         Args:
@@ -146,12 +145,14 @@ class _Layer:
         for row, chunk in chunks:
             read = covered(in_layer(self._slots.reads.get(row, ()), self._column))
             reach = max((end for _, end in read), default=0)
-            left = [part for part in self._left(row, chunk, read) if not (odd and read and part[0] >= reach)]
+            left = [
+                part for part in self._unread(row, chunk, read) if not (odd and read and part[0] >= reach)
+            ]
             if left:
                 found[row] = left
         return found
 
-    def _left(self, row: int, chunk: Chunk, read: list[Interval]) -> list[Interval]:
+    def _unread(self, row: int, chunk: Chunk, read: list[Interval]) -> list[Interval]:
         request, size = self._requests[row], self._size
         low, high = chunk.start // size * size, min(chunk.end, request.prompt) // size * size
         if high <= low or self._slots.tables.get(row, 0) < high:

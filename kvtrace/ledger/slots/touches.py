@@ -11,7 +11,7 @@ from kvtrace.ledger.model import Worker
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.steps import NEVER_RAN, Array, Executed, locate
 from kvtrace.trace import hooks, ops, rows
-from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Flag, Kind
+from kvtrace.trace.format import STEP_MASK, STEP_SHIFT, Flag, Kind, pack_head
 from kvtrace.trace.reader import Spool
 
 _UPDATES = [op.code for op in ops.UPDATES]
@@ -45,12 +45,12 @@ class Touches:
 
     def computed_at(self, step: int, column: int) -> int:
         """When a layer was computed in a step, NEVER where that is not in the trace."""
-        at = int(np.searchsorted(self.steps, step))
+        at = int(self.steps.searchsorted(step))
         return int(self.computed_t[at, column])
 
     def used_at(self, step: int, column: int) -> int:
         """When a layer's attention began in a step, NEVER where that is not in the trace."""
-        at = int(np.searchsorted(self.steps, step))
+        at = int(self.steps.searchsorted(step))
         return int(self.used_t[at, column])
 
 
@@ -93,25 +93,30 @@ def during_which(ran: Executed, t: Array, step: Array) -> Array:
     return result
 
 
+_BODY = pack_head(0xFF, flags=Flag.CAPTURE)
+_CALL = pack_head(0xFF, code=0xFF)
+_WAIT = pack_head(Kind.HOOK, code=hooks.WAIT_LAYER.code)
+
+
 def _bodies(scan: SpoolScan, worker: Worker, columns: Mapping[str, int], steps: Array) -> tuple[Array, Array]:
     """When each layer's first op body, and its first attention, began; shape (steps, KV layers)."""
     found = np.full((2, len(steps), len(worker.kv_layers)), NEVER, np.int64)
     if not len(steps):
         return found[0], found[1]
-    spool = Spool(scan.path)
-    for chunk in spool.chunks():
+    of_layer = {i: columns[n] for i, n in scan.names.items() if n in columns}
+    for chunk in Spool(scan.path).again(scan.info):
         head = chunk[:, 0]
-        bodies = chunk[(rows.kind(head) == Kind.OP) & ((rows.flags(head) & Flag.CAPTURE) == 0)]
-        waits = chunk[(rows.kind(head) == Kind.HOOK) & (rows.code(head) == hooks.WAIT_LAYER.code)]
-        of_layer = {i: columns[n] for i, n in spool.names.items() if n in columns}
-        if len(bodies):
-            call = rows.columns(rows.OpCall, bodies)
+        bodies = head & _BODY == int(Kind.OP)
+        waits = head & _CALL == _WAIT
+        near = locate(steps, rows.columns(rows.OpCall, chunk).step)[1]  # of a HOOK in the same place
+        if bodies.any():
+            call = rows.columns(rows.OpCall, chunk[bodies & near])
             reads = ~np.isin(rows.code(call.head), _UPDATES)
             _add(found[0], call.step, call.layer, call.t0, steps, of_layer)
             _add(found[1], call.step[reads], call.layer[reads], call.t0[reads], steps, of_layer)
-        elif worker.ops_late and len(waits):
+        elif worker.ops_late and waits.any():
             # vLLM's attention waits for the load of its layer, and then begins.
-            wait = rows.columns(rows.HookCall, waits)
+            wait = rows.columns(rows.HookCall, chunk[waits & near])
             _add(found[0], wait.step, wait.layer, wait.t0, steps, of_layer)
             _add(found[1], wait.step, wait.layer, wait.t1, steps, of_layer)
     return found[0], found[1]

@@ -217,7 +217,7 @@ class _Group:
         return sum(max(0, one.amount) for one in self.writes)
 
     @property
-    def rest(self) -> int:
+    def at_end(self) -> int:
         """Bytes of these that are there at the end."""
         return sum(min(max(0, one.amount), one.file.end) for one in self.writes if not one.file.replaced)
 
@@ -225,7 +225,7 @@ class _Group:
         if self.unknown or not self.read:
             return Account.OPEN
         stays = not any(one.file.removed or one.file.rewritten for one in self.writes)
-        if stays and _accounts_for(self.rest, self.read):
+        if stays and _accounts_for(self.at_end, self.read):
             return Account.WRITTEN
         own = [one.file for one in self.writes if one.amount]
         if _accounts_for(self.written, self.read) and own and all(file.lost for file in own):
@@ -280,7 +280,7 @@ def _of_connector(trace: Traced, files: _Files, index: int, alone: bool) -> tupl
         index,
         round(sum(one.read for one in every)),
         sum(one.written for one in every) if told else None,
-        sum(one.rest for one in every) if told else None,
+        sum(one.at_end for one in every) if told else None,
         round(sum(one.read for call, one in groups.items() if found.get(call, _OPEN)[0] == Account.WRITTEN)),
         round(sum(trace.slot_bytes.values())),
         places,

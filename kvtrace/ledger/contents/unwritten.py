@@ -44,7 +44,7 @@ class Places:
                 return block + (place - first if count > 0 else first - place)
         return 0
 
-    def given_again(self, block: int, group: int, since: int, until: int) -> bool:
+    def given_since(self, block: int, group: int, since: int, until: int) -> bool:
         """Whether a block was given to anyone in a step after ``since``, up to ``until``."""
         runs = self._of_group.get(group, [])
         first, last = (bisect_left(runs, (step + 1,)) for step in (since, until))
@@ -54,7 +54,7 @@ class Places:
         )
 
 
-def left_alone(
+def unwritten_blocks(
     printed: Sequence[Printed], places: Places, written: Collection[int]
 ) -> dict[tuple[int, Block], str]:
     """Loaded blocks, with the pairs of their workers, that nothing was written into, and what shows it: they

@@ -12,10 +12,10 @@ from kvtrace.ledger.loads.accepted import Accepted, until_accepted
 from kvtrace.ledger.loads.arrival import Seen
 from kvtrace.ledger.loads.asynchronous import load_asynchronously
 from kvtrace.ledger.loads.misses import explain
-from kvtrace.ledger.loads.model import LoadOf
+from kvtrace.ledger.loads.outcome import LoadOf
+from kvtrace.ledger.loads.steps_seen import Evidence, evidence
+from kvtrace.ledger.loads.steps_seen import written as wrote_files
 from kvtrace.ledger.loads.synchronous import Failed, failures, load_synchronously
-from kvtrace.ledger.loads.trace import Evidence, evidence
-from kvtrace.ledger.loads.trace import written as wrote_files
 from kvtrace.ledger.loads.written import Written
 from kvtrace.ledger.model import Engine, Ledger, Worker
 from kvtrace.ledger.reported import UNRECORDED, hides_writes
@@ -107,12 +107,9 @@ def _into_layers(
     found: Evidence,
 ) -> dict[int, LoadOf]:
     synchronous = [one for one in accepted if not one.load.asynchronous]
-    tokens: Counter[int] = Counter()
-    for one in synchronous:
-        tokens[one.load.step] += one.load.accepted
     loads = Counter(one.load.step for one in synchronous)
     others = Counter(one.load.step for one in accepted if one.load.asynchronous)
-    seen = Seen(found, written.executed, loads, tokens, *_writing(found, tokens), written, others)
+    seen = Seen(found, written.executed, loads, written, others)
     failed = failures(synchronous, engines, seen)
     arrived = {}
     for one in accepted:
@@ -123,19 +120,6 @@ def _into_layers(
             else load_synchronously(one, engine, seen, failed.get(row, Failed()))
         )
     return arrived
-
-
-def _writing(
-    found: Evidence, tokens: Mapping[int, int]
-) -> tuple[frozenset[tuple[int, str]], frozenset[tuple[int, str]]]:
-    """Workers whose load hooks were seen to write, and to write all that a step had accepted."""
-    some = {key for key, loads in found.workers.items() if bool((loads.wrote > 0).any())}
-    whole = set()
-    for key, loads in found.workers.items():
-        accepted = np.array([tokens.get(step, 0) for step in loads.steps.tolist()], dtype=np.int64)
-        if ((loads.wrote >= accepted[:, None]) & (accepted > 0)[:, None]).any():
-            whole.add(key)
-    return frozenset(some), frozenset(whole)
 
 
 def _sum(loads: Sequence[LoadOf], engines: Mapping[int, Engine]) -> Ledger[LoadEnd]:

@@ -8,24 +8,38 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvtrace.ledger.intervals import Interval, subtract, union
 from kvtrace.ledger.model import Engine
 from kvtrace.ledger.requests import Request, StoreEntry
-from kvtrace.ledger.saves.implied import Implied
-from kvtrace.ledger.saves.pairs import settled_steps
 from kvtrace.ledger.saves.stores import positions
-from kvtrace.ledger.saves.watched import Watched
+from kvtrace.ledger.saves.watched import Watched, settled_steps
 from kvtrace.ledger.steps import Array, Steps, of_engine
 
 Entries = dict[int, tuple[StoreEntry, ...]]
 
 
-def seen(
+@dataclass(frozen=True)
+class Unnamed:
+    """What was read of one engine's requests, or of all engines', and stands in no metadata."""
+
+    entries: Mapping[int, tuple[StoreEntry, ...]] = field(default_factory=dict)  # by the request's row
+    unknown: frozenset[int] = frozenset()
+    """Steps of which it is not known what they stored: whose metadata could not be read, or says nothing, but
+    for the watched ones."""
+    watched: frozenset[int] = frozenset()
+    """Steps whose metadata says nothing readable, and of which the reads say everything."""
+    decode_stored: Mapping[int, bool] = field(default_factory=dict)
+    """Engine -> whether stores of decode tokens were seen; without those of which no decode step was
+    watched."""
+
+
+def unnamed(
     requests: Mapping[int, Request], engine: Engine, workers: Sequence[Watched], unreadable: Steps
-) -> Implied:
+) -> Unnamed:
     """What was read of one engine's requests and stands in no metadata.
 
     Args:
@@ -45,7 +59,7 @@ def seen(
     if any(one.table.later for one in workers):
         settled = settled[:0]  # what a step names may be read in a later one
     told = bool(entries) and not decides and not len(np.setdiff1d(unread, computing))
-    return Implied(
+    return Unnamed(
         entries=entries,
         unknown=frozenset(np.setdiff1d(doubtful, settled).tolist()),
         watched=frozenset(np.intersect1d(unread, settled).tolist()),
@@ -98,7 +112,7 @@ def _decode(
     if not settled and not told:
         return {}
     stored = any(
-        entry.start + entry.slots > requests[row].stood(entry.step)[0]
+        entry.start + entry.slots > requests[row].at_step(entry.step)[0]
         for row, found in entries.items()
         for entry in found
     )

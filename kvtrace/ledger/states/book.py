@@ -16,8 +16,8 @@ from kvtrace.ledger.requests import Request
 from kvtrace.ledger.scan import SpoolScan
 from kvtrace.ledger.slots.sets import parse
 from kvtrace.ledger.slots.tables import BlockTables, Given, Holder, computed_by
-from kvtrace.ledger.slots.trace import during_which
-from kvtrace.ledger.states.model import Book, Loaded, States, Taken
+from kvtrace.ledger.slots.touches import during_which
+from kvtrace.ledger.states.outcome import Book, Loaded, States, Taken
 from kvtrace.ledger.steps import NEVER_RAN, Executed
 from kvtrace.trace import hooks, rows
 from kvtrace.trace.facts import WatchLimits

@@ -1,0 +1,385 @@
+"""From the records of touched slots to what was read and written of each request."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple
+
+from kvtrace.ledger.intervals import Interval, length, union
+from kvtrace.ledger.model import Engine, Worker
+from kvtrace.ledger.requests import Request, owner, rows_by_id
+from kvtrace.ledger.scan import SpoolScan
+from kvtrace.ledger.slots.accounts import Account, Accounts
+from kvtrace.ledger.slots.late import LateReads
+from kvtrace.ledger.slots.owners import NOBODYS, How, Owned, Owners, blocks_in
+from kvtrace.ledger.slots.reads import NOTHING, Amounts, Slots, Touch
+from kvtrace.ledger.slots.sets import SlotSet, parse
+from kvtrace.ledger.slots.tables import BlockTables, Given
+from kvtrace.ledger.slots.touches import NEVER, Touches
+from kvtrace.trace import hooks, rows
+from kvtrace.trace.format import STEP_SHIFT, Flag, Role
+
+_LOADING = frozenset(hook.code for hook in hooks.LOADING)
+_BACKGROUND = 0
+"""The hook code of what no hook did itself: a thread, a job, a task of the connector."""
+_UNKNOWN = Accounts()
+
+
+def slots_of(
+    engine: Engine,
+    worker: Worker,
+    touches: Touches,
+    given: Sequence[Given],
+    requests: Mapping[int, Request],
+    told: Accounts = _UNKNOWN,
+) -> Slots:
+    """Resolve one worker's touched slots.
+
+    Args:
+        told: what became of what was read, of the worker's spool.
+        given: the engine's, in the order of their steps.
+        requests: those of the engine, by row.
+    """
+    if not len(touches.column):
+        return NOTHING
+    return _Resolver(engine, worker, touches, given, requests, told).result()
+
+
+def given_blocks(scans: Sequence[SpoolScan], requests: Sequence[Request]) -> dict[int, list[Given]]:
+    """The BLOCKS records of each engine, in the order of their steps."""
+    by_id = rows_by_id(requests)
+    found: dict[int, list[Given]] = defaultdict(list)
+    for scan in scans:
+        for words in scan.blocks.tolist():
+            record = rows.BlocksGiven._make(words)
+            at = owner(by_id.get(scan.names.get(record.request, ""), ()), requests, record.step, record.t)
+            if at is not None and rows.role(record.head) == Role.SCHEDULER:
+                found[record.step >> STEP_SHIFT].append(Given(at, record))
+    for of_engine in found.values():
+        of_engine.sort(key=lambda one: one.record.step)
+    return found
+
+
+class _Resolver:
+    """Goes through one worker's records in the order of time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        worker: Worker,
+        touches: Touches,
+        given: Sequence[Given],
+        requests: Mapping[int, Request],
+        told: Accounts,
+    ) -> None:
+        self._accounts = told
+        groups = engine.facts.kv_groups
+        sizes = [group.block_size or engine.block_size for group in groups] or [engine.block_size]
+        of_layer = {layer: i for i, group in enumerate(groups) for layer in group.layers}
+        self._group = [of_layer.get(name, 0) for name in worker.kv_layers]
+        self._windows = {
+            at: size for at, (one, size) in enumerate(zip(groups, sizes, strict=False)) if not one.keeps_all
+        }
+        self._sizes = [max(1, size) for size in sizes]
+        self._given = given
+        self._tables = BlockTables(given, requests, self._sizes)
+        self._owners = Owners(self._tables, requests, self._sizes)
+        alone, watched = len(self._sizes) == 1, frozenset(touches.watched.tolist())
+        self._late = LateReads(given, requests, self._sizes[0], watched) if alone else None
+        self._gone: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
+        self._touches, self._names, self._requests = touches, touches.names, requests
+        self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
+        self._sets: dict[int, SlotSet] = {}
+        self._found: dict[_Use, dict[_Key, _Gathered]] = {use: {} for use in _Use}
+        self._amounts: dict[tuple[int, int], Amounts] = defaultdict(Amounts)
+        self._skew: dict[tuple[int, int], bool] = {}
+        self._seen: dict[int, list[Interval]] = {}
+        """Column -> slots that were read in this step."""
+        self._unknown: set[tuple[int, int]] = set()
+        self._blind: set[int] = set()
+        self._unplaced = 0
+        self._blind_writes: dict[int, int] = {}
+        self._wrote: set[tuple[int, int]] = set()
+        """(call, column) in which known slots were written."""
+        self._none: set[tuple[int, int]] = set()
+        self._unseen: dict[tuple[int, int], tuple[int, int]] = {}
+        """(step, call) of work in the background -> its end, columns."""
+        self._background_t = self._background_step = 0
+
+    def _records(self) -> Iterator[tuple[rows.SlotsTouched, int, int]]:
+        """Each with its layer and the step that was under way."""
+        touches = self._touches
+        records = zip(*(column.tolist() for column in touches.records), strict=True)
+        for record, column, during in zip(
+            records, touches.column.tolist(), touches.during.tolist(), strict=True
+        ):
+            yield rows.SlotsTouched._make(record), column, during
+
+    def result(self) -> Slots:
+        step = 0
+        if self._late is not None:
+            for record, column, during in self._records():
+                if not record.slot_set and self._is_read(record):
+                    self._late.reads_unknown(column, during)
+                elif self._is_read(record) and self._is_outer(record):
+                    self._late.reads(column, self._blocks_of(self._set(record.slot_set).full), during)
+        for record, column, during in self._records():
+            if during != step:
+                step = during
+                self._tables.until(step)
+                self._owners.begin(step)
+                self._seen.clear()
+            self._add(record, column, step)
+        return Slots(
+            reads=self._by_request(_Use.READ),
+            writes=self._by_request(_Use.WRITTEN),
+            aimed=self._by_request(_Use.AIMED),
+            late=self._gone_by_request(),
+            amounts=dict(self._amounts),
+            skewed=frozenset(at for at, skewed in self._skew.items() if skewed),
+            tables=_known_tables(self._given, self._sizes),
+            outside={
+                (row, column): end
+                for (row, group), end in _outside_windows(self._given, self._windows).items()
+                for column, own in enumerate(self._group)
+                if own == group
+            },
+            unknown=frozenset(self._unknown),
+            blind=frozenset(self._blind),
+            unplaced=self._unplaced,
+            none=frozenset(self._none - self._unknown - self._amounts.keys()),
+            blind_writes=self._blind_writes,
+            unseen_writes=self._unseen_by_step(),
+            last_background_t=self._background_t,
+            last_background_step=self._background_step,
+        )
+
+    def _unseen_by_step(self) -> dict[int, list[tuple[int, int]]]:
+        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for (step, _), piece in self._unseen.items():
+            found[step].append(piece)
+        return dict(found)
+
+    def _add(self, record: rows.SlotsTouched, column: int, step: int) -> None:
+        marks, code = rows.flags(record.head), rows.code(record.head)
+        background = code == _BACKGROUND
+        if background:
+            self._background_t = max(self._background_t, record.t)
+            self._background_step = max(self._background_step, record.step)
+        read = self._is_read(record)
+        wrote = bool(marks & Flag.LOAD) and not (marks & Flag.STORE and not (background or code in _LOADING))
+        if not record.slot_set:
+            if wrote:
+                self._wrote_unknown(record, column, step)
+            if read:
+                self._read_unknown(record, column, step)
+            return
+        if not record.slots and not record.partly:
+            if read:
+                self._none.add((record.step or step, column))
+            return
+        after = record.t >= self._touches.computed_at(step, column) or not self._knows(step, column, code)
+        outer = self._is_outer(record)
+        whole = self._set(record.slot_set).full
+        how = How(
+            background,
+            code == hooks.SAVE_LAYER.code,
+            (background or code in _LOADING) and record.t < self._touches.used_at(step, column),
+        )
+        owned = self._owners.of(whole, self._group[column], after, how) if read else NOBODYS
+        if read and outer:
+            self._count(record, column, step, owned)
+            at, size = (record.step or step, column), self._sizes[self._group[column]]
+            self._skew[at] = self._skew.get(at, True) and _skewed(whole, size)
+        late = self._too_late(whole, column, step) if read and outer else ()
+        if read:
+            account, to = self._accounts.of(record.call)
+            for row, positions, stale in owned.requests:
+                others = () if row in late else late
+                key = _Key(row, step, positions, stale, background, False, account, False, others, to)
+                self._gather(_Use.READ, key, record.t, column)
+            for row, positions in owned.aimed:
+                self._gather(_Use.AIMED, _Key(row, step, positions, (), background), record.t, column)
+        if wrote:
+            self._wrote.add((record.call, column))
+            after_use = record.t >= self._touches.used_at(step, column)
+            for row, there in self._written_for(whole, column, step, record):
+                key = _Key(row, step, there, (), background, after_use, given_out=read)
+                self._gather(_Use.WRITTEN, key, record.t, column)
+
+    def _read_unknown(self, record: rows.SlotsTouched, column: int, step: int) -> None:
+        """Slots were read, and it is not known which."""
+        self._unknown |= {(step, column), (record.step or step, column)}
+        self._blind.add(step)
+        self._unplaced = max(self._unplaced, 0 if record.step else step)
+
+    def _wrote_unknown(self, record: rows.SlotsTouched, column: int, step: int) -> None:
+        """Slots were written, or may have been, and it is not known which. What a call wrote by an address is
+        known where it is seen."""
+        if rows.flags(record.head) & Flag.ASYNC:
+            ended, columns = self._unseen.get((record.step, record.call), (0, 0))
+            self._unseen[record.step, record.call] = max(ended, record.t), columns | 1 << column
+        if (record.call, column) not in self._wrote:
+            self._blind_writes[column] = step
+
+    @staticmethod
+    def _is_read(record: rows.SlotsTouched) -> bool:
+        """An address that was given out is for what the hook is for; of background work either may be."""
+        marks = rows.flags(record.head)
+        return bool(marks & Flag.STORE) and not (marks & Flag.LOAD and rows.code(record.head) in _LOADING)
+
+    def _is_outer(self, record: rows.SlotsTouched) -> bool:
+        return bool(rows.code(record.head) == _BACKGROUND or rows.detail(record.head) == self._outer)
+
+    def _blocks_of(self, runs: tuple[Interval, ...]) -> frozenset[int]:
+        return frozenset(block for block, _, _ in blocks_in(runs, self._sizes[0]))
+
+    def _written_for(
+        self, runs: tuple[Interval, ...], column: int, step: int, record: rows.SlotsTouched
+    ) -> list[tuple[int, tuple[Interval, ...]]]:
+        """For which request's positions slots were written: those that held the blocks when the work was
+        asked for, whoever has them by now; where that is not known those that have them."""
+        group, code = self._group[column], rows.code(record.head)
+        size = self._sizes[group]
+        meant: dict[int, list[Interval]] = defaultdict(list)
+        if code == _BACKGROUND and 0 < record.step < step:
+            for block, low, high in blocks_in(runs, size):
+                for holder in self._tables.held_in(group, block, record.step):
+                    meant[holder.row].append((holder.place * size + low, holder.place * size + high))
+        if meant:
+            return [(row, tuple(union(positions))) for row, positions in meant.items()]
+        # What is written into a block is for whom it was given to, whatever it held before.
+        how = How(code == _BACKGROUND, code == hooks.SAVE_LAYER.code, False)
+        owned = self._owners.of(runs, group, True, how)
+        return [(row, tuple(union([*fine, *beyond]))) for row, fine, beyond in owned.requests]
+
+    def _too_late(self, runs: tuple[Interval, ...], column: int, step: int) -> tuple[int, ...]:
+        """The requests for which a read of these slots came too late."""
+        if self._late is None:
+            return ()
+        tables, blocks = self._tables, self._blocks_of(runs)
+        gone = self._late.gone(
+            column, blocks, step, lambda row, block: any(one.row == row for one in tables.holders(0, block))
+        )
+        for row, positions in gone.items():
+            self._gone[row, step, tuple(union(positions))] |= 1 << column
+        return tuple(gone)
+
+    def _gather(self, use: _Use, key: _Key, t: int, column: int) -> None:
+        gathered = self._found[use].setdefault(key, _Gathered(t))
+        gathered.columns |= 1 << column
+
+    def _count(self, record: rows.SlotsTouched, column: int, step: int, owned: Owned) -> None:
+        """Add what a read took to the amounts."""
+        slots = self._set(record.slot_set)
+        if slots.slots and slots.slots == owned.loading:
+            return
+        read = slots.slots - owned.loading
+        if rows.flags(record.head) & Flag.SHARED:
+            # Both layers have a record: of the blocks of its own group each counts.
+            found = Amounts(read - owned.nobodys, owned.early)
+        else:
+            repeated, blank = self._repeated_in(column, slots), owned.nobodys - owned.null
+            useless = owned.nobodys + owned.early + repeated
+            found = Amounts(read, useless, blank, owned.null, repeated)
+        self._amounts[step, column] = self._amounts[step, column].plus(found)
+
+    def _repeated_in(self, column: int, slots: SlotSet) -> int:
+        """How many of these slots were read in this step before; they are by now."""
+        before = self._seen.get(column, [])
+        now = union([*before, *slots.full])
+        self._seen[column] = now
+        return length(before) + slots.slots - length(now)
+
+    def _knows(self, step: int, column: int, code: int) -> bool:
+        """Whether the trace tells when this layer was computed in this step; where no body was seen at all,
+        what a hook for loading touched came before."""
+        return self._touches.computed_at(step, column) < NEVER or code in _LOADING
+
+    def _set(self, ident: int) -> SlotSet:
+        known = self._sets.get(ident)
+        if known is None:
+            known = self._sets[ident] = parse(self._names.get(ident, ""))
+        return known
+
+    def _gone_by_request(self) -> dict[int, list[tuple[int, int, tuple[Interval, ...]]]]:
+        found: dict[int, list[tuple[int, int, tuple[Interval, ...]]]] = defaultdict(list)
+        for (row, step, positions), columns in self._gone.items():
+            found[row].append((step, columns, positions))
+        return dict(found)
+
+    def _by_request(self, use: _Use) -> dict[int, list[Touch]]:
+        found: dict[int, list[Touch]] = defaultdict(list)
+        for key, gathered in self._found[use].items():
+            how = {name: value for name, value in key._asdict().items() if name not in ("row", "step")}
+            found[key.row].append(Touch(key.step, gathered.t, gathered.columns, **how))
+        return dict(found)
+
+
+def _skewed(runs: Sequence[Interval], size: int) -> bool:
+    return bool(runs) and all(start % size and not (end - start) % size for start, end in runs)
+
+
+def _known_tables(given: Sequence[Given], sizes: Sequence[int]) -> dict[int, int]:
+    """Row of a request -> positions of whose blocks the scheduler's records tell, in every KV cache group."""
+    places: dict[int, list[int]] = defaultdict(lambda: [0] * len(sizes))
+    for one in given:
+        record = one.record
+        if record.group < len(sizes) and record.first <= places[one.row][record.group]:
+            end = record.first + abs(record.count)
+            places[one.row][record.group] = max(places[one.row][record.group], end)
+    return {
+        row: min(place * size for place, size in zip(ends, sizes, strict=True))
+        for row, ends in places.items()
+    }
+
+
+def _outside_windows(given: Sequence[Given], windows: Mapping[int, int]) -> dict[tuple[int, int], int]:
+    """(row of a request, KV cache group) -> end of the positions for which it got no block when it was let
+    in: its window had left them. The null block is in no record; the least of several beginnings counts.
+
+    Args:
+        windows: of each group with a window the tokens of a block.
+    """
+    begun: dict[tuple[int, int, int], int] = {}
+    for one in given:
+        record = one.record
+        if record.group in windows and rows.flags(record.head) & (Flag.FIRST | Flag.RESUMED):
+            key = one.row, record.group, record.step
+            begun[key] = min(begun.get(key, record.first), record.first)
+    found: dict[tuple[int, int], int] = {}
+    for (row, group, _), first in begun.items():
+        found[row, group] = min(found.get((row, group), first), first)
+    return {at: first * windows[at[1]] for at, first in found.items() if first}
+
+
+class _Use(Enum):
+    """What slots were touched for; AIMED: see Slots."""
+
+    READ = auto()
+    WRITTEN = auto()
+    AIMED = auto()
+
+
+class _Key(NamedTuple):
+    """As in Touch; ``row``: of the request."""
+
+    row: int
+    step: int
+    positions: tuple[Interval, ...]
+    stale: tuple[Interval, ...]
+    background: bool
+    late: bool = False
+    account: Account = Account.OPEN
+    given_out: bool = False
+    late_for: tuple[int, ...] = ()
+    sent_to: str = ""
+
+
+@dataclass
+class _Gathered:
+    t: int
+    columns: int = 0

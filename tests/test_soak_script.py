@@ -1,0 +1,58 @@
+"""scripts/soak.py: what grows is said, and so is each number that is not exact."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from synth import Prompt, Rounding, Sim, run_json
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def soak(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
+    import soak
+
+    return soak
+
+
+def test_growth_is_that_of_the_last_third(soak: ModuleType) -> None:
+    samples = [soak.Sample(1000 + at, 5, 2 + (at > 60)) for at in range(90)]
+    grown = soak.growth(samples)
+    assert grown == soak.Sample(60, 0, 1)
+    assert not soak.not_flat({1: "p 1"}, {1: grown})
+    leaks = soak.Sample(20 * 1024, 0, 0)
+    assert soak.not_flat({1: "p 1"}, {1: leaks}) == ["p 1 grew by 20.0 MiB, 0 descriptors, 0 threads"]
+
+
+def test_this_process_can_be_sampled(soak: ModuleType) -> None:
+    here = soak.sample(os.getpid())
+    assert here.memory > 1000 and here.descriptors > 2 and here.threads >= 1
+    assert soak.descendants(os.getpid())[0] == os.getpid()
+
+
+def test_every_number_that_differs_is_said(soak: ModuleType, tmp_path: Path) -> None:
+    sim = Sim(tmp_path)
+    ids = [f"cmpl-soak-{at}-0-0-1a2b3c4d" for at in range(3)]
+    sim.serve([Prompt(one, 96, digest=1 + at, output=3) for at, one in enumerate(ids)], Rounding(32).policy())
+    sim.write()
+    run_json(tmp_path)
+    sent = {f"soak-{at}-0": soak.Sent("answered", 96, 3) for at in range(3)}
+    assert soak.not_exact(tmp_path, sent) == []
+    assert soak.not_exact(tmp_path, {**sent, "soak-9-0": soak.Sent("left at once", 96, 0)}) == []
+    wrong = {
+        "soak-0-0": soak.Sent("answered", 95, 3),
+        "soak-1-0": soak.Sent("answered", 96, 4),
+        "soak-8-0": soak.Sent("broken off", 96, 0),
+    }
+    assert soak.not_exact(tmp_path, wrong) == [
+        "soak-2-0 stands in the run and was not sent",
+        "soak-0-0: prompt 96, sent 95",
+        "soak-1-0: output 3, answered 4",
+        "soak-8-0 (broken off) stands in the run 0 times",
+    ]
