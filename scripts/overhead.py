@@ -49,12 +49,12 @@ BLOCK_TOKENS, LONG_PROMPT = 32, 480
 
 def fingerprints(how: str) -> None:
     """In an engine's process: take them so, whatever the budget says."""
-    from kvtrace.agent.budget import Sampler
+    from kvtrace.agent.budget import BudgetAccount
     from kvtrace.agent.prints.prints import PRINTS
 
     if not any(PRINTS._sizes) or not any(PRINTS._own) or PRINTS._same is None:
         raise SystemExit("this engine takes no fingerprints: nothing to measure")
-    PRINTS._account = Sampler("full", 0.0)
+    PRINTS._account = BudgetAccount("full", 0.0)
     if how == WITHOUT:
         PRINTS._sizes = []
     if how == WHOLE:

@@ -19,7 +19,7 @@ from typing import Any
 AGENT = "kvtrace.agent"
 PARTS: dict[str, tuple[str, ...]] = {
     "scheduler: records of the step": (f"{AGENT}.engine.scheduler:_WRAPS",),
-    "scheduler: block tables": (f"{AGENT}.steps.block_tables:BlockTables.scheduled",),
+    "scheduler: block tables": (f"{AGENT}.steps.block_tables:RecordedTables.scheduled",),
     "scheduler: prompt digests": (f"{AGENT}.steps.prefixes:digests",),
     "scheduler: metadata reading": (f"{AGENT}.metadata.recording:Reader.built",),
     "worker: begin of step": (f"{AGENT}.engine.worker:_begin_of_step",),

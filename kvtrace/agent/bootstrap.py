@@ -15,12 +15,12 @@ from typing import Any
 from kvtrace import CONFIG_VARIABLE
 
 
-class _Waiting:
+class _FirstImport:
     """A meta-path finder that finds nothing: it hears of the first import of vLLM, and goes."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name == "vllm":
-            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Waiting)]
+            sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _FirstImport)]
             try:
                 from kvtrace.agent.plugin import arm
 
@@ -31,6 +31,6 @@ class _Waiting:
 
 def wait_for_vllm() -> None:
     """Have the agent in place when vLLM is imported. Called again it does nothing more."""
-    if CONFIG_VARIABLE not in os.environ or any(isinstance(finder, _Waiting) for finder in sys.meta_path):
+    if CONFIG_VARIABLE not in os.environ or any(isinstance(finder, _FirstImport) for finder in sys.meta_path):
         return
-    sys.meta_path.insert(0, _Waiting())
+    sys.meta_path.insert(0, _FirstImport())

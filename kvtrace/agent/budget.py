@@ -7,7 +7,7 @@ _MOST_SAVED = 2.0
 """Timed steps that can be saved up: an hour of untimed steps must not buy a burst of timed ones."""
 
 
-class Sampler:
+class BudgetAccount:
     """An account in nanoseconds: steps pay ``budget`` of their time in, timing pays its cost out.
 
     A step is timed when the account holds what a timed step costs. So the period adapts by

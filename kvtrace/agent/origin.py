@@ -14,7 +14,7 @@ from kvtrace.trace import hooks
 from kvtrace.trace.format import Role
 
 
-class Origin(NamedTuple):
+class WorkOrigin(NamedTuple):
     """``step`` 0: not known. ``hook``: the one that handed the work over, "" for none, with its layer."""
 
     step: int
@@ -22,14 +22,14 @@ class Origin(NamedTuple):
     hook: str = ""
     layer: str | None = None
 
-    def unless_after(self, step: int) -> Origin:
+    def unless_after(self, step: int) -> WorkOrigin:
         """Of what may live on and do the work of later steps, with nothing to say for which: it holds until
         the worker is past that step."""
         return self if AGENT.worker.latest <= step else self._replace(step=0)
 
 
-class _Here(threading.local):
-    origin: Origin | None = None
+class _OfThread(threading.local):
+    origin: WorkOrigin | None = None
     """Of the work that this thread does."""
     work: Any = None
     """The watched call, or piece of background work, that this thread is in."""
@@ -37,11 +37,11 @@ class _Here(threading.local):
     """When (``clock``) this thread last read or wrote KV slots, or sent bytes out, where that is watched."""
 
 
-HERE = _Here()
-ORIGIN: ContextVar[Origin | None] = ContextVar("kvtrace_origin", default=None)
+HERE = _OfThread()
+ORIGIN: ContextVar[WorkOrigin | None] = ContextVar("kvtrace_origin", default=None)
 
 
-def origin_here() -> Origin | None:
+def origin_here() -> WorkOrigin | None:
     """For what the calling thread works: a hook on its stack, or what it was handed; None for neither."""
     if HERE.origin is not None:
         return HERE.origin
@@ -52,6 +52,6 @@ def origin_here() -> Origin | None:
         return ORIGIN.get()
     hook = hooks.BY_NAME.get(running.hook)
     if hook is None:  # a connector is being made
-        return Origin(0, running.connector, running.hook)
+        return WorkOrigin(0, running.connector, running.hook)
     step = AGENT.worker.step if hook.role == Role.WORKER else AGENT.scheduler.step
-    return Origin(step, running.connector, running.hook, running.layer)
+    return WorkOrigin(step, running.connector, running.hook, running.layer)

@@ -17,7 +17,7 @@ from typing import Any
 
 from kvtrace import CONFIG_VARIABLE
 from kvtrace.agent.preflight import facts
-from kvtrace.agent.preflight.facts import Asked
+from kvtrace.agent.preflight.facts import CommandLine
 from kvtrace.launch.overlay import make_overlay
 
 _PROBE = "kvtrace/agent/preflight/probe.py"
@@ -43,7 +43,7 @@ class Step:
 
 
 def look(
-    python: str, environ: Mapping[str, str], asked: Asked, give_up: GiveUp, dump: float
+    python: str, environ: Mapping[str, str], asked: CommandLine, give_up: GiveUp, dump: float
 ) -> dict[str, Step]:
     """Step -> how it ended; steps that were not reached are not there.
 

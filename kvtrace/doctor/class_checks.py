@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from kvtrace import mend
 from kvtrace.agent.preflight import facts
-from kvtrace.agent.preflight.facts import Class, Engine, Keys, Rounding, Signature
+from kvtrace.agent.preflight.facts import Class, ExtraKeys, Planned, Rounding, Signature
 from kvtrace.doctor.answer import Level, Line
 from kvtrace.doctor.gather import Facts
 from kvtrace.trace import hooks
@@ -213,7 +213,7 @@ def smallest(found: Facts) -> Iterator[Line]:
             )  # fmt: skip
 
 
-def _unit(place: Rounding, engine: Engine | None) -> int | None:
+def _unit(place: Rounding, engine: Planned | None) -> int | None:
     return _size(engine) or None if place.by == facts.BLOCK else place.size
 
 
@@ -233,7 +233,7 @@ def _rounded(one: Class, unit: int | None, by: str) -> Line:
     )  # fmt: skip
 
 
-def _batched(one: Class, places: list[str], engine: Engine | None) -> Line:
+def _batched(one: Class, places: list[str], engine: Planned | None) -> Line:
     limit = engine.max_num_batched_tokens if engine else None
     where = f"{_name(one)} rounds down to multiples of max_num_batched_tokens at {listed(places)}"
     remedy = "round to a unit of the connector's own; see kvtrace docs below-save-granularity"
@@ -244,7 +244,7 @@ def _batched(one: Class, places: list[str], engine: Engine | None) -> Line:
     return Line("least prompt", WARNING, text, remedy)
 
 
-def _size(engine: Engine | None) -> int:
+def _size(engine: Planned | None) -> int:
     if engine is None or not engine.block_size:
         return 0
     if engine.states:
@@ -259,7 +259,7 @@ def config_keys(found: Facts) -> Iterator[Line]:
         if not row.given or one.error:
             continue
         if one.name == _MULTI and one.module.startswith("vllm."):
-            row = Keys(
+            row = ExtraKeys(
                 row.given, True, tuple(key for key in row.given if key != "connectors"), ("connectors",)
             )
         if not row.known:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvtrace.agent import targets
 from kvtrace.agent.preflight import facts
-from kvtrace.agent.preflight.facts import Asked, Class, Engine, Keys, Parsed, Python
+from kvtrace.agent.preflight.facts import Class, CommandLine, ExtraKeys, Parsed, Planned, Python
 from kvtrace.doctor import child, places, spy, vllm_sources
 from kvtrace.doctor.child import Step
 from kvtrace.doctor.command import Command, of_this_python, read_command
@@ -76,13 +76,13 @@ class Facts:
         return [_class(row) for row in rows]
 
     @property
-    def keys(self) -> list[Keys]:
-        return [facts.read(Keys, row) for row in self.fact(facts.KEYS).get("keys", ())]
+    def keys(self) -> list[ExtraKeys]:
+        return [facts.read(ExtraKeys, row) for row in self.fact(facts.KEYS).get("keys", ())]
 
     @property
-    def engine(self) -> Engine | None:
+    def engine(self) -> Planned | None:
         found = self.fact(facts.ENGINE)
-        return facts.read(Engine, found) if found else None
+        return facts.read(Planned, found) if found else None
 
 
 def _class(row: dict[str, Any]) -> Class:
@@ -110,7 +110,7 @@ def gather(
     command = read_command(words, environ) if words else of_this_python(environ, sys.executable)
     steps: Mapping[str, Step] = {}
     if command.python is not None:
-        asked = Asked(connector, command.kind, command.parsed, command.transfer, command.path0)
+        asked = CommandLine(connector, command.kind, command.parsed, command.transfer, command.path0)
         wait = give_up or (lambda step, taken: taken > seconds + 2)
         try:
             steps = child.look(command.python, command.environ, asked, wait, seconds)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvtrace.agent.budget import Sampler
+from kvtrace.agent.budget import BudgetAccount
 from kvtrace.agent.engine import ops
 from kvtrace.agent.hooks import device as device_module
 from kvtrace.agent.hooks import wrappers
@@ -115,7 +115,7 @@ def test_the_bound_never_says_more_than_there_was(calls: list[tuple[int, int, bo
         patch.setattr(AGENT, "add", records.append)
         patch.setattr(AGENT, "recorder", SimpleNamespace(full=False, alive=True))
         device = Device()
-        device._cuda, device._sampler = cuda, Sampler("full", 0.01)
+        device._cuda, device._sampler = cuda, BudgetAccount("full", 0.01)
         device._free = [device_module.Pair(cuda.Event(True), cuda.Event(True)) for _ in range(8)]
         device.begin(1)
         for work, host, waits in calls:
@@ -384,7 +384,7 @@ def test_attention_bodies_are_timed(trace: Any, cuda: Cuda, monkeypatch: pytest.
     st.lists(st.tuples(st.integers(10_000, 50 * MS), st.integers(1_000, 3 * MS)), min_size=1, max_size=400),
 )
 def test_timing_stays_within_its_budget(budget: float, steps: list[tuple[int, int]]) -> None:
-    sampler = Sampler("sampled", budget)
+    sampler = BudgetAccount("sampled", budget)
     spent = passed = dearest = 0
     for busy, own in steps:
         if sampler.take():
@@ -398,7 +398,7 @@ def test_timing_stays_within_its_budget(budget: float, steps: list[tuple[int, in
 
 def test_the_period_follows_cost_and_step_time() -> None:
     def taken(budget: float, busy: int, own: int, steps: int = 10_000) -> int:
-        sampler, count = Sampler("sampled", budget), 0
+        sampler, count = BudgetAccount("sampled", budget), 0
         for _ in range(steps):
             if sampler.take():
                 count += 1
@@ -414,7 +414,7 @@ def test_the_period_follows_cost_and_step_time() -> None:
 
 
 def test_slow_steps_buy_no_burst_and_full_takes_all() -> None:
-    sampler = Sampler("sampled", 0.01)
+    sampler = BudgetAccount("sampled", 0.01)
     assert sampler.take()
     sampler.spent(MS)
     sampler.learned(MS)
@@ -424,7 +424,7 @@ def test_slow_steps_buy_no_burst_and_full_takes_all() -> None:
         sampler.spent(MS)
         burst += 1
     assert burst == 2
-    full = Sampler("full", 0.01)
+    full = BudgetAccount("full", 0.01)
     full.spent(10**12)
     assert full.take()
 

@@ -17,7 +17,7 @@ from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.steps.prefixes import digest_of  # noqa: E402
 from kvtrace.agent.watch import call, policy  # noqa: E402
-from kvtrace.agent.watch.operations import Watch  # noqa: E402
+from kvtrace.agent.watch.operations import CopyWatch  # noqa: E402
 from kvtrace.agent.wrap.proxy import index_of  # noqa: E402
 from kvtrace.trace import hooks  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
@@ -296,7 +296,7 @@ def test_memory_that_several_groups_share_is_not_attributed():
     raw = torch.randn(BLOCKS * BLOCK * 8)
     caches = Caches()
     caches.register({"full": raw.view(BLOCKS, BLOCK, 8), "window": raw.view(BLOCKS, BLOCK, 8)})
-    watch = Watch(caches, None)
+    watch = CopyWatch(caches, None)
     watch.start()
     raw.view(BLOCKS, BLOCK, 8)[0:1].clone()
     watch.stop()
@@ -601,7 +601,7 @@ def test_an_exception_that_a_child_catches_is_the_childs(trace, caches):
 
 
 def test_a_watch_that_breaks_changes_nothing_for_the_connector(trace, caches, monkeypatch):
-    monkeypatch.setattr(call.Watch, "start", lambda self: 1 / 0)
+    monkeypatch.setattr(call.CopyWatch, "start", lambda self: 1 / 0)
     monkeypatch.setattr(call.Files, "stop", lambda self: 1 / 0)
     connector, _ = make(caches)
     step(connector, caches, store())

@@ -27,7 +27,7 @@ from kvtrace.agent.errors.logs import install as install_logs  # noqa: E402
 from kvtrace.agent.errors.swallowed import THREAD, install_thread_hook  # noqa: E402
 from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES  # noqa: E402
-from kvtrace.agent.origin import HERE, Origin  # noqa: E402
+from kvtrace.agent.origin import HERE, WorkOrigin  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch import background  # noqa: E402
 from kvtrace.agent.watch.policy import POLICY  # noqa: E402
@@ -752,10 +752,10 @@ def test_whose_work_a_thread_does_is_known_by_its_latest_item(trace: Any) -> Non
     found = []
 
     def loop() -> None:
-        work = begin(THREAD, Origin(1, 0), "/nobody.py")
+        work = begin(THREAD, WorkOrigin(1, 0), "/nobody.py")
         assert work is not None and work.outside is not None
         found.append(work.outside.connector)
-        work.got(1, Origin(1, 2, "wait_for_save"), None)
+        work.got(1, WorkOrigin(1, 2, "wait_for_save"), None)
         found.append(work.outside.connector)
         work.stop()
 

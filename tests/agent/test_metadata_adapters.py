@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvtrace.agent.metadata import Entry, read
+from kvtrace.agent.metadata import DeclaredEntry, read
 from kvtrace.agent.metadata.adapters import GROUP, Adapter, AdapterContext, Adapters
 from kvtrace.trace.format import Flag
 
@@ -64,7 +64,7 @@ def test_the_example_of_the_page():
 )
 def test_an_entry_is_a_tuple_a_mapping_or_an_object(given: Any):
     declared = answer(lambda meta, context: iter([given]))
-    assert declared.readable and declared.entries == [Entry(A, STORE, 32, 32, 0)]
+    assert declared.readable and declared.entries == [DeclaredEntry(A, STORE, 32, 32, 0)]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ np = pytest.importorskip("numpy")
 from kvtrace.agent.kv.memory import MOST, NotKnown, Ranges, numbers  # noqa: E402
 from kvtrace.agent.reads import READS  # noqa: E402
 from kvtrace.agent.watch import native  # noqa: E402
-from kvtrace.agent.watch.operations import READ, WRITTEN, Watch  # noqa: E402
+from kvtrace.agent.watch.operations import READ, WRITTEN, CopyWatch  # noqa: E402
 
 from .test_slots import Cache, parsed  # noqa: E402
 
@@ -47,7 +47,7 @@ def slots_of(*blocks: int) -> set[int]:
     return {block * SIZE + n for block in blocks for n in range(SIZE)}
 
 
-def seen(watch: Watch) -> dict[tuple[str, str], Any]:
+def seen(watch: CopyWatch) -> dict[tuple[str, str], Any]:
     assert watch.settled()
     return {
         key: None if one is None else parsed(one.text) if one.partly else parsed(one.text)[0]
@@ -55,12 +55,12 @@ def seen(watch: Watch) -> dict[tuple[str, str], Any]:
     }
 
 
-def row_of(attr: str, module: str = "") -> native.Row:
+def row_of(attr: str, module: str = "") -> native.NativeCopy:
     (row,) = [one for one in native.rows() if one.attr == attr and module in one.module]
     return row
 
 
-def installed(row: native.Row, function: Any) -> ModuleType:
+def installed(row: native.NativeCopy, function: Any) -> ModuleType:
     """A module that has the entry point where the row says, wrapped."""
     module = ModuleType(row.module)
     *path, name = row.attr.split(".")
@@ -75,9 +75,9 @@ def installed(row: native.Row, function: Any) -> ModuleType:
 
 class Watching:
     def __init__(self, here: Cache, block_size: int = 0) -> None:
-        self.watch = Watch(here.caches, None, block_size)
+        self.watch = CopyWatch(here.caches, None, block_size)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> CopyWatch:
         assert self.watch.start()
         return self.watch
 

@@ -13,7 +13,7 @@ from kvtrace.agent.kv.caches import CACHES
 from kvtrace.agent.prints import prints as prints_module
 from kvtrace.agent.prints.prints import Prints
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, Prompts
+from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, PromptBlocks
 from kvtrace.trace import rows
 from kvtrace.trace.format import STEP_SHIFT, Flag
 
@@ -46,7 +46,7 @@ def output(scheduled: dict[str, int], *admitted: Any, **running: tuple[Any, int]
 
 
 def test_a_prompt_in_chunks_names_each_full_block_once() -> None:
-    prompts = Prompts()
+    prompts = PromptBlocks()
     first = prompts.scheduled(output({"a": 6}, new("a", 14, [5, 6])), [4], wanted=True)
     second = prompts.scheduled(output({"a": 6}, a=(([7],), 6)), [4], wanted=True)
     third = prompts.scheduled(output({"a": 2}, a=(([8],), 12)), [4], wanted=True)
@@ -57,24 +57,24 @@ def test_a_prompt_in_chunks_names_each_full_block_once() -> None:
 
 
 def test_loaded_or_reused_blocks_are_named_with_the_first_chunk() -> None:
-    found = Prompts().scheduled(output({"a": 4}, new("a", 12, [5, 6, 7], computed=8)), [4], wanted=True)
+    found = PromptBlocks().scheduled(output({"a": 4}, new("a", 12, [5, 6, 7], computed=8)), [4], wanted=True)
     assert found == [Filled("a", 0, 0, [5, 6, 7])]
 
 
 def test_blocks_of_a_step_that_is_not_watched_are_named_later() -> None:
-    prompts = Prompts()
+    prompts = PromptBlocks()
     assert prompts.scheduled(output({"a": 4}, new("a", 8, [5])), [4], wanted=False) == []
     assert prompts.scheduled(output({"a": 4}, a=(([6],), 4)), [4], wanted=True) == [Filled("a", 0, 0, [5, 6])]
 
 
 def test_generated_tokens_fill_no_block_of_the_prompt() -> None:
-    prompts = Prompts()
+    prompts = PromptBlocks()
     prompts.scheduled(output({"a": 6}, new("a", 6, [5, 6])), [4], wanted=True)
     assert prompts.scheduled(output({"a": 1}, a=(None, 7)), [4], wanted=True) == []
 
 
 def test_blocks_that_failed_to_load_are_named_when_computed() -> None:
-    prompts = Prompts()
+    prompts = PromptBlocks()
     prompts.scheduled(output({"a": 4}, new("a", 16, [5, 6, 7], computed=8)), [4], wanted=True)
     assert prompts.scheduled(output({"a": 12}, a=(([8],), 4)), [4], wanted=True) == [
         Filled("a", 0, 1, [6, 7, 8])
@@ -82,14 +82,14 @@ def test_blocks_that_failed_to_load_are_named_when_computed() -> None:
 
 
 def test_each_group_counts_its_own_blocks_and_some_are_left_out() -> None:
-    found = Prompts().scheduled(output({"a": 8}, new("a", 8, [1, 2], [3], [9])), [4, 8, 0], wanted=True)
+    found = PromptBlocks().scheduled(output({"a": 8}, new("a", 8, [1, 2], [3], [9])), [4, 8, 0], wanted=True)
     assert found == [Filled("a", 0, 0, [1, 2]), Filled("a", 1, 0, [3])]
 
 
 def test_only_prompts_of_token_ids_alone_are_told_by_token() -> None:
     """An image's tokens all have one id, and an adapter makes other KV of the same."""
     for more, spans in (({}, 1), ({"mm_features": ["image"]}, 0), ({"lora_request": "adapter"}, 0)):
-        prompts, request = Prompts(), new("a", 8, [5, 6])
+        prompts, request = PromptBlocks(), new("a", 8, [5, 6])
         vars(request).update(more)
         prompts.scheduled(output({"a": 6}, request), [4], wanted=True)
         assert [(one.start, one.end) for one in prompts.spans] == [(0, 6)] * spans

@@ -261,7 +261,7 @@ def quiet_step() -> None:
 
 
 class Seeing:
-    """Stands in for ``operations.Watch``: seven slots of the layer were read."""
+    """Stands in for ``operations.CopyWatch``: seven slots of the layer were read."""
 
     unsure = False
     cost = 0
@@ -292,8 +292,8 @@ class Seeing:
 
 def watched_save(patch: pytest.MonkeyPatch) -> None:
     connector = on_worker()
-    patch.setattr(call, "Watch", Seeing)
-    AGENT.worker.watch_store = policy.Watched(policy._Samples(32), True)
+    patch.setattr(call, "CopyWatch", Seeing)
+    AGENT.worker.watch_store = policy.WatchedWay(policy._Samples(32), True)
     Everything.folder = AGENT.config.dir if AGENT.config else Path()
     (Everything.folder / "first").write_bytes(bytes(50))
     patch.setattr(ids, "_calls", itertools.count(12))
@@ -628,7 +628,7 @@ def slots_touched(row: rows.SlotsTouched, seen: Context) -> None:
 
 
 def a_state_read(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(states.STATES.parts, "layer.0#1", states.Part("layer.0", 1, 2))
+    patch.setitem(states.STATES.parts, "layer.0#1", states.StatePart("layer.0", 1, 2))
     seen = {("layer.0#1", READ): Touched(2, 0, "4+2")}
     watch: Any = SimpleNamespace(settled=lambda: True, touched=lambda: seen, unsure=False)
     states.TouchingStates(watch, hooks.WAIT_SAVE.code, 3, STEP, clock(), AGENT.thread(), 12).write()

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from kvtrace.agent.kv.caches import Caches  # noqa: E402
 from kvtrace.agent.kv.layout import hint_of, layout_of  # noqa: E402
-from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, Watch  # noqa: E402
+from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, CopyWatch  # noqa: E402
 
 HEADS, CONTENT = 3, 4
 # name -> (shape, which dimension counts blocks, which slots)
@@ -94,7 +94,7 @@ def parsed(text: str) -> tuple[set[int], set[int]]:
 NOTHING: tuple[set[int], set[int]] = (set(), set())
 
 
-def seen(watch: Watch, way: str) -> dict[str, Any]:
+def seen(watch: CopyWatch, way: str) -> dict[str, Any]:
     assert watch.settled() and not watch.failed
     found: dict[str, Any] = {}
     for (layer, its_way), touched in watch.touched().items():
@@ -282,7 +282,7 @@ def test_what_is_read(data: st.DataObject) -> None:
     layer = data.draw(st.sampled_from(cache.names))
     numbers: set[int] = set()
     with data.draw(st.sampled_from((torch.inference_mode, torch.no_grad, torch.enable_grad)))():
-        watch = Watch(cache.caches, layer)
+        watch = CopyWatch(cache.caches, layer)
         assert watch.start()
         try:
             for _ in range(data.draw(st.integers(1, 3))):
@@ -302,7 +302,7 @@ def test_what_is_written(data: st.DataObject) -> None:
     cache = data.draw(made_caches())
     layer = data.draw(st.sampled_from(cache.names))
     with data.draw(st.sampled_from((torch.inference_mode, torch.no_grad)))():
-        watch = Watch(cache.caches, layer)
+        watch = CopyWatch(cache.caches, layer)
         view = None
         assert watch.start()
         try:
@@ -336,7 +336,7 @@ def test_other_item_sizes_and_memory_of_all_layers(data: st.DataObject) -> None:
     whole = cache.memory.view(dtype)
     begin = data.draw(st.integers(0, len(whole) - 1))
     end = data.draw(st.integers(begin + 1, len(whole)))
-    watch = Watch(cache.caches, None)
+    watch = CopyWatch(cache.caches, None)
     watch.start()
     try:
         whole[begin:end].clone()
@@ -387,7 +387,7 @@ def plain(layers: int = 1) -> Cache:
 )
 def test_single_operations(operation: Any, way: str, found: dict[str, Any]) -> None:
     cache = plain()
-    watch = Watch(cache.caches, None)
+    watch = CopyWatch(cache.caches, None)
     watch.start()
     try:
         operation(cache.tensors["layer.0"])
@@ -399,7 +399,7 @@ def test_single_operations(operation: Any, way: str, found: dict[str, Any]) -> N
 def test_k_then_v_is_all_of_a_slot_and_head_after_head_too() -> None:
     cache = Cache("K and V first", 3, 4, 1, [5, 0, 1, 2, 3, 4], 1)
     kv = cache.tensors["layer.0"]
-    watch = Watch(cache.caches, None)
+    watch = CopyWatch(cache.caches, None)
     watch.start()
     try:
         kv[0, 1].clone()
@@ -463,7 +463,7 @@ def test_layers_of_one_memory_are_told_apart_where_they_can_be() -> None:
     ]
     cache.caches.configure(SimpleNamespace(num_blocks=4, kv_cache_groups=group), {})
     for named, names in ((None, {"layer.0", "other"}), ("other", {"other"})):
-        watch = Watch(cache.caches, named)
+        watch = CopyWatch(cache.caches, named)
         watch.start()
         cache.tensors["layer.0"][1].clone()
         watch.stop()
@@ -472,7 +472,7 @@ def test_layers_of_one_memory_are_told_apart_where_they_can_be() -> None:
 
 def test_runs_are_written_short() -> None:
     cache = plain()
-    watch = Watch(cache.caches, None)
+    watch = CopyWatch(cache.caches, None)
     watch.start()
     kv = cache.tensors["layer.0"]
     kv[torch.tensor([1, 2, 0])].clone()

@@ -15,7 +15,7 @@ from kvtrace.agent.kv import access  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES, Caches  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
 from kvtrace.agent.watch import records  # noqa: E402
-from kvtrace.agent.watch.operations import READ, Watch  # noqa: E402
+from kvtrace.agent.watch.operations import READ, CopyWatch  # noqa: E402
 from kvtrace.trace import hooks, rows  # noqa: E402
 from kvtrace.trace.format import Flag, Kind, Role  # noqa: E402
 
@@ -141,7 +141,7 @@ class OnDevice:
         return self._values.clone()
 
 
-def noted(watch: Watch, kv: Any, index: Any) -> None:
+def noted(watch: CopyWatch, kv: Any, index: Any) -> None:
     """As ``Watch.ran`` does with ``kv[index]``."""
     seen = access.access_of(kv, access.READS, "index", {"self": kv, "indices": [index]})
     watch._note(watch.caches.at(kv, seen.view), READ, seen)
@@ -157,7 +157,7 @@ def test_values_on_a_device_are_read_when_they_have_come(trace, monkeypatch):
     device = Device()
     monkeypatch.setattr(torch, "cuda", device)
     kv = torch.randn(BLOCKS, BLOCK, 8)
-    first, second = (Watch(cache_of(kv), None, BLOCK) for _ in range(2))
+    first, second = (CopyWatch(cache_of(kv), None, BLOCK) for _ in range(2))
     noted(first, kv, OnDevice(torch.tensor([1, 2])))
     noted(second, kv, torch.tensor([7]))
     AGENT.id("layer.0")
@@ -176,7 +176,7 @@ def test_what_never_comes_ends_unknown_and_memory_is_bounded(trace, monkeypatch)
     monkeypatch.setattr(torch, "cuda", Device())
     kv = torch.randn(BLOCKS, BLOCK, 8)
     for at in range(records._MOST_WAITING + 3):
-        watch = Watch(cache_of(kv), None, BLOCK)
+        watch = CopyWatch(cache_of(kv), None, BLOCK)
         noted(watch, kv, OnDevice(torch.tensor([1, 2])))
         records.Touching(watch, hooks.SAVE_LAYER.code, 1, 9, 1000 + at, 0).write()
     assert len(records._waiting) == records._MOST_WAITING

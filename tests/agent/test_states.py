@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from kvtrace.agent.errors.swallowed import THREAD  # noqa: E402
 from kvtrace.agent.hooks.connector import traced  # noqa: E402
 from kvtrace.agent.kv.caches import CACHES  # noqa: E402
-from kvtrace.agent.origin import Origin  # noqa: E402
-from kvtrace.agent.watch.operations import Watch  # noqa: E402
+from kvtrace.agent.origin import WorkOrigin  # noqa: E402
+from kvtrace.agent.watch.operations import CopyWatch  # noqa: E402
 from kvtrace.agent.watch.states import STATES  # noqa: E402
 from kvtrace.agent.watch.work import begin  # noqa: E402
 from kvtrace.trace import hooks, rows  # noqa: E402
@@ -48,7 +48,7 @@ class Keeping(fakes.KVConnectorBase_V1):
 @pytest.fixture(scope="module", autouse=True)
 def torch_is_ready():
     """At the first operation that is watched torch imports a lot, native code of others too."""
-    watch = Watch(CACHES, None)
+    watch = CopyWatch(CACHES, None)
     watch.start()
     torch.arange(8.0).as_strided((2, 2), (2, 1))[1].clone()
     watch.stop()
@@ -141,7 +141,7 @@ def test_a_thread_with_work_after_kv_was_copied_may_take_state(trace, caches):
 
 
 def test_work_that_began_before_there_were_states_is_seen(trace, caches):
-    work = begin(THREAD, Origin(1, 0), __file__)
+    work = begin(THREAD, WorkOrigin(1, 0), __file__)
     assert work is not None and not work.sees_states
     STATES.register(caches)
     STATES.configure(SimpleNamespace(num_blocks=BLOCKS), {}, {"m": "state"})

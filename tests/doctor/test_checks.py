@@ -15,9 +15,9 @@ from kvtrace.agent.preflight.facts import (
     BATCHED,
     BLOCK,
     Class,
-    Engine,
-    Keys,
+    ExtraKeys,
     Parsed,
+    Planned,
     Python,
     Rounding,
     Signature,
@@ -52,7 +52,7 @@ CLASS = Class(
     role="kv_both",
     extra={},
 )
-ENGINE = Engine(16, True, 1, False, "NONE", 8192, "Mine", "kv_both")
+ENGINE = Planned(16, True, 1, False, "NONE", 8192, "Mine", "kv_both")
 MULTI = replace(CLASS, name="MultiConnector", module="vllm.multi_connector")
 WINDOWS = replace(ENGINE, several_groups=True, one_group=False, window=512, same_size=True)
 HYBRID = replace(ENGINE, several_groups=True, states=True, one_group=False, attention_block=48)
@@ -61,8 +61,8 @@ HYBRID = replace(ENGINE, several_groups=True, states=True, one_group=False, atte
 def facts_with(
     python: Python = PYTHON,
     classes: tuple[Class, ...] = (CLASS,),
-    keys: tuple[Keys, ...] = (Keys(("root",), True),),
-    engine: Engine = ENGINE,
+    keys: tuple[ExtraKeys, ...] = (ExtraKeys(("root",), True),),
+    engine: Planned = ENGINE,
     parsed: Parsed | None = None,
     steps: dict[str, Step] | None = None,
     **others: Any,
@@ -111,7 +111,9 @@ def test_what_is_known_of_units_windows_and_keys_is_said() -> None:
         line.level is OK
         and "16 tokens a block in each KV cache group; layers with a window of 512" in line.text
     )
-    (line,) = class_checks.config_keys(facts_with(classes=(MULTI,), keys=(Keys(("connectors",), False),)))
+    (line,) = class_checks.config_keys(
+        facts_with(classes=(MULTI,), keys=(ExtraKeys(("connectors",), False),))
+    )
     assert line.level is OK
     (line,) = checks.store(facts_with(command=replace(COMMAND, words=(), kind="")))
     assert line.level is NOT_KNOWN and "shows with the command" in line.text
@@ -320,7 +322,7 @@ CASES: dict[str, Case] = {
     ),
     "a key that a MultiConnector does not know": (
         class_checks.config_keys,
-        facts_with(classes=(MULTI,), keys=(Keys(("connectors", "path"), False),)),
+        facts_with(classes=(MULTI,), keys=(ExtraKeys(("connectors", "path"), False),)),
         WARNING,
         "never asks for the key 'path'",
     ),
@@ -344,13 +346,13 @@ CASES: dict[str, Case] = {
     ),
     "an unread key": (
         class_checks.config_keys,
-        facts_with(keys=(Keys(("rot",), True, ("rot",), ("root",)),)),
+        facts_with(keys=(ExtraKeys(("rot",), True, ("rot",), ("root",)),)),
         WARNING,
         "'rot'",
     ),
     "keys unknown": (
         class_checks.config_keys,
-        facts_with(keys=(Keys(("root",), False),)),
+        facts_with(keys=(ExtraKeys(("root",), False),)),
         NOT_KNOWN,
         "source",
     ),

@@ -1,9 +1,11 @@
-"""The look at a real vLLM: its own connectors, and classes that do not fit. Two processes for all tests."""
+"""The look at a real vLLM: its own connectors, and classes that do not fit. Two processes for all tests, side
+by side."""
 
 from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,17 +55,13 @@ def serve(model: Path, connector: str, site: Path, module: str | None = None, **
     return gather(command, "", environ, PLENTY)
 
 
-@pytest.fixture(scope="module")
-def healthy(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+def example(tiny_model: Path, place: Path) -> Facts:
     """vLLM's own example with a place that can be written."""
-    place = tmp_path_factory.mktemp("store")
     return serve(tiny_model, "ExampleConnector", place, shared_storage_path=str(place / "new"))
 
 
-@pytest.fixture(scope="module")
-def faulty(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+def misfits(tiny_model: Path, site: Path) -> Facts:
     """A MultiConnector with a child for each fault."""
-    site = tmp_path_factory.mktemp("site")
     (site / "classes.py").write_text(CLASSES)
     (site / "abstract.py").write_text(ABSTRACT)
     (site / "raising.py").write_text("raise ValueError('no licence')\n")
@@ -83,6 +81,26 @@ def faulty(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
         child("NoSuchConnector"),
     ]
     return serve(tiny_model, "MultiConnector", site, connectors=children)
+
+
+@pytest.fixture(scope="module")
+def both(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Facts, Facts]:
+    with ThreadPoolExecutor() as pool:
+        looks = [
+            pool.submit(look, tiny_model, tmp_path_factory.mktemp("site")) for look in (example, misfits)
+        ]
+    first, second = (look.result() for look in looks)
+    return first, second
+
+
+@pytest.fixture
+def healthy(both: tuple[Facts, Facts]) -> Facts:
+    return both[0]
+
+
+@pytest.fixture
+def faulty(both: tuple[Facts, Facts]) -> Facts:
+    return both[1]
 
 
 def lines(found: Facts, check: str, about: str = "") -> list[Line]:

@@ -104,7 +104,7 @@ def test_what_the_users_sitecustomize_raises_is_as_without_us(tmp_path: Path) ->
 
 def test_nested_runs_wait_once(tmp_path: Path) -> None:
     inner = make_overlay(tmp_path / "inner", with_agent=True)
-    code = "import sys; print(sum(type(f).__name__ == '_Waiting' for f in sys.meta_path))"
+    code = "import sys; print(sum(type(f).__name__ == '_FirstImport' for f in sys.meta_path))"
     assert python(tmp_path, code, path=str(inner)) == "1\n"
 
 

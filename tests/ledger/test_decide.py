@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from test_positions import BLOCK, cache, entry, prefill
 
 from kvtrace.ledger import Run, read_run
 from kvtrace.ledger.ends import NOT_SAVED, Blind, LoadEnd, Outcome, SaveEnd
+from kvtrace.ledger.saves.calls import Call
 from kvtrace.ledger.saves.positions import Store, Token, decide
 from kvtrace.ledger.steps import StepState
 from kvtrace.terms import LOCAL_HIT, NOT_OBSERVED, PENDING, SAVED, Grade
@@ -90,6 +91,35 @@ def test_what_is_not_observed_has_a_reason(token: Token) -> None:
     outcome = decide(token)
     assert (outcome.name == NOT_OBSERVED) == bool(outcome.blind)
     assert (outcome.name == NOT_OBSERVED) <= (outcome.grade == Grade.NOT_OBSERVED)
+
+
+def calls() -> st.SearchStrategy[Call]:
+    """What can be known of a store call."""
+    flag = st.booleans()
+    return st.integers(0, 64).flatmap(
+        lambda named: st.builds(
+            Call,
+            st.sampled_from(SaveEnd),
+            st.just(named),
+            st.integers(0, named),
+            flag,
+            st.sampled_from(Blind),
+            visible=flag,
+            failing=flag,
+            caught=flag,
+            elsewhere=flag,
+            slots=st.just(named),
+        )
+    )
+
+
+@given(calls(), st.sampled_from([one for one in Blind if one]))
+def test_a_call_that_is_seen_less_ends_no_more_surely(call: Call, blind: Blind) -> None:
+    """Where nothing can be seen of it, what it names is taken as declared, and as no more."""
+    (before, grade), (end, now) = call.end, replace(call, blind=blind).end
+    assert now <= grade or end in (SaveEnd.NOT_OBSERVED, SaveEnd.SAVED)
+    if end != before:
+        assert (end, now) in ((SaveEnd.NOT_OBSERVED, Grade.NOT_OBSERVED), (SaveEnd.SAVED, Grade.DECLARED))
 
 
 # --- runs -----------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvtrace.agent.prints.kept import Kept, Step  # noqa: E402
+from kvtrace.agent.prints.kept import KeptCopies, StepBlocks  # noqa: E402
 from kvtrace.agent.state import AGENT  # noqa: E402
-from kvtrace.agent.steps.prompts import Filled, Span  # noqa: E402
+from kvtrace.agent.steps.prompts import ComputedSpan, Filled  # noqa: E402
 from kvtrace.trace.config import AgentConfig  # noqa: E402
 from kvtrace.trace.facts import LoadErrors  # noqa: E402
 
@@ -32,16 +32,16 @@ def facts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LoadErrors]]:
     yield found
 
 
-def engine(copies: int = 64) -> tuple[Kept, list[Layer], dict[Any, Any]]:
+def engine(copies: int = 64) -> tuple[KeptCopies, list[Layer], dict[Any, Any]]:
     layers = [Layer(name=f"layers.{n}", dim=0, split=1) for n in range(2)]
     source = torch.Generator().manual_seed(1)
     tensors = {layer: torch.randn(BLOCKS, SIZE, 8, generator=source) for layer in layers}
-    return Kept(copies, [layers], [SIZE]), layers, tensors
+    return KeptCopies(copies, [layers], [SIZE]), layers, tensors
 
 
-def step(name: str, tokens: list[int], blocks: list[int], tensors: Any, loaded: int = 0) -> Step:
-    span = Span(name, tokens, [blocks], 0, len(tokens))
-    return Step(1, [Filled(name, 0, 0, blocks)], [span], {name: loaded} if loaded else {}, tensors)
+def step(name: str, tokens: list[int], blocks: list[int], tensors: Any, loaded: int = 0) -> StepBlocks:
+    span = ComputedSpan(name, tokens, [blocks], 0, len(tokens))
+    return StepBlocks(1, [Filled(name, 0, 0, blocks)], [span], {name: loaded} if loaded else {}, tensors)
 
 
 def test_equal_blocks_have_no_error(facts: list[LoadErrors]) -> None:

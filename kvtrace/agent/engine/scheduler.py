@@ -19,7 +19,7 @@ from kvtrace.agent.metadata import read_tables
 from kvtrace.agent.metadata.recording import READER
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.steps import handover, prefixes
-from kvtrace.agent.steps.block_tables import BlockTables
+from kvtrace.agent.steps.block_tables import RecordedTables
 from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE
 from kvtrace.agent.wrap import frames
 from kvtrace.trace import rows
@@ -32,7 +32,7 @@ _STATE_ATTRIBUTE = "_kvtrace_state"
 _STEP = pack_head(Kind.STEP, Role.SCHEDULER)
 
 
-class _Session:
+class _StreamedPrompt:
     """A request of streaming input: the length that its prompt had when it was last seen, and its digests."""
 
     def __init__(self, prompt: int, block: int, key: bytes) -> None:
@@ -40,7 +40,7 @@ class _Session:
         self.beginnings = prefixes.Beginnings(block, key)
 
 
-class _Steps:
+class _StepCounter:
     """One Scheduler instance's tag and counter, the requests still in prefill, the block tables.
 
     ``sessions``: requests whose prompt comes in parts, and what was seen of it."""
@@ -49,14 +49,14 @@ class _Steps:
         self.tag = secrets.randbits(29) + 1
         self.step = self.tag << STEP_SHIFT
         self.prefilling: dict[str, int] = {}
-        self.sessions: dict[str, _Session] = {}
-        self.tables = BlockTables()
+        self.sessions: dict[str, _StreamedPrompt] = {}
+        self.tables = RecordedTables()
 
 
-def _steps(scheduler: Any) -> _Steps:
-    state: _Steps | None = getattr(scheduler, _STATE_ATTRIBUTE, None)
+def _steps(scheduler: Any) -> _StepCounter:
+    state: _StepCounter | None = getattr(scheduler, _STATE_ATTRIBUTE, None)
     if state is None:
-        state = _Steps()
+        state = _StepCounter()
         setattr(scheduler, _STATE_ATTRIBUTE, state)
     return state
 
@@ -144,7 +144,7 @@ def _after_schedule(self: Any, t0: int, output: Any, *args: Any) -> None:
     state.tables.scheduled(self, output, AGENT.scheduler.allocated, state.step, t1)
 
 
-def _grown(self: Any, state: _Steps, output: Any, t: int) -> None:
+def _grown(self: Any, state: _StepCounter, output: Any, t: int) -> None:
     """GROWN records: a session whose next part has come is scheduled as if it were new."""
     for new in output.scheduled_new_reqs:
         req_id = new.req_id
@@ -164,7 +164,7 @@ def _grown(self: Any, state: _Steps, output: Any, t: int) -> None:
                 AGENT.add(rows.Prefixes(head, ident, end, end, digest, 0, 0, 0))
 
 
-def _chunks(self: Any, state: _Steps, scheduled: dict[str, int], t: int, thread: int) -> bool:
+def _chunks(self: Any, state: _StepCounter, scheduled: dict[str, int], t: int, thread: int) -> bool:
     """CHUNK records of the step; whether there was one."""
     head = pack_head(Kind.CHUNK, Role.SCHEDULER, 0, 0, 0, thread)
     done: list[str] = []
@@ -212,7 +212,7 @@ def _before_add_request(self: Any, t0: int, request: Any, *args: Any, **kwargs: 
     block = describe.block_size(self)
     found = prefixes.digests(prefixes.tokens_of(request, key), block, key)
     if getattr(request, "resumable", False):
-        state.sessions[req_id] = _Session(prompt, block, key)
+        state.sessions[req_id] = _StreamedPrompt(prompt, block, key)
     head = pack_head(Kind.REQUEST, Role.SCHEDULER, 0, 0, 0, AGENT.thread())
     limit = int(getattr(request, "max_tokens", -1) or -1)
     ident = AGENT.request_id(req_id)

@@ -38,7 +38,7 @@ _LEAVES = frozenset({"RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "RETURN_GENE
 """Instructions with which a frame is left without an exception."""
 
 
-class Seen(NamedTuple):
+class Raised(NamedTuple):
     """What is kept of an exception. ``key``: its id, good only while it lives; ``t``: when a frame of the
     connector's saw it last, host ns; the rest as in :class:`kvtrace.trace.facts.Swallowed`."""
 
@@ -53,14 +53,14 @@ class Seen(NamedTuple):
     broad: bool | None = None
 
 
-See = Callable[[BaseException, "TracebackType | None"], "Seen | None"]
+See = Callable[[BaseException, "TracebackType | None"], "Raised | None"]
 """What is to be kept of an exception that has come as far as the traceback says; None: nothing."""
 
 
 class _Entry(NamedTuple):
     """``top``, ``frame``: ids of the traceback's first entry and its frame."""
 
-    seen: Seen
+    seen: Raised
     top: int
     frame: int
 
@@ -127,7 +127,7 @@ class Raises:
     def none(self) -> bool:
         return not self._entries
 
-    def take(self) -> list[Seen]:
+    def take(self) -> list[Raised]:
         """What was raised so far; it is forgotten here."""
         entries, self._entries = self._entries, []
         return [entry.seen for entry in entries]

@@ -20,7 +20,7 @@ from kvtrace.agent import limits
 from kvtrace.agent.code import handlers, owners
 from kvtrace.agent.code.owners import Owner
 from kvtrace.agent.errors import logs, raises
-from kvtrace.agent.errors.raises import Raises, Seen
+from kvtrace.agent.errors.raises import Raised, Raises
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import AGENT, clock, is_ours, where_raised
 from kvtrace.trace import facts, hooks
@@ -50,16 +50,16 @@ class About(NamedTuple):
     asked_by: str = ""
 
 
-class Caught(NamedTuple):
+class Handled(NamedTuple):
     """One exception; as in :class:`kvtrace.trace.facts.Swallowed`."""
 
-    seen: Seen
+    seen: Raised
     logged: bool = False
     went_on: bool | None = None
     ended: bool | None = None
 
 
-class Swallowed:
+class CallErrors:
     """``start`` and ``stop`` around one call or piece of work, in its thread.
 
     Args:
@@ -76,7 +76,7 @@ class Swallowed:
         self._observed_it = False
         self._logged = 0
         self._began = 0
-        self._told: dict[int, Seen] = {}
+        self._told: dict[int, Raised] = {}
         self._gone: dict[int, str] = {}
         """Ids and types of exceptions of which other facts speak."""
 
@@ -125,11 +125,11 @@ class Swallowed:
             self._write(caught, about)
         if ended is not None:
             where = _place(ended.__traceback__, ended, self._owner, True) or where_raised(ended)
-            self._write(Caught(_seen(ended, ended.__traceback__, where), ended=True), about)
+            self._write(Handled(_seen(ended, ended.__traceback__, where), ended=True), about)
         self._gone.clear()
         self._began = clock()
 
-    def _see(self, error: BaseException, trace: TracebackType | None) -> Seen | None:
+    def _see(self, error: BaseException, trace: TracebackType | None) -> Raised | None:
         """What is written of an exception, should it be caught where it has come to."""
         where = _place(trace, error, self._owner, self._background)
         broad = None
@@ -138,7 +138,7 @@ class Swallowed:
             broad = where is not None or None
         return None if where is None else _seen(error, trace, where, broad)
 
-    def _caught(self, escaped: BaseException | None) -> list[Caught]:
+    def _caught(self, escaped: BaseException | None) -> list[Handled]:
         """What was raised and caught since the last report, and what was logged."""
         self.raises.forget(escaped)
         told, self._told = self._told, {}
@@ -146,7 +146,7 @@ class Swallowed:
             told.pop(id(error), None)
         raised = [one for one in self.raises.take() if one.key not in told]
         found = [
-            Caught(one, one.key in told)
+            Handled(one, one.key in told)
             for one in (*raised, *told.values())
             if self._gone.get(one.key) != one.name
         ]
@@ -169,7 +169,7 @@ class Swallowed:
         calls = (self._hook, self._index)
         _observed[calls] = _observed.get(calls, 0) + 1
 
-    def _write(self, caught: Caught, about: About) -> None:
+    def _write(self, caught: Handled, about: About) -> None:
         seen = caught.seen
         if _repeated(caught, self._hook):
             return
@@ -200,9 +200,9 @@ class Swallowed:
         AGENT.fact(fact, self._role)
 
 
-def _seen(error: BaseException, trace: TracebackType | None, where: str, broad: bool | None = None) -> Seen:
+def _seen(error: BaseException, trace: TracebackType | None, where: str, broad: bool | None = None) -> Raised:
     inside, message = _innermost(trace), AGENT.said(error, trace=trace)
-    return Seen(id(error), type(error).__name__, clock(), where, inside, message, _handed(trace), broad)
+    return Raised(id(error), type(error).__name__, clock(), where, inside, message, _handed(trace), broad)
 
 
 class _Known(NamedTuple):
@@ -220,7 +220,7 @@ class _Known(NamedTuple):
 _latest: dict[int, _Known] = {}
 
 
-def _repeated(caught: Caught, hook: str) -> bool:
+def _repeated(caught: Handled, hook: str) -> bool:
     """Whether this very exception was written already, by other work that it went through.
 
     Its id says so only while it lives, and nothing may keep it alive for us. So it must have been seen here

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kvtrace.agent.budget import Sampler
+from kvtrace.agent.budget import BudgetAccount
 from kvtrace.agent.facts import describe
 from kvtrace.agent.state import AGENT, clock, complain
 from kvtrace.agent.wrap import frames
@@ -100,7 +100,7 @@ class Device:
     def __init__(self) -> None:
         self.on = False
         self._cuda: Any = None  # set while timing is possible
-        self._sampler = Sampler("sampled", 0.0)
+        self._sampler = BudgetAccount("sampled", 0.0)
         self._free: list[Pair] = []
         self._pairs = 0
         self._taken: list[Pair] = []
@@ -133,7 +133,7 @@ class Device:
             self._give_up(error)
             return
         self._cuda = cuda
-        self._sampler = Sampler(config.device_timing, config.budget)
+        self._sampler = BudgetAccount(config.device_timing, config.budget)
         self._write_fact(True, self._pairs)
 
     def _give_up(self, error: BaseException) -> None:

@@ -14,7 +14,7 @@ from kvtrace.agent.kv.host import on_host
 from kvtrace.agent.kv.late import Late
 from kvtrace.agent.kv.layout import Layout
 from kvtrace.agent.kv.tensors import is_tensor
-from kvtrace.agent.kv.touch import Pattern, Touch, touched
+from kvtrace.agent.kv.touch import LayerTouch, Pattern, touched
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ class Memory(Protocol):
     def layers(self, layers: Sequence[Layer]) -> tuple[Layer, ...]:
         """Those of which it may touch a part."""
 
-    def touches(self, layout: Layout, layer: Layer) -> list[Touch] | None:
+    def touches(self, layout: Layout, layer: Layer) -> list[LayerTouch] | None:
         """Which slots of a layer, once it is ready; None where that can't be said."""
 
 
@@ -84,7 +84,7 @@ class Ranges:
             raise NotKnown
         kept = sizes > 0
         self.firsts, self.sizes = firsts[kept], sizes[kept]
-        self._found: dict[tuple[int, bytes], list[Touch] | None] = {}
+        self._found: dict[tuple[int, bytes], list[LayerTouch] | None] = {}
 
     def ready(self) -> bool:
         return True
@@ -103,7 +103,7 @@ class Ranges:
         there: NDArray[np.bool_] = (self.firsts < layer.end) & (self.firsts + self.sizes > layer.start)
         return there
 
-    def touches(self, layout: Layout, layer: Layer) -> list[Touch] | None:
+    def touches(self, layout: Layout, layer: Layer) -> list[LayerTouch] | None:
         here = self._of(layer)
         firsts, sizes = self.firsts[here] - layer.start, self.sizes[here]
         key = id(layout), firsts.tobytes()
@@ -112,13 +112,13 @@ class Ranges:
         return self._found[key]
 
 
-def _touches(layout: Layout, firsts: Array, sizes: Array) -> list[Touch] | None:
+def _touches(layout: Layout, firsts: Array, sizes: Array) -> list[LayerTouch] | None:
     # Pieces that are alike are looked at together: of one size, at the same place in their blocks.
     within = firsts % layout.dims[layout.block_at].stride
     kinds, which = np.unique(np.stack([sizes, within]), axis=1, return_inverse=True)
     if kinds.shape[1] > _MOST_GROUPS:
         return None
-    found: list[Touch] = []
+    found: list[LayerTouch] = []
     for number in range(kinds.shape[1]):
         size = int(kinds[0, number])
         own = firsts[which.ravel() == number]
@@ -158,14 +158,14 @@ class Numbered:
         pointers = _here(self._pointers)
         return bool(((pointers >= layer.start) & (pointers < layer.end)).any())
 
-    def touches(self, layout: Layout, layer: Layer) -> list[Touch] | None:
+    def touches(self, layout: Layout, layer: Layer) -> list[LayerTouch] | None:
         if not self._points_to(layer):
             return []
         slots = _here(self._slots)[self._skip :]
         slots = np.unique(slots[slots >= 0])
         if len(slots) and int(slots[-1]) >= layout.slots:
             return None  # numbered in another way
-        return [Touch(slots, None)] if len(slots) else []
+        return [LayerTouch(slots, None)] if len(slots) else []
 
 
 def _on_its_way(value: Any) -> Any:

@@ -40,7 +40,7 @@ class Pattern(NamedTuple):
     itemsize: int
 
 
-class Touch:
+class LayerTouch:
     """Slots of which the same part was touched. ``slots``: their numbers, of shape (n,), not sorted;
     ``part``: which elements of a slot, None for all of them."""
 
@@ -50,14 +50,14 @@ class Touch:
         self.slots, self.part = slots, part
 
 
-class Slots(NamedTuple):
+class TouchedSlots(NamedTuple):
     """Slots touched in full, and those touched in part; sorted, no slot twice or in both."""
 
     full: Array
     partly: Array
 
 
-def touched(layout: Layout, pattern: Pattern) -> list[Touch] | None:
+def touched(layout: Layout, pattern: Pattern) -> list[LayerTouch] | None:
     """Which slots of a layer a pattern touches; [] where it lies beside them, None where it can't be said."""
     bases, dims, itemsize = pattern
     if not len(bases) or any(size == 0 for size, _ in dims):
@@ -69,7 +69,7 @@ def touched(layout: Layout, pattern: Pattern) -> list[Touch] | None:
     regions: list[_Region] = []
     if not _cut(layout, _Region(bases, [None] * len(layout.dims)), moving, regions):
         return None
-    found: list[Touch] = []
+    found: list[LayerTouch] = []
     for region in regions:
         found.extend(_named(layout, region, bytewise))
     return found
@@ -179,7 +179,7 @@ def _digits(layout: Layout, bases: Array, at: int) -> Array:
 # --- naming slots and parts -----------------------------------------------------------------------------
 
 
-def _named(layout: Layout, region: _Region, bytewise: bool) -> list[Touch]:
+def _named(layout: Layout, region: _Region, bytewise: bool) -> list[LayerTouch]:
     digits = [_digits(layout, region.bases, at) for at in range(len(layout.dims))]
     within = region.bases % layout.dims[-1].stride
     if layout.dims[-1].stride > layout.itemsize and (within >= layout.itemsize).any():
@@ -193,7 +193,7 @@ def _named(layout: Layout, region: _Region, bytewise: bool) -> list[Touch]:
         there = (block >= 0)[:, :, None] & (slot >= 0)[:, None, :]
         slots = slots.ravel() if there.all() else slots[there]
         if len(slots):
-            found.append(Touch(slots, part))
+            found.append(LayerTouch(slots, part))
     return found
 
 
@@ -249,11 +249,11 @@ def _part(layout: Layout, region: _Region, digits: Sequence[int], bytewise: bool
 # --- putting the operations of a call together ----------------------------------------------------------
 
 
-def together(touches: Sequence[Touch]) -> Slots | None:
+def together(touches: Sequence[LayerTouch]) -> TouchedSlots | None:
     """The slots that several operations touched: in full where their parts add up to all of it. None where
     there are too many different parts."""
     full = _sorted([touch.slots for touch in touches if touch.part is None])
-    parts: dict[bytes, list[Touch]] = {}
+    parts: dict[bytes, list[LayerTouch]] = {}
     for touch in touches:
         if touch.part is not None:
             parts.setdefault(touch.slots.tobytes(), []).append(touch)
@@ -280,7 +280,7 @@ def together(touches: Sequence[Touch]) -> Slots | None:
             own = [mask for number, mask in enumerate(each) if combined >> number & 1]
             if np.logical_or.reduce(own).all():
                 full = _sorted([full, every[bits == combined]])
-    return Slots(full, np.setdiff1d(every, full, assume_unique=True))
+    return TouchedSlots(full, np.setdiff1d(every, full, assume_unique=True))
 
 
 def _sorted(arrays: list[Array]) -> Array:
@@ -292,7 +292,7 @@ def _sorted(arrays: list[Array]) -> Array:
     return joined
 
 
-def text_of(slots: Slots) -> str:
+def text_of(slots: TouchedSlots) -> str:
     """``first+count`` runs joined by commas, then after a ``/`` those of the slots touched in part."""
     parts = [_runs(slots.full)]
     if len(slots.partly):

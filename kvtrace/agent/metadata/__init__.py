@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from kvtrace.agent.metadata.entries import Entry, Resolver
+from kvtrace.agent.metadata.entries import DeclaredEntry, Resolver
 from kvtrace.agent.metadata.step_requests import Admissions, StepRequests, read_tables
 from kvtrace.agent.metadata.walk import Context, Problem, Walk
 from kvtrace.trace.format import UNKNOWN, Flag
 
 __all__ = [
-    "Admissions", "Declared", "Entry", "Problem", "StepRequests", "Totals", "is_empty", "read",
+    "Admissions", "Declared", "DeclaredEntry", "Problem", "StepRequests", "Totals", "is_empty", "read",
     "read_tables", "totals",
 ]  # fmt: skip
 
@@ -67,7 +67,7 @@ class Totals:
 class Declared(Totals):
     """``problems``: what may name KV and is not understood."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[DeclaredEntry] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -106,7 +106,7 @@ def totals(meta: Any) -> Declared:
     return read(meta, StepRequests(None, None))
 
 
-Answer = tuple[list[Entry], list[Problem]]
+Answer = tuple[list[DeclaredEntry], list[Problem]]
 """What an adapter made of a metadata object (:mod:`.adapters`)."""
 
 
@@ -146,9 +146,9 @@ def read(
     return declared
 
 
-def _once(entries: list[Entry]) -> list[Entry]:
+def _once(entries: list[DeclaredEntry]) -> list[DeclaredEntry]:
     """The same entry twice is one, and what follows on in the same list is one entry."""
-    found: list[Entry] = []
+    found: list[DeclaredEntry] = []
     seen: set[tuple[object, ...]] = set()
     for one in entries:
         if one.req_id is not None and one.slots > 0 and one.start >= 0:
@@ -171,10 +171,10 @@ def _once(entries: list[Entry]) -> list[Entry]:
     return found
 
 
-def _contradictions(entries: list[Entry]) -> list[Problem]:
+def _contradictions(entries: list[DeclaredEntry]) -> list[Problem]:
     """Entries of a request and a direction that overlap, and are not the same: which is meant is open."""
     found: list[Problem] = []
-    by_request: dict[tuple[object, ...], list[Entry]] = {}
+    by_request: dict[tuple[object, ...], list[DeclaredEntry]] = {}
     for one in entries:
         if one.req_id is not None and one.direction and one.slots > 0 and one.start >= 0:
             by_request.setdefault((one.req_id, one.direction, one.child), []).append(one)
@@ -212,16 +212,16 @@ def _sum(declared: Declared, placed: bool) -> None:
     declared.readable = all(problem.load for problem in declared.problems)
 
 
-def _match_by_order(entries: list[Entry], new_reqs: list[str]) -> None:
+def _match_by_order(entries: list[DeclaredEntry], new_reqs: list[str]) -> None:
     """Entries without id or slots follow the order of the new requests (as vLLM's own
     connectors build them). Only where the gap between two known neighbours leaves exactly
     as many requests as entries is there no doubt."""
     if not any(entry.req_id is None for entry in entries):
         return
     position = {req: at for at, req in enumerate(new_reqs)}
-    run: list[Entry] = []
+    run: list[DeclaredEntry] = []
     last = -1
-    for entry in [*entries, Entry(req_id="")]:
+    for entry in [*entries, DeclaredEntry(req_id="")]:
         if entry.req_id is None:
             run.append(entry)
             continue

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from kvtrace.agent.metadata.entries import Entry
+from kvtrace.agent.metadata.entries import DeclaredEntry
 from kvtrace.agent.metadata.step_requests import StepRequests
 from kvtrace.agent.metadata.walk import Problem
 from kvtrace.agent.state import AGENT
@@ -60,7 +60,9 @@ class Adapter:
     function: KvEntries | None = None
     error: str = ""
 
-    def entries(self, metadata: Any, requests: StepRequests) -> tuple[list[Entry], list[Problem]] | None:
+    def entries(
+        self, metadata: Any, requests: StepRequests
+    ) -> tuple[list[DeclaredEntry], list[Problem]] | None:
         """The adapter's answer; None where it leaves this metadata to the reader. Never raises."""
         if self.function is None:
             return [], [Problem("", f"the adapter {self.name} can't be used: {self.error}")]
@@ -76,7 +78,7 @@ class Adapter:
             return [], [Problem("", f"the adapter {self.name} raised {_text(error)}")]
 
 
-def _entry(given: Any, requests: StepRequests) -> Entry:
+def _entry(given: Any, requests: StepRequests) -> DeclaredEntry:
     """One entry of an adapter: a tuple, a mapping or an object with these fields.
 
     Raises:
@@ -101,7 +103,7 @@ def _entry(given: Any, requests: StepRequests) -> Entry:
         if len(set(requests.sizes)) != 1:
             raise ValueError("blocks of which KV cache group? Give positions in tokens")
         start, end = start * requests.sizes[0], end * requests.sizes[0]
-    return Entry(request_id, _DIRECTIONS[direction], end - start, end - start, start)
+    return DeclaredEntry(request_id, _DIRECTIONS[direction], end - start, end - start, start)
 
 
 class Adapters:
@@ -115,7 +117,7 @@ class Adapters:
         self._named = named
         self._known: dict[type, Adapter | None] = {}
         self._points: dict[str, Any] | None = None
-        self.answered: dict[int, tuple[Any, tuple[list[Entry], list[Problem]]]] = {}
+        self.answered: dict[int, tuple[Any, tuple[list[DeclaredEntry], list[Problem]]]] = {}
         """By id of the metadata: what the adapters of connectors inside a connector answered."""
 
     def of(self, cls: type, inside: bool = False) -> Adapter | None:

@@ -16,7 +16,7 @@ from kvtrace.agent.metadata.identify import BLOCK, SLOT, TOKEN, Reading
 from kvtrace.agent.metadata.numbers import Known, Number, Span, Unclear, cut
 from kvtrace.agent.metadata.shapes import Integers
 from kvtrace.agent.metadata.step_requests import Interval, StepRequests
-from kvtrace.agent.metadata.walk import Listed, Part, Problem
+from kvtrace.agent.metadata.walk import Listed, Node, Problem
 from kvtrace.trace.format import UNKNOWN, Flag
 
 _STORE, _LOAD = int(Flag.STORE), int(Flag.LOAD)
@@ -28,7 +28,7 @@ _NOBODYS = "numbers that no request of this step holds"
 
 
 @dataclass
-class Entry:
+class DeclaredEntry:
     """One request's part in a step's metadata. Counts are -1 where the entry doesn't say.
 
     ``slots``: KV slots that it names; ``tokens``: tokens that it speaks of; ``start``: position of the first.
@@ -52,18 +52,18 @@ class Resolver:
         self._known_ways: dict[tuple[str, int], tuple[Listed, list[Reading]]] = {}
         """What the lists of the part at hand are, of each request that was asked for."""
 
-    def entries(self, part: Part) -> list[Entry]:
+    def entries(self, part: Node) -> list[DeclaredEntry]:
         """The entries of one part; of both directions the store first."""
         self._known_ways.clear()
-        found: list[Entry] = []
+        found: list[DeclaredEntry] = []
         for direction in _directions(part):
             found.extend(self._one_way(part, direction))
         for direction, ids, problem in part.ordered:
             self._problem(problem.field, problem.shape, direction)
-            found.extend(Entry(req_id, direction, field=problem.field) for req_id in (ids or (None,)))
+            found.extend(DeclaredEntry(req_id, direction, field=problem.field) for req_id in (ids or (None,)))
         return [replace(one, child=part.context.child) for one in found]
 
-    def _one_way(self, part: Part, direction: int) -> list[Entry]:
+    def _one_way(self, part: Node, direction: int) -> list[DeclaredEntry]:
         where = part.context.field
         here = [one for one in part.lists if not words.read(one.name).elsewhere(direction)]
         lists = _of_way([one for one in here if one.span is None], direction)
@@ -75,7 +75,7 @@ class Resolver:
             if not shares:
                 if direction or part.ids or several or any(map(self._may_be_blocks, lists)):
                     self._problem(lists[0].field, f"{lists[0].shape}: {_NOBODYS}", direction)
-                    return [Entry(_only(part.ids), direction, field=where)] if direction else []
+                    return [DeclaredEntry(_only(part.ids), direction, field=where)] if direction else []
                 return []
             return [
                 entry
@@ -85,19 +85,19 @@ class Resolver:
         if not direction:
             return []
         if part.empty & {0, direction}:
-            return [Entry(_only(part.ids), direction, 0, field=where)]
+            return [DeclaredEntry(_only(part.ids), direction, 0, field=where)]
         if (part.ids or part.want & direction) and not part.inside:
             shape = "a request's id, and not how much of it"
             self._problem(where or part.name, shape, direction)
-            return [Entry(_only(part.ids), direction, field=where)]
+            return [DeclaredEntry(_only(part.ids), direction, field=where)]
         if part.hidden is not None and part.want & direction:
             self._problem(part.hidden.field, part.hidden.shape, direction)
-            return [Entry(None, direction, field=where)]
+            return [DeclaredEntry(None, direction, field=where)]
         return []
 
     # --- whose it is ------------------------------------------------------------------------------
 
-    def _shares(self, part: Part, lists: Sequence[Listed]) -> tuple[list[tuple[str, list[Listed]]], bool]:
+    def _shares(self, part: Node, lists: Sequence[Listed]) -> tuple[list[tuple[str, list[Listed]]], bool]:
         """The lists by the request that they are of; and, where of none, whether several are open."""
         ids = list(dict.fromkeys(part.ids))
         if ids:
@@ -206,34 +206,38 @@ class Resolver:
 
     # --- how much of it ---------------------------------------------------------------------------
 
-    def _of_request(self, part: Part, direction: int, req_id: str, lists: list[Listed]) -> list[Entry]:
+    def _of_request(
+        self, part: Node, direction: int, req_id: str, lists: list[Listed]
+    ) -> list[DeclaredEntry]:
         where = part.context.field
         try:
             unit, ranges, said = self._named(part, direction, req_id, lists)
         except Unclear as unclear:
             self._problem(f"{where}.{unclear}".strip("."), "how much of it is not understood", direction)
-            return [Entry(req_id, direction, field=where)] if direction else []
+            return [DeclaredEntry(req_id, direction, field=where)] if direction else []
         if not direction:
             direction = self._infer(part, req_id, ranges)
             if not direction:
                 if not part.deny & _STORE:
                     self._problem(lists[0].field, "neither store nor load", 0)
-                return [Entry(req_id, 0, start=ranges[0][0] if ranges else UNKNOWN, field=where)]
+                return [DeclaredEntry(req_id, 0, start=ranges[0][0] if ranges else UNKNOWN, field=where)]
         elif direction == _STORE and ranges and self._still_awaited(req_id, ranges):
             self._problem(lists[0].field, "a store of what is still to come", 0)
-            return [Entry(req_id, 0, field=where)]
+            return [DeclaredEntry(req_id, 0, field=where)]
         if not ranges:
             ordered = (part.want | part.context.hint) & direction
-            return [Entry(req_id, direction, 0, field=where)] if ordered else []
+            return [DeclaredEntry(req_id, direction, 0, field=where)] if ordered else []
         found = []
         for start, end in ranges:
             slots = UNKNOWN if unit == TOKEN else end - start
             tokens = end - start if said or unit == TOKEN else UNKNOWN
-            found.append(Entry(req_id, direction, slots, max(tokens, said) if said else tokens, start, where))
+            found.append(
+                DeclaredEntry(req_id, direction, slots, max(tokens, said) if said else tokens, start, where)
+            )
         return found
 
     def _named(
-        self, part: Part, direction: int, req_id: str, lists: list[Listed]
+        self, part: Node, direction: int, req_id: str, lists: list[Listed]
     ) -> tuple[str, tuple[Interval, ...], int]:
         """Unit and positions of what the lists and the numbers beside them name; and how many tokens numbers
         say, which may be more than there are slots; 0 where they say nothing.
@@ -302,7 +306,7 @@ class Resolver:
 
     # --- which way --------------------------------------------------------------------------------
 
-    def _infer(self, part: Part, req_id: str, ranges: tuple[Interval, ...]) -> int:
+    def _infer(self, part: Node, req_id: str, ranges: tuple[Interval, ...]) -> int:
         """The direction that alone is possible in this step, 0 where several are."""
         computed, awaited = self.requests.computed(req_id), self.requests.awaited(req_id)
         if not ranges:
@@ -331,19 +335,21 @@ class Resolver:
 
     # --- the rest ---------------------------------------------------------------------------------
 
-    def _by_names(self, part: Part, direction: int, lists: Sequence[Listed]) -> list[Entry]:
+    def _by_names(self, part: Node, direction: int, lists: Sequence[Listed]) -> list[DeclaredEntry]:
         """Where no scheduler is known (a worker): how many entries, and slots where a name says so."""
         if not direction or not (lists or part.empty & {0, direction} or part.ids or part.numbers):
             return []
         slots = sum(one.lists[0].length for one in lists if words.read(one.name).unit == SLOT)
         known = part.empty & {0, direction} or any(words.read(one.name).unit == SLOT for one in lists)
-        return [Entry(_only(part.ids), direction, slots if known else UNKNOWN, field=part.context.field)]
+        return [
+            DeclaredEntry(_only(part.ids), direction, slots if known else UNKNOWN, field=part.context.field)
+        ]
 
     def _problem(self, way: str, shape: str, direction: int) -> None:
         self.problems.append(Problem(way, shape, direction == _LOAD))
 
 
-def _directions(part: Part) -> list[int]:
+def _directions(part: Node) -> list[int]:
     """The directions that a part has; [0] where it says none."""
     want = part.want
     for listed in part.lists:

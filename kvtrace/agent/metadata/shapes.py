@@ -22,7 +22,7 @@ _CHECKED_WHOLE = 256
 _PROBES = 32
 
 
-class Kind(IntEnum):
+class FieldShape(IntEnum):
     NOTHING = 0
     FLAG = 1
     NUMBER = 2
@@ -38,9 +38,18 @@ class Kind(IntEnum):
     OPAQUE = 11
 
 
-SCALARS = frozenset({Kind.NOTHING, Kind.FLAG, Kind.NUMBER, Kind.TEXT, Kind.BYTES, Kind.ENUM})
+SCALARS = frozenset(
+    {
+        FieldShape.NOTHING,
+        FieldShape.FLAG,
+        FieldShape.NUMBER,
+        FieldShape.TEXT,
+        FieldShape.BYTES,
+        FieldShape.ENUM,
+    }
+)
 
-_kinds: dict[type, Kind] = {}
+_kinds: dict[type, FieldShape] = {}
 _CLOSED = frozenset(sys.stdlib_module_names) - {"types", "collections", "__main__"} | {
     "torch",
     "numpy",
@@ -52,7 +61,7 @@ _CLOSED_PATHS = (
 )  # fmt: skip
 
 
-def kind_of(value: Any) -> Kind:
+def kind_of(value: Any) -> FieldShape:
     """What a value is, by its type alone."""
     cls = type(value)
     kind = _kinds.get(cls)
@@ -63,44 +72,48 @@ def kind_of(value: Any) -> Kind:
     return kind
 
 
-def _kind(cls: type) -> Kind:
+def _kind(cls: type) -> FieldShape:
     for kind, bases in _BASES:
         if issubclass(cls, bases):
             return kind
     if issubclass(cls, tuple):
-        return Kind.RECORD if isinstance(cls.__dict__.get("_fields"), tuple) or _named(cls) else Kind.LIST
+        return (
+            FieldShape.RECORD
+            if isinstance(cls.__dict__.get("_fields"), tuple) or _named(cls)
+            else FieldShape.LIST
+        )
     for base in cls.__mro__:
         package = base.__module__.partition(".")[0]
         if package == "numpy" and base.__name__ in _NUMPY:
             return _NUMPY[base.__name__]
         if package == "torch" and base.__name__ == "Tensor":
-            return Kind.ARRAY
+            return FieldShape.ARRAY
     module = cls.__module__
     if module.partition(".")[0] in _CLOSED or module.startswith(_CLOSED_PATHS):
-        return Kind.OPAQUE
+        return FieldShape.OPAQUE
     if issubclass(cls, type) or callable(getattr(cls, "__get__", None)):
-        return Kind.NOTHING
+        return FieldShape.NOTHING
     has_fields = cls.__dictoffset__ != 0 or any("__slots__" in base.__dict__ for base in cls.__mro__)
-    return Kind.RECORD if has_fields and cls is not object else Kind.OPAQUE
+    return FieldShape.RECORD if has_fields and cls is not object else FieldShape.OPAQUE
 
 
-_BASES: tuple[tuple[Kind, Any], ...] = (
-    (Kind.ENUM, Enum),
-    (Kind.NOTHING, (type(None), float, complex, type)),
-    (Kind.FLAG, bool),
-    (Kind.NUMBER, int),
-    (Kind.TEXT, str),
-    (Kind.BYTES, (bytes, bytearray, memoryview)),
-    (Kind.SLICE, slice),
-    (Kind.MAP, dict),
-    (Kind.LIST, (list, set, frozenset, deque, range)),
+_BASES: tuple[tuple[FieldShape, Any], ...] = (
+    (FieldShape.ENUM, Enum),
+    (FieldShape.NOTHING, (type(None), float, complex, type)),
+    (FieldShape.FLAG, bool),
+    (FieldShape.NUMBER, int),
+    (FieldShape.TEXT, str),
+    (FieldShape.BYTES, (bytes, bytearray, memoryview)),
+    (FieldShape.SLICE, slice),
+    (FieldShape.MAP, dict),
+    (FieldShape.LIST, (list, set, frozenset, deque, range)),
 )
 _NUMPY = {
-    "ndarray": Kind.ARRAY,
-    "integer": Kind.NUMBER,
-    "bool": Kind.FLAG,
-    "bool_": Kind.FLAG,
-    "generic": Kind.NOTHING,
+    "ndarray": FieldShape.ARRAY,
+    "integer": FieldShape.NUMBER,
+    "bool": FieldShape.FLAG,
+    "bool_": FieldShape.FLAG,
+    "generic": FieldShape.NOTHING,
 }
 
 
@@ -211,11 +224,11 @@ class Integers:
         return numbers == list(range(numbers[0], numbers[0] + self.length))
 
 
-def integers(value: Any, kind: Kind) -> Integers | None:
+def integers(value: Any, kind: FieldShape) -> Integers | None:
     """The integers of a list, tuple, set, range or one-dimensional array; None where it is none of them."""
-    if kind is Kind.ARRAY:
+    if kind is FieldShape.ARRAY:
         return _array(value)
-    if kind is not Kind.LIST:
+    if kind is not FieldShape.LIST:
         return None
     if isinstance(value, range):
         return Integers(value, len(value)) if abs(value.step) >= 1 else None
@@ -232,7 +245,7 @@ def integers(value: Any, kind: Kind) -> Integers | None:
             probes = (value[at] for at in range(0, size, max(1, size // _PROBES)))
             return Integers(value, size) if _all_int(probes) else None
     listed = items(value)
-    if all(kind_of(one) is Kind.NUMBER for one in listed):
+    if all(kind_of(one) is FieldShape.NUMBER for one in listed):
         return Integers([int(one) for one in listed], len(listed))
     return None
 
@@ -280,14 +293,14 @@ def describe(value: Any, depth: int = 0) -> str:
     """A value's shape in words, nothing of its content: ``list of 3-tuples``."""
     kind = kind_of(value)
     cls = type(value)
-    if kind is Kind.ARRAY:
+    if kind is FieldShape.ARRAY:
         return f"{cls.__name__} of {value.dtype}, shape {tuple(int(n) for n in value.shape)}"
-    if kind is Kind.LIST and depth < 3:
+    if kind is FieldShape.LIST and depth < 3:
         inner = _inner(items(value)[:1], depth)
         if cls is tuple and depth:
             return f"{len(value)}-tuple"
         return f"{cls.__name__}{inner}" if inner else f"empty {cls.__name__}"
-    if kind is Kind.MAP and depth < 3:
+    if kind is FieldShape.MAP and depth < 3:
         listed = pairs(value)[:1]
         if not listed:
             return "empty dict"

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtrace.agent.metadata import identify, shapes, stock, words
 from kvtrace.agent.metadata.numbers import Number, Span
-from kvtrace.agent.metadata.shapes import Integers, Kind
+from kvtrace.agent.metadata.shapes import FieldShape, Integers
 from kvtrace.agent.metadata.step_requests import Interval, StepRequests
 
 _FIELD = re.compile(r"[A-Za-z_]{1,40}\d{0,2}\Z")
@@ -72,7 +72,7 @@ class Context:
     child: int = 0
     """Number of the connector inside the connector, 0 for the outer one."""
 
-    def under(self, name: str, part: Part | None = None) -> Context:
+    def under(self, name: str, part: Node | None = None) -> Context:
         """One level down, in a field of that name; with the ids and the orders of the record it stands in."""
         word = words.read(name)
         way = name if all(map(_FIELD.match, name.split("."))) else ""
@@ -93,7 +93,7 @@ class Context:
 
 
 @dataclass
-class Part:
+class Node:
     """One record. ``ordered``: direction of a name that orders something, and what stands under it."""
 
     context: Context
@@ -136,7 +136,7 @@ class Walk:
         self.requests = requests
         self.answered = answered
         self.answers: list[Any] = []
-        self.parts: list[Part] = []
+        self.parts: list[Node] = []
         self.problems: list[Problem] = []
         self._children = 0
         self._values_more = _MOST_VALUES
@@ -166,14 +166,14 @@ class Walk:
         except (AttributeError, TypeError, ValueError):
             pass  # another class of that name
         kind = shapes.kind_of(meta)
-        if kind is Kind.RECORD:
+        if kind is FieldShape.RECORD:
             self._record(shapes.fields(meta), inside)
-        elif kind is Kind.MAP:
+        elif kind is FieldShape.MAP:
             self._spoke = True
-            part = Part(inside)
+            part = Node(inside)
             self._mapping(part, "", meta, inside)
             self._close(part)
-        elif kind in (Kind.LIST, Kind.ARRAY):
+        elif kind in (FieldShape.LIST, FieldShape.ARRAY):
             self._record([("", meta)], inside)
         if not self._spoke:
             # Nothing in it that could name a request: the worker decides by itself what to store.
@@ -186,7 +186,7 @@ class Walk:
         """One record: its plain values first, then what is inside it, which knows them."""
         if self._too_deep(context):
             return
-        part = Part(context, name)
+        part = Node(context, name)
         deeper = self._plain(part, self._side_by_side(list(fields), context), context)
         for under, value, kind in deeper:
             self._inside(part, under, value, kind)
@@ -198,7 +198,7 @@ class Walk:
         self.problem(context.field, "too deep" if context.depth > _MOST_DEPTH else "too many entries")
         return True
 
-    def _close(self, part: Part) -> None:
+    def _close(self, part: Node) -> None:
         """What several dictionaries say of a request is one record."""
         for request, values in part.by_request.items():
             names = {name for name, _ in values}
@@ -209,41 +209,41 @@ class Walk:
             self._record(values, inside)
         self._keep(part)
 
-    def _keep(self, part: Part) -> None:
+    def _keep(self, part: Node) -> None:
         if part.says_something():
             self.parts.append(part)
 
     def _plain(
-        self, part: Part, fields: Iterable[tuple[str, Any]], context: Context
-    ) -> list[tuple[str, Any, Kind]]:
+        self, part: Node, fields: Iterable[tuple[str, Any]], context: Context
+    ) -> list[tuple[str, Any, FieldShape]]:
         """Takes a record's plain values; returns what is inside it, records of plain values first."""
-        deeper: list[tuple[str, Any, Kind]] = []
+        deeper: list[tuple[str, Any, FieldShape]] = []
         for name, value in _with_pairs(fields):
             self._values_more -= 1
             if self._values_more < 0:
                 self.problem(context.field, "too much to read")
                 break
             kind = shapes.kind_of(value)
-            if kind is Kind.FLAG:
+            if kind is FieldShape.FLAG:
                 _flag(part, name, bool(value))
-            elif kind is Kind.NUMBER:
+            elif kind is FieldShape.NUMBER:
                 self._number(part, name, int(value))
-            elif kind is Kind.TEXT:
+            elif kind is FieldShape.TEXT:
                 self._text(part, name, value)
-            elif kind is Kind.ENUM:
+            elif kind is FieldShape.ENUM:
                 part.want |= words.operation(name, value.name)
-            elif kind is Kind.SLICE:
+            elif kind is FieldShape.SLICE:
                 if type(value.start) is type(value.stop) is int and value.step in (None, 1):
                     part.spans.append((name, (value.start, value.stop)))
-            elif kind is Kind.BYTES:
+            elif kind is FieldShape.BYTES:
                 self._bytes(value, context.under(name))
-            elif kind is Kind.OPAQUE:
+            elif kind is FieldShape.OPAQUE:
                 part.hidden = Problem(context.field, f"{name}: {type(value).__name__}")
-            elif kind in (Kind.LIST, Kind.ARRAY) and self._list(part, name, value, kind):
+            elif kind in (FieldShape.LIST, FieldShape.ARRAY) and self._list(part, name, value, kind):
                 self._spoke = True
-            elif kind is not Kind.NOTHING:
+            elif kind is not FieldShape.NOTHING:
                 deeper.append((name, value, kind))
-        return sorted(deeper, key=lambda one: one[2] is not Kind.RECORD)
+        return sorted(deeper, key=lambda one: one[2] is not FieldShape.RECORD)
 
     def _bytes(self, value: bytes, context: Context) -> None:
         """Bytes in the metadata itself may be all that it says; none are an empty message."""
@@ -252,25 +252,25 @@ class Walk:
             if value:
                 self.problem(context.field, f"{len(value)} bytes")
 
-    def _number(self, part: Part, name: str, value: int) -> None:
+    def _number(self, part: Node, name: str, value: int) -> None:
         word = words.read(name)
         if word.unit in ("block", "slot") and not word.role and not word.foreign:
             self._listed(part, name, value, (Integers([value], 1),))
         else:
             part.numbers.append((name, value))
 
-    def _text(self, part: Part, name: str, value: str) -> None:
+    def _text(self, part: Node, name: str, value: str) -> None:
         known = value if self.requests.knows(value) else self.requests.client(value)
         if known is None:
             part.want |= words.operation(name, value)
         elif known not in part.ids and not words.read(name).foreign:
             part.ids.append(known)
 
-    def _list(self, part: Part, name: str, value: Any, kind: Kind) -> bool:
+    def _list(self, part: Node, name: str, value: Any, kind: FieldShape) -> bool:
         """Takes a list of integers, or of such lists; False where it is none."""
         word = words.read(name)
         numbers = shapes.integers(value, kind)
-        if (kind is Kind.LIST and not len(value)) or (numbers is not None and not numbers.length):
+        if (kind is FieldShape.LIST and not len(value)) or (numbers is not None and not numbers.length):
             blocks = word.unit and not (word.role or word.fact or word.foreign)
             if isinstance(value, range) or blocks or word.role == "span":
                 part.empty.add(word.direction)
@@ -285,7 +285,7 @@ class Walk:
         return inner is not None
 
     def _listed(
-        self, part: Part, name: str, raw: Any, lists: tuple[Integers, ...] = (),
+        self, part: Node, name: str, raw: Any, lists: tuple[Integers, ...] = (),
         columns: tuple[Integers, ...] = (),
     ) -> None:  # fmt: skip
         context = part.context.under(name)
@@ -296,7 +296,7 @@ class Walk:
 
     # --- what is inside ---------------------------------------------------------------------------
 
-    def _inside(self, part: Part, name: str, value: Any, kind: Kind) -> None:
+    def _inside(self, part: Node, name: str, value: Any, kind: FieldShape) -> None:
         context = part.context.under(name, part)
         word = words.read(name)
         part.inside = True
@@ -304,16 +304,16 @@ class Walk:
             self.metadata(value, part.context.under(name))
         elif word.elsewhere(part.want or context.hint) or words.read(type(value).__name__).foreign:
             return
-        elif kind is Kind.RECORD:
+        elif kind is FieldShape.RECORD:
             self._beside(part, name, shapes.fields(value))
-        elif kind is Kind.MAP:
+        elif kind is FieldShape.MAP:
             self._spoke = True
             self._mapping(part, name, value, context)
-        elif kind in (Kind.LIST, Kind.ARRAY):
+        elif kind in (FieldShape.LIST, FieldShape.ARRAY):
             self._spoke = True
             self._sequence(part, name, shapes.items(value), context)
 
-    def _beside(self, part: Part, name: str, fields: list[tuple[str, Any]]) -> None:
+    def _beside(self, part: Node, name: str, fields: list[tuple[str, Any]]) -> None:
         """A record in a record says more of the same (``save_spec``)."""
         if name.count(".") >= _MOST_DEPTH:
             self.problem(part.context.field, "too deep")
@@ -325,7 +325,7 @@ class Walk:
         for under, value, kind in deeper:
             self._inside(part, under, value, kind)
 
-    def _mapping(self, part: Part, name: str, value: dict[Any, Any], context: Context) -> None:
+    def _mapping(self, part: Node, name: str, value: dict[Any, Any], context: Context) -> None:
         """A dictionary: of requests, of names, or of whatever keys."""
         if self._too_deep(context):
             return
@@ -343,17 +343,23 @@ class Walk:
             return
         kinds = {shapes.kind_of(item) for _, item in rest}
         named = [key for key, _ in rest if type(key) is str and _FIELD.match(key)]
-        if len(named) == len(rest) and (kinds - {Kind.NUMBER} or _names_a_number(named)):
+        if len(named) == len(rest) and (kinds - {FieldShape.NUMBER} or _names_a_number(named)):
             if kinds <= _SCALARS:
                 self._beside(part, name, rest)
             else:
                 self._record(rest, context)
-        elif kinds <= {Kind.NUMBER, Kind.TEXT, Kind.BYTES, Kind.NOTHING, Kind.FLAG}:
+        elif kinds <= {
+            FieldShape.NUMBER,
+            FieldShape.TEXT,
+            FieldShape.BYTES,
+            FieldShape.NOTHING,
+            FieldShape.FLAG,
+        }:
             columns = _columns([[key, item] for key, item in rest])
             if columns:
                 self._listed(part, name, value, columns=columns)
         else:
-            inner = _lists([item for _, item in rest], Kind.LIST)
+            inner = _lists([item for _, item in rest], FieldShape.LIST)
             groups = [key for key, _ in rest] == list(range(len(rest)))
             if inner is not None and groups:
                 self._listed(part, name, value, inner)
@@ -367,20 +373,20 @@ class Walk:
         known = [one for one in texts if self.requests.knows(one)]
         return known[0] if len(known) == 1 else None
 
-    def _sequence(self, part: Part, name: str, listed: list[Any], context: Context) -> None:
+    def _sequence(self, part: Node, name: str, listed: list[Any], context: Context) -> None:
         """A list that is no list of integers."""
         if self._too_deep(context):
             return
         kinds = {shapes.kind_of(item) for item in listed}
         texts = [item for item in listed if type(item) is str]
-        if texts and kinds <= {Kind.TEXT, Kind.NOTHING}:
+        if texts and kinds <= {FieldShape.TEXT, FieldShape.NOTHING}:
             known = [one for one in texts if self.requests.knows(one)]
             word = words.read(name)
             if word.direction and not word.done:
                 shape = "ids of requests, and not how much of them" if known else "list of strs"
                 part.ordered.append((word.direction, known, Problem(context.field, shape)))
             return
-        rows = [shapes.items(item) for item in listed if shapes.kind_of(item) is Kind.LIST]
+        rows = [shapes.items(item) for item in listed if shapes.kind_of(item) is FieldShape.LIST]
         flat = len(rows) == len(listed) and all(
             shapes.kind_of(one) in _SCALARS for row in rows for one in row
         )
@@ -400,26 +406,30 @@ class Walk:
         kind = shapes.kind_of(item)
         if shapes.is_child(item):
             self.metadata(item, context)
-        elif kind is Kind.RECORD:
+        elif kind is FieldShape.RECORD:
             cls, fields = type(item).__name__, shapes.fields(item)
             if words.read(cls).foreign:
                 return
-            if {shapes.kind_of(value) for _, value in fields} <= {Kind.BYTES, Kind.OPAQUE, Kind.NOTHING}:
+            if {shapes.kind_of(value) for _, value in fields} <= {
+                FieldShape.BYTES,
+                FieldShape.OPAQUE,
+                FieldShape.NOTHING,
+            }:
                 self.problem(context.field, cls)
             self._record(fields, replace(context, depth=context.depth + 1), cls)
-        elif kind is Kind.MAP:
-            part = Part(replace(context, depth=context.depth + 1), inside=True)
+        elif kind is FieldShape.MAP:
+            part = Node(replace(context, depth=context.depth + 1), inside=True)
             self._mapping(part, "", item, part.context)
             self._close(part)
-        elif kind in (Kind.LIST, Kind.ARRAY):
+        elif kind in (FieldShape.LIST, FieldShape.ARRAY):
             inside = replace(context, depth=context.depth + 1)
             if shapes.integers(item, kind) is not None or _lists(item, kind) is not None:
                 self._record([(name, item)], inside)
             else:
-                part = Part(inside, inside=True)
+                part = Node(inside, inside=True)
                 self._sequence(part, "", shapes.items(item), inside)
                 self._close(part)
-        elif kind is Kind.OPAQUE:
+        elif kind is FieldShape.OPAQUE:
             self.problem(context.field, type(item).__name__)
 
     def _side_by_side(self, fields: list[tuple[str, Any]], context: Context) -> list[tuple[str, Any]]:
@@ -472,10 +482,10 @@ def _pair(numbers: list[int]) -> Iterable[tuple[str, Any]]:
 
 def _says_nothing(value: Any) -> bool:
     """Texts and times say nothing of KV, whatever stands beside them."""
-    return shapes.kind_of(value) in (Kind.TEXT, Kind.BYTES, Kind.NOTHING)
+    return shapes.kind_of(value) in (FieldShape.TEXT, FieldShape.BYTES, FieldShape.NOTHING)
 
 
-def _span(raw: Any, word: words.Name, lists: tuple[Integers, ...]) -> Interval | None:
+def _span(raw: Any, word: words.Meaning, lists: tuple[Integers, ...]) -> Interval | None:
     """What a list says if it is one of positions: a range, two ends, or all that lie between."""
     if isinstance(raw, range):
         return (raw.start, raw.stop) if raw.step == 1 else (0, 0)
@@ -488,7 +498,7 @@ def _span(raw: Any, word: words.Name, lists: tuple[Integers, ...]) -> Interval |
     return (first, last + 1) if word.role == "span" and lists[0].is_run() else None
 
 
-def _flag(part: Part, name: str, value: bool) -> None:
+def _flag(part: Node, name: str, value: bool) -> None:
     word = words.read(name)
     if not word.direction or word.done:
         return
@@ -503,15 +513,15 @@ def _names_a_number(names: list[str]) -> bool:
     return any(words.read(name).role or words.read(name).unit for name in names)
 
 
-def _lists(value: Any, kind: Kind) -> tuple[Integers, ...] | None:
+def _lists(value: Any, kind: FieldShape) -> tuple[Integers, ...] | None:
     """The lists of a list of lists of integers, empty ones left out; None where it is none."""
-    listed = shapes.rows(value) if kind is Kind.ARRAY else shapes.items(value)
+    listed = shapes.rows(value) if kind is FieldShape.ARRAY else shapes.items(value)
     if not listed or len(listed) > _MOST_LISTS:
         return None
     found = []
     for item in listed:
         of_item = shapes.kind_of(item)
-        if of_item is Kind.LIST and not len(item):
+        if of_item is FieldShape.LIST and not len(item):
             continue
         numbers = shapes.integers(item, of_item)
         if numbers is None:
@@ -526,5 +536,5 @@ def _same_length(lists: tuple[Integers, ...]) -> bool:
 
 def _columns(rows: list[list[Any]]) -> tuple[Integers, ...]:
     """The columns of rows of plain values that hold integers."""
-    columns = (shapes.integers(list(column), Kind.LIST) for column in zip(*rows, strict=True))
+    columns = (shapes.integers(list(column), FieldShape.LIST) for column in zip(*rows, strict=True))
     return tuple(column for column in columns if column is not None)

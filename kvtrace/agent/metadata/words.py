@@ -68,7 +68,7 @@ def words(name: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Name:
+class Meaning:
     """What a name says.
 
     Attributes:
@@ -105,7 +105,7 @@ class Name:
 
 
 @lru_cache(maxsize=4096)
-def read(name: str) -> Name:
+def read(name: str) -> Meaning:
     """What a name says, remembered."""
     found = frozenset(words(name))
     unit = (
@@ -119,7 +119,7 @@ def read(name: str) -> Name:
         if found & known
     ]
     role = "span" if {"start", "end"} <= {*roles} else roles[0] if roles else ""
-    return Name(
+    return Meaning(
         direction=_direction(found),
         negated=bool(found & _NEGATION),
         done=bool(found & _DONE),

@@ -14,7 +14,7 @@ from typing import Any
 from kvtrace.agent.ids import Names, next_call
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.outside import files, sockets
-from kvtrace.agent.outside.files import PLACES, Place, Removal, Wrote
+from kvtrace.agent.outside.files import PLACES, Removal, WrittenFile, Wrote
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.trace.format import Flag, Kind, Role, Way, pack_head
 from kvtrace.trace.mask import mask_text
@@ -32,7 +32,7 @@ def begins() -> None:
         PLACES.forget()
 
 
-class Outside:
+class OutsideCall:
     """Of one call; after :meth:`write`, of the next one."""
 
     def __init__(self, connector: int) -> None:
@@ -50,18 +50,18 @@ class Outside:
         return self._call
 
     def _empty(self) -> None:
-        self._opened: dict[str, Place] = {}
+        self._opened: dict[str, WrittenFile] = {}
         self._removed: list[Wrote] = []
         """What this call wrote and removes: how much it was is seen before it is gone."""
         self._moved: list[Removal] = []
         self._sent: dict[str, int] = {}
         self._failed: dict[str, int] = {}
 
-    def opened(self, place: Place) -> None:
+    def opened(self, place: WrittenFile) -> None:
         HERE.did = clock()
         self._opened[place.path] = place
 
-    def moved(self, removal: Removal, place: Place | None) -> None:
+    def moved(self, removal: Removal, place: WrittenFile | None) -> None:
         own = self._opened.pop(removal.path, None)
         if place is not None:
             self._opened[place.path] = place

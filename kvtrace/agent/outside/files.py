@@ -31,7 +31,7 @@ _SEGMENTS = "/dev/shm/"
 _NOISE = ("/dev/", "/proc/", "/sys/")
 
 
-class Place:
+class WrittenFile:
     """One file.
 
     Attributes:
@@ -56,18 +56,18 @@ class Wrote(NamedTuple):
     """What one look at a file found. ``size``: -1, it is not there; ``written``: bytes that came, -1 where
     that can't be told; ``changed``: it is not as it was."""
 
-    place: Place
+    place: WrittenFile
     size: int
     written: int
     changed: bool
 
 
-class Places:
+class WrittenFiles:
     """Of this process."""
 
     def __init__(self) -> None:
-        self._places: dict[str, Place] = {}
-        self._open: dict[str, Place] = {}
+        self._places: dict[str, WrittenFile] = {}
+        self._open: dict[str, WrittenFile] = {}
         """Those that may still be written to, the latest last."""
 
     def forget(self) -> None:
@@ -75,7 +75,7 @@ class Places:
         self._places.clear()
         self._open.clear()
 
-    def opened(self, path: Any, flags: int, way: Way = Way.FILE, in_call: bool = True) -> Place | None:
+    def opened(self, path: Any, flags: int, way: Way = Way.FILE, in_call: bool = True) -> WrittenFile | None:
         """It is about to be opened for writing (in a watched call, or not); None for what is no store."""
         name = os.path.abspath(os.fsdecode(path))
         if name.startswith(_SEGMENTS):
@@ -86,7 +86,7 @@ class Places:
         empties = bool(flags & os.O_TRUNC)
         size = _size(name)
         if known is None:
-            known = self._places[name] = Place(name, way, 0 if empties else size)
+            known = self._places[name] = WrittenFile(name, way, 0 if empties else size)
             if len(self._places) > _MOST_PLACES:
                 del self._places[next(iter(self._places))]
         if empties:
@@ -98,14 +98,14 @@ class Places:
         self._keep(known)
         return known
 
-    def _keep(self, place: Place) -> None:
+    def _keep(self, place: WrittenFile) -> None:
         self._open.pop(place.path, None)
         self._open[place.path] = place
         if len(self._open) > _MOST_OPEN:
             closed = (one.path for one in self._open.values() if one.looks and one.size and not one.stays)
             del self._open[next(closed, next(iter(self._open)))]
 
-    def renamed(self, source: Any, target: Any) -> tuple[str, Place] | None:
+    def renamed(self, source: Any, target: Any) -> tuple[str, WrittenFile] | None:
         """(path before, the place under its new path) of a known one."""
         old, new = (os.path.abspath(os.fsdecode(name)) for name in (source, target))
         place = self._places.pop(old, None)
@@ -122,14 +122,14 @@ class Places:
         self._open.pop(name, None)
         self._places.pop(name, None)
 
-    def known(self, name: str) -> Place | None:
+    def known(self, name: str) -> WrittenFile | None:
         return self._places.get(name)
 
-    def still_open(self) -> Iterator[Place]:
+    def still_open(self) -> Iterator[WrittenFile]:
         """What may have been written to by a handle that stayed open."""
         yield from list(self._open.values())
 
-    def look(self, place: Place) -> Wrote:
+    def look(self, place: WrittenFile) -> Wrote:
         try:
             found = os.stat(place.path)
         except OSError:
@@ -145,7 +145,7 @@ class Places:
         return Wrote(place, place.size, written, bool(grown or touched))
 
 
-PLACES = Places()
+PLACES = WrittenFiles()
 
 
 class Removal(NamedTuple):
@@ -266,7 +266,7 @@ _EVENTS: dict[str, Callable[[tuple[Any, ...]], None]] = {
 }
 
 
-def _tell(removal: Removal, place: Place | None = None) -> None:
+def _tell(removal: Removal, place: WrittenFile | None = None) -> None:
     here = _here()
     if here is not None:
         here.moved(removal, place)

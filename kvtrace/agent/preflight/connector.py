@@ -12,21 +12,21 @@ from typing import Any
 from kvtrace.agent.code import config_source
 from kvtrace.agent.facts.connector_facts import does_nothing, resolves
 from kvtrace.agent.preflight import rounding, signatures, sources
-from kvtrace.agent.preflight.facts import Asked, Class, Keys
+from kvtrace.agent.preflight.facts import Class, CommandLine, ExtraKeys
 
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _MOST_CHILDREN = 8
 _MOST = 60
 
 
-class Found:
+class FoundClass:
     """A class with its facts, or the reason why there is none."""
 
     def __init__(self, cls: type | None, facts: Class, extra: dict[str, Any]) -> None:
         self.cls, self.facts, self.extra = cls, facts, extra
 
 
-def connectors(asked: Asked, transfer: dict[str, Any] | None) -> list[Found]:
+def connectors(asked: CommandLine, transfer: dict[str, Any] | None) -> list[FoundClass]:
     """The connector that is asked for, then the children of a MultiConnector; [] where none is configured."""
     given = transfer or {}
     extra = given.get("kv_connector_extra_config") or {}
@@ -38,7 +38,7 @@ def connectors(asked: Asked, transfer: dict[str, Any] | None) -> list[Found]:
     return [first, *_children(first, given, extra)]
 
 
-def _children(first: Found, given: dict[str, Any], extra: dict[str, Any]) -> Iterator[Found]:
+def _children(first: FoundClass, given: dict[str, Any], extra: dict[str, Any]) -> Iterator[FoundClass]:
     children = extra.get("connectors") if isinstance(extra, dict) else None
     if first.facts.name != "MultiConnector" or not isinstance(children, (list, tuple)):
         return
@@ -74,18 +74,18 @@ def _by_vllm(given: dict[str, Any]) -> type:
     return made
 
 
-def _found(configured: str, load: Any, given: dict[str, Any], extra: Any, child: bool = False) -> Found:
+def _found(configured: str, load: Any, given: dict[str, Any], extra: Any, child: bool = False) -> FoundClass:
     extra = extra if isinstance(extra, dict) else {}
     common: dict[str, Any] = {"child": child, "role": given.get("kv_role"), "extra": _plain(extra)}
     try:
         cls = load()
     except (Exception, SystemExit) as error:
         text = f"{type(error).__name__}: {error}"[:600]
-        return Found(None, Class(configured, text, where(error), **common), extra)
+        return FoundClass(None, Class(configured, text, where(error), **common), extra)
     try:
         base = getattr(importlib.import_module(_BASE), "KVConnectorBase_V1")  # noqa: B009
     except (ImportError, AttributeError):
-        return Found(cls, Class(configured, name=cls.__name__, module=cls.__module__, **common), extra)
+        return FoundClass(cls, Class(configured, name=cls.__name__, module=cls.__module__, **common), extra)
     own = {name: value for name, value in signatures.own_methods(cls, base).items() if hasattr(base, name)}
     public = [name for name in own if not name.startswith("_")]
     facts = Class(
@@ -105,7 +105,7 @@ def _found(configured: str, load: Any, given: dict[str, Any], extra: Any, child:
         **_of_source(cls, base, extra),
         **common,
     )
-    return Found(cls, facts, extra)
+    return FoundClass(cls, facts, extra)
 
 
 def _of_source(cls: type, base: type, extra: dict[str, Any]) -> dict[str, Any]:
@@ -134,21 +134,21 @@ def _hma(cls: type) -> bool | None:
     return bool(supports_hma(cls))
 
 
-def keys(found: Found) -> Keys:
+def keys(found: FoundClass) -> ExtraKeys:
     """Which of the keys that it is given its source asks for."""
     given = tuple(key for key in found.extra if isinstance(key, str))[:_MOST]
     if found.cls is None or not given:
-        return Keys(given, known=not given)
+        return ExtraKeys(given, known=not given)
     try:
         texts = sources.of_class(found.cls)
         asked = config_source.keys_named(list(texts.values()))
     except (sources.Unknown, config_source.Hidden, SyntaxError, ValueError, RecursionError):
-        return Keys(given, known=False)
+        return ExtraKeys(given, known=False)
     unread = {key for key in given if key not in asked}
     if unread:
         folder = os.path.dirname(str(getattr(sys.modules.get("vllm"), "__file__", "")))
         unread -= sources.literal_in_vllm(folder, unread)
-    return Keys(
+    return ExtraKeys(
         given, True, tuple(key for key in given if key in unread), tuple(sorted(asked - set(given)))[:_MOST]
     )
 

@@ -9,12 +9,12 @@ import re
 import sys
 from typing import Any
 
-from kvtrace.agent.preflight.facts import Asked, Engine, Parsed
+from kvtrace.agent.preflight.facts import CommandLine, Parsed, Planned
 
 SERVE = "serve"
 
 
-def parse(asked: Asked) -> tuple[Parsed, Any]:
+def parse(asked: CommandLine) -> tuple[Parsed, Any]:
     """What the parser says, and its namespace; None where it refused the command line."""
     if not asked.kind:
         return Parsed(tried=False), None
@@ -55,7 +55,7 @@ def _transfer(value: Any) -> dict[str, Any] | None:
     return {name: getattr(value, name) for name in wanted}
 
 
-def configuration(arguments: Any) -> Engine:
+def configuration(arguments: Any) -> Planned:
     """What `vllm serve` would start its engine with; raises what vLLM raises."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -73,7 +73,7 @@ def configuration(arguments: Any) -> Engine:
     for size in sizes:
         product *= size
     states = bool(getattr(model, "is_hybrid", False))
-    return Engine(
+    return Planned(
         states=states,
         encoder=bool(getattr(model, "is_encoder_decoder", False)),
         one_group=getattr(config.scheduler_config, "disable_hybrid_kv_cache_manager", None),

@@ -23,7 +23,7 @@ PYTHON, IMPORT, PLUGINS, PARSE, CONNECTOR, KEYS, ENGINE = STEPS = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class CommandLine:
     """What the process is to look at.
 
     Attributes:
@@ -144,7 +144,7 @@ class Class:
 
 
 @dataclass(frozen=True)
-class Keys:
+class ExtraKeys:
     """Keys of a connector's extra configuration. ``known``: whether its source says which it asks for."""
 
     given: tuple[str, ...]
@@ -154,7 +154,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Engine:
+class Planned:
     """vLLM's configuration as it would start with, made without a model's weights and without a device."""
 
     block_size: int | None = None

@@ -21,17 +21,17 @@ from typing import Any, TextIO
 
 from kvtrace import ENTRY_POINT_GROUP
 from kvtrace.agent.preflight import connector, engine, facts
-from kvtrace.agent.preflight.facts import Asked
+from kvtrace.agent.preflight.facts import CommandLine
 
 
 class _Look:
     """The steps, each with what the ones before it have found."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: CommandLine) -> None:
         self.asked = asked
         self.arguments: Any = None
         self.transfer = asked.transfer
-        self.found: list[connector.Found] = []
+        self.found: list[connector.FoundClass] = []
 
     def python(self) -> Any:
         spec = PathFinder.find_spec("vllm")
@@ -79,7 +79,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def look(asked: Asked, answer: TextIO, restart_clock: Callable[[], None]) -> None:
+def look(asked: CommandLine, answer: TextIO, restart_clock: Callable[[], None]) -> None:
     """All steps. One that raises is said; after vLLM's import nothing goes on without it."""
 
     def write(line: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ def look(asked: Asked, answer: TextIO, restart_clock: Callable[[], None]) -> Non
 
 def main(asked_file: str, answer_file: str, stacks_file: str, seconds: float) -> None:
     with open(asked_file, encoding="utf-8") as file:
-        asked = facts.read(Asked, json.load(file))
+        asked = facts.read(CommandLine, json.load(file))
     here = os.path.dirname(os.path.abspath(__file__))
     if sys.path and os.path.abspath(sys.path[0]) == here:  # not with python -P
         sys.path[0] = asked.path0

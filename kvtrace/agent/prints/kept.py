@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.steps.prompts import Filled, Span
+from kvtrace.agent.steps.prompts import ComputedSpan, Filled
 from kvtrace.trace.facts import LoadErrors
 from kvtrace.trace.format import Role
 
@@ -38,25 +38,25 @@ class _Pair(NamedTuple):
     """A tensor a layer."""
 
 
-class _Waiting(NamedTuple):
+class _Comparing(NamedTuple):
     fact: LoadErrors
     errors: Any
     """Of shape (layers, blocks, largest and mean)."""
     event: Any
 
 
-class Step(NamedTuple):
+class StepBlocks(NamedTuple):
     """What a step did, once it is over. ``loaded``: as of prints: requests -> leading tokens that it did not
     compute; ``tensors``: the layers'."""
 
     number: int
     filled: Sequence[Filled]
-    spans: Sequence[Span]
+    spans: Sequence[ComputedSpan]
     loaded: Mapping[str, int]
     tensors: Mapping[Any, Any]
 
 
-class Kept:
+class KeptCopies:
     """Copies of computed blocks of this process's worker.
 
     Args:
@@ -67,9 +67,9 @@ class Kept:
     def __init__(self, most: int, groups: Sequence[Sequence[Any]], sizes: Sequence[int]) -> None:
         self._most, self._groups, self._sizes = most, groups, sizes
         self._copies: OrderedDict[tuple[int, bytes], Sequence[Any]] = OrderedDict()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Comparing] = deque()
 
-    def take(self, step: Step) -> None:
+    def take(self, step: StepBlocks) -> None:
         """The current stream is behind the step's work."""
         self.settle()
         prompts = {span.request: span.tokens for span in step.spans}
@@ -83,7 +83,9 @@ class Kept:
             self._part(step, one, digests, range(came), True)
             self._part(step, one, digests, range(came, len(digests)), False)
 
-    def _part(self, step: Step, one: Filled, digests: Sequence[bytes], numbers: range, arrived: bool) -> None:
+    def _part(
+        self, step: StepBlocks, one: Filled, digests: Sequence[bytes], numbers: range, arrived: bool
+    ) -> None:
         """Of blocks that were loaded (``arrived``), or computed."""
         pairs: list[_Pair] = []
         fresh: list[int] = []
@@ -101,7 +103,7 @@ class Kept:
         if fresh:
             self._keep(step, one, {number: digests[number] for number in fresh})
 
-    def _keep(self, step: Step, one: Filled, fresh: Mapping[int, bytes]) -> None:
+    def _keep(self, step: StepBlocks, one: Filled, fresh: Mapping[int, bytes]) -> None:
         layers = self._groups[one.group]
         of_block = sum(
             step.tensors[layer].nbytes // step.tensors[layer].shape[layer.dim] * layer.split
@@ -116,7 +118,7 @@ class Kept:
         while len(self._copies) > most:
             self._copies.popitem(last=False)
 
-    def _compare(self, step: Step, one: Filled, pairs: Sequence[_Pair], arrived: bool) -> None:
+    def _compare(self, step: StepBlocks, one: Filled, pairs: Sequence[_Pair], arrived: bool) -> None:
         torch, layers = sys.modules["torch"], self._groups[one.group]
         blocks = [pair.block for pair in pairs]
         errors = torch.stack(
@@ -139,7 +141,7 @@ class Kept:
         aside = errors.to("cpu", non_blocking=True)
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(errors.device))
-        self._waiting.append(_Waiting(fact, aside, event))
+        self._waiting.append(_Comparing(fact, aside, event))
         if len(self._waiting) > _MOST_WAITING:
             self._waiting.popleft()
 

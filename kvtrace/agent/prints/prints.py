@@ -28,17 +28,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from kvtrace.agent.budget import Sampler
+from kvtrace.agent.budget import BudgetAccount
 from kvtrace.agent.facts import describe
 from kvtrace.agent.kv.caches import CACHES
 from kvtrace.agent.kv.host import aside, event_behind, on_host
 from kvtrace.agent.kv.tensors import OWN, tensors
-from kvtrace.agent.prints.kept import Kept, Step
+from kvtrace.agent.prints.kept import KeptCopies, StepBlocks
 from kvtrace.agent.prints.print_records import write_layers, write_prints
 from kvtrace.agent.prints.rechecks import Rechecks
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.steps import graphs
-from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, Filled, Prompts, Span
+from kvtrace.agent.steps.prompts import LOADED_ATTRIBUTE, ComputedSpan, Filled, PromptBlocks
 from kvtrace.trace.format import Flag, Kind
 
 _DEVICE_RATE = 0.01
@@ -53,7 +53,7 @@ MOST_NUMBERS = 1 << 20
 where a group has few layers."""
 
 
-class _Layer(NamedTuple):
+class _HashedLayer(NamedTuple):
     """``dim``: which dimension of its tensor counts blocks; ``split``: how many of these make a block of the
     request's table; ``nbytes``: of such a block."""
 
@@ -70,13 +70,13 @@ class _Planned(NamedTuple):
 
     step: int
     filled: list[Filled]
-    tensors: Mapping[_Layer, Any]
+    tensors: Mapping[_HashedLayer, Any]
     loaded: Mapping[str, int] | None
-    spans: Sequence[Span] = ()
+    spans: Sequence[ComputedSpan] = ()
 
 
 @dataclass
-class _Waiting:
+class _OnItsWay:
     """Fingerprints on their way from a device."""
 
     planned: _Planned
@@ -88,14 +88,14 @@ class Prints:
     """Of this process's worker."""
 
     def __init__(self) -> None:
-        self._groups: list[list[_Layer]] = []
+        self._groups: list[list[_HashedLayer]] = []
         self._sizes: list[int] = []
-        self._prompts = Prompts()
-        self._planned: tuple[int, Any, list[Filled], dict[str, int], list[Span]] | None = None
+        self._prompts = PromptBlocks()
+        self._planned: tuple[int, Any, list[Filled], dict[str, int], list[ComputedSpan]] | None = None
         self._rechecks = Rechecks()
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_OnItsWay] = deque()
         self._weights: dict[tuple[Any, int], Any] = {}
-        self._account = Sampler("sampled", 0.0)
+        self._account = BudgetAccount("sampled", 0.0)
         self._rate = 0.0
         """ns for a byte; 0.0: nothing was hashed yet."""
         self._capturing: Any = None
@@ -105,11 +105,11 @@ class Prints:
         never loads."""
         self._room = [0, 0]
         """Numbers of single layers that may still be written: of computed blocks, of loaded ones."""
-        self._kept: Kept | None = None
+        self._kept: KeptCopies | None = None
 
     def open(self, wrapper: Any, kv_cache_config: Any) -> None:
         """The worker's KV cache is made, and CACHES knows it."""
-        self._groups, self._sizes, self._prompts, self._planned = [], [], Prompts(), None
+        self._groups, self._sizes, self._prompts, self._planned = [], [], PromptBlocks(), None
         self._waiting.clear()
         self._rechecks = Rechecks()
         self._weights.clear()
@@ -121,7 +121,7 @@ class Prints:
         apart = [getattr(parallel, name, 1) for name in _SPREAD]
         if config is None or any(isinstance(size, int) and size > 1 for size in apart):
             return  # a block's tokens are spread over ranks
-        self._account = Sampler(config.watching, config.share, round(config.credit * 1e9))
+        self._account = BudgetAccount(config.watching, config.share, round(config.credit * 1e9))
         self._capturing = graphs.capturing_probe()
         for group in getattr(kv_cache_config, "kv_cache_groups", None) or ():
             spec = getattr(group, "kv_cache_spec", None)
@@ -135,7 +135,7 @@ class Prints:
         if not tensors_of:
             self._sizes = []
         elif config.copies:
-            self._kept = Kept(config.copies, self._groups, self._sizes)
+            self._kept = KeptCopies(config.copies, self._groups, self._sizes)
         for layer, tensor in tensors_of.items():  # now: making them waits for the device
             self._weights_of(tensor, layer.nbytes)
             for group in (group for group, layers in enumerate(self._groups) if layer in layers):
@@ -209,7 +209,9 @@ class Prints:
         finally:
             OWN.busy = before
 
-    def _of_step(self, planned: tuple[int, Any, list[Filled], dict[str, int], list[Span]] | None) -> None:
+    def _of_step(
+        self, planned: tuple[int, Any, list[Filled], dict[str, int], list[ComputedSpan]] | None
+    ) -> None:
         self._settle()
         if planned is None:
             return
@@ -245,14 +247,14 @@ class Prints:
                 total = (of_layers * self._factors_of(group, of_layers.device)).sum(1, keepdim=True)
                 sums.append(torch.cat((of_layers, total), dim=1))
         if self._kept is not None and planned.loaded is not None:
-            self._kept.take(Step(planned.step, filled, planned.spans, planned.loaded, planned.tensors))
+            self._kept.take(StepBlocks(planned.step, filled, planned.spans, planned.loaded, planned.tensors))
         device = sums[0].device
         if on_host(sums[0]):
             self._came(planned, sums)
         else:
             copies = [aside(of_group) for of_group in sums]
             event = event_behind(device)
-            self._waiting.append(_Waiting(planned._replace(tensors={}, spans=()), copies, event))
+            self._waiting.append(_OnItsWay(planned._replace(tensors={}, spans=()), copies, event))
             if len(self._waiting) > _MOST_WAITING:
                 self._waiting.popleft()
         cost = clock() - began
@@ -313,7 +315,7 @@ class Prints:
 
     # --- the hash -------------------------------------------------------------------------
 
-    def _sums(self, torch: Any, layers: Sequence[tuple[_Layer, Any]], blocks: list[int]) -> Any:
+    def _sums(self, torch: Any, layers: Sequence[tuple[_HashedLayer, Any]], blocks: list[int]) -> Any:
         """int64 of shape (blocks, layers)."""
         device = layers[0][1].device
         ids = torch.tensor(blocks, dtype=torch.int64)
@@ -374,7 +376,7 @@ def _word(nbytes: int) -> int:
     return 4 if nbytes % 4 == 0 else 2 if nbytes % 2 == 0 else 1
 
 
-def _layer(name: str, salt: bytes) -> _Layer | None:
+def _layer(name: str, salt: bytes) -> _HashedLayer | None:
     """None where it is not known how blocks lie in its tensor."""
     known = CACHES.layers.get(name)
     at = CACHES.block_dim(known) if known is not None else None
@@ -384,10 +386,10 @@ def _layer(name: str, salt: bytes) -> _Layer | None:
     nbytes = known.nbytes // known.shape[dim] * split
     digest = hashlib.blake2b(name.encode("utf-8", "replace"), key=salt, digest_size=8).digest()
     factor = int.from_bytes(digest, "little", signed=True) | 1
-    return _Layer(name, dim, split, nbytes, factor) if 0 < nbytes <= _LARGEST_BLOCK else None
+    return _HashedLayer(name, dim, split, nbytes, factor) if 0 < nbytes <= _LARGEST_BLOCK else None
 
 
-def _lying_apart(layers: Sequence[_Layer]) -> list[int]:
+def _lying_apart(layers: Sequence[_HashedLayer]) -> list[int]:
     """Of layers on the same bytes only the first."""
     return [
         at
@@ -396,10 +398,10 @@ def _lying_apart(layers: Sequence[_Layer]) -> list[int]:
     ]
 
 
-def _tensors(wrapper: Any, layers: Sequence[Sequence[_Layer]]) -> dict[_Layer, Any] | None:
+def _tensors(wrapper: Any, layers: Sequence[Sequence[_HashedLayer]]) -> dict[_HashedLayer, Any] | None:
     """The layers' KV tensors; None where one is no longer what it was, or lies on no known device."""
     context = describe.get(wrapper, "vllm_config.compilation_config.static_forward_context", {})
-    found: dict[_Layer, Any] = {}
+    found: dict[_HashedLayer, Any] = {}
     for layer in (layer for group in layers for layer in group):
         held = tensors(getattr(context.get(layer.name), "kv_cache", None))
         known = CACHES.layers.get(layer.name)

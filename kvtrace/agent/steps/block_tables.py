@@ -25,7 +25,7 @@ Groups = Sequence[Sequence[int]]
 """The block ids of each KV cache group."""
 
 
-class BlockTables:
+class RecordedTables:
     """The length of each live request's block table, as far as it was recorded."""
 
     def __init__(self) -> None:

@@ -27,7 +27,7 @@ class Filled(NamedTuple):
     blocks: list[int]
 
 
-class Span(NamedTuple):
+class ComputedSpan(NamedTuple):
     """Prompt tokens [start, end) of one request that a step computes. ``tokens``: the ids of its prompt;
     ``tables``: its block tables, one a KV cache group."""
 
@@ -48,12 +48,12 @@ class _Prompt:
     """Its tokens' ids; empty where more than these goes into the model."""
 
 
-class Prompts:
+class PromptBlocks:
     """The requests whose prompts are being computed."""
 
     def __init__(self) -> None:
         self._prompts: dict[str, _Prompt] = {}
-        self.spans: list[Span] = []
+        self.spans: list[ComputedSpan] = []
         """What the latest step computes, of prompts that are token ids and nothing else."""
 
     def any_in(self, output: Any) -> bool:
@@ -91,7 +91,7 @@ class Prompts:
             end_here = min(end, prompt.tokens)
             filled += _named(req_id, prompt, computed, end_here, sizes) if wanted else ()
             if wanted and prompt.ids:
-                self.spans.append(Span(req_id, prompt.ids, prompt.tables, computed, end_here))
+                self.spans.append(ComputedSpan(req_id, prompt.ids, prompt.tables, computed, end_here))
             if end >= prompt.tokens:
                 del self._prompts[req_id]
         return filled

@@ -23,7 +23,7 @@ from typing import Any
 from kvtrace.agent import limits
 from kvtrace.agent.code import owners
 from kvtrace.agent.errors.swallowed import ASYNCIO, EXECUTOR, THREAD
-from kvtrace.agent.origin import HERE, ORIGIN, Origin, origin_here
+from kvtrace.agent.origin import HERE, ORIGIN, WorkOrigin, origin_here
 from kvtrace.agent.outside import call, files, sockets
 from kvtrace.agent.state import AGENT
 from kvtrace.agent.watch.work import Work, begin, forget, write_all
@@ -108,7 +108,7 @@ def _process(original: Any) -> Any:
     return start
 
 
-def _origin() -> Origin | None:
+def _origin() -> WorkOrigin | None:
     """Of the calling thread; never raises."""
     try:
         return origin_here() if _on else None
@@ -119,7 +119,7 @@ def _origin() -> Origin | None:
 
 # --- threads ------------------------------------------------------------------------------------------
 
-_starting: dict[int, Origin] = {}
+_starting: dict[int, WorkOrigin] = {}
 """id of a thread that was started and does not run yet."""
 
 
@@ -160,7 +160,7 @@ def _thread_begins(thread: Any) -> Work | None:
             index = _owner(target)
             if not index:
                 return None
-            origin = Origin(0, index)
+            origin = WorkOrigin(0, index)
     except Exception:
         AGENT.failed("thread")
         return None
@@ -169,7 +169,7 @@ def _thread_begins(thread: Any) -> Work | None:
 
 # --- queues -------------------------------------------------------------------------------------------
 
-_items: dict[tuple[int, int], deque[Origin]] = {}
+_items: dict[tuple[int, int], deque[WorkOrigin]] = {}
 """(id of a queue, id of an item in it) -> for which steps it was put there."""
 
 
@@ -225,7 +225,7 @@ def _asks(queue: int) -> Work | None:
             caller = sys._getframe(2)
             index = _owner_of_code(caller.f_code)
             if index and threading.current_thread() is not threading.main_thread() and not _in_hook(caller):
-                return begin(THREAD, Origin(0, index), caller.f_code.co_filename)
+                return begin(THREAD, WorkOrigin(0, index), caller.f_code.co_filename)
     except Exception:
         AGENT.failed("queue")
     return None
@@ -235,7 +235,7 @@ def _in_hook(caller: Any) -> bool:
     return frames.innermost(caller) is not None
 
 
-def _take_item(queue: Any, item: Any) -> Origin | None:
+def _take_item(queue: Any, item: Any) -> WorkOrigin | None:
     noted = _items.get((id(queue), id(item)))
     if not noted:
         return None
@@ -295,7 +295,7 @@ def _job_begins(job: Any) -> Work | None:
             index = _owner(function)
             if not index:
                 return None
-            origin = Origin(0, index)
+            origin = WorkOrigin(0, index)
         file = _file_of(function)
     except Exception:
         AGENT.failed("executor")
@@ -351,7 +351,7 @@ def _step_begins(handle: Any) -> Work | None:
             index = _owner(coroutine if coroutine is not None else handle._callback)
             if not index:
                 return None
-            origin = Origin(0, index)
+            origin = WorkOrigin(0, index)
         exact = coroutine is None or _not_begun(coroutine)
         if not exact:
             origin = origin.unless_after(origin.step + 1)

@@ -33,20 +33,20 @@ from typing import Any, NamedTuple
 
 from kvtrace.agent import limits
 from kvtrace.agent.code import owners
-from kvtrace.agent.errors.swallowed import About, Swallowed
+from kvtrace.agent.errors.swallowed import About, CallErrors
 from kvtrace.agent.facts.connector_facts import does_nothing
 from kvtrace.agent.kv.caches import CACHES
-from kvtrace.agent.origin import HERE, Origin
-from kvtrace.agent.outside.call import Outside
+from kvtrace.agent.origin import HERE, WorkOrigin
+from kvtrace.agent.outside.call import OutsideCall
 from kvtrace.agent.outside.opened import Files
 from kvtrace.agent.state import AGENT, clock
 from kvtrace.agent.steps.prefixes import digest_of
 from kvtrace.agent.watch.escapes import Escapes, works_elsewhere
-from kvtrace.agent.watch.operations import Watch
+from kvtrace.agent.watch.operations import CopyWatch
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
 from kvtrace.agent.watch.states import STATES, TouchingStates
-from kvtrace.agent.watch.states import Watch as StateWatch
+from kvtrace.agent.watch.states import StateWatch as StateWatch
 from kvtrace.agent.watch.work import followed, followed_in_states
 from kvtrace.agent.wrap import frames
 from kvtrace.agent.wrap.hooked import Hooked
@@ -126,7 +126,7 @@ def _watched(hooked: Hooked, first: _FirstCalls | None) -> Callable[..., Any]:
                 _register(kwargs["kv_caches"] if "kv_caches" in kwargs else args[0])
             idle = does_nothing(method) or getattr(method, "__module__", "") == _BASE
             if AGENT.recorder is not None and not idle and not _must_not_watch():
-                call = _Call(hooked, connector)
+                call = _WatchedCall(hooked, connector)
                 call.start(None if layer is None else str(layer), args, kwargs)
         except Exception:
             AGENT.failed(f"watching {hooked.hook.name}")
@@ -156,7 +156,7 @@ def _must_not_watch() -> bool:
     return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
-class _Call:
+class _WatchedCall:
     """One watched call. Each part is on its own: one that fails takes no other with it."""
 
     def __init__(self, hooked: Hooked, connector: Any) -> None:
@@ -166,23 +166,23 @@ class _Call:
         self._layer: str | None = None
         self._block_size = _block_size(connector)
         self._running: list[Any] = []
-        self.outside = Outside(hooked.index)
+        self.outside = OutsideCall(hooked.index)
         self._began = self._cost = 0
         self._effects = hooked.hook.watch is hooks.Watch.COPY
         self._elsewhere = self._role == Role.WORKER and not self._effects and hooked.hook.in_step
-        self._watch: Watch | None = None
+        self._watch: CopyWatch | None = None
         self._states: StateWatch | None = None
-        self._before: tuple[Any, Origin | None] = None, None
+        self._before: tuple[Any, WorkOrigin | None] = None, None
         self._files = Files()
         self._escapes = Escapes(to_the_end=bool(STATES.layers))
         self._owner = owners.owner_of(hooked.index) or owners.register(connector, hooked.index)
-        self._swallowed = Swallowed(hooked.hook.name, hooked.index, hooked.role, self._owner)
+        self._swallowed = CallErrors(hooked.hook.name, hooked.index, hooked.role, self._owner)
 
     def start(self, layer: str | None, args: Any, kwargs: Any) -> None:
         began = clock()
         self._layer = layer
         self._before = HERE.work, HERE.origin
-        HERE.work, HERE.origin = self, Origin(self._step(), self._index, self._hook.name, layer)
+        HERE.work, HERE.origin = self, WorkOrigin(self._step(), self._index, self._hook.name, layer)
         if self._hook is hooks.SAVE_LAYER and layer is not None:
             for value in (kwargs.get("kv_layer"), *args[1:2]):
                 if value is not None:
@@ -190,7 +190,7 @@ class _Call:
         if self._effects:
             self._begin(self._files)
         if self._role == Role.WORKER:
-            watch = Watch(CACHES, layer, self._block_size)
+            watch = CopyWatch(CACHES, layer, self._block_size)
             watch.before = self._escapes.enough
             watch.loads = self._hook in hooks.LOADING
             watch.saves = not watch.loads

@@ -38,7 +38,7 @@ Copy = tuple[bool, "Memory | None"]
 
 
 @dataclass(frozen=True)
-class Row:
+class NativeCopy:
     """One entry point.
 
     Attributes:
@@ -210,19 +210,19 @@ _ENGINE, _STORE = "TransferEngine", "MooncakeDistributedStore"
 _MOONCAKE = "Mooncake 0.3.13"
 
 
-def _mooncake() -> Iterable[Row]:
+def _mooncake() -> Iterable[NativeCopy]:
     for side, written in (("write", False), ("read", True)):
         what = "buffer(s) of this process, lengths; " + ("written" if written else "read")
         for attr in (f"transfer_sync_{side}", f"transfer_submit_{side}", f"transfer_{side}_on_cuda"):
             copies = _one(written, "buffer", "length")
-            yield Row("mooncake.engine", f"{_ENGINE}.{attr}", _PEER, copies, _MOONCAKE, what)
+            yield NativeCopy("mooncake.engine", f"{_ENGINE}.{attr}", _PEER, copies, _MOONCAKE, what)
         for attr in (
             f"batch_transfer_sync_{side}",
             f"batch_transfer_async_{side}",
             f"batch_transfer_{side}_on_cuda",
         ):
             copies = _many(written, "buffers", "lengths")
-            yield Row("mooncake.engine", f"{_ENGINE}.{attr}", _PEERS, copies, _MOONCAKE, what)
+            yield NativeCopy("mooncake.engine", f"{_ENGINE}.{attr}", _PEERS, copies, _MOONCAKE, what)
     for attr, peers, values in (
         ("transfer_sync", _PEER, ("buffer", "length")),
         ("batch_transfer_sync", _PEERS, ("buffers", "lengths")),
@@ -230,16 +230,18 @@ def _mooncake() -> Iterable[Row]:
     ):
         what = "buffer(s) of this process, lengths; opcode says the direction"
         parameters = (*peers, "opcode")
-        yield Row("mooncake.engine", f"{_ENGINE}.{attr}", parameters, _opcode(*values), _MOONCAKE, what)
+        yield NativeCopy(
+            "mooncake.engine", f"{_ENGINE}.{attr}", parameters, _opcode(*values), _MOONCAKE, what
+        )
     for attr, written in (("put_from", False), ("upsert_from", False), ("get_into", True)):
         names = ("key", "buffer_ptr", "size")
         copies = _one(written, "buffer_ptr", "size")
         what = "buffer_ptr, size; " + ("written" if written else "read")
-        yield Row("mooncake.store", f"{_STORE}.{attr}", names, copies, _MOONCAKE, what)
+        yield NativeCopy("mooncake.store", f"{_STORE}.{attr}", names, copies, _MOONCAKE, what)
         attr = f"batch_{attr}"
         copies = _many(written, "buffer_ptrs", "sizes")
         names, what = ("keys", "buffer_ptrs", "sizes"), what.replace("ptr, size", "ptrs, sizes")
-        yield Row("mooncake.store", f"{_STORE}.{attr}", names, copies, _MOONCAKE, what)
+        yield NativeCopy("mooncake.store", f"{_STORE}.{attr}", names, copies, _MOONCAKE, what)
     for attr, written in (
         ("batch_put_from_multi_buffers", False),
         ("batch_get_into_multi_buffers", True),
@@ -248,13 +250,13 @@ def _mooncake() -> Iterable[Row]:
         names = ("keys", "all_buffer_ptrs", "all_sizes")
         copies = _many(written, "all_buffer_ptrs", "all_sizes")
         what = "all_buffer_ptrs, all_sizes (a list a key); " + ("written" if written else "read")
-        yield Row("mooncake.store", f"{_STORE}.{attr}", names, copies, _MOONCAKE, what)
+        yield NativeCopy("mooncake.store", f"{_STORE}.{attr}", names, copies, _MOONCAKE, what)
 
 
 # --- NIXL -----------------------------------------------------------------------------------------------
 
 
-def _nixl() -> Iterable[Row]:
+def _nixl() -> Iterable[NativeCopy]:
     also = ("nixl_cu12._api", "nixl_cu13._api", "nixl_rocm._api")
     handle = "handle, of make_prepped_xfer or initialize_xfer"
     for attr, parameters, copies, names in (
@@ -274,7 +276,9 @@ def _nixl() -> Iterable[Row]:
         ("transfer", ("handle",), nixl.posted, handle),
     ):
         always = attr != "transfer"
-        yield Row("nixl._api", f"nixl_agent.{attr}", parameters, copies, "NIXL 1.5.1", names, always, also)
+        yield NativeCopy(
+            "nixl._api", f"nixl_agent.{attr}", parameters, copies, "NIXL 1.5.1", names, always, also
+        )
 
 
 # --- the table ------------------------------------------------------------------------------------------
@@ -283,13 +287,13 @@ _VLLM = "vLLM 0.32.0"
 _HELPER = "vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.utils.gather_scatter_helper"
 _SLOTS_3FS = "token_indices are slots, kv_caches_ptrs the layers; "
 
-OPERATIONS: dict[str, Row] = {
-    "_C_cache_ops::swap_blocks": Row(
+OPERATIONS: dict[str, NativeCopy] = {
+    "_C_cache_ops::swap_blocks": NativeCopy(
         "torch.ops._C_cache_ops", "swap_blocks", ("src", "dst", "block_size_in_bytes", "block_mapping"),
         _swap_blocks, f"{_VLLM}, older ones without block_size_in_bytes",
         "block_mapping: pairs of block ids, from src into dst, block_size_in_bytes apart",
     ),
-    "_C_cache_ops::swap_blocks_batch": Row(
+    "_C_cache_ops::swap_blocks_batch": NativeCopy(
         "torch.ops._C_cache_ops", "swap_blocks_batch", ("src_ptrs", "dst_ptrs", "sizes"),
         _swap_batch("src_ptrs", "dst_ptrs"), _VLLM, "src_ptrs into dst_ptrs, sizes bytes each",
     ),
@@ -297,29 +301,29 @@ OPERATIONS: dict[str, Row] = {
 """Name in torch's registry -> row. vLLM calls them through ``vllm._custom_ops``: the offloading connector,
 its tiers, HiSparse."""
 
-_FUNCTIONS: tuple[Row, ...] = (
-    Row(
+_FUNCTIONS: tuple[NativeCopy, ...] = (
+    NativeCopy(
         "vllm.v1.kv_offload.cpu.swap_blocks_triton", "swap_blocks_batch",
         ("src_addrs", "dst_addrs", "sizes"), _swap_batch("src_addrs", "dst_addrs"), _VLLM,
         "src_addrs into dst_addrs, sizes bytes each",
     ),
-    Row(
+    NativeCopy(
         "vllm.v1.simple_kv_offload.cuda_mem_ops", "copy_blocks",
         ("src_block_ids", "dst_block_ids", "params"), _simple_offload, _VLLM,
         "block ids; params has the base address and bytes of a block of each layer, of both sides",
     ),
-    Row(
+    NativeCopy(
         _HELPER, "gather_kv_caches",
         ("kv_caches_ptrs", "total_token_in_kvcache", "dst_tensor", "token_indices"), _hf3fs(False), _VLLM,
         _SLOTS_3FS + "read",
     ),
-    Row(
+    NativeCopy(
         _HELPER, "scatter_kv_caches",
         ("kv_caches_ptrs", "total_token_in_kvcache", "src_tensor", "token_indices"), _hf3fs(True), _VLLM,
         _SLOTS_3FS + "written",
     ),
     *(
-        Row(module, attr, parameters, copies, version, names)
+        NativeCopy(module, attr, parameters, copies, version, names)
         for module, version in (("lmcache.cuda_ops", "LMCache 0.5.6"), ("lmcache.c_ops", "LMCache 0.3.9"))
         for attr, parameters, copies, names in (
             (
@@ -340,7 +344,7 @@ _FUNCTIONS: tuple[Row, ...] = (
     ),
     *_mooncake(),
     *_nixl(),
-    Row(
+    NativeCopy(
         "flexkv.c_ext", "transfer_kv_blocks",
         (
             "gpu_block_id_tensor", "gpu_tensor_ptrs_tensor", "gpu_kv_stride_in_bytes",
@@ -358,12 +362,12 @@ _FUNCTIONS: tuple[Row, ...] = (
 # --- seeing a call --------------------------------------------------------------------------------------
 
 
-class _Here(threading.local):
+class _Inside(threading.local):
     inside = False
     """In a call that has a row: what it calls in turn is part of it."""
 
 
-_here = _Here()
+_here = _Inside()
 
 
 def watching(within: bool = False) -> bool:
@@ -380,7 +384,7 @@ def inside() -> bool:
     return _here.inside
 
 
-def copies_of(row: Row, args: Sequence[Any], kwargs: Named, result: Any) -> list[Copy]:
+def copies_of(row: NativeCopy, args: Sequence[Any], kwargs: Named, result: Any) -> list[Copy]:
     """What a call read and wrote. Never raises: what does not fit the row is not known, both ways."""
     try:
         names = ("self", *row.parameters) if "." in row.attr else row.parameters
@@ -392,7 +396,7 @@ def copies_of(row: Row, args: Sequence[Any], kwargs: Named, result: Any) -> list
     return [(False, None), (True, None)]
 
 
-def seen(row: Row, args: Sequence[Any], kwargs: Named, result: Any) -> None:
+def seen(row: NativeCopy, args: Sequence[Any], kwargs: Named, result: Any) -> None:
     """A call of an entry point came back, in a thread that is watched. Never raises."""
     copies = None
     for watcher in modes.seeing_here():
@@ -404,7 +408,7 @@ def seen(row: Row, args: Sequence[Any], kwargs: Named, result: Any) -> None:
         limits.say(Limit.NATIVE, row.where)
 
 
-def _note(row: Row, args: Sequence[Any], kwargs: Named, result: Any) -> None:
+def _note(row: NativeCopy, args: Sequence[Any], kwargs: Named, result: Any) -> None:
     """Of a call that later calls refer to, and that copies nothing. Never raises."""
     before, OWN.busy = OWN.busy, True
     try:
@@ -413,7 +417,7 @@ def _note(row: Row, args: Sequence[Any], kwargs: Named, result: Any) -> None:
         OWN.busy = before
 
 
-def _around(row: Row, original: Any) -> Any:
+def _around(row: NativeCopy, original: Any) -> Any:
     @functools.wraps(original)
     def native(*args: Any, **kwargs: Any) -> Any:
         if row.always:
@@ -434,7 +438,7 @@ def _around(row: Row, original: Any) -> Any:
     return native
 
 
-def wrap(row: Row, module: ModuleType) -> bool:
+def wrap(row: NativeCopy, module: ModuleType) -> bool:
     """Put the wrapper in place; False where the module has no such attribute, or can't be changed."""
     try:
         holder: Any = module
@@ -449,7 +453,7 @@ def wrap(row: Row, module: ModuleType) -> bool:
         return False
 
 
-def rows() -> tuple[Row, ...]:
+def rows() -> tuple[NativeCopy, ...]:
     """All entry points with a row."""
     return (*OPERATIONS.values(), *_FUNCTIONS)
 
@@ -468,5 +472,5 @@ def install() -> None:
             when_imported(module, functools.partial(_wrap_in, row))
 
 
-def _wrap_in(row: Row, module: ModuleType) -> None:
+def _wrap_in(row: NativeCopy, module: ModuleType) -> None:
     wrap(row, module)

@@ -34,11 +34,11 @@ from kvtrace.agent.kv.access import READS, WRITES, Access, Table, access_of, pat
 from kvtrace.agent.kv.caches import Caches, Layer
 from kvtrace.agent.kv.memory import Memory
 from kvtrace.agent.kv.tensors import OWN, is_tensor, tensors
-from kvtrace.agent.kv.touch import Slots, Touch, text_of, together, touched
+from kvtrace.agent.kv.touch import LayerTouch, TouchedSlots, text_of, together, touched
 from kvtrace.agent.origin import HERE
 from kvtrace.agent.state import clock
 from kvtrace.agent.watch.modes import OF_THE_VIEW, Modes, of_this_thread
-from kvtrace.agent.watch.native import OPERATIONS, Row, copies_of, watching
+from kvtrace.agent.watch.native import OPERATIONS, NativeCopy, copies_of, watching
 from kvtrace.agent.wrap.tracing import set_trace
 from kvtrace.trace.facts import Limit
 from kvtrace.trace.format import UNKNOWN
@@ -109,7 +109,7 @@ class Plan(NamedTuple):
     arguments: tuple[tuple[str, bool], ...]
     full: str
     """The name with its namespace."""
-    native: Row | None
+    native: NativeCopy | None
     """It copies by address, and is known."""
 
 
@@ -141,7 +141,7 @@ class Touched(NamedTuple):
 _NO_SLOTS = Touched(0, 0, "/")
 
 
-class Watch:
+class CopyWatch:
     """Counts for one call. ``start`` and ``stop`` in the thread of the call.
 
     Args:
@@ -165,7 +165,7 @@ class Watch:
         self.failed = False
         self.elsewhere = False
         """Native code copied memory that is in no known KV tensor."""
-        self._touches: dict[tuple[str, str], list[Touch] | None] = {}
+        self._touches: dict[tuple[str, str], list[LayerTouch] | None] = {}
         """(layer, way) -> what was touched; None where it can't be said which slots."""
         self._times: dict[tuple[str, str], int] = {}
         self._later: list[tuple[Layer, str, Access | Memory]] = []
@@ -193,9 +193,9 @@ class Watch:
         if self._modes is not None:
             self._modes.remove(self)
 
-    def take(self) -> Watch:
+    def take(self) -> CopyWatch:
         """What was seen so far, as a watch that is over; this one goes on from nothing."""
-        seen = Watch(self.caches, self.named, self.block_size)
+        seen = CopyWatch(self.caches, self.named, self.block_size)
         seen.cost, self.cost = self.cost, 0
         for name in _SEEN:
             fresh = getattr(seen, name)
@@ -471,11 +471,13 @@ def _untraced() -> Any:
     return tracer if tracer is not None and set_trace(None) else None
 
 
-_memo: dict[tuple[Any, ...], list[Touch] | None] = {}
-_texts: dict[tuple[Touch, ...], Touched | None] = {}
+_memo: dict[tuple[Any, ...], list[LayerTouch] | None] = {}
+_texts: dict[tuple[LayerTouch, ...], Touched | None] = {}
 
 
-def _touches_of(caches: Caches, layer: Layer, block_size: int, access: Access | Memory) -> list[Touch] | None:
+def _touches_of(
+    caches: Caches, layer: Layer, block_size: int, access: Access | Memory
+) -> list[LayerTouch] | None:
     """What an access touches of a layer. Layers of one shape are looked at once."""
     layout = caches.layout(layer, block_size)
     if layout is None:
@@ -495,10 +497,10 @@ def _touches_of(caches: Caches, layer: Layer, block_size: int, access: Access | 
     return found
 
 
-def _put_together(touches: tuple[Touch, ...]) -> Touched | None:
+def _put_together(touches: tuple[LayerTouch, ...]) -> Touched | None:
     if touches in _texts:
         return _texts[touches]
-    slots: Slots | None = together(touches)
+    slots: TouchedSlots | None = together(touches)
     made = None if slots is None else Touched(len(slots.full), len(slots.partly), text_of(slots))
     if len(_texts) >= _MOST_MEMOS:
         _texts.clear()

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvtrace.agent import limits
-from kvtrace.agent.budget import Sampler
+from kvtrace.agent.budget import BudgetAccount
 from kvtrace.agent.state import AGENT
 from kvtrace.trace.config import WATCHES
 from kvtrace.trace.facts import Limit
@@ -62,7 +62,7 @@ class _Samples:
         return False
 
 
-class Watched:
+class WatchedWay:
     """One direction of a watched step."""
 
     def __init__(self, samples: _Samples, declared: bool) -> None:
@@ -109,7 +109,7 @@ class Policy:
 
     def __init__(self) -> None:
         self._connectors: dict[int, _Connector] = {}
-        self._account: Sampler | None = None
+        self._account: BudgetAccount | None = None
         self._config: Any = None
         self._bounded = False
         self._samples = False
@@ -123,7 +123,7 @@ class Policy:
 
     # --- the account ----------------------------------------------------------------------
 
-    def _accounts(self) -> Sampler | None:
+    def _accounts(self) -> BudgetAccount | None:
         config = AGENT.config
         if config is not self._config:
             self._config = config
@@ -132,7 +132,7 @@ class Policy:
             self._account, self._samples = None, not every
             if config is not None and (every or self._bounded):
                 credit, cost = round(config.credit * 1e9), FIRST_COST if self._bounded else 0
-                self._account = Sampler(config.watching, config.share, credit, cost)
+                self._account = BudgetAccount(config.watching, config.share, credit, cost)
         return self._account
 
     @property
@@ -164,7 +164,7 @@ class Policy:
         a watched one, and where prompt tokens are computed: some connectors copy as their work comes."""
         if self._after or (AGENT.worker.prompt and self._pays()):
             samples = self._latest.store if self._latest is not None else _Samples(EVERY)
-            AGENT.worker.watch_after = Watched(samples, False)
+            AGENT.worker.watch_after = WatchedWay(samples, False)
 
     def begin(self, index: int, declared: Any) -> None:
         """Metadata was bound to the (outermost) connector of that index."""
@@ -187,7 +187,7 @@ class Policy:
                 limits.say(Limit.STEPS, AGENT.config.watch if AGENT.config else "", index, worker.step)
             due = connector.may_copy() or worker.finishes
             if after or (due and self._pays()):
-                worker.watch_after = Watched(connector.store, False)
+                worker.watch_after = WatchedWay(connector.store, False)
         worker.watched |= Flag.STORE if worker.watch_store is not None else 0
         worker.watched |= Flag.LOAD if worker.watch_load is not None else 0
         if worker.watched:
@@ -200,21 +200,21 @@ class Policy:
     def _choose(self, connector: _Connector, declared: Any, work: _Work) -> None:
         worker = AGENT.worker
         if self._pays():
-            worker.watch_store = Watched(connector.store, declared.store_slots > 0)
-            worker.watch_load = Watched(connector.load, declared.load_slots > 0)
+            worker.watch_store = WatchedWay(connector.store, declared.store_slots > 0)
+            worker.watch_load = WatchedWay(connector.load, declared.load_slots > 0)
             return
         if self._bounded and not (self._account is not None and self._account.take()):
             return
         if work.stores and connector.store.take():
-            worker.watch_store = Watched(connector.store, declared.store_slots > 0)
+            worker.watch_store = WatchedWay(connector.store, declared.store_slots > 0)
         if work.loads and connector.load.take():
-            worker.watch_load = Watched(connector.load, declared.load_slots > 0)
+            worker.watch_load = WatchedWay(connector.load, declared.load_slots > 0)
         if not declared.readable and worker.prompt and connector.blind.take():
-            worker.watch_store = worker.watch_store or Watched(connector.blind, False)
-            worker.watch_load = worker.watch_load or Watched(connector.blind, False)
+            worker.watch_store = worker.watch_store or WatchedWay(connector.blind, False)
+            worker.watch_load = worker.watch_load or WatchedWay(connector.blind, False)
         if worker.watch_store is not None:
             # what is saved may be copied in any hook
-            worker.watch_load = worker.watch_load or Watched(connector.load, False)
+            worker.watch_load = worker.watch_load or WatchedWay(connector.load, False)
 
     def copied_elsewhere(self, index: int) -> None:
         """A hook of the connector of that index which is not for copying copied KV."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvtrace.agent.ids import Names, next_call
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, Watch
+from kvtrace.agent.watch.operations import GIVEN_OUT, READ, WRITTEN, CopyWatch
 from kvtrace.trace.format import UNKNOWN, Flag, Kind, Role, pack_head
 from kvtrace.trace.rows import SlotsTouched
 
@@ -26,7 +26,7 @@ class Touching:
     """One watched call, over. ``code``: the hook's, 0 where it was none; ``t``: host time of its end, ns;
     ``call``: of :func:`next_call`."""
 
-    watch: Watch
+    watch: CopyWatch
     code: int
     connector: int
     step: int

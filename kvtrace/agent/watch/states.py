@@ -19,8 +19,7 @@ from kvtrace.agent.kv.layout import Layout, layout_of
 from kvtrace.agent.kv.memory import Memory, Numbered
 from kvtrace.agent.kv.tensors import OWN, tensors
 from kvtrace.agent.state import AGENT
-from kvtrace.agent.watch.operations import READ, WRITTEN, Touched
-from kvtrace.agent.watch.operations import Watch as KvWatch
+from kvtrace.agent.watch.operations import READ, WRITTEN, CopyWatch, Touched
 from kvtrace.agent.watch.records import Touching
 from kvtrace.trace.format import Flag, Kind, Role, pack_head
 from kvtrace.trace.rows import StatesTouched
@@ -30,7 +29,7 @@ _FLAGS = {READ: (Flag.STORE,), WRITTEN: (Flag.LOAD,)}
 """Of memory that was given out by address it is not known which of both was done."""
 
 
-class Part(NamedTuple):
+class StatePart(NamedTuple):
     """One tensor of a layer's state: the ``at``-th of ``parts``."""
 
     layer: str
@@ -38,12 +37,12 @@ class Part(NamedTuple):
     parts: int
 
 
-class States(Caches):
+class StateCaches(Caches):
     """``layers``: by layer and number of the tensor. ``complete``: all that the KV cache has are known."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, StatePart] = {}
         self.complete = False
 
     def register(self, kv_caches: Any) -> None:
@@ -86,7 +85,7 @@ class States(Caches):
                 if layer is not None and layer.shape:
                     self._tensors[key] = weakref.ref(tensor)
                     self.layers[key] = layer
-                    self.parts[key] = Part(name, at, len(found))
+                    self.parts[key] = StatePart(name, at, len(found))
         finally:
             OWN.busy = before
         self._changed()
@@ -106,10 +105,10 @@ class States(Caches):
         return layout_of(shape, steps, layer.itemsize, blocks, 1, (0, 1))
 
 
-STATES = States()
+STATES = StateCaches()
 
 
-class Watch(KvWatch):
+class StateWatch(CopyWatch):
     """What one call does with states."""
 
     def __init__(self) -> None:
@@ -143,9 +142,9 @@ class TouchingStates(Touching):
             self._add(marks, t, AGENT.id(part.layer), ident, part)
         if self.sure is not None:
             sure = self.sure and known and not self.watch.unsure
-            self._add(0, 0, 0, 0, Part("", int(sure), 0))
+            self._add(0, 0, 0, 0, StatePart("", int(sure), 0))
 
-    def _add(self, marks: int, t: int, layer: int, blocks: int, part: Part) -> None:
+    def _add(self, marks: int, t: int, layer: int, blocks: int, part: StatePart) -> None:
         head = pack_head(Kind.STATES, Role.WORKER, self.code, self.connector, marks, self.thread)
         AGENT.add(StatesTouched(head, t or self.t, layer, self.step, blocks, part.at, part.parts, self.call))
 

@@ -7,16 +7,16 @@ import threading
 from types import FrameType
 
 from kvtrace.agent.code import owners
-from kvtrace.agent.errors.swallowed import ASYNCIO, EXECUTOR, THREAD, About, Swallowed
+from kvtrace.agent.errors.swallowed import ASYNCIO, EXECUTOR, THREAD, About, CallErrors
 from kvtrace.agent.kv.caches import CACHES
-from kvtrace.agent.origin import HERE, Origin
-from kvtrace.agent.outside.call import Outside
+from kvtrace.agent.origin import HERE, WorkOrigin
+from kvtrace.agent.outside.call import OutsideCall
 from kvtrace.agent.state import AGENT, clock, get_ident
-from kvtrace.agent.watch.operations import Watch
+from kvtrace.agent.watch.operations import CopyWatch
 from kvtrace.agent.watch.policy import POLICY
 from kvtrace.agent.watch.records import Touching
 from kvtrace.agent.watch.states import STATES, TouchingStates
-from kvtrace.agent.watch.states import Watch as StateWatch
+from kvtrace.agent.watch.states import StateWatch as StateWatch
 from kvtrace.trace import hooks
 from kvtrace.trace.format import Role
 
@@ -38,7 +38,7 @@ class Work:
         exact: whether what it hands over in turn is surely for the same step.
     """
 
-    def __init__(self, kind: str, origin: Origin, file: str, exact: bool = False) -> None:
+    def __init__(self, kind: str, origin: WorkOrigin, file: str, exact: bool = False) -> None:
         self.kind = kind
         self.origin = origin
         self.exact = exact
@@ -47,13 +47,13 @@ class Work:
         self._until = AGENT.worker.latest + _PATIENCE[kind]
         self._file = file
         self._outer: Work | None = None
-        self._watch = Watch(CACHES, None, alone=True)
+        self._watch = CopyWatch(CACHES, None, alone=True)
         self._states: StateWatch | None = None
-        self.outside: Outside | None = None
+        self.outside: OutsideCall | None = None
         """What it does to files and peers, while it is watched."""
         self._watching = False
         self._due = 0
-        self._swallowed: Swallowed | None = None
+        self._swallowed: CallErrors | None = None
         self._cost = 0
         """Host ns that it took to begin."""
         self._thread = 0
@@ -96,9 +96,9 @@ class Work:
         """This thread asks a queue for its next item."""
         if self.kind == THREAD and self.queue in (0, queue):
             self._write(None)
-            self._take(Origin(0, self.origin.connector))
+            self._take(WorkOrigin(0, self.origin.connector))
 
-    def got(self, queue: int, origin: Origin | None, caller: FrameType | None) -> None:
+    def got(self, queue: int, origin: WorkOrigin | None, caller: FrameType | None) -> None:
         """It got one, that a hook put there (of ``origin``), or somebody else (None)."""
         if origin is not None:
             self._write(None)
@@ -120,7 +120,7 @@ class Work:
         if self._swallowed is not None:
             self._swallowed.said_elsewhere(error)
 
-    def _take(self, origin: Origin) -> None:
+    def _take(self, origin: WorkOrigin) -> None:
         self.origin = HERE.origin = origin
         self.exact = False
         self._until = AGENT.worker.latest + _PATIENCE[EXECUTOR]
@@ -134,7 +134,7 @@ class Work:
             index = self._index()
             owner = owners.owner_of(index) if index else None
             if owner is not None:
-                self._swallowed = Swallowed(self.kind, index, Role.WORKER, owner)
+                self._swallowed = CallErrors(self.kind, index, Role.WORKER, owner)
         if not POLICY.background(self.origin.step):
             if self._swallowed is not None:
                 self._swallowed.stop()
@@ -146,7 +146,7 @@ class Work:
             if self._watching and self._states is not None:
                 self._states.start()
             if self._watching and self.outside is None:
-                self.outside = Outside(self._index())
+                self.outside = OutsideCall(self._index())
         if self._watching and self._states is None and STATES.layers:
             self._states = StateWatch()
             self._states.start()
@@ -242,7 +242,7 @@ def forget() -> None:
     _working.clear()
 
 
-def begin(kind: str, origin: Origin, file: str, exact: bool = False) -> Work | None:
+def begin(kind: str, origin: WorkOrigin, file: str, exact: bool = False) -> Work | None:
     """A piece of work that has begun in this thread; None where a hook's watch sees it. Never raises."""
     try:
         if AGENT.recorder is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kvtrace.ledger.intervals import Interval, length
 
@@ -23,6 +24,7 @@ class SlotSet:
         return length(self.full)
 
 
+@lru_cache(1 << 12)  # the layers of a step have the same ones
 def parse(text: str) -> SlotSet:
     """The set that a name of :class:`kvtrace.trace.rows.SlotsTouched` gives: ``1280+128,2048+64/3000+1``.
     What can't be read is left out."""

@@ -45,12 +45,12 @@ class Touches:
 
     def computed_at(self, step: int, column: int) -> int:
         """When a layer was computed in a step, NEVER where that is not in the trace."""
-        at = int(np.searchsorted(self.steps, step))
+        at = int(self.steps.searchsorted(step))
         return int(self.computed_t[at, column])
 
     def used_at(self, step: int, column: int) -> int:
         """When a layer's attention began in a step, NEVER where that is not in the trace."""
-        at = int(np.searchsorted(self.steps, step))
+        at = int(self.steps.searchsorted(step))
         return int(self.used_t[at, column])
 
 
