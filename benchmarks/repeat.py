@@ -167,7 +167,8 @@ def repeat(source: Path, target: Path, records: int, engines: int = 1) -> tuple[
     steps = max(one.steps for one in found)
     calls = max(one.calls for one in found)
     tags = sorted({int(tag) for one in found for tag in np.unique(one.table[one.words.steps] >> STEP_SHIFT)})
-    free = (tag for tag in itertools.count(1) if tag not in tags)  # few bits: a step holds 31 of them
+    # Few bits: a step holds 31 of them.
+    free = (tag for tag in itertools.count(1) if tag not in tags)
     for engine in range(engines):
         own = {tag: tag if not engine else next(free) for tag in tags}
         for one in found:
