@@ -3,9 +3,9 @@
 
     python benchmarks/recorder.py [--rounds 40] [--calls 4096] [--kill 20000] [--hook bare] [--arms otel,...]
 
-The hook is ``save_kv_layer`` of a connector that has nothing to do: it looks at its metadata and finds no
-request to store, as vLLM's ExampleConnector does (``--hook bare``: it compares one attribute). Around it, in
-turn: a wrapper that does nothing (the measure: all numbers are ratios to it), kvtrace's proxy with the recorder
+The hook is ``save_kv_layer`` of a connector that has nothing to do: it looks at its metadata and finds
+no request to store, as vLLM's ExampleConnector does (``--hook bare``: it compares one attribute). Around it,
+in turn: a wrapper that does nothing (the measure: all numbers are ratios to it), kvtrace's proxy with the recorder
 in C and with the one in Python, viztracer, cProfile, torch's ``record_function`` under a running profiler, and
 a span of OpenTelemetry with a batch processor that writes JSON lines to a file. Each keeps what it keeps by
 default of a call (cProfile sums alone); kvtrace's step is sealed after every 128 calls. Each arm is measured
@@ -15,7 +15,7 @@ rounds, of the CPU time of the calling thread (``--wall``: of the time that pass
 Lost: a process of its own makes a known number of calls, the last 50 of a step that does not end, and kills
 itself with SIGKILL; counted is what can be read afterwards.
 
-The last line has the ratios, kvtrace's with the recorder in C (with the one in Python where there is no other).
+The last line has the ratios, kvtrace's with the recorder in C (in Python where there is no other).
 Exit codes: 0, 1 where kvtrace is not ahead of every peer or lost anything, 2 usage.
 """
 

@@ -7,6 +7,7 @@ are the same spools as of other processes. What the short run says once, at its 
 
 from __future__ import annotations
 
+import itertools
 import json
 import zlib
 from collections.abc import Iterator, Mapping
@@ -166,8 +167,10 @@ def repeat(source: Path, target: Path, records: int, engines: int = 1) -> tuple[
     steps = max(one.steps for one in found)
     calls = max(one.calls for one in found)
     tags = sorted({int(tag) for one in found for tag in np.unique(one.table[one.words.steps] >> STEP_SHIFT)})
+    # Few bits: a step holds 31 of them.
+    free = (tag for tag in itertools.count(1) if tag not in tags)
     for engine in range(engines):
-        own = {tag: tag + engine * (max(tags, default=0) + 1) for tag in tags}
+        own = {tag: tag if not engine else next(free) for tag in tags}
         for one in found:
             header = dict(one.header)
             for word in ("pid", "ppid"):

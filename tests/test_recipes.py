@@ -302,7 +302,7 @@ def test_a_field_of_the_report(copy: Copy, tmp_path: Path) -> None:
     (report,) = reports_of(copy, tmp_path, "sim.step([], tokens=1)")
     assert report["run"]["engines"][0]["max_num_seqs"] == 16
     older = ROOT / "reports" / "demo" / "report.json"
-    assert "first-chunk-only" in copy.kvtrace("explain", str(older))
+    assert "kv-stale" in copy.kvtrace("explain", str(older))
 
 
 def sources(folder: Path, version: str, moved: dict[str, tuple[str, str]]) -> Path:

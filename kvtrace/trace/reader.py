@@ -184,8 +184,8 @@ class Spool:
         self._read(whole=whole and not losses and not self._rest and self._pending is None)
 
     def again(self, info: SpoolInfo, records: int = 16384) -> Iterator[Records]:
-        """What :meth:`chunks` gave (``bare=False``) when it read as far as `info` says; the checksums of what
-        is known to be whole are not looked at again.
+        """What :meth:`chunks` gave (``bare=False``) when it read as far as `info` says, where that is known
+        to be whole: its checksums are not looked at again. Of another spool all that is there now.
 
         Raises:
             SpoolError: the file vanished or a read failed.

@@ -716,71 +716,9 @@ def test_the_whole_prefix_without_a_request_id():
 
 @dataclass
 class KeyedMetadata(KVConnectorMetadata):
-    """What is stored and loaded, by key or one operation a block."""
-
-    stores: Any = None
-    loads: Any = None
-    finalize: list[str] = field(default_factory=list)
-    """Keys of objects that are complete with this step."""
-    unfinished_request_ids: set[str] = field(default_factory=set)
-
-
-@dataclass
-class BlockOp:
-    key: str
-    block_id: int
-
-
-@pytest.mark.parametrize(
-    ("stores", "loads"),
-    [
-        ({"7f3a": 11, "9c01": 12}, {"55aa": 21}),
-        ([("7f3a", 11), ("9c01", 12)], [("55aa", 21)]),
-        ([(b"\x7f", 11), (b"\x9c", 12)], [(b"\x55", 21)]),
-        ([BlockOp("7f3a", 11), BlockOp("9c01", 12)], [BlockOp("55aa", 21)]),
-    ],
-    ids=["block by key", "pairs", "pairs with bytes", "operations with one block"],
-)
-def test_one_block_a_key(stores: Any, loads: Any):
-    assert said(KeyedMetadata(stores, loads)) == [(A, STORE, 0, 32), (B, LOAD, 0, 16)]
-
-
-def test_complete_keys_and_remaining_ids_order_nothing():
-    rest: dict[str, Any] = {"finalize": ["7f3a", "9c01"], "unfinished_request_ids": {A, B}}
-    assert said(KeyedMetadata({}, {}, **rest)) == []
-    assert said(KeyedMetadata({"7f3a": 11}, {}, **rest)) == [(A, STORE, 0, 16)]
-
-
-@dataclass
-class JobsMetadata(KVConnectorMetadata):
-    store_jobs: dict[str, list[int]] = field(default_factory=dict)
-    running: list[str] = field(default_factory=list)
-
-
-def test_jobs_by_request_beside_a_list_of_who_runs():
-    assert said(JobsMetadata({A: [11, 12]}, [A, B])) == [(A, STORE, 0, 32)]
+    stores: Any
+    running: list[str]
 
 
 def test_entries_beside_a_list_of_who_runs_of_the_same_length():
-    meta = KeyedMetadata(stores=((["7f3a"], [11, 12]),))
-    meta.running = [C]  # type: ignore[attr-defined]
-    assert said(meta) == [(A, STORE, 0, 32)]
-
-
-@dataclass
-class IntervalReq:
-    request_id: str
-    block_ids: list[int]
-    store_start_block: int
-    store_end_block: int
-    load_start_block: int = 0
-    load_end_block: int = 0
-
-
-def test_block_intervals_of_both_directions():
-    requests = [
-        IntervalReq(A, [11, 12, 13, 14, 15, 16, 17], 2, 5),
-        IntervalReq(B, [21, 22, 23, 24, 25], 3, 4, 0, 3),
-    ]
-    named = [entry for entry in said(KeyedMetadata(requests)) if entry[-1]]
-    assert named == [(A, STORE, 32, 48), (B, STORE, 48, 16), (B, LOAD, 0, 48)]
+    assert said(KeyedMetadata(((["7f3a"], [11, 12]),), [C])) == [(A, STORE, 0, 32)]

@@ -23,7 +23,7 @@ from kvtrace.trace.format import Role, Fact
 from agent import fakes, swallowing
 written = []
 class Recorder:
-    size, alive = 0, True
+    written, alive = 0, True
     def name(self, text): return 1
     def fact(self, document, role=0): written.append((int(document.CODE), document.to_json()))
     def flush(self): pass

@@ -139,7 +139,7 @@ def test_errors_become_codes(
     code: int,
     line: str | None,
 ) -> None:
-    def fail(path: str) -> None:
+    def fail(path: str, progress: object) -> None:
         raise error
 
     monkeypatch.setattr(kvtrace.report.read, "read_report", fail)

@@ -63,8 +63,10 @@ def ran(
     scripts = [script for module in modules for script in getattr(module, "SCRIPTS", ())]
     with ThreadPoolExecutor(2) as pool:
         started = {}
-        for script in scripts:
-            place = Place(tmp_path_factory.mktemp(script.__name__), tiny_model)
+        for number, script in enumerate(scripts):
+            # paths of one length: a connector that pickles its configuration shows its store's
+            folder = tmp_path_factory.mktemp(f"script-{number:02}", numbered=False)
+            place = Place(folder, tiny_model)
             started[script] = Ran(place, pool.submit(script, place))
         wait(one.future for one in started.values())
     return started

@@ -65,7 +65,7 @@ def test_config_document() -> None:
     assert json.loads(text) == {
         "dir": "/run", "salt": "ab", "limit_bytes": 5, "run": "n", "device_timing": "sampled", "budget": 0.01,
         "watch": "full", "metadata_adapter": "", "keep_messages": False, "keep_settings": False,
-        "as_device": False, "copies": 0, "credit": 2.0,
+        "as_device": False, "copies": 0, "credit": 2.0, "compiled": True,
     }  # fmt: skip
     timed = json.loads(AgentConfig(Path("/run"), b"\xab", "n", 5, "full", 0.05).to_text())
     assert (timed["device_timing"], timed["budget"]) == ("full", 0.05)

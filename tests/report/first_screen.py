@@ -21,7 +21,7 @@ def shown(report: Report, screen: Screen = SCREEN) -> str:
 
 GLOSSARY = re.compile(
     r"(?i:grade|token-layer|further way|not.observed|local-hit|with work|layer-step|proved|declared|ledger"
-    r"|rule-out|outcome\b)|LIMIT"
+    r"|rule-out|outcome\b|store entr|\bspool)|LIMIT"
 )
 """Words of kvtrace's own, which need its glossary."""
 FRACTION = re.compile(r"\d\.\d+ (?:of |prompt |generated )*(?:tokens?|were|was)\b")

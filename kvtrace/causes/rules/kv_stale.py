@@ -17,8 +17,8 @@ CAUSE = Cause(
         "that computed it, and no later read of that slot is in the trace."
     ),
     remedy=(
-        "Copy in save_kv_layer of the same layer, in wait_for_save or later, and of a step's "
-        "tokens only those that this step or an earlier one computed."
+        "Copy in save_kv_layer of the same layer or later, and only tokens that this step or an earlier one "
+        "computed."
     ),
     save_ends=(SaveEnd.STALE,),
 )
