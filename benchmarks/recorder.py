@@ -3,14 +3,14 @@
 
     python benchmarks/recorder.py [--rounds 40] [--calls 4096] [--kill 20000] [--hook bare] [--arms otel,...]
 
-The hook is ``save_kv_layer`` of a connector that has nothing to do: it looks at its metadata and finds
-no request to store, as vLLM's ExampleConnector does (``--hook bare``: it compares one attribute). Around it,
-in turn: a wrapper that does nothing (the measure: all numbers are ratios to it), kvtrace's proxy with the recorder
-in C and with the one in Python, viztracer, cProfile, torch's ``record_function`` under a running profiler, and
-a span of OpenTelemetry with a batch processor that writes JSON lines to a file. Each keeps what it keeps by
-default of a call (cProfile sums alone); kvtrace's step is sealed after every 128 calls. Each arm is measured
-right behind the measure, the arms take turns in another order each round; medians and quartiles over the
-rounds, of the CPU time of the calling thread (``--wall``: of the time that passes).
+The hook is ``save_kv_layer`` of a connector that has nothing to do: it looks at its metadata and finds no
+request to store, as vLLM's ExampleConnector does (``--hook bare``: it compares one attribute). Around it,
+in turn: a wrapper that does nothing (the measure: all numbers are ratios to it), kvtrace's proxy with the
+recorder in C and with the one in Python, viztracer, cProfile, torch's ``record_function`` under a running
+profiler, and a span of OpenTelemetry with a batch processor that writes JSON lines to a file. Each keeps
+what it keeps by default of a call (cProfile sums alone); kvtrace's step is sealed after every 128 calls.
+Each arm is measured right behind the measure, the arms take turns in another order each round; medians and
+quartiles over the rounds, of the CPU time of the calling thread (``--wall``: of the time that passes).
 
 Lost: a process of its own makes a known number of calls, the last 50 of a step that does not end, and kills
 itself with SIGKILL; counted is what can be read afterwards.

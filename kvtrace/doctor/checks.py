@@ -64,7 +64,8 @@ def python(found: Facts) -> Iterator[Line]:
                 "run vLLM in a newer Python",
             )  # fmt: skip
         else:
-            yield Line("python", OK, f"Python {version}, {found.python.executable}")
+            recorder = "in C" if found.python.in_c else "in Python: a hook's call costs twice as much as in C"
+            yield Line("python", OK, f"Python {version}, {found.python.executable}; recorder {recorder}")
 
 
 def versions(found: Facts) -> Iterator[Line]:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from kvtrace.ledger.model import Run
 from kvtrace.ledger.requests import Request
+from kvtrace.ledger.scan import SpoolScan
 from kvtrace.trace.format import STEP_MASK, Stop
 from kvtrace.trace.reader import SpoolInfo
-from kvtrace.words import listed, of_all, plural
+from kvtrace.words import of_all, plural
 
 _STOPS = {
     Stop.SIZE_LIMIT: "its spool reached twice the limit (--limit)",
@@ -55,18 +56,10 @@ def unfinished(requests: Sequence[Request]) -> Sequence[str]:
     )
 
 
-def unchecked(spools: Sequence[SpoolInfo]) -> Sequence[str]:
-    """A line where spools are older than checksums, else none: what is damaged of them is not known."""
-    old = [spool.name for spool in spools if not spool.sealed]
-    if not old:
-        return ()
-    return (f"{listed(old)}: of a format without checksums: damage to it is not noticed",)
-
-
-def in_the_open(spools: Sequence[SpoolInfo]) -> Sequence[str]:
+def in_the_open(scans: Sequence[SpoolScan]) -> Sequence[str]:
     """A line where records were read that no checksum protects: those of the step in which a process was
     killed (or is, where it still runs)."""
-    found = [spool for spool in spools if spool.open]
+    found = [one.info for one in scans if one.info.open]
     if not found:
         return ()
     number = plural(sum(spool.open for spool in found), "record")

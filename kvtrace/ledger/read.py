@@ -20,7 +20,7 @@ from kvtrace.ledger.contents.loads import with_contents
 from kvtrace.ledger.contents.prints import printed
 from kvtrace.ledger.contents.unwritten import Places
 from kvtrace.ledger.coverage import Coverage, WorkerCoverage, cover
-from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unchecked, unfinished
+from kvtrace.ledger.incomplete import cut_off, in_the_open, incomplete, unfinished
 from kvtrace.ledger.loads.book import balance, follow
 from kvtrace.ledger.model import REQUEST_COLUMNS, Engine, PairKept, Part, Run, RunError, Worker
 from kvtrace.ledger.places import places as written_to
@@ -157,14 +157,13 @@ def _books(
     )  # fmt: skip
     saves = assign(requests, engines, evidence, followed, asked.watch, [part.of(requests) for part in parts])
     loads, loads_sum = balance(followed, requests, engines, scans, [one.saved for one in saves.requests])
-    spools = [one.info for one in scans]
     run = Run(
         directory=run_dir,
         run=files[0],
         processes=who.processes,
         engines=engines,
         connectors=who.connectors,
-        spools=spools,
+        spools=[one.info for one in scans],
         targets=reported.targets(scans),
         exceptions=reported.exceptions(scans),
         agent_errors=reported.agent_errors(scans),
@@ -182,8 +181,8 @@ def _books(
         compared=contents.blocks,
         total=saves.total,
         notes=[
-            *unfinished(requests), *unchecked(spools), *in_the_open(spools), *_notes(found, engines),
-            *_unwatched(scans, requests),
+            *unfinished(requests), *in_the_open(scans),
+            *_notes(found, engines), *_unwatched(scans, requests),
         ],
         spans=saves.spans,
         swallowed=evidence.swallowed,

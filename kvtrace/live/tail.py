@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvtrace.regular import open_regular
 from kvtrace.trace import format as fmt
-from kvtrace.trace.blocks import Blocks, Records, unsealed
+from kvtrace.trace.blocks import Blocks, Records
 from kvtrace.trace.facts import Header
 from kvtrace.trace.reader import Spool, SpoolError
 
@@ -28,11 +28,10 @@ class Tail:
         try:
             with open_regular(path) as file:
                 block = file.read(fmt.RECORD_SIZE)
-                version, _, length, self._seed = fmt.unpack_header_block(block)
+                _, _, length, self._seed = fmt.unpack_header_block(block)
                 window = fmt.window_of(block)
         except (OSError, ValueError) as error:
             raise SpoolError(f"{path}: cannot be read ({error})") from None
-        self._sealed = version > fmt.UNSEALED
         self._at = fmt.RECORD_SIZE + length + (-length % fmt.RECORD_SIZE)
         self._window = self._at if window else None
         self._number = 0
@@ -53,11 +52,6 @@ class Tail:
         try:
             with open_regular(self.path) as file:
                 file.seek(self._at)
-                if not self._sealed:
-                    for data, table in unsealed(file, _RECORDS):
-                        self._at += len(data) - len(data) % fmt.RECORD_SIZE
-                        yield table
-                    return
                 blocks = Blocks(file, self._seed, self._number, self._window)
                 for _, table in blocks.tables(_RECORDS):
                     yield table

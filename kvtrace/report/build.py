@@ -94,6 +94,7 @@ def assemble(run: ledger_model.Run, diagnosis: cause_model.Diagnosis) -> model.R
             "tracer": {
                 "spool_bytes": sum(spool.size for spool in run.spools),
                 "records": sum(spool.records for spool in run.spools),
+                "in_c": sum(spool.windowed for spool in run.spools),
             },
         },
     }

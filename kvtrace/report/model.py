@@ -453,7 +453,11 @@ class Damaged(TypedDict):
     detail: Annotated[str, "what is wrong with it"]
 
 
-class Tracer(TypedDict):
+class _LaterTracer(TypedDict, total=False):
+    in_c: Annotated[Count, "spools that the recorder in C wrote; the one in Python wrote the others"]
+
+
+class Tracer(_LaterTracer):
     """What tracing itself cost"""
 
     spool_bytes: Annotated[Count, "bytes of all spools"]

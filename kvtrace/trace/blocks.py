@@ -204,13 +204,3 @@ class Blocks:
 def _table(data: bytes) -> Records:
     whole = len(data) - len(data) % fmt.RECORD_SIZE
     return np.frombuffer(data[:whole] if whole < len(data) else data, dtype="<i8").reshape(-1, fmt.WORDS)
-
-
-def unsealed(file: BinaryIO, records: int) -> Iterator[tuple[bytes, Records]]:
-    """What is read and its whole records, of a spool from before there were seals.
-
-    Raises:
-        OSError: a read failed.
-    """
-    while data := file.read(records * fmt.RECORD_SIZE):
-        yield data, _table(data)

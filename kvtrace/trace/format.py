@@ -11,7 +11,7 @@ JSON document; the bytes of both follow at once in ``BYTES`` records (56 bytes e
 zero-padded). A block of records ends with a ``SEAL`` record, which holds their checksum: a block
 that differs from it is left out. Behind the header there may be a window, in which a recorder that
 maps it keeps the youngest blocks and, behind them, the records of the open one, which has no seal
-yet; all other blocks follow. Version 2 had no window, version 1 no seals.
+yet; all other blocks follow. Version 2 had no window.
 
 Times are ``time.perf_counter_ns()`` of the writing host; the header holds one pair of
 (perf, wall) to place them. Steps are ``engine tag << 32 | n``: the tag names one
@@ -27,10 +27,8 @@ from enum import IntEnum
 
 MAGIC = b"KVTRACE\x00"
 VERSION = 3
-UNSEALED = 1
-"""The version whose blocks have no seals; still read."""
-WINDOWED = 3
-"""The first version that may have a window."""
+OLDEST = 2
+"""That is read: it has no window."""
 WORDS = 8
 RECORD_SIZE = 8 * WORDS
 PAYLOAD_BYTES = RECORD_SIZE - 8
@@ -233,8 +231,8 @@ def pack_header(facts: dict[str, object], windowed: bool = False) -> bytes:
 
 
 def header_crc(version: int, body: bytes) -> int:
-    """The checksum of a header; from version 2 on it holds the version, too."""
-    return zlib.crc32(body, 0 if version <= UNSEALED else version)
+    """The checksum of a header; it holds the version, too."""
+    return zlib.crc32(body, version)
 
 
 def seal(block: bytes | memoryview, number: int, seed: int) -> bytes:
@@ -268,7 +266,7 @@ def window_of(block: bytes) -> int:
         ValueError: it is neither.
     """
     _, version, _, _, _, window = _HEADER.unpack(block[:RECORD_SIZE])
-    if version < WINDOWED:
+    if version == OLDEST:
         return 0
     if window not in (0, WINDOW * RECORD_SIZE):
         raise ValueError("a window of another size")

@@ -2,9 +2,8 @@
 
 Never dies on bad input: a cut file is a valid prefix, and of a damaged one the blocks that do not
 match their checksum are left out and counted. What a killed process had recorded of its open step has no
-checksum yet; it is read, and counted as that. A spool of version 1, which had no checksums, is read up to
-what can't be a record. Only :class:`SpoolError` leaves this module. Memory is bounded by one chunk, the
-names and the facts.
+checksum yet; it is read, and counted as that. Only :class:`SpoolError` leaves this module. Memory is bounded
+by one chunk, the names and the facts.
 """
 
 from __future__ import annotations
@@ -66,13 +65,13 @@ class SpoolInfo:
     detail: str = ""
     left_out: int = 0
     """Records that were not read because their block is damaged or cut; at least that many."""
-    sealed: bool = True
-    """It has checksums: what is damaged is known."""
     whole: bool = False
     """All of its bytes behind the header and the window, up to ``size``, are blocks that match their
     checksums."""
     blocks: int = 0
     """How many these are."""
+    windowed: bool = False
+    """It has a window: the recorder in C wrote it."""
     late: int = 0
     """Records that stood in the window."""
     open: int = 0
@@ -126,12 +125,12 @@ class Spool:
             version, record_size, length, crc = fmt.unpack_header_block(block)
         except ValueError as error:
             raise SpoolError(f"{self.path}: {error}") from None
-        if not fmt.UNSEALED <= version <= fmt.VERSION:
+        if not fmt.OLDEST <= version <= fmt.VERSION:
             raise SpoolError(
                 f"{self.path}: spool format {version}, this kvtrace reads {fmt.VERSION}: "
                 "use the kvtrace that recorded it"
             )
-        self._sealed, self._seed = version > fmt.UNSEALED, crc
+        self._seed = crc
         if record_size != fmt.RECORD_SIZE or length > _MAX_HEADER:
             raise SpoolError(f"{self.path}: damaged header")
         body = file.read(length)
@@ -150,7 +149,7 @@ class Spool:
         except ValueError:
             raise SpoolError(f"{self.path}: damaged header") from None
         self._window = self._data_start if self._behind > self._data_start else None
-        self._read(size=self._data_start, sealed=self._sealed)
+        self._read(size=self._data_start, windowed=self._window is not None)
 
     def chunks(self, records: int = 65536, bare: bool = True) -> Iterator[Records]:
         """Arrays of shape (n, 8): all records but NAME, BYTES, FACT, SEAL, END; n <= ``records`` and a block.
@@ -161,13 +160,11 @@ class Spool:
         Raises:
             SpoolError: the file vanished or a read failed.
         """
-        whole = self._sealed
+        whole = True
         try:
             with open_regular(self.path) as file:
                 file.seek(self._data_start)
-                for table in (
-                    self._sealed_tables(file, records) if self._sealed else self._tables(file, records)
-                ):
+                for table in self._tables(file, records):
                     table, fixed, stop = self._digest(table)
                     whole &= not stop
                     if number := int(fixed.sum()):
@@ -207,14 +204,6 @@ class Spool:
         except OSError as error:
             raise SpoolError(f"{self.path}: cannot be read ({error.strerror or error})") from None
 
-    def _tables(self, file: BinaryIO, records: int) -> Iterator[Records]:
-        """Of a spool without checksums: all that is there."""
-        for data, table in blocks.unsealed(file, records):
-            self._read(size=self._info.size + len(data))
-            if len(data) % fmt.RECORD_SIZE:
-                self._read(end="cut", detail="the last record is cut off")
-            yield table
-
     def _late(self, file: BinaryIO, info: SpoolInfo) -> Iterator[Records]:
         """The records that stood in the window when `info` was made: they may be in the file by now."""
         left = info.late
@@ -226,7 +215,7 @@ class Spool:
         if left > 0:
             yield found.open[:left]
 
-    def _sealed_tables(self, file: BinaryIO, records: int) -> Iterator[Records]:
+    def _tables(self, file: BinaryIO, records: int) -> Iterator[Records]:
         """The blocks that match their checksums, ``records`` of them at a time, then what has none yet."""
         found = blocks.Blocks(file, self._seed, 0, self._window)
         late = number = 0

@@ -43,7 +43,7 @@ else:
 _ODD = int(Flag.RAISED | Flag.NO_METADATA)
 
 
-class Calls(NamedTuple):
+class CallSums(NamedTuple):
     """The calls of one hook or op (``kind``) in a quiet step. ``layers``: of each, as 64-bit integers."""
 
     kind: int
@@ -162,12 +162,12 @@ class Recorder:
         else:
             self._mark = self._store.mark()
 
-    def settle(self) -> list[Calls] | None:
+    def settle(self) -> list[CallSums] | None:
         """The step is over: its calls, for the caller to add their sums; None, and its records stay as they
         are, where something was stored, loaded, raised or odd (in C also where a name was new)."""
         if not isinstance(self._store, Buffered):
             found = self._store.collapse(self._mark)
-            return None if found is None else [Calls(*one) for one in found]
+            return None if found is None else [CallSums(*one) for one in found]
         gathered, self._gathered = self._gathered or [], None
         self.add = self._store.add
         kept, calls = _collapsed(gathered) or (gathered, None)
@@ -358,7 +358,7 @@ class Buffered:
         self._fd = -1
 
 
-def _collapsed(words: list[int]) -> tuple[list[int], list[Calls]] | None:
+def _collapsed(words: list[int]) -> tuple[list[int], list[CallSums]] | None:
     """The records that stay of a quiet step, and its calls; None of another step. As ``collapse`` in C."""
     kept: list[int] = []
     groups: dict[tuple[int, int, int], list[list[int]]] = {}
@@ -377,11 +377,11 @@ def _collapsed(words: list[int]) -> tuple[list[int], list[Calls]] | None:
     return kept, [_calls(key, records) for key, records in groups.items()]
 
 
-def _calls(key: tuple[int, int, int], records: list[list[int]]) -> Calls:
+def _calls(key: tuple[int, int, int], records: list[list[int]]) -> CallSums:
     took = [record[2] - record[1] for record in records]
     layers = array("q", (record[4] for record in records)).tobytes()
     first = records[0]
-    return Calls(*key, first[1], first[3], len(records), sum(took), min(took), max(took), layers)
+    return CallSums(*key, first[1], first[3], len(records), sum(took), min(took), max(took), layers)
 
 
 def _identity(descriptor: int) -> tuple[int, int]:

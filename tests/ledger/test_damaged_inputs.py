@@ -8,7 +8,6 @@ import random
 import resource
 import runpy
 import shutil
-import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,25 +43,6 @@ def test_a_copied_spool_is_left_out_with_a_word(run: Path) -> None:
     again, said = numbers(run)
     assert again == ledger and len(said) == 2
     assert all(" is a copy of " in line for line in said)
-
-
-def test_spools_older_than_checksums_are_read_with_a_word(run: Path) -> None:
-    """Nothing would tell a damaged one."""
-    ledger, said = numbers(run)
-    for path in spool_paths(run):
-        data = path.read_bytes()
-        length = fmt.unpack_header_block(data)[2]
-        body, at = data[64 : 64 + length], 64 + length + -length % 64
-        head = struct.pack("<8sIIII40x", fmt.MAGIC, fmt.UNSEALED, 64, length, fmt.header_crc(1, body))
-        rows = [data[i : i + 64] for i in range(at, len(data), 64)]
-        path.write_bytes(head + data[64:at] + b"".join(row for row in rows if row[0] != fmt.Kind.SEAL))
-    value = json.loads((run / "run.json").read_text())
-    value["spools"] = {path.name: path.stat().st_size for path in spool_paths(run)}
-    (run / "run.json").write_text(json.dumps(FUZZ["summed"](value)))
-    again, words = numbers(run)
-    assert again == ledger and said == []
-    (line,) = words
-    assert "without checksums: damage to it is not noticed" in line
 
 
 def test_of_two_spools_of_a_process_the_longer_is_read(run: Path) -> None:

@@ -37,7 +37,7 @@ LATER = {"report": ("connectors", "graphs", "device", "digest", "places", "layer
          "Engine": ("dp", "attention", "runner", "graphs_asked", "graphs_used", "direct_calls",
                     "kv_groups"),
          "Finding": ("headline", "connector", "grade"), "RequestRow": ("sent", "grade", "not_observed"),
-         "Requests": ("unended",), "Ledgers": ("states",)}  # fmt: skip
+         "Requests": ("unended",), "Ledgers": ("states",), "Tracer": ("in_c",)}  # fmt: skip
 """Added to the schema after its first reports: optional, so that those stay valid."""
 JUDGE = jsonschema.Draft202012Validator(SCHEMA)
 

