@@ -763,3 +763,26 @@ def test_whose_work_a_thread_does_is_known_by_its_latest_item(trace: Any) -> Non
     thread.start()
     thread.join(30)
     assert found == [0, 2]
+
+
+def test_what_a_piece_reads_in_a_later_step_is_told_apart(trace: Any, caches: dict[str, Any]) -> None:
+    """A block may have another holder by then. The halves of a slot stay together."""
+    made(caches, lambda c, job: None)
+    kv = caches["layer.0"]
+
+    def reads() -> None:
+        AGENT.worker.latest = 1
+        work = begin(THREAD, WorkOrigin(0, 1), __file__)
+        assert work is not None
+        kv[1].clone()
+        AGENT.worker.latest = 2
+        kv[2].clone()
+        kv[3][:, :4].clone()
+        AGENT.worker.latest = 3
+        kv[3][:, 4:].clone()
+        work.stop()
+
+    thread = threading.Thread(target=reads)
+    thread.start()
+    thread.join(30)
+    assert slots(trace) == [(0, 0, "4+4"), (0, 0, "8+8")]

@@ -119,7 +119,7 @@ def test_a_run_leaves_a_private_directory_under_reports(here: Path) -> None:
     assert config == {
         "dir": str(folder), "salt": config["salt"], "limit_bytes": 1 << 30, "run": "my-run",
         "device_timing": "sampled", "budget": 0.01, "watch": "full", "metadata_adapter": "",
-        "keep_messages": False, "keep_settings": False, "as_device": False, "copies": 0,
+        "keep_messages": False, "keep_settings": False, "as_device": False, "compiled": True, "copies": 0,
         "credit": 2.0,
     }  # fmt: skip
     assert len(bytes.fromhex(config["salt"])) == 16

@@ -208,6 +208,14 @@ class CopyWatch:
         """Whether a KV tensor was touched at all."""
         return bool(self._touches or self._later or self._took_none or self.blind or self.maybe_written)
 
+    @property
+    def whole(self) -> bool:
+        """Whether all that was touched so far is known, and whole slots: of none is a half still to come."""
+        whole = (
+            found is not None and all(one.part is None for one in found) for found in self._touches.values()
+        )
+        return not self._later and all(whole)
+
     def slots(self, written: bool, block_size: int) -> dict[str, int]:
         """Slots per layer that was touched: written into it, or read from it; -1 unknown."""
         counts = self.written if written else self.read

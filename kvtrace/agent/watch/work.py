@@ -52,7 +52,7 @@ class Work:
         self.outside: OutsideCall | None = None
         """What it does to files and peers, while it is watched."""
         self._watching = False
-        self._due = 0
+        self._due = self._during = 0
         self._swallowed: CallErrors | None = None
         self._cost = 0
         """Host ns that it took to begin."""
@@ -175,13 +175,14 @@ class Work:
         return self.origin.connector or owners.index_of(self._file)
 
     def _before(self) -> None:
-        """A KV tensor is touched. What is touched first decides for which step all of a piece is."""
-        now = clock()
-        old = self.origin.step and AGENT.worker.latest > self._until
-        if self._watch.saw and (old or now > self._due):
+        """A KV tensor is touched. What is touched first decides for which step all of a piece is. From one
+        step to the next a block may get another holder: what is read then is told on its own."""
+        now, latest = clock(), AGENT.worker.latest
+        old = self.origin.step and latest > self._until
+        if self._watch.saw and (old or now > self._due or (latest != self._during and self._watch.whole)):
             self._write(None, still=not old, over=False)
         if not self._watch.saw:
-            self._due = now + _LONGEST
+            self._due, self._during = now + _LONGEST, latest
             self.origin = HERE.origin = self.origin.unless_after(self._until)
 
     def _write(self, error: BaseException | None, still: bool = False, over: bool = True) -> None:
