@@ -148,7 +148,7 @@ def _order(finding: Finding, behind: Set[str]) -> tuple[int, bool, bool, bool, b
     """
     stage = len(Stage) if finding.stage is None else int(finding.stage)
     symptom, information = finding.id in behind, finding.id in _INFORMATION
-    harmless = finding.id not in _WRONG_DATA or finding.severity != FAULT
+    harmless = finding.id not in _WRONG_DATA or finding.severity != FAULT or not _weighs(finding)
     first = severity_order(finding.severity), information, harmless, not _weighs(finding), symptom
     return (*first, -max(finding.tokens, finding.in_files), stage, finding.id)
 

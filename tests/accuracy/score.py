@@ -99,6 +99,10 @@ class Scored:
     failed: tuple[str, ...] = ()
 
 
+_BY_RETURN = frozenset({"kv-load-wrong"})
+"""What plain traffic shows of KV that comes back other than it was, where a prompt comes twice."""
+
+
 def verdict(fault: Fault | None, findings: Sequence[Mapping[str, Any]], shows: str = "") -> tuple[str, str]:
     """The verdict and the finding that counts for it (or, with its severity, the first that does not).
 
@@ -110,7 +114,8 @@ def verdict(fault: Fault | None, findings: Sequence[Mapping[str, Any]], shows: s
         return (FALSE_ALARM, faults[0]) if faults else (RIGHT, NONE)
     if (shows or fault.shows) == "return-only":
         first = faults[0] if faults else NONE
-        return (RIGHT if not faults or first in fault.right else WRONG), first
+        true = fault.right | (_BY_RETURN if "returns-equal" in fault.breaks else frozenset())
+        return (RIGHT if not faults or first in true else WRONG), first
     if fault.grade == "limit" and faults:
         return FALSE_ALARM, faults[0]
     counting = faults if fault.grade == "fault" else everything

@@ -69,6 +69,13 @@ def test_what_only_return_shows_is_no_fault_of_a_traced_run(
     assert score.verdict(BY_NAME["writer-dies"], findings, shows)[0] == expected
 
 
+def test_wrong_kv_that_came_back_is_true_of_what_changes_it() -> None:
+    """Also where no place but the return shows it."""
+    wrong = found(("kv-load-wrong", "fault"))
+    assert score.verdict(BY_NAME["half-zeroed"], wrong, "return-only")[0] == "right"
+    assert score.verdict(BY_NAME["writer-dies"], wrong, "return-only")[0] == "wrong"
+
+
 FAILS = {"transfer": "proved", "whole-units": "failed", "restart": "not observed", "flat": "does not apply"}
 
 

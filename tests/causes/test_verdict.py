@@ -123,3 +123,14 @@ def test_wrong_data_stands_before_more_tokens_of_other_faults(tmp_path: Path) ->
     ]
     found.sort(key=lambda one: _order(one, frozenset()))
     assert [one.id for one in found] == ["kv-load-wrong", "slots-short", "metadata-has-no-store"]
+
+
+def test_wrong_data_whose_tokens_another_fault_counts_stands_behind_it(tmp_path: Path) -> None:
+    """What a load never wrote is wrong as well: one bug, told by its root."""
+    sim = Sim(tmp_path)
+    sim.write()
+    case = make_case(read_run(tmp_path))
+    counted = (("kv-load-wrong", 0.0), ("load-not-injected", 448.0))
+    found = [case.finding(CATALOGUE[ident], "x", tokens=tokens) for ident, tokens in counted]
+    found.sort(key=lambda one: _order(one, frozenset()))
+    assert [one.id for one in found] == ["load-not-injected", "kv-load-wrong"]

@@ -39,11 +39,12 @@ def rule(case: Case) -> Results:
     equal, unequal, unknown = (blocks.get(word, 0) for word in (EQUAL, WRONG, NOT_COMPARED))
     compared = f"{of_all(equal, equal + unequal + unknown, 'loaded block')}"
     if wrong:
+        lost = loads.tokens(case, wrong, CAUSE)
+        what = plural(lost, "token") if lost else "Layers of tokens that another finding counts"
         yield loads.finding(
             case,
             CAUSE,
-            f"{plural(loads.tokens(case, wrong, CAUSE), 'token')} were loaded with KV that is not theirs "
-            f"({of_all(len(wrong), len(accepted), 'load')}).",
+            f"{what} were loaded with KV that is not theirs ({of_all(len(wrong), len(accepted), 'load')}).",
             evidence=[
                 f"of {plural(equal + unequal + unknown, 'loaded block')} {count(unequal)} hold other KV, "
                 f"{count(equal)} what their tokens computed to, {count(unknown)} could not be compared",
