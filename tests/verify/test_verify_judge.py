@@ -438,6 +438,13 @@ def test_what_a_restart_forgot_is_no_whole_unit_that_is_missing(monkeypatch: pyt
     found = {one.id: one.verdict.answer for one in judged(of_suite("full"), what)}
     assert found["whole-units"] is Answer.PROVED and found["restart"] is Answer.NOT_OBSERVED
     assert not failed(found)
+    # Of a store whose directory the user named it is a failure, also where nothing else was asked.
+    connector = InMemory()
+    driver = Driver(connector, Streams(1), connector.look)
+    again = next(one.workload for one in of_suite("full") if one.id == "restart")
+    driver.run([Job("restart", parse(again(FACTS)))])
+    what = observed(driver, connector.look(), replace(FACTS, store=True), Settings(full=True))
+    assert "restart" in failed({one.id: one.verdict.answer for one in judged(of_suite("full"), what)})
 
 
 def test_a_case_may_name_the_property_that_it_is_of() -> None:

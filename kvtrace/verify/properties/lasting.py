@@ -101,8 +101,9 @@ def _flat(own: list[Asked], what: Observed) -> Verdict:
 
 
 def _again_after(facts: Facts) -> str:
+    """Asked again before it: that it came back then tells what a restart forgets from what never comes."""
     n = usual(facts)
-    return f"a{n} b{n} ; restart a{n} b{n}"
+    return f"a{n} b{n} ; a{n} b{n} ; restart a{n} b{n}"
 
 
 def _with(act: str) -> Property:

@@ -90,7 +90,7 @@ def restarted(part: Any, folder: Path, model: str) -> tuple[str, ...]:
         else:
             words += [f"--{option}", value if isinstance(value, str) else json.dumps(value)]
     length = 3 * part.plan.unit + part.plan.block // 2
-    case = f"restart: a{length} b{length} ; restart a{length} b{length}"
+    case = f"restart: a{length} b{length} ; a{length} b{length} ; restart a{length} b{length}"
     command = [
         sys.executable, "-m", "kvtrace", "verify", "--case", case, "--suite", "full",
         "--store", part.view.place, "--no-reference", "--shrink", "0", "--format", "json",
