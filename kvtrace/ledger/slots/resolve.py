@@ -105,8 +105,6 @@ class _Resolver:
         self._wrote: set[tuple[int, int]] = set()
         """(call, column) in which known slots were written."""
         self._none: set[tuple[int, int]] = set()
-        self._unseen: dict[tuple[int, int], tuple[int, int]] = {}
-        """(step, call) of work in the background -> its end, columns."""
         self._background_t = self._background_step = 0
 
     def _records(self) -> Iterator[tuple[rows.SlotsTouched, int, int]]:
@@ -152,16 +150,9 @@ class _Resolver:
             unplaced=self._unplaced,
             none=frozenset(self._none - self._unknown - self._amounts.keys()),
             blind_writes=self._blind_writes,
-            unseen_writes=self._unseen_by_step(),
             last_background_t=self._background_t,
             last_background_step=self._background_step,
         )
-
-    def _unseen_by_step(self) -> dict[int, list[tuple[int, int]]]:
-        found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for (step, _), piece in self._unseen.items():
-            found[step].append(piece)
-        return dict(found)
 
     def _add(self, record: rows.SlotsTouched, column: int, step: int) -> None:
         marks, code = rows.flags(record.head), rows.code(record.head)
@@ -219,9 +210,6 @@ class _Resolver:
     def _wrote_unknown(self, record: rows.SlotsTouched, column: int, step: int) -> None:
         """Slots were written, or may have been, and it is not known which. What a call wrote by an address is
         known where it is seen."""
-        if rows.flags(record.head) & Flag.ASYNC:
-            ended, columns = self._unseen.get((record.step, record.call), (0, 0))
-            self._unseen[record.step, record.call] = max(ended, record.t), columns | 1 << column
         if (record.call, column) not in self._wrote:
             self._blind_writes[column] = step
 
