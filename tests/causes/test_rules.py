@@ -560,15 +560,6 @@ def test_metadata_has_no_store(tmp_path: Path) -> None:
     assert tokens(diagnosis) == {"saved": 224, "not-saved:metadata-has-no-store": 1120}
 
 
-def test_a_unit_that_stands_in_no_setting_is_said(tmp_path: Path) -> None:
-    """A default in the source: "kvtrace does not know why" was all that was said."""
-    sim = Sim(tmp_path)
-    sim.serve(prompts([300, 600, 700, 200, 1000, 260]), Rounding(256).policy())
-    (found,) = analyse(sim).findings
-    assert (found.id, found.severity) == ("metadata-has-no-store", "limit")
-    assert "stores multiples of 256 tokens, and 256 stands in no setting" in found.headline
-
-
 @pytest.mark.parametrize("late", [True, False])
 def test_stores_a_step_late_are_as_good_a_reason_as_a_unit(tmp_path: Path, late: bool) -> None:
     """What the last step computes is never stored; it was called a unit of the whole batch."""

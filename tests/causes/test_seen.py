@@ -229,7 +229,7 @@ def test_a_read_with_a_caught_exception_is_lost_if_none_is_put(
     run = run_of(tmp_path)
     step, worker = int(run.entries["step"].iloc[0]), run.engines[0].workers[0]
     caught = Caught((swallowed(places=((step, ""),)),))
-    (read,) = reads_of(Touch(step, 0, 0b11, ((0, 64),), account=account), worker, caught, 0)
+    (read,) = reads_of(Touch(step, 0, 0b11, ((0, 64),), account=account), worker, caught)
     assert read.end == (end, grade)
 
 
@@ -400,7 +400,6 @@ def test_what_was_read_and_is_not_in_the_store_as_it_should_be(
     ("end", "ident"),
     [
         (SaveEnd.NOT_AT_REST, "store-incomplete"),
-        (SaveEnd.DROPPED, "save-lost"),
         (SaveEnd.NOTHING_READ, "stored-nothing"),
     ],
 )
@@ -417,11 +416,10 @@ def test_an_exception_stands_before_what_it_explains(
     requests = run.requests.assign(saved=0)
     exceptions = (raised,) if hook else ()
     diagnosis = diagnose(replace(run, lost=lost, base=base, requests=requests, exceptions=exceptions))
-    behind = {"thread": (SaveEnd.NOT_AT_REST, SaveEnd.DROPPED), "save_kv_layer": (SaveEnd.NOTHING_READ,)}
+    behind = {"thread": (SaveEnd.NOT_AT_REST,), "save_kv_layer": (SaveEnd.NOTHING_READ,)}
     cause = "hook-raised" if end in behind.get(hook, ()) else ident
     order = [one.id for one in diagnosis.findings if one.severity == "fault"]
-    before = hook and ident in ("save-lost", "stored-nothing")
-    assert order[0] == ("hook-raised" if before else cause)
+    assert order[0] == ("hook-raised" if hook and ident == "stored-nothing" else cause)
     assert cause in order
 
 

@@ -90,7 +90,7 @@ class _Resolver:
         alone, watched = len(self._sizes) == 1, frozenset(touches.watched.tolist())
         self._late = LateReads(given, requests, self._sizes[0], watched) if alone else None
         self._gone: dict[tuple[int, int, tuple[Interval, ...]], int] = defaultdict(int)
-        self._touches, self._names, self._requests = touches, touches.names, requests
+        self._touches, self._names = touches, touches.names
         self._outer = worker.connector.ordinal & 0xFF if worker.connector else None
         self._sets: dict[int, SlotSet] = {}
         self._found: dict[_Use, dict[_Key, _Gathered]] = {use: {} for use in _Use}
