@@ -72,20 +72,16 @@ def rule(case: Case) -> Results:
         [(row, row.saved_by, row.saved_before) for row in at_once or lost],
         of_all(len(lost), len(repeated), "lookup"),
         tokens,
-        evidence,
-        _remedy(case, lost),
-        {"headline": "what was saved is not found by the lookup"},
+        {
+            "evidence": evidence,
+            "remedy": _remedy(case, lost),
+            "headline": "what was saved is not found by the lookup",
+        },
     )
 
 
 def _finding(
-    case: Case,
-    found: list[tuple[LoadOf, str, int]],
-    lookups: str,
-    again: float,
-    evidence: list[str],
-    remedy: list[str],
-    figures: Fields,
+    case: Case, found: list[tuple[LoadOf, str, int]], lookups: str, again: float, given: Fields
 ) -> Finding:
     """``found``: lookups, each with the id of the request that had saved its tokens, and how many.
     ``lookups``: how many of them. ``again``: tokens that were computed again."""
@@ -98,14 +94,14 @@ def _finding(
         f"as an earlier save answered 0 ({plural(again, 'token')} computed again)."
     )
     values: Fields = {
+        **given,
         "severity": LIMIT if gone else FAULT,
-        "evidence": evidence + gone + caught,
+        "evidence": given["evidence"] + gone + caught,
         "events": [
             Event(row.id, row.step, f"{count(kept)} tokens saved by {by}; lookup 0")
             for row, by, kept in found[:3]
         ],
-        "remedy": first + remedy,
-        **figures,
+        "remedy": first + given["remedy"],
     }
     removes = " The connector removes what it stored: is that meant?" if gone else ""
     return loads.finding(case, CAUSE, title + removes, **values)
@@ -179,18 +175,18 @@ def _unfound(case: Case, never: list[tuple[LoadOf, Request, int]]) -> Finding:
         found,
         of_all(len(never), len(never), "lookup"),
         tokens,
-        evidence,
-        # No key was compared: the lookup may as well find the entry and decline it.
-        [
-            f"Look at what get_num_new_matched_tokens of {_connectors(case, found)} finds of such a prompt, "
-            "and at all that makes it answer 0 nevertheless; its own log may say which.",
-            CAUSE.remedy,
-        ],
         {
             "tokens": tokens,
             "share": min(1.0, tokens / total) if total else 0.0,
             "requests": len(never),
             "grade": min((by.grade for _, by, _ in never if by.grade is not None), default=None),
+            "evidence": evidence,
+            # No key was compared: the lookup may as well find the entry and decline it.
+            "remedy": [
+                f"Look at what get_num_new_matched_tokens of {_connectors(case, found)} finds of such a "
+                "prompt, and at all that makes it answer 0 nevertheless; its own log may say which.",
+                CAUSE.remedy,
+            ],
             "headline": "what was saved is never found by a lookup",
         },
     )
