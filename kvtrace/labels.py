@@ -41,7 +41,7 @@ LABELS: dict[str, str] = {
     "ranks-share-store": "overwritten by another rank",
     "save-never-finished": "the save never finished",
     "store-failed": "the store refused it",
-    "store-incomplete": "the file is empty or cut",
+    "store-incomplete": "fewer bytes at rest than read",
     "kv-altered": "stored as other numbers",
     "store-lost-later": "stored, and gone later",
     "ranks-diverge": "ranks differ",

@@ -18,7 +18,8 @@ A scenario is ``scenarios/<name>.toml``:
   rounds, with ``processes = "many"``)
 - ``raises``: type of the exception that ends the engine, where one does
 - ``stuck_after``, ``stuck_in``: its engine hangs in that function; ``kvtrace run --stuck-after`` so many
-  seconds looks where, and then the process is killed
+  seconds looks where, and then the process is killed; ``compiled``: what it expects is what the recorder in C
+  keeps of a step that never ends
 - ``[expect]``: see :class:`Expect`
 """
 
@@ -113,6 +114,7 @@ class Scenario:
     raises: str | None = None
     stuck_after: float | None = None
     stuck_in: str = ""
+    compiled: bool = False
 
     @property
     def shares_process(self) -> bool:
@@ -195,6 +197,7 @@ def load(name: str) -> Scenario:
             raises=data.get("raises"),
             stuck_after=data.get("stuck_after"),
             stuck_in=data.get("stuck_in", ""),
+            compiled=data.get("compiled", False),
         )
     except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise ScenarioError(f"{path.name}: {type(error).__name__}: {error}") from error

@@ -175,8 +175,10 @@ class Observed:
 
     @cached_property
     def loads(self) -> list[Asked]:
-        """Requests for which the scheduler took tokens from the connector."""
-        return [one for one in self.plain if one.given > 0]
+        """Requests for which the scheduler took tokens from the connector. Not one in which the engine ended:
+        that is told of its own workload."""
+        ended = {death.number for death in self.deaths}
+        return [one for one in self.plain if one.given > 0 and (one.answered or one.number not in ended)]
 
     @cached_property
     def unit(self) -> int:

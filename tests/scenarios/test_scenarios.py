@@ -8,6 +8,8 @@ import pytest
 from first_screen import judged
 from scenario_runs import Runs, judge, spec
 
+from kvtrace.trace.writer import COMPILED
+
 LAYERS = 4
 
 
@@ -34,6 +36,8 @@ def test_connector_did_what_the_scenario_says(name: str, runs: Runs) -> None:
 @pytest.mark.parametrize("name", spec.names())
 def test_report_says_why(name: str, runs: Runs) -> None:
     scenario = spec.load(name)
+    if scenario.compiled and not COMPILED:
+        pytest.skip("the recorder in Python keeps nothing of a step that hangs")
     report = runs.report(scenario)
     differences = judge.judge(scenario, report)
     assert not differences, json.dumps({"differences": differences, "findings": report["findings"]}, indent=1)

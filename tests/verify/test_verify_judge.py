@@ -257,6 +257,31 @@ def test_an_engine_that_ends_is_a_failure_of_what_ended_it(monkeypatch: pytest.M
     assert failed(found) == {"chunked", "nothing-hangs"} and found["concurrent"] is Answer.PROVED
 
 
+def test_a_load_that_ends_the_engine_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record is whole, and so what is wrong could be told of all that was loaded."""
+
+    class Dies(Connector):
+        dead = False
+
+        def _one(self, request: Request) -> Reply:
+            loaded = self.offered(request)
+            reply = super()._one(request)
+            if not loaded or len(request.tokens) <= FACTS.budget + 40:
+                return reply
+            self.dead = True
+            number = int(request.id.rpartition("-")[2])
+            self.seen[number] = replace(self.seen[number], ends={LoadEnd.FAILED: loaded * PAIRS}, proved=0)
+            return Reply(error="HTTP 500")
+
+        def gone(self) -> str:
+            return "RuntimeError: shape mismatch" if self.dead else ""
+
+        def restart(self) -> None:
+            self.dead = False
+
+    assert failed(answers(Dies(), monkeypatch)) == {"chunked", "nothing-hangs"}
+
+
 def test_an_asynchronous_load_that_never_ends_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
     class NeverTold(Connector):
         def ends(self, loaded: int) -> Mapping[LoadEnd, int]:

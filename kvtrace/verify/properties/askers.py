@@ -106,8 +106,11 @@ def _ranks(own: list[Asked], what: Observed) -> Verdict:
 def _words(facts: Facts) -> str:
     one, two, three = units(facts, 1), units(facts, 2), units(facts, 3)
     first = f"a{one}b{two} d1e{three} g{two}h{one}i{one} k{three - 1}l{one} o{one}p{two} q{one}r{two}"
-    # o behind its own beginning, r behind another's: units that are both known, of which no prompt was made
-    return f"{first} ; c{one}b{two} f1e{three} g{two}j{one}i{one} k{three - 1}m{one} o{one}r{two}"
+    # o behind its own beginning, r behind another's: units that are both known, of which no prompt was made;
+    # s: prompts that part within a unit
+    within = max(1, min(facts.block, one // 2))
+    again = f"c{one}b{two} f1e{three} g{two}j{one}i{one} k{three - 1}m{one} o{one}r{two}"
+    return f"{first} s{within}t{one} ; {again} s{within}u{one}"
 
 
 def _salted(facts: Facts) -> str:

@@ -181,6 +181,8 @@ class Plan:
         hidden = self.planted.shows == "sizes" and self.store.kind not in SEEN_BY_SIZE
         reads = self.planted.shows == "cache" or self.planted.needs_reads
         hidden |= reads and self.by_address
+        # Of KV that this engine never computed there is nothing to hold it against.
+        hidden |= self.role == "consumer" and self.planted.name == "load-wrong-layer"
         return "return-only" if hidden else self.planted.shows
 
     @property
@@ -228,6 +230,8 @@ class Plan:
             out |= _WHOLE
         if self.design in LOSSY:
             out.add("outputs")
+        if self.choice["run"] == "inline":  # how much of a step that is hangs on the store and the machine
+            out.add("step-time")
         return frozenset(out)
 
     @property

@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""What tracing costs a real engine: a traced and an untraced vLLM, block by block in turn.
+
+    python benchmarks/overhead.py [--layers 4 32 80] [--batch 1 8 64] [--shape prefill decode]
+                                  [--graphs eager compiled] [--process in multi] [--pairs N] [--budget SHARE]
+
+Each cell is one engine (layers of a tiny width, dummy weights; eager, or compiled; its core in the calling
+process, or in one of its own) under one load: long prompts and short answers, or the other way round, so many
+requests at a time. The connector does nothing, so that what is measured is what kvtrace adds, and no disk.
+Two engines are alive at a time, one under `kvtrace run --budget`; they work in turn (A B, B A), a block
+of requests each, and the ratio of their throughput is taken pair by pair, from the first block on. They must
+make the same tokens. Absolute times of a shared machine prove nothing and are not printed.
+
+The last line has the worst and the median of the cells' medians, and the share of the steps that were watched
+for what they read and wrote. Exit codes: 0, 1 where a cell is under its target (0.99 of the untraced
+throughput at 32 layers and more, 0.97 below), 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+OUT = ROOT / ".cache" / "overhead-grid"
+SHAPES = {"prefill": (256, 2), "decode": (16, 48)}
+"""Tokens of a prompt, and of an answer."""
+LAYERS, TARGETS = 32, (0.97, 0.99)
+"""From so many layers on the second target holds."""
+CONNECTOR = """
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
+
+
+class Metadata(KVConnectorMetadata):
+    def __init__(self):
+        self.requests = []
+
+
+class Nothing(KVConnectorBase_V1):
+    def start_load_kv(self, forward_context, **kwargs):
+        for request in self._get_connector_metadata().requests:
+            raise AssertionError(request)
+
+    def wait_for_layer_load(self, layer_name):
+        return
+
+    def save_kv_layer(self, layer_name, kv_layer, attn_metadata, **kwargs):
+        for request in self._get_connector_metadata().requests:
+            raise AssertionError(request)
+
+    def wait_for_save(self):
+        return
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        return 0, False
+
+    def update_state_after_alloc(self, request, blocks, num_external_tokens):
+        return
+
+    def build_connector_meta(self, scheduler_output):
+        return Metadata()
+"""
+
+
+def child(layers: int, eager: bool) -> None:
+    """One engine: a line on stdin is one block's load, a line on stdout its figures."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # vLLM's own prints must not mix with the figures
+    from tiny_model import make_tiny_model
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        model=str(make_tiny_model(ROOT / ".cache" / "tiny-model")),
+        load_format="dummy",
+        hf_overrides={"num_hidden_layers": layers},
+        enforce_eager=eager,
+        max_model_len=512,
+        max_num_seqs=64,
+        block_size=32,
+        enable_prefix_caching=False,
+        kv_transfer_config={
+            "kv_connector": "Nothing",
+            "kv_connector_module_path": "kvtrace_overhead_connector",
+            "kv_role": "kv_both",
+        },
+    )
+    rng = random.Random(0)
+    for line in sys.stdin:
+        prompt, answer, batch = json.loads(line)
+        prompts = [
+            {"prompt_token_ids": [rng.randrange(10, 500) for _ in range(prompt)]} for _ in range(batch)
+        ]
+        params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+        began = time.perf_counter()
+        outputs = engine.generate(prompts, params, use_tqdm=False)
+        took = time.perf_counter() - began
+        figures = {"took": took, "tokens": [list(one.outputs[0].token_ids) for one in outputs]}
+        print(json.dumps(figures), file=answers, flush=True)
+
+
+class Engine:
+    """One of the two, from its start to its end."""
+
+    def __init__(self, name: str, layers: int, graphs: str, process: str) -> None:
+        from vllm_env import vllm_env
+
+        self.name, self.run = name, OUT / "run"
+        env = vllm_env() | {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(process == "multi")),
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_CPU_KVCACHE_SPACE": "3",
+            "PYTHONPATH": os.pathsep.join([str(OUT), os.environ.get("PYTHONPATH", "")]),
+        }
+        command = [sys.executable, __file__, "--child", str(layers), "--graphs", graphs]
+        if name == "traced":
+            shutil.rmtree(self.run, ignore_errors=True)
+            budget = ["--budget", given.budget]
+            command = [sys.executable, "-m", "kvtrace", "run", "-o", str(self.run), *budget, "--", *command]
+        with (OUT / f"{name}.log").open("w") as log:
+            self._child = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=ROOT,
+            )
+
+    def block(self, load: tuple[int, int, int]) -> Any:
+        assert self._child.stdin is not None and self._child.stdout is not None
+        self._child.stdin.write(json.dumps(load) + "\n")
+        self._child.stdin.flush()
+        line = self._child.stdout.readline()
+        if not line:
+            raise SystemExit(f"overhead: the {self.name} engine ended early: see {OUT / self.name}.log")
+        return json.loads(line)
+
+    def end(self) -> None:
+        assert self._child.stdin is not None
+        self._child.stdin.close()
+        self._child.wait()
+
+
+def pair(engines: list[Engine], load: tuple[int, int, int], turn: int) -> float:
+    """The traced throughput over the untraced one."""
+    figures = {one.name: one.block(load) for one in (engines if turn % 2 else reversed(engines))}
+    if figures["traced"]["tokens"] != figures["untraced"]["tokens"]:
+        raise SystemExit("overhead: the two engines made different tokens")
+    return float(figures["untraced"]["took"] / figures["traced"]["took"])
+
+
+def watched_share(run: Path) -> float:
+    from kvtrace.trace import rows
+    from kvtrace.trace.format import Flag, Kind
+    from kvtrace.trace.reader import Spool, spool_paths
+
+    watched = steps = 0
+    for path in spool_paths(run):
+        for chunk in Spool(path).chunks():
+            heads = chunk[:, 0][rows.kind(chunk[:, 0]) == Kind.EXEC]
+            steps += len(heads)
+            watched += int((rows.flags(heads) & (Flag.STORE | Flag.LOAD) != 0).sum())
+    return watched / max(1, steps)
+
+
+def main() -> int:
+    shutil.rmtree(OUT, ignore_errors=True)
+    OUT.mkdir(parents=True)
+    (OUT / "kvtrace_overhead_connector.py").write_text(CONNECTOR)
+    medians: list[float] = []
+    shares: list[float] = []
+    under = 0
+    print(f"{'layers':>6} {'graphs':9} {'process':8} {'load':8} {'batch':>5}  traced / untraced throughput")
+    for layers, graphs, process in itertools.product(given.layers, given.graphs, given.process):
+        engines = [Engine(name, layers, graphs, process) for name in ("untraced", "traced")]
+        for shape, batch in itertools.product(given.shape, given.batch):
+            load = (*SHAPES[shape], batch)
+            ratios = [pair(engines, load, turn) for turn in range(given.pairs)]
+            low, middle, high = statistics.quantiles(ratios, n=4)
+            medians.append(middle)
+            under += middle < TARGETS[layers >= LAYERS]
+            what = f"{layers:6} {graphs:9} {process:8} {shape:8} {batch:5}"
+            print(f"{what}  {middle:.3f} [{low:.3f} .. {high:.3f}]", flush=True)
+        for engine in engines:
+            engine.end()
+        shares.append(watched_share(engines[1].run))
+    print(
+        f"overhead: worst={min(medians):.3f}x median={statistics.median(medians):.3f}x "
+        f"watched_share={statistics.mean(shares):.3f}"
+    )
+    return int(under > 0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, nargs="+", default=[4, 32, 80])
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=list(SHAPES))
+    parser.add_argument("--graphs", nargs="+", choices=["eager", "compiled"], default=["eager", "compiled"])
+    parser.add_argument("--process", nargs="+", choices=["in", "multi"], default=["in", "multi"])
+    parser.add_argument("--pairs", type=int, default=30, help="of blocks in each cell [30]")
+    parser.add_argument("--budget", default="2%", help="as of kvtrace run [2%%]")
+    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        child(given.child, given.graphs == ["eager"])
+        sys.exit(0)
+    sys.exit(main())
